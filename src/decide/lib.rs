@@ -1,0 +1,13 @@
+//! The verbs: what follows from what was observed. Pure: the same observations at the same times give the same view.
+//!
+//! ```text
+//!   Observation, Now ──▶ Node::apply ──▶ remarks (what is worth a log line)
+//!                        Node::view  ──▶ NodeView (what every server shows)
+//! ```
+//!
+//! What must never happen here: no clock, file, socket, async or logger; what it would log is in what it returns.
+
+pub mod health;
+pub mod attribute;
+pub mod remark;
+pub mod node;

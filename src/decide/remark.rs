@@ -1,0 +1,63 @@
+//! What is worth a log line: returned by the state, written by the front door.
+
+use model::gpu::Xid;
+use model::id::GpuUuid;
+use model::observation::GpuSourceState;
+use model::reading::Absence;
+use std::sync::Arc;
+
+/// How much an operator must care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Weight {
+    /// Somebody must act.
+    Error,
+    /// Something is not as it should be.
+    Warning,
+    /// Worth knowing.
+    Info,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Remark {
+    /// GPUs can be seen, or cannot any more.
+    GpuSource(GpuSourceState),
+    /// A GPU came.
+    GpuAppeared {
+        /// Which.
+        gpu: GpuUuid,
+        /// Its model.
+        model: Arc<str>,
+        /// Its index.
+        index: u32,
+    },
+    /// A GPU is not in the list any more.
+    GpuDisappeared(GpuUuid),
+    /// A GPU stopped answering.
+    GpuSick(GpuUuid, Absence),
+    /// It answers again.
+    GpuWell(GpuUuid),
+    /// A driver error.
+    Xid(Xid),
+    /// More pods, containers or processes than are kept.
+    LeftOut {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        count: u32,
+    },
+}
+
+impl Remark {
+    /// How much an operator must care.
+    #[must_use]
+    pub fn weight(&self) -> Weight {
+        match self {
+            Remark::GpuSource(GpuSourceState::Hanging) | Remark::GpuSick(..) | Remark::Xid(_) => Weight::Error,
+            Remark::GpuSource(GpuSourceState::Missing { .. }) | Remark::GpuDisappeared(_) | Remark::LeftOut { .. } => {
+                Weight::Warning
+            }
+            _ => Weight::Info,
+        }
+    }
+}

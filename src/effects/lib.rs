@@ -1,0 +1,19 @@
+//! The hands: they serve and write, and decide nothing. Every server shows the same [`model::view::NodeView`].
+//!
+//! ```text
+//!   exposition metrics     the view as Prometheus text: ours, and the names of dcgm-exporter, HAMi, cAdvisor
+//!   api                    the view as JSON
+//!   http                   :9410, everything that is open to the cluster
+//!   usage                  the unix socket's gRPC stream
+//!   pprof admin            the loopback port: profiles of this process, log level
+//! ```
+//!
+//! What must never happen here: a decision, a reading of the world, a queue or connection count without a bound.
+
+pub mod exposition;
+pub mod metrics;
+pub mod api;
+pub mod http;
+pub mod usage;
+pub mod pprof;
+pub mod admin;

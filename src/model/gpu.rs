@@ -1,0 +1,359 @@
+//! A GPU: who it is, and what was read of it. MIG instances are GPUs inside a GPU.
+
+use crate::id::GpuUuid;
+use crate::reading::{Absence, Reading};
+use crate::time::{Monotonic, WallTime};
+use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
+use std::sync::Arc;
+
+/// At most this many GPUs on one node: the largest HGX and PCIe hosts carry 16, a fourfold reserve.
+pub const MAX_GPUS: usize = 64;
+/// At most this many MIG instances on one GPU: NVML itself never reports more than 7.
+pub const MAX_MIG: usize = 8;
+
+/// Who a GPU is. Changes only when hardware, driver or MIG layout change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpu {
+    /// The identity.
+    pub uuid: GpuUuid,
+    /// NVML's index, which may change at the next driver load.
+    pub index: u32,
+    /// The `N` of `/dev/nvidiaN`.
+    pub minor: Reading<u32>,
+    /// Marketing name, as NVML gives it.
+    pub model: Arc<str>,
+    /// `00000000:65:00.0`.
+    pub pci_bus_id: Reading<Arc<str>>,
+    /// NUMA node of the PCI slot.
+    pub numa_node: Reading<u32>,
+    /// Architecture, as NVML names it: `Hopper`.
+    pub architecture: Reading<Arc<str>>,
+    /// All of the card's memory (v2 call: with what the driver reserves).
+    pub memory_total: Reading<Bytes>,
+    /// Limit of power as it is set now.
+    pub power_limit: Reading<Watts>,
+    /// Whether MIG is on.
+    pub mig_mode: Reading<bool>,
+    /// The MIG instances, ordered by GPU instance and compute instance.
+    pub mig: Vec<MigInstance>,
+    /// How it is tied to the other GPUs of the node, ordered by their index.
+    pub links: Vec<Link>,
+    /// NVLinks that are up.
+    pub nvlinks_active: Reading<u32>,
+}
+
+/// One MIG instance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MigInstance {
+    /// The identity: `MIG-…`.
+    pub uuid: GpuUuid,
+    /// Index among the devices of its parent.
+    pub index: u32,
+    /// GPU instance id.
+    pub gpu_instance: u32,
+    /// Compute instance id.
+    pub compute_instance: u32,
+    /// `1g.10gb`, made from NVML's attributes.
+    pub profile: Arc<str>,
+    /// Its memory.
+    pub memory_total: Reading<Bytes>,
+}
+
+/// How one GPU reaches another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Link {
+    /// The other GPU.
+    pub peer: GpuUuid,
+    /// The nearest common place of both.
+    pub path: Path,
+    /// Direct NVLinks between the two (0 when they go through a switch or there are none).
+    pub nvlinks: u32,
+}
+
+/// NVML's topology levels, nearest first; the words of `nvidia-smi topo -m` are in brackets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Path {
+    /// On one board.
+    Internal,
+    /// One PCIe switch (PIX).
+    SingleSwitch,
+    /// Several PCIe switches (PXB).
+    MultipleSwitches,
+    /// One host bridge (PHB).
+    HostBridge,
+    /// One NUMA node (NODE).
+    NumaNode,
+    /// Between NUMA nodes (SYS).
+    System,
+}
+
+impl Path {
+    /// The word of `nvidia-smi topo -m`.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Path::Internal => "PSB",
+            Path::SingleSwitch => "PIX",
+            Path::MultipleSwitches => "PXB",
+            Path::HostBridge => "PHB",
+            Path::NumaNode => "NODE",
+            Path::System => "SYS",
+        }
+    }
+}
+
+/// What is read of a GPU every second (the cheap calls) and, more rarely, the rest; every reading has its own time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpuSample {
+    /// Memory in use by processes, as the v2 call counts it: without what the driver reserves.
+    pub memory_used: Reading<Bytes>,
+    /// Memory that the driver keeps for itself.
+    pub memory_reserved: Reading<Bytes>,
+    /// Memory nobody holds.
+    pub memory_free: Reading<Bytes>,
+    /// Share of time with a kernel running: mean of the distinct samples that NVML took since the last poll.
+    pub utilization: Reading<Percent>,
+    /// NVML's own stamp of the newest of those samples.
+    pub utilization_stamp: Reading<WallTime>,
+    /// How many distinct samples went into it.
+    pub utilization_samples: u32,
+    /// Share of time with device memory being read or written.
+    pub memory_copy: Reading<Percent>,
+    /// Encoder.
+    pub encoder: Reading<Percent>,
+    /// Decoder.
+    pub decoder: Reading<Percent>,
+    /// Power drawn.
+    pub power: Reading<Watts>,
+    /// Energy since the driver was loaded; starts again at 0 with the driver.
+    pub energy: Reading<Millijoules>,
+    /// Clock of the streaming multiprocessors.
+    pub clock_sm: Reading<Megahertz>,
+    /// Clock of the memory.
+    pub clock_memory: Reading<Megahertz>,
+    /// NVML's bit set of reasons why the clocks are not higher.
+    pub throttle_reasons: Reading<u64>,
+    /// Temperature of the chip.
+    pub temperature: Reading<Celsius>,
+    /// Temperature of the memory.
+    pub temperature_memory: Reading<Celsius>,
+    /// PCIe, from the GPU's side: sent (NVML measures over 20 ms).
+    pub pcie_tx: Reading<BytesPerSecond>,
+    /// PCIe, received.
+    pub pcie_rx: Reading<BytesPerSecond>,
+    /// PCIe packets sent again.
+    pub pcie_replays: Reading<Count>,
+    /// ECC errors since the driver was loaded.
+    pub ecc_volatile: EccErrors,
+    /// ECC errors in the card's life.
+    pub ecc_aggregate: EccErrors,
+    /// Row remapping.
+    pub remapped: RemappedRows,
+    /// What NVML advises to do with the card.
+    pub recovery: Reading<RecoveryAction>,
+    /// Bytes over all NVLinks, both ways.
+    pub nvlink_bytes: Reading<Bytes>,
+    /// Counters of the profiling unit (Hopper and later).
+    pub gpm: GpmSample,
+    /// The MIG instances' own readings.
+    pub mig: Vec<MigSample>,
+}
+
+/// ECC counters of one period.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EccErrors {
+    /// Corrected.
+    pub corrected: Reading<Count>,
+    /// Not corrected.
+    pub uncorrected: Reading<Count>,
+}
+
+/// Row remapper.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RemappedRows {
+    /// Rows remapped after corrected errors.
+    pub correctable: Reading<Count>,
+    /// Rows remapped after uncorrected errors.
+    pub uncorrectable: Reading<Count>,
+    /// A remapping waits for a reset.
+    pub pending: Reading<bool>,
+    /// A remapping failed.
+    pub failed: Reading<bool>,
+}
+
+/// NVML field 230.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecoveryAction {
+    /// Nothing to do.
+    None,
+    /// Reset the GPU.
+    ResetGpu,
+    /// Reboot the node.
+    RebootNode,
+    /// Drain peers.
+    DrainPeers,
+    /// Drain, then reset.
+    DrainAndReset,
+    /// A number newer than this program.
+    Unknown(u32),
+}
+
+impl RecoveryAction {
+    /// From NVML's number.
+    #[must_use]
+    pub fn from_nvml(number: u32) -> Self {
+        match number {
+            0 => RecoveryAction::None,
+            1 => RecoveryAction::ResetGpu,
+            2 => RecoveryAction::RebootNode,
+            3 => RecoveryAction::DrainPeers,
+            4 => RecoveryAction::DrainAndReset,
+            other => RecoveryAction::Unknown(other),
+        }
+    }
+
+    /// NVML's number.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            RecoveryAction::None => 0,
+            RecoveryAction::ResetGpu => 1,
+            RecoveryAction::RebootNode => 2,
+            RecoveryAction::DrainPeers => 3,
+            RecoveryAction::DrainAndReset => 4,
+            RecoveryAction::Unknown(other) => other,
+        }
+    }
+}
+
+/// GPM counters over the time between two samples. Shares are of one; rates are in bytes a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GpmSample {
+    /// Graphics or compute engine active.
+    pub graphics_active: Reading<Ratio>,
+    /// At least one warp on a multiprocessor, mean over all of them.
+    pub sm_active: Reading<Ratio>,
+    /// Warps resident, of what could be.
+    pub sm_occupancy: Reading<Ratio>,
+    /// Tensor pipes.
+    pub tensor_active: Reading<Ratio>,
+    /// Device memory interface.
+    pub dram_active: Reading<Ratio>,
+    /// FP64 pipe.
+    pub fp64_active: Reading<Ratio>,
+    /// FP32 pipe.
+    pub fp32_active: Reading<Ratio>,
+    /// FP16 pipe.
+    pub fp16_active: Reading<Ratio>,
+    /// PCIe sent.
+    pub pcie_tx: Reading<BytesPerSecond>,
+    /// PCIe received.
+    pub pcie_rx: Reading<BytesPerSecond>,
+    /// NVLink sent.
+    pub nvlink_tx: Reading<BytesPerSecond>,
+    /// NVLink received.
+    pub nvlink_rx: Reading<BytesPerSecond>,
+}
+
+impl GpmSample {
+    /// All absent for one reason.
+    #[must_use]
+    pub fn absent(why: Absence) -> Self {
+        GpmSample {
+            graphics_active: Reading::Absent(why),
+            sm_active: Reading::Absent(why),
+            sm_occupancy: Reading::Absent(why),
+            tensor_active: Reading::Absent(why),
+            dram_active: Reading::Absent(why),
+            fp64_active: Reading::Absent(why),
+            fp32_active: Reading::Absent(why),
+            fp16_active: Reading::Absent(why),
+            pcie_tx: Reading::Absent(why),
+            pcie_rx: Reading::Absent(why),
+            nvlink_tx: Reading::Absent(why),
+            nvlink_rx: Reading::Absent(why),
+        }
+    }
+}
+
+/// What is read of one MIG instance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MigSample {
+    /// Which.
+    pub uuid: GpuUuid,
+    /// Memory in use.
+    pub memory_used: Reading<Bytes>,
+    /// Memory nobody holds.
+    pub memory_free: Reading<Bytes>,
+    /// Memory reserved.
+    pub memory_reserved: Reading<Bytes>,
+    /// Its part of the profiling counters.
+    pub gpm: GpmSample,
+}
+
+impl GpuSample {
+    /// Every reading absent for one reason: a GPU that is lost, hangs or could not be opened.
+    #[must_use]
+    pub fn absent(why: Absence) -> Self {
+        let ecc = EccErrors { corrected: Reading::Absent(why), uncorrected: Reading::Absent(why) };
+        GpuSample {
+            memory_used: Reading::Absent(why),
+            memory_reserved: Reading::Absent(why),
+            memory_free: Reading::Absent(why),
+            utilization: Reading::Absent(why),
+            utilization_stamp: Reading::Absent(why),
+            utilization_samples: 0,
+            memory_copy: Reading::Absent(why),
+            encoder: Reading::Absent(why),
+            decoder: Reading::Absent(why),
+            power: Reading::Absent(why),
+            energy: Reading::Absent(why),
+            clock_sm: Reading::Absent(why),
+            clock_memory: Reading::Absent(why),
+            throttle_reasons: Reading::Absent(why),
+            temperature: Reading::Absent(why),
+            temperature_memory: Reading::Absent(why),
+            pcie_tx: Reading::Absent(why),
+            pcie_rx: Reading::Absent(why),
+            pcie_replays: Reading::Absent(why),
+            ecc_volatile: ecc,
+            ecc_aggregate: ecc,
+            remapped: RemappedRows {
+                correctable: Reading::Absent(why),
+                uncorrectable: Reading::Absent(why),
+                pending: Reading::Absent(why),
+                failed: Reading::Absent(why),
+            },
+            recovery: Reading::Absent(why),
+            nvlink_bytes: Reading::Absent(why),
+            gpm: GpmSample::absent(why),
+            mig: Vec::new(),
+        }
+    }
+}
+
+/// Where an XID was seen first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XidSource {
+    /// NVML's event.
+    Nvml,
+    /// A line of the kernel's log.
+    KernelLog,
+}
+
+/// A driver error, told once even when NVML and the kernel log both tell it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Xid {
+    /// Which GPU, if it could be found out.
+    pub gpu: Option<GpuUuid>,
+    /// PCI bus id, if the kernel told it.
+    pub pci_bus_id: Option<Arc<str>>,
+    /// The number in NVIDIA's catalogue.
+    pub code: u32,
+    /// The process the kernel names, if any.
+    pub pid: Option<u32>,
+    /// When we heard of it.
+    pub at: Monotonic,
+    /// Who told.
+    pub source: XidSource,
+}

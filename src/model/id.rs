@@ -1,0 +1,128 @@
+//! Who: names that are checked once, when they are made, and cheap to copy afterwards (`Arc<str>`).
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Why a text is not a name of this kind.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a {kind}: {text:?}")]
+pub struct NotAName {
+    /// What it should have been.
+    pub kind: &'static str,
+    /// The text, cut to 80 characters.
+    pub text: String,
+}
+
+fn refuse<T>(kind: &'static str, text: &str) -> Result<T, NotAName> {
+    Err(NotAName { kind, text: text.chars().take(80).collect() })
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, $check:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks and keeps `text`.
+            ///
+            /// # Errors
+            /// [`NotAName`] when the text cannot be a name of this kind.
+            pub fn parse(text: &str) -> Result<Self, NotAName> {
+                let check: fn(&str) -> bool = $check;
+                if check(text) { Ok(Self(Arc::from(text))) } else { refuse($kind, text) }
+            }
+
+            /// The text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+/// Printable, without white space, and short enough to be a label value.
+fn plain(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 253 && text.bytes().all(|b| b.is_ascii_graphic())
+}
+
+fn hex(text: &str, lengths: std::ops::RangeInclusive<usize>) -> bool {
+    lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+name!(
+    /// A GPU's or MIG instance's UUID as NVML writes it: `GPU-…` or `MIG-…`, at most 96 characters (NVML's buffer).
+    GpuUuid, "GPU UUID", |t| plain(t) && t.len() <= 96
+);
+name!(
+    /// A node's name.
+    NodeName, "node name", plain
+);
+name!(
+    /// A pod's UID: the API server's (with dashes) or, for a static pod, the 32 hexadecimal digits of its manifest's hash.
+    PodUid, "pod UID", |t| hex(&t.replace('-', ""), 32..=32) && t.len() <= 36
+);
+name!(
+    /// A container's id: 64 hexadecimal digits in every runtime of today; shorter ones (12 or more) are taken too.
+    ContainerId, "container id", |t| hex(t, 12..=64)
+);
+
+impl ContainerId {
+    /// The first 12 digits, as runtimes print it.
+    #[must_use]
+    pub fn short(&self) -> &str {
+        self.as_str().get(..12).unwrap_or(self.as_str())
+    }
+}
+
+/// Namespace and name of a pod. Not an identity (a pod of the same name may come again): that is [`PodUid`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodRef {
+    /// Namespace.
+    pub namespace: Arc<str>,
+    /// Name.
+    pub name: Arc<str>,
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A process for as long as it lives: numbers are used again, a number together with its start time is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessKey {
+    /// The number, in the host's PID namespace.
+    pub pid: u32,
+    /// Field 22 of `/proc/<pid>/stat`: clock ticks between boot and the process's start.
+    pub start_ticks: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_pod_uid_are_taken_and_nothing_else() {
+        assert!(PodUid::parse("0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11").is_ok());
+        assert!(PodUid::parse("0f5b9a3e0d2c4b7f9a512f1f6a1f8d11").is_ok());
+        for bad in ["", "pod", "0f5b9a3e-0d2c", "../../etc/passwd", "0f5b9a3e_0d2c_4b7f_9a51_2f1f6a1f8d11"] {
+            assert!(PodUid::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_what_was_refused_but_never_all_of_it() {
+        let error = GpuUuid::parse(&"x y".repeat(1000)).unwrap_err();
+        assert!(error.to_string().starts_with("not a GPU UUID: \"x yx y"));
+        assert!(error.text.len() <= 80);
+    }
+}

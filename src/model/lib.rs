@@ -1,0 +1,27 @@
+//! The nouns: what is true of a node, its GPUs and what runs on it, in units that cannot be mixed up.
+//!
+//! ```text
+//!   time unit id        the alphabet: when, how much, who
+//!   reading             a value that was measured at a time, or the reason why there is none
+//!   gpu process cgroup host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
+//!   usage               what follows from two raw samples: rates, shares
+//!   observation         everything an eye (`sources`) may report
+//!   view                one node as one believes it at one moment; what every server shows
+//! ```
+//!
+//! What must never happen here: no file, no clock, no socket, no async, no serialisation format. Time is an argument.
+//! A value that could not be read is [`Reading::Absent`] with its reason, never zero.
+
+pub mod time;
+pub mod unit;
+pub mod id;
+pub mod reading;
+pub mod gpu;
+pub mod process;
+pub mod cgroup;
+pub mod host;
+pub mod usage;
+pub mod observation;
+pub mod view;
+
+pub use reading::{Absence, Reading};

@@ -1,0 +1,128 @@
+//! Everything an eye may report. Sources send these and nothing else; the node's state takes them in one at a time.
+
+use crate::cgroup::{CgroupReport, ContainerName, NameSource};
+use crate::gpu::{Gpu, GpuSample, Xid};
+use crate::host::{HostFacts, HostSample};
+use crate::id::GpuUuid;
+use crate::process::{GpuProcesses, ProcessPass};
+use crate::reading::Absence;
+use std::sync::Arc;
+
+/// One report from one source.
+#[derive(Clone, Debug)]
+pub enum Observation {
+    /// The state of the GPU source changed: library, driver, or all GPUs hanging.
+    GpuSource(GpuSourceState),
+    /// The list of GPUs, at start and whenever it changes (hot-plug, MIG, loss). GPUs that are known and cannot be read
+    /// stay in the list.
+    Gpus(Vec<Gpu>),
+    /// Readings of one GPU.
+    GpuSample(GpuUuid, Box<GpuSample>),
+    /// Processes of one GPU.
+    GpuProcesses(GpuProcesses),
+    /// A driver error.
+    Xid(Xid),
+    /// Facts of the machine, at start.
+    HostFacts(HostFacts),
+    /// The machine as a whole.
+    Host(HostSample),
+    /// A whole pass over pods and containers: what is not in it is gone.
+    Cgroups(CgroupPass),
+    /// A whole pass over the host's processes.
+    Processes(ProcessPass),
+    /// Names from one source. `complete` means that what is not in it has no name there any more.
+    Names {
+        /// Who tells.
+        source: NameSource,
+        /// What it tells.
+        names: Vec<ContainerName>,
+    },
+    /// Devices that kubelet says a container holds, by namespace, pod and container name.
+    Devices(Vec<ContainerDevices>),
+    /// Something a source could not do, for the counters shown at `/metrics`; it was logged where it happened.
+    Trouble(Trouble),
+}
+
+/// One pass over pods and containers.
+#[derive(Clone, Debug, Default)]
+pub struct CgroupPass {
+    /// At most [`crate::cgroup::MAX_CGROUPS`].
+    pub reports: Vec<CgroupReport>,
+    /// Cgroups beyond that bound.
+    pub left_out: u32,
+    /// How long the pass took, in microseconds.
+    pub took_us: u64,
+    /// Deadlines that were missed since the last pass because a pass took too long.
+    pub missed: u32,
+}
+
+/// From kubelet's `PodResources`: which devices a named container holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerDevices {
+    /// Namespace of the pod.
+    pub namespace: Arc<str>,
+    /// Name of the pod.
+    pub pod: Arc<str>,
+    /// Name of the container.
+    pub container: Arc<str>,
+    /// Resource, such as `nvidia.com/gpu`.
+    pub resource: Arc<str>,
+    /// Device ids as the plugin named them.
+    pub ids: Vec<Arc<str>>,
+}
+
+/// Whether GPUs can be seen at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuSourceState {
+    /// `--gpus none`.
+    SwitchedOff,
+    /// Not asked yet.
+    Starting,
+    /// NVML answers.
+    Working {
+        /// Driver version.
+        driver: Arc<str>,
+        /// NVML version.
+        nvml: Arc<str>,
+        /// CUDA version that the driver brings, such as `12.4`.
+        cuda: Option<Arc<str>>,
+        /// Whether the values are made up by `--gpus simulated`.
+        simulated: bool,
+    },
+    /// NVML cannot be used; tried again with back-off.
+    Missing {
+        /// The reason of every GPU reading meanwhile.
+        why: Absence,
+        /// What was tried, on what, and what to do: one sentence for people.
+        advice: Arc<str>,
+    },
+    /// The replacement poller hangs as well.
+    Hanging,
+}
+
+impl GpuSourceState {
+    /// Whether the GPU values are made up.
+    #[must_use]
+    pub fn simulated(&self) -> bool {
+        matches!(self, GpuSourceState::Working { simulated: true, .. })
+    }
+}
+
+/// What went wrong, by source; each is a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Trouble {
+    /// A `/proc` file was torn or could not be parsed.
+    ProcUnreadable,
+    /// A cgroup file could not be parsed.
+    CgroupUnreadable,
+    /// The CRI socket failed or was slow.
+    CriFailed,
+    /// The PodResources socket failed or was slow.
+    PodResourcesFailed,
+    /// An NVML call failed with an error that is not one of the expected absences.
+    NvmlFailed,
+    /// A kernel log line could not be read.
+    KernelLogFailed,
+    /// A message was dropped because its queue was full.
+    QueueFull,
+}

@@ -1,0 +1,198 @@
+//! A value that was measured at a time, or the reason why there is none. Absent is not zero.
+
+use crate::time::Monotonic;
+use std::fmt;
+
+/// One measured value with its time, or why it is absent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Reading<T> {
+    /// Read from the world at this moment.
+    Measured(T, Monotonic),
+    /// Not known, and why.
+    Absent(Absence),
+}
+
+/// Why a reading is absent. A closed list: each reason has a sentence that an operator can act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Absence {
+    /// The first measurement has not been made yet (or a rate still lacks its second sample).
+    NotYet,
+    /// The device or driver says that it has no such value (`NVML_ERROR_NOT_SUPPORTED`).
+    NotSupported,
+    /// The driver, kernel or file system refused (`NVML_ERROR_NO_PERMISSION`, `EACCES`, `EPERM`).
+    NoPermission,
+    /// A call to the driver did not return in time; the GPU is left alone until it does.
+    CallHangs,
+    /// The GPU has fallen off the bus or was taken away.
+    GpuLost,
+    /// The GPU wants a reset before it can be read.
+    ResetRequired,
+    /// The NVML library is there, the kernel driver is not loaded.
+    DriverNotLoaded,
+    /// There is no NVML library.
+    LibraryNotFound,
+    /// The installed NVML library does not know this call.
+    NotInThisDriver,
+    /// The architecture has no such counters (GPM begins with Hopper).
+    NotThisArchitecture,
+    /// Not readable while the GPU is divided into MIG instances.
+    MigEnabled,
+    /// The pod uses the host's network namespace, whose counters are the node's.
+    HostNetwork,
+    /// This kernel keeps the file but does not count in it (cgroup v1 block I/O).
+    KernelDoesNotCount,
+    /// The file does not exist under this cgroup version or configuration.
+    NoSuchFile,
+    /// The file was there but its text could not be understood.
+    Unreadable,
+    /// The thing went away while it was being read.
+    Vanished,
+    /// No living process of the pod could be found to read through.
+    NoLivingProcess,
+    /// Reading this of another user's process needs `CAP_SYS_PTRACE`.
+    NeedsPtrace,
+    /// The counter went backwards, so no rate follows from this pair of samples.
+    CounterReset,
+    /// It cannot be said whose it is (the process could not be tied to a container).
+    NotAttributable,
+    /// Switched off by a setting.
+    SwitchedOff,
+    /// NVML answered with an error that has no reason of its own here; the number is NVML's.
+    Nvml(u32),
+}
+
+impl Absence {
+    /// A stable short word, for label values and JSON.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Absence::NotYet => "not_yet",
+            Absence::NotSupported => "not_supported",
+            Absence::NoPermission => "no_permission",
+            Absence::CallHangs => "call_hangs",
+            Absence::GpuLost => "gpu_lost",
+            Absence::ResetRequired => "reset_required",
+            Absence::DriverNotLoaded => "driver_not_loaded",
+            Absence::LibraryNotFound => "library_not_found",
+            Absence::NotInThisDriver => "not_in_this_driver",
+            Absence::NotThisArchitecture => "not_this_architecture",
+            Absence::MigEnabled => "mig_enabled",
+            Absence::HostNetwork => "host_network",
+            Absence::KernelDoesNotCount => "kernel_does_not_count",
+            Absence::NoSuchFile => "no_such_file",
+            Absence::Unreadable => "unreadable",
+            Absence::Vanished => "vanished",
+            Absence::NoLivingProcess => "no_living_process",
+            Absence::NeedsPtrace => "needs_ptrace",
+            Absence::CounterReset => "counter_reset",
+            Absence::NotAttributable => "not_attributable",
+            Absence::SwitchedOff => "switched_off",
+            Absence::Nvml(_) => "nvml_error",
+        }
+    }
+}
+
+/// The sentence, lower case, without a full stop.
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Absence::NotYet => "not measured yet",
+            Absence::NotSupported => "not supported by this device",
+            Absence::NoPermission => "no permission",
+            Absence::CallHangs => "call hangs",
+            Absence::GpuLost => "GPU is lost",
+            Absence::ResetRequired => "GPU requires a reset",
+            Absence::DriverNotLoaded => "NVIDIA driver is not loaded",
+            Absence::LibraryNotFound => "NVML library not found",
+            Absence::NotInThisDriver => "not known to the installed driver",
+            Absence::NotThisArchitecture => "not counted by this architecture",
+            Absence::MigEnabled => "not readable while MIG is enabled",
+            Absence::HostNetwork => "host network",
+            Absence::KernelDoesNotCount => "kernel does not count it",
+            Absence::NoSuchFile => "no such file on this kernel",
+            Absence::Unreadable => "file could not be understood",
+            Absence::Vanished => "vanished while being read",
+            Absence::NoLivingProcess => "no living process to read through",
+            Absence::NeedsPtrace => "needs CAP_SYS_PTRACE",
+            Absence::CounterReset => "counter went backwards",
+            Absence::NotAttributable => "cannot be attributed",
+            Absence::SwitchedOff => "switched off",
+            Absence::Nvml(code) => return write!(f, "NVML error {code}"),
+        })
+    }
+}
+
+impl<T> Reading<T> {
+    /// Nothing has been measured yet: where every reading begins.
+    pub const NOT_YET: Reading<T> = Reading::Absent(Absence::NotYet);
+
+    /// The value, if there is one.
+    pub fn value(&self) -> Option<&T> {
+        match self {
+            Reading::Measured(value, _) => Some(value),
+            Reading::Absent(_) => None,
+        }
+    }
+
+    /// When it was measured, if it was.
+    pub fn at(&self) -> Option<Monotonic> {
+        match self {
+            Reading::Measured(_, at) => Some(*at),
+            Reading::Absent(_) => None,
+        }
+    }
+
+    /// Why it is absent, if it is.
+    pub fn absence(&self) -> Option<Absence> {
+        match self {
+            Reading::Measured(..) => None,
+            Reading::Absent(why) => Some(*why),
+        }
+    }
+
+    /// The same reading of another thing: the time and the reason stay.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Reading<U> {
+        match self {
+            Reading::Measured(value, at) => Reading::Measured(change(value), at),
+            Reading::Absent(why) => Reading::Absent(why),
+        }
+    }
+
+    /// From a result of measuring at `at`.
+    pub fn from_result(result: Result<T, Absence>, at: Monotonic) -> Self {
+        match result {
+            Ok(value) => Reading::Measured(value, at),
+            Err(why) => Reading::Absent(why),
+        }
+    }
+}
+
+impl<T: Copy> Reading<T> {
+    /// The value by copy, if there is one.
+    pub fn get(&self) -> Option<T> {
+        self.value().copied()
+    }
+}
+
+impl<T> Default for Reading<T> {
+    fn default() -> Self {
+        Self::NOT_YET
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapping_keeps_time_and_reason() {
+        assert_eq!(Reading::Measured(2, Monotonic(7)).map(|v| v * 2), Reading::Measured(4, Monotonic(7)));
+        assert_eq!(Reading::<u8>::Absent(Absence::GpuLost).map(|v| v * 2), Reading::Absent(Absence::GpuLost));
+    }
+
+    #[test]
+    fn a_fresh_reading_is_absent_not_zero() {
+        assert_eq!(Reading::<u64>::default().get(), None);
+        assert_eq!(Reading::<u64>::default().absence(), Some(Absence::NotYet));
+    }
+}

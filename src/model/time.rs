@@ -1,0 +1,75 @@
+//! Two clocks that must not be mixed: one that only goes forward, one that people read.
+
+use std::time::Duration;
+
+/// Nanoseconds of the machine's monotonic clock (`CLOCK_BOOTTIME`: it also counts while the machine sleeps).
+/// Ages and rates are made of these, so a jump of the wall clock changes neither.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Monotonic(pub u64);
+
+impl Monotonic {
+    /// How long ago `earlier` was; zero if it lies ahead.
+    #[must_use]
+    pub fn since(self, earlier: Monotonic) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// This moment plus `span`.
+    #[must_use]
+    pub fn after(self, span: Duration) -> Monotonic {
+        Monotonic(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// Microseconds since 1970 of the wall clock, the unit in which NVML stamps its samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WallTime(pub u64);
+
+impl WallTime {
+    /// Seconds since 1970, as exposition formats and JSON want them.
+    #[must_use]
+    pub fn as_seconds(self) -> f64 {
+        Duration::from_micros(self.0).as_secs_f64()
+    }
+
+    /// How long ago `earlier` was; zero if it lies ahead.
+    #[must_use]
+    pub fn since(self, earlier: WallTime) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// One look at both clocks, taken together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Now {
+    /// The clock for ages.
+    pub monotonic: Monotonic,
+    /// The clock for people.
+    pub wall: WallTime,
+}
+
+impl Now {
+    /// When, on the wall clock of *this* look, the moment `at` was. A jump of the wall clock moves all stamps together.
+    #[must_use]
+    pub fn wall_of(&self, at: Monotonic) -> WallTime {
+        let age = u64::try_from(self.monotonic.since(at).as_micros()).unwrap_or(u64::MAX);
+        WallTime(self.wall.0.saturating_sub(age))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_ahead_has_no_age() {
+        assert_eq!(Monotonic(5).since(Monotonic(9)), Duration::ZERO);
+        assert_eq!(WallTime(5).since(WallTime(9)), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_wall_stamp_of_a_reading_follows_from_its_age() {
+        let now = Now { monotonic: Monotonic(10_000_000_000), wall: WallTime(2_000_000) };
+        assert_eq!(now.wall_of(Monotonic(9_500_000_000)), WallTime(1_500_000));
+    }
+}

@@ -1,0 +1,140 @@
+//! Units are types. The number inside is public: a newtype here is a label, not a vault.
+
+use std::fmt;
+use std::time::Duration;
+
+macro_rules! unit {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+        pub struct $name(pub $inner);
+    };
+}
+
+unit!(
+    /// Bytes.
+    Bytes(u64)
+);
+unit!(
+    /// Percent of a whole as NVML gives it: 0 to 100.
+    Percent(f64)
+);
+unit!(
+    /// A share of a whole: 0.0 to 1.0.
+    Ratio(f64)
+);
+unit!(
+    /// Watts.
+    Watts(f64)
+);
+unit!(
+    /// Millijoules, NVML's unit of energy.
+    Millijoules(u64)
+);
+unit!(
+    /// Megahertz.
+    Megahertz(u32)
+);
+unit!(
+    /// Degrees Celsius.
+    Celsius(i32)
+);
+unit!(
+    /// Bytes in a second.
+    BytesPerSecond(f64)
+);
+unit!(
+    /// Processor cores in use: 1.5 is one and a half cores busy all the time.
+    Cores(f64)
+);
+unit!(
+    /// A number of things: packets, tasks, kills, rows.
+    Count(u64)
+);
+unit!(
+    /// Nanoseconds of processor or waiting time.
+    Nanos(u64)
+);
+
+impl Eq for Bytes {}
+impl Eq for Count {}
+impl Eq for Nanos {}
+
+impl Bytes {
+    /// One MiB.
+    pub const MIB: u64 = 1 << 20;
+
+    /// Whole and broken MiB.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "exact below 8 PiB")]
+    pub fn mib(self) -> f64 {
+        self.0 as f64 / Self::MIB as f64
+    }
+
+    /// `self - other`, zero if that were negative.
+    #[must_use]
+    pub fn less(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_sub(other.0))
+    }
+
+    /// `self + other`, at most the largest number there is.
+    #[must_use]
+    pub fn plus(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_add(other.0))
+    }
+}
+
+impl Nanos {
+    /// As seconds.
+    #[must_use]
+    pub fn as_seconds(self) -> f64 {
+        Duration::from_nanos(self.0).as_secs_f64()
+    }
+}
+
+impl Percent {
+    /// As a share of one.
+    #[must_use]
+    pub fn ratio(self) -> Ratio {
+        Ratio(self.0 / 100.0)
+    }
+}
+
+/// Bytes for people: `1.5 GiB`. Binary prefixes, at most one decimal.
+impl fmt::Display for Bytes {
+    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const STEPS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+        let mut value = self.0 as f64;
+        let mut step = 0;
+        while value >= 1024.0 && step + 1 < STEPS.len() {
+            value /= 1024.0;
+            step += 1;
+        }
+        if step == 0 || value >= 100.0 {
+            write!(f, "{value:.0} {}", STEPS[step])
+        } else {
+            write!(f, "{value:.1} {}", STEPS[step])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_as_people_say_them() {
+        for (bytes, text) in
+            [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (85_899_345_920, "80.0 GiB"), (u64::MAX, "16384 PiB")]
+        {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn bytes_never_wrap() {
+        assert_eq!(Bytes(1).less(Bytes(2)), Bytes(0));
+        assert_eq!(Bytes(u64::MAX).plus(Bytes(2)), Bytes(u64::MAX));
+    }
+}

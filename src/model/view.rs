@@ -1,0 +1,236 @@
+//! One node as one believes it at one moment. Made by `decide`, never changed afterwards, shown by every server: metrics,
+//! API, usage stream and `top` all read the same view, so they cannot disagree.
+
+use crate::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Qos};
+use crate::gpu::{Gpu, GpuSample, Xid};
+use crate::host::{HostFacts, HostSample};
+use crate::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid};
+use crate::observation::{GpuSourceState, Trouble};
+use crate::process::{GpuProcess, HostProcess};
+use crate::reading::Reading;
+use crate::time::Now;
+use crate::unit::{Bytes, BytesPerSecond, Cores, Percent};
+use std::sync::Arc;
+
+/// The node.
+#[derive(Clone, Debug)]
+pub struct NodeView {
+    /// Counts views; a larger one is newer. Starts again with the program.
+    pub sequence: u64,
+    /// When it was made.
+    pub now: Now,
+    /// The node's name.
+    pub name: NodeName,
+    /// Whether and how GPUs are seen.
+    pub gpu_source: GpuSourceState,
+    /// Ordered by index.
+    pub gpus: Vec<GpuView>,
+    /// Facts of the machine.
+    pub facts: HostFacts,
+    /// The machine as a whole.
+    pub host: HostSample,
+    /// Rates of the machine.
+    pub host_rates: HostRates,
+    /// Ordered by namespace, name, UID. Pods that own a GPU process but no cgroup report are in it too.
+    pub pods: Vec<PodView>,
+    /// Containers that belong to no pod, ordered by id.
+    pub containers: Vec<ContainerView>,
+    /// Host processes, those with the most CPU first.
+    pub processes: Vec<ProcessView>,
+    /// Host processes beyond the bound.
+    pub processes_left_out: u32,
+    /// Pods and containers beyond the bound.
+    pub cgroups_left_out: u32,
+    /// How long the last pass over cgroups took, in microseconds.
+    pub pass_us: u64,
+    /// Sampling deadlines missed since the start.
+    pub deadlines_missed: u64,
+    /// What went wrong since the start, by kind.
+    pub troubles: Vec<(Trouble, u64)>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug)]
+pub struct GpuView {
+    /// Who.
+    pub gpu: Arc<Gpu>,
+    /// What was read.
+    pub sample: Arc<GpuSample>,
+    /// Whether it can be trusted with work.
+    pub health: Health,
+    /// Its processes, or why they are not known.
+    pub processes: Reading<Arc<[GpuProcess]>>,
+    /// Processes beyond the bound.
+    pub processes_left_out: u32,
+    /// Pods with at least one process on it.
+    pub holders: Vec<PodUid>,
+    /// Memory of processes that could not be tied to a container, host processes included, and what `memory_used`
+    /// holds beyond the sum of all listed processes.
+    pub unattributed_memory: Reading<Bytes>,
+    /// XIDs since the start: the last one, and how many of each code (at most [`MAX_XID_CODES`] codes).
+    pub last_xid: Option<Xid>,
+    /// Count by code.
+    pub xids: Vec<(u32, u64)>,
+}
+
+/// Codes of XIDs counted on one GPU; NVIDIA's catalogue has fewer than 200, a sick card shows a handful.
+pub const MAX_XID_CODES: usize = 64;
+
+/// What one may expect of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Answers, and NVML advises nothing.
+    Healthy,
+    /// Answers, but NVML advises an action or a row remapping is pending or failed.
+    Degraded,
+    /// Lost, hanging, or its driver asks for a reset.
+    Unhealthy,
+    /// Nothing has been read yet.
+    Unknown,
+}
+
+impl Health {
+    /// The word shown to people.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Health::Healthy => "healthy",
+            Health::Degraded => "degraded",
+            Health::Unhealthy => "unhealthy",
+            Health::Unknown => "unknown",
+        }
+    }
+}
+
+/// Rates of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostRates {
+    /// Busy cores.
+    pub cpu: Reading<Cores>,
+    /// From disks.
+    pub disk_read: Reading<BytesPerSecond>,
+    /// To disks.
+    pub disk_write: Reading<BytesPerSecond>,
+    /// From the network.
+    pub net_rx: Reading<BytesPerSecond>,
+    /// To the network.
+    pub net_tx: Reading<BytesPerSecond>,
+}
+
+/// One pod.
+#[derive(Clone, Debug)]
+pub struct PodView {
+    /// The identity.
+    pub uid: PodUid,
+    /// Its names, once somebody told them.
+    pub name: Option<PodRef>,
+    /// Class.
+    pub qos: Option<Qos>,
+    /// The pod's own cgroup.
+    pub cgroup: Option<Arc<CgroupIdentity>>,
+    /// What was read of it.
+    pub sample: CgroupSample,
+    /// Rates of it.
+    pub rates: Rates,
+    /// Network totals, or why there are none.
+    pub network: Reading<NetworkSample>,
+    /// Containers, ordered by name then id; the sandbox has no name and says so.
+    pub containers: Vec<ContainerView>,
+    /// What its processes do on each GPU, ordered by GPU.
+    pub gpus: Vec<GpuShare>,
+}
+
+/// One container.
+#[derive(Clone, Debug)]
+pub struct ContainerView {
+    /// The identity.
+    pub id: ContainerId,
+    /// Its cgroup.
+    pub cgroup: Arc<CgroupIdentity>,
+    /// Its name in the pod, once somebody told it.
+    pub name: Option<Arc<str>>,
+    /// Whether it is the pod's sandbox.
+    pub sandbox: bool,
+    /// Image, once somebody told it.
+    pub image: Option<Arc<str>>,
+    /// What was read of it.
+    pub sample: CgroupSample,
+    /// Rates of it.
+    pub rates: Rates,
+    /// Network totals; a container of a pod shares its pod's and shows none of its own.
+    pub network: Reading<NetworkSample>,
+    /// What its processes do on each GPU.
+    pub gpus: Vec<GpuShare>,
+    /// Devices that kubelet says it holds.
+    pub devices: Vec<Arc<str>>,
+}
+
+/// Rates of a pod or container.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rates {
+    /// Busy cores.
+    pub cpu: Reading<Cores>,
+    /// From block devices.
+    pub io_read: Reading<BytesPerSecond>,
+    /// To block devices.
+    pub io_write: Reading<BytesPerSecond>,
+    /// From the network.
+    pub net_rx: Reading<BytesPerSecond>,
+    /// To the network.
+    pub net_tx: Reading<BytesPerSecond>,
+}
+
+/// What one pod or container does on one GPU: sums over its processes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GpuShare {
+    /// Which card.
+    pub gpu: GpuUuid,
+    /// The MIG instance, if the processes run in one.
+    pub mig: Option<GpuUuid>,
+    /// How many processes.
+    pub processes: u32,
+    /// Sum of what they hold; absent if it is absent for one of them.
+    pub memory_used: Reading<Bytes>,
+    /// Sum of their SM use; absent if it is absent for one of them.
+    pub sm: Reading<Percent>,
+}
+
+/// A host process with its use of the processor.
+#[derive(Clone, Debug)]
+pub struct ProcessView {
+    /// What was read.
+    pub process: HostProcess,
+    /// Busy cores.
+    pub cpu: Reading<Cores>,
+}
+
+impl NodeView {
+    /// A pod by its identity.
+    #[must_use]
+    pub fn pod(&self, uid: &PodUid) -> Option<&PodView> {
+        self.pods.iter().find(|pod| &pod.uid == uid)
+    }
+
+    /// The empty view of a program that has just begun.
+    #[must_use]
+    pub fn empty(name: NodeName, now: Now) -> Self {
+        NodeView {
+            sequence: 0,
+            now,
+            name,
+            gpu_source: GpuSourceState::Starting,
+            gpus: Vec::new(),
+            facts: HostFacts::default(),
+            host: HostSample::default(),
+            host_rates: HostRates::default(),
+            pods: Vec::new(),
+            containers: Vec::new(),
+            processes: Vec::new(),
+            processes_left_out: 0,
+            cgroups_left_out: 0,
+            pass_us: 0,
+            deadlines_missed: 0,
+            troubles: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The one place where the clocks are read. Everything else takes time as an argument.
+
+use model::time::{Monotonic, Now, WallTime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// Both clocks, now.
+#[must_use]
+pub fn now() -> Now {
+    Now { monotonic: monotonic(), wall: WallTime(nanos(clock_gettime(ClockId::Realtime)) / 1000) }
+}
+
+/// Nanoseconds since boot, the time asleep included.
+#[must_use]
+pub fn monotonic() -> Monotonic {
+    Monotonic(nanos(clock_gettime(ClockId::Boottime)))
+}
+
+/// A clock before its epoch reads as 0.
+fn nanos(time: Timespec) -> u64 {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn time_goes_forward() {
+        let first = super::now();
+        let second = super::now();
+        assert!(second.monotonic >= first.monotonic);
+        assert!(first.wall.0 > 1_700_000_000_000_000, "microseconds since 1970");
+    }
+}

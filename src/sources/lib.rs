@@ -1,0 +1,25 @@
+//! The eyes: they read the world, change nothing in it, and report [`model::observation::Observation`]s into one bounded
+//! queue. Each eye that can block is a named thread of its own; a late reader never blocks the async runtime.
+//!
+//! ```text
+//!   clock roots            when and where to look (every root is a setting)
+//!   procfs cgroup owner    files of the kernel, whose process is whose
+//!   sampler                the thread that looks at host, cgroups, networks, processes by deadline
+//!   names                  who is who: CRI socket, log links, PodResources
+//!   kernel_log nvml simulated   GPUs
+//! ```
+//!
+//! What must never happen here: a decision, a write, a value made up for one that could not be read, a panic on what the
+//! kernel, a driver or a socket says.
+
+pub mod clock;
+pub mod roots;
+pub mod report;
+pub mod procfs;
+pub mod cgroup;
+pub mod owner;
+pub mod sampler;
+pub mod names;
+pub mod kernel_log;
+pub mod nvml;
+pub mod simulated;

@@ -1,0 +1,17 @@
+//! The bytes: how others write things, read into nouns. One file per format; total functions, no I/O.
+//!
+//! ```text
+//!   bytes of a file, line or message ──parse──▶ nouns of `model`   (every known form is read)
+//!   nouns ──write──▶ one canonical form                            (what we emit)
+//! ```
+//!
+//! What must never happen here: no file, socket, clock or log; no panic on any input (each decoder has a property test and
+//! a fuzz target under `tests/fuzz`); no guess: what cannot be understood is an error that says what and where.
+
+pub mod cgroup_path;
+pub mod cgroup_file;
+pub mod proc_file;
+pub mod kernel_log;
+pub mod log_link;
+pub mod heap_dump;
+pub mod api;
