@@ -36,7 +36,7 @@ pub struct NodeView {
     /// Containers that belong to no pod, ordered by id.
     pub containers: Vec<ContainerView>,
     /// Host processes, those with the most CPU first.
-    pub processes: Vec<ProcessView>,
+    pub processes: Arc<[ProcessView]>,
     /// Host processes beyond the bound.
     pub processes_left_out: u32,
     /// Pods and containers beyond the bound.
@@ -62,11 +62,15 @@ pub struct GpuView {
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Processes beyond the bound.
     pub processes_left_out: u32,
-    /// Pods with at least one process on it.
+    /// Pods with at least one process on it, and pods that kubelet gave it to.
     pub holders: Vec<PodUid>,
-    /// Memory of processes that could not be tied to a container, host processes included, and what `memory_used`
-    /// holds beyond the sum of all listed processes.
+    /// Processes on it that belong to no pod: the host's, those of containers without a pod, and those that could not be
+    /// tied to anything.
+    pub strangers: u32,
+    /// What `memory_used` holds beyond the sum of the pods' processes: never spread over the pods.
     pub unattributed_memory: Reading<Bytes>,
+    /// Sum of the SM use of the strangers; absent if it is absent for one of them.
+    pub unattributed_sm: Reading<Percent>,
     /// XIDs since the start: the last one, and how many of each code (at most [`MAX_XID_CODES`] codes).
     pub last_xid: Option<Xid>,
     /// Count by code.
@@ -204,6 +208,18 @@ pub struct ProcessView {
     pub cpu: Reading<Cores>,
 }
 
+impl GpuView {
+    /// The pod that has this card to itself: exactly one holder, and no stranger. Only then may what is measured of the
+    /// whole card be shown under a pod's name.
+    #[must_use]
+    pub fn sole_holder(&self) -> Option<&PodUid> {
+        match self.holders.as_slice() {
+            [only] if self.strangers == 0 => Some(only),
+            _ => None,
+        }
+    }
+}
+
 impl NodeView {
     /// A pod by its identity.
     #[must_use]
@@ -225,7 +241,7 @@ impl NodeView {
             host_rates: HostRates::default(),
             pods: Vec::new(),
             containers: Vec::new(),
-            processes: Vec::new(),
+            processes: Arc::from([]),
             processes_left_out: 0,
             cgroups_left_out: 0,
             pass_us: 0,
