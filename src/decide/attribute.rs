@@ -1,1 +1,237 @@
-//! To be filled: attribute.
+//! Whose is what on a GPU: sums over the processes of each pod and container, and a remainder that is nobody's.
+//!
+//! What must never happen here: a value spread over pods by guess. A sum with a part that is not known is not known.
+
+use model::cgroup::CgroupIdentity;
+use model::gpu::GpuSample;
+use model::id::{ContainerId, GpuUuid, PodUid};
+use model::process::{GpuProcess, Owner};
+use model::reading::Reading;
+use model::unit::{Bytes, Percent};
+use model::view::GpuShare;
+use std::collections::BTreeMap;
+
+/// Who may own a process on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holder {
+    /// A container of a pod.
+    PodContainer(PodUid, ContainerId),
+    /// A container without a pod.
+    Container(ContainerId),
+    /// A pod's cgroup itself.
+    Pod(PodUid),
+}
+
+impl Holder {
+    fn of(identity: &CgroupIdentity) -> Option<Holder> {
+        match (identity.pod(), identity.container()) {
+            (Some(pod), Some(container)) => Some(Holder::PodContainer(pod.clone(), container.clone())),
+            (None, Some(container)) => Some(Holder::Container(container.clone())),
+            (Some(pod), None) => Some(Holder::Pod(pod.clone())),
+            (None, None) => None,
+        }
+    }
+
+    /// The pod, if there is one.
+    #[must_use]
+    pub fn pod(&self) -> Option<&PodUid> {
+        match self {
+            Holder::PodContainer(pod, _) | Holder::Pod(pod) => Some(pod),
+            Holder::Container(_) => None,
+        }
+    }
+}
+
+/// What is on one GPU.
+#[derive(Clone, Debug, Default)]
+pub struct Shares {
+    /// By holder and MIG instance.
+    pub holders: BTreeMap<(Holder, Option<GpuUuid>), GpuShare>,
+    /// Processes that belong to no pod.
+    pub strangers: u32,
+    /// Sum of their SM use.
+    pub strangers_sm: Reading<Percent>,
+}
+
+/// Adds two readings; the sum is absent if one of them is, and as old as the older one.
+#[must_use]
+pub fn sum<T>(left: Reading<T>, right: Reading<T>, add: impl Fn(T, T) -> T) -> Reading<T> {
+    match (left, right) {
+        (Reading::Measured(a, at_a), Reading::Measured(b, at_b)) => Reading::Measured(add(a, b), at_a.min(at_b)),
+        (Reading::Absent(why), _) | (_, Reading::Absent(why)) => Reading::Absent(why),
+    }
+}
+
+fn add_percent(a: Percent, b: Percent) -> Percent {
+    Percent(a.0 + b.0)
+}
+
+/// Sums the processes of one GPU. `living` says which cgroups are there now: a process list is some seconds old, and
+/// what it says of a pod that is gone belongs to nobody.
+pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupIdentity) -> bool) -> Shares {
+    let mut shares = Shares::default();
+    let mut strangers_sm: Option<Reading<Percent>> = None;
+    for process in processes {
+        let holder = match &process.owner {
+            Owner::Cgroup(identity) if living(identity) => Holder::of(identity),
+            _ => None,
+        };
+        if holder.as_ref().and_then(Holder::pod).is_none() {
+            shares.strangers += 1;
+            strangers_sm = Some(match strangers_sm {
+                None => process.sm,
+                Some(so_far) => sum(so_far, process.sm, add_percent),
+            });
+        }
+        let Some(holder) = holder else { continue };
+        shares
+            .holders
+            .entry((holder, process.mig.clone()))
+            .and_modify(|share| {
+                share.processes += 1;
+                share.memory_used = sum(share.memory_used, process.memory_used, Bytes::plus);
+                share.sm = sum(share.sm, process.sm, add_percent);
+            })
+            .or_insert_with(|| GpuShare {
+                gpu: gpu.clone(),
+                mig: process.mig.clone(),
+                processes: 1,
+                memory_used: process.memory_used,
+                sm: process.sm,
+            });
+    }
+    shares.strangers_sm = strangers_sm.unwrap_or(Reading::NOT_YET);
+    shares
+}
+
+/// The memory that no pod's process holds: contexts the driver does not list, host processes, the unknown. Never less
+/// than nothing (list and memory are read a moment apart).
+#[must_use]
+pub fn unattributed_memory(sample: &GpuSample, shares: &Shares) -> Reading<Bytes> {
+    let mut remainder = sample.memory_used;
+    for ((holder, _), share) in &shares.holders {
+        if holder.pod().is_some() {
+            remainder = sum(remainder, share.memory_used, Bytes::less);
+        }
+    }
+    remainder
+}
+
+/// One share a GPU and MIG instance from the shares of several containers.
+#[must_use]
+pub fn merge(mut shares: Vec<GpuShare>) -> Vec<GpuShare> {
+    shares.sort_by(|a, b| (&a.gpu, &a.mig).cmp(&(&b.gpu, &b.mig)));
+    let mut merged: Vec<GpuShare> = Vec::with_capacity(shares.len());
+    for share in shares {
+        match merged.last_mut() {
+            Some(last) if last.gpu == share.gpu && last.mig == share.mig => {
+                last.processes += share.processes;
+                last.memory_used = sum(last.memory_used, share.memory_used, Bytes::plus);
+                last.sm = sum(last.sm, share.sm, add_percent);
+            }
+            _ => merged.push(share),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::cgroup::{CgroupKind, Qos, Runtime};
+    use model::process::GpuProcessKind;
+    use model::reading::Absence;
+    use model::time::Monotonic;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn identity(pod: u8, container: u8) -> Arc<CgroupIdentity> {
+        let uid = PodUid::parse(&format!("{pod:032x}")).unwrap();
+        Arc::new(CgroupIdentity {
+            path: format!("/kubepods/pod{pod}/{container}").into(),
+            kind: CgroupKind::Container {
+                pod: Some((uid, Qos::Guaranteed)),
+                id: ContainerId::parse(&format!("{container:064x}")).unwrap(),
+                runtime: Runtime::Containerd,
+            },
+        })
+    }
+
+    fn process(owner: Owner, memory: Reading<Bytes>) -> GpuProcess {
+        GpuProcess {
+            pid: 1,
+            key: None,
+            command: "python".into(),
+            owner,
+            kind: GpuProcessKind::Compute,
+            mig: None,
+            memory_used: memory,
+            sm: Reading::Measured(Percent(10.0), Monotonic(5)),
+            encoder: Reading::NOT_YET,
+            decoder: Reading::NOT_YET,
+        }
+    }
+
+    fn mib(value: u64) -> Reading<Bytes> {
+        Reading::Measured(Bytes(value << 20), Monotonic(5))
+    }
+
+    fn gpu() -> GpuUuid {
+        GpuUuid::parse("GPU-1").unwrap()
+    }
+
+    fn used(value: u64) -> GpuSample {
+        GpuSample { memory_used: mib(value), ..GpuSample::default() }
+    }
+
+    #[test]
+    fn a_hosts_process_is_a_stranger_and_its_memory_is_nobodys() {
+        let list = [process(Owner::Cgroup(identity(1, 1)), mib(100)), process(Owner::Host, mib(30))];
+        let shares = shares(&gpu(), &list, |_| true);
+        assert_eq!(shares.strangers, 1);
+        assert_eq!(shares.strangers_sm.get(), Some(Percent(10.0)));
+        assert_eq!(unattributed_memory(&used(150), &shares), mib(50));
+    }
+
+    #[test]
+    fn what_a_pod_holds_is_not_known_when_one_of_its_processes_is_not() {
+        let list = [
+            process(Owner::Cgroup(identity(1, 1)), mib(100)),
+            process(Owner::Cgroup(identity(1, 1)), Reading::Absent(Absence::NotSupported)),
+        ];
+        let shares = shares(&gpu(), &list, |_| true);
+        let share = shares.holders.values().next().unwrap();
+        assert_eq!(share.processes, 2);
+        assert_eq!(share.memory_used, Reading::Absent(Absence::NotSupported));
+        assert_eq!(unattributed_memory(&used(150), &shares), Reading::Absent(Absence::NotSupported));
+    }
+
+    #[test]
+    fn a_pod_that_is_gone_holds_nothing() {
+        let list = [process(Owner::Cgroup(identity(1, 1)), mib(100))];
+        let shares = shares(&gpu(), &list, |_| false);
+        assert!(shares.holders.is_empty());
+        assert_eq!(shares.strangers, 1);
+    }
+
+    proptest! {
+        /// Pods and remainder together are what the card says, whenever the list does not claim more than that.
+        #[test]
+        fn nothing_is_lost_and_nothing_counted_twice(
+            list in prop::collection::vec((0u8..4, 0u8..3, 0u64..1000), 0..40), extra in 0u64..1000,
+        ) {
+            let processes: Vec<_> = list.iter().map(|&(pod, container, memory)| {
+                let owner = if pod == 0 { Owner::Host } else { Owner::Cgroup(identity(pod, pod * 8 + container)) };
+                process(owner, mib(memory))
+            }).collect();
+            let total = list.iter().map(|p| p.2).sum::<u64>() + extra;
+            let shares = shares(&gpu(), &processes, |_| true);
+            let pods: u64 = shares.holders.values().map(|s| s.memory_used.get().unwrap().0).sum();
+            let rest = unattributed_memory(&used(total), &shares).get().unwrap();
+            prop_assert_eq!(pods + rest.0, total << 20);
+            let merged = merge(shares.holders.into_values().collect());
+            prop_assert!(merged.len() <= 1);
+            prop_assert_eq!(merged.iter().map(|s| s.memory_used.get().unwrap().0).sum::<u64>(), pods);
+        }
+    }
+}

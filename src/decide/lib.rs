@@ -10,4 +10,7 @@
 pub mod health;
 pub mod attribute;
 pub mod remark;
+pub mod names;
+pub mod cards;
+pub mod workload;
 pub mod node;

@@ -1,0 +1,278 @@
+//! The GPUs of the node: what was last read of each, what happened to it, and what is worth saying.
+
+use crate::health::{judge, silence};
+use crate::remark::Remark;
+use model::gpu::{Gpu, GpuSample, MAX_GPUS, Xid};
+use model::id::GpuUuid;
+use model::observation::GpuSourceState;
+use model::process::{GpuProcess, GpuProcesses};
+use model::reading::{Absence, Reading};
+use model::view::MAX_XID_CODES;
+use std::sync::Arc;
+
+/// One GPU.
+#[derive(Debug)]
+pub struct Card {
+    /// Who.
+    pub gpu: Arc<Gpu>,
+    /// What was last read.
+    pub sample: Arc<GpuSample>,
+    /// Its processes.
+    pub processes: Reading<Arc<[GpuProcess]>>,
+    /// Processes beyond the bound.
+    pub left_out: u32,
+    /// The last XID.
+    pub last_xid: Option<Xid>,
+    /// XIDs by code.
+    pub xids: Vec<(u32, u64)>,
+}
+
+impl Card {
+    fn new(gpu: Gpu) -> Self {
+        Card {
+            gpu: Arc::new(gpu),
+            sample: Arc::default(),
+            processes: Reading::NOT_YET,
+            left_out: 0,
+            last_xid: None,
+            xids: Vec::new(),
+        }
+    }
+
+    /// Takes new readings; says so when the card fell silent or speaks again.
+    fn read(&mut self, sample: Arc<GpuSample>) -> Option<Remark> {
+        let before = silence(&self.sample);
+        let after = silence(&sample);
+        let first = judge(&self.sample) == model::view::Health::Unknown;
+        self.sample = sample;
+        match (before, after) {
+            (None, Some(why)) => Some(Remark::GpuSick(self.gpu.uuid.clone(), why)),
+            (Some(old), Some(why)) if old != why => Some(Remark::GpuSick(self.gpu.uuid.clone(), why)),
+            (Some(_), None) if !first => Some(Remark::GpuWell(self.gpu.uuid.clone())),
+            _ => None,
+        }
+    }
+
+    fn silent(&mut self, why: Absence) {
+        self.sample = Arc::new(GpuSample::absent(why));
+        self.processes = Reading::Absent(why);
+        self.left_out = 0;
+    }
+
+    fn count(&mut self, xid: &Xid) {
+        self.last_xid = Some(xid.clone());
+        if let Some((_, count)) = self.xids.iter_mut().find(|(code, _)| *code == xid.code) {
+            *count += 1;
+        } else if self.xids.len() < MAX_XID_CODES {
+            self.xids.push((xid.code, 1));
+        }
+    }
+}
+
+/// All of them, ordered by index.
+#[derive(Debug)]
+pub struct Cards {
+    /// Whether they can be seen at all.
+    pub source: GpuSourceState,
+    /// At most [`MAX_GPUS`].
+    pub cards: Vec<Card>,
+}
+
+impl Default for Cards {
+    fn default() -> Self {
+        Cards { source: GpuSourceState::Starting, cards: Vec::new() }
+    }
+}
+
+impl Cards {
+    /// The source changed. Cards that are known stay known; their readings become absent for the source's reason.
+    pub fn source(&mut self, state: GpuSourceState) -> Vec<Remark> {
+        if self.source == state {
+            return Vec::new();
+        }
+        let why = match &state {
+            GpuSourceState::Missing { why, .. } => Some(*why),
+            GpuSourceState::Hanging => Some(Absence::CallHangs),
+            GpuSourceState::SwitchedOff => Some(Absence::SwitchedOff),
+            GpuSourceState::Starting | GpuSourceState::Working { .. } => None,
+        };
+        if let Some(why) = why {
+            self.cards.iter_mut().for_each(|card| card.silent(why));
+        }
+        self.source = state.clone();
+        vec![Remark::GpuSource(state)]
+    }
+
+    /// The list changed: what is new begins empty, what is known keeps its readings and counts, the rest is forgotten.
+    pub fn listed(&mut self, gpus: Vec<Gpu>) -> Vec<Remark> {
+        let mut remarks = Vec::new();
+        let mut old = std::mem::take(&mut self.cards);
+        for gpu in gpus.into_iter().take(MAX_GPUS) {
+            if self.cards.iter().any(|card| card.gpu.uuid == gpu.uuid) {
+                continue;
+            }
+            match old.iter().position(|card| card.gpu.uuid == gpu.uuid) {
+                Some(place) => {
+                    let mut card = old.swap_remove(place);
+                    card.gpu = Arc::new(gpu);
+                    self.cards.push(card);
+                }
+                None => {
+                    remarks.push(Remark::GpuAppeared {
+                        gpu: gpu.uuid.clone(),
+                        model: Arc::clone(&gpu.model),
+                        index: gpu.index,
+                    });
+                    self.cards.push(Card::new(gpu));
+                }
+            }
+        }
+        remarks.extend(old.into_iter().map(|card| Remark::GpuDisappeared(card.gpu.uuid.clone())));
+        self.cards.sort_by(|a, b| (a.gpu.index, &a.gpu.uuid).cmp(&(b.gpu.index, &b.gpu.uuid)));
+        remarks
+    }
+
+    /// Readings of one card. Of a card that is not listed they are dropped: the list comes first.
+    pub fn read(&mut self, uuid: &GpuUuid, sample: GpuSample) -> Vec<Remark> {
+        self.find(uuid).and_then(|card| card.read(Arc::new(sample))).into_iter().collect()
+    }
+
+    /// Processes of one card.
+    pub fn processes(&mut self, told: GpuProcesses) {
+        if let Some(card) = self.find(&told.gpu) {
+            card.processes = told.list.map(Arc::from);
+            card.left_out = told.left_out;
+        }
+    }
+
+    /// A driver error: counted on its card, and said in any case.
+    pub fn xid(&mut self, mut xid: Xid) -> Vec<Remark> {
+        let card = match (&xid.gpu, &xid.pci_bus_id) {
+            (Some(uuid), _) => self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid),
+            (None, Some(told)) => self.cards.iter_mut().find(|card| {
+                card.gpu.pci_bus_id.value().is_some_and(|known| slot(known).is_some() && slot(known) == slot(told))
+            }),
+            (None, None) => None,
+        };
+        if let Some(card) = card {
+            xid.gpu = Some(card.gpu.uuid.clone());
+            card.count(&xid);
+        }
+        vec![Remark::Xid(xid)]
+    }
+
+    fn find(&mut self, uuid: &GpuUuid) -> Option<&mut Card> {
+        self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid)
+    }
+}
+
+/// Domain, bus and device of a PCI address. NVML writes the domain with eight digits, the kernel with four, and the
+/// kernel leaves the function away: `00000000:65:00.0` and `0000:65:00` are one slot.
+fn slot(address: &str) -> Option<(u32, u32, u32)> {
+    let hex = |text: &str| u32::from_str_radix(text, 16).ok();
+    let mut parts = address.split(':');
+    let (domain, bus, rest) = (parts.next()?, parts.next()?, parts.next()?);
+    let device = rest.split('.').next()?;
+    if parts.next().is_some() { None } else { Some((hex(domain)?, hex(bus)?, hex(device)?)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::gpu::XidSource;
+    use model::time::Monotonic;
+    use model::unit::{Bytes, Celsius};
+
+    fn gpu(number: u32) -> Gpu {
+        Gpu {
+            uuid: GpuUuid::parse(&format!("GPU-{number}")).unwrap(),
+            index: number,
+            minor: Reading::NOT_YET,
+            model: "H100".into(),
+            pci_bus_id: Reading::Measured(format!("00000000:{number:02X}:00.0").into(), Monotonic(1)),
+            numa_node: Reading::NOT_YET,
+            architecture: Reading::NOT_YET,
+            memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
+            power_limit: Reading::NOT_YET,
+            mig_mode: Reading::NOT_YET,
+            mig: vec![],
+            links: vec![],
+            nvlinks_active: Reading::NOT_YET,
+        }
+    }
+
+    fn well() -> GpuSample {
+        GpuSample { temperature: Reading::Measured(Celsius(40), Monotonic(1)), ..GpuSample::default() }
+    }
+
+    fn xid(pci: &str) -> Xid {
+        Xid {
+            gpu: None,
+            pci_bus_id: Some(pci.into()),
+            code: 79,
+            pid: None,
+            at: Monotonic(1),
+            source: XidSource::KernelLog,
+        }
+    }
+
+    #[test]
+    fn a_card_that_falls_silent_and_speaks_again_is_told_once_each() {
+        let mut cards = Cards::default();
+        let uuid = gpu(0).uuid;
+        assert_eq!(cards.listed(vec![gpu(0)]).len(), 1);
+        assert_eq!(cards.read(&uuid, well()), []);
+        assert_eq!(
+            cards.read(&uuid, GpuSample::absent(Absence::GpuLost)),
+            [Remark::GpuSick(uuid.clone(), Absence::GpuLost)]
+        );
+        assert_eq!(cards.read(&uuid, GpuSample::absent(Absence::GpuLost)), []);
+        assert_eq!(cards.read(&uuid, well()), [Remark::GpuWell(uuid)]);
+    }
+
+    #[test]
+    fn hot_plug_keeps_the_neighbours_readings_and_counts() {
+        let mut cards = Cards::default();
+        cards.listed(vec![gpu(0), gpu(1)]);
+        cards.read(&gpu(1).uuid, well());
+        cards.xid(xid("0000:01:00"));
+        let remarks = cards.listed(vec![gpu(2), gpu(1)]);
+        assert_eq!(remarks.len(), 2, "one came, one went");
+        assert_eq!(cards.cards[0].gpu.uuid, gpu(1).uuid, "ordered by index");
+        assert_eq!(*cards.cards[0].sample, well());
+        assert_eq!(cards.cards[0].xids, [(79, 1)]);
+    }
+
+    #[test]
+    fn the_kernels_address_and_nvmls_are_one_slot() {
+        let mut cards = Cards::default();
+        cards.listed(vec![gpu(0), gpu(0x65)]);
+        let remarks = cards.xid(xid("0000:65:00"));
+        assert!(matches!(&remarks[..], [Remark::Xid(told)] if told.gpu == Some(gpu(0x65).uuid)));
+        for (address, expect) in
+            [("0000:65:00", Some((0, 0x65, 0))), ("65:00", None), ("x:65:00", None), ("0:1:2:3", None), ("", None)]
+        {
+            assert_eq!(slot(address), expect, "{address}");
+        }
+    }
+
+    #[test]
+    fn without_a_source_every_reading_is_absent_for_its_reason() {
+        let mut cards = Cards::default();
+        cards.listed(vec![gpu(0)]);
+        cards.read(&gpu(0).uuid, well());
+        assert_eq!(cards.source(GpuSourceState::Hanging).len(), 1);
+        assert_eq!(cards.cards[0].sample.temperature.absence(), Some(Absence::CallHangs));
+        assert_eq!(cards.source(GpuSourceState::Hanging), [], "said once");
+    }
+
+    #[test]
+    fn codes_of_xids_are_bounded() {
+        let mut cards = Cards::default();
+        cards.listed(vec![gpu(0)]);
+        for code in 0..1000 {
+            cards.xid(Xid { code, ..xid("0000:00:00") });
+        }
+        assert_eq!(cards.cards[0].xids.len(), MAX_XID_CODES);
+    }
+}

@@ -1,0 +1,114 @@
+//! Who is who: names of containers from several sources, the most trusted one first.
+
+use model::cgroup::{ContainerName, NameSource};
+use model::id::{ContainerId, PodRef, PodUid};
+use model::observation::ContainerDevices;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Everything that is known of names. Each source replaces what it said before.
+#[derive(Debug, Default)]
+pub struct Names {
+    by_source: BTreeMap<NameSource, HashMap<ContainerId, ContainerName>>,
+    by_uid: HashMap<PodUid, PodRef>,
+    devices: HashMap<(PodRef, Arc<str>), Vec<Arc<str>>>,
+}
+
+impl Names {
+    /// Replaces what `source` said.
+    pub fn told(&mut self, source: NameSource, names: Vec<ContainerName>) {
+        self.by_source.insert(source, names.into_iter().map(|name| (name.id.clone(), name)).collect());
+        self.by_uid.clear();
+        for name in self.by_source.values().rev().flat_map(HashMap::values) {
+            if let Some(uid) = &name.uid {
+                self.by_uid.insert(uid.clone(), name.pod.clone());
+            }
+        }
+    }
+
+    /// Replaces what kubelet said of devices.
+    pub fn devices_told(&mut self, devices: Vec<ContainerDevices>) {
+        self.devices.clear();
+        for given in devices {
+            let pod = PodRef { namespace: given.namespace, name: given.pod };
+            self.devices.entry((pod, given.container)).or_default().extend(given.ids);
+        }
+    }
+
+    /// The names of a container, from the first source that knows it.
+    #[must_use]
+    pub fn of(&self, id: &ContainerId) -> Option<&ContainerName> {
+        self.by_source.values().find_map(|names| names.get(id))
+    }
+
+    /// The image of a container, from the first source that tells one.
+    #[must_use]
+    pub fn image(&self, id: &ContainerId) -> Option<Arc<str>> {
+        self.by_source.values().find_map(|names| names.get(id)?.image.clone())
+    }
+
+    /// Devices that kubelet gave to a named container.
+    #[must_use]
+    pub fn devices(&self, pod: &PodRef, container: &Arc<str>) -> Vec<Arc<str>> {
+        self.devices.get(&(pod.clone(), Arc::clone(container))).cloned().unwrap_or_default()
+    }
+
+    /// The name of a pod by its UID, where a source told one: for a pod none of whose containers is known by id.
+    #[must_use]
+    pub fn pod(&self, uid: &PodUid) -> Option<&PodRef> {
+        self.by_uid.get(uid)
+    }
+}
+
+/// Whether a device id that kubelet gave names this GPU: the UUID itself, or a slot of it (`<uuid>-3`, `<uuid>::3`).
+#[must_use]
+pub fn device_is_of(device: &str, uuid: &str) -> bool {
+    let Some(slot) = device.strip_prefix(uuid) else { return false };
+    let number = slot.strip_prefix("::").or_else(|| slot.strip_prefix('-'));
+    slot.is_empty() || number.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(container: Option<&str>, image: Option<&str>) -> ContainerName {
+        ContainerName {
+            id: ContainerId::parse(&"ab".repeat(32)).unwrap(),
+            uid: None,
+            pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
+            container: container.map(Into::into),
+            image: image.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn the_runtime_is_believed_before_the_log_links_and_each_fills_the_others_gaps() {
+        let mut names = Names::default();
+        names.told(NameSource::LogLinks, vec![named(Some("link"), None)]);
+        names.told(NameSource::Cri, vec![named(Some("main"), Some("registry/train:1"))]);
+        let id = ContainerId::parse(&"ab".repeat(32)).unwrap();
+        assert_eq!(names.of(&id).unwrap().container.as_deref(), Some("main"));
+        names.told(NameSource::PodWatch, vec![named(Some("watched"), None)]);
+        assert_eq!(names.of(&id).unwrap().container.as_deref(), Some("watched"));
+        assert_eq!(names.image(&id).as_deref(), Some("registry/train:1"));
+        names.told(NameSource::PodWatch, vec![]);
+        names.told(NameSource::Cri, vec![]);
+        assert_eq!(names.of(&id).unwrap().container.as_deref(), Some("link"), "a source may forget");
+    }
+
+    #[test]
+    fn a_slot_belongs_to_its_card_and_to_no_other() {
+        for (device, uuid, expect) in [
+            ("GPU-aa", "GPU-aa", true),
+            ("GPU-aa-3", "GPU-aa", true),
+            ("GPU-aa::12", "GPU-aa", true),
+            ("GPU-aab", "GPU-aa", false),
+            ("GPU-aa-b", "GPU-aa", false),
+            ("GPU-aa-", "GPU-aa", false),
+            ("MIG-aa", "GPU-aa", false),
+        ] {
+            assert_eq!(device_is_of(device, uuid), expect, "{device} of {uuid}");
+        }
+    }
+}

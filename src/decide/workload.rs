@@ -1,0 +1,165 @@
+//! Pods, containers and processes with their rates: what was last read of each, and the one before it.
+
+use model::cgroup::{CgroupIdentity, CgroupReport, NetworkSample};
+use model::id::ProcessKey;
+use model::observation::CgroupPass;
+use model::process::{MAX_PROCESSES, ProcessPass};
+use model::reading::Reading;
+use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
+use model::usage::Rated;
+use model::view::{ProcessView, Rates};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Counters of one cgroup, each with its rate.
+#[derive(Clone, Copy, Debug, Default)]
+struct CgroupRates {
+    cpu: Rated<Nanos>,
+    io_read: Rated<Bytes>,
+    io_write: Rated<Bytes>,
+    net_rx: Rated<Bytes>,
+    net_tx: Rated<Bytes>,
+}
+
+impl CgroupRates {
+    fn update(&mut self, report: &CgroupReport) {
+        let network = |pick: fn(&NetworkSample) -> Bytes| match &report.network {
+            Reading::Measured(network, at) => Reading::Measured(pick(network), *at),
+            Reading::Absent(why) => Reading::Absent(*why),
+        };
+        self.cpu.update(report.sample.cpu_total, |nanos| nanos.0);
+        self.io_read.update(report.sample.io_read, |bytes| bytes.0);
+        self.io_write.update(report.sample.io_write, |bytes| bytes.0);
+        self.net_rx.update(network(|n| n.rx_bytes), |bytes| bytes.0);
+        self.net_tx.update(network(|n| n.tx_bytes), |bytes| bytes.0);
+    }
+
+    fn rates(&self) -> Rates {
+        Rates {
+            cpu: cores(&self.cpu),
+            io_read: self.io_read.rate().map(BytesPerSecond),
+            io_write: self.io_write.rate().map(BytesPerSecond),
+            net_rx: self.net_rx.rate().map(BytesPerSecond),
+            net_tx: self.net_tx.rate().map(BytesPerSecond),
+        }
+    }
+}
+
+fn cores(time: &Rated<Nanos>) -> Reading<Cores> {
+    time.rate().map(|nanos_a_second| Cores(nanos_a_second / 1e9))
+}
+
+/// The pods and containers of the last pass, and the processes of theirs.
+#[derive(Debug)]
+pub struct Workload {
+    reports: Vec<CgroupReport>,
+    rates: HashMap<Arc<CgroupIdentity>, CgroupRates>,
+    passes: u64,
+    left_out: u32,
+    took_us: u64,
+    missed: u64,
+    processes: Arc<[ProcessView]>,
+    process_rates: HashMap<ProcessKey, Rated<Nanos>>,
+    processes_total: u32,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Workload {
+            reports: Vec::new(),
+            rates: HashMap::new(),
+            passes: 0,
+            left_out: 0,
+            took_us: 0,
+            missed: 0,
+            processes: Arc::from([]),
+            process_rates: HashMap::new(),
+            processes_total: 0,
+        }
+    }
+}
+
+impl Workload {
+    /// A whole pass: what is not in it is gone, with its rates.
+    pub fn passed(&mut self, pass: CgroupPass) {
+        let mut rates = HashMap::with_capacity(pass.reports.len());
+        for report in &pass.reports {
+            let mut known = self.rates.remove(&report.identity).unwrap_or_default();
+            known.update(report);
+            rates.insert(Arc::clone(&report.identity), known);
+        }
+        self.rates = rates;
+        self.reports = pass.reports;
+        self.left_out = pass.left_out;
+        self.took_us = pass.took_us;
+        self.missed += u64::from(pass.missed);
+        self.passes += 1;
+    }
+
+    /// A whole pass over the host's processes.
+    pub fn processes_passed(&mut self, mut pass: ProcessPass) {
+        pass.processes.truncate(MAX_PROCESSES);
+        let mut rates = HashMap::with_capacity(pass.processes.len());
+        let mut views = Vec::with_capacity(pass.processes.len());
+        for process in pass.processes {
+            let mut known = self.process_rates.remove(&process.key).unwrap_or_default();
+            let spent = Nanos(process.cpu_user.0.saturating_add(process.cpu_system.0));
+            known.update(Reading::Measured(spent, process.at), |nanos| nanos.0);
+            rates.insert(process.key, known);
+            views.push(ProcessView { cpu: cores(&known), process });
+        }
+        let busy = |view: &ProcessView| view.cpu.get().map_or(0.0, |cores| cores.0);
+        views.sort_by(|a, b| {
+            busy(b)
+                .total_cmp(&busy(a))
+                .then(b.process.rss.0.cmp(&a.process.rss.0))
+                .then(a.process.key.cmp(&b.process.key))
+        });
+        self.process_rates = rates;
+        self.processes = views.into();
+        self.processes_total = pass.total;
+    }
+
+    /// Every cgroup with its rates, in the order of the pass.
+    pub fn reports(&self) -> impl Iterator<Item = (&CgroupReport, Rates)> {
+        self.reports
+            .iter()
+            .map(|report| (report, self.rates.get(&report.identity).map(CgroupRates::rates).unwrap_or_default()))
+    }
+
+    /// Whether this cgroup was there in the last pass. Before the first pass nobody knows, and everything may be.
+    #[must_use]
+    pub fn living(&self, identity: &CgroupIdentity) -> bool {
+        self.passes == 0 || self.rates.contains_key(identity)
+    }
+
+    /// The host's processes, busiest first.
+    #[must_use]
+    pub fn processes(&self) -> Arc<[ProcessView]> {
+        Arc::clone(&self.processes)
+    }
+
+    /// Processes that are not in the list.
+    #[must_use]
+    pub fn processes_left_out(&self) -> u32 {
+        self.processes_total.saturating_sub(u32::try_from(self.processes.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Cgroups that are not in the pass.
+    #[must_use]
+    pub fn left_out(&self) -> u32 {
+        self.left_out
+    }
+
+    /// How long the last pass took, in microseconds.
+    #[must_use]
+    pub fn took_us(&self) -> u64 {
+        self.took_us
+    }
+
+    /// Deadlines missed since the start.
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+}
