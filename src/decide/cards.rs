@@ -208,6 +208,7 @@ mod tests {
     fn xid(pci: &str) -> Xid {
         Xid {
             gpu: None,
+            mig: None,
             pci_bus_id: Some(pci.into()),
             code: 79,
             pid: None,

@@ -346,6 +346,8 @@ pub enum XidSource {
 pub struct Xid {
     /// Which GPU, if it could be found out.
     pub gpu: Option<GpuUuid>,
+    /// Which of its MIG instances, if it hit one and that one is known.
+    pub mig: Option<GpuUuid>,
     /// PCI bus id, if the kernel told it.
     pub pci_bus_id: Option<Arc<str>>,
     /// The number in NVIDIA's catalogue.
