@@ -1,1 +1,30 @@
-//! Protocols.
+//! What others speak, and what we speak to them: messages and services, made from the `.proto` files beside this one.
+//!
+//! ```text
+//!   usage.proto          ours: the usage stream on the agent's socket
+//!   podresources.proto   kubelet's PodResources API v1, the part we read
+//!   cri.proto            the container runtime's CRI runtime.v1, the part we read
+//!        │  tests/fresh.rs (pure Rust; UPDATE_GOLDEN=1 writes, otherwise it fails on any difference)
+//!        ▼
+//!   gen/*.rs             checked in, never edited
+//! ```
+//!
+//! What must never happen here: hand-written code, a build script, a field number that is not the one of its owner.
+
+/// The usage stream: package `gpu_steward.usage.v1`.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
+pub mod usage {
+    include!("gen/gpu_steward.usage.v1.rs");
+}
+
+/// kubelet's PodResources API: package `v1`.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
+pub mod pod_resources {
+    include!("gen/v1.rs");
+}
+
+/// The Container Runtime Interface: package `runtime.v1`.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
+pub mod cri {
+    include!("gen/runtime.v1.rs");
+}
