@@ -1,5 +1,6 @@
 //! `:9410`: metrics, API and health.
 
+use model::time::Now;
 use model::view::NodeView;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -13,6 +14,8 @@ pub struct Settings {
     pub sets: Sets,
     /// Token that callers from elsewhere need for `/api/v1`; `None` refuses them.
     pub api_token: Option<Arc<str>>,
+    /// Both clocks: ages are counted from the moment of an answer.
+    pub clock: fn() -> Now,
 }
 
 /// Which foreign names are served at `/metrics` itself. Each set has a path of its own in any case.

@@ -1,0 +1,363 @@
+//! `/api/v1/gpus`.
+
+use super::head::Head;
+use super::owner::{Names, Owner};
+use super::reading::{Ages, Reading};
+use model::gpu as noun;
+use model::id::PodUid;
+use model::process::{self, GpuProcessKind};
+use model::view::GpuView;
+use serde::{Deserialize, Serialize};
+
+/// The document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// Which view.
+    pub view: Head,
+    /// Ordered by index.
+    pub gpus: Vec<Gpu>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::gpu::{Gpu, GpuSample}` with their unit")]
+pub struct Gpu {
+    pub uuid: String,
+    pub index: u32,
+    pub minor: Reading<u32>,
+    pub model: String,
+    pub pci_bus_id: Reading<String>,
+    pub numa_node: Reading<u32>,
+    pub architecture: Reading<String>,
+    pub mig_mode: Reading<bool>,
+    pub health: String,
+    pub memory_total_bytes: Reading<u64>,
+    pub memory_used_bytes: Reading<u64>,
+    pub memory_reserved_bytes: Reading<u64>,
+    pub memory_free_bytes: Reading<u64>,
+    pub utilization_ratio: Reading<f64>,
+    pub utilization_samples: u32,
+    pub memory_copy_ratio: Reading<f64>,
+    pub encoder_ratio: Reading<f64>,
+    pub decoder_ratio: Reading<f64>,
+    pub power_watts: Reading<f64>,
+    pub power_limit_watts: Reading<f64>,
+    pub energy_joules: Reading<f64>,
+    pub clock_sm_hertz: Reading<u64>,
+    pub clock_memory_hertz: Reading<u64>,
+    pub throttle_reasons: Reading<u64>,
+    pub temperature_celsius: Reading<i32>,
+    pub temperature_memory_celsius: Reading<i32>,
+    pub pcie_tx_bytes_per_second: Reading<f64>,
+    pub pcie_rx_bytes_per_second: Reading<f64>,
+    pub pcie_replays: Reading<u64>,
+    pub nvlink_bytes: Reading<u64>,
+    pub nvlinks_active: Reading<u32>,
+    pub ecc: Ecc,
+    pub remapped: Remapped,
+    pub recovery_action: Reading<String>,
+    pub gpm: Gpm,
+    pub xids: Vec<XidCount>,
+    pub last_xid: Option<LastXid>,
+    pub links: Vec<Link>,
+    pub mig: Vec<Mig>,
+    /// Pods with at least one process here, and pods that kubelet gave it to.
+    pub holders: Vec<Holder>,
+    /// Processes here that belong to no pod.
+    pub strangers: u32,
+    /// What is used beyond the sum of the pods' processes.
+    pub unattributed_memory_bytes: Reading<u64>,
+    /// SM use of the strangers.
+    pub unattributed_sm_ratio: Reading<f64>,
+    /// Processes on this GPU.
+    pub processes: Reading<Vec<GpuProcess>>,
+    /// Processes beyond the bound.
+    pub processes_left_out: u32,
+}
+
+/// ECC errors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it: since the driver was loaded, in the card's life")]
+pub struct Ecc {
+    pub volatile_corrected: Reading<u64>,
+    pub volatile_uncorrected: Reading<u64>,
+    pub aggregate_corrected: Reading<u64>,
+    pub aggregate_uncorrected: Reading<u64>,
+}
+
+/// Row remapping.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::gpu::RemappedRows`")]
+pub struct Remapped {
+    pub correctable_rows: Reading<u64>,
+    pub uncorrectable_rows: Reading<u64>,
+    pub pending: Reading<bool>,
+    pub failed: Reading<bool>,
+}
+
+/// Counters of the profiling unit: shares of one, bytes a second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::gpu::GpmSample`")]
+pub struct Gpm {
+    pub graphics_active: Reading<f64>,
+    pub sm_active: Reading<f64>,
+    pub sm_occupancy: Reading<f64>,
+    pub tensor_active: Reading<f64>,
+    pub dram_active: Reading<f64>,
+    pub fp64_active: Reading<f64>,
+    pub fp32_active: Reading<f64>,
+    pub fp16_active: Reading<f64>,
+    pub pcie_tx_bytes_per_second: Reading<f64>,
+    pub pcie_rx_bytes_per_second: Reading<f64>,
+    pub nvlink_tx_bytes_per_second: Reading<f64>,
+    pub nvlink_rx_bytes_per_second: Reading<f64>,
+}
+
+/// How often one XID was seen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "two plain fields")]
+pub struct XidCount {
+    pub code: u32,
+    pub count: u64,
+}
+
+/// The newest XID.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::gpu::Xid`")]
+pub struct LastXid {
+    pub code: u32,
+    pub age_seconds: f64,
+    pub pid: Option<u32>,
+}
+
+/// The way to another GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    /// The other one's UUID.
+    pub peer: String,
+    /// Word of `nvidia-smi topo -m`.
+    pub path: String,
+    /// Direct NVLinks.
+    pub nvlinks: u32,
+}
+
+/// One MIG instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::gpu::{MigInstance, MigSample}` with their unit")]
+pub struct Mig {
+    pub uuid: String,
+    pub index: u32,
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+    pub profile: String,
+    pub memory_total_bytes: Reading<u64>,
+    pub memory_used_bytes: Reading<u64>,
+    pub memory_free_bytes: Reading<u64>,
+    pub memory_reserved_bytes: Reading<u64>,
+    pub gpm: Gpm,
+}
+
+/// A pod with a process on the GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "names of a pod")]
+pub struct Holder {
+    pub pod_uid: String,
+    pub namespace: Option<String>,
+    pub pod: Option<String>,
+}
+
+/// One process on the GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::process::GpuProcess` with their unit")]
+pub struct GpuProcess {
+    pub pid: u32,
+    pub command: String,
+    pub owner: Owner,
+    /// `compute`, `graphics` or `mps`.
+    pub kind: String,
+    pub mig: Option<String>,
+    pub memory_used_bytes: Reading<u64>,
+    pub sm_ratio: Reading<f64>,
+    pub encoder_ratio: Reading<f64>,
+    pub decoder_ratio: Reading<f64>,
+}
+
+// === conversions ===
+
+impl Gpu {
+    /// One GPU of a view whose names are `names`.
+    #[must_use]
+    pub fn of(seen: &GpuView, names: &Names<'_>, ages: Ages) -> Gpu {
+        let (gpu, sample) = (&*seen.gpu, &*seen.sample);
+        Gpu {
+            uuid: gpu.uuid.to_string(),
+            index: gpu.index,
+            minor: ages.of(&gpu.minor),
+            model: gpu.model.to_string(),
+            pci_bus_id: ages.of(&gpu.pci_bus_id),
+            numa_node: ages.of(&gpu.numa_node),
+            architecture: ages.of(&gpu.architecture),
+            mig_mode: ages.of(&gpu.mig_mode),
+            health: seen.health.code().to_owned(),
+            memory_total_bytes: ages.of(&gpu.memory_total),
+            memory_used_bytes: ages.of(&sample.memory_used),
+            memory_reserved_bytes: ages.of(&sample.memory_reserved),
+            memory_free_bytes: ages.of(&sample.memory_free),
+            utilization_ratio: ages.of(&sample.utilization),
+            utilization_samples: sample.utilization_samples,
+            memory_copy_ratio: ages.of(&sample.memory_copy),
+            encoder_ratio: ages.of(&sample.encoder),
+            decoder_ratio: ages.of(&sample.decoder),
+            power_watts: ages.of(&sample.power),
+            power_limit_watts: ages.of(&gpu.power_limit),
+            energy_joules: ages.of(&sample.energy),
+            clock_sm_hertz: ages.of(&sample.clock_sm),
+            clock_memory_hertz: ages.of(&sample.clock_memory),
+            throttle_reasons: ages.of(&sample.throttle_reasons),
+            temperature_celsius: ages.of(&sample.temperature),
+            temperature_memory_celsius: ages.of(&sample.temperature_memory),
+            pcie_tx_bytes_per_second: ages.of(&sample.pcie_tx),
+            pcie_rx_bytes_per_second: ages.of(&sample.pcie_rx),
+            pcie_replays: ages.of(&sample.pcie_replays),
+            nvlink_bytes: ages.of(&sample.nvlink_bytes),
+            nvlinks_active: ages.of(&gpu.nvlinks_active),
+            ecc: Ecc::of(sample, ages),
+            remapped: Remapped::of(&sample.remapped, ages),
+            recovery_action: ages.of(&sample.recovery),
+            gpm: Gpm::of(&sample.gpm, ages),
+            xids: seen.xids.iter().map(|&(code, count)| XidCount { code, count }).collect(),
+            last_xid: seen.last_xid.as_ref().map(|xid| LastXid::of(xid, ages)),
+            links: gpu.links.iter().map(Link::of).collect(),
+            mig: gpu.mig.iter().map(|instance| Mig::of(instance, sample, ages)).collect(),
+            holders: seen.holders.iter().map(|uid| Holder::of(uid, names)).collect(),
+            strangers: seen.strangers,
+            unattributed_memory_bytes: ages.of(&seen.unattributed_memory),
+            unattributed_sm_ratio: ages.of(&seen.unattributed_sm),
+            processes: ages.with(&seen.processes, |list| {
+                list.iter().map(|process| GpuProcess::of(process, names, ages)).collect()
+            }),
+            processes_left_out: seen.processes_left_out,
+        }
+    }
+}
+
+impl Ecc {
+    fn of(sample: &noun::GpuSample, ages: Ages) -> Ecc {
+        Ecc {
+            volatile_corrected: ages.of(&sample.ecc_volatile.corrected),
+            volatile_uncorrected: ages.of(&sample.ecc_volatile.uncorrected),
+            aggregate_corrected: ages.of(&sample.ecc_aggregate.corrected),
+            aggregate_uncorrected: ages.of(&sample.ecc_aggregate.uncorrected),
+        }
+    }
+}
+
+impl Remapped {
+    fn of(rows: &noun::RemappedRows, ages: Ages) -> Remapped {
+        Remapped {
+            correctable_rows: ages.of(&rows.correctable),
+            uncorrectable_rows: ages.of(&rows.uncorrectable),
+            pending: ages.of(&rows.pending),
+            failed: ages.of(&rows.failed),
+        }
+    }
+}
+
+impl Gpm {
+    fn of(gpm: &noun::GpmSample, ages: Ages) -> Gpm {
+        Gpm {
+            graphics_active: ages.of(&gpm.graphics_active),
+            sm_active: ages.of(&gpm.sm_active),
+            sm_occupancy: ages.of(&gpm.sm_occupancy),
+            tensor_active: ages.of(&gpm.tensor_active),
+            dram_active: ages.of(&gpm.dram_active),
+            fp64_active: ages.of(&gpm.fp64_active),
+            fp32_active: ages.of(&gpm.fp32_active),
+            fp16_active: ages.of(&gpm.fp16_active),
+            pcie_tx_bytes_per_second: ages.of(&gpm.pcie_tx),
+            pcie_rx_bytes_per_second: ages.of(&gpm.pcie_rx),
+            nvlink_tx_bytes_per_second: ages.of(&gpm.nvlink_tx),
+            nvlink_rx_bytes_per_second: ages.of(&gpm.nvlink_rx),
+        }
+    }
+}
+
+impl LastXid {
+    fn of(xid: &noun::Xid, ages: Ages) -> LastXid {
+        LastXid { code: xid.code, age_seconds: ages.since(xid.at), pid: xid.pid }
+    }
+}
+
+impl Link {
+    fn of(link: &noun::Link) -> Link {
+        Link { peer: link.peer.to_string(), path: link.path.code().to_owned(), nvlinks: link.nvlinks }
+    }
+}
+
+impl Mig {
+    fn of(instance: &noun::MigInstance, sample: &noun::GpuSample, ages: Ages) -> Mig {
+        let read = sample.mig.iter().find(|mig| mig.uuid == instance.uuid);
+        let bytes = |pick: fn(&noun::MigSample) -> &model::Reading<model::unit::Bytes>| {
+            ages.of(read.map_or(&model::Reading::NOT_YET, pick))
+        };
+        Mig {
+            uuid: instance.uuid.to_string(),
+            index: instance.index,
+            gpu_instance: instance.gpu_instance,
+            compute_instance: instance.compute_instance,
+            profile: instance.profile.to_string(),
+            memory_total_bytes: ages.of(&instance.memory_total),
+            memory_used_bytes: bytes(|mig| &mig.memory_used),
+            memory_free_bytes: bytes(|mig| &mig.memory_free),
+            memory_reserved_bytes: bytes(|mig| &mig.memory_reserved),
+            gpm: Gpm::of(read.map_or(&noun::GpmSample::default(), |mig| &mig.gpm), ages),
+        }
+    }
+}
+
+impl Holder {
+    fn of(uid: &PodUid, names: &Names<'_>) -> Holder {
+        let name = names.pod(uid).and_then(|pod| pod.name.as_ref());
+        Holder {
+            pod_uid: uid.to_string(),
+            namespace: name.map(|name| name.namespace.to_string()),
+            pod: name.map(|name| name.name.to_string()),
+        }
+    }
+}
+
+/// The word for what a process does on a GPU.
+#[must_use]
+pub fn kind_word(kind: GpuProcessKind) -> &'static str {
+    match kind {
+        GpuProcessKind::Compute => "compute",
+        GpuProcessKind::Graphics => "graphics",
+        GpuProcessKind::Mps => "mps",
+    }
+}
+
+/// The owner of a GPU process, by name.
+#[must_use]
+pub fn owner(process: &process::GpuProcess, names: &Names<'_>) -> Owner {
+    match &process.owner {
+        process::Owner::Cgroup(cgroup) => names.owner(cgroup),
+        process::Owner::Host => Owner::host(),
+        process::Owner::Unknown => Owner::unknown(),
+    }
+}
+
+impl GpuProcess {
+    fn of(process: &process::GpuProcess, names: &Names<'_>, ages: Ages) -> GpuProcess {
+        GpuProcess {
+            pid: process.pid,
+            command: process.command.to_string(),
+            owner: owner(process, names),
+            kind: kind_word(process.kind).to_owned(),
+            mig: process.mig.as_ref().map(ToString::to_string),
+            memory_used_bytes: ages.of(&process.memory_used),
+            sm_ratio: ages.of(&process.sm),
+            encoder_ratio: ages.of(&process.encoder),
+            decoder_ratio: ages.of(&process.decoder),
+        }
+    }
+}

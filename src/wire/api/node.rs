@@ -1,0 +1,180 @@
+//! `/api/v1/node`: the machine, how its GPUs are seen, and how the agent itself fares.
+
+use super::head::Head;
+use super::reading::{Ages, Reading};
+use model::observation::{GpuSourceState, Trouble};
+use model::time::Now;
+use model::view::NodeView;
+use serde::{Deserialize, Serialize};
+
+/// The document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::host` and `model::view` with their unit")]
+pub struct Document {
+    pub view: Head,
+    pub gpu_source: GpuSource,
+    pub gpus: usize,
+    pub pods: usize,
+    pub kernel: String,
+    /// `v1`, `v2` or `hybrid`.
+    pub cgroups: Reading<String>,
+    pub private_cgroup_namespace: Reading<bool>,
+    pub processors: Reading<u64>,
+    pub load: Reading<[f64; 3]>,
+    pub cpu_cores: Reading<f64>,
+    pub cpu_user_seconds: Reading<f64>,
+    pub cpu_system_seconds: Reading<f64>,
+    pub cpu_idle_seconds: Reading<f64>,
+    pub cpu_iowait_seconds: Reading<f64>,
+    pub cpu_steal_seconds: Reading<f64>,
+    pub memory_total_bytes: Reading<u64>,
+    pub memory_available_bytes: Reading<u64>,
+    pub memory_cache_bytes: Reading<u64>,
+    pub swap_used_bytes: Reading<u64>,
+    pub disk_read_bytes: Reading<u64>,
+    pub disk_write_bytes: Reading<u64>,
+    pub disk_read_bytes_per_second: Reading<f64>,
+    pub disk_write_bytes_per_second: Reading<f64>,
+    pub net_rx_bytes: Reading<u64>,
+    pub net_tx_bytes: Reading<u64>,
+    pub net_rx_bytes_per_second: Reading<f64>,
+    pub net_tx_bytes_per_second: Reading<f64>,
+    pub processes: Reading<u64>,
+    pub processes_left_out: u32,
+    pub cgroups_left_out: u32,
+    pub pass_seconds: f64,
+    pub deadlines_missed: u64,
+    pub troubles: Vec<TroubleCount>,
+}
+
+/// Whether GPUs can be seen.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GpuSource {
+    /// `working`, `starting`, `missing`, `hanging` or `switched_off`.
+    pub state: String,
+    /// Driver version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// NVML version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvml: Option<String>,
+    /// CUDA version that the driver brings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+    /// Why they cannot be seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What was tried and what to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+}
+
+/// How often one kind of trouble was met since the start.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "two plain fields")]
+pub struct TroubleCount {
+    pub kind: String,
+    pub count: u64,
+}
+
+impl Document {
+    /// Of `view`, told at `now`.
+    #[must_use]
+    pub fn of(view: &NodeView, now: Now) -> Document {
+        let ages = Ages(now.monotonic);
+        let (host, rates) = (&view.host, &view.host_rates);
+        Document {
+            view: Head::of(view, now),
+            gpu_source: GpuSource::of(&view.gpu_source),
+            gpus: view.gpus.len(),
+            pods: view.pods.len(),
+            kernel: view.facts.kernel.to_string(),
+            cgroups: ages.of(&view.facts.cgroups),
+            private_cgroup_namespace: ages.of(&view.facts.private_cgroup_namespace),
+            processors: ages.of(&host.processors),
+            load: ages.of(&host.load),
+            cpu_cores: ages.of(&rates.cpu),
+            cpu_user_seconds: ages.of(&host.cpu_user),
+            cpu_system_seconds: ages.of(&host.cpu_system),
+            cpu_idle_seconds: ages.of(&host.cpu_idle),
+            cpu_iowait_seconds: ages.of(&host.cpu_iowait),
+            cpu_steal_seconds: ages.of(&host.cpu_steal),
+            memory_total_bytes: ages.of(&host.memory_total),
+            memory_available_bytes: ages.of(&host.memory_available),
+            memory_cache_bytes: ages.of(&host.memory_cache),
+            swap_used_bytes: ages.of(&host.swap_used),
+            disk_read_bytes: ages.of(&host.disk_read),
+            disk_write_bytes: ages.of(&host.disk_write),
+            disk_read_bytes_per_second: ages.of(&rates.disk_read),
+            disk_write_bytes_per_second: ages.of(&rates.disk_write),
+            net_rx_bytes: ages.of(&host.net_rx),
+            net_tx_bytes: ages.of(&host.net_tx),
+            net_rx_bytes_per_second: ages.of(&rates.net_rx),
+            net_tx_bytes_per_second: ages.of(&rates.net_tx),
+            processes: ages.of(&host.processes),
+            processes_left_out: view.processes_left_out,
+            cgroups_left_out: view.cgroups_left_out,
+            pass_seconds: std::time::Duration::from_micros(view.pass_us).as_secs_f64(),
+            deadlines_missed: view.deadlines_missed,
+            troubles: view.troubles.iter().map(|&(kind, count)| TroubleCount::of(kind, count)).collect(),
+        }
+    }
+}
+
+impl GpuSource {
+    fn of(state: &GpuSourceState) -> GpuSource {
+        let named = |word: &str| GpuSource { state: word.to_owned(), ..GpuSource::default() };
+        match state {
+            GpuSourceState::SwitchedOff => named("switched_off"),
+            GpuSourceState::Starting => named("starting"),
+            GpuSourceState::Hanging => named("hanging"),
+            GpuSourceState::Working { driver, nvml, cuda, simulated: _ } => GpuSource {
+                driver: Some(driver.to_string()),
+                nvml: Some(nvml.to_string()),
+                cuda: cuda.as_ref().map(ToString::to_string),
+                ..named("working")
+            },
+            GpuSourceState::Missing { why, advice } => {
+                GpuSource { reason: Some(why.to_string()), advice: Some(advice.to_string()), ..named("missing") }
+            }
+        }
+    }
+}
+
+impl TroubleCount {
+    fn of(kind: Trouble, count: u64) -> TroubleCount {
+        TroubleCount { kind: trouble_word(kind).to_owned(), count }
+    }
+}
+
+/// A stable short word for a kind of trouble, in JSON and as a label value.
+#[must_use]
+pub fn trouble_word(kind: Trouble) -> &'static str {
+    match kind {
+        Trouble::ProcUnreadable => "proc_unreadable",
+        Trouble::CgroupUnreadable => "cgroup_unreadable",
+        Trouble::CriFailed => "cri_failed",
+        Trouble::PodResourcesFailed => "pod_resources_failed",
+        Trouble::NvmlFailed => "nvml_failed",
+        Trouble::KernelLogFailed => "kernel_log_failed",
+        Trouble::QueueFull => "queue_full",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::NodeName;
+
+    #[test]
+    fn an_empty_node_is_told_with_reasons_and_comes_back_the_same() {
+        let now = Now { monotonic: model::time::Monotonic(5_000_000_000), wall: model::time::WallTime(9_000_000) };
+        let view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
+        let told = Document::of(&view, now);
+        assert_eq!(told.gpu_source.state, "starting");
+        assert!((told.view.age_seconds - 5.0).abs() < 1e-9 && (told.view.time_seconds - 4.0).abs() < 1e-9);
+        assert_eq!(told.memory_total_bytes.reason(), Some("not measured yet"));
+        let text = serde_json::to_string(&told).unwrap();
+        assert_eq!(serde_json::from_str::<Document>(&text).unwrap(), told);
+    }
+}

@@ -1,0 +1,83 @@
+//! Whose a process is, by name.
+
+use model::cgroup::CgroupIdentity;
+use model::id::{ContainerId, PodUid};
+use model::view::{ContainerView, NodeView, PodView};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// Pod and container of a process; fields that nobody told are `None`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Owner {
+    /// `pod`, `container` (of no pod), `host` or `unknown`.
+    pub kind: String,
+    /// Pod's UID.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    /// Namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Pod's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// Container's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// Container's id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
+}
+
+impl Owner {
+    /// A process of the host.
+    #[must_use]
+    pub fn host() -> Owner {
+        Owner { kind: "host".to_owned(), ..Owner::default() }
+    }
+
+    /// Nobody knows.
+    #[must_use]
+    pub fn unknown() -> Owner {
+        Owner { kind: "unknown".to_owned(), ..Owner::default() }
+    }
+}
+
+/// The names of a view, found in constant time.
+#[derive(Debug)]
+pub struct Names<'a> {
+    pods: HashMap<&'a PodUid, &'a PodView>,
+    containers: HashMap<&'a ContainerId, &'a ContainerView>,
+}
+
+impl<'a> Names<'a> {
+    /// All pods and containers of `view`.
+    #[must_use]
+    pub fn of(view: &'a NodeView) -> Names<'a> {
+        let pods = view.pods.iter().map(|pod| (&pod.uid, pod)).collect();
+        let within = view.pods.iter().flat_map(|pod| &pod.containers);
+        let containers = within.chain(&view.containers).map(|container| (&container.id, container)).collect();
+        Names { pods, containers }
+    }
+
+    /// The pod of that identity.
+    #[must_use]
+    pub fn pod(&self, uid: &PodUid) -> Option<&'a PodView> {
+        self.pods.get(uid).copied()
+    }
+
+    /// Who stands behind a cgroup.
+    #[must_use]
+    pub fn owner(&self, cgroup: &CgroupIdentity) -> Owner {
+        let pod = cgroup.pod().and_then(|uid| self.pod(uid));
+        let name = pod.and_then(|pod| pod.name.as_ref());
+        let container = cgroup.container().and_then(|id| self.containers.get(id));
+        Owner {
+            kind: if cgroup.pod().is_some() { "pod" } else { "container" }.to_owned(),
+            pod_uid: cgroup.pod().map(ToString::to_string),
+            namespace: name.map(|name| name.namespace.to_string()),
+            pod: name.map(|name| name.name.to_string()),
+            container: container.and_then(|container| container.name.as_ref()).map(ToString::to_string),
+            container_id: cgroup.container().map(ToString::to_string),
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! `/api/v1/pods`: pods with their containers, and containers that belong to no pod.
+
+use super::head::Head;
+use super::reading::{Ages, Reading};
+use model::cgroup::{CgroupSample, NetworkSample, Qos};
+use model::view::{ContainerView, GpuShare, PodView, Rates};
+use serde::{Deserialize, Serialize, Serializer};
+
+/// The document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// Which view.
+    pub view: Head,
+    /// Pods and containers that the agent had no room for.
+    pub left_out: u32,
+    /// Ordered by namespace, name, UID.
+    pub pods: Vec<Pod>,
+    /// Containers of no pod, ordered by id.
+    pub containers: Vec<Container>,
+}
+
+/// What is written as a [`Document`], converted one pod at a time.
+#[derive(Debug)]
+pub struct Listing<'a> {
+    /// Which view.
+    pub view: Head,
+    /// Beyond the bound.
+    pub left_out: u32,
+    /// The pods that were asked for.
+    pub pods: Vec<&'a PodView>,
+    /// The containers that were asked for.
+    pub containers: Vec<&'a ContainerView>,
+    /// When the answer is given.
+    pub ages: Ages,
+}
+
+/// One pod.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pod {
+    /// UID.
+    pub uid: String,
+    /// Namespace, once somebody told it.
+    pub namespace: Option<String>,
+    /// Name, once somebody told it.
+    pub name: Option<String>,
+    /// `Guaranteed`, `Burstable` or `BestEffort`.
+    pub qos: Option<String>,
+    /// What the pod's own cgroup counts.
+    pub usage: Use,
+    /// Network of the pod.
+    pub network: Reading<Network>,
+    /// GPUs with processes of this pod.
+    pub gpus: Vec<Share>,
+    /// Its containers.
+    pub containers: Vec<Container>,
+}
+
+/// One container.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Container {
+    /// Id.
+    pub id: String,
+    /// Name in the pod, once somebody told it.
+    pub name: Option<String>,
+    /// Whether it is the pod's sandbox.
+    pub sandbox: bool,
+    /// Image, once somebody told it.
+    pub image: Option<String>,
+    /// What its cgroup counts.
+    pub usage: Use,
+    /// Network, of containers that belong to no pod.
+    pub network: Reading<Network>,
+    /// GPUs with processes of this container.
+    pub gpus: Vec<Share>,
+    /// Devices that kubelet says it holds.
+    pub devices: Vec<String>,
+}
+
+/// What a cgroup counts, with the rates of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::cgroup::CgroupSample` and `Rates` with their unit")]
+pub struct Use {
+    pub cpu_cores: Reading<f64>,
+    pub cpu_seconds: Reading<f64>,
+    pub cpu_user_seconds: Reading<f64>,
+    pub cpu_system_seconds: Reading<f64>,
+    pub cpu_limit_cores: Reading<Option<f64>>,
+    pub cfs_periods: Reading<u64>,
+    pub cfs_throttled_periods: Reading<u64>,
+    pub cfs_throttled_seconds: Reading<f64>,
+    pub memory_usage_bytes: Reading<u64>,
+    pub memory_working_set_bytes: Reading<u64>,
+    pub memory_rss_bytes: Reading<u64>,
+    pub memory_cache_bytes: Reading<u64>,
+    pub memory_limit_bytes: Reading<Option<u64>>,
+    pub oom_kills: Reading<u64>,
+    pub io_read_bytes: Reading<u64>,
+    pub io_write_bytes: Reading<u64>,
+    pub io_reads: Reading<u64>,
+    pub io_writes: Reading<u64>,
+    pub io_read_bytes_per_second: Reading<f64>,
+    pub io_write_bytes_per_second: Reading<f64>,
+    pub process_io: Reading<ProcessIo>,
+    pub net_rx_bytes_per_second: Reading<f64>,
+    pub net_tx_bytes_per_second: Reading<f64>,
+    pub tasks: Reading<u64>,
+    pub processes: Reading<u64>,
+    pub pressure: Reading<Pressure>,
+}
+
+/// What the living processes read and wrote; loses those that ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "two plain fields")]
+pub struct ProcessIo {
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+}
+
+/// Time spent waiting, since the cgroup was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::cgroup::Pressure` with their unit")]
+pub struct Pressure {
+    pub cpu_waiting_seconds: f64,
+    pub cpu_stalled_seconds: f64,
+    pub memory_waiting_seconds: f64,
+    pub memory_stalled_seconds: f64,
+    pub io_waiting_seconds: f64,
+    pub io_stalled_seconds: f64,
+}
+
+/// Network totals.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::cgroup::NetworkSample`")]
+pub struct Network {
+    pub rx_bytes: u64,
+    pub tx_bytes: u64,
+    pub rx_packets: u64,
+    pub tx_packets: u64,
+    pub rx_errors: u64,
+    pub tx_errors: u64,
+    pub rx_dropped: u64,
+    pub tx_dropped: u64,
+}
+
+/// What the processes of a pod or container do on one GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::view::GpuShare` with their unit")]
+pub struct Share {
+    pub gpu: String,
+    pub mig: Option<String>,
+    pub processes: u32,
+    pub memory_used_bytes: Reading<u64>,
+    pub sm_ratio: Reading<f64>,
+}
+
+// === conversions ===
+
+impl Serialize for Listing<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut document = serializer.serialize_struct("Document", 4)?;
+        document.serialize_field("view", &self.view)?;
+        document.serialize_field("left_out", &self.left_out)?;
+        document.serialize_field("pods", &Each(&self.pods, |pod: &PodView| Pod::of(pod, self.ages)))?;
+        document.serialize_field(
+            "containers",
+            &Each(&self.containers, |it: &ContainerView| Container::of(it, self.ages)),
+        )?;
+        document.end()
+    }
+}
+
+/// A list whose items are made while it is written.
+pub(super) struct Each<'a, T, F>(pub(super) &'a [&'a T], pub(super) F);
+
+impl<T, U: Serialize, F: Fn(&T) -> U> Serialize for Each<'_, T, F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|item| (self.1)(item)))
+    }
+}
+
+impl Pod {
+    /// One pod of a view.
+    #[must_use]
+    pub fn of(pod: &PodView, ages: Ages) -> Pod {
+        Pod {
+            uid: pod.uid.to_string(),
+            namespace: pod.name.as_ref().map(|name| name.namespace.to_string()),
+            name: pod.name.as_ref().map(|name| name.name.to_string()),
+            qos: pod.qos.map(|qos| qos_word(qos).to_owned()),
+            usage: Use::of(&pod.sample, &pod.rates, ages),
+            network: ages.with(&pod.network, Network::of),
+            gpus: pod.gpus.iter().map(|share| Share::of(share, ages)).collect(),
+            containers: pod.containers.iter().map(|container| Container::of(container, ages)).collect(),
+        }
+    }
+}
+
+impl Container {
+    /// One container of a view.
+    #[must_use]
+    pub fn of(container: &ContainerView, ages: Ages) -> Container {
+        Container {
+            id: container.id.to_string(),
+            name: container.name.as_ref().map(ToString::to_string),
+            sandbox: container.sandbox,
+            image: container.image.as_ref().map(ToString::to_string),
+            usage: Use::of(&container.sample, &container.rates, ages),
+            network: ages.with(&container.network, Network::of),
+            gpus: container.gpus.iter().map(|share| Share::of(share, ages)).collect(),
+            devices: container.devices.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// The class, as Kubernetes writes it.
+#[must_use]
+pub fn qos_word(qos: Qos) -> &'static str {
+    match qos {
+        Qos::Guaranteed => "Guaranteed",
+        Qos::Burstable => "Burstable",
+        Qos::BestEffort => "BestEffort",
+    }
+}
+
+impl Use {
+    fn of(sample: &CgroupSample, rates: &Rates, ages: Ages) -> Use {
+        Use {
+            cpu_cores: ages.of(&rates.cpu),
+            cpu_seconds: ages.of(&sample.cpu_total),
+            cpu_user_seconds: ages.of(&sample.cpu_user),
+            cpu_system_seconds: ages.of(&sample.cpu_system),
+            cpu_limit_cores: ages.of(&sample.cpu_limit),
+            cfs_periods: ages.of(&sample.cfs_periods),
+            cfs_throttled_periods: ages.of(&sample.cfs_throttled_periods),
+            cfs_throttled_seconds: ages.of(&sample.cfs_throttled),
+            memory_usage_bytes: ages.of(&sample.memory_usage),
+            memory_working_set_bytes: ages.of(&sample.memory_working_set),
+            memory_rss_bytes: ages.of(&sample.memory_rss),
+            memory_cache_bytes: ages.of(&sample.memory_cache),
+            memory_limit_bytes: ages.of(&sample.memory_limit),
+            oom_kills: ages.of(&sample.oom_kills),
+            io_read_bytes: ages.of(&sample.io_read),
+            io_write_bytes: ages.of(&sample.io_write),
+            io_reads: ages.of(&sample.io_reads),
+            io_writes: ages.of(&sample.io_writes),
+            io_read_bytes_per_second: ages.of(&rates.io_read),
+            io_write_bytes_per_second: ages.of(&rates.io_write),
+            process_io: ages
+                .with(&sample.process_io, |io| ProcessIo { read_bytes: io.read.0, write_bytes: io.write.0 }),
+            net_rx_bytes_per_second: ages.of(&rates.net_rx),
+            net_tx_bytes_per_second: ages.of(&rates.net_tx),
+            tasks: ages.of(&sample.tasks),
+            processes: ages.of(&sample.processes),
+            pressure: ages.with(&sample.pressure, Pressure::of),
+        }
+    }
+}
+
+impl Pressure {
+    fn of(pressure: &model::cgroup::Pressure) -> Pressure {
+        Pressure {
+            cpu_waiting_seconds: pressure.cpu_waiting.as_seconds(),
+            cpu_stalled_seconds: pressure.cpu_stalled.as_seconds(),
+            memory_waiting_seconds: pressure.memory_waiting.as_seconds(),
+            memory_stalled_seconds: pressure.memory_stalled.as_seconds(),
+            io_waiting_seconds: pressure.io_waiting.as_seconds(),
+            io_stalled_seconds: pressure.io_stalled.as_seconds(),
+        }
+    }
+}
+
+impl Network {
+    fn of(network: &NetworkSample) -> Network {
+        Network {
+            rx_bytes: network.rx_bytes.0,
+            tx_bytes: network.tx_bytes.0,
+            rx_packets: network.rx_packets.0,
+            tx_packets: network.tx_packets.0,
+            rx_errors: network.rx_errors.0,
+            tx_errors: network.tx_errors.0,
+            rx_dropped: network.rx_dropped.0,
+            tx_dropped: network.tx_dropped.0,
+        }
+    }
+}
+
+impl Share {
+    fn of(share: &GpuShare, ages: Ages) -> Share {
+        Share {
+            gpu: share.gpu.to_string(),
+            mig: share.mig.as_ref().map(ToString::to_string),
+            processes: share.processes,
+            memory_used_bytes: ages.of(&share.memory_used),
+            sm_ratio: ages.of(&share.sm),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! `/api/v1/processes`: processes of the host, each with its container and what it does on GPUs.
+
+use super::gpus::{kind_word, owner};
+use super::head::Head;
+use super::owner::{Names, Owner};
+use super::pods::Each;
+use super::reading::{Ages, Reading};
+use model::id::GpuUuid;
+use model::process::{GpuProcess, HostProcess};
+use model::unit::Nanos;
+use model::view::{NodeView, ProcessView};
+use model::{Absence, Reading as Noun};
+use serde::{Deserialize, Serialize, Serializer};
+use std::collections::BTreeMap;
+
+/// The document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// Which view.
+    pub view: Head,
+    /// Processes that the agent had no room for.
+    pub left_out: u32,
+    /// Those with the most CPU first; at the end those that only a GPU's list knows.
+    pub processes: Vec<Process>,
+}
+
+/// What is written as a [`Document`], converted one process at a time.
+#[derive(Debug)]
+pub struct Listing<'a> {
+    /// Which view.
+    pub view: Head,
+    /// Beyond the bound.
+    pub left_out: u32,
+    /// The processes that were asked for.
+    pub rows: Vec<&'a Row<'a>>,
+    /// The view's names.
+    pub names: &'a Names<'a>,
+    /// When the answer is given.
+    pub ages: Ages,
+}
+
+/// A process as the host shows it, as GPUs show it, or both.
+#[derive(Debug)]
+pub struct Row<'a> {
+    /// The host's side.
+    pub host: Option<&'a ProcessView>,
+    /// One entry for each GPU (and MIG instance) it is on.
+    pub gpus: Places<'a>,
+}
+
+/// A process's entries in the lists of GPUs.
+pub type Places<'a> = Vec<(&'a GpuUuid, &'a GpuProcess)>;
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::process::HostProcess` with their unit")]
+pub struct Process {
+    pub pid: u32,
+    pub start_ticks: Option<u64>,
+    pub command: String,
+    pub owner: Owner,
+    pub cpu_cores: Reading<f64>,
+    pub cpu_user_seconds: Reading<f64>,
+    pub cpu_system_seconds: Reading<f64>,
+    pub rss_bytes: Reading<u64>,
+    pub threads: Reading<u64>,
+    pub read_bytes: Reading<u64>,
+    pub write_bytes: Reading<u64>,
+    /// What it does on GPUs.
+    pub gpus: Vec<OnGpu>,
+}
+
+/// A process on one GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::process::GpuProcess` with their unit")]
+pub struct OnGpu {
+    pub gpu: String,
+    pub mig: Option<String>,
+    /// `compute`, `graphics` or `mps`.
+    pub kind: String,
+    pub memory_used_bytes: Reading<u64>,
+    pub sm_ratio: Reading<f64>,
+    pub encoder_ratio: Reading<f64>,
+    pub decoder_ratio: Reading<f64>,
+}
+
+/// Both sides of every process of `view`, joined by number and start time.
+#[must_use]
+pub fn rows(view: &NodeView) -> Vec<Row<'_>> {
+    let mut on_gpu: BTreeMap<(u32, Option<u64>), Places<'_>> = BTreeMap::new();
+    for gpu in &view.gpus {
+        for process in gpu.processes.value().into_iter().flat_map(|list| list.iter()) {
+            let key = (process.pid, process.key.map(|key| key.start_ticks));
+            on_gpu.entry(key).or_default().push((&gpu.gpu.uuid, process));
+        }
+    }
+    let mut rows: Vec<Row<'_>> = view
+        .processes
+        .iter()
+        .map(|host| {
+            let key = host.process.key;
+            Row { host: Some(host), gpus: on_gpu.remove(&(key.pid, Some(key.start_ticks))).unwrap_or_default() }
+        })
+        .collect();
+    rows.extend(on_gpu.into_values().map(|gpus| Row { host: None, gpus }));
+    rows
+}
+
+// === conversions ===
+
+impl Serialize for Listing<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut document = serializer.serialize_struct("Document", 3)?;
+        document.serialize_field("view", &self.view)?;
+        document.serialize_field("left_out", &self.left_out)?;
+        document.serialize_field("processes", &Each(&self.rows, |row: &Row<'_>| row.show(self.names, self.ages)))?;
+        document.end()
+    }
+}
+
+impl Row<'_> {
+    /// Whose it is.
+    #[must_use]
+    pub fn owner(&self, names: &Names<'_>) -> Owner {
+        match (self.host, self.gpus.first()) {
+            (Some(host), _) => host.process.cgroup.as_ref().map_or_else(Owner::host, |cgroup| names.owner(cgroup)),
+            (None, Some((_, process))) => owner(process, names),
+            (None, None) => Owner::unknown(),
+        }
+    }
+
+    fn show(&self, names: &Names<'_>, ages: Ages) -> Process {
+        let first = self.gpus.first().map(|(_, process)| *process);
+        let host = self.host.map(|host| &host.process);
+        let cpu = |pick: fn(&HostProcess) -> Nanos| ages.of(&read(host, pick));
+        Process {
+            pid: host.map(|it| it.key.pid).or(first.map(|it| it.pid)).unwrap_or_default(),
+            start_ticks: host.map(|it| it.key).or(first.and_then(|it| it.key)).map(|key| key.start_ticks),
+            command: host
+                .map(|it| &it.command)
+                .or(first.map(|it| &it.command))
+                .map(ToString::to_string)
+                .unwrap_or_default(),
+            owner: self.owner(names),
+            cpu_cores: ages.of(&self.host.map_or(Noun::Absent(Absence::NotAttributable), |it| it.cpu)),
+            cpu_user_seconds: cpu(|it| it.cpu_user),
+            cpu_system_seconds: cpu(|it| it.cpu_system),
+            rss_bytes: ages.of(&read(host, |it| it.rss)),
+            threads: ages.of(&read(host, |it| it.threads)),
+            read_bytes: ages.of(&host.map_or(Noun::Absent(Absence::NotAttributable), |it| it.read_bytes)),
+            write_bytes: ages.of(&host.map_or(Noun::Absent(Absence::NotAttributable), |it| it.write_bytes)),
+            gpus: self.gpus.iter().map(|(gpu, process)| OnGpu::of(gpu, process, ages)).collect(),
+        }
+    }
+}
+
+/// What was read of the host's side of a process.
+fn read<T>(host: Option<&HostProcess>, pick: impl FnOnce(&HostProcess) -> T) -> Noun<T> {
+    host.map_or(Noun::Absent(Absence::NotAttributable), |it| Noun::Measured(pick(it), it.at))
+}
+
+impl OnGpu {
+    fn of(gpu: &GpuUuid, process: &GpuProcess, ages: Ages) -> OnGpu {
+        OnGpu {
+            gpu: gpu.to_string(),
+            mig: process.mig.as_ref().map(ToString::to_string),
+            kind: kind_word(process.kind).to_owned(),
+            memory_used_bytes: ages.of(&process.memory_used),
+            sm_ratio: ages.of(&process.sm),
+            encoder_ratio: ages.of(&process.encoder),
+            decoder_ratio: ages.of(&process.decoder),
+        }
+    }
+}

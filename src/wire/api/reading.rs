@@ -1,0 +1,185 @@
+//! A reading in JSON, and how each unit of the model becomes a plain number.
+
+use model::gpu::RecoveryAction;
+use model::host::CgroupVersion;
+use model::time::Monotonic;
+use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// A value with its age, or the reason why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Reading<T> {
+    /// Measured.
+    Measured {
+        /// The value, in the unit that the field's name tells.
+        value: T,
+        /// Seconds between the measurement and this answer, to the millisecond.
+        age_seconds: f64,
+    },
+    /// Not known.
+    Absent {
+        /// A stable short word: see [`model::Absence::code`].
+        absent: String,
+        /// The sentence for people.
+        reason: String,
+    },
+}
+
+impl<T> Reading<T> {
+    /// The value, if there is one.
+    pub fn value(&self) -> Option<&T> {
+        match self {
+            Reading::Measured { value, .. } => Some(value),
+            Reading::Absent { .. } => None,
+        }
+    }
+
+    /// Why there is no value, as a sentence.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Reading::Measured { .. } => None,
+            Reading::Absent { reason, .. } => Some(reason),
+        }
+    }
+
+    /// Seconds since it was measured.
+    pub fn age_seconds(&self) -> Option<f64> {
+        match self {
+            Reading::Measured { age_seconds, .. } => Some(*age_seconds),
+            Reading::Absent { .. } => None,
+        }
+    }
+}
+
+/// Counts ages from the moment of the answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Ages(
+    /// The moment of the answer.
+    pub Monotonic,
+);
+
+impl Ages {
+    /// The reading as JSON has it.
+    pub fn of<T: Plain>(self, reading: &model::Reading<T>) -> Reading<T::Out> {
+        self.with(reading, Plain::plain)
+    }
+
+    /// The same, with a conversion of the caller's.
+    pub fn with<T, U>(self, reading: &model::Reading<T>, plain: impl FnOnce(&T) -> U) -> Reading<U> {
+        match reading {
+            model::Reading::Measured(value, at) => {
+                Reading::Measured { value: plain(value), age_seconds: self.since(*at) }
+            }
+            model::Reading::Absent(why) => Reading::Absent { absent: why.code().to_owned(), reason: why.to_string() },
+        }
+    }
+
+    /// Seconds since `at`, to the millisecond.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds of uptime are far below 2^53")]
+    pub fn since(self, at: Monotonic) -> f64 {
+        self.0.since(at).as_millis() as f64 / 1e3
+    }
+}
+
+/// A noun that JSON has as a plain value in base units.
+pub trait Plain {
+    /// What it becomes.
+    type Out;
+    /// In base units.
+    fn plain(&self) -> Self::Out;
+}
+
+macro_rules! plain {
+    ($($noun:ty => $out:ty, |$value:ident| $change:expr;)*) => {
+        $(impl Plain for $noun {
+            type Out = $out;
+            fn plain(&self) -> $out {
+                let $value = self;
+                $change
+            }
+        })*
+    };
+}
+
+plain! {
+    Bytes => u64, |it| it.0;
+    Count => u64, |it| it.0;
+    Percent => f64, |it| finite(it.ratio().0);
+    Ratio => f64, |it| finite(it.0);
+    Watts => f64, |it| finite(it.0);
+    Cores => f64, |it| finite(it.0);
+    BytesPerSecond => f64, |it| finite(it.0);
+    Millijoules => f64, |it| joules(it.0);
+    Megahertz => u64, |it| u64::from(it.0) * 1_000_000;
+    Celsius => i32, |it| it.0;
+    Nanos => f64, |it| it.as_seconds();
+    Option<f64> => Option<f64>, |it| it.map(finite);
+    Option<Bytes> => Option<u64>, |it| it.map(|bytes| bytes.0);
+    [f64; 3] => [f64; 3], |it| it.map(finite);
+    u32 => u32, |it| *it;
+    u64 => u64, |it| *it;
+    bool => bool, |it| *it;
+    Arc<str> => String, |it| it.to_string();
+    CgroupVersion => String, |it| it.code().to_owned();
+    RecoveryAction => String, |it| recovery_word(*it);
+}
+
+/// JSON has no words for infinity and not-a-number, and no source of ours should make them; zero keeps the text valid.
+fn finite(value: f64) -> f64 {
+    if value.is_finite() { value } else { 0.0 }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW card reaches after 285 years")]
+fn joules(millijoules: u64) -> f64 {
+    millijoules as f64 / 1e3
+}
+
+fn recovery_word(action: RecoveryAction) -> String {
+    match action {
+        RecoveryAction::None => "none".to_owned(),
+        RecoveryAction::ResetGpu => "reset_gpu".to_owned(),
+        RecoveryAction::RebootNode => "reboot_node".to_owned(),
+        RecoveryAction::DrainPeers => "drain_peers".to_owned(),
+        RecoveryAction::DrainAndReset => "drain_and_reset".to_owned(),
+        RecoveryAction::Unknown(number) => format!("unknown_{number}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::Absence;
+
+    #[test]
+    fn both_kinds_of_reading_come_back_as_they_were_written() {
+        let ages = Ages(Monotonic(2_500_000_000));
+        let there = ages.of(&model::Reading::Measured(Bytes(7), Monotonic(1_250_000_000)));
+        let text = serde_json::to_string(&there).unwrap();
+        assert_eq!(text, r#"{"value":7,"age_seconds":1.25}"#);
+        assert_eq!(serde_json::from_str::<Reading<u64>>(&text).unwrap(), there);
+
+        let gone = ages.of(&model::Reading::<Bytes>::Absent(Absence::Nvml(15)));
+        let text = serde_json::to_string(&gone).unwrap();
+        assert_eq!(text, r#"{"absent":"nvml_error","reason":"NVML error 15"}"#);
+        assert_eq!(serde_json::from_str::<Reading<u64>>(&text).unwrap(), gone);
+    }
+
+    #[test]
+    fn no_limit_is_null_and_not_absent() {
+        let none = Ages(Monotonic(0)).of(&model::Reading::Measured(None::<Bytes>, Monotonic(0)));
+        let text = serde_json::to_string(&none).unwrap();
+        assert_eq!(text, r#"{"value":null,"age_seconds":0.0}"#);
+        assert_eq!(serde_json::from_str::<Reading<Option<u64>>>(&text).unwrap(), none);
+    }
+
+    #[test]
+    fn units_become_base_units() {
+        assert!((Percent(42.0).plain() - 0.42).abs() < 1e-12);
+        assert_eq!(Megahertz(1980).plain(), 1_980_000_000);
+        assert!((Millijoules(1500).plain() - 1.5).abs() < 1e-12);
+        assert_eq!(Ratio(f64::NAN).plain().to_bits(), 0);
+    }
+}
