@@ -1,1 +1,67 @@
-//! House.
+//! The house keeps its order: what `docs/architecture.md` says about rooms and doors is held against every manifest and
+//! every source file, and the rules themselves against broken trees.
+//!
+//! ```text
+//!   files ─tree──▶ texts, outlines ──doors, order, names──▶ findings (file:line: rule: what to do)
+//!   docs/architecture.md ─plan──▶ tables ───┘
+//! ```
+//!
+//! What is read is text: a `use` path, a manifest, a name. What a macro makes up is not seen; the compiler sees doors.
+
+mod house {
+    pub(crate) mod finding;
+    mod lexer;
+    mod imports;
+    pub(crate) mod tree;
+    mod plan;
+    mod doors;
+    mod order;
+    pub(crate) mod names;
+    #[cfg(test)]
+    mod broken;
+
+    use finding::Finding;
+    use std::path::Path;
+
+    /// Everything that is wrong with the tree at `root`, in order of file and line.
+    pub(crate) fn check(root: &Path) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let tree = tree::Tree::read(root, &mut findings);
+        let plan = plan::Plan::read(&tree, &mut findings);
+        let manifests = doors::manifests(&tree, &mut findings);
+        doors::check(&manifests, &plan, &tree, &mut findings);
+        order::check(&manifests, &tree, &mut findings);
+        order::outside(&tree, &mut findings);
+        names::names(&tree, &mut findings);
+        names::unsafe_code(&tree, &plan, &mut findings);
+        names::machine_paths(&tree, &mut findings);
+        names::pictures(&tree, &mut findings);
+        findings.sort();
+        findings
+    }
+}
+
+use std::path::{Path, PathBuf};
+
+/// Longer files are listed: a smell to look at in review, not an error.
+const LONG_FILE: usize = 400;
+
+fn root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().map_or_else(|| package.to_owned(), Path::to_owned)
+}
+
+#[test]
+fn this_house_is_in_order() {
+    let findings = house::check(&root());
+    let list: String = findings.iter().map(|finding| format!("{finding}\n")).collect();
+    assert!(findings.is_empty(), "{} broken rules (docs/architecture.md has the plan):\n{list}", findings.len());
+}
+
+#[test]
+fn long_files_are_listed() {
+    let tree = house::tree::Tree::read(&root(), &mut Vec::new());
+    for (lines, path) in house::names::long_files(&tree, LONG_FILE) {
+        println!("{lines:5} lines: {path}");
+    }
+}

@@ -3,7 +3,7 @@
 //! ```text
 //!   time unit id        the alphabet: when, how much, who
 //!   reading             a value that was measured at a time, or the reason why there is none
-//!   gpu process cgroup host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
+//!   gpu cgroup process host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
 //!   usage               what follows from two raw samples: rates, shares
 //!   observation         everything an eye (`sources`) may report
 //!   view                one node as one believes it at one moment; what every server shows
@@ -17,8 +17,8 @@ pub mod unit;
 pub mod id;
 pub mod reading;
 pub mod gpu;
-pub mod process;
 pub mod cgroup;
+pub mod process;
 pub mod host;
 pub mod usage;
 pub mod observation;

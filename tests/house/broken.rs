@@ -1,0 +1,251 @@
+//! Broken trees: each rule must catch its own, and say file and rule.
+
+use super::check;
+use super::finding::{Finding, Rule};
+use std::fs;
+use std::io;
+use std::path::Path;
+use tempfile::TempDir;
+
+const PLAN: &str = "\
+| room | imports rooms | imports crates | tests import |
+|---|---|---|---|
+| `model` | – | `thiserror` | – |
+| `sources` | `model` | `tokio` | `tempfile` |
+
+| file with `unsafe` | why |
+|---|---|
+| `src/sources/raw.rs` | calls C |
+";
+const HEAD: &str = "//! Room.\n//! ```text\n//! a -> b\n//! ```\n//! What must never happen here: a circle.\n";
+
+/// A tree in order; `changes` replace or add files. `None` takes a file away.
+fn tree(changes: &[(&str, Option<&str>)]) -> io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let model = format!("{HEAD}pub mod a;\npub mod b;\npub use a::A;\n");
+    let sources = format!("{HEAD}mod clock;\nmod raw;\nmod nvml;\n");
+    let good = [
+        ("Cargo.toml", "[workspace]\n[workspace.dependencies]\ntokio = \"1\"\n"),
+        ("docs/architecture.md", PLAN),
+        (
+            "src/model/Cargo.toml",
+            "[package]\nname = \"model\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nthiserror.workspace = true\n",
+        ),
+        ("src/model/lib.rs", &model),
+        ("src/model/a.rs", "pub struct A;\n#[cfg(test)]\nmod tests { use super::*; use crate::b::B; }\n"),
+        ("src/model/b.rs", "use crate::a::A;\nuse crate::A as Same;\npub struct B(A);\n"),
+        (
+            "src/sources/Cargo.toml",
+            "[package]\nname = \"sources\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nmodel.workspace = true\n\
+             tokio.workspace = true\n[dev-dependencies]\ntempfile.workspace = true\n",
+        ),
+        ("src/sources/lib.rs", &sources),
+        ("src/sources/clock.rs", "// crate::nvml is named in a comment only\n"),
+        ("src/sources/raw.rs", "use crate::clock;\nfn f() { unsafe { g() } }\n"),
+        ("src/sources/nvml.rs", "mod read;\nmod thread;\nuse self::thread::run;\nuse read::Reader;\n"),
+        ("src/sources/nvml/read.rs", "use crate::{clock, raw::f};\n"),
+        ("src/sources/nvml/thread.rs", "use super::read::Reader;\nuse super::Reader as Again;\n"),
+    ];
+    let replaced = |path: &str| changes.iter().any(|(changed, _)| *changed == path);
+    for (path, text) in good.iter().filter(|(path, _)| !replaced(path)).map(|(path, text)| (*path, *text)) {
+        write(folder.path(), path, text)?;
+    }
+    for (path, text) in changes.iter().filter_map(|(path, text)| text.map(|text| (*path, text))) {
+        write(folder.path(), path, text)?;
+    }
+    Ok(folder)
+}
+
+fn write(root: &Path, path: &str, text: &str) -> io::Result<()> {
+    let path = root.join(path);
+    fs::create_dir_all(path.parent().unwrap_or(root))?;
+    fs::write(path, text)
+}
+
+fn findings(changes: &[(&str, Option<&str>)]) -> Vec<Finding> {
+    let folder = tree(changes).expect("a temporary folder can be written");
+    check(folder.path())
+}
+
+const MODEL: &str = "src/model/Cargo.toml";
+const SOURCES: &str = "src/sources/Cargo.toml";
+const DOCS: &str = "docs/architecture.md";
+
+/// Rule, file that is blamed, words of the message, and the one file that breaks the tree.
+type Case = (Rule, &'static str, &'static str, &'static str, &'static str);
+
+const CASES: [Case; 30] = [
+    (
+        Rule::Door,
+        MODEL,
+        "`tokio`",
+        MODEL,
+        "[package]\nname = \"model\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nthiserror.workspace = true\ntokio.workspace = true\n",
+    ),
+    (
+        Rule::Door,
+        MODEL,
+        "dev-dependencies",
+        MODEL,
+        "[package]\nname = \"model\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nthiserror.workspace = true\n[dev-dependencies]\nsources.workspace = true\n",
+    ),
+    (
+        Rule::Door,
+        MODEL,
+        "target.cfg(unix)",
+        MODEL,
+        "[package]\nname = \"model\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nthiserror.workspace = true\n[target.'cfg(unix)'.dependencies]\nlibc.workspace = true\n",
+    ),
+    (
+        Rule::Door,
+        MODEL,
+        "build script",
+        MODEL,
+        "[package]\nname = \"model\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nthiserror.workspace = true\n[build-dependencies]\ncc.workspace = true\n",
+    ),
+    (
+        Rule::Door,
+        MODEL,
+        "versions stand once",
+        MODEL,
+        "[package]\nname = \"model\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nthiserror = \"2\"\n",
+    ),
+    (
+        Rule::Door,
+        "Cargo.toml",
+        "another name",
+        "Cargo.toml",
+        "[workspace.dependencies]\nthiserror = { package = \"tokio\", version = \"1\" }\n",
+    ),
+    (
+        Rule::Door,
+        "src/extra/Cargo.toml",
+        "no room of the plan",
+        "src/extra/Cargo.toml",
+        "[package]\nname = \"extra\"\n",
+    ),
+    (
+        Rule::Door,
+        DOCS,
+        "pure",
+        DOCS,
+        "| room | r | c | t |\n|---|---|---|---|\n| `model` | – | `thiserror`, `tokio` | – |\n| `sources` | `model` | `tokio` | `tempfile` |\n",
+    ),
+    (
+        Rule::Door,
+        DOCS,
+        "never import `sources`",
+        DOCS,
+        "| room | r | c | t |\n|---|---|---|---|\n| `model` | `sources` | `thiserror` | – |\n| `sources` | `model` | `tokio` | `tempfile` |\n",
+    ),
+    (
+        Rule::StalePlan,
+        DOCS,
+        "does not have",
+        SOURCES,
+        "[package]\nname = \"sources\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nmodel.workspace = true\n",
+    ),
+    (Rule::StalePlan, DOCS, "no table", DOCS, "# Nothing\n"),
+    (Rule::StalePlan, DOCS, "has none", "src/sources/raw.rs", "// calm\n"),
+    (Rule::UpwardImport, "src/model/a.rs", "lists `b` below `a`", "src/model/a.rs", "use crate::b::B;\n"),
+    (Rule::UpwardImport, "src/model/a.rs", "lists `b` below `a`", "src/model/a.rs", "use crate::{b::{self, B}};\n"),
+    (Rule::UpwardImport, "src/model/a.rs", "lists `b` below `a`", "src/model/a.rs", "fn f() { super::b::g() }\n"),
+    (
+        Rule::UpwardImport,
+        "src/model/a.rs",
+        "lists `b` below `a`",
+        "src/model/a.rs",
+        "macro_rules! m { () => { $crate::b::B } }\n",
+    ),
+    (
+        Rule::UpwardImport,
+        "src/sources/clock.rs",
+        "lists `nvml` below `clock`",
+        "src/sources/clock.rs",
+        "use crate::nvml::read::Reader;\n",
+    ),
+    (
+        Rule::UpwardImport,
+        "src/sources/nvml/read.rs",
+        "lists `thread` below `read`",
+        "src/sources/nvml/read.rs",
+        "use super::thread::run;\n",
+    ),
+    (
+        Rule::UpwardImport,
+        "src/sources/nvml/read.rs",
+        "lists `thread` below `read`",
+        "src/sources/nvml/read.rs",
+        "use super::run;\n",
+    ),
+    (Rule::UpwardImport, "src/sources/nvml/read.rs", "a circle", "src/sources/nvml/read.rs", "use super::Settings;\n"),
+    (
+        Rule::UpwardImport,
+        "src/sources/nvml/read.rs",
+        "a circle",
+        "src/sources/nvml/read.rs",
+        "mod inner { use super::super::*; }\n",
+    ),
+    (Rule::ForbiddenName, "src/model/utils.rs", "says nothing", "src/model/utils.rs", ""),
+    (Rule::ForbiddenName, "src/model/pod_types.rs", "says nothing", "src/model/pod_types.rs", ""),
+    (Rule::ForbiddenName, "src/model/a/mod.rs", "never `foo/mod.rs`", "src/model/a/mod.rs", ""),
+    (Rule::ForbiddenName, "src/model/build.rs", "cargo claims", "src/model/build.rs", ""),
+    (Rule::ForbiddenName, "src/model/a.rs", "says nothing", "src/model/a.rs", "mod helpers {}\n"),
+    (Rule::Unsafe, "src/model/a.rs", "does not list", "src/model/a.rs", "fn f() { unsafe { g() } }\n"),
+    (Rule::MachinePath, "README.md", "somebody's machine", "README.md", concat!("see `/wo", "rk/main/x`\n")),
+    (
+        Rule::Picture,
+        "src/model/lib.rs",
+        "must draw",
+        "src/model/lib.rs",
+        "//! Nouns.\npub mod a;\npub mod b;\npub use a::A;\n",
+    ),
+    (Rule::Outside, "tests/node/start.rs", "from outside", "tests/node/start.rs", "use decide::node::Node;\n"),
+];
+
+#[test]
+fn a_tree_in_order_has_no_findings() {
+    assert_eq!(findings(&[]), []);
+}
+
+#[test]
+fn every_rule_catches_its_broken_tree_and_names_file_and_rule() {
+    for (rule, file, words, path, text) in CASES {
+        let found = findings(&[(path, Some(text))]);
+        let caught = found.iter().find(|finding| finding.rule == rule && finding.what.contains(words));
+        let finding = caught.unwrap_or_else(|| panic!("{rule} about {words:?} was not caught in {path}: {found:#?}"));
+        let message = finding.to_string();
+        assert!(message.starts_with(file) && message.contains(&rule.to_string()), "{message}");
+    }
+}
+
+#[test]
+fn a_file_that_nothing_reaches_and_one_that_cannot_be_read_are_caught() {
+    let found = findings(&[("src/model/lost.rs", Some("pub struct Lost;\n"))]);
+    assert!(found.iter().any(|f| f.rule == Rule::Orphan && f.file == "src/model/lost.rs"), "{found:#?}");
+    let found = findings(&[(MODEL, Some("[package\n"))]);
+    assert!(found.iter().any(|f| f.rule == Rule::Unreadable && f.file == MODEL), "{found:#?}");
+    let found = findings(&[(MODEL, None)]);
+    assert!(found.iter().any(|f| f.rule == Rule::StalePlan && f.what.contains("`model`")), "{found:#?}");
+}
+
+#[test]
+fn no_rule_is_without_a_broken_tree() {
+    let elsewhere = [Rule::Orphan, Rule::Unreadable];
+    for rule in Rule::ALL {
+        assert!(elsewhere.contains(&rule) || CASES.iter().any(|case| case.0 == rule), "{rule} has no broken tree");
+    }
+}
+
+#[test]
+fn what_only_looks_like_a_breach_passes() {
+    for (path, text) in [
+        ("src/model/a.rs", "// use crate::b::B;\n/* unsafe */ const S: &str = \"unsafe { crate::b }\";\n"),
+        ("src/model/a.rs", "#![deny(unsafe_code)]\npub(in crate::a) struct A;\n"),
+        ("src/model/a.rs", "fn f() { g() }\n#[cfg(test)]\nuse crate::b::B;\n"),
+        ("README.md", "a cgroup `/kubepods/work/x` and `$HOME/x`, `~/root/x`\n"),
+        ("src/sources/nvml/read.rs", "mod inner { use super::f; }\nfn f() {}\n"),
+    ] {
+        assert_eq!(findings(&[(path, Some(text))]), [], "{text}");
+    }
+}

@@ -1,0 +1,158 @@
+//! Doors: what a manifest names must be what the plan lists, neither more nor less.
+
+use super::finding::{Finding, Rule};
+use super::plan::{Doors, PLAN, Plan};
+use super::tree::{Tree, folder_of};
+use std::collections::BTreeSet;
+use toml::{Table, Value};
+
+/// What no plan may allow: the sentence that a reviewer would have to strike out of this file first.
+const NEVER: [(&str, &[&str], &str); 7] = [
+    ("model", &["wire", "decide", "sources", "effects", "steward", "proto", "lab"], "the nouns stand below everything"),
+    ("wire", &["decide", "sources", "effects", "steward", "proto", "lab"], "a format knows nouns and nothing else"),
+    (
+        "decide",
+        &["wire", "sources", "effects", "steward", "proto", "lab"],
+        "a verb does not know how anything is written",
+    ),
+    ("proto", &["model", "wire", "decide", "sources", "effects", "steward"], "what others speak knows nothing of us"),
+    ("sources", &["decide", "effects", "steward"], "eyes decide nothing and do not know the hands"),
+    ("effects", &["decide", "sources", "steward"], "hands decide nothing and do not know the eyes"),
+    ("lab", &["decide", "sources", "effects", "steward"], "the laboratory sees the program from outside"),
+];
+/// The only crates of others that a pure room may name: no clock, file, socket, async runtime or logger among them.
+const PURE_ROOMS: [&str; 3] = ["model", "wire", "decide"];
+const PURE_CRATES: [&str; 3] = ["serde", "serde_json", "thiserror"];
+
+/// One manifest.
+pub(crate) struct Manifest {
+    pub(crate) path: String,
+    pub(crate) package: String,
+    pub(crate) table: Table,
+}
+
+/// All manifests but the root's and the fuzzers' (a workspace of its own that is not part of the product).
+pub(crate) fn manifests(tree: &Tree, findings: &mut Vec<Finding>) -> Vec<Manifest> {
+    let mut found = Vec::new();
+    let inside = |path: &&String| path.ends_with("/Cargo.toml") && !path.starts_with("tests/fuzz/");
+    for path in tree.texts.keys().filter(inside) {
+        match tree.texts[path].parse::<Table>() {
+            Ok(table) => {
+                let name = table.get("package").and_then(|package| package.get("name")).and_then(Value::as_str);
+                let package = name.unwrap_or_default().to_owned();
+                found.push(Manifest { path: path.clone(), package, table });
+            }
+            Err(error) => findings.push(Finding::new(Rule::Unreadable, path, 0, error.message())),
+        }
+    }
+    found
+}
+
+/// Holds every manifest against the plan.
+pub(crate) fn check(manifests: &[Manifest], plan: &Plan, tree: &Tree, findings: &mut Vec<Finding>) {
+    for manifest in manifests {
+        match plan.doors.get(&manifest.package) {
+            Some(doors) => room(manifest, doors, findings),
+            None => {
+                let what = format!("`{}` is no room of the plan: add it to the table in {PLAN}", manifest.package);
+                findings.push(Finding::new(Rule::Door, &manifest.path, 0, what));
+            }
+        }
+    }
+    for (package, doors) in &plan.doors {
+        if !manifests.iter().any(|manifest| &manifest.package == package) {
+            findings.push(Finding::new(
+                Rule::StalePlan,
+                PLAN,
+                0,
+                format!("the plan has a room `{package}`, the tree has none"),
+            ));
+        }
+        planned(package, doors, findings);
+    }
+    renamed(tree, findings);
+}
+
+/// Rules that hold for the plan itself.
+fn planned(package: &str, doors: &Doors, findings: &mut Vec<Finding>) {
+    for (room, never, why) in NEVER {
+        for door in
+            doors.rooms.iter().chain(&doors.crates).filter(|door| room == package && never.contains(&door.as_str()))
+        {
+            findings.push(Finding::new(Rule::Door, PLAN, 0, format!("`{room}` may never import `{door}`: {why}")));
+        }
+    }
+    let pure = PURE_ROOMS.contains(&package);
+    for door in doors.crates.iter().filter(|door| pure && !PURE_CRATES.contains(&door.as_str())) {
+        let what = format!("`{package}` is pure and may never import `{door}`; it may import {PURE_CRATES:?}");
+        findings.push(Finding::new(Rule::Door, PLAN, 0, what));
+    }
+}
+
+fn room(manifest: &Manifest, doors: &Doors, findings: &mut Vec<Finding>) {
+    let mut used = BTreeSet::new();
+    for (section, names) in sections(&manifest.table) {
+        for (name, value) in names {
+            let tests = section.ends_with("dev-dependencies");
+            let listed = doors.rooms.contains(name) || doors.crates.contains(name);
+            if !(listed || tests && doors.tests.contains(name)) {
+                let what =
+                    format!("`{}` has a door to `{name}` ([{section}]) that {PLAN} does not list", manifest.package);
+                findings.push(Finding::new(Rule::Door, &manifest.path, 0, what));
+            }
+            if value.get("workspace").and_then(Value::as_bool) != Some(true) {
+                let what =
+                    format!("`{name}` must be `{name}.workspace = true`: versions stand once, in the root manifest");
+                findings.push(Finding::new(Rule::Door, &manifest.path, 0, what));
+            }
+            used.insert(name.as_str());
+        }
+        if section.ends_with("build-dependencies") {
+            findings.push(Finding::new(
+                Rule::Door,
+                &manifest.path,
+                0,
+                "no room has a build script, so none needs crates for it",
+            ));
+        }
+    }
+    for door in doors.rooms.iter().chain(&doors.crates).chain(&doors.tests).filter(|door| !used.contains(door.as_str()))
+    {
+        let what =
+            format!("the plan gives `{}` a door to `{door}` that {} does not have", manifest.package, manifest.path);
+        findings.push(Finding::new(Rule::StalePlan, PLAN, 0, what));
+    }
+}
+
+/// Every dependency table, those of `[target.…]` included.
+fn sections(manifest: &Table) -> Vec<(String, &Table)> {
+    const KINDS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let mut found: Vec<(String, &Table)> = Vec::new();
+    for kind in KINDS {
+        found.extend(manifest.get(kind).and_then(Value::as_table).map(|table| (kind.to_owned(), table)));
+    }
+    for (target, tables) in manifest.get("target").and_then(Value::as_table).into_iter().flatten() {
+        for kind in KINDS {
+            let table = tables.get(kind).and_then(Value::as_table);
+            found.extend(table.map(|table| (format!("target.{target}.{kind}"), table)));
+        }
+    }
+    found
+}
+
+/// A dependency that hides under another name would pass every table.
+fn renamed(tree: &Tree, findings: &mut Vec<Finding>) {
+    for (path, text) in
+        tree.texts.iter().filter(|(path, _)| path.ends_with("Cargo.toml") && folder_of(path) != "tests/fuzz")
+    {
+        let Ok(manifest) = text.parse::<Table>() else { continue };
+        let shared =
+            manifest.get("workspace").and_then(|workspace| workspace.get("dependencies")).and_then(Value::as_table);
+        let tables = sections(&manifest).into_iter().map(|(_, table)| table).chain(shared);
+        for (name, value) in tables.flatten() {
+            if let Some(real) = value.get("package").and_then(Value::as_str).filter(|real| real != name) {
+                findings.push(Finding::new(Rule::Door, path, 0, format!("`{name}` is `{real}` under another name")));
+            }
+        }
+    }
+}

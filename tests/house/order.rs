@@ -1,0 +1,186 @@
+//! Order inside a room: a file imports only files listed above it in its `lib.rs` or parent. Reading order is
+//! dependency order, and that is what keeps a room from melting into one circle.
+//!
+//! A parent may use its children; a child never its parent, which would close a circle. What only tests need is free.
+
+use super::doors::Manifest;
+use super::finding::{Finding, Rule};
+use super::imports::Named;
+use super::tree::{Tree, folder_of, is_rust, join};
+use std::collections::{BTreeMap, BTreeSet};
+use toml::{Table, Value};
+
+/// Re-exports are followed this far; a longer chain would be a riddle for readers too.
+const MAX_REEXPORTS: usize = 8;
+/// Rust that belongs to no crate of this workspace: generated code is included by name, fuzz targets are their own.
+const NO_CRATE: [&str; 2] = ["proto/gen/", "tests/fuzz/"];
+
+/// A file of a crate by its module path.
+#[derive(Debug)]
+struct Room<'a> {
+    tree: &'a Tree,
+    /// Module path → file.
+    files: BTreeMap<Vec<String>, String>,
+    /// Module path → names of its modules, in the order they are listed.
+    listed: BTreeMap<Vec<String>, Vec<String>>,
+}
+
+/// Checks every crate that a manifest names, and that every file belongs to one.
+pub(crate) fn check(manifests: &[Manifest], tree: &Tree, findings: &mut Vec<Finding>) {
+    let mut reached = BTreeSet::new();
+    for manifest in manifests {
+        for root in roots(manifest) {
+            let room = Room::read(tree, &root);
+            for (module, file) in &room.files {
+                reached.insert(file.clone());
+                if !NO_CRATE.iter().any(|folder| file.starts_with(folder)) {
+                    room.file(module, file, findings);
+                }
+            }
+        }
+    }
+    let free = |path: &str| NO_CRATE.iter().any(|folder| path.starts_with(folder));
+    for path in tree.outlines.keys().filter(|path| !reached.contains(*path) && !free(path)) {
+        let what = "no crate reaches this file: no `mod` names it, so it is never compiled";
+        findings.push(Finding::new(Rule::Orphan, path, 0, what));
+    }
+}
+
+/// The root files of a package's crates.
+fn roots(manifest: &Manifest) -> Vec<String> {
+    let folder = folder_of(&manifest.path);
+    let path = |target: &Value| target.get("path").and_then(Value::as_str).map(|path| join(folder, path));
+    let mut found: Vec<String> = manifest.table.get("lib").and_then(path).into_iter().collect();
+    for kind in ["bin", "test", "bench"] {
+        found.extend(manifest.table.get(kind).and_then(Value::as_array).into_iter().flatten().filter_map(path));
+    }
+    let package = manifest.table.get("package").and_then(Value::as_table).cloned().unwrap_or_else(Table::new);
+    found.extend(package.get("build").and_then(Value::as_str).map(|build| join(folder, build)));
+    found
+}
+
+// === impl Room ===
+
+impl<'a> Room<'a> {
+    fn read(tree: &'a Tree, root: &str) -> Room<'a> {
+        let mut room = Room { tree, files: BTreeMap::new(), listed: BTreeMap::new() };
+        room.module(Vec::new(), root.to_owned(), folder_of(root).to_owned());
+        room
+    }
+
+    /// Takes in the module `path`, whose file is `file` and whose children live in `folder`.
+    fn module(&mut self, path: Vec<String>, file: String, folder: String) {
+        let Some(outline) = self.tree.outlines.get(&file) else { return };
+        if self.files.insert(path.clone(), file).is_some() {
+            return;
+        }
+        for module in &outline.modules {
+            let mut around = path.clone();
+            around.extend(module.scope.iter().cloned());
+            self.listed.entry(around.clone()).or_default().push(module.name.clone());
+            if module.inline {
+                continue;
+            }
+            let below = join(&folder, &module.scope.join("/"));
+            let name = join(&below, &module.name);
+            let candidates = [format!("{name}.rs"), format!("{name}/mod.rs")];
+            if let Some(file) = candidates.into_iter().find(|file| self.tree.outlines.contains_key(file)) {
+                around.push(module.name.clone());
+                self.module(around, file, name);
+            }
+        }
+    }
+
+    fn file(&self, module: &[String], file: &str, findings: &mut Vec<Finding>) {
+        let Some(outline) = self.tree.outlines.get(file) else { return };
+        let test_only = self.test_only(module);
+        for named in outline.paths.iter().filter(|named| !named.test && !named.bang && !test_only) {
+            let Some(target) = absolute(module, named) else { continue };
+            if let Some(what) = self.upward(module, &target, MAX_REEXPORTS) {
+                let what = format!("`{}` {what}", named.segments.join("::"));
+                findings.push(Finding::new(Rule::UpwardImport, file, named.line, what));
+            }
+        }
+    }
+
+    /// Whether the module or one around it is compiled for tests only.
+    fn test_only(&self, module: &[String]) -> bool {
+        (0..module.len()).any(|depth| {
+            let declared = self.files.get(&module[..depth]).and_then(|file| self.tree.outlines.get(file));
+            declared.is_some_and(|outline| outline.modules.iter().any(|m| m.test && m.name == module[depth]))
+        })
+    }
+
+    /// Why `module` may not import `target` (an absolute path), if it may not.
+    fn upward(&self, module: &[String], target: &[String], patience: usize) -> Option<String> {
+        let owner = (0..=target.len()).rev().map(|end| &target[..end]).find(|path| self.files.contains_key(*path))?;
+        if owner.starts_with(module) {
+            return None;
+        }
+        if module.starts_with(owner) {
+            let name = target.get(owner.len());
+            if let Some(real) = name.and_then(|name| self.reexport(owner, name)) {
+                return if patience == 0 { None } else { self.upward(module, &real, patience - 1) };
+            }
+            let parent = self.files.get(owner)?;
+            return Some(format!("belongs to {parent}, which stands above this file and uses it: a circle"));
+        }
+        let depth = owner.iter().zip(module).take_while(|(theirs, ours)| theirs == ours).count();
+        let listed = self.listed.get(&module[..depth])?;
+        let place = |name: &String| listed.iter().position(|listed| listed == name);
+        let (theirs, ours) = (&owner[depth], &module[depth]);
+        if place(theirs) < place(ours) {
+            return None;
+        }
+        let parent = self.files.get(&module[..depth]).map_or("its parent", String::as_str);
+        Some(format!("is imported upwards: {parent} lists `{theirs}` below `{ours}`"))
+    }
+
+    /// What `name` stands for where the file of `module` only passes it on.
+    fn reexport(&self, module: &[String], name: &str) -> Option<Vec<String>> {
+        let outline = self.tree.outlines.get(self.files.get(module)?)?;
+        let passed = outline.paths.iter().find(|path| path.scope.is_empty() && path.import.as_deref() == Some(name))?;
+        match passed.segments.first().map(String::as_str) {
+            Some("crate" | "self" | "super") => absolute(module, passed),
+            Some(first) if self.listed.get(module).is_some_and(|listed| listed.iter().any(|name| name == first)) => {
+                Some(module.iter().chain(&passed.segments).cloned().collect())
+            }
+            // A crate of others: nothing of this room.
+            _ => None,
+        }
+    }
+}
+
+/// The path from the crate's root that `named` means in the file of `module`; `None` when it begins outside the crate.
+fn absolute(module: &[String], named: &Named) -> Option<Vec<String>> {
+    let mut here: Vec<String> = module.iter().chain(&named.scope).cloned().collect();
+    let mut rest = named.segments.as_slice();
+    match rest.first().map(String::as_str)? {
+        "crate" => here.clear(),
+        "self" => {}
+        "super" => drop(here.pop()),
+        _ => return None,
+    }
+    rest = &rest[1..];
+    while rest.first().is_some_and(|next| next == "super") {
+        here.pop();
+        rest = &rest[1..];
+    }
+    here.extend(rest.iter().cloned());
+    Some(here)
+}
+
+/// Tests of the built program see it from outside: what they import of ours is the laboratory and the formats.
+pub(crate) fn outside(tree: &Tree, findings: &mut Vec<Finding>) {
+    const INSIDES: [&str; 4] = ["decide", "sources", "effects", "steward"];
+    let tests = |path: &&String| is_rust(path) && (path.starts_with("tests/node/") || path.starts_with("tests/lab/"));
+    for path in tree.outlines.keys().filter(tests) {
+        for named in tree.outlines[path].paths.iter().filter(|named| named.import.is_some()) {
+            if let Some(inside) = named.segments.first().filter(|first| INSIDES.contains(&first.as_str())) {
+                let what =
+                    format!("imports `{inside}`: tests under tests/ run the built program and see it from outside");
+                findings.push(Finding::new(Rule::Outside, path, named.line, what));
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The plan: tables of `docs/architecture.md`, so that what people read is what is checked.
+
+use super::finding::{Finding, Rule};
+use super::tree::Tree;
+use std::collections::BTreeMap;
+
+/// Where the plan stands.
+pub(crate) const PLAN: &str = "docs/architecture.md";
+
+/// One room's doors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Doors {
+    /// Rooms it may import.
+    pub(crate) rooms: Vec<String>,
+    /// Crates of others.
+    pub(crate) crates: Vec<String>,
+    /// What its tests may import beside these.
+    pub(crate) tests: Vec<String>,
+}
+
+/// The tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// By package name.
+    pub(crate) doors: BTreeMap<String, Doors>,
+    /// Files (or folders, ending in `/`) that may hold `unsafe`.
+    pub(crate) unsafe_files: Vec<String>,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Reads both tables; a missing one is a finding.
+    pub(crate) fn read(tree: &Tree, findings: &mut Vec<Finding>) -> Plan {
+        let text = tree.texts.get(PLAN).map_or("", String::as_str);
+        let mut plan = Plan::default();
+        for row in table(text, "room") {
+            let cell = |n: usize| row.get(n).map_or_else(Vec::new, |cell| words(cell));
+            let doors = Doors { rooms: cell(1), crates: cell(2), tests: cell(3) };
+            for room in cell(0) {
+                plan.doors.insert(room, doors.clone());
+            }
+        }
+        for row in table(text, "file with `unsafe`") {
+            plan.unsafe_files.extend(row.first().map_or_else(Vec::new, |cell| words(cell)));
+        }
+        if plan.doors.is_empty() {
+            let what = "has no table whose first column is `room`: room, imports rooms, imports crates, tests import";
+            findings.push(Finding::new(Rule::StalePlan, PLAN, 0, what));
+        }
+        plan
+    }
+}
+
+/// Rows of the table whose first heading is `heading`, cells trimmed, without heading and rule.
+fn table<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
+    text.lines()
+        .map(cells)
+        .skip_while(|row| row.first().is_none_or(|first| *first != heading))
+        .take_while(|row| !row.is_empty())
+        .skip(2)
+        .collect()
+}
+
+fn cells(line: &str) -> Vec<&str> {
+    let Some(inner) = line.trim().strip_prefix('|') else { return Vec::new() };
+    inner.trim_end_matches('|').split('|').map(str::trim).collect()
+}
+
+/// What stands between back quotes.
+fn words(cell: &str) -> Vec<String> {
+    cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_ends_where_its_lines_end() {
+        let text = "| room | a |\n|---|---|\n| `x` | `y`, `z` |\n\n| `not` | this |\n";
+        assert_eq!(table(text, "room"), [["`x`", "`y`, `z`"]]);
+        assert_eq!(words("`y`, `z` and –"), ["y", "z"]);
+    }
+}
