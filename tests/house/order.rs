@@ -106,8 +106,10 @@ impl<'a> Room<'a> {
     /// Whether the module or one around it is compiled for tests only.
     fn test_only(&self, module: &[String]) -> bool {
         (0..module.len()).any(|depth| {
-            let declared = self.files.get(&module[..depth]).and_then(|file| self.tree.outlines.get(file));
-            declared.is_some_and(|outline| outline.modules.iter().any(|m| m.test && m.name == module[depth]))
+            let file = (0..=depth).rev().find(|end| self.files.contains_key(&module[..*end])).unwrap_or(0);
+            let outline = self.files.get(&module[..file]).and_then(|file| self.tree.outlines.get(file));
+            let declared = outline.iter().flat_map(|outline| &outline.modules);
+            declared.filter(|m| m.name == module[depth] && m.scope == module[file..depth]).any(|m| m.test)
         })
     }
 
