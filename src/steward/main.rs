@@ -1,2 +1,67 @@
-//! Front door.
-fn main() {}
+//! `gpu-steward`: the front door. Says which eye, mind and hand belong together, and nothing else.
+//!
+//! ```text
+//!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: doors bound, eyes opened, one owner, servers ─▶ drain ─▶ exit
+//! ```
+//!
+//! What must never happen here: a decision (that is `decide`), a format (that is `wire`), a reading of the host outside
+//! `sources`.
+
+mod exit;
+mod allocator;
+mod settings;
+mod print_config;
+mod args;
+mod telemetry;
+mod stop;
+mod notify;
+mod agent;
+
+use args::Wish;
+use exit::Exit;
+use settings::Settings;
+use settings::layer::{Problem, Spoken};
+use std::io::Write;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let exit = match args::read(std::env::args_os()) {
+        Ok(Wish::Agent(spoken)) => run_agent(spoken),
+        Ok(Wish::PrintConfig(spoken, output)) => match understand(&spoken) {
+            Ok(_) => say(&print_config::print(&spoken.layer().unwrap_or_default(), output)),
+            Err(problems) => complain(&problems),
+        },
+        Err(error) => {
+            let _ = error.print();
+            if error.use_stderr() { Exit::Usage } else { Exit::Ok }
+        }
+    };
+    exit.into()
+}
+
+fn run_agent(spoken: Spoken) -> Exit {
+    match understand(&spoken) {
+        Ok(settings) => {
+            let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
+            agent::run(settings, spoken, telemetry)
+        }
+        Err(problems) => complain(&problems),
+    }
+}
+
+fn understand(spoken: &Spoken) -> Result<Settings, Vec<Problem>> {
+    Settings::read(&spoken.layer()?)
+}
+
+/// A reader that went away (`| head`) is no failure.
+fn say(text: &str) -> Exit {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Exit::Ok
+}
+
+fn complain(problems: &[Problem]) -> Exit {
+    for problem in problems {
+        let _ = writeln!(std::io::stderr(), "error: {problem}");
+    }
+    Exit::Usage
+}

@@ -1,1 +1,14 @@
-//! Lab.
+//! The laboratory's bench: everything the tests need to run the built program and look at it from outside.
+//!
+//! ```text
+//!   eventually   waits for a condition, never for a time
+//!   http         a client that speaks just enough HTTP
+//!   agent        the built program in an empty directory of its own
+//! ```
+//!
+//! What must never happen here: a type of the program's own rooms. A test that shares code with what it tests shares
+//! its mistakes.
+
+pub mod eventually;
+pub mod http;
+pub mod agent;

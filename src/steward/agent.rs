@@ -1,0 +1,271 @@
+//! The node agent: which eye reports to whom, who owns the state, who shows it.
+//!
+//! ```text
+//!   sampler, nvml | simulated, names ──Observation──▶ owner ──watch──▶ http :9410, usage socket
+//!                                                       └─▶ readiness, watchdog          admin :9411
+//! ```
+
+mod doors;
+mod addresses;
+mod latch;
+mod tell;
+mod owner;
+mod reload;
+mod serve;
+
+use crate::args;
+use crate::exit::Exit;
+use crate::notify;
+use crate::settings::Settings;
+use crate::settings::layer::Spoken;
+use crate::settings::value::Gpus;
+use crate::stop::{self, Ask};
+use crate::telemetry::Telemetry;
+use addresses::Addresses;
+use doors::Doors;
+use model::id::NodeName;
+use model::observation::{GpuSourceState, Observation};
+use model::view::NodeView;
+use owner::Owner;
+use reload::Reload;
+use serve::Shown;
+use sources::report::Reporter;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Threads of the async runtime: one may write a large answer while the other feeds owner and watchdog.
+const WORKERS: usize = 2;
+/// Their stacks; the deepest use seen is below 100 KiB, in building a large JSON answer.
+const STACK: usize = 1024 * 1024;
+/// Threads for blocking work: profiles are taken one at a time, files are read rarely.
+const BLOCKING: usize = 4;
+/// After this long a call to the GPU driver is taken to hang.
+const HANG_AFTER: Duration = Duration::from_secs(2);
+
+/// Runs the agent until it is told to stop. What goes wrong before that is in the log.
+pub(crate) fn run(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Exit {
+    match start(settings, spoken, telemetry) {
+        Ok(exit) => exit,
+        Err(Failure { what, exit }) => {
+            tracing::error!("{what}");
+            exit
+        }
+    }
+}
+
+/// Why the agent does not start: a sentence and an exit code.
+struct Failure {
+    what: String,
+    exit: Exit,
+}
+
+impl Failure {
+    fn io(doing: &str, error: &std::io::Error) -> Failure {
+        Failure { what: format!("cannot {doing}: {error}"), exit: Exit::from_io(error) }
+    }
+}
+
+fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exit, Failure> {
+    if !settings.standalone {
+        let what = "this version runs without Kubernetes only: start it as gpu-steward agent --standalone".into();
+        return Err(Failure { what, exit: Exit::Usage });
+    }
+    for (variable, near) in spoken.strange_variables() {
+        let meant = near.unwrap_or_default();
+        tracing::warn!(variable, meant, "an environment variable looks like a setting and is none");
+    }
+    let name = node_name(&settings)?;
+    let http = reload::http_settings(&settings.live).map_err(|what| Failure { what, exit: Exit::Usage })?;
+    let asks = stop::listen().map_err(|error| Failure::io("listen for signals", &error))?;
+    let doors = Doors::open(&settings).map_err(|error| Failure { what: error.to_string(), exit: error.exit() })?;
+    let _addresses = announce(&settings, &name, &doors);
+    let runtime = runtime().map_err(|error| Failure::io("start the runtime's threads", &error))?;
+    let drain = settings.drain_timeout;
+    let (http_sender, http) = watch::channel(http);
+    let reload = Reload::new(spoken, settings.live.clone(), http_sender);
+    let exit = runtime.block_on(async {
+        let mut agent = Agent::new(name, doors, http, &settings, &telemetry)?;
+        Ok(agent.live(asks, reload, &telemetry, drain).await)
+    });
+    // A thread that hangs in a driver must not keep the process.
+    runtime.shutdown_background();
+    exit
+}
+
+/// One line with everything that a person or a script needs to find us.
+fn announce(settings: &Settings, name: &NodeName, doors: &Doors) -> Addresses {
+    let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
+    let (version, pid, metrics, admin) = (args::version(), std::process::id(), doors.metrics(), doors.admin());
+    tracing::info!(version, node = %name, pid, metrics, admin, usage, "gpu-steward agent started");
+    let content = serde_json::json!({
+        "version": version, "node": name.as_str(), "pid": pid, "metrics": metrics, "admin": admin, "usage": usage,
+    });
+    Addresses::write(&settings.state_dir, &content)
+}
+
+fn node_name(settings: &Settings) -> Result<NodeName, Failure> {
+    if let Some(name) = &settings.node_name {
+        return Ok(name.clone());
+    }
+    let from_kubernetes = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+    let name =
+        from_kubernetes.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().trim().to_owned());
+    NodeName::parse(&name).map_err(|error| Failure {
+        what: format!("cannot name this node after NODE_NAME or the host: {error}; give --node-name"),
+        exit: Exit::Usage,
+    })
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .max_blocking_threads(BLOCKING)
+        .thread_stack_size(STACK)
+        .thread_name_fn(|| format!("steward-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
+        .enable_all()
+        .build()
+}
+
+/// The running tasks.
+struct Agent {
+    tasks: JoinSet<(&'static str, std::io::Result<()>)>,
+    /// Keeps the owner's queue open even when no eye is left that could report.
+    _reporter: Reporter,
+    stop: CancellationToken,
+}
+
+impl Agent {
+    /// Opens the eyes and starts owner and servers.
+    fn new(
+        name: NodeName,
+        doors: Doors,
+        http: watch::Receiver<effects::http::Settings>,
+        settings: &Settings,
+        telemetry: &Telemetry,
+    ) -> Result<Agent, Failure> {
+        let stop = CancellationToken::new();
+        let (reporter, observations) = Reporter::channel();
+        open_eyes(settings, &reporter, &stop)?;
+        let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
+        let (ready, ready_seen) = watch::channel(latch::Latch::default().readiness());
+        let (usage_broken, usage) = watch::channel(None);
+        let (period, repeats) = (settings.period, telemetry.repeats.clone());
+        let owner = Owner { node: decide::node::Node::new(name), observations, usage, view, ready, period, repeats };
+        let mut agent = Agent { tasks: JoinSet::new(), _reporter: reporter.clone(), stop: stop.clone() };
+        let ended = stop.clone();
+        agent.must_not_end("owner", async move { Ok(owner.run(ended).await) });
+        let (names, ended) = (settings.names.clone(), stop.clone());
+        agent.must_not_end("names", async move { Ok(sources::names::run(names, reporter, ended).await) });
+        let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
+        agent.must_not_end("http", serve::http(doors.http, http, shown.clone()));
+        match settings.usage_socket.clone() {
+            Some(path) => agent.must_not_end("usage", serve::usage(path, usage_broken, shown)),
+            None => drop(usage_broken),
+        }
+        if let Some(listener) = doors.admin {
+            let level = telemetry.level.clone();
+            let settings =
+                effects::admin::Settings { profiling: settings.profiling, tls: settings.admin_tls.clone(), level };
+            agent.must_not_end("admin", effects::admin::serve(listener, settings, stop));
+        }
+        Ok(agent)
+    }
+
+    fn must_not_end(&mut self, name: &'static str, task: impl Future<Output = std::io::Result<()>> + Send + 'static) {
+        self.tasks.spawn(async move { (name, task.await) });
+    }
+
+    /// Answers signals until it is time to go, then drains.
+    async fn live(
+        &mut self,
+        mut asks: mpsc::Receiver<Ask>,
+        mut reload: Reload,
+        telemetry: &Telemetry,
+        drain: Duration,
+    ) -> Exit {
+        let exit = loop {
+            tokio::select! {
+                ask = asks.recv() => match ask {
+                    Some(Ask::Stop(signal)) => {
+                        tracing::info!(signal, "stopping: requests in flight may end, a second signal ends at once");
+                        break Exit::Ok;
+                    }
+                    Some(Ask::Reload) => reload.again(&telemetry.level),
+                    Some(Ask::More) => telemetry.level.change("SIGUSR1", |now| now.more()),
+                    Some(Ask::Less) => telemetry.level.change("SIGUSR2", |now| now.less()),
+                    None => {
+                        tracing::error!("the thread that listens for signals has ended; it must not");
+                        break Exit::Failure;
+                    }
+                },
+                Some(ended) = self.tasks.join_next() => {
+                    let (task, why) = told(ended);
+                    tracing::error!(task, why, "a part that must not end has ended; the program ends with it");
+                    break Exit::Failure;
+                }
+            }
+        };
+        self.drain(drain).await;
+        exit
+    }
+
+    async fn drain(&mut self, patience: Duration) {
+        notify::stopping();
+        self.stop.cancel();
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        match tokio::time::timeout(patience, all).await {
+            Ok(()) => tracing::info!("stopped"),
+            Err(_) => tracing::warn!(
+                left = self.tasks.len(),
+                seconds = patience.as_secs_f64(),
+                "stopped: some requests did not end in time (--drain-timeout) and were cut"
+            ),
+        }
+    }
+}
+
+type Ended = Result<(&'static str, std::io::Result<()>), tokio::task::JoinError>;
+
+fn told(ended: Ended) -> (&'static str, String) {
+    match ended {
+        Ok((task, Ok(()))) => (task, "it returned".into()),
+        Ok((task, Err(error))) => (task, error.to_string()),
+        Err(error) => ("unknown", error.to_string()),
+    }
+}
+
+/// Starts what looks at the world.
+fn open_eyes(settings: &Settings, reporter: &Reporter, stop: &CancellationToken) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| Failure::io("start a thread that reads the host", &error);
+    let (roots, period, process_period) = (settings.roots.clone(), settings.period, settings.process_period);
+    let sampler = sources::sampler::Settings { roots: roots.clone(), period, slow_period: settings.slow_period };
+    sources::sampler::spawn(sampler, reporter.clone(), stop.clone()).map_err(failed)?;
+    match &settings.gpus {
+        Gpus::None => {
+            reporter.report(Observation::GpuSource(GpuSourceState::SwitchedOff));
+            Ok(())
+        }
+        Gpus::Nvml => {
+            let nvml = sources::nvml::Settings {
+                library: settings.nvml_library.clone(),
+                roots,
+                period,
+                process_period,
+                hang_after: HANG_AFTER,
+                kernel_log: settings.kernel_log.clone(),
+            };
+            sources::nvml::spawn(nvml, reporter.clone(), stop.clone()).map_err(failed)
+        }
+        Gpus::Simulated { model, count } => {
+            let simulated =
+                sources::simulated::Settings { model: model.clone(), count: *count, roots, period, process_period };
+            sources::simulated::spawn(simulated, reporter.clone(), stop.clone())
+                .map_err(|error| Failure::io(&format!("simulate GPUs of model {model}"), &error))
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! `addresses.json` in the state directory: where a running agent is to be found, for scripts and for those who let the
+//! kernel choose a port. The same as the first log line says. Nothing depends on it, so a read-only root or a full disk
+//! is one warning.
+
+use std::path::{Path, PathBuf};
+
+/// The file, removed when the agent ends.
+#[derive(Debug)]
+pub(crate) struct Addresses(Option<PathBuf>);
+
+impl Addresses {
+    /// Writes it: a new file is renamed over the old one, so a reader never sees half of it.
+    pub(crate) fn write(directory: &Path, content: &serde_json::Value) -> Addresses {
+        let (path, new) = (directory.join("addresses.json"), directory.join("addresses.json.new"));
+        let written = std::fs::create_dir_all(directory)
+            .and_then(|()| std::fs::write(&new, format!("{content:#}\n")))
+            .and_then(|()| std::fs::rename(&new, &path));
+        match written {
+            Ok(()) => Addresses(Some(path)),
+            Err(error) => {
+                let directory = directory.display();
+                tracing::warn!(%directory, %error, "cannot write the state directory (--state-dir); all else goes on");
+                Addresses(None)
+            }
+        }
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // It may be gone already, with the whole directory.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Readiness: all latches dropped, and nothing known to be broken.
+//!
+//! ```text
+//!   first pass over cgroups ─┐
+//!   first answer about GPUs ─┴─▶ opened ──▶ ready, unless GPUs hang or the usage socket cannot be opened
+//! ```
+
+use model::observation::{GpuSourceState, Observation};
+use std::sync::Arc;
+
+/// What is waited for and what is broken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Latch {
+    cgroups: bool,
+    gpus: bool,
+    hanging: bool,
+    /// Why the usage socket is not served, if it is not.
+    pub usage: Option<Arc<str>>,
+}
+
+impl Latch {
+    /// Looks at one observation on its way to the node.
+    pub(crate) fn see(&mut self, observation: &Observation) {
+        match observation {
+            Observation::Cgroups(_) => self.cgroups = true,
+            Observation::GpuSource(state) => {
+                self.hanging = matches!(state, GpuSourceState::Hanging);
+                self.gpus |= !matches!(state, GpuSourceState::Starting);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether the first looks have been taken.
+    pub(crate) fn opened(&self) -> bool {
+        self.cgroups && self.gpus
+    }
+
+    /// What `/readyz` answers.
+    pub(crate) fn readiness(&self) -> Result<(), Arc<str>> {
+        if self.hanging {
+            return Err("all calls to the GPU driver hang; CPU and memory are still sampled".into());
+        }
+        let waiting: &[&str] = match (self.cgroups, self.gpus) {
+            (false, false) => &["the first pass over cgroups", "the first answer about GPUs"],
+            (false, true) => &["the first pass over cgroups"],
+            (true, false) => &["the first answer about GPUs"],
+            (true, true) => &[],
+        };
+        if !waiting.is_empty() {
+            return Err(format!("starting: waiting for {}", waiting.join(" and ")).into());
+        }
+        self.usage.clone().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::observation::CgroupPass;
+    use model::reading::Absence;
+
+    #[test]
+    fn ready_is_all_latches_dropped_and_nothing_broken() {
+        let mut latch = Latch::default();
+        assert!(latch.readiness().is_err_and(|why| why.contains("cgroups and the first answer")));
+        latch.see(&Observation::GpuSource(GpuSourceState::Starting));
+        latch.see(&Observation::Cgroups(CgroupPass::default()));
+        assert!(latch.readiness().is_err_and(|why| why.ends_with("waiting for the first answer about GPUs")));
+        let missing = GpuSourceState::Missing { why: Absence::LibraryNotFound, advice: "".into() };
+        latch.see(&Observation::GpuSource(missing));
+        assert_eq!(latch.readiness(), Ok(()), "a node without a driver is ready");
+        latch.see(&Observation::GpuSource(GpuSourceState::Hanging));
+        assert!(latch.readiness().is_err_and(|why| why.contains("hang")));
+        latch.see(&Observation::GpuSource(GpuSourceState::SwitchedOff));
+        latch.usage = Some("socket".into());
+        assert_eq!(latch.readiness(), Err("socket".into()));
+    }
+}

@@ -1,0 +1,127 @@
+//! The one task that owns the node's state: takes observations in, shows the view, gives the sign of life.
+
+use super::latch::Latch;
+use super::tell::tell;
+use crate::notify;
+use crate::telemetry::repeats::Repeats;
+use decide::node::Node;
+use model::observation::Observation;
+use model::view::NodeView;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// How long after a pass over cgroups the view is made: what belongs to the same pass is reported within this time.
+const SETTLE: Duration = Duration::from_millis(50);
+/// After this long the service manager is told that we are up even if a first look still hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Observations taken in before the clock is looked at again.
+const BATCH: usize = 64;
+
+/// The owner.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    /// The state.
+    pub node: Node,
+    /// From the eyes.
+    pub observations: mpsc::Receiver<Observation>,
+    /// Why the usage socket is not served, if it is not.
+    pub usage: watch::Receiver<Option<Arc<str>>>,
+    /// To the servers.
+    pub view: watch::Sender<Arc<NodeView>>,
+    /// To `/readyz`.
+    pub ready: watch::Sender<Result<(), Arc<str>>>,
+    /// Time between two passes.
+    pub period: Duration,
+    /// What was said again and again.
+    pub repeats: Repeats,
+}
+
+impl Owner {
+    /// Runs until `stop` is cancelled.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let begin = Instant::now();
+        let mut latch = Latch::default();
+        let mut announced = false;
+        let mut publish_at = begin + self.period;
+        let beat = notify::heartbeat();
+        let mut beat_at = begin;
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            // The timers come first: a flood of observations must not keep the view old or the watchdog hungry.
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = sleep_until(beat_at), if beat.is_some() => {
+                    notify::alive();
+                    beat_at = Instant::now() + beat.unwrap_or(PATIENCE);
+                }
+                () = sleep_until(publish_at) => {
+                    self.publish();
+                    publish_at = Instant::now() + self.period + self.period / 2;
+                    if !announced && (latch.opened() || begin.elapsed() > PATIENCE) {
+                        announced = true;
+                        notify::ready(&self.summary());
+                    }
+                }
+                Ok(()) = self.usage.changed() => {
+                    latch.usage = self.usage.borrow_and_update().clone();
+                    self.judge(&latch);
+                }
+                count = self.observations.recv_many(&mut batch, BATCH) => {
+                    if count == 0 {
+                        return;
+                    }
+                    for observation in batch.drain(..) {
+                        if matches!(observation, Observation::Cgroups(_)) {
+                            publish_at = publish_at.min(Instant::now() + SETTLE);
+                        }
+                        latch.see(&observation);
+                        self.take(observation);
+                    }
+                    self.judge(&latch);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, observation: Observation) {
+        for remark in self.node.apply(observation, sources::clock::now()) {
+            tell(&remark, &self.view.borrow());
+        }
+    }
+
+    fn publish(&mut self) {
+        let view = self.node.view(sources::clock::now());
+        self.view.send_replace(Arc::new(view));
+        self.repeats.tell(std::time::Instant::now());
+    }
+
+    fn judge(&self, latch: &Latch) {
+        let readiness = latch.readiness();
+        let changed = self.ready.send_if_modified(|now| {
+            let changed = *now != readiness;
+            now.clone_from(&readiness);
+            changed
+        });
+        if changed {
+            match readiness {
+                Ok(()) => tracing::info!("ready"),
+                Err(why) if latch.opened() => tracing::warn!(reason = &*why, "not ready"),
+                Err(why) => tracing::debug!(reason = &*why, "not ready yet"),
+            }
+            notify::status(&self.summary());
+        }
+    }
+
+    /// One line for `systemctl status`.
+    fn summary(&self) -> String {
+        let view = self.view.borrow();
+        let ready = self.ready.borrow();
+        let state = ready.as_ref().map_or_else(|why| format!("not ready: {why}"), |()| "ready".to_owned());
+        let simulated = if view.gpu_source.simulated() { " simulated" } else { "" };
+        format!("{state}; {}{simulated} GPUs, {} pods", view.gpus.len(), view.pods.len())
+    }
+}

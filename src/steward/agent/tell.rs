@@ -1,0 +1,74 @@
+//! Remarks of the node's state, written to the log. Fields, not sentences made of them: journald keeps them as
+//! `GPU_UUID`, `POD`, `NAMESPACE`.
+
+use decide::remark::{Remark, Weight};
+use model::gpu::Xid;
+use model::id::PodRef;
+use model::observation::GpuSourceState;
+use model::process::Owner;
+use model::view::NodeView;
+
+/// Writes one log line. The view helps to say which pod a process of an XID belongs to.
+pub(crate) fn tell(remark: &Remark, view: &NodeView) {
+    match remark {
+        Remark::GpuSource(state) => gpu_source(state),
+        Remark::GpuAppeared { gpu, model, index } => {
+            tracing::info!(gpu_uuid = %gpu, model = &**model, index, "GPU found");
+        }
+        Remark::GpuDisappeared(gpu) => tracing::warn!(gpu_uuid = %gpu, "GPU is not in the driver's list any more"),
+        Remark::GpuSick(gpu, why) => tracing::error!(gpu_uuid = %gpu, reason = %why, "GPU cannot be read"),
+        Remark::GpuWell(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU can be read again"),
+        Remark::Xid(told) => xid(told, view),
+        Remark::LeftOut { what, count } => {
+            tracing::warn!(what, count, "more than can be kept; the rest is left out of what is served");
+        }
+        #[expect(unreachable_patterns, reason = "remarks may be added by another room before this one names them")]
+        other => match other.weight() {
+            Weight::Error => tracing::error!(remark = ?other, "remark"),
+            Weight::Warning => tracing::warn!(remark = ?other, "remark"),
+            Weight::Info => tracing::info!(remark = ?other, "remark"),
+        },
+    }
+}
+
+fn gpu_source(state: &GpuSourceState) {
+    match state {
+        GpuSourceState::SwitchedOff => tracing::info!("GPUs are not looked for (--gpus none)"),
+        GpuSourceState::Starting => tracing::debug!("asking for GPUs"),
+        GpuSourceState::Working { driver, nvml, cuda, simulated } => {
+            let cuda = cuda.as_deref().unwrap_or("unknown");
+            let (driver, nvml) = (&**driver, &**nvml);
+            if *simulated {
+                tracing::warn!(driver, nvml, cuda, simulated, "GPUs are simulated: every GPU value is made up");
+            } else {
+                tracing::info!(driver, nvml, cuda, simulated, "GPUs answer");
+            }
+        }
+        GpuSourceState::Missing { why, advice } => {
+            tracing::warn!(reason = why.code(), advice = &**advice, "no GPUs; trying again, all else goes on");
+        }
+        GpuSourceState::Hanging => {
+            tracing::error!("all calls to the GPU driver hang; GPU values are absent, CPU and memory go on");
+        }
+    }
+}
+
+fn xid(xid: &Xid, view: &NodeView) {
+    let pod = xid.pid.and_then(|pid| pod_of(pid, view));
+    tracing::error!(
+        gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
+        pci_bus_id = xid.pci_bus_id.as_deref(),
+        xid = xid.code,
+        pid = xid.pid,
+        pod = pod.map(|pod| &*pod.name),
+        namespace = pod.map(|pod| &*pod.namespace),
+        "GPU driver error"
+    );
+}
+
+fn pod_of(pid: u32, view: &NodeView) -> Option<&PodRef> {
+    let lists = view.gpus.iter().filter_map(|gpu| gpu.processes.value());
+    let process = lists.flat_map(|list| list.iter()).find(|process| process.pid == pid)?;
+    let Owner::Cgroup(cgroup) = &process.owner else { return None };
+    view.pod(cgroup.pod()?)?.name.as_ref()
+}

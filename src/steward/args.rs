@@ -1,0 +1,170 @@
+//! The command line. Checks only what the user wrote: `--help`, `--version` and `print-config` never look at the host.
+
+use crate::exit;
+use crate::print_config::Output;
+use crate::settings::key::{KEYS, Key};
+use crate::settings::layer::Spoken;
+use clap::{Arg, ArgAction, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+/// What the user wants.
+#[derive(Debug)]
+pub(crate) enum Wish {
+    /// Run the node agent.
+    Agent(Spoken),
+    /// Show the settings.
+    PrintConfig(Spoken, Output),
+}
+
+const ABOUT: &str = "Shares a node's GPUs, tells the truth about how they are used, and lets the scheduler act on it";
+
+const EXAMPLES: &str = "\
+Examples:
+  gpu-steward agent --standalone                        look at this machine, serve http://localhost:9410/metrics
+  gpu-steward agent --standalone --gpus simulated=A100:4  the same with made-up GPUs, marked as such
+  gpu-steward print-config -o yaml                      the settings that would hold, as a configuration file";
+
+const SETTINGS: &str = "\
+Every option under a heading is a setting. It can also be given as an environment variable (--usage-socket is
+GPU_STEWARD_USAGE_SOCKET) or as a key of the configuration file (usage-socket: PATH). A flag beats the environment,
+which beats the file, which beats the default; `gpu-steward print-config` shows where each value comes from.";
+
+/// Version, with the commit where the build was told it (`GPU_STEWARD_COMMIT=… cargo build`).
+pub(crate) fn version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| match option_env!("GPU_STEWARD_COMMIT") {
+        Some(commit) => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
+        None => env!("CARGO_PKG_VERSION").to_owned(),
+    });
+    &TEXT
+}
+
+/// Reads the command line.
+///
+/// # Errors
+/// clap's: also the texts of `--help` and `--version`.
+pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Wish, clap::Error> {
+    let matches = command().try_get_matches_from(args)?;
+    match matches.subcommand() {
+        Some(("print-config", sub)) => {
+            let output = sub.get_one::<Output>("output").copied().unwrap_or(Output::Text);
+            Ok(Wish::PrintConfig(spoken(sub), output))
+        }
+        Some((_, sub)) => Ok(Wish::Agent(spoken(sub))),
+        None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
+    }
+}
+
+/// The whole grammar.
+pub(crate) fn command() -> Command {
+    Command::new("gpu-steward")
+        .version(version())
+        .about(ABOUT)
+        .after_help(format!("{EXAMPLES}\n\n{}", exit::HELP))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .max_term_width(120)
+        .subcommand(with_settings(
+            Command::new("agent")
+                .about("Run the node agent")
+                .long_about(
+                    "Runs the node agent: reads GPUs, cgroups and processes of this machine and serves what it sees.\n\
+                     SIGHUP reads the configuration file again, SIGUSR1 and SIGUSR2 make the log more and less detailed.",
+                )
+                .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
+        ))
+        .subcommand(with_settings(
+            Command::new("print-config")
+                .about("Show the settings that would hold, and where each comes from")
+                .after_help(SETTINGS)
+                .arg(
+                    Arg::new("output")
+                        .short('o')
+                        .long("output")
+                        .value_name("FORMAT")
+                        .value_parser(value_parser!(Output))
+                        .default_value("text")
+                        .help("text, json, or yaml (which is a configuration file)"),
+                ),
+        ))
+}
+
+fn with_settings(command: Command) -> Command {
+    let config = Arg::new("config")
+        .long("config")
+        .value_name("PATH")
+        .value_parser(value_parser!(PathBuf))
+        .help("Configuration file [default: /etc/gpu-steward/config.yaml, if it exists]");
+    command.arg(config).args(KEYS.iter().map(flag))
+}
+
+fn flag(key: &'static Key) -> Arg {
+    let help = format!("{} [default: {}]", key.help, key.default);
+    let arg = Arg::new(key.name)
+        .long(key.name)
+        .value_name(key.value)
+        .help(help)
+        .help_heading(key.group.title())
+        .action(ArgAction::Set)
+        .value_parser(NonEmptyStringValueParser::new());
+    match key.name {
+        "v" => arg.short('v'),
+        _ if key.is_switch() => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+        _ => arg,
+    }
+}
+
+fn spoken(matches: &ArgMatches) -> Spoken {
+    let said = |key: &'static Key| Some((key.name, matches.get_one::<String>(key.name)?.clone()));
+    Spoken {
+        flags: KEYS.iter().filter_map(said).collect(),
+        file: matches.get_one::<PathBuf>("config").cloned(),
+        environment: std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, text(v)))).collect(),
+    }
+}
+
+/// A value that is not UTF-8 is kept with replacement characters: it will be refused where it matters.
+fn text(value: OsString) -> String {
+    value.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(line: &str) -> Result<Spoken, clap::error::ErrorKind> {
+        match read(line.split(' ').map(OsString::from)) {
+            Ok(Wish::Agent(spoken) | Wish::PrintConfig(spoken, _)) => Ok(spoken),
+            Err(error) => Err(error.kind()),
+        }
+    }
+
+    #[test]
+    fn the_grammar_is_sound() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn flags_are_taken_as_written_and_switches_need_no_value() {
+        let spoken = flags("gpu-steward agent --standalone -v 4 --metrics-dcgm=false --gpus=simulated=T4:2").unwrap();
+        let expect = [("standalone", "true"), ("v", "4"), ("metrics-dcgm", "false"), ("gpus", "simulated=T4:2")];
+        assert_eq!(spoken.flags, expect.map(|(name, text)| (name, text.to_owned())).into());
+    }
+
+    #[test]
+    fn what_is_not_in_the_grammar_is_refused() {
+        use clap::error::ErrorKind;
+        for (line, kind) in [
+            ("gpu-steward", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("gpu-steward extender", ErrorKind::InvalidSubcommand),
+            ("gpu-steward agent --colour", ErrorKind::UnknownArgument),
+            ("gpu-steward agent --period", ErrorKind::InvalidValue),
+            ("gpu-steward agent --period=1s --period=2s", ErrorKind::ArgumentConflict),
+            ("gpu-steward print-config -o xml", ErrorKind::InvalidValue),
+        ] {
+            assert_eq!(flags(line).err(), Some(kind), "{line}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `print-config`: what would run, and where each value came from.
+
+use crate::settings::key::{KEYS, Key};
+use crate::settings::layer::{Origin, Said};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// How it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Output {
+    /// A table for people.
+    Text,
+    /// One object, a member for each setting.
+    Json,
+    /// A configuration file that gives the same settings.
+    Yaml,
+}
+
+/// The settings as text.
+pub(crate) fn print(said: &BTreeMap<&'static str, Said>, output: Output) -> String {
+    let rows: Vec<(&Key, &Said)> = KEYS.iter().filter_map(|key| Some((key, said.get(key.name)?))).collect();
+    match output {
+        Output::Text => text(&rows),
+        Output::Json => json(&rows),
+        Output::Yaml => yaml(&rows),
+    }
+}
+
+fn text(rows: &[(&Key, &Said)]) -> String {
+    let width = rows.iter().map(|(_, said)| said.text.chars().count()).max().unwrap_or(0).min(48);
+    rows.iter().fold(String::new(), |mut out, (key, said)| {
+        let _ = writeln!(out, "{:22} {:width$}  {}", key.name, said.text, said.origin);
+        out
+    })
+}
+
+fn json(rows: &[(&Key, &Said)]) -> String {
+    let member = |(key, said): &(&Key, &Said)| {
+        let mut value = serde_json::json!({ "value": said.text, "origin": said.origin.to_string() });
+        if let Origin::File { path, line } = &said.origin {
+            value["file"] = path.to_string_lossy().into();
+            value["line"] = (*line).into();
+        }
+        (key.name.to_owned(), value)
+    };
+    let object: serde_json::Map<String, serde_json::Value> = rows.iter().map(member).collect();
+    format!("{:#}\n", serde_json::Value::Object(object))
+}
+
+/// Every value is quoted (JSON's quotes are YAML's), so nothing is taken for a number, a date or a comment.
+fn yaml(rows: &[(&Key, &Said)]) -> String {
+    let mut out = String::from("# gpu-steward's settings, with the origin of each value\n");
+    let mut group = None;
+    for (key, said) in rows {
+        if group != Some(key.group) {
+            let _ = write!(out, "\n# {}\n", key.group.title());
+            group = Some(key.group);
+        }
+        let quoted = serde_json::Value::String(said.text.clone());
+        let _ = writeln!(out, "{}: {quoted}  # {}", key.name, said.origin.to_string().replace(['\n', '\r'], " "));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::file;
+
+    fn said(text: &str) -> BTreeMap<&'static str, Said> {
+        let said = |key: &Key| Said { text: text.to_owned(), origin: Origin::Environment(key.variable()) };
+        KEYS.iter().map(|key| (key.name, said(key))).collect()
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_printed_as_yaml_is_read_back_as_the_same_settings(text in "[ -~äß\n\t]{1,30}") {
+            let printed = print(&said(&text), Output::Yaml);
+            let entries = file::parse(printed.as_bytes()).unwrap();
+            proptest::prop_assert_eq!(entries.len(), KEYS.len());
+            for entry in entries {
+                proptest::prop_assert_eq!(&entry.text, &text);
+            }
+        }
+    }
+
+    #[test]
+    fn json_names_file_and_line() {
+        let path: std::sync::Arc<std::path::Path> = std::path::Path::new("/etc/x.yaml").into();
+        let said = [("v", Said { text: "4".into(), origin: Origin::File { path, line: 3 } })].into();
+        let value: serde_json::Value = serde_json::from_str(&print(&said, Output::Json)).unwrap();
+        let expect = serde_json::json!({"value": "4", "origin": "/etc/x.yaml:3", "file": "/etc/x.yaml", "line": 3});
+        assert_eq!(value["v"], expect);
+    }
+}

@@ -1,0 +1,224 @@
+//! Settings: what a user may say, who said it, and what it means. Nothing here looks at the host but for the
+//! configuration file itself.
+//!
+//! ```text
+//!   flags ─┐
+//!   environment ─┼─layer─▶ text and origin of each key ──Settings::read──▶ typed values
+//!   file ──┘
+//! ```
+
+pub(crate) mod key;
+pub(crate) mod value;
+pub(crate) mod file;
+pub(crate) mod layer;
+
+use effects::http::Sets;
+use layer::{Problem, Said};
+use model::id::NodeName;
+use sources::roots::HostRoots;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use value::{Gpus, LogFormat, Verbosity, Why};
+
+/// What an agent is told.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub standalone: bool,
+    /// `None`: ask the environment, then the host.
+    pub node_name: Option<NodeName>,
+    pub state_dir: PathBuf,
+    pub drain_timeout: Duration,
+    pub gpus: Gpus,
+    /// `None`: ask the dynamic linker.
+    pub nvml_library: Option<PathBuf>,
+    pub kernel_log: Option<PathBuf>,
+    pub roots: HostRoots,
+    pub names: sources::names::Settings,
+    pub listen: SocketAddr,
+    pub admin_listen: Option<SocketAddr>,
+    pub usage_socket: Option<PathBuf>,
+    pub admin_tls: Option<(PathBuf, PathBuf)>,
+    pub period: Duration,
+    pub slow_period: Duration,
+    pub process_period: Duration,
+    pub log_format: LogFormat,
+    pub profiling: bool,
+    pub live: Live,
+}
+
+/// What SIGHUP may change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Live {
+    pub verbosity: Verbosity,
+    pub sets: Sets,
+    pub api_token_file: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Reads every text.
+    ///
+    /// # Errors
+    /// All problems, not the first only.
+    pub(crate) fn read(said: &BTreeMap<&'static str, Said>) -> Result<Settings, Vec<Problem>> {
+        let mut reader = Reader { said, problems: Vec::new() };
+        let settings = reader.settings();
+        match settings {
+            Some(settings) if reader.problems.is_empty() => Ok(settings),
+            _ => Err(reader.problems),
+        }
+    }
+}
+
+/// Takes settings out one by one and collects what is wrong.
+struct Reader<'a> {
+    said: &'a BTreeMap<&'static str, Said>,
+    problems: Vec<Problem>,
+}
+
+impl Reader<'_> {
+    fn take<T>(&mut self, name: &'static str, parse: impl FnOnce(&str) -> Result<T, Why>) -> Option<T> {
+        let said = self.said.get(name)?;
+        match parse(&said.text) {
+            Ok(value) => Some(value),
+            Err(why) => {
+                let (text, origin) = (said.text.chars().take(120).collect(), said.origin.clone());
+                self.problems.push(Problem::Value { name, text, origin, why });
+                None
+            }
+        }
+    }
+
+    /// Every field is asked for before the first missing one ends it, so that all problems are found in one go.
+    fn settings(&mut self) -> Option<Settings> {
+        let standalone = self.take("standalone", value::switch);
+        let node_name = self.take("node-name", |text| {
+            value::unless_auto(text, |text| NodeName::parse(text).map_err(|error| error.to_string()))
+        });
+        let state_dir = self.take("state-dir", value::path);
+        let drain_timeout = self.take("drain-timeout", value::patience);
+        let gpus = self.take("gpus", value::gpus);
+        let nvml_library = self.take("nvml-library", |text| value::unless_auto(text, value::path));
+        let kernel_log = self.take("kernel-log", |text| value::unless_none(text, value::path));
+        let roots = self.roots();
+        let names = self.names();
+        let listen = self.take("listen", value::address);
+        let admin_listen = self.take("admin-listen", |text| value::unless_none(text, value::address));
+        let usage_socket = self.take("usage-socket", |text| value::unless_none(text, value::socket_path));
+        let admin_tls = self.admin_tls();
+        let period = self.take("period", value::period);
+        let slow_period = self.take("slow-period", value::period);
+        let process_period = self.take("process-period", value::period);
+        let log_format = self.take("log-format", value::log_format);
+        let profiling = self.take("profiling", value::switch);
+        let live = self.live();
+        Some(Settings {
+            standalone: standalone?,
+            node_name: node_name?,
+            state_dir: state_dir?,
+            drain_timeout: drain_timeout?,
+            gpus: gpus?,
+            nvml_library: nvml_library?,
+            kernel_log: kernel_log?,
+            roots: roots?,
+            names: names?,
+            listen: listen?,
+            admin_listen: admin_listen?,
+            usage_socket: usage_socket?,
+            admin_tls: admin_tls?,
+            period: period?,
+            slow_period: slow_period?,
+            process_period: process_period?,
+            log_format: log_format?,
+            profiling: profiling?,
+            live: live?,
+        })
+    }
+
+    fn roots(&mut self) -> Option<HostRoots> {
+        let procfs = self.take("procfs-root", value::path);
+        let cgroup = self.take("cgroup-root", value::path);
+        let sysfs = self.take("sysfs-root", value::path);
+        Some(HostRoots { procfs: procfs?, cgroup: cgroup?, sysfs: sysfs? })
+    }
+
+    fn names(&mut self) -> Option<sources::names::Settings> {
+        let cri_socket = self.take("cri-socket", |text| value::unless_auto(text, value::socket_path));
+        let log_links = self.take("log-links", value::path);
+        let pod_resources_socket = self.take("pod-resources-socket", value::socket_path);
+        Some(sources::names::Settings {
+            cri_socket: cri_socket?,
+            log_links: log_links?,
+            pod_resources_socket: pod_resources_socket?,
+        })
+    }
+
+    fn admin_tls(&mut self) -> Option<Option<(PathBuf, PathBuf)>> {
+        let cert = self.take("admin-tls-cert", |text| value::unless_none(text, value::path));
+        let key = self.take("admin-tls-key", |text| value::unless_none(text, value::path));
+        match (cert?, key?) {
+            (Some(cert), Some(key)) => Some(Some((cert, key))),
+            (None, None) => Some(None),
+            _ => {
+                self.problems.push(Problem::Together(
+                    "admin-tls-cert and admin-tls-key belong together: give both, or none for plain HTTP".into(),
+                ));
+                None
+            }
+        }
+    }
+
+    fn live(&mut self) -> Option<Live> {
+        let verbosity = self.take("v", value::verbosity);
+        let dcgm = self.take("metrics-dcgm", value::switch);
+        let hami = self.take("metrics-hami", value::switch);
+        let cadvisor = self.take("metrics-cadvisor", value::switch);
+        let api_token_file = self.take("api-token-file", |text| value::unless_none(text, value::path));
+        Some(Live {
+            verbosity: verbosity?,
+            sets: Sets { dcgm: dcgm?, hami: hami?, cadvisor: cadvisor? },
+            api_token_file: api_token_file?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use layer::Origin;
+
+    fn defaults() -> BTreeMap<&'static str, Said> {
+        let said = |key: &key::Key| Said { text: key.default.into(), origin: Origin::Default };
+        key::KEYS.iter().map(|key| (key.name, said(key))).collect()
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        let settings = Settings::read(&defaults()).unwrap();
+        assert_eq!(settings.listen.to_string(), "0.0.0.0:9410");
+        assert_eq!(settings.live.sets, Sets { dcgm: true, hami: false, cadvisor: false });
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        for key in key::KEYS {
+            let mut said = defaults();
+            said.get_mut(key.name).unwrap().text = "\0".into();
+            let problems = Settings::read(&said).expect_err(key.name);
+            assert!(problems[0].to_string().contains(key.name), "{}: {problems:?}", key.name);
+        }
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let mut said = defaults();
+        said.get_mut("period").unwrap().text = "5".into();
+        said.get_mut("listen").unwrap().text = "here".into();
+        said.get_mut("admin-tls-cert").unwrap().text = "/c".into();
+        let problems = Settings::read(&said).unwrap_err();
+        let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(texts.len(), 3, "{texts:?}");
+        assert!(texts[2].contains("\"5\" for period (from default): a time needs a unit"), "{texts:?}");
+    }
+}

@@ -1,0 +1,208 @@
+//! The configuration file: a YAML mapping of setting to value, flat, each key with the line it stands on.
+
+use super::key::{Key, nearest};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_saphyr::Spanned;
+use std::fmt;
+
+/// One line of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// The setting's name.
+    pub key: &'static str,
+    /// Its value as a flag would say it.
+    pub text: String,
+    /// Line, from 1.
+    pub line: u64,
+}
+
+/// What is wrong with the file, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// Line, from 1; 0 when it cannot be told.
+    pub line: u64,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// Settings are a screenful; a file of more than this is not ours.
+pub(crate) const MAX_BYTES: u64 = 64 * 1024;
+
+/// Reads the file's bytes. An empty file (or one of comments only) sets nothing.
+///
+/// # Errors
+/// Every fault that can be told apart: an unknown key does not hide the next.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Entry>, Vec<Fault>> {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
+        let line = 1 + before.iter().fold(0_u64, |lines, byte| lines + u64::from(*byte == b'\n'));
+        vec![Fault { line, what: "is not UTF-8".into() }]
+    })?;
+    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        return Ok(Vec::new());
+    }
+    let lines: Lines = serde_saphyr::from_str(text).map_err(|error| vec![syntax(&error)])?;
+    let mut entries = Vec::new();
+    let mut faults = Vec::new();
+    for (key, value) in lines.0 {
+        let line = key.referenced.line();
+        match (Key::named(&key.value), value.value) {
+            (None, _) => faults.push(Fault { line, what: unknown(&key.value) }),
+            (Some(key), Scalar::Text(text)) => entries.push(Entry { key: key.name, text, line }),
+            (Some(key), Scalar::Nothing) => {
+                faults.push(Fault { line, what: format!("{} has no value (leave the line out instead)", key.name) });
+            }
+            (Some(key), Scalar::Many) => {
+                faults.push(Fault { line, what: format!("{} must be a single value", key.name) });
+            }
+        }
+    }
+    if faults.is_empty() { Ok(entries) } else { Err(faults) }
+}
+
+fn unknown(name: &str) -> String {
+    let shown: String = name.chars().take(60).collect();
+    match nearest(name) {
+        Some(near) => format!("unknown key {shown:?}; did you mean {near}?"),
+        None => format!("unknown key {shown:?}; gpu-steward print-config lists all keys"),
+    }
+}
+
+/// The parser's own words without its drawing of the line, which would not fit a log line.
+fn syntax(error: &serde_saphyr::Error) -> Fault {
+    let line = error.location().map_or(0, |at| at.line());
+    let words = error.without_snippet().to_string();
+    let first = words.lines().next().unwrap_or("cannot be read").trim().to_owned();
+    Fault { line, what: format!("is not a YAML mapping of settings: {first}") }
+}
+
+/// The mapping as it stands, keys in order.
+struct Lines(Vec<(Spanned<String>, Spanned<Scalar>)>);
+
+/// A value: a setting is one word, and whether YAML takes it for a number is of no interest.
+enum Scalar {
+    Text(String),
+    Nothing,
+    Many,
+}
+
+impl<'de> Deserialize<'de> for Lines {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Mapping;
+        impl<'de> Visitor<'de> for Mapping {
+            type Value = Lines;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a mapping of settings")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Lines, A::Error> {
+                let mut lines = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    lines.push(entry);
+                }
+                Ok(Lines(lines))
+            }
+        }
+        deserializer.deserialize_map(Mapping)
+    }
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Value;
+        impl<'de> Visitor<'de> for Value {
+            type Value = Scalar;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a single value")
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Scalar, E> {
+                Ok(Scalar::Text(value.to_string()))
+            }
+            fn visit_u64<E>(self, value: u64) -> Result<Scalar, E> {
+                Ok(Scalar::Text(value.to_string()))
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Scalar, E> {
+                Ok(Scalar::Text(value.to_string()))
+            }
+            fn visit_f64<E>(self, value: f64) -> Result<Scalar, E> {
+                Ok(Scalar::Text(value.to_string()))
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Scalar, E> {
+                Ok(Scalar::Text(value.to_owned()))
+            }
+            fn visit_unit<E>(self) -> Result<Scalar, E> {
+                Ok(Scalar::Nothing)
+            }
+            fn visit_none<E>(self) -> Result<Scalar, E> {
+                Ok(Scalar::Nothing)
+            }
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut many: A) -> Result<Scalar, A::Error> {
+                while many.next_element::<serde::de::IgnoredAny>()?.is_some() {}
+                Ok(Scalar::Many)
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut many: A) -> Result<Scalar, A::Error> {
+                while many.next_entry::<serde::de::IgnoredAny, serde::de::IgnoredAny>()?.is_some() {}
+                Ok(Scalar::Many)
+            }
+        }
+        deserializer.deserialize_any(Value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &'static str, text: &str, line: u64) -> Entry {
+        Entry { key, text: text.into(), line }
+    }
+
+    #[test]
+    fn values_are_taken_as_a_flag_would_say_them() {
+        let text = b"# ours\nperiod: 2s\nv: 4\n\nmetrics-hami: true\nnode-name: \"7\"\nlisten: :9410\n";
+        assert_eq!(
+            parse(text).unwrap(),
+            vec![
+                entry("period", "2s", 2),
+                entry("v", "4", 3),
+                entry("metrics-hami", "true", 5),
+                entry("node-name", "7", 6),
+                entry("listen", ":9410", 7),
+            ]
+        );
+        assert_eq!(parse(b""), Ok(vec![]));
+        assert_eq!(parse(b"# nothing\n\n"), Ok(vec![]));
+    }
+
+    #[test]
+    fn every_fault_is_told_with_its_line() {
+        for (text, line, what) in [
+            ("period: 1s\nusage_socket: /a\n", 2, "unknown key \"usage_socket\"; did you mean usage-socket?"),
+            ("colour: red\n", 1, "unknown key \"colour\"; gpu-steward print-config lists all keys"),
+            ("v:\n", 1, "v has no value (leave the line out instead)"),
+            ("v: [1, 2]\n", 1, "v must be a single value"),
+            ("v: {a: b}\n", 1, "v must be a single value"),
+        ] {
+            assert_eq!(parse(text.as_bytes()), Err(vec![Fault { line, what: what.into() }]), "{text}");
+        }
+        let two = parse(b"perod: 1s\nv: 1\nlisen: x\n").unwrap_err();
+        assert_eq!(two.iter().map(|fault| fault.line).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(parse(b"v: 1\nperiod: \xff\n").unwrap_err()[0].line, 2);
+        for broken in ["- v\n", "v: 1\nv: 2\n", "just words\n", "v: 'open\n"] {
+            let faults = parse(broken.as_bytes()).unwrap_err();
+            assert!(faults[0].what.contains("is not a YAML mapping"), "{broken}: {faults:?}");
+            assert!(!faults[0].what.contains('\n'));
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_give_entries_or_faults(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = parse(&bytes);
+        }
+
+        #[test]
+        fn any_yaml_like_text_gives_entries_or_faults(text in "([a-z-]{1,12}: ?[\\[{&*!|>'\"#a-z0-9, :-]{0,12}\n){0,6}") {
+            let _ = parse(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Every setting, once: its name is the flag, the key of the file and (in capitals) the environment variable.
+
+/// One setting.
+#[derive(Debug)]
+pub(crate) struct Key {
+    /// `usage-socket`: the flag without its dashes, the key in the file.
+    pub name: &'static str,
+    /// Heading in `--help` and docs/configuration.md.
+    pub group: Group,
+    /// What to write for the value; [`SWITCH`] makes a flag that needs none.
+    pub value: &'static str,
+    /// What holds when nobody says anything.
+    pub default: &'static str,
+    /// One sentence or two.
+    pub help: &'static str,
+    /// Whether SIGHUP takes a new value over from the file.
+    pub live: bool,
+}
+
+/// Headings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// Which node, which mode.
+    Node,
+    /// GPUs.
+    Gpu,
+    /// Where the host is looked at.
+    Host,
+    /// What is served where.
+    Serving,
+    /// How often.
+    Timing,
+    /// Log and profiles of the program itself.
+    Telemetry,
+}
+
+impl Group {
+    /// The heading.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Group::Node => "Node",
+            Group::Gpu => "GPUs",
+            Group::Host => "Host",
+            Group::Serving => "Serving",
+            Group::Timing => "Timing",
+            Group::Telemetry => "Telemetry",
+        }
+    }
+}
+
+/// The value of a setting that is on or off.
+pub(crate) const SWITCH: &str = "true|false";
+
+/// What an environment variable begins with.
+pub(crate) const PREFIX: &str = "GPU_STEWARD_";
+
+const fn key(
+    group: Group,
+    name: &'static str,
+    (value, default): (&'static str, &'static str),
+    help: &'static str,
+) -> Key {
+    Key { name, group, value, default, help, live: false }
+}
+
+impl Key {
+    const fn live(mut self) -> Key {
+        self.live = true;
+        self
+    }
+
+    /// The environment variable.
+    pub(crate) fn variable(&self) -> String {
+        format!("{PREFIX}{}", self.name.to_uppercase().replace('-', "_"))
+    }
+
+    /// Whether the flag needs no value.
+    pub(crate) fn is_switch(&self) -> bool {
+        self.value == SWITCH
+    }
+
+    /// The setting of this name.
+    pub(crate) fn named(name: &str) -> Option<&'static Key> {
+        KEYS.iter().find(|key| key.name == name)
+    }
+}
+
+use Group::{Gpu, Host, Node, Serving, Telemetry, Timing};
+
+/// All of them, in the order of `--help`.
+pub(crate) const KEYS: &[Key] = &[
+    key(Node, "standalone", (SWITCH, "false"), "Run without Kubernetes: look at this machine and serve what is seen"),
+    key(Node, "node-name", ("NAME", "auto"), "This node's name; auto takes NODE_NAME, then the host's name"),
+    key(Node, "state-dir", ("DIR", "/var/lib/gpu-steward"), "Directory for what outlives the program"),
+    key(
+        Node,
+        "drain-timeout",
+        ("TIME", "5s"),
+        "How long requests in flight may take to end after SIGTERM or SIGINT; a second signal ends at once",
+    ),
+    key(
+        Gpu,
+        "gpus",
+        ("SOURCE", "nvml"),
+        "Where GPUs come from: nvml, none, or simulated[=MODEL[:COUNT]], made-up GPUs that are marked as such everywhere",
+    ),
+    key(Gpu, "nvml-library", ("PATH", "auto"), "NVML library; auto asks the dynamic linker for libnvidia-ml.so.1"),
+    key(Gpu, "kernel-log", ("PATH", "/dev/kmsg"), "Kernel log in which driver errors (XIDs) are looked for, or none"),
+    key(Host, "procfs-root", ("DIR", "/proc"), "Where the host's /proc is mounted"),
+    key(Host, "cgroup-root", ("DIR", "/sys/fs/cgroup"), "Where the host's cgroup hierarchies are mounted"),
+    key(Host, "sysfs-root", ("DIR", "/sys"), "Where the host's /sys is mounted"),
+    key(Host, "cri-socket", ("PATH", "auto"), "Container runtime's socket, for names; auto tries the known places"),
+    key(Host, "log-links", ("DIR", "/var/log/containers"), "kubelet's links, for names where there is no such socket"),
+    key(
+        Host,
+        "pod-resources-socket",
+        ("PATH", "/var/lib/kubelet/pod-resources/kubelet.sock"),
+        "kubelet's socket that tells which devices a container holds",
+    ),
+    key(Serving, "listen", ("ADDRESS", "0.0.0.0:9410"), "Metrics, API and health"),
+    key(
+        Serving,
+        "admin-listen",
+        ("ADDRESS", "127.0.0.1:9411"),
+        "Profiles and log level of the program itself, or none",
+    ),
+    key(Serving, "usage-socket", ("PATH", "/run/gpu-steward/agent.sock"), "Unix socket of the usage stream, or none"),
+    key(Serving, "metrics-dcgm", (SWITCH, "true"), "Carry dcgm-exporter's names at /metrics too").live(),
+    key(Serving, "metrics-hami", (SWITCH, "false"), "Carry HAMi monitor's names at /metrics too").live(),
+    key(Serving, "metrics-cadvisor", (SWITCH, "false"), "Carry cAdvisor's names at /metrics too").live(),
+    key(
+        Serving,
+        "api-token-file",
+        ("PATH", "none"),
+        "File with the bearer token that callers from elsewhere need for /api/v1; none refuses them",
+    )
+    .live(),
+    key(Serving, "admin-tls-cert", ("PATH", "none"), "Certificate chain (PEM) that makes the admin port HTTPS"),
+    key(Serving, "admin-tls-key", ("PATH", "none"), "Its key (PEM)"),
+    key(Timing, "period", ("TIME", "1s"), "Time between two looks at CPU, memory and the cheap GPU readings"),
+    key(Timing, "slow-period", ("TIME", "5s"), "Time between two looks at all else of the host"),
+    key(Timing, "process-period", ("TIME", "5s"), "Time between two lists of GPU processes"),
+    key(Telemetry, "v", ("0|2|4|5", "0"), "Detail of the log: 0 errors, warnings and key events, 5 everything").live(),
+    key(
+        Telemetry,
+        "log-format",
+        ("FORMAT", "auto"),
+        "text, json or journald; auto is journald under systemd, else text on stderr",
+    ),
+    key(Telemetry, "profiling", (SWITCH, "false"), "Serve /debug/pprof/ on the admin port"),
+];
+
+/// The setting whose name is most like `name`, if any is near enough to be what was meant.
+pub(crate) fn nearest(name: &str) -> Option<&'static str> {
+    let asked = kebab(name);
+    let (distance, best) = KEYS.iter().map(|key| (distance(&asked, key.name), key.name)).min()?;
+    (distance <= 1 + best.len() / 4).then_some(best)
+}
+
+/// `usageSocket`, `usage_socket` and `--usage-socket` are all meant as `usage-socket`.
+fn kebab(name: &str) -> String {
+    let mut out = String::new();
+    for c in name.trim_start_matches('-').chars().take(40) {
+        match c {
+            '_' | '.' | ' ' => out.push('-'),
+            c if c.is_uppercase() => {
+                out.push('-');
+                out.extend(c.to_lowercase());
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Levenshtein's distance, one row at a time.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let change = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// A Service called `gpu-steward` makes kubelet set `GPU_STEWARD_SERVICE_HOST`, `GPU_STEWARD_PORT_9410_TCP` and the like
+/// in every container of its namespace; they are not settings.
+pub(crate) fn is_service_variable(variable: &str) -> bool {
+    variable.strip_prefix(PREFIX).is_some_and(|rest| {
+        rest == "PORT" || rest.starts_with("PORT_") || rest == "SERVICE_HOST" || rest.starts_with("SERVICE_PORT")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_finds_its_setting_and_nonsense_finds_none() {
+        for (slip, meant) in [
+            ("usage_socket", Some("usage-socket")),
+            ("usageSocket", Some("usage-socket")),
+            ("perod", Some("period")),
+            ("metrics-dcmg", Some("metrics-dcgm")),
+            ("cgroup", None),
+            ("zzz", None),
+        ] {
+            assert_eq!(nearest(slip), meant, "{slip}");
+        }
+    }
+
+    #[test]
+    fn names_are_distinct_and_none_is_a_variable_that_kubernetes_sets_for_a_service() {
+        for (i, key) in KEYS.iter().enumerate() {
+            assert!(KEYS[..i].iter().all(|other| other.name != key.name), "{}", key.name);
+            let variable = key.variable();
+            assert!(!is_service_variable(&variable), "{variable}");
+        }
+    }
+}

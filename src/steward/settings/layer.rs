@@ -1,0 +1,217 @@
+//! Flags beat environment beats file beats default; each value remembers where it came from.
+
+use super::file::{self, MAX_BYTES};
+use super::key::{KEYS, Key, PREFIX, is_service_variable, nearest};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where the configuration file is when nobody says.
+pub(crate) const DEFAULT_FILE: &str = "/etc/gpu-steward/config.yaml";
+/// The environment variable that names another.
+pub(crate) const FILE_VARIABLE: &str = "GPU_STEWARD_CONFIG";
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The command line.
+    Flag,
+    /// The environment variable of this name.
+    Environment(String),
+    /// The configuration file.
+    File {
+        /// Which.
+        path: Arc<Path>,
+        /// Line, from 1.
+        line: u64,
+    },
+    /// Nobody said anything.
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag => f.write_str("flag"),
+            Origin::Environment(name) => f.write_str(name),
+            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Origin::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// A value as somebody wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Said {
+    /// The text.
+    pub text: String,
+    /// By whom.
+    pub origin: Origin,
+}
+
+/// What is wrong with what the user said.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Problem {
+    /// The file cannot be read.
+    #[error("cannot read configuration file {path}: {why}", path = .path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// As the operating system says.
+        why: String,
+    },
+    /// The file has a fault.
+    #[error("{path}:{line}: {what}", path = .path.display())]
+    Fault {
+        /// Which file.
+        path: PathBuf,
+        /// Where.
+        line: u64,
+        /// What.
+        what: String,
+    },
+    /// A value is wrong.
+    #[error("invalid value {text:?} for {name} (from {origin}): {why}")]
+    Value {
+        /// The setting.
+        name: &'static str,
+        /// What was said.
+        text: String,
+        /// By whom.
+        origin: Origin,
+        /// Why it cannot be.
+        why: String,
+    },
+    /// Two settings do not go together.
+    #[error("{0}")]
+    Together(String),
+}
+
+/// What was said on the command line and in the environment: it does not change while the program runs, so a reload
+/// needs nothing but this.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Spoken {
+    /// Flags by setting.
+    pub flags: BTreeMap<&'static str, String>,
+    /// `--config`.
+    pub file: Option<PathBuf>,
+    /// The environment.
+    pub environment: BTreeMap<String, String>,
+}
+
+impl Spoken {
+    /// The file, and whether it must exist (because somebody named it).
+    fn file(&self) -> (PathBuf, bool) {
+        let named = self.file.clone().or_else(|| self.environment.get(FILE_VARIABLE).map(PathBuf::from));
+        match named {
+            Some(path) => (path, true),
+            None => (DEFAULT_FILE.into(), false),
+        }
+    }
+
+    /// Reads the file and lays the layers over each other: one value for each setting.
+    ///
+    /// # Errors
+    /// Every fault of the file.
+    pub(crate) fn layer(&self) -> Result<BTreeMap<&'static str, Said>, Vec<Problem>> {
+        let (path, must_exist) = self.file();
+        let entries = match read(&path) {
+            Ok(bytes) => file::parse(&bytes).map_err(|faults| {
+                let problem =
+                    |fault: file::Fault| Problem::Fault { path: path.clone(), line: fault.line, what: fault.what };
+                faults.into_iter().map(problem).collect::<Vec<_>>()
+            })?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Vec::new(),
+            Err(error) => return Err(vec![Problem::Unreadable { path, why: error.to_string() }]),
+        };
+        let path: Arc<Path> = path.into();
+        let from_file = |key: &Key| {
+            let entry = entries.iter().find(|entry| entry.key == key.name)?;
+            let origin = Origin::File { path: path.clone(), line: entry.line };
+            Some(Said { text: entry.text.clone(), origin })
+        };
+        let decide = |key: &'static Key| {
+            let flag = self.flags.get(key.name).map(|text| Said { text: text.clone(), origin: Origin::Flag });
+            let said = flag.or_else(|| self.from_environment(key)).or_else(|| from_file(key));
+            (key.name, said.unwrap_or_else(|| Said { text: key.default.into(), origin: Origin::Default }))
+        };
+        Ok(KEYS.iter().map(decide).collect())
+    }
+
+    fn from_environment(&self, key: &Key) -> Option<Said> {
+        let variable = key.variable();
+        self.environment.get(&variable).map(|text| Said { text: text.clone(), origin: Origin::Environment(variable) })
+    }
+
+    /// Environment variables that look like settings and are none, with the nearest setting's variable.
+    pub(crate) fn strange_variables(&self) -> Vec<(String, Option<String>)> {
+        let ours = |name: &&String| {
+            name.starts_with(PREFIX)
+                && name.as_str() != FILE_VARIABLE
+                && !is_service_variable(name)
+                && !KEYS.iter().any(|key| key.variable() == **name)
+        };
+        let near = |name: &String| {
+            let setting = nearest(&name.trim_start_matches(PREFIX).to_lowercase())?;
+            Key::named(setting).map(Key::variable)
+        };
+        self.environment.keys().filter(ours).map(|name| (name.clone(), near(name))).collect()
+    }
+}
+
+/// The file's bytes, at most [`MAX_BYTES`].
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(std::io::Error::other(format!("longer than {} KiB", MAX_BYTES / 1024)));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_beats_a_variable_beats_the_file_beats_the_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.yaml");
+        std::fs::write(&path, "v: 2\nperiod: 2s\n\nslow-period: 9s\n").unwrap();
+        let spoken = Spoken {
+            flags: [("v", "5".to_owned())].into(),
+            file: Some(path.clone()),
+            environment: [("GPU_STEWARD_V", "4"), ("GPU_STEWARD_PERIOD", "3s")]
+                .map(|(k, v)| (k.into(), v.into()))
+                .into(),
+        };
+        let said = spoken.layer().unwrap();
+        let file = Origin::File { path: path.as_path().into(), line: 4 };
+        for (name, text, origin) in [
+            ("v", "5", Origin::Flag),
+            ("period", "3s", Origin::Environment("GPU_STEWARD_PERIOD".into())),
+            ("slow-period", "9s", file),
+            ("gpus", "nvml", Origin::Default),
+        ] {
+            assert_eq!(said[name], Said { text: text.into(), origin }, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_named_file_must_exist() {
+        let spoken = Spoken { file: Some("/nowhere/x.yaml".into()), ..Spoken::default() };
+        let problems = spoken.layer().unwrap_err();
+        assert!(problems[0].to_string().starts_with("cannot read configuration file /nowhere/x.yaml: No such file"));
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_noticed_and_those_of_a_service_are_not() {
+        let environment = ["GPU_STEWARD_PERIODS", "GPU_STEWARD_PORT", "GPU_STEWARD_SERVICE_HOST", "HOME"];
+        let environment = environment.map(|name| (name.to_owned(), "x".to_owned())).into();
+        let spoken = Spoken { environment, ..Spoken::default() };
+        let near = Some("GPU_STEWARD_PERIOD".to_owned());
+        assert_eq!(spoken.strange_variables(), [("GPU_STEWARD_PERIODS".to_owned(), near)]);
+    }
+}

@@ -1,0 +1,249 @@
+//! Texts of settings, read into what they mean. Pure: the same text gives the same value on every machine.
+
+use model::gpu::MAX_GPUS;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where GPUs come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Gpus {
+    /// The driver's library.
+    Nvml,
+    /// Made up.
+    Simulated {
+        /// Model.
+        model: String,
+        /// How many.
+        count: u32,
+    },
+    /// Not looked for.
+    None,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// Lines for people, on stderr.
+    Text,
+    /// One JSON object a line, on stderr.
+    Json,
+    /// journald's own protocol, with fields.
+    Journald,
+    /// journald when stderr is connected to it, else text.
+    Auto,
+}
+
+/// A number of `-v`. The table of what each shows is in docs/operations.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Verbosity(pub u8);
+
+impl Verbosity {
+    /// The numbers that make a difference.
+    pub(crate) const STEPS: [u8; 4] = [0, 2, 4, 5];
+
+    /// One step more.
+    pub(crate) fn more(self) -> Verbosity {
+        Verbosity(Self::STEPS.into_iter().find(|step| *step > self.0).unwrap_or(5))
+    }
+
+    /// One step less.
+    pub(crate) fn less(self) -> Verbosity {
+        Verbosity(Self::STEPS.into_iter().rev().find(|step| *step < self.0).unwrap_or(0))
+    }
+}
+
+/// The reason why a text is not a value: half a sentence that follows "invalid value … for …: ".
+pub(crate) type Why = String;
+
+/// On or off.
+pub(crate) fn switch(text: &str) -> Result<bool, Why> {
+    match text {
+        "true" | "on" | "yes" | "1" => Ok(true),
+        "false" | "off" | "no" | "0" => Ok(false),
+        _ => Err("expected true or false".into()),
+    }
+}
+
+/// `500ms`, `1s`, `2m`, `1h`.
+pub(crate) fn time(text: &str) -> Result<Duration, Why> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| String::from("expected a time such as 500ms, 5s or 2m"))?;
+    let milliseconds = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "" => return Err("a time needs a unit: ms, s, m or h".into()),
+        _ => return Err("the unit of a time is one of ms, s, m, h".into()),
+    };
+    Ok(Duration::from_millis(number.saturating_mul(milliseconds)))
+}
+
+/// A time between two looks: below 100 ms the looking would be the load, above an hour nothing would be current.
+pub(crate) fn period(text: &str) -> Result<Duration, Why> {
+    let period = time(text)?;
+    if (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&period) {
+        Ok(period)
+    } else {
+        Err("a period lies between 100ms and 1h".into())
+    }
+}
+
+/// A time to wait for an end: at most ten minutes, so that no typing error makes the program unstoppable.
+pub(crate) fn patience(text: &str) -> Result<Duration, Why> {
+    let patience = time(text)?;
+    if patience <= Duration::from_secs(600) { Ok(patience) } else { Err("at most 10m".into()) }
+}
+
+/// `0.0.0.0:9410`, `[::]:9410`, or `:9410` for every address of the machine.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, Why> {
+    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
+    full.parse().map_err(|_| {
+        "expected ADDRESS:PORT with a numeric address, such as 127.0.0.1:9410, [::]:9410 or :9410".to_owned()
+    })
+}
+
+/// `none`, or what `parse` makes of it.
+pub(crate) fn unless_none<T>(text: &str, parse: impl Fn(&str) -> Result<T, Why>) -> Result<Option<T>, Why> {
+    if text == "none" { Ok(None) } else { parse(text).map(Some) }
+}
+
+/// `auto`, or what `parse` makes of it.
+pub(crate) fn unless_auto<T>(text: &str, parse: impl Fn(&str) -> Result<T, Why>) -> Result<Option<T>, Why> {
+    if text == "auto" { Ok(None) } else { parse(text).map(Some) }
+}
+
+/// A path.
+pub(crate) fn path(text: &str) -> Result<PathBuf, Why> {
+    if text.is_empty() {
+        Err("a path cannot be empty".into())
+    } else if text.contains('\0') {
+        Err("a path cannot contain a NUL".into())
+    } else {
+        Ok(Path::new(text).to_path_buf())
+    }
+}
+
+/// A path that fits into a unix socket's address (107 bytes and a NUL).
+pub(crate) fn socket_path(text: &str) -> Result<PathBuf, Why> {
+    if text.len() > 107 {
+        return Err(format!("a unix socket's path has at most 107 bytes, this one has {}", text.len()));
+    }
+    path(text)
+}
+
+/// `nvml`, `none`, `simulated[=MODEL[:COUNT]]`.
+pub(crate) fn gpus(text: &str) -> Result<Gpus, Why> {
+    const EXPECTED: &str = "expected nvml, none or simulated[=MODEL[:COUNT]], such as simulated=H100:8";
+    let what = match text {
+        "nvml" => return Ok(Gpus::Nvml),
+        "none" => return Ok(Gpus::None),
+        "simulated" => "H100:8",
+        _ => text.strip_prefix("simulated=").ok_or(EXPECTED)?,
+    };
+    let (model, count) = what.split_once(':').unwrap_or((what, "8"));
+    if model.is_empty() {
+        return Err(EXPECTED.into());
+    }
+    match count.parse::<u32>() {
+        Ok(count) if (1..=MAX_GPUS).contains(&(count as usize)) => Ok(Gpus::Simulated { model: model.into(), count }),
+        _ => Err(format!("the count of simulated GPUs lies between 1 and {MAX_GPUS}")),
+    }
+}
+
+/// `text`, `json`, `journald`, `auto`.
+pub(crate) fn log_format(text: &str) -> Result<LogFormat, Why> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        "journald" => Ok(LogFormat::Journald),
+        "auto" => Ok(LogFormat::Auto),
+        _ => Err("expected text, json, journald or auto".into()),
+    }
+}
+
+/// 0, 2, 4 or 5; other digits mean the next lower one, as klog's users expect.
+pub(crate) fn verbosity(text: &str) -> Result<Verbosity, Why> {
+    match text.parse::<u8>() {
+        Ok(number) if number <= 9 => {
+            let step = Verbosity::STEPS.into_iter().rev().find(|step| *step <= number).unwrap_or(0);
+            Ok(Verbosity(step))
+        }
+        _ => Err("expected 0, 2, 4 or 5".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_need_a_unit() {
+        for (text, expect) in [
+            ("1s", Some(1_000)),
+            ("500ms", Some(500)),
+            ("2m", Some(120_000)),
+            ("1h", Some(3_600_000)),
+            ("5", None),
+            ("s", None),
+            ("-1s", None),
+            ("1.5s", None),
+            ("1 s", None),
+            ("", None),
+            ("99999999999999999999s", None),
+        ] {
+            let milliseconds = time(text).ok().map(|time| time.as_millis());
+            assert_eq!(milliseconds, expect, "{text}");
+        }
+    }
+
+    #[test]
+    fn sources_of_gpus() {
+        let made_up = |model: &str, count| Some(Gpus::Simulated { model: model.into(), count });
+        for (text, expect) in [
+            ("nvml", Some(Gpus::Nvml)),
+            ("none", Some(Gpus::None)),
+            ("simulated", made_up("H100", 8)),
+            ("simulated=A100", made_up("A100", 8)),
+            ("simulated=T4:2", made_up("T4", 2)),
+            ("simulated=", None),
+            ("simulated=T4:0", None),
+            ("simulated=T4:65", None),
+            ("simulated:T4", None),
+            ("cuda", None),
+        ] {
+            assert_eq!(gpus(text).ok(), expect, "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses() {
+        for (text, expect) in [
+            (":9410", Some("0.0.0.0:9410")),
+            ("[::1]:0", Some("[::1]:0")),
+            ("localhost:1", None),
+            ("9410", None),
+            ("1.2.3.4:65536", None),
+        ] {
+            assert_eq!(address(text).ok().map(|a| a.to_string()).as_deref(), expect, "{text}");
+        }
+    }
+
+    #[test]
+    fn detail_goes_up_and_down_in_steps() {
+        for (now, more, less) in [(0, 2, 0), (2, 4, 0), (4, 5, 2), (5, 5, 4)] {
+            assert_eq!((Verbosity(now).more(), Verbosity(now).less()), (Verbosity(more), Verbosity(less)));
+        }
+        assert_eq!(verbosity("3"), Ok(Verbosity(2)));
+        assert!(verbosity("-1").is_err() && verbosity("10").is_err() && verbosity("debug").is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_is_too_odd(text in ".{0,40}") {
+            let _ = (time(&text), address(&text), gpus(&text), verbosity(&text), path(&text), socket_path(&text));
+        }
+    }
+}

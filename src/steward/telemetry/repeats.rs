@@ -1,0 +1,148 @@
+//! Says it once and counts the rest: a warning or error that comes again within a minute is not written again, and
+//! when the minute is over one line tells how often it came.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::collections::hash_map::{DefaultHasher, Entry};
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// How long the same thing stays said.
+const WINDOW: Duration = Duration::from_secs(60);
+/// Different texts from one place in the code in one window; the 21st and all later ones are only counted. A node has
+/// at most 16 GPUs, so a warning for each of them still fits.
+const DISTINCT: usize = 20;
+/// The line that tells the count must not be counted itself.
+const TARGET: &str = "gpu_steward::repeats";
+
+/// What was said lately. As large as the number of places in the code that warn (some fifty), times [`DISTINCT`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Repeats {
+    places: Arc<Mutex<HashMap<Identifier, Place>>>,
+}
+
+/// One place in the code within one window.
+#[derive(Debug)]
+struct Place {
+    since: Instant,
+    said: Vec<u64>,
+    again: u64,
+    message: String,
+}
+
+impl Repeats {
+    /// Whether to write what is said now.
+    fn allow(&self, place: Identifier, words: Words, now: Instant) -> bool {
+        let mut places = self.places.lock();
+        let hash = words.hash.finish();
+        let place = match places.entry(place) {
+            Entry::Vacant(free) => {
+                free.insert(Place { since: now, said: vec![hash], again: 0, message: words.message });
+                return true;
+            }
+            Entry::Occupied(place) => place.into_mut(),
+        };
+        if place.said.contains(&hash) || place.said.len() >= DISTINCT {
+            place.again += 1;
+            return false;
+        }
+        place.said.push(hash);
+        true
+    }
+
+    /// Closes the windows that are over and tells their counts. To be called now and then.
+    pub(crate) fn tell(&self, now: Instant) {
+        let over: Vec<Place> = {
+            let mut places = self.places.lock();
+            places.extract_if(|_, place| now.saturating_duration_since(place.since) >= WINDOW).map(|(_, p)| p).collect()
+        };
+        for place in over.into_iter().filter(|place| place.again > 0) {
+            tracing::warn!(target: TARGET, times = place.again, what = place.message, "said again in the last minute");
+        }
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Repeats {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        let data = event.metadata();
+        if *data.level() > Level::WARN || data.target() == TARGET {
+            return true;
+        }
+        let mut words = Words::default();
+        event.record(&mut words);
+        self.allow(data.callsite(), words, Instant::now())
+    }
+}
+
+/// The fields of one event, boiled down to a number, and its message.
+#[derive(Default)]
+struct Words {
+    hash: DefaultHasher,
+    message: String,
+}
+
+impl Visit for Words {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let text = format!("{value:?}");
+        (field.name(), &text).hash(&mut self.hash);
+        if field.name() == "message" {
+            self.message = text;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing_subscriber::layer::SubscriberExt;
+
+    /// Counts what gets through.
+    #[derive(Clone, Default)]
+    struct Heard(Arc<Mutex<Vec<String>>>);
+
+    impl<S: Subscriber> Layer<S> for Heard {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            let mut words = Words::default();
+            event.record(&mut words);
+            self.0.lock().push(words.message);
+        }
+    }
+
+    #[test]
+    fn the_same_warning_is_written_once_and_its_repeats_are_told_when_the_minute_is_over() {
+        let (repeats, heard) = (Repeats::default(), Heard::default());
+        let subscriber = tracing_subscriber::registry().with(repeats.clone()).with(heard.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..1000 {
+                tracing::warn!(gpu_uuid = "GPU-1", "is sick");
+            }
+            tracing::warn!("something else");
+            tracing::info!("hello");
+            tracing::info!("hello");
+            repeats.tell(Instant::now());
+            repeats.tell(Instant::now() + WINDOW);
+        });
+        let heard = heard.0.lock().clone();
+        assert_eq!(heard, ["is sick", "something else", "hello", "hello", "said again in the last minute"]);
+        assert!(repeats.places.lock().is_empty());
+    }
+
+    #[test]
+    fn one_place_says_at_most_twenty_different_things_a_minute() {
+        let (repeats, heard) = (Repeats::default(), Heard::default());
+        let subscriber = tracing_subscriber::registry().with(repeats.clone()).with(heard.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            for pod in 0..1000 {
+                tracing::warn!(pod, "vanished");
+            }
+        });
+        assert_eq!(heard.0.lock().len(), DISTINCT);
+    }
+}

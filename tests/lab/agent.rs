@@ -1,0 +1,317 @@
+//! The built program, run in an empty directory of its own: ports chosen by the kernel, state and socket in the
+//! directory, killed when the test is over.
+//!
+//! ```text
+//!   Agent::standalone(binary).with("--gpus", "none").start()   runs until ready
+//!                                                   .launch()  runs, readiness not waited for
+//!                                                   .run()     runs to its end
+//! ```
+
+use crate::eventually::eventually;
+use crate::http::{self, Answer};
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a start may take; generous, because tests share two cores with compilers.
+pub const START: Duration = Duration::from_secs(30);
+/// How long an end may take before it is a failure of the harness rather than of a promise.
+pub const END: Duration = Duration::from_secs(30);
+
+/// What to run.
+#[derive(Debug)]
+pub struct Recipe {
+    command: Command,
+    dir: TempDir,
+    given: Vec<OsString>,
+}
+
+/// A running agent.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    dir: TempDir,
+    /// `:9410`.
+    pub metrics: SocketAddr,
+    /// The loopback port, if it has one.
+    pub admin: Option<SocketAddr>,
+    /// Path of the usage socket.
+    pub usage_socket: PathBuf,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Exit code or signal.
+    pub status: ExitStatus,
+    /// From the request to the end.
+    pub took: Duration,
+    /// Everything it logged.
+    pub log: String,
+}
+
+impl Agent {
+    /// `gpu-steward agent --standalone` with ports 0 and everything else in an empty directory. Names come from nowhere
+    /// unless the test says otherwise, so that the machine's own runtime does not show through.
+    ///
+    /// # Panics
+    /// When no temporary directory can be made.
+    #[must_use]
+    pub fn standalone(binary: &str) -> Recipe {
+        let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a temporary directory");
+        let mut command = Command::new(binary);
+        command.args(["agent", "--standalone"]).stdin(Stdio::null()).stdout(Stdio::null());
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("GPU_STEWARD_") {
+                command.env_remove(name);
+            }
+        }
+        command.env_remove("NODE_NAME").env_remove("NOTIFY_SOCKET").env_remove("JOURNAL_STREAM");
+        command.env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
+        Recipe { command, dir, given: Vec::new() }
+    }
+}
+
+impl Recipe {
+    /// One flag with its value.
+    #[must_use]
+    pub fn with(mut self, flag: &str, value: impl AsRef<OsStr>) -> Self {
+        self.given.push(flag.into());
+        self.command.arg(flag).arg(value);
+        self
+    }
+
+    /// One flag as it stands: `--profiling`, `--metrics-dcgm=false`.
+    #[must_use]
+    pub fn switch(mut self, flag: &str) -> Self {
+        self.given.push(flag.split('=').next().unwrap_or(flag).into());
+        self.command.arg(flag);
+        self
+    }
+
+    /// An environment variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// A configuration file of this text; [`Agent::write_config`] writes it anew.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    #[must_use]
+    pub fn config(self, text: &str) -> Self {
+        let path = config_path(self.dir());
+        std::fs::write(&path, text).expect("the configuration file is written");
+        self.with("--config", path)
+    }
+
+    /// The directory that is its own.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Leaves out the flags for ports, socket and state that the harness would add, where the test gave none.
+    fn complete(&mut self) {
+        let dir = self.dir.path().to_owned();
+        let defaults: [(&str, OsString); 9] = [
+            ("--listen", "127.0.0.1:0".into()),
+            ("--admin-listen", "127.0.0.1:0".into()),
+            ("--usage-socket", dir.join("agent.sock").into()),
+            ("--state-dir", dir.join("state").into()),
+            ("--cri-socket", dir.join("no-cri.sock").into()),
+            ("--log-links", dir.join("no-links").into()),
+            ("--pod-resources-socket", dir.join("no-kubelet.sock").into()),
+            ("--kernel-log", "none".into()),
+            ("--config", empty_config(&dir).into()),
+        ];
+        for (flag, value) in defaults {
+            if !self.given.iter().any(|given| given == flag) {
+                self.command.arg(flag).arg(value);
+            }
+        }
+    }
+
+    /// Runs it until it is ready.
+    ///
+    /// # Panics
+    /// When it ends or is not ready within [`START`]; the text holds its log.
+    #[must_use]
+    pub fn start(self) -> Agent {
+        let mut agent = self.launch();
+        let deadline = Instant::now() + START;
+        loop {
+            let answer = http::get(agent.metrics, "/readyz");
+            if answer.as_ref().is_ok_and(|answer| answer.status == 200) {
+                return agent;
+            }
+            let ended = agent.child.try_wait().expect("the child can be waited for");
+            assert!(ended.is_none(), "ended before it was ready: {ended:?}\n{}", agent.log());
+            assert!(Instant::now() < deadline, "not ready within {START:?}: {answer:?}\n{}", agent.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Runs it until it listens.
+    ///
+    /// # Panics
+    /// When it ends or does not listen within [`START`]; the text holds its log.
+    #[must_use]
+    pub fn launch(mut self) -> Agent {
+        self.complete();
+        let log = std::fs::File::create(log_path(self.dir.path())).expect("the log's file is made");
+        let mut child = self.command.stderr(log).spawn().expect("the program can be run");
+        let dir = self.dir;
+        let addresses = eventually("the line that tells the addresses", START, || {
+            let log = std::fs::read_to_string(log_path(dir.path())).unwrap_or_default();
+            let ended = child.try_wait().expect("the child can be waited for");
+            if let Some(line) = log.lines().find(|line| line.contains("gpu-steward agent started")) {
+                return Some((field(line, "metrics")?, field(line, "admin")?, field(line, "usage")?));
+            }
+            assert!(ended.is_none(), "ended before it listened: {ended:?}\n{log}");
+            None
+        });
+        let (metrics, admin, usage) = addresses;
+        let metrics = metrics.parse().expect("an address");
+        Agent { child, dir, metrics, admin: admin.parse().ok(), usage_socket: usage.into() }
+    }
+
+    /// Runs it to its end, which must come by itself.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    #[must_use]
+    pub fn run(mut self) -> Output {
+        self.complete();
+        self.command.stderr(Stdio::piped()).output().expect("the program can be run")
+    }
+}
+
+impl Agent {
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The directory that is its own.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Everything it logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(log_path(self.dir.path())).unwrap_or_default()).into_owned()
+    }
+
+    /// Asks the main port.
+    ///
+    /// # Panics
+    /// When it does not answer; the text holds its log.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Answer {
+        match http::get(self.metrics, path) {
+            Ok(answer) => answer,
+            Err(error) => panic!("GET {path}: {error}\n{}", self.log()),
+        }
+    }
+
+    /// Asks the admin port.
+    ///
+    /// # Panics
+    /// When there is none or it does not answer.
+    #[must_use]
+    pub fn admin(&self, method: &str, path: &str, body: &str) -> Answer {
+        let address = self.admin.expect("an admin port");
+        match http::request(address, method, path, &[], body.as_bytes()) {
+            Ok(answer) => answer,
+            Err(error) => panic!("{method} {path}: {error}\n{}", self.log()),
+        }
+    }
+
+    /// Waits until the log holds this text.
+    ///
+    /// # Panics
+    /// When it does not within [`START`].
+    pub fn logs(&self, text: &str) {
+        eventually(&format!("{text:?} in the log"), START, || self.log().contains(text).then_some(()));
+    }
+
+    /// Writes the configuration file anew.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write_config(&self, text: &str) {
+        std::fs::write(config_path(self.dir()), text).expect("the configuration file is written");
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Panics
+    /// When there is no such process or signal.
+    pub fn signal(&self, signal: i32) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let signal = rustix::process::Signal::from_named_raw(signal).expect("a signal's number");
+        rustix::process::kill_process(pid, signal).expect("the process takes a signal");
+    }
+
+    /// SIGTERM, and how it ended.
+    ///
+    /// # Panics
+    /// When it does not end within [`END`].
+    #[must_use]
+    pub fn terminate(self) -> Ended {
+        self.signal(libc::SIGTERM);
+        self.wait()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end within [`END`].
+    #[must_use]
+    pub fn wait(mut self) -> Ended {
+        let begin = Instant::now();
+        let status = eventually("its end", END, || self.child.try_wait().expect("the child can be waited for"));
+        Ended { status, took: begin.elapsed(), log: self.log() }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn log_path(dir: &Path) -> PathBuf {
+    dir.join("log")
+}
+
+fn config_path(dir: &Path) -> PathBuf {
+    dir.join("config.yaml")
+}
+
+/// An empty file, so that the machine's own configuration does not show through.
+fn empty_config(dir: &Path) -> PathBuf {
+    let path = dir.join("empty.yaml");
+    std::fs::write(&path, "").expect("an empty file is written");
+    path
+}
+
+/// The value of a field in a log line, in either format: `metrics=127.0.0.1:1` or `"metrics":"127.0.0.1:1"`.
+fn field(line: &str, name: &str) -> Option<String> {
+    if let Ok(line) = serde_json::from_str::<serde_json::Value>(line) {
+        return Some(line.get(name)?.as_str()?.to_owned());
+    }
+    let rest = line.split_once(&format!(" {name}="))?.1;
+    Some(rest.split(' ').next()?.trim_matches('"').to_owned())
+}

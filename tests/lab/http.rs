@@ -1,0 +1,130 @@
+//! A blocking HTTP/1.1 client over one connection a request: what a test needs, and no more.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Longest wait for a byte.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What came back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// Status code.
+    pub status: u16,
+    /// Header names in lower case, in order.
+    pub headers: Vec<(String, String)>,
+    /// The body, chunks put together.
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    /// The body as text, odd bytes replaced.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The first header of this (lower-case) name.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none; the text shows the body.
+    #[must_use]
+    pub fn json(&self) -> serde_json::Value {
+        match serde_json::from_slice(&self.body) {
+            Ok(value) => value,
+            Err(error) => panic!("not JSON ({error}): {}", self.text()),
+        }
+    }
+}
+
+/// Asks without a body.
+///
+/// # Errors
+/// When the connection or the answer fails.
+pub fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
+    request(address, "GET", path, &[], b"")
+}
+
+/// Asks for anything.
+///
+/// # Errors
+/// When the connection or the answer fails.
+pub fn request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> io::Result<Answer> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
+    for (name, value) in headers {
+        head += &format!("{name}: {value}\r\n");
+    }
+    head += &format!("Content-Length: {}\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body)?;
+    read_answer(&mut BufReader::new(stream))
+}
+
+/// Reads one answer.
+///
+/// # Errors
+/// When the stream ends early or speaks something else.
+pub fn read_answer(stream: &mut impl BufRead) -> io::Result<Answer> {
+    let status = line(stream)?;
+    let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| odd(&status))?;
+    let mut answer = Answer { status, ..Answer::default() };
+    loop {
+        let header = line(stream)?;
+        if header.is_empty() {
+            break;
+        }
+        let (name, value) = header.split_once(':').ok_or_else(|| odd(&header))?;
+        answer.headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    if answer.header("transfer-encoding") == Some("chunked") {
+        read_chunks(stream, &mut answer.body)?;
+    } else if let Some(length) = answer.header("content-length").and_then(|length| length.parse().ok()) {
+        answer.body = vec![0; length];
+        stream.read_exact(&mut answer.body)?;
+    } else {
+        stream.read_to_end(&mut answer.body)?;
+    }
+    Ok(answer)
+}
+
+fn read_chunks(stream: &mut impl BufRead, body: &mut Vec<u8>) -> io::Result<()> {
+    loop {
+        let size = line(stream)?;
+        let size = usize::from_str_radix(size.trim(), 16).map_err(|_| odd(&size))?;
+        let start = body.len();
+        body.resize(start + size, 0);
+        stream.read_exact(&mut body[start..])?;
+        line(stream)?;
+        if size == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn line(stream: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    if stream.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(line.trim_end().to_owned())
+}
+
+fn odd(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("not HTTP: {text:?}"))
+}

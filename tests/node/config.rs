@@ -1,0 +1,92 @@
+//! The command line, the environment, the file.
+
+use crate::BINARY;
+use std::process::{Command, Output};
+
+fn run(args: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(BINARY);
+    command.args(args).env_clear().envs(environment.iter().copied());
+    command.output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn each_value_is_shown_with_its_origin() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.yaml");
+    std::fs::write(&path, "# ours\nperiod: 2s\nv: 2\nslow-period: 10s\n").unwrap();
+    let path = path.to_str().unwrap();
+    let environment = [("GPU_STEWARD_V", "4"), ("GPU_STEWARD_PERIOD", "3s")];
+    let output = run(&["print-config", "--config", path, "-v", "5", "-o", "json"], &environment);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let config: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let file = format!("{path}:4");
+    for (key, value, origin) in [
+        ("v", "5", "flag"),
+        ("period", "3s", "GPU_STEWARD_PERIOD"),
+        ("slow-period", "10s", file.as_str()),
+        ("listen", "0.0.0.0:9410", "default"),
+    ] {
+        assert_eq!((&config[key]["value"], &config[key]["origin"]), (&value.into(), &origin.into()), "{key}");
+    }
+}
+
+#[test]
+fn the_printed_yaml_gives_the_same_settings_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.yaml");
+    let first = run(&["print-config", "-o", "yaml", "--gpus=simulated=T4:2", "--metrics-hami"], &[]);
+    std::fs::write(&path, stdout(&first)).unwrap();
+    let again = run(&["print-config", "-o", "json", "--config", path.to_str().unwrap()], &[]);
+    let config: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(config["gpus"]["value"], "simulated=T4:2");
+    assert_eq!(config["metrics-hami"]["value"], "true");
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_place_and_ends_with_64() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.yaml");
+    let file = path.to_str().unwrap();
+    let no_such = dir.path().join("none.yaml");
+    let no_such = no_such.to_str().unwrap();
+    let unknown = format!("{file}:2: unknown key \"usage_sockt\"; did you mean usage-socket?");
+    let unreadable = format!("cannot read configuration file {no_such}");
+    std::fs::write(&path, "v: 0\nusage_sockt: /x\n").unwrap();
+    let cases: [(&[&str], &[(&str, &str)], &str); 8] = [
+        (&["agent", "--config", file], &[], &unknown),
+        (&["print-config", "--config", no_such], &[], &unreadable),
+        (&["agent", "--period", "5"], &[], "invalid value \"5\" for period (from flag): a time needs a unit"),
+        (&["agent"], &[("GPU_STEWARD_LISTEN", "here")], "for listen (from GPU_STEWARD_LISTEN): expected ADDRESS:PORT"),
+        (&["agent", "--perod", "1s"], &[], "unexpected argument '--perod'"),
+        (&["agent", "--admin-tls-cert", "/c"], &[], "admin-tls-cert and admin-tls-key belong together"),
+        (&["extender"], &[], "unrecognized subcommand 'extender'"),
+        (&[], &[], "Usage: gpu-steward"),
+    ];
+    for (args, environment, text) in cases {
+        let output = run(args, environment);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(text), "{args:?}: {text:?} in {}", stderr(&output));
+    }
+}
+
+#[test]
+fn help_teaches() {
+    let output = run(&["--help"], &[]);
+    for part in ["Examples:", "Exit codes:", "agent", "print-config"] {
+        assert!(stdout(&output).contains(part), "{part}");
+    }
+    let output = run(&["agent", "--help"], &[]);
+    for part in ["GPUs:", "Serving:", "--usage-socket <PATH>", "GPU_STEWARD_USAGE_SOCKET", "SIGHUP", "[default: 1s]"] {
+        assert!(stdout(&output).contains(part), "{part} in {}", stdout(&output));
+    }
+    let output = run(&["--version"], &[]);
+    assert!(stdout(&output).starts_with("gpu-steward 0."));
+}
