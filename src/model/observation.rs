@@ -10,7 +10,10 @@ use std::sync::Arc;
 
 /// One report from one source.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "one a second of the large one: a box each would cost more than it saves")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one a second of the large one: a box each would cost more than it saves"
+)]
 pub enum Observation {
     /// The state of the GPU source changed: library, driver, or all GPUs hanging.
     GpuSource(GpuSourceState),

@@ -305,6 +305,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn any_text_has_an_outline(text in any::<String>()) {
             let _ = outline(&text);
