@@ -31,7 +31,7 @@ pub(crate) struct Reload {
 /// A sentence about the token's file.
 pub(crate) fn http_settings(live: &Live) -> Result<http::Settings, String> {
     let api_token = live.api_token_file.as_deref().map(token).transpose()?;
-    Ok(http::Settings { sets: live.sets, api_token })
+    Ok(http::Settings { sets: live.sets, api_token, clock: sources::clock::now })
 }
 
 fn token(path: &Path) -> Result<Arc<str>, String> {
