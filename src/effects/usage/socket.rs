@@ -1,0 +1,132 @@
+//! The socket's file: who may replace it, and who takes it away.
+
+use rustix::fs::{FileType, Mode};
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Owner and group may connect: the group is how an operator lets another program in.
+const MODE: Mode = Mode::from_raw_mode(0o660);
+/// Of a folder that had to be made.
+const FOLDER_MODE: u32 = 0o755;
+
+/// Opens the socket, replacing a stale one.
+pub(super) fn bind(path: &Path) -> Result<UnixListener> {
+    let named = |what: &str, error: &Error| Error::new(error.kind(), format!("{what} {}: {error}", path.display()));
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(|error| {
+            Error::new(error.kind(), format!("create folder {} of the usage socket: {error}", folder.display()))
+        })?;
+    }
+    clear(path)?;
+    let listener = UnixListener::bind(path).map_err(|error| named("listen on usage socket", &error))?;
+    rustix::fs::chmod(path, MODE).map_err(|error| named("set the mode of usage socket", &error.into()))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Makes room at `path`: removes a socket that nobody listens on, and nothing else.
+fn clear(path: &Path) -> Result<()> {
+    let kind = match fs::symlink_metadata(path) {
+        Ok(found) => FileType::from_raw_mode(found.mode()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::new(error.kind(), format!("look at {}: {error}", path.display()))),
+    };
+    if kind != FileType::Socket {
+        let text = format!("{} is there already and is not a socket; it is left alone", path.display());
+        return Err(Error::new(ErrorKind::AlreadyExists, text));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .map_err(|error| Error::new(error.kind(), format!("remove stale socket {}: {error}", path.display()))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Ok(_) | Err(_) => {
+            let text = format!("another program listens on {} (a second agent?)", path.display());
+            Err(Error::new(ErrorKind::AddrInUse, text))
+        }
+    }
+}
+
+/// The file of a listener, known by its inode, so that only our own is ever removed.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl SocketFile {
+    /// The file `listener` listens on; `None` when it has none.
+    pub(super) fn of(listener: &UnixListener) -> Option<SocketFile> {
+        let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
+        let inode = inode(&path)?;
+        Some(SocketFile { path, inode })
+    }
+
+    /// Removes the file unless somebody else's stands in its place by now.
+    pub(super) fn remove(&self) {
+        if inode(&self.path) == Some(self.inode) {
+            // A file that cannot be removed is stale, and a stale one is replaced by the next start.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_folder_is_made_and_the_socket_is_for_owner_and_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/gpu-steward/agent.sock");
+        let _listener = bind(&path).unwrap();
+        assert_eq!(fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o660);
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let living = bind(&path).unwrap();
+
+        let refused = bind(&path).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+        assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
+        assert!(UnixStream::connect(&path).is_ok(), "the living one still listens");
+        drop(living);
+    }
+
+    #[test]
+    fn what_is_not_a_socket_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        fs::write(&path, "precious").unwrap();
+        assert_eq!(bind(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn only_our_own_file_is_removed_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let ours = bind(&path).unwrap();
+        let file = SocketFile::of(&ours).unwrap();
+        drop(ours);
+        // Held until the successor is there, so that its inode cannot be the same number again.
+        let kept = folder.path().join("old");
+        fs::rename(&path, &kept).unwrap();
+        let _successor = bind(&path).unwrap();
+        file.remove();
+        assert!(path.exists(), "the successor's file stays");
+        fs::rename(&kept, &path).unwrap();
+        file.remove();
+        assert!(!path.exists());
+    }
+}
