@@ -8,7 +8,7 @@ use super::finding::{Finding, Rule};
 use super::imports::Named;
 use super::tree::{Tree, folder_of, is_rust, join};
 use std::collections::{BTreeMap, BTreeSet};
-use toml::{Table, Value};
+use toml::Value;
 
 /// Re-exports are followed this far; a longer chain would be a riddle for readers too.
 const MAX_REEXPORTS: usize = 8;
@@ -23,14 +23,16 @@ struct Room<'a> {
     files: BTreeMap<Vec<String>, String>,
     /// Module path → names of its modules, in the order they are listed.
     listed: BTreeMap<Vec<String>, Vec<String>>,
+    /// A test binary: its subjects may use what its root holds for all of them.
+    test: bool,
 }
 
 /// Checks every crate that a manifest names, and that every file belongs to one.
 pub(crate) fn check(manifests: &[Manifest], tree: &Tree, findings: &mut Vec<Finding>) {
     let mut reached = BTreeSet::new();
     for manifest in manifests {
-        for root in roots(manifest) {
-            let room = Room::read(tree, &root);
+        for (root, test) in roots(manifest) {
+            let room = Room::read(tree, &root, test);
             for (module, file) in &room.files {
                 reached.insert(file.clone());
                 if !NO_CRATE.iter().any(|folder| file.starts_with(folder)) {
@@ -46,24 +48,24 @@ pub(crate) fn check(manifests: &[Manifest], tree: &Tree, findings: &mut Vec<Find
     }
 }
 
-/// The root files of a package's crates.
-fn roots(manifest: &Manifest) -> Vec<String> {
+/// The root files of a package's crates, and whether each is a test binary.
+fn roots(manifest: &Manifest) -> Vec<(String, bool)> {
     let folder = folder_of(&manifest.path);
     let path = |target: &Value| target.get("path").and_then(Value::as_str).map(|path| join(folder, path));
-    let mut found: Vec<String> = manifest.table.get("lib").and_then(path).into_iter().collect();
-    for kind in ["bin", "test", "bench"] {
-        found.extend(manifest.table.get(kind).and_then(Value::as_array).into_iter().flatten().filter_map(path));
+    let mut found: Vec<(String, bool)> =
+        manifest.table.get("lib").and_then(path).map(|lib| (lib, false)).into_iter().collect();
+    for (kind, test) in [("bin", false), ("test", true), ("bench", true)] {
+        let targets = manifest.table.get(kind).and_then(Value::as_array);
+        found.extend(targets.into_iter().flatten().filter_map(path).map(|root| (root, test)));
     }
-    let package = manifest.table.get("package").and_then(Value::as_table).cloned().unwrap_or_else(Table::new);
-    found.extend(package.get("build").and_then(Value::as_str).map(|build| join(folder, build)));
     found
 }
 
 // === impl Room ===
 
 impl<'a> Room<'a> {
-    fn read(tree: &'a Tree, root: &str) -> Room<'a> {
-        let mut room = Room { tree, files: BTreeMap::new(), listed: BTreeMap::new() };
+    fn read(tree: &'a Tree, root: &str, test: bool) -> Room<'a> {
+        let mut room = Room { tree, files: BTreeMap::new(), listed: BTreeMap::new(), test };
         room.module(Vec::new(), root.to_owned(), folder_of(root).to_owned());
         room
     }
@@ -123,6 +125,9 @@ impl<'a> Room<'a> {
             let name = target.get(owner.len());
             if let Some(real) = name.and_then(|name| self.reexport(owner, name)) {
                 return if patience == 0 { None } else { self.upward(module, &real, patience - 1) };
+            }
+            if self.test && owner.is_empty() {
+                return None;
             }
             let parent = self.files.get(owner)?;
             return Some(format!("belongs to {parent}, which stands above this file and uses it: a circle"));
