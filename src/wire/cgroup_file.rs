@@ -1,1 +1,458 @@
-//! To be filled: cgroup_file.
+//! Files of cgroups, version 1 and 2, as the kernel writes them.
+//!
+//! ```text
+//!   one number            cpuacct.usage  memory.current  pids.current
+//!   a number or `max`     memory.max, and v1's number that means "no limit"
+//!   `key value` lines     cpu.stat  memory.stat  memory.events  memory.oom_control
+//!   one line a device     io.stat  blkio.throttle.*
+//! ```
+//!
+//! What must never happen here: a number made of half a file. Every file of the kernel ends with a newline, so one that
+//! does not is [`Malformed::Torn`]; a key that must be there and is not is an error, never 0.
+
+use model::cgroup::ProcessIo;
+use model::unit::{Bytes, Count, Nanos};
+
+/// Why a file's text cannot be what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Empty, or its last line has no end.
+    #[error("file is torn: its last line has no end")]
+    Torn,
+    /// Something that must be a number is none, or does not fit.
+    #[error("not a number where {0} should be")]
+    NotANumber(&'static str),
+    /// A line or key that is always there is missing.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+}
+
+/// The lines of a file that is whole.
+///
+/// # Errors
+/// [`Malformed::Torn`].
+pub fn lines(text: &[u8]) -> Result<impl Iterator<Item = &[u8]>, Malformed> {
+    let body = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+    Ok(body.split(|b| *b == b'\n'))
+}
+
+/// Fields of a line between white space.
+pub fn fields(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty())
+}
+
+/// A decimal number that is all digits and fits.
+#[must_use]
+pub fn digits(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0u64, |sum, b| {
+        let digit = b.is_ascii_digit().then(|| u64::from(b - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+/// A file that holds one number.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn number(text: &[u8]) -> Result<u64, Malformed> {
+    let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+    digits(line).ok_or(Malformed::NotANumber("the value"))
+}
+
+/// From here on a v1 limit means "none": the kernel writes `i64::MAX` rounded down to its page size (4 KiB or 64 KiB).
+const NO_LIMIT: u64 = 1 << 62;
+
+/// `memory.max` or `memory.limit_in_bytes`: `None` without a limit.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn memory_limit(text: &[u8]) -> Result<Option<Bytes>, Malformed> {
+    if text == b"max\n" {
+        return Ok(None);
+    }
+    Ok(Some(number(text)?).filter(|limit| *limit < NO_LIMIT).map(Bytes))
+}
+
+/// `cpu.max` (`50000 100000`, `max 100000`) as cores; `None` without a limit.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn cpu_max(text: &[u8]) -> Result<Option<f64>, Malformed> {
+    let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+    let mut fields = fields(line);
+    let quota = fields.next().ok_or(Malformed::Missing("quota"))?;
+    let period = fields.next().and_then(digits).ok_or(Malformed::NotANumber("period"))?;
+    if quota == b"max" {
+        return Ok(None);
+    }
+    cores(digits(quota).ok_or(Malformed::NotANumber("quota"))?, period)
+}
+
+/// `cpu.cfs_quota_us` and `cpu.cfs_period_us` as cores; `None` without a limit (`-1`).
+///
+/// # Errors
+/// [`Malformed`].
+pub fn cfs_limit(quota: &[u8], period: &[u8]) -> Result<Option<f64>, Malformed> {
+    if quota == b"-1\n" {
+        return Ok(None);
+    }
+    cores(number(quota)?, number(period)?)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "microseconds far below 2^53")]
+fn cores(quota: u64, period: u64) -> Result<Option<f64>, Malformed> {
+    if period == 0 { Err(Malformed::NotANumber("period")) } else { Ok(Some(quota as f64 / period as f64)) }
+}
+
+/// What `cpu.stat` says; v1 has only the enforcement, v2 without the cpu controller only the use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuStat {
+    /// All, user and system time (v2).
+    pub used: Option<(Nanos, Nanos, Nanos)>,
+    /// Enforcement periods, those throttled, time throttled.
+    pub throttled: Option<(Count, Count, Nanos)>,
+}
+
+/// `cpu.stat` of either version.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn cpu_stat(text: &[u8]) -> Result<CpuStat, Malformed> {
+    let [usage, user, system, periods, times, usec, nsec] = keys(
+        text,
+        [
+            b"usage_usec",
+            b"user_usec",
+            b"system_usec",
+            b"nr_periods",
+            b"nr_throttled",
+            b"throttled_usec",
+            b"throttled_time",
+        ],
+    )?;
+    let micros = |number: u64| Nanos(number.saturating_mul(1000));
+    let used = match (usage, user, system) {
+        (Some(usage), Some(user), Some(system)) => Some((micros(usage), micros(user), micros(system))),
+        (None, None, None) => None,
+        _ => return Err(Malformed::Missing("usage_usec, user_usec or system_usec")),
+    };
+    let throttled = match (periods, times, usec.map(micros).or(nsec.map(Nanos))) {
+        (Some(periods), Some(times), Some(time)) => Some((Count(periods), Count(times), time)),
+        (None, None, None) => None,
+        _ => return Err(Malformed::Missing("nr_periods, nr_throttled or the time throttled")),
+    };
+    if used.is_none() && throttled.is_none() {
+        Err(Malformed::Missing("all of cpu.stat"))
+    } else {
+        Ok(CpuStat { used, throttled })
+    }
+}
+
+/// `cpuacct.stat`: user and system time in clock ticks.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn cpuacct_stat(text: &[u8]) -> Result<(u64, u64), Malformed> {
+    let [user, system] = keys(text, [b"user", b"system"])?;
+    Ok((user.ok_or(Malformed::Missing("user"))?, system.ok_or(Malformed::Missing("system"))?))
+}
+
+/// What is taken from `memory.stat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStat {
+    /// Anonymous memory.
+    pub rss: Bytes,
+    /// Page cache.
+    pub cache: Bytes,
+    /// File pages that were not used lately.
+    pub inactive_file: Bytes,
+}
+
+/// `memory.stat`: v1's `total_…` lines (with everything below), else v2's names.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn memory_stat(text: &[u8]) -> Result<MemoryStat, Malformed> {
+    let [rss, cache, inactive, anon, file, inactive_v2] =
+        keys(text, [b"total_rss", b"total_cache", b"total_inactive_file", b"anon", b"file", b"inactive_file"])?;
+    let v1 = rss.zip(cache).zip(inactive);
+    let v2 = anon.zip(file).zip(inactive_v2);
+    let ((rss, cache), inactive) = v1.or(v2).ok_or(Malformed::Missing("rss, cache or inactive_file"))?;
+    Ok(MemoryStat { rss: Bytes(rss), cache: Bytes(cache), inactive_file: Bytes(inactive) })
+}
+
+/// `oom_kill` of `memory.events` or `memory.oom_control`; `None` on a kernel before 4.13, which has no such line in v1.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn oom_kills(text: &[u8]) -> Result<Option<Count>, Malformed> {
+    let [kills] = keys(text, [b"oom_kill"])?;
+    Ok(kills.map(Count))
+}
+
+/// Values of the wanted keys in a file of `key value` lines; other lines are passed over, but must be lines.
+fn keys<const N: usize>(text: &[u8], wanted: [&[u8]; N]) -> Result<[Option<u64>; N], Malformed> {
+    let mut found = [None; N];
+    for line in lines(text)? {
+        let Some(space) = line.iter().position(|b| *b == b' ') else { continue };
+        let (key, value) = (&line[..space], &line[space + 1..]);
+        if let Some(at) = wanted.iter().position(|name| *name == key) {
+            found[at] = Some(digits(value).ok_or(Malformed::NotANumber("a value"))?);
+        }
+    }
+    Ok(found)
+}
+
+/// Block I/O summed over devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockIo {
+    /// Read from devices: bytes in `io.stat` and `…io_service_bytes`, operations in `…io_serviced`.
+    pub read: u64,
+    /// Written to them.
+    pub write: u64,
+    /// Read operations (`io.stat` only).
+    pub reads: u64,
+    /// Write operations (`io.stat` only).
+    pub writes: u64,
+    /// Devices that were named.
+    pub devices: u32,
+}
+
+/// `io.stat`. Devices whose major number is in `stacked` (loop, md, device-mapper) are passed over: what goes through
+/// them is counted once more on the disk below.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn io_stat(text: &[u8], stacked: &[u32]) -> Result<BlockIo, Malformed> {
+    let mut sum = BlockIo::default();
+    if text.is_empty() {
+        return Ok(sum); // no device has been used yet: the one file that may be empty
+    }
+    for line in lines(text)? {
+        let mut fields = fields(line);
+        let Some(major) = fields.next().and_then(major) else { return Err(Malformed::NotANumber("the device")) };
+        if stacked.contains(&major) {
+            continue;
+        }
+        sum.devices += 1;
+        for field in fields {
+            let slot = match field.split(|b| *b == b'=').next() {
+                Some(b"rbytes") => &mut sum.read,
+                Some(b"wbytes") => &mut sum.write,
+                Some(b"rios") => &mut sum.reads,
+                Some(b"wios") => &mut sum.writes,
+                _ => continue,
+            };
+            let value = field.iter().position(|b| *b == b'=').and_then(|at| digits(&field[at + 1..]));
+            *slot = slot.saturating_add(value.ok_or(Malformed::NotANumber("a counter"))?);
+        }
+    }
+    Ok(sum)
+}
+
+/// `blkio.throttle.io_service_bytes[_recursive]` or `…io_serviced…` (v1). Where nothing is counted it names no device
+/// and says `Total 0`.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn blkio(text: &[u8], stacked: &[u32]) -> Result<BlockIo, Malformed> {
+    let mut sum = BlockIo::default();
+    let mut last = None;
+    for line in lines(text)? {
+        let mut fields = fields(line);
+        let (device, name, value) = (fields.next(), fields.next(), fields.next());
+        if device == Some(b"Total") {
+            continue;
+        }
+        let Some(number) = device.and_then(major) else { return Err(Malformed::NotANumber("the device")) };
+        let value = value.and_then(digits).ok_or(Malformed::NotANumber("a counter"))?;
+        if stacked.contains(&number) {
+            continue;
+        }
+        if last != device {
+            sum.devices += 1;
+            last = device;
+        }
+        match name {
+            Some(b"Read") => sum.read = sum.read.saturating_add(value),
+            Some(b"Write") => sum.write = sum.write.saturating_add(value),
+            _ => {}
+        }
+    }
+    Ok(sum)
+}
+
+/// The major number of `8:0`.
+fn major(device: &[u8]) -> Option<u32> {
+    let colon = device.iter().position(|b| *b == b':')?;
+    digits(&device[colon + 1..])?;
+    u32::try_from(digits(&device[..colon])?).ok()
+}
+
+/// Totals of one pressure file: some tasks waited, all tasks waited. A file of processor pressure has no `full` line
+/// before Linux 5.13; there the kernel defines it as 0.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn pressure(text: &[u8]) -> Result<(Nanos, Nanos), Malformed> {
+    let (mut some, mut full) = (None, Nanos(0));
+    for line in lines(text)? {
+        let total = fields(line).find_map(|field| field.strip_prefix(b"total=")).and_then(digits);
+        let total = Nanos(total.ok_or(Malformed::NotANumber("total"))?.saturating_mul(1000));
+        match fields(line).next() {
+            Some(b"some") => some = Some(total),
+            Some(b"full") => full = total,
+            _ => {}
+        }
+    }
+    Ok((some.ok_or(Malformed::Missing("some"))?, full))
+}
+
+/// Each number in `cgroup.procs`. A 0 stands for a process outside our PID namespace: it has no number here and is
+/// passed over.
+///
+/// # Errors
+/// [`Malformed`]; numbers before the fault have been given.
+pub fn processes(text: &[u8], mut each: impl FnMut(u32)) -> Result<(), Malformed> {
+    if text.is_empty() {
+        return Ok(()); // nobody is in it
+    }
+    for line in lines(text)? {
+        let pid = digits(line).and_then(|pid| u32::try_from(pid).ok()).ok_or(Malformed::NotANumber("a process"))?;
+        if pid != 0 {
+            each(pid);
+        }
+    }
+    Ok(())
+}
+
+/// `/proc/<pid>/io`: what a process had fetched from storage and sent to it.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn process_io(text: &[u8]) -> Result<ProcessIo, Malformed> {
+    let [read, write] = keys(text, [b"read_bytes:", b"write_bytes:"])?;
+    match (read, write) {
+        (Some(read), Some(write)) => Ok(ProcessIo { read: Bytes(read), write: Bytes(write) }),
+        _ => Err(Malformed::Missing("read_bytes or write_bytes")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_number_is_whole_or_an_error() {
+        assert_eq!(number(b"18446744073709551615\n"), Ok(u64::MAX));
+        for bad in [&b""[..], b"12", b"\n", b"-1\n", b"12 \n", b"18446744073709551616\n", b"1\n2\n", b"\xff\n"] {
+            assert!(number(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn no_limit_is_no_limit_in_both_versions() {
+        for (text, limit) in [
+            (&b"max\n"[..], None),
+            (b"9223372036854771712\n", None),
+            (b"9223372036854710272\n", None),
+            (b"67108864\n", Some(Bytes(64 << 20))),
+        ] {
+            assert_eq!(memory_limit(text), Ok(limit));
+        }
+        assert_eq!(cpu_max(b"max 100000\n"), Ok(None));
+        assert_eq!(cpu_max(b"150000 100000\n"), Ok(Some(1.5)));
+        assert_eq!(cfs_limit(b"-1\n", b"100000\n"), Ok(None));
+        assert_eq!(cfs_limit(b"50000\n", b"100000\n"), Ok(Some(0.5)));
+        assert!(cfs_limit(b"5\n", b"0\n").is_err());
+        assert!(cpu_max(b"5 0\n").is_err());
+    }
+
+    #[test]
+    fn cpu_stat_of_both_versions_in_nanoseconds() {
+        let v1 = cpu_stat(b"nr_periods 7\nnr_throttled 3\nthrottled_time 12345\nnr_bursts 0\n").unwrap();
+        assert_eq!(v1, CpuStat { used: None, throttled: Some((Count(7), Count(3), Nanos(12345))) });
+        let v2 = cpu_stat(b"usage_usec 9\nuser_usec 5\nsystem_usec 4\nnice_usec 0\n").unwrap();
+        assert_eq!(v2, CpuStat { used: Some((Nanos(9000), Nanos(5000), Nanos(4000))), throttled: None });
+        assert_eq!(cpu_stat(b"usage_usec 9\nuser_us"), Err(Malformed::Torn));
+        assert!(cpu_stat(b"usage_usec 9\n").is_err());
+        assert!(cpu_stat(b"\n").is_err());
+    }
+
+    #[test]
+    fn memory_stat_takes_the_hierarchy_in_v1_and_the_new_names_in_v2() {
+        let v1 =
+            memory_stat(b"cache 1\nrss 1\ninactive_file 1\ntotal_cache 30\ntotal_rss 20\ntotal_inactive_file 10\n");
+        let v2 = memory_stat(b"anon 20\nfile 30\nkernel 4\ninactive_file 10\n");
+        let expected = MemoryStat { rss: Bytes(20), cache: Bytes(30), inactive_file: Bytes(10) };
+        assert_eq!((v1, v2), (Ok(expected), Ok(expected)));
+        assert!(memory_stat(b"anon 20\nfile 30\n").is_err());
+    }
+
+    #[test]
+    fn kills_for_memory_are_found_in_both_files() {
+        assert_eq!(oom_kills(b"low 0\nhigh 0\nmax 5\noom 2\noom_kill 2\noom_group_kill 0\n"), Ok(Some(Count(2))));
+        assert_eq!(oom_kills(b"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), Ok(Some(Count(3))));
+        assert_eq!(oom_kills(b"oom_kill_disable 0\nunder_oom 0\n"), Ok(None));
+    }
+
+    #[test]
+    fn block_io_is_summed_over_disks_and_not_over_what_lies_on_them() {
+        let text = b"259:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0\n253:0 rbytes=10 wbytes=20 rios=1 wios=2\n8:0 rbytes=1 wbytes=1 rios=1 wios=1\n";
+        assert_eq!(io_stat(text, &[253]), Ok(BlockIo { read: 11, write: 21, reads: 2, writes: 3, devices: 2 }));
+        assert_eq!(io_stat(b"", &[]), Ok(BlockIo::default()));
+        assert!(io_stat(b"8:0 rbytes=1", &[]).is_err());
+        assert!(io_stat(b"8:0 rbytes\n", &[]).is_err());
+        let v1 =
+            b"8:0 Read 5\n8:0 Write 6\n8:0 Sync 11\n8:0 Async 0\n8:0 Total 11\n8:16 Read 1\n8:16 Total 1\nTotal 12\n";
+        assert_eq!(blkio(v1, &[]), Ok(BlockIo { read: 6, write: 6, devices: 2, ..BlockIo::default() }));
+        assert_eq!(blkio(b"Total 0\n", &[]), Ok(BlockIo::default()));
+        assert!(blkio(b"8:0 Read\n", &[]).is_err());
+    }
+
+    #[test]
+    fn pressure_totals_are_microseconds() {
+        let text = b"some avg10=0.00 avg60=0.00 avg300=0.00 total=7\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=3\n";
+        assert_eq!(pressure(text), Ok((Nanos(7000), Nanos(3000))));
+        assert_eq!(pressure(b"some avg10=0.00 total=7\n"), Ok((Nanos(7000), Nanos(0))));
+        assert!(pressure(b"full total=1\n").is_err());
+    }
+
+    #[test]
+    fn processes_outside_our_namespace_are_passed_over() {
+        let mut seen = Vec::new();
+        processes(b"1\n0\n4194304\n", |pid| seen.push(pid)).unwrap();
+        assert_eq!(seen, [1, 4_194_304]);
+        assert!(processes(b"1\n41", |_| {}).is_err());
+        assert!(processes(b"4294967296\n", |_| {}).is_err());
+    }
+
+    #[test]
+    fn io_of_a_process() {
+        let text = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\ncancelled_write_bytes: 7\n";
+        assert_eq!(process_io(text), Ok(ProcessIo { read: Bytes(5), write: Bytes(6) }));
+        assert!(process_io(&text[..60]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(text in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"0123456789 \n:=max".to_vec())], 0..200)) {
+            let _ = (number(&text), memory_limit(&text), cpu_max(&text), cfs_limit(&text, &text), cpu_stat(&text));
+            let _ = (cpuacct_stat(&text), memory_stat(&text), oom_kills(&text), io_stat(&text, &[7]), blkio(&text, &[7]));
+            let _ = (pressure(&text), processes(&text, |_| {}), process_io(&text));
+        }
+
+        #[test]
+        fn a_file_cut_anywhere_is_an_error_and_never_a_smaller_number(usage in any::<u64>(), cut in 0usize..60) {
+            let text = format!("usage_usec {usage}\nuser_usec {usage}\nsystem_usec {usage}\n");
+            let torn = &text.as_bytes()[..cut.min(text.len() - 1)];
+            prop_assert!(cpu_stat(torn).is_err());
+            let alone = format!("{usage}\n");
+            prop_assert!(number(&alone.as_bytes()[..alone.len() - 1]).is_err());
+        }
+    }
+}

@@ -1,1 +1,305 @@
-//! To be filled: cgroup_path.
+//! Cgroup paths: which pod or container a path belongs to.
+//!
+//! ```text
+//!   /kubepods/burstable/pod<UID>/<id>                                          cgroupfs driver
+//!   /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<U_I_D>.slice/<runtime>-<id>.scope   systemd driver
+//!   …/kubepods-burstable-pod<U_I_D>.slice:cri-containerd:<id>                  kubelet and containerd disagree on the driver
+//!   /docker/<id>   docker-<id>.scope   libpod-<id>.scope                       containers of no pod
+//! ```
+//!
+//! Any prefix may stand before (a kubelet's own root, a node that is itself a container), anything may follow (what runs
+//! in the container may make cgroups of its own). What lies in a pod belongs to the outermost pod and the outermost
+//! container in it; a kubelet that runs in a container of no pod owns the pods below it.
+//!
+//! What must never happen here: a guess. A path that reaches above the reader's cgroup namespace (`/../…`) has lost its
+//! beginning, so it is [`Place::Foreign`], whatever follows.
+
+use model::cgroup::{CgroupKind, Qos, Runtime};
+use model::id::{ContainerId, PodUid};
+
+/// Where a path lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// In a pod or container.
+    Inside {
+        /// The path of that pod or container itself: what is nested in it is cut off.
+        path: &'a str,
+        /// What it is.
+        kind: CgroupKind,
+    },
+    /// In neither.
+    Host,
+    /// Seen from a cgroup namespace that does not contain it.
+    Foreign,
+}
+
+/// Finds the pod or container that `path` belongs to. A ` (deleted)` that the kernel puts behind the path of a cgroup
+/// that is gone is not part of it.
+#[must_use]
+pub fn place(path: &str) -> Place<'_> {
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    if path == "/.." || path.starts_with("/../") {
+        return Place::Foreign;
+    }
+    let mut walk = Steps::default();
+    for (end, segment) in segments(path) {
+        if walk.step(segment, end) {
+            break;
+        }
+    }
+    match walk.found {
+        Some((end, kind)) => Place::Inside { path: path.get(..end).unwrap_or(path), kind },
+        None => Place::Host,
+    }
+}
+
+/// Segments with the position behind each.
+fn segments(path: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut end = 0;
+    path.split('/').map(move |segment| {
+        let here = end + segment.len();
+        end = here + 1;
+        (here, segment)
+    })
+}
+
+/// What the walk over the segments remembers.
+#[derive(Default)]
+struct Steps<'a> {
+    parent: &'a str,
+    in_kubepods: bool,
+    qos: Option<Qos>,
+    found: Option<(usize, CgroupKind)>,
+}
+
+impl<'a> Steps<'a> {
+    /// Takes one segment in; `true` when nothing that follows can change the answer.
+    fn step(&mut self, segment: &'a str, end: usize) -> bool {
+        let parent = std::mem::replace(&mut self.parent, segment);
+        if let Some((_, CgroupKind::Pod { uid, qos })) = &self.found {
+            if let Some((runtime, id)) = container(segment, true) {
+                let kind = CgroupKind::Container { pod: Some((uid.clone(), *qos)), id, runtime };
+                self.found = Some((end, kind));
+            }
+            return true;
+        }
+        if let Some(kind) = misfit(segment) {
+            self.found = Some((end, kind));
+            return true;
+        }
+        if let Some((uid, qos)) = self.pod(segment) {
+            self.found = Some((end, CgroupKind::Pod { uid, qos }));
+            return false;
+        }
+        self.class(segment);
+        if self.found.is_none()
+            && let Some((runtime, id)) = container(segment, parent == "docker")
+        {
+            let runtime = if parent == "docker" { Runtime::Docker } else { runtime };
+            self.found = Some((end, CgroupKind::Container { pod: None, id, runtime }));
+        }
+        false
+    }
+
+    /// Notes `kubepods` and the class below it.
+    fn class(&mut self, segment: &str) {
+        let name = segment.strip_suffix(".slice").unwrap_or(segment);
+        if name == "kubepods" || name.ends_with("-kubepods") {
+            self.in_kubepods = true;
+            self.qos = None;
+        } else if self.in_kubepods {
+            match name {
+                "burstable" => self.qos = Some(Qos::Burstable),
+                "besteffort" => self.qos = Some(Qos::BestEffort),
+                _ => {}
+            }
+        }
+    }
+
+    /// A pod's own segment, by either driver.
+    fn pod(&self, segment: &str) -> Option<(PodUid, Qos)> {
+        if let Some(pod) = segment.strip_suffix(".slice").and_then(slice_pod) {
+            return Some(pod);
+        }
+        let uid = segment.strip_prefix("pod").filter(|_| self.in_kubepods)?;
+        Some((PodUid::parse(uid).ok()?, self.qos.unwrap_or(Qos::Guaranteed)))
+    }
+}
+
+/// `kubepods-burstable-pod<U_I_D>`: systemd's names carry all of their parents' names.
+fn slice_pod(name: &str) -> Option<(PodUid, Qos)> {
+    let (parents, uid) = name.rsplit_once("-pod")?;
+    let qos = [
+        ("kubepods", Qos::Guaranteed),
+        ("kubepods-burstable", Qos::Burstable),
+        ("kubepods-besteffort", Qos::BestEffort),
+    ]
+    .into_iter()
+    .find(|(end, _)| parents.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('-')))?
+    .1;
+    Some((PodUid::parse(&uid.replace('_', "-")).ok()?, qos))
+}
+
+/// `kubepods-…-pod<U_I_D>.slice:cri-containerd:<id>`: kubelet names the parent as systemd does, and the runtime, which
+/// does not speak to systemd, takes the whole text for a directory's name.
+fn misfit(segment: &str) -> Option<CgroupKind> {
+    let (slice, rest) = segment.split_once(".slice:")?;
+    let (runtime, id) = rest.split_once(':')?;
+    let (uid, qos) = slice_pod(slice)?;
+    let runtime = RUNTIMES.iter().find(|(prefix, _)| *prefix == runtime)?.1;
+    Some(CgroupKind::Container { pod: Some((uid, qos)), id: ContainerId::parse(id).ok()?, runtime })
+}
+
+/// What runtimes put before the id. CRI-O's and Podman's monitors (`crio-conmon-`, `libpod-conmon-`) are no containers:
+/// `conmon-…` is no id.
+const RUNTIMES: [(&str, Runtime); 5] = [
+    ("cri-containerd", Runtime::Containerd),
+    ("nerdctl", Runtime::Containerd),
+    ("crio", Runtime::CriO),
+    ("docker", Runtime::Docker),
+    ("libpod", Runtime::Podman),
+];
+
+/// A container's own segment; without a runtime's name only where the place says that it must be one.
+fn container(segment: &str, unnamed: bool) -> Option<(Runtime, ContainerId)> {
+    let name = segment.strip_suffix(".scope").unwrap_or(segment);
+    for (prefix, runtime) in RUNTIMES {
+        if let Some(id) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('-')) {
+            return Some((runtime, ContainerId::parse(id).ok()?));
+        }
+    }
+    if unnamed { Some((Runtime::Unnamed, ContainerId::parse(segment).ok()?)) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+    const SYSTEMD: &str = "0f5b9a3e_0d2c_4b7f_9a51_2f1f6a1f8d11";
+    const STATIC: &str = "0f5b9a3e0d2c4b7f9a512f1f6a1f8d11";
+    const ID: &str = "1234567890abcdef1234567890abcdef1234567890abcdef1234567890abcdef";
+
+    /// `U`, `S`, `T` and `I` in braces stand for the names above.
+    fn fill(text: &str) -> String {
+        text.replace("{U}", UID).replace("{S}", SYSTEMD).replace("{T}", STATIC).replace("{I}", ID)
+    }
+
+    fn check(path: &str, cut: &str, pod: Option<(&str, Qos)>, runtime: Option<Runtime>) {
+        let (path, cut) = (fill(path), fill(cut));
+        let Place::Inside { path: found, kind } = place(&path) else { panic!("{path} is in nothing") };
+        assert_eq!(found, cut, "{path}");
+        let pod = pod.map(|(uid, qos)| (PodUid::parse(&fill(uid)).unwrap(), qos));
+        let expected = match (pod, runtime) {
+            (Some((uid, qos)), None) => CgroupKind::Pod { uid, qos },
+            (pod, Some(runtime)) => CgroupKind::Container { pod, id: ContainerId::parse(ID).unwrap(), runtime },
+            (None, None) => unreachable!(),
+        };
+        assert_eq!(kind, expected, "{path}");
+    }
+
+    #[test]
+    fn pods_and_their_containers_are_recognised_in_every_spelling() {
+        use Qos::{BestEffort, Burstable, Guaranteed};
+        let slices = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{S}.slice";
+        for (path, pod, runtime) in [
+            ("/kubepods/pod{U}", ("{U}", Guaranteed), None),
+            ("/kubepods/burstable/pod{U}", ("{U}", Burstable), None),
+            ("/kubepods/besteffort/pod{T}", ("{T}", BestEffort), None),
+            ("/kubepods/pod{U}/{I}", ("{U}", Guaranteed), Some(Runtime::Unnamed)),
+            ("/kubepods/burstable/pod{T}/{I}", ("{T}", Burstable), Some(Runtime::Unnamed)),
+            ("/node-b/kubepods/besteffort/pod{U}/{I}", ("{U}", BestEffort), Some(Runtime::Unnamed)),
+            ("/kubepods/burstable/pod{U}/crio-{I}", ("{U}", Burstable), Some(Runtime::CriO)),
+            (slices, ("{U}", BestEffort), None),
+            (&format!("{slices}/cri-containerd-{{I}}.scope"), ("{U}", BestEffort), Some(Runtime::Containerd)),
+            (&format!("{slices}/crio-{{I}}.scope"), ("{U}", BestEffort), Some(Runtime::CriO)),
+            (&format!("{slices}/docker-{{I}}.scope"), ("{U}", BestEffort), Some(Runtime::Docker)),
+            ("/kubepods.slice/kubepods-pod{T}.slice", ("{T}", Guaranteed), None),
+            (
+                "/a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod{S}.slice/crio-{I}.scope",
+                ("{U}", Guaranteed),
+                Some(Runtime::CriO),
+            ),
+            (
+                "/system.slice/containerd.service/kubepods-burstable-pod{S}.slice:cri-containerd:{I}",
+                ("{U}", Burstable),
+                Some(Runtime::Containerd),
+            ),
+            ("/docker/{I}/kubelet/kubepods/burstable/pod{U}/{I}", ("{U}", Burstable), Some(Runtime::Unnamed)),
+        ] {
+            check(path, path, Some(pod), runtime);
+        }
+    }
+
+    #[test]
+    fn what_is_nested_belongs_to_the_outermost_pod_and_container() {
+        let container = "/kubepods/burstable/pod{U}/{I}";
+        for tail in
+            ["/init.scope", "/docker/{I}", "/kubepods/pod{T}/{I}", "/system.slice/docker-{I}.scope", " (deleted)"]
+        {
+            check(&format!("{container}{tail}"), container, Some(("{U}", Qos::Burstable)), Some(Runtime::Unnamed));
+        }
+        check("/docker/{I}/docker/{I}", "/docker/{I}", None, Some(Runtime::Docker));
+    }
+
+    #[test]
+    fn a_monitor_belongs_to_its_pod_and_is_no_container() {
+        let pod = "/kubepods.slice/kubepods-pod{S}.slice";
+        check(&format!("{pod}/crio-conmon-{{I}}.scope"), pod, Some(("{U}", Qos::Guaranteed)), None);
+        check(&format!("{pod}/init"), pod, Some(("{U}", Qos::Guaranteed)), None);
+    }
+
+    #[test]
+    fn containers_of_no_pod_are_recognised() {
+        for (path, runtime) in [
+            ("/docker/{I}", Runtime::Docker),
+            ("/system.slice/docker-{I}.scope", Runtime::Docker),
+            ("/machine.slice/libpod-{I}.scope", Runtime::Podman),
+            ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{I}.scope", Runtime::Podman),
+            ("/libpod_parent/libpod-{I}", Runtime::Podman),
+        ] {
+            check(path, path, None, Some(runtime));
+        }
+    }
+
+    #[test]
+    fn nothing_else_is_taken_for_a_pod_or_container() {
+        for path in [
+            "",
+            "/",
+            "/system.slice/sshd.service",
+            "/kubepods",
+            "/kubepods.slice/kubepods-burstable.slice",
+            "/pod{U}",
+            "/kubepods/podium",
+            "/process_api/{T}",
+            "/machine.slice/libpod-conmon-{I}.scope",
+            "/{I}",
+            "/docker/buildx",
+            "/xkubepods-pod{S}.slice",
+            "/kubepods-pod{S}.slice:runtime:{I}",
+            "/docker-{I}x.scope",
+        ] {
+            assert_eq!(place(&fill(path)), Place::Host, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_above_our_namespace_is_foreign_whatever_follows() {
+        for path in ["/..", "/../..", "/../../kubepods/pod{U}/{I}"] {
+            assert_eq!(place(&fill(path)), Place::Foreign);
+        }
+        assert_eq!(place("/..data"), Place::Host);
+    }
+
+    proptest! {
+        #[test]
+        fn no_path_panics_and_what_is_cut_off_is_the_end(path in "(/(\\.\\.|kubepods|burstable|pod[0-9a-f-]{36}|[0-9a-f]{64}|docker|é|.{0,9})){0,8}") {
+            if let Place::Inside { path: cut, .. } = place(&path) {
+                prop_assert!(path.starts_with(cut));
+                prop_assert_eq!(place(cut), place(&path));
+            }
+        }
+    }
+}

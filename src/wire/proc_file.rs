@@ -1,1 +1,439 @@
-//! To be filled: proc_file.
+//! Files of `/proc`, as the kernel writes them.
+//!
+//! ```text
+//!   of one process    stat  cgroup  net/dev        (its `io` has the form of a cgroup's file: `cgroup_file::process_io`)
+//!   of the machine    stat  meminfo  loadavg  diskstats  mountinfo  devices
+//! ```
+//!
+//! What must never happen here: a number made of half a file, a process name that breaks the fields behind it. Names are
+//! bytes: a process may call itself `a) R 1 (b` or something that is not UTF-8.
+
+use crate::cgroup_file::{Malformed, digits, fields, lines};
+use model::cgroup::NetworkSample;
+use model::unit::{Bytes, Count};
+
+/// What is taken from `/proc/<pid>/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat<'a> {
+    /// The number, as this `/proc` counts.
+    pub pid: u32,
+    /// `comm`: at most 15 bytes of anything.
+    pub command: &'a [u8],
+    /// `R`, `S`, `Z`, …
+    pub state: u8,
+    /// User time in clock ticks.
+    pub user_ticks: u64,
+    /// System time in clock ticks.
+    pub system_ticks: u64,
+    /// Threads.
+    pub threads: u64,
+    /// Clock ticks between boot and its start.
+    pub start_ticks: u64,
+    /// Resident memory in pages.
+    pub rss_pages: u64,
+}
+
+/// `/proc/<pid>/stat`.
+///
+/// # Errors
+/// [`Malformed`] when it is torn or has fewer fields than any kernel of today writes.
+pub fn stat(text: &[u8]) -> Result<Stat<'_>, Malformed> {
+    let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+    // The name is the only field that may hold a parenthesis, so it ends at the last one.
+    let open = line.iter().position(|b| *b == b'(').ok_or(Malformed::Missing("the command"))?;
+    let close =
+        line.iter().rposition(|b| *b == b')').filter(|at| *at > open).ok_or(Malformed::Missing("the command"))?;
+    let pid = line[..open].strip_suffix(b" ").and_then(digits).and_then(|pid| u32::try_from(pid).ok());
+    let mut rest = fields(&line[close + 1..]);
+    let state = rest.next().and_then(|field| field.first().copied()).ok_or(Malformed::Missing("the state"))?;
+    // Field 3 has been taken; `field(n)` takes field n as proc_pid_stat(5) counts them, in rising order.
+    let mut at = 3;
+    let mut field = |n: usize| {
+        let value = rest.nth(n - at - 1);
+        at = n;
+        value.and_then(digits).ok_or(Malformed::NotANumber("a field of stat"))
+    };
+    let (user_ticks, system_ticks) = (field(14)?, field(15)?);
+    let (threads, start_ticks) = (field(20)?, field(22)?);
+    let rss_pages = field(24)?;
+    field(25)?; // without a field behind it the resident size itself could be torn
+    let pid = pid.ok_or(Malformed::NotANumber("the process"))?;
+    let command = &line[open + 1..close];
+    Ok(Stat { pid, command, state, user_ticks, system_ticks, threads, start_ticks, rss_pages })
+}
+
+/// One line of `/proc/<pid>/cgroup`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership<'a> {
+    /// `memory`, `cpu,cpuacct`, `name=systemd`; empty for the v2 tree.
+    pub controllers: &'a str,
+    /// The path below that hierarchy's root, as our cgroup namespace shows it.
+    pub path: &'a str,
+}
+
+/// Each hierarchy in `/proc/<pid>/cgroup`. A line whose path is not UTF-8 is passed over: kubelet and the runtimes
+/// write ASCII only.
+///
+/// # Errors
+/// [`Malformed`]; lines before the fault have been given.
+pub fn memberships<'a>(text: &'a [u8], mut each: impl FnMut(Membership<'a>)) -> Result<(), Malformed> {
+    for line in lines(text)? {
+        let Ok(line) = std::str::from_utf8(line) else { continue };
+        let mut parts = line.splitn(3, ':');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(number), Some(controllers), Some(path)) if digits(number.as_bytes()).is_some() => {
+                each(Membership { controllers, path });
+            }
+            _ => return Err(Malformed::Missing("a field of the cgroup line")),
+        }
+    }
+    Ok(())
+}
+
+/// Each interface of `/proc/<pid>/net/dev` with its counters.
+///
+/// # Errors
+/// [`Malformed`]; interfaces before the fault have been given, so a caller must add up only after `Ok`.
+pub fn net_dev<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], NetworkSample)) -> Result<(), Malformed> {
+    let mut body = lines(text)?;
+    if !body.by_ref().take(2).all(|line| line.contains(&b'|')) {
+        return Err(Malformed::Missing("the head of net/dev"));
+    }
+    for line in body {
+        // A name may hold a colon (an alias), the numbers cannot.
+        let colon = line.iter().rposition(|b| *b == b':').ok_or(Malformed::Missing("the interface"))?;
+        let mut counters = [0; 16];
+        let mut values = fields(&line[colon + 1..]);
+        for counter in &mut counters {
+            *counter = values.next().and_then(digits).ok_or(Malformed::NotANumber("a counter of net/dev"))?;
+        }
+        let [rx_bytes, rx_packets, rx_errors, rx_dropped, _, _, _, _, tx_bytes, tx_packets, tx_errors, tx_dropped, ..] =
+            counters;
+        let sample = NetworkSample {
+            rx_bytes: Bytes(rx_bytes),
+            tx_bytes: Bytes(tx_bytes),
+            rx_packets: Count(rx_packets),
+            tx_packets: Count(tx_packets),
+            rx_errors: Count(rx_errors),
+            tx_errors: Count(tx_errors),
+            rx_dropped: Count(rx_dropped),
+            tx_dropped: Count(tx_dropped),
+        };
+        each(line[..colon].trim_ascii(), sample);
+    }
+    Ok(())
+}
+
+/// What is taken from `/proc/stat`: clock ticks over all processors since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostStat {
+    /// User mode, nice included.
+    pub user_ticks: u64,
+    /// Kernel, interrupts included.
+    pub system_ticks: u64,
+    /// Idle.
+    pub idle_ticks: u64,
+    /// Idle and waiting for storage.
+    pub iowait_ticks: u64,
+    /// Taken by the hypervisor.
+    pub steal_ticks: u64,
+    /// Processors on line.
+    pub processors: u64,
+    /// Seconds between 1970 and boot.
+    pub boot_seconds: u64,
+}
+
+/// `/proc/stat`.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn host_stat(text: &[u8]) -> Result<HostStat, Malformed> {
+    let mut found = HostStat::default();
+    let (mut cpu, mut boot) = (false, None);
+    for line in lines(text)? {
+        let mut values = fields(line);
+        match values.next() {
+            Some(b"cpu") => {
+                let mut ticks = [0; 8];
+                for tick in &mut ticks {
+                    *tick = values.next().and_then(digits).ok_or(Malformed::NotANumber("a field of cpu"))?;
+                }
+                let [user, nice, system, idle, iowait, irq, softirq, steal] = ticks;
+                found.user_ticks = user.saturating_add(nice);
+                found.system_ticks = system.saturating_add(irq).saturating_add(softirq);
+                (found.idle_ticks, found.iowait_ticks, found.steal_ticks) = (idle, iowait, steal);
+                cpu = true;
+            }
+            Some(b"btime") => boot = values.next().and_then(digits),
+            Some(name) if name.starts_with(b"cpu") => found.processors += 1,
+            _ => {}
+        }
+    }
+    found.boot_seconds = boot.ok_or(Malformed::Missing("btime"))?;
+    if cpu { Ok(found) } else { Err(Malformed::Missing("cpu")) }
+}
+
+/// What is taken from `/proc/meminfo`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemInfo {
+    /// Installed.
+    pub total: Bytes,
+    /// Could be given to new work; kernels before 3.14 do not say.
+    pub available: Option<Bytes>,
+    /// Page cache and buffers.
+    pub cache: Bytes,
+    /// Swap in use.
+    pub swap_used: Bytes,
+}
+
+/// `/proc/meminfo`.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn meminfo(text: &[u8]) -> Result<MemInfo, Malformed> {
+    let names: [&[u8]; 6] = [b"MemTotal:", b"MemAvailable:", b"Buffers:", b"Cached:", b"SwapTotal:", b"SwapFree:"];
+    let mut found = [None; 6];
+    for line in lines(text)? {
+        let mut values = fields(line);
+        if let Some(at) = values.next().and_then(|key| names.iter().position(|name| *name == key)) {
+            let kib = values.next().and_then(digits).ok_or(Malformed::NotANumber("a value of meminfo"))?;
+            found[at] = Some(Bytes(kib.saturating_mul(1024)));
+        }
+    }
+    let [total, available, buffers, cached, swap, swap_free] = found;
+    let total = total.ok_or(Malformed::Missing("MemTotal"))?;
+    let cache = cached.ok_or(Malformed::Missing("Cached"))?.plus(buffers.unwrap_or_default());
+    let swap_used = swap.unwrap_or_default().less(swap_free.unwrap_or_default());
+    Ok(MemInfo { total, available, cache, swap_used })
+}
+
+/// The three loads of `/proc/loadavg`.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn loadavg(text: &[u8]) -> Result<[f64; 3], Malformed> {
+    let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+    let mut values = fields(line);
+    let mut loads = [0.0; 3];
+    for load in &mut loads {
+        let text = values.next().and_then(|field| std::str::from_utf8(field).ok());
+        let value = text.and_then(|text| text.parse::<f64>().ok()).filter(|value| value.is_finite() && *value >= 0.0);
+        *load = value.ok_or(Malformed::NotANumber("a load"))?;
+    }
+    Ok(loads)
+}
+
+/// Each device of `/proc/diskstats`: name, bytes read, bytes written. The kernel counts sectors of 512 bytes whatever the
+/// disk's own are (Documentation/block/stat.rst).
+///
+/// # Errors
+/// [`Malformed`]; devices before the fault have been given.
+pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], Bytes, Bytes)) -> Result<(), Malformed> {
+    if text.is_empty() {
+        return Ok(()); // a machine without a disk
+    }
+    for line in lines(text)? {
+        let mut values = fields(line);
+        let name = values.nth(2).ok_or(Malformed::Missing("a disk's name"))?;
+        let mut sectors = |skip| {
+            let sectors = values.nth(skip).and_then(digits).ok_or(Malformed::NotANumber("sectors"))?;
+            Ok(Bytes(sectors.saturating_mul(512)))
+        };
+        let (read, written) = (sectors(2)?, sectors(3)?);
+        each(name, read, written);
+    }
+    Ok(())
+}
+
+/// One line of `/proc/<pid>/mountinfo`; texts with the kernel's octal escapes still in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mount<'a> {
+    /// What of the file system is mounted; for cgroups relative to our namespace's root.
+    pub root: &'a [u8],
+    /// Where.
+    pub point: &'a [u8],
+    /// `cgroup`, `cgroup2`, …
+    pub kind: &'a [u8],
+}
+
+/// Each mount of `/proc/<pid>/mountinfo`.
+///
+/// # Errors
+/// [`Malformed`]; mounts before the fault have been given.
+pub fn mountinfo<'a>(text: &'a [u8], mut each: impl FnMut(Mount<'a>)) -> Result<(), Malformed> {
+    for line in lines(text)? {
+        let mut values = fields(line);
+        let (root, point) = (values.nth(3), values.next());
+        // Optional fields end with a lone dash; the type follows.
+        let kind = values.by_ref().find(|field| *field == b"-").and_then(|_| values.next());
+        match (root, point, kind) {
+            (Some(root), Some(point), Some(kind)) => each(Mount { root, point, kind }),
+            _ => return Err(Malformed::Missing("a field of mountinfo")),
+        }
+    }
+    Ok(())
+}
+
+/// Text of a mount with its escapes (`\040` for a blank) undone.
+#[must_use]
+pub fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        if let [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', tail @ ..] = rest {
+            plain.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+            rest = tail;
+        } else {
+            plain.push(*first);
+            rest = tail;
+        }
+    }
+    plain
+}
+
+/// Major numbers of block devices that lie on other block devices (loop, md, device-mapper, ram, zram), from
+/// `/proc/devices`: what goes through them is counted again below, or never reaches a disk.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn stacked_majors(text: &[u8]) -> Result<Vec<u32>, Malformed> {
+    let names: [&[u8]; 6] = [b"loop", b"md", b"mdp", b"device-mapper", b"ramdisk", b"zram"];
+    let mut majors = Vec::new();
+    for line in lines(text)?.skip_while(|line| *line != b"Block devices:") {
+        let mut values = fields(line);
+        if let (Some(number), Some(name)) = (values.next().and_then(digits), values.next())
+            && names.contains(&name)
+        {
+            majors.extend(u32::try_from(number).ok());
+        }
+    }
+    Ok(majors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TAIL: &str =
+        "S 1 42 42 0 -1 4194560 100 0 0 0 7 5 0 0 20 0 3 0 123456 1000000 250 18446744073709551615 1 1 0\n";
+
+    #[test]
+    fn a_process_may_be_called_anything() {
+        for name in [&b"sh"[..], b"a b", b"a) R 1 (b", b")", b"((", b"\xff\xfe", b"", b"x\ny"] {
+            let text = [b"42 (", name, b") ", TAIL.as_bytes()].concat();
+            let stat = stat(&text).unwrap();
+            assert_eq!((stat.pid, stat.command, stat.state), (42, name, b'S'));
+            assert_eq!((stat.user_ticks, stat.system_ticks, stat.threads), (7, 5, 3));
+            assert_eq!((stat.start_ticks, stat.rss_pages), (123_456, 250));
+        }
+    }
+
+    #[test]
+    fn a_stat_cut_before_its_end_is_an_error() {
+        let text = format!("42 (sh) {TAIL}");
+        for cut in 0..text.len() {
+            assert!(stat(&text.as_bytes()[..cut]).is_err(), "cut at {cut}");
+        }
+        assert!(stat(b"42 (sh) S 1 2 3\n").is_err());
+        assert!(stat(b"4x (sh) S 1 2 3\n").is_err());
+        assert!(stat(b")(\n").is_err());
+    }
+
+    #[test]
+    fn memberships_of_both_versions() {
+        let mut seen = Vec::new();
+        let text = b"12:memory:/kubepods/a:b\n3:cpu,cpuacct:/\n1:name=systemd:/x\n0::/y\n4:pids:/\xff\n";
+        memberships(text, |m| seen.push((m.controllers, m.path))).unwrap();
+        assert_eq!(seen, [("memory", "/kubepods/a:b"), ("cpu,cpuacct", "/"), ("name=systemd", "/x"), ("", "/y")]);
+        for bad in [&b""[..], b"0::/y", b"12:memory\n", b"x:memory:/\n"] {
+            assert!(memberships(bad, |_| {}).is_err(), "{bad:?}");
+        }
+    }
+
+    const NET: &[u8] = b"Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:    3193      29    0    0    0     0          0         0     3193      29    0    0    0     0       0          0
+eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
+";
+
+    #[test]
+    fn interfaces_with_their_counters() {
+        let mut seen = Vec::new();
+        net_dev(NET, |name, sample| seen.push((name, sample))).unwrap();
+        assert_eq!((seen[0].0, seen[0].1.rx_bytes, seen[0].1.tx_packets), (&b"lo"[..], Bytes(3193), Count(29)));
+        let eth = &seen[1].1;
+        assert_eq!(
+            (seen[1].0, eth.rx_bytes, eth.rx_packets, eth.rx_errors),
+            (&b"eth0.1"[..], Bytes(12), Count(3), Count(4))
+        );
+        assert_eq!((eth.rx_dropped, eth.tx_bytes, eth.tx_packets), (Count(5), Bytes(22), Count(13)));
+        assert_eq!((eth.tx_errors, eth.tx_dropped), (Count(14), Count(15)));
+        for cut in 0..NET.len() {
+            if !NET[..cut].ends_with(b"\n") {
+                assert!(net_dev(&NET[..cut], |_, _| {}).is_err(), "cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_machine_as_a_whole() {
+        let text =
+            b"cpu  10 1 5 100 7 1 2 3 0 0\ncpu0 5 1 3 50 4 0 1 1 0 0\ncpu1 5 0 2 50 3 1 1 2 0 0\nintr 5 0\nbtime 17\n";
+        let stat = host_stat(text).unwrap();
+        assert_eq!((stat.user_ticks, stat.system_ticks, stat.idle_ticks), (11, 8, 100));
+        assert_eq!((stat.iowait_ticks, stat.steal_ticks, stat.processors, stat.boot_seconds), (7, 3, 2, 17));
+        assert!(host_stat(b"cpu  10 1\nbtime 1\n").is_err());
+
+        let text = b"MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 50 kB\nBuffers: 2 kB\nCached: 3 kB\nSwapTotal: 9 kB\nSwapFree: 4 kB\n";
+        let memory = meminfo(text).unwrap();
+        assert_eq!((memory.total, memory.available), (Bytes(102_400), Some(Bytes(51_200))));
+        assert_eq!((memory.cache, memory.swap_used), (Bytes(5120), Bytes(5120)));
+        assert!(meminfo(b"MemTotal: x kB\n").is_err());
+
+        assert_eq!(loadavg(b"0.50 1.25 2.00 3/100 4242\n"), Ok([0.5, 1.25, 2.0]));
+        assert!(loadavg(b"0.50 1.25\n").is_err());
+        assert!(loadavg(b"0.50 nan 1\n").is_err());
+    }
+
+    #[test]
+    fn disks_count_sectors_of_512_bytes() {
+        let mut seen = Vec::new();
+        let text = b" 254 0 vda 9 1 100 5 8 2 200 10 0 12 15 6 14 8 8 2 1\n   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0\n";
+        diskstats(text, |name, read, written| seen.push((name, read.0, written.0))).unwrap();
+        assert_eq!(seen, [(&b"vda"[..], 51_200, 102_400), (b"loop0", 0, 0)]);
+        assert!(diskstats(b" 254 0 vda 9 1\n", |_, _, _| {}).is_err());
+    }
+
+    #[test]
+    fn mounts_with_and_without_optional_fields() {
+        let mut seen = Vec::new();
+        let text = b"31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n35 31 0:32 /../.. /a\\040b rw master:1 x:2 - cgroup cgroup rw,memory\n";
+        mountinfo(text, |mount| seen.push((mount.root, mount.point, mount.kind))).unwrap();
+        assert_eq!(seen, [(&b"/"[..], &b"/sys/fs/cgroup"[..], &b"tmpfs"[..]), (b"/../..", b"/a\\040b", b"cgroup")]);
+        assert_eq!(unescape(b"/a\\040b\\"), b"/a b\\");
+        assert!(mountinfo(b"31 23 0:28 / /sys\n", |_| {}).is_err());
+    }
+
+    #[test]
+    fn stacked_devices_are_known_by_their_driver() {
+        let text = b"Character devices:\n  7 vcs\n  9 md\n\nBlock devices:\n  7 loop\n  8 sd\n253 device-mapper\n";
+        assert_eq!(stacked_majors(text), Ok(vec![7, 253]));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(text in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"0123456789 \n:()|-cpu".to_vec())], 0..300)) {
+            let _ = (stat(&text), memberships(&text, |_| {}), net_dev(&text, |_, _| {}), host_stat(&text), meminfo(&text));
+            let _ = (loadavg(&text), diskstats(&text, |_, _, _| {}), mountinfo(&text, |_| {}), stacked_majors(&text));
+            let _ = unescape(&text);
+        }
+
+        #[test]
+        fn any_name_leaves_the_fields_behind_it_alone(name in prop::collection::vec(any::<u8>(), 0..16)) {
+            let text = [b"7 (", &name[..], b") ", TAIL.as_bytes()].concat();
+            let stat = stat(&text).unwrap();
+            prop_assert_eq!((stat.command, stat.start_ticks), (&name[..], 123_456));
+        }
+    }
+}
