@@ -158,9 +158,15 @@ impl Agent {
         let owner = Owner { node: decide::node::Node::new(name), observations, usage, view, ready, period, repeats };
         let mut agent = Agent { tasks: JoinSet::new(), _reporter: reporter.clone(), stop: stop.clone() };
         let ended = stop.clone();
-        agent.must_not_end("owner", async move { Ok(owner.run(ended).await) });
+        agent.must_not_end("owner", async move {
+            owner.run(ended).await;
+            Ok(())
+        });
         let (names, ended) = (settings.names.clone(), stop.clone());
-        agent.must_not_end("names", async move { Ok(sources::names::run(names, reporter, ended).await) });
+        agent.must_not_end("names", async move {
+            sources::names::run(names, reporter, ended).await;
+            Ok(())
+        });
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
         agent.must_not_end("http", serve::http(doors.http, http, shown.clone()));
         match settings.usage_socket.clone() {

@@ -1,6 +1,6 @@
 //! The command line, the environment, the file.
 
-use crate::BINARY;
+use crate::program::BINARY;
 use std::process::{Command, Output};
 
 fn run(args: &[&str], environment: &[(&str, &str)]) -> Output {
@@ -50,6 +50,9 @@ fn the_printed_yaml_gives_the_same_settings_again() {
     assert_eq!(config["metrics-hami"]["value"], "true");
 }
 
+/// Arguments, environment, and what the complaint must hold.
+type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
+
 #[test]
 fn what_is_wrong_is_told_with_its_place_and_ends_with_64() {
     let dir = tempfile::tempdir().unwrap();
@@ -60,7 +63,7 @@ fn what_is_wrong_is_told_with_its_place_and_ends_with_64() {
     let unknown = format!("{file}:2: unknown key \"usage_sockt\"; did you mean usage-socket?");
     let unreadable = format!("cannot read configuration file {no_such}");
     std::fs::write(&path, "v: 0\nusage_sockt: /x\n").unwrap();
-    let cases: [(&[&str], &[(&str, &str)], &str); 8] = [
+    let cases: [Case<'_>; 8] = [
         (&["agent", "--config", file], &[], &unknown),
         (&["print-config", "--config", no_such], &[], &unreadable),
         (&["agent", "--period", "5"], &[], "invalid value \"5\" for period (from flag): a time needs a unit"),

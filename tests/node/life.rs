@@ -1,6 +1,6 @@
 //! Start, stop, signals, addresses.
 
-use crate::BINARY;
+use crate::program::BINARY;
 use lab::agent::Agent;
 use std::net::TcpListener;
 use std::process::Command;

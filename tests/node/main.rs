@@ -1,8 +1,17 @@
 //! The built program from outside, one module a subject. Tests that need root or installed programs are ignored here
 //! and run by `tests/run`.
 
+#[cfg(test)]
+mod program;
+#[cfg(test)]
 mod life;
+#[cfg(test)]
 mod config;
-
-/// The program under test.
-const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
+#[cfg(test)]
+mod telemetry;
+#[cfg(test)]
+mod bad_host;
+#[cfg(test)]
+mod journald;
+#[cfg(test)]
+mod systemd;

@@ -134,13 +134,13 @@ impl Spoken {
         };
         let decide = |key: &'static Key| {
             let flag = self.flags.get(key.name).map(|text| Said { text: text.clone(), origin: Origin::Flag });
-            let said = flag.or_else(|| self.from_environment(key)).or_else(|| from_file(key));
+            let said = flag.or_else(|| self.environment_says(key)).or_else(|| from_file(key));
             (key.name, said.unwrap_or_else(|| Said { text: key.default.into(), origin: Origin::Default }))
         };
         Ok(KEYS.iter().map(decide).collect())
     }
 
-    fn from_environment(&self, key: &Key) -> Option<Said> {
+    fn environment_says(&self, key: &Key) -> Option<Said> {
         let variable = key.variable();
         self.environment.get(&variable).map(|text| Said { text: text.clone(), origin: Origin::Environment(variable) })
     }
