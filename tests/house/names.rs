@@ -28,7 +28,7 @@ pub(crate) fn names(tree: &Tree, findings: &mut Vec<Finding>) {
             findings.push(Finding::new(Rule::ForbiddenName, path, 0, what));
         } else if let Some(word) = empty_word(name) {
             findings.push(Finding::new(Rule::ForbiddenName, path, 0, nothing(word)));
-        } else if path.starts_with("src/") && CARGO_CLAIMS.contains(&name) {
+        } else if path.starts_with("src/") && path.matches('/').count() == 2 && CARGO_CLAIMS.contains(&name) {
             let what = format!("cargo claims the name `{name}` in a room's folder: take another");
             findings.push(Finding::new(Rule::ForbiddenName, path, 0, what));
         }
