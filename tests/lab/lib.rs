@@ -3,6 +3,7 @@
 //! ```text
 //!   eventually   waits for a condition, never for a time
 //!   http         a client that speaks just enough HTTP
+//!   scenario     the fake NVML library and what it answers
 //!   agent        the built program in an empty directory of its own
 //! ```
 //!
@@ -11,4 +12,5 @@
 
 pub mod eventually;
 pub mod http;
+pub mod scenario;
 pub mod agent;

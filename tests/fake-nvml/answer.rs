@@ -1,0 +1,123 @@
+//! What every C function has in common: the way in by the gate, and writing where pointers say.
+//!
+//! What must never happen here: a panic that reaches C, a write through a null pointer.
+
+#![expect(unsafe_code, reason = "a C interface is made of raw pointers")]
+
+use crate::code::Code;
+use crate::state::Subject;
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
+use std::ffi::{CStr, c_char, c_uint};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What a call's body gives.
+pub(crate) type Answer = Result<(), Code>;
+
+/// Declares exported functions: `fn name(arguments) of subject |view| body`.
+macro_rules! calls {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) of $subject:expr; |$view:ident| $body:block)*) => {$(
+        /// # Safety
+        /// As nvml.h demands: pointers are null or point to what their types say.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> nvml_wrapper_sys::bindings::nvmlReturn_t {
+            crate::answer::answer(|| {
+                // SAFETY: the caller's promise, see above; the functions that are called refuse null.
+                unsafe {
+                    let $view = crate::state::enter(stringify!($name), &$subject)?;
+                    $body
+                }
+            })
+        }
+    )*};
+}
+
+/// Runs a body; a panic is an internal error.
+pub(crate) fn answer(body: impl FnOnce() -> Answer) -> nvmlReturn_t {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(code)) => code.0,
+        Err(_) => Code::UNKNOWN.0,
+    }
+}
+
+/// Writes one value.
+///
+/// # Safety
+/// `to` is null or writable.
+pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
+    if to.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller promises the rest.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Writes a C string.
+///
+/// # Safety
+/// `to` is null or has room for `length` bytes.
+pub(crate) unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> Answer {
+    if to.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    if text.len() >= length as usize {
+        return Err(Code::INSUFFICIENT_SIZE);
+    }
+    // SAFETY: the text and its final 0 fit, as checked.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
+        to.add(text.len()).write(0);
+    }
+    Ok(())
+}
+
+/// Writes a list by NVML's way of counting: `count` is the room going in and the number coming out.
+///
+/// # Safety
+/// `count` is null or points to a number, `to` is null or has room for so many.
+pub(crate) unsafe fn put_list<T: Copy>(count: *mut c_uint, to: *mut T, list: &[T]) -> Answer {
+    if count.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    let length = c_uint::try_from(list.len()).map_err(|_| Code::UNKNOWN)?;
+    // SAFETY: not null, and the caller promises the rest.
+    unsafe {
+        let room = count.replace(length);
+        if room < length || (to.is_null() && length > 0) {
+            return Err(Code::INSUFFICIENT_SIZE);
+        }
+        if length > 0 {
+            std::ptr::copy_nonoverlapping(list.as_ptr(), to, list.len());
+        }
+    }
+    Ok(())
+}
+
+/// Reads a C string.
+///
+/// # Safety
+/// `from` is null or a C string.
+pub(crate) unsafe fn text(from: *const c_char) -> String {
+    if from.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, and the caller promises the rest.
+    unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned()
+}
+
+/// Text in a fixed field of a structure; what does not fit is cut.
+pub(crate) fn field<const N: usize>(text: &str) -> [c_char; N] {
+    let mut field = [0; N];
+    for (to, from) in field.iter_mut().take(N - 1).zip(text.bytes()) {
+        *to = c_char::from_ne_bytes([from]);
+    }
+    field
+}
+
+/// The card of a handle.
+pub(crate) fn device(handle: nvmlDevice_t) -> Subject {
+    Subject::Handle(handle as usize)
+}
+
+pub(crate) use calls;

@@ -1,0 +1,79 @@
+//! Event sets: XIDs are delivered once, to whoever waits for them.
+
+#![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
+
+use crate::answer::{calls, device, put};
+use crate::card::NO_INSTANCE;
+use crate::code::Code;
+use crate::state::{Subject, handle as handle_of, next_event};
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
+use parking_lot::Mutex;
+use std::ffi::{c_uint, c_ulonglong};
+use std::time::{Duration, Instant};
+
+/// Single and double bit ECC errors, state changes, critical XIDs, clock changes.
+const SUPPORTED: c_ulonglong = 0x1f;
+/// Between two looks at the scenario.
+const LOOK: Duration = Duration::from_millis(3);
+
+/// What an event set's pointer points to: UUIDs and the kinds of event that are wanted of them.
+type Wanted = Mutex<Vec<(String, u64)>>;
+
+calls! {
+    fn nvmlDeviceGetSupportedEventTypes(handle: nvmlDevice_t, types: *mut c_ulonglong) of device(handle); |view| {
+        view.board()?;
+        put(types, SUPPORTED)
+    }
+
+    fn nvmlEventSetCreate(set: *mut nvmlEventSet_t) of Subject::System; |_view| {
+        put(set, Box::into_raw(Box::<Wanted>::default()).cast())
+    }
+
+    fn nvmlDeviceRegisterEvents(
+        handle: nvmlDevice_t, types: c_ulonglong, set: nvmlEventSet_t,
+    ) of device(handle); |view| {
+        if set.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        if types & !SUPPORTED != 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        (*set.cast::<Wanted>()).lock().push((view.board()?.uuid.clone(), types));
+        Ok(())
+    }
+
+    fn nvmlEventSetWait_v2(
+        set: nvmlEventSet_t, data: *mut nvmlEventData_t, timeout_ms: c_uint,
+    ) of Subject::System; |_view| {
+        if set.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        let deadline = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
+        loop {
+            let wanted = (*set.cast::<Wanted>()).lock().clone();
+            if let Some((event, view)) = next_event(&wanted) {
+                let board = view.board()?;
+                let instance = event.mig.and_then(|at| board.instances.get(at as usize));
+                return put(data, nvmlEventData_t {
+                    device: handle_of(&board.uuid, None) as nvmlDevice_t,
+                    eventType: event.event,
+                    eventData: event.code,
+                    gpuInstanceId: instance.map_or(NO_INSTANCE, |instance| instance.gpu_instance),
+                    computeInstanceId: instance.map_or(NO_INSTANCE, |instance| instance.compute_instance),
+                });
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Code::TIMEOUT);
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+    }
+
+    fn nvmlEventSetFree(set: nvmlEventSet_t) of Subject::System; |_view| {
+        if !set.is_null() {
+            drop(Box::from_raw(set.cast::<Wanted>()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! How cards reach each other.
+
+#![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
+
+use super::identity::pci_info;
+use crate::answer::{calls, device, put};
+use crate::card::{Board, small};
+use crate::code::Code;
+use crate::scenario::{Quantity, Way};
+use crate::state::{Subject, View, enter};
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t};
+use std::ffi::c_uint;
+
+/// Slot of the first NVSwitch.
+const SWITCH_BUS_ID: &str = "00000000:C4:00.0";
+/// What a link's far end is.
+const REMOTE_IS_GPU: c_uint = 0;
+const REMOTE_IS_SWITCH: c_uint = 2;
+const REMOTE_IS_UNKNOWN: c_uint = 255;
+
+/// NVML's level of a tie.
+fn level(way: Way) -> c_uint {
+    match way {
+        Way::Psb => 0,
+        Way::Pix => 10,
+        Way::Pxb => 20,
+        Way::Phb => 30,
+        Way::Node => 40,
+        Way::Sys => 50,
+    }
+}
+
+/// The tie of two cards: what the file says from either end, else whether they share a NUMA node.
+fn common(one: &Board, other: &Board) -> c_uint {
+    let told =
+        |from: &Board, to: &Board| from.spec.links.iter().find(|link| link.peer == to.place).map(|link| link.path);
+    let usual = if one.numa_node == other.numa_node { Way::Node } else { Way::Sys };
+    level(told(one, other).or_else(|| told(other, one)).unwrap_or(usual))
+}
+
+/// What is at the far end of a link that is up: a card, or the switch.
+fn far_end(view: &View, link: c_uint) -> Result<Option<&Board>, Code> {
+    let board = view.board()?;
+    if link >= 18 {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    if link >= small(board.read(Quantity::NvlinksActive, view.time)?) {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let mut first = 0;
+    for tie in &board.spec.links {
+        if (first..first + tie.nvlinks).contains(&link) {
+            return view.boards.get(tie.peer as usize).map(Some).ok_or(Code::NOT_FOUND);
+        }
+        first += tie.nvlinks;
+    }
+    if board.profile.nvlinks.2 { Ok(None) } else { Err(Code::NOT_SUPPORTED) }
+}
+
+calls! {
+    fn nvmlDeviceGetTopologyCommonAncestor(
+        handle: nvmlDevice_t, other: nvmlDevice_t, path: *mut c_uint,
+    ) of device(handle); |view| {
+        let other = enter("nvmlDeviceGetTopologyCommonAncestor", &device(other))?;
+        put(path, common(view.board()?, other.board()?))
+    }
+
+    fn nvmlDeviceGetNvLinkState(handle: nvmlDevice_t, link: c_uint, active: *mut c_uint) of device(handle); |view| {
+        let board = view.board()?;
+        if link >= 18 {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        if link >= board.profile.nvlinks.0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        put(active, c_uint::from(link < small(view.read(Quantity::NvlinksActive)?)))
+    }
+
+    fn nvmlDeviceGetNvLinkVersion(handle: nvmlDevice_t, link: c_uint, version: *mut c_uint) of device(handle); |view| {
+        far_end(&view, link)?;
+        put(version, view.board()?.profile.nvlinks.1)
+    }
+
+    fn nvmlDeviceGetNvLinkCapability(
+        handle: nvmlDevice_t, link: c_uint, _capability: c_uint, result: *mut c_uint,
+    ) of device(handle); |view| {
+        far_end(&view, link)?;
+        put(result, 1)
+    }
+
+    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+        handle: nvmlDevice_t, link: c_uint, pci: *mut nvmlPciInfo_t,
+    ) of device(handle); |view| {
+        put(pci, match far_end(&view, link)? {
+            Some(board) => pci_info(&board.pci_bus_id, board.profile.pci_device),
+            None => pci_info(SWITCH_BUS_ID, 0x22a3_10de),
+        })
+    }
+
+    fn nvmlDeviceGetNvLinkRemoteDeviceType(
+        handle: nvmlDevice_t, link: c_uint, kind: *mut c_uint,
+    ) of device(handle); |view| {
+        put(kind, match far_end(&view, link) {
+            Ok(Some(_)) => REMOTE_IS_GPU,
+            Ok(None) => REMOTE_IS_SWITCH,
+            Err(Code::NOT_SUPPORTED) => REMOTE_IS_UNKNOWN,
+            Err(error) => return Err(error),
+        })
+    }
+
+    fn nvmlDeviceOnSameBoard(one: nvmlDevice_t, other: nvmlDevice_t, same: *mut std::ffi::c_int) of device(one); |view| {
+        view.board()?;
+        put(same, std::ffi::c_int::from(one == other))
+    }
+
+    fn nvmlDeviceGetP2PStatus(
+        one: nvmlDevice_t, other: nvmlDevice_t, _index: c_uint, status: *mut c_uint,
+    ) of device(one); |view| {
+        view.board()?;
+        enter("nvmlDeviceGetP2PStatus", &Subject::Handle(other as usize))?;
+        put(status, 0)
+    }
+}

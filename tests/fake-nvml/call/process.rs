@@ -1,0 +1,118 @@
+//! Processes on a card.
+
+#![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
+
+use crate::answer::{calls, device, put_list};
+use crate::card::{NO_INSTANCE, RING, Running, float, whole};
+use crate::code::Code;
+use crate::scenario::Kind;
+use crate::state::View;
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
+    nvmlProcessesUtilizationInfo_t,
+};
+use std::ffi::{c_uint, c_ulonglong};
+
+/// What the driver says of memory that it does not tell.
+const MEMORY_UNKNOWN: c_ulonglong = c_ulonglong::MAX;
+
+/// One of NVML's three lists.
+fn list(view: &View, kind: Kind) -> Result<Vec<nvmlProcessInfo_t>, Code> {
+    let board = view.board()?;
+    let here = |process: &Running| process.kind == kind && (view.instance.is_none() || process.mig == view.instance);
+    let processes = board.processes(view.time).into_iter().filter(here);
+    Ok(processes
+        .map(|process| {
+            let instance = process.mig.and_then(|at| board.instances.get(at as usize));
+            nvmlProcessInfo_t {
+                pid: process.pid,
+                usedGpuMemory: process.memory.unwrap_or(MEMORY_UNKNOWN),
+                gpuInstanceId: instance.map_or(NO_INSTANCE, |instance| instance.gpu_instance),
+                computeInstanceId: instance.map_or(NO_INSTANCE, |instance| instance.compute_instance),
+            }
+        })
+        .collect())
+}
+
+/// The newest sample of each process that did anything since `after_us`. Of idle ones the driver keeps none; when it has
+/// none at all it says `NOT_FOUND`.
+fn utilization(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample_t>, Code> {
+    let board = view.board()?;
+    let period = board.sample_period();
+    let newest = whole((view.time / period).floor());
+    let mut list: Vec<nvmlProcessUtilizationSample_t> = Vec::new();
+    for number in (newest.saturating_sub(RING - 1)..=newest).rev() {
+        let time = float(number) * period;
+        let stamp = view.stamp_us(time);
+        if stamp <= after_us {
+            break;
+        }
+        for process in board.processes(time) {
+            let [sm, mem, enc, dec] = process.shares;
+            if sm + mem + enc + dec > 0 && !list.iter().any(|sample| sample.pid == process.pid) {
+                list.push(nvmlProcessUtilizationSample_t {
+                    pid: process.pid,
+                    timeStamp: stamp,
+                    smUtil: sm,
+                    memUtil: mem,
+                    encUtil: enc,
+                    decUtil: dec,
+                });
+            }
+        }
+        // Steady processes are all found in the newest sample; older ones cannot add any of those.
+        if !list.is_empty() && list.len() == board.spec.processes.len() && board.spec.churn.is_none() {
+            break;
+        }
+    }
+    if list.is_empty() { Err(Code::NOT_FOUND) } else { Ok(list) }
+}
+
+calls! {
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &list(&view, Kind::Compute)?)
+    }
+
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &list(&view, Kind::Graphics)?)
+    }
+
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+        handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
+    ) of device(handle); |view| {
+        put_list(count, infos, &list(&view, Kind::Mps)?)
+    }
+
+    fn nvmlDeviceGetProcessUtilization(
+        handle: nvmlDevice_t, samples: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, after_us: c_ulonglong,
+    ) of device(handle); |view| {
+        let list = utilization(&view, after_us)?;
+        put_list(count, samples, &list)
+    }
+
+    fn nvmlDeviceGetProcessesUtilizationInfo(
+        handle: nvmlDevice_t, info: *mut nvmlProcessesUtilizationInfo_t,
+    ) of device(handle); |view| {
+        if info.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        let list: Vec<_> = utilization(&view, (*info).lastSeenTimeStamp)?
+            .into_iter()
+            .map(|sample| nvmlProcessUtilizationInfo_v1_t {
+                timeStamp: sample.timeStamp,
+                pid: sample.pid,
+                smUtil: sample.smUtil,
+                memUtil: sample.memUtil,
+                encUtil: sample.encUtil,
+                decUtil: sample.decUtil,
+                jpgUtil: 0,
+                ofaUtil: 0,
+            })
+            .collect();
+        put_list(&raw mut (*info).processSamplesCount, (*info).procUtilArray, &list)
+    }
+}

@@ -1,0 +1,433 @@
+//! The running scenario, its clock, and the gate that each call enters by.
+
+use crate::card::{Board, boards, listed};
+use crate::code::Code;
+use crate::profile::matches;
+use crate::scenario::{Clock, Fault, Quantity, Scenario, XidEvent};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often the file is looked at, at most: a scenario change is seen within this time of the next call.
+const LOOK: Duration = Duration::from_millis(2);
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+/// Which card a call names.
+#[derive(Clone, Debug)]
+pub(crate) enum Subject {
+    /// None.
+    System,
+    /// By its handle.
+    Handle(usize),
+    /// By NVML's index.
+    Index(u32),
+    /// By UUID, of a card or a MIG instance.
+    Uuid(String),
+    /// By PCI bus id.
+    Pci(String),
+}
+
+/// What a call sees: the scenario as it was at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    /// The scenario.
+    pub(crate) scenario: Arc<Scenario>,
+    /// All cards of the file.
+    pub(crate) boards: Arc<Vec<Board>>,
+    /// Places of the cards that NVML lists.
+    pub(crate) listed: Vec<usize>,
+    /// Scenario second.
+    pub(crate) time: f64,
+    /// Wall clock at scenario second 0, microseconds.
+    pub(crate) origin_us: u64,
+    /// Place of the card that the call names.
+    pub(crate) place: Option<usize>,
+    /// Place of the MIG instance that it names.
+    pub(crate) instance: Option<u32>,
+}
+
+/// Sums over time of one card.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sums {
+    until: f64,
+    epoch: u64,
+    /// Since the epoch began.
+    pub(crate) energy_millijoules: f64,
+    /// Sent over all NVLinks.
+    pub(crate) nvlink_tx: f64,
+    /// Received over all NVLinks.
+    pub(crate) nvlink_rx: f64,
+}
+
+#[derive(Debug)]
+struct State {
+    path: Option<PathBuf>,
+    looked: Option<Instant>,
+    /// Change time, size and inode of the file that was read last, good or bad.
+    stamp: Option<(SystemTime, u64, u64)>,
+    /// Whether a scenario has been read.
+    begun: bool,
+    scenario: Arc<Scenario>,
+    boards: Arc<Vec<Board>>,
+    anchor: (Instant, f64),
+    origin_us: u64,
+    inits: u32,
+    /// UUIDs listed at the last `nvmlInit`.
+    at_init: Option<Vec<String>>,
+    /// Handles given out: the place in this list plus 1, and a MIG instance, make the pointer.
+    handles: Vec<String>,
+    /// How often each fault was met, by its text.
+    met: HashMap<String, u32>,
+    delivered: HashSet<u64>,
+    sums: HashMap<String, Sums>,
+}
+
+impl State {
+    fn new() -> State {
+        let scenario = Scenario::default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        State {
+            path: scenario_path(),
+            looked: None,
+            stamp: None,
+            begun: false,
+            boards: Arc::new(boards(&scenario)),
+            scenario: Arc::new(scenario),
+            anchor: (Instant::now(), 0.0),
+            origin_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
+            inits: 0,
+            at_init: None,
+            handles: Vec::new(),
+            met: HashMap::new(),
+            delivered: HashSet::new(),
+            sums: HashMap::new(),
+        }
+    }
+
+    fn time(&self) -> f64 {
+        let Clock { scale, frozen_at_s, .. } = self.scenario.clock;
+        frozen_at_s.unwrap_or_else(|| self.anchor.1 + self.anchor.0.elapsed().as_secs_f64() * scale)
+    }
+
+    /// Reads the file again if it changed. A torn or wrong file is told once and the old scenario goes on.
+    fn refresh(&mut self) {
+        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let Some(path) = self.path.clone() else { return };
+        let Ok(metadata) = std::fs::metadata(&path) else { return };
+        let stamp = (metadata.modified().unwrap_or(UNIX_EPOCH), metadata.len(), metadata.ino());
+        if self.stamp == Some(stamp) {
+            return;
+        }
+        self.stamp = Some(stamp);
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let read = std::fs::read(&path).map_err(|error| error.to_string());
+        match read.and_then(|text| Scenario::parse(&text, directory)) {
+            Ok(scenario) => self.change(scenario),
+            #[expect(clippy::print_stderr, reason = "a tester must see a mistake in the file; there is no logger here")]
+            Err(problem) => eprintln!("fake-nvml: {}: {problem}; the old scenario goes on", path.display()),
+        }
+    }
+
+    fn change(&mut self, scenario: Scenario) {
+        // Time begins with the first scenario that is read; what the default one did before does not count.
+        let now = if self.begun { self.time() } else { 0.0 };
+        if self.begun {
+            for place in 0..self.boards.len() {
+                self.sums(place, now);
+            }
+        }
+        self.begun = true;
+        self.anchor = (Instant::now(), now);
+        if let Some(origin) = scenario.clock.origin_us {
+            self.origin_us = origin;
+        }
+        self.boards = Arc::new(boards(&scenario));
+        self.scenario = Arc::new(scenario);
+    }
+
+    /// Carries a card's sums on until now.
+    fn sums(&mut self, place: usize, now: f64) -> Sums {
+        let boards = self.boards.clone();
+        let Some(board) = boards.get(place) else { return Sums::default() };
+        let sums = self.sums.entry(board.uuid.clone()).or_insert(Sums { until: now, ..Sums::default() });
+        if sums.epoch != board.spec.energy_epoch {
+            *sums = Sums { until: now, epoch: board.spec.energy_epoch, ..Sums::default() };
+        }
+        let seconds = (now - sums.until).max(0.0);
+        let grown = |what| board.mean(what, sums.until, now).unwrap_or(0.0) * seconds;
+        let (energy, tx, rx) = (
+            grown(Quantity::PowerWatts) * 1000.0,
+            grown(Quantity::NvlinkTxBytesPerSecond),
+            grown(Quantity::NvlinkRxBytesPerSecond),
+        );
+        sums.energy_millijoules += energy;
+        sums.nvlink_tx += tx;
+        sums.nvlink_rx += rx;
+        sums.until = sums.until.max(now);
+        *sums
+    }
+
+    fn view(&self) -> View {
+        View {
+            scenario: self.scenario.clone(),
+            boards: self.boards.clone(),
+            listed: listed(&self.boards, self.at_init.as_deref(), self.scenario.list),
+            time: self.time(),
+            origin_us: self.origin_us,
+            place: None,
+            instance: None,
+        }
+    }
+
+    /// Finds the card that a call names. An unknown handle names none.
+    fn resolve(&self, subject: &Subject) -> View {
+        let mut view = self.view();
+        let by = |is: &dyn Fn(&Board) -> bool| view.listed.iter().copied().find(|place| is(&view.boards[*place]));
+        (view.place, view.instance) = match subject {
+            Subject::System => (None, None),
+            Subject::Handle(handle) => {
+                let uuid = (handle / 0x100).checked_sub(1).and_then(|slot| self.handles.get(slot));
+                let place = uuid.and_then(|uuid| view.boards.iter().position(|board| board.uuid == *uuid));
+                (place, u32::try_from(handle % 0x100).ok().and_then(|instance| instance.checked_sub(1)))
+            }
+            Subject::Index(index) => (view.listed.get(*index as usize).copied(), None),
+            Subject::Pci(id) => (by(&|board| same_bus(&board.pci_bus_id, id)), None),
+            Subject::Uuid(uuid) => match by(&|board| board.uuid == *uuid) {
+                Some(place) => (Some(place), None),
+                None => view.listed.iter().fold((None, None), |found, place| {
+                    let mut instances = view.boards[*place].instances.iter().zip(0u32..);
+                    let here = instances.find(|(instance, _)| instance.uuid == *uuid);
+                    here.map_or(found, |(_, at)| (Some(*place), Some(at)))
+                }),
+            },
+        };
+        view
+    }
+
+    /// The first fault that touches this call, unless it has been used up.
+    fn fault(&mut self, function: &str, view: &View) -> Option<Fault> {
+        let board = view.place.map(|place| &view.boards[place]);
+        for fault in &view.scenario.faults {
+            let here = fault.gpu.as_ref().is_none_or(|which| board.is_some_and(|board| board.is(which)));
+            if !here || !matches(&fault.call, function) {
+                continue;
+            }
+            let met = self.met.entry(format!("{fault:?}")).or_insert(0);
+            *met = met.saturating_add(1);
+            let used_up = fault.times.is_some_and(|times| *met > times.saturating_add(fault.after));
+            if *met > fault.after && !used_up {
+                return Some(fault.clone());
+            }
+        }
+        None
+    }
+}
+
+/// `00000000:65:00.0`, `0000:65:00.0` and `65:00.0` are the same place; NVML takes each.
+fn same_bus(one: &str, other: &str) -> bool {
+    let short = |text: &str| text.rsplit(':').take(2).collect::<Vec<_>>().join(":").to_ascii_lowercase();
+    short(one) == short(other)
+}
+
+/// `FAKE_NVML_SCENARIO`, else `scenario.json` beside the loaded library, so that each copy has a scenario of its own.
+fn scenario_path() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("FAKE_NVML_SCENARIO") {
+        return Some(path.into());
+    }
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    let inside = std::ptr::from_ref(&STATE).cast();
+    #[expect(unsafe_code, reason = "there is no other way to learn where this library was loaded from")]
+    // SAFETY: `info` is writable and of the right type, and `inside` is an address in this library; dladdr fills the
+    // structure, or leaves the zeros that were put there. A name that is not null is a C string that lives as long as
+    // the library is loaded.
+    let name = unsafe {
+        libc::dladdr(inside, info.as_mut_ptr());
+        let name = info.assume_init().dli_fname;
+        if name.is_null() { return None } else { CStr::from_ptr(name) }
+    };
+    let library = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
+    let library = library.canonicalize().unwrap_or_else(|_| library.to_path_buf());
+    Some(library.parent()?.join("scenario.json"))
+}
+
+/// The state, with the file looked at.
+fn state() -> impl std::ops::DerefMut<Target = State> {
+    let mut state = MutexGuard::map(STATE.lock(), |state| state.get_or_insert_with(State::new));
+    state.refresh();
+    state
+}
+
+/// Delays, errors and hangs of the scenario.
+fn suffer(function: &str, subject: &Subject) -> Result<(), Code> {
+    let fault = {
+        let mut state = state();
+        let view = state.resolve(subject);
+        state.fault(function, &view)
+    };
+    if let Some(fault) = fault {
+        std::thread::sleep(Duration::from_millis(fault.latency_ms));
+        while fault.hang && state().scenario.faults.contains(&fault) {
+            std::thread::sleep(LOOK);
+        }
+        if let Some(error) = fault.error {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// The gate of each call: faults of the scenario, a library that was not initialised, lost cards.
+pub(crate) fn enter(function: &str, subject: &Subject) -> Result<View, Code> {
+    suffer(function, subject)?;
+    let state = state();
+    if state.inits == 0 {
+        return Err(Code::UNINITIALIZED);
+    }
+    let view = state.resolve(subject);
+    match (subject, view.place) {
+        (Subject::System, _) => {}
+        (Subject::Handle(handle), None) if *handle / 0x100 > 0 && *handle / 0x100 <= state.handles.len() => {
+            return Err(Code::GPU_IS_LOST);
+        }
+        (Subject::Handle(_) | Subject::Index(_), None) => return Err(Code::INVALID_ARGUMENT),
+        (Subject::Uuid(_) | Subject::Pci(_), None) => return Err(Code::NOT_FOUND),
+        (_, Some(place)) => reachable(function, &view, place)?,
+    }
+    Ok(view)
+}
+
+/// Whether a card answers this function at all.
+fn reachable(function: &str, view: &View, place: usize) -> Result<(), Code> {
+    let board = &view.boards[place];
+    if board.spec.lost || !board.spec.present {
+        return Err(Code::GPU_IS_LOST);
+    }
+    if view.instance.is_some_and(|at| at as usize >= board.instances.len()) {
+        return Err(Code::NOT_FOUND);
+    }
+    let refused = board.refuses(function)
+        || (view.instance.is_some() && !ON_INSTANCES.contains(&function))
+        || (view.instance.is_none() && board.mig_enabled() && NOT_UNDER_MIG.contains(&function));
+    if refused { Err(Code::NOT_SUPPORTED) } else { Ok(()) }
+}
+
+/// What a MIG instance's handle can be asked.
+const ON_INSTANCES: [&str; 17] = [
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetHandleByUUID",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetAttributes_v2",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceIsMigDeviceHandle",
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlGpmQueryDeviceSupport",
+    "nvmlDeviceGetComputeMode",
+    "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetBrand",
+];
+
+/// What the driver does not tell of a card that is divided.
+const NOT_UNDER_MIG: [&str; 6] = [
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetSamples",
+    "nvmlDeviceGetEncoderUtilization",
+    "nvmlDeviceGetDecoderUtilization",
+    "nvmlDeviceGetProcessUtilization",
+    "nvmlDeviceGetProcessesUtilizationInfo",
+];
+
+/// `nvmlInit`: counted.
+pub(crate) fn init() -> Result<(), Code> {
+    suffer("nvmlInit_v2", &Subject::System)?;
+    let mut state = state();
+    if let Some(error) = state.scenario.init_error {
+        return Err(error);
+    }
+    state.inits += 1;
+    state.at_init = None;
+    let places = listed(&state.boards, None, state.scenario.list);
+    state.at_init = Some(places.iter().map(|place| state.boards[*place].uuid.clone()).collect());
+    Ok(())
+}
+
+/// `nvmlShutdown`.
+pub(crate) fn shutdown() -> Result<(), Code> {
+    enter("nvmlShutdown", &Subject::System)?;
+    state().inits -= 1;
+    Ok(())
+}
+
+/// The handle of a card, or of one of its MIG instances. The same one each time.
+pub(crate) fn handle(uuid: &str, instance: Option<u32>) -> usize {
+    let mut state = state();
+    let slot = state.handles.iter().position(|known| known == uuid).unwrap_or_else(|| {
+        state.handles.push(uuid.to_owned());
+        state.handles.len() - 1
+    });
+    (slot + 1) * 0x100 + instance.map_or(0, |instance| instance as usize + 1)
+}
+
+/// Sums over time of the card that a view names, until now.
+pub(crate) fn sums(view: &View) -> Sums {
+    view.place.map_or_else(Sums::default, |place| state().sums(place, view.time))
+}
+
+/// The next event that none has been told of, on one of these cards. `None` when there is none yet.
+pub(crate) fn next_event(cards: &[(String, u64)]) -> Option<(XidEvent, View)> {
+    let mut state = state();
+    let mut view = state.view();
+    let boards = view.boards.clone();
+    for event in &state.scenario.clone().xids {
+        let Some(place) = boards.iter().position(|board| board.is(&event.gpu)) else { continue };
+        let wanted = cards.iter().any(|(uuid, mask)| *uuid == boards[place].uuid && mask & event.event != 0);
+        if wanted && event.at_s <= view.time && state.delivered.insert(event.id) {
+            view.place = Some(place);
+            return Some((event.clone(), view));
+        }
+    }
+    None
+}
+
+impl View {
+    /// The card that the call names.
+    pub(crate) fn board(&self) -> Result<&Board, Code> {
+        self.place.and_then(|place| self.boards.get(place)).ok_or(Code::INVALID_ARGUMENT)
+    }
+
+    /// One number of that card, now.
+    pub(crate) fn read(&self, what: Quantity) -> Result<f64, Code> {
+        self.board()?.read(what, self.time)
+    }
+
+    /// A scenario second on the wall clock, in microseconds.
+    pub(crate) fn stamp_us(&self, time: f64) -> u64 {
+        self.origin_us.saturating_add(crate::card::whole(time.max(0.0) * 1e6))
+    }
+
+    /// NVML's index of a card.
+    pub(crate) fn index_of(&self, place: usize) -> Result<u32, Code> {
+        let index = self.listed.iter().position(|listed| *listed == place).ok_or(Code::GPU_IS_LOST)?;
+        u32::try_from(index).map_err(|_| Code::UNKNOWN)
+    }
+}
+
+/// NVML's version, which is told even by a library that was not initialised.
+pub(crate) fn nvml_version() -> Result<String, Code> {
+    suffer("nvmlSystemGetNVMLVersion", &Subject::System)?;
+    Ok(state().scenario.nvml.clone())
+}

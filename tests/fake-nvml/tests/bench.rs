@@ -1,0 +1,74 @@
+//! A copy of the library in a directory of its own, and its scenario.
+
+#![expect(clippy::unwrap_used, reason = "a test's own tools may panic")]
+
+use fake_nvml::scenario::{Card, Clock, Scenario};
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Longest wait for anything; far beyond what is ever needed.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// Wall clock at scenario second 0 in these tests.
+pub(crate) const ORIGIN_US: u64 = 1_700_000_000_000_000;
+
+/// The copy.
+pub(crate) struct Bench {
+    directory: TempDir,
+}
+
+impl Bench {
+    /// A copy with this scenario.
+    pub(crate) fn new(scenario: &Scenario) -> Bench {
+        let test = std::env::current_exe().unwrap();
+        let places = test.ancestors().skip(1).take(2).map(|at| at.join("libfake_nvml.so"));
+        let built = places.filter(|path| path.exists()).max_by_key(|path| path.metadata().unwrap().modified().unwrap());
+        let bench = Bench { directory: TempDir::new().unwrap() };
+        std::fs::copy(built.expect("cargo builds the library with its tests"), bench.library()).unwrap();
+        bench.write(scenario);
+        bench
+    }
+
+    fn library(&self) -> PathBuf {
+        self.directory.path().join("libnvidia-ml.so.1")
+    }
+
+    /// Puts a scenario in place.
+    pub(crate) fn write(&self, scenario: &Scenario) {
+        self.write_text(&serde_json::to_string(scenario).unwrap());
+    }
+
+    /// Puts any text in place.
+    pub(crate) fn write_text(&self, text: &str) {
+        let next = self.directory.path().join("next");
+        std::fs::write(&next, text).unwrap();
+        std::fs::rename(next, self.directory.path().join("scenario.json")).unwrap();
+    }
+
+    /// Loads it with the real wrapper.
+    pub(crate) fn load(&self) -> Result<Nvml, NvmlError> {
+        Nvml::builder().lib_path(self.library().as_os_str()).init()
+    }
+}
+
+/// A scenario of these cards in which time stands.
+pub(crate) fn still(gpus: Vec<Card>, second: f64) -> Scenario {
+    let clock = Clock { frozen_at_s: Some(second), origin_us: Some(ORIGIN_US), ..Clock::default() };
+    Scenario { gpus, clock, ..Scenario::default() }
+}
+
+/// A card of this model.
+pub(crate) fn card(model: &str) -> Card {
+    Card { model: model.into(), ..Card::default() }
+}
+
+/// Waits until something is so.
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,45 @@
+//! XIDs are delivered once, to whoever has registered the card.
+
+use crate::bench::{Bench, card, still};
+use fake_nvml::scenario::{Card, Scenario, Which, XidEvent};
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+
+fn with(xids: Vec<XidEvent>) -> Scenario {
+    Scenario { xids, ..still(vec![Card { count: 2, ..card("H100") }], 5.0) }
+}
+
+fn xid(id: u64, place: u32, code: u64) -> XidEvent {
+    XidEvent { id, gpu: Which::Place(place), code, event: 8, at_s: 0.0, mig: None }
+}
+
+#[test]
+fn each_xid_wakes_one_wait_and_never_another() {
+    let bench = Bench::new(&with(vec![]));
+    let nvml = bench.load().unwrap();
+    let device = nvml.device_by_index(1).unwrap();
+    let set = device.register_events(EventTypes::CRITICAL_XID_ERROR, nvml.create_event_set().unwrap());
+    let set = set.map_err(|error| error.error).unwrap();
+    assert!(matches!(set.wait(5), Err(NvmlError::Timeout)));
+    std::thread::scope(|threads| {
+        threads.spawn(|| bench.write(&with(vec![xid(1, 0, 13), xid(2, 1, 79)])));
+        let event = set.wait(20_000).unwrap();
+        assert_eq!(event.device.uuid().unwrap(), device.uuid().unwrap());
+        assert!(matches!(event.event_data, Some(XidError::Value(79))), "{:?}", event.event_data);
+    });
+    assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "once only, and not that of another card");
+    bench.write(&with(vec![xid(2, 1, 79), XidEvent { at_s: 6.0, ..xid(3, 1, 48) }]));
+    assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "the same id again, and one of a later second");
+}
+
+#[test]
+fn kinds_of_event_that_a_card_has_not_are_refused() {
+    let bench = Bench::new(&still(vec![card("H100"), card("vGPU")], 0.0));
+    let nvml = bench.load().unwrap();
+    let types = nvml.device_by_index(0).unwrap().supported_event_types().unwrap();
+    assert!(types.contains(EventTypes::CRITICAL_XID_ERROR));
+    let set = nvml.create_event_set().unwrap();
+    let refused = nvml.device_by_index(1).unwrap().register_events(EventTypes::CRITICAL_XID_ERROR, set);
+    assert!(matches!(refused.map_err(|error| error.error), Err(NvmlError::NotSupported)));
+}

@@ -1,0 +1,86 @@
+//! Processes: three lists, idle ones, and those that come and go.
+
+use crate::bench::{Bench, ORIGIN_US, card, still};
+use fake_nvml::scenario::{Card, Churn, Kind, Process};
+use fake_nvml::value::{Program, Value};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+
+fn holding(pid: u32, memory: f64) -> Process {
+    Process { pid, memory: Some(memory.into()), ..Process::default() }
+}
+
+#[test]
+fn each_process_is_in_the_list_of_its_kind_with_its_memory() {
+    let processes = vec![
+        holding(10, 1e9),
+        Process { kind: Kind::Graphics, ..holding(11, 2e9) },
+        Process { kind: Kind::Mps, ..holding(12, 3e9) },
+        Process { pid: 13, memory: None, ..Process::default() },
+    ];
+    let bench = Bench::new(&still(vec![Card { processes, ..card("H100") }], 0.0));
+    let nvml = bench.load().unwrap();
+    let device = nvml.device_by_index(0).unwrap();
+    let compute = device.running_compute_processes().unwrap();
+    let told: Vec<_> = compute.iter().map(|process| (process.pid, process.used_gpu_memory.clone())).collect();
+    assert_eq!(told, [(10, UsedGpuMemory::Used(1_000_000_000)), (13, UsedGpuMemory::Unavailable)]);
+    assert_eq!(device.running_graphics_processes().unwrap()[0].pid, 11);
+    assert_eq!(device.mps_running_compute_processes().unwrap()[0].pid, 12);
+    assert_eq!(device.memory_info().unwrap().used, 6_000_000_000);
+}
+
+#[test]
+fn an_idle_process_keeps_its_memory_and_has_no_utilisation_sample() {
+    let busy = Process { sm: 40.0.into(), mem: 7.0.into(), enc: 2.0.into(), dec: 1.0.into(), ..holding(20, 1e9) };
+    let bench = Bench::new(&still(vec![Card { processes: vec![busy, holding(21, 1e9)], ..card("H100") }], 10.0));
+    let nvml = bench.load().unwrap();
+    let device = nvml.device_by_index(0).unwrap();
+    assert_eq!(device.running_compute_processes().unwrap().len(), 2);
+    let samples = device.process_utilization_stats(None).unwrap();
+    assert_eq!(samples.len(), 1);
+    let sample = &samples[0];
+    assert_eq!((sample.pid, sample.sm_util, sample.mem_util, sample.enc_util, sample.dec_util), (20, 40, 7, 2, 1));
+    assert_eq!(sample.timestamp, ORIGIN_US + 59 * 167_000);
+    let newer = device.process_utilization_stats(sample.timestamp);
+    assert!(matches!(newer, Err(NvmlError::NotFound)), "{newer:?}");
+    assert_eq!(device.utilization_rates().unwrap().gpu, 40, "the card is as busy as its processes");
+}
+
+#[test]
+fn a_burst_between_two_looks_is_in_the_sample_that_saw_it() {
+    let burst = Program::Square { low: 0.0, high: 90.0, period_s: 10.0, duty: 0.1, phase_s: 0.0 };
+    let process = Process { sm: burst.into(), ..holding(22, 0.0) };
+    let bench = Bench::new(&still(vec![Card { processes: vec![process], ..card("H100") }], 5.0));
+    let nvml = bench.load().unwrap();
+    let samples = nvml.device_by_index(0).unwrap().process_utilization_stats(ORIGIN_US).unwrap();
+    assert_eq!((samples[0].sm_util, samples[0].timestamp), (90, ORIGIN_US + 5 * 167_000));
+}
+
+#[test]
+fn processes_live_from_and_until_their_seconds() {
+    let process = Process { from_s: 10.0, until_s: Some(20.0), ..holding(23, 1e9) };
+    for (second, count) in [(9.9, 0), (10.0, 1), (19.9, 1), (20.0, 0)] {
+        let bench = Bench::new(&still(vec![Card { processes: vec![process.clone()], ..card("H100") }], second));
+        let nvml = bench.load().unwrap();
+        assert_eq!(nvml.device_by_index(0).unwrap().running_compute_processes().unwrap().len(), count, "{second}");
+    }
+}
+
+#[test]
+fn a_million_processes_come_and_go() {
+    let churn = Some(Churn { from_pid: 1000, live: 50, per_second: 1000.0, memory: 1 << 20, sm: 1 });
+    let bench = Bench::new(&still(vec![Card { churn, ..card("H100") }], 1000.0));
+    let nvml = bench.load().unwrap();
+    let list = nvml.device_by_index(0).unwrap().running_compute_processes().unwrap();
+    let pids: Vec<u32> = list.iter().map(|process| process.pid).collect();
+    assert_eq!(pids, (1_001_000..1_001_050).collect::<Vec<u32>>());
+}
+
+#[test]
+fn memory_may_grow() {
+    let leak = Program::Ramp { from: 0.0, to: 1e9, over_s: 10.0, then: fake_nvml::value::Then::Continue, start_s: 0.0 };
+    let process = Process { memory: Some(Value::Program(leak)), ..Process::default() };
+    let bench = Bench::new(&still(vec![Card { processes: vec![process], ..card("H100") }], 20.0));
+    let nvml = bench.load().unwrap();
+    assert_eq!(nvml.device_by_index(0).unwrap().memory_info().unwrap().used, 2_000_000_000);
+}

@@ -1,0 +1,83 @@
+//! The fake NVML library in a directory of a test's own. What a scenario may hold is told in `tests/fake-nvml/README.md`.
+
+pub use fake_nvml::code::Code;
+pub use fake_nvml::scenario::{
+    Card, CardLink, Churn, Clock, Fault, Kind, List, MigDetail, MigSlot, Process, Quantity, Scenario, Way, Which,
+    XidEvent,
+};
+pub use fake_nvml::value::{Program, Replay, Then, Value};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A copy of the library with a scenario of its own beside it.
+#[derive(Clone, Debug)]
+pub struct FakeNvml {
+    library: PathBuf,
+}
+
+impl FakeNvml {
+    /// Copies the library into a directory. Until [`FakeNvml::write`] there is one H100 on which nothing happens.
+    ///
+    /// # Errors
+    /// When the library was not built (`cargo build -p fake-nvml`), or the copy cannot be written.
+    pub fn install(directory: &Path) -> io::Result<FakeNvml> {
+        let built = built_library()?;
+        let library = directory.join("libnvidia-ml.so.1");
+        std::fs::copy(built, &library)?;
+        Ok(FakeNvml { library })
+    }
+
+    /// The copy, to be handed to `--nvml-library`.
+    #[must_use]
+    pub fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// Puts a scenario in place in one step; the next call that is more than 2 ms later sees it.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, scenario: &Scenario) -> io::Result<()> {
+        self.write_text(&serde_json::to_vec_pretty(scenario)?)
+    }
+
+    /// Puts any text in place of the scenario, also one that is none.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_text(&self, text: &[u8]) -> io::Result<()> {
+        let next = self.library.with_file_name("scenario.json.next");
+        std::fs::write(&next, text)?;
+        std::fs::rename(next, self.library.with_file_name("scenario.json"))
+    }
+}
+
+/// `libfake_nvml.so` beside the running test (`target/debug/deps`), or one directory up.
+fn built_library() -> io::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let directories = test.ancestors().skip(1).take(2);
+    let places: Vec<PathBuf> =
+        directories.flat_map(|at| ["", "deps"].map(|deps| at.join(deps).join("libfake_nvml.so"))).collect();
+    // A stale copy may lie in one of the places: cargo renews only the one that it was asked for.
+    let changed = |path: &PathBuf| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    places.iter().filter(|path| path.exists()).max_by_key(|path| changed(path)).cloned().ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("libfake_nvml.so is in none of {places:?}; cargo build -p fake-nvml"),
+        )
+    })
+}
+
+/// `count` cards of a model.
+#[must_use]
+pub fn cards(model: &str, count: u32) -> Card {
+    Card { model: model.to_owned(), count, ..Card::default() }
+}
+
+/// A process that holds memory and keeps a share of the multiprocessors busy.
+#[must_use]
+pub fn process(pid: u32, memory: u64, sm_percent: f64) -> Process {
+    #[expect(clippy::cast_precision_loss, reason = "bytes of a card are far below 2^53")]
+    let memory = Value::Constant(memory as f64);
+    Process { pid, memory: Some(memory), sm: Value::Constant(sm_percent), ..Process::default() }
+}
