@@ -1,1 +1,140 @@
-//! To be filled: kernel_log.
+//! XIDs from the kernel's log, where it may be read: they are told there even when NVML's events are not (a lost card,
+//! no driver library, a hanging call).
+//!
+//! Reads `/dev/kmsg` from its end onwards, one record a read, without blocking; a reader that was overtaken by the ring
+//! (`EPIPE`) goes on with what is left.
+
+use crate::report::Reporter;
+use model::observation::Trouble;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, SeekFrom, open, seek};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wire::kernel_log::KernelXid;
+
+/// The kernel never makes a longer record (`CONSOLE_EXT_LOG_MAX`), and refuses a smaller buffer with `EINVAL`.
+const RECORD: usize = 8192;
+/// How long one wait lasts at most, so that a stop is seen.
+const WAIT: Duration = Duration::from_millis(500);
+/// A plain file (or a pipe without a writer) is always "readable"; looking five times a second costs nothing.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Starts the thread `kernel-log`, which hands each XID to `tell` until `stop`, or until the log cannot be read. A log
+/// that may not be read is said once and is no failure.
+///
+/// # Errors
+/// When the operating system has no thread to give.
+pub fn spawn(
+    path: PathBuf,
+    reporter: Reporter,
+    stop: CancellationToken,
+    tell: impl Fn(KernelXid) + Send + 'static,
+) -> std::io::Result<()> {
+    std::thread::Builder::new().name("kernel-log".into()).spawn(move || match follow(&path) {
+        Ok(log) => read(&log, &path, &reporter, &stop, &tell),
+        Err(error) => tracing::info!(
+            path = %path.display(), %error,
+            "kernel log cannot be read, so XIDs come from NVML's events only (it needs CAP_SYSLOG and the device)"
+        ),
+    })?;
+    Ok(())
+}
+
+/// Opens the log at its end.
+fn follow(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let log = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
+    seek(&log, SeekFrom::End(0))?;
+    Ok(log)
+}
+
+fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToken, tell: &impl Fn(KernelXid)) {
+    let mut buffer = vec![0_u8; RECORD];
+    // The end of the last read, when it stopped inside a line: plain files are cut anywhere, kmsg never.
+    let mut kept = 0;
+    let mut overtaken = false;
+    while !stop.is_cancelled() {
+        match rustix::io::read(log, buffer.get_mut(kept..).unwrap_or_default()) {
+            Ok(0) => std::thread::sleep(PAUSE),
+            Ok(count) => kept = lines(&mut buffer, kept + count, tell),
+            Err(Errno::AGAIN) => wait(log),
+            Err(Errno::INTR) => {}
+            Err(Errno::PIPE) => {
+                reporter.trouble(Trouble::KernelLogFailed);
+                if !std::mem::replace(&mut overtaken, true) {
+                    tracing::warn!(path = %path.display(), "kernel log overtook its reader, XIDs in it may be missed");
+                }
+            }
+            Err(error) => {
+                reporter.trouble(Trouble::KernelLogFailed);
+                tracing::warn!(path = %path.display(), %error, "kernel log cannot be read any more");
+                return;
+            }
+        }
+    }
+}
+
+/// Waits until there is more, at most [`WAIT`]. Whatever goes wrong here shows again in the next read.
+fn wait(log: &OwnedFd) {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(WAIT.subsec_nanos()) };
+    let _ = poll(&mut [PollFd::new(log, PollFlags::IN)], Some(&timeout));
+}
+
+/// Tells the XIDs in the whole lines of the first `filled` bytes; moves what is left of an unfinished line to the front
+/// and returns its length. A line longer than the buffer is dropped.
+fn lines(buffer: &mut [u8], filled: usize, tell: &impl Fn(KernelXid)) -> usize {
+    let text = buffer.get(..filled).unwrap_or_default();
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    for line in text.get(..whole).unwrap_or_default().split(|byte| *byte == b'\n') {
+        if let Some(xid) = wire::kernel_log::xid(line) {
+            tell(xid);
+        }
+    }
+    if whole == 0 && filled == buffer.len() {
+        return 0;
+    }
+    buffer.copy_within(whole..filled, 0);
+    filled - whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::mpsc;
+
+    #[test]
+    fn only_what_is_written_after_the_start_is_told_and_lines_may_come_in_pieces() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        writeln!(file, "4,1,1,-;NVRM: Xid (PCI:0000:01:00): 31, pid=1, name=old").unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let (reporter, _queue) = Reporter::channel();
+        let stop = CancellationToken::new();
+        let log = follow(file.path()).unwrap();
+        let (path, watched) = (file.path().to_owned(), stop.clone());
+        let reader = std::thread::spawn(move || {
+            read(&log, &path, &reporter, &watched, &move |xid| sender.send(xid).unwrap());
+        });
+        write!(file, "4,2,2,-;NVRM: Xid (PCI:0000:65").unwrap();
+        file.flush().unwrap();
+        writeln!(file, ":00): 79, pid=7, name=x\n6,3,3,-;something else").unwrap();
+        let told = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!((told.slot.bus, told.code, told.pid), (0x65, 79, Some(7)));
+        stop.cancel();
+        reader.join().unwrap();
+        assert!(receiver.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_line_longer_than_the_buffer_is_dropped_and_the_next_one_is_read() {
+        let told = std::cell::Cell::new(0);
+        let mut buffer = vec![b'x'; 64];
+        assert_eq!(lines(&mut buffer, 64, &|_| told.set(told.get() + 1)), 0);
+        let line = b"\nNVRM: Xid (PCI:0000:01:00): 31\nrest";
+        buffer[..line.len()].copy_from_slice(line);
+        assert_eq!(lines(&mut buffer, line.len(), &|_| told.set(told.get() + 1)), 4);
+        assert_eq!((told.get(), &buffer[..4]), (1, &b"rest"[..]));
+    }
+}

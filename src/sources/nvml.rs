@@ -1,34 +1,66 @@
 //! GPUs through the driver's own library.
+//!
+//! ```text
+//!   settings                 what the host is like
+//!   absence pulse raw        what an error means; the heartbeat; calls the wrapper lacks (all unsafe code)
+//!   library                  opening it, and advice when that fails
+//!   instance inventory       who: MIG instances, GPUs, links
+//!   card                     one GPU while it is polled
+//!   utilization gpm read process   what is read of it
+//!   xid message event        driver errors: the thread `nvml-events`
+//!   poll                     the thread `nvml-poll`
+//!   supervise                the thread `nvml-supervise`, which never calls NVML
+//! ```
+//!
+//! What must never happen here: a call to NVML outside of a heartbeat (but for the event thread's), a thread that somebody
+//! waits for, one GPU's failure that touches another, a value made up for one that could not be read.
 
+mod settings;
+mod absence;
+mod pulse;
+mod raw;
+mod library;
+mod instance;
+mod inventory;
+mod card;
+mod utilization;
+mod gpm;
+mod read;
+mod process;
+mod xid;
+mod message;
+mod event;
+mod poll;
+mod supervise;
+
+pub use crate::nvml::settings::Settings;
+
+use crate::kernel_log;
+use crate::nvml::message::Message;
+use crate::nvml::supervise::Supervisor;
 use crate::report::Reporter;
-use crate::roots::HostRoots;
-use std::path::PathBuf;
-use std::time::Duration;
+use model::observation::Trouble;
+use std::collections::BTreeSet;
 use tokio_util::sync::CancellationToken;
 
-/// What the NVML source needs to know.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The library; `None` asks the dynamic linker for `libnvidia-ml.so.1`.
-    pub library: Option<PathBuf>,
-    /// Where processes are looked up.
-    pub roots: HostRoots,
-    /// Time between two polls of the cheap calls.
-    pub period: Duration,
-    /// Time between two process lists.
-    pub process_period: Duration,
-    /// A call that takes longer hangs.
-    pub hang_after: Duration,
-    /// `/dev/kmsg`, or `None` to leave the kernel log alone.
-    pub kernel_log: Option<PathBuf>,
-}
-
 /// Starts the threads `nvml-poll` and `nvml-events` (and their supervisor). Never fails for want of a driver: it reports
-/// why, with advice, and tries again with back-off.
+/// why, with advice, and tries again with back-off. Nobody has to wait for the threads: they end soon after `stop`, but for
+/// one that hangs in the driver, which ends with the process.
 ///
 /// # Errors
 /// When the operating system has no thread to give.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<()> {
-    let _ = (settings, reporter, stop);
+    let log = settings.kernel_log.clone();
+    let mut supervisor = Supervisor::new(settings, reporter.clone(), stop.clone());
+    if let Some(path) = log {
+        let (door, counter) = (supervisor.door(), reporter.clone());
+        kernel_log::spawn(path, reporter, stop, move |xid| {
+            if door.try_send(Message::Log(xid)).is_err() {
+                counter.trouble(Trouble::QueueFull);
+            }
+        })?;
+    }
+    supervisor.seat(BTreeSet::new())?;
+    std::thread::Builder::new().name("nvml-supervise".into()).spawn(move || supervisor.run())?;
     Ok(())
 }

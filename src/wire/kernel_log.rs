@@ -1,1 +1,187 @@
-//! To be filled: kernel_log.
+//! Driver errors in the kernel's log: `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python3, GPU has fallen off the bus.`
+//!
+//! All known forms are read: with and without `PCI:`, with and without a domain (drivers before 340), with a function
+//! number, with the MIG instance (`GPU-I:05`, `GPU-CI:00`), the PID bare or in either kind of quotes or unknown, behind
+//! the header of `/dev/kmsg`, of a syslog file or of `dmesg`. Errors of NVSwitch (`SXid`) are of no GPU and are left out.
+
+/// What marks a line.
+const MARK: &[u8] = b"NVRM: Xid (";
+/// NVIDIA's catalogue ends below 200; anything much larger is not a code but a damaged line.
+const MAX_CODE: u32 = 9_999;
+
+/// A place on the PCI bus, without its function: NVIDIA's GPUs are function 0, and the kernel log leaves it out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciSlot {
+    /// Domain (segment).
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device on the bus.
+    pub device: u8,
+}
+
+/// One driver error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelXid {
+    /// Where the GPU sits.
+    pub slot: PciSlot,
+    /// The number in NVIDIA's catalogue.
+    pub code: u32,
+    /// The process that is named.
+    pub pid: Option<u32>,
+    /// GPU instance, if MIG is on.
+    pub gpu_instance: Option<u32>,
+    /// Compute instance, if MIG is on.
+    pub compute_instance: Option<u32>,
+}
+
+/// Reads one line (or record); `None` when it tells of no XID.
+#[must_use]
+pub fn xid(line: &[u8]) -> Option<KernelXid> {
+    let start = line.windows(MARK.len()).position(|window| window == MARK)? + MARK.len();
+    let rest = line.get(start..)?;
+    let close = rest.iter().position(|byte| *byte == b')')?;
+    let place = std::str::from_utf8(rest.get(..close)?).ok()?;
+    let tail = rest.get(close + 1..)?.strip_prefix(b":")?.trim_ascii_start();
+
+    let mut words = place.split_ascii_whitespace();
+    let slot = pci_slot(words.next()?)?;
+    let mut gpu_instance = None;
+    let mut compute_instance = None;
+    for word in words {
+        if let Some(number) = word.strip_prefix("GPU-I:") {
+            gpu_instance = u32::from_str_radix(number, 16).ok();
+        } else if let Some(number) = word.strip_prefix("GPU-CI:") {
+            compute_instance = u32::from_str_radix(number, 16).ok();
+        }
+    }
+    let code = digits(tail).filter(|code| *code <= MAX_CODE)?;
+    Some(KernelXid { slot, code, pid: pid(tail), gpu_instance, compute_instance })
+}
+
+/// Reads a PCI address in any spelling: `00000000:65:00.0`, `0000:65:00.0`, `PCI:0000:65:00`, `65:00`, `0065:00`.
+#[must_use]
+pub fn pci_slot(text: &str) -> Option<PciSlot> {
+    let text = text.strip_prefix("PCI:").unwrap_or(text);
+    let text = text.split_once('.').map_or(text, |(slot, _function)| slot);
+    let mut parts = text.rsplit(':').map(|part| u32::from_str_radix(part, 16).ok());
+    let device = u8::try_from(parts.next()??).ok()?;
+    let bus = u8::try_from(parts.next()??).ok()?;
+    let domain = match parts.next() {
+        Some(domain) => domain?,
+        None => 0,
+    };
+    if parts.next().is_some() { None } else { Some(PciSlot { domain, bus, device }) }
+}
+
+/// The number that `text` begins with.
+fn digits(text: &[u8]) -> Option<u32> {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    std::str::from_utf8(text.get(..end)?).ok()?.parse().ok()
+}
+
+/// The number behind `pid=`, with or without quotes; `<unknown>` is none.
+fn pid(text: &[u8]) -> Option<u32> {
+    const KEY: &[u8] = b"pid=";
+    let start = text.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
+    let value = text.get(start..)?;
+    let value = value.strip_prefix(b"'").or_else(|| value.strip_prefix(b"\"")).unwrap_or(value);
+    digits(value).filter(|pid| *pid != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn slot(domain: u32, bus: u8, device: u8) -> PciSlot {
+        PciSlot { domain, bus, device }
+    }
+
+    #[test]
+    fn every_known_form_of_a_line_is_read() {
+        let plain = |bus, code, pid| {
+            Some(KernelXid { slot: slot(0, bus, 0), code, pid, gpu_instance: None, compute_instance: None })
+        };
+        for (line, expected) in [
+            ("NVRM: Xid (0000:03:00): 59, 0095(2f24) 00000000 00000000", plain(3, 59, None)),
+            ("NVRM: Xid (0003:00): 13, 0003 00000000 00008297 00000000", plain(3, 13, None)),
+            ("NVRM: Xid (PCI:0000:06:00): 31, Ch 00000010, engmask 00000101, intr 10000000", plain(6, 31, None)),
+            (
+                "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+                plain(0x65, 79, None),
+            ),
+            ("NVRM: Xid (PCI:0000:65:00): 31, pid=1234, name=python, Ch 00000008", plain(0x65, 31, Some(1234))),
+            (
+                "NVRM: Xid (PCI:0000:65:00): 13, pid='1234', name=python, Graphics SM Warp Exception",
+                plain(0x65, 13, Some(1234)),
+            ),
+            ("NVRM: Xid (PCI:0000:65:00.0): 43, pid=\"77\", name=x", plain(0x65, 43, Some(77))),
+            (
+                "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+                plain(1, 154, None),
+            ),
+            ("4,1234,5678901,-;NVRM: Xid (PCI:0000:65:00): 48, pid=9, name=a b, DBE", plain(0x65, 48, Some(9))),
+            (
+                "Nov 21 10:00:00 node kernel: [  12.3] NVRM: Xid (PCI:0000:65:00): 63, Row Remapper",
+                plain(0x65, 63, None),
+            ),
+        ] {
+            assert_eq!(xid(line.as_bytes()), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_mig_instance_is_read() {
+        let line = b"NVRM: Xid (PCI:0009:b3:00 GPU-I:05 GPU-CI:00): 45, pid=2, name=x, Ch 00000018";
+        let read = xid(line).expect("an XID");
+        assert_eq!(read.slot, slot(9, 0xb3, 0));
+        assert_eq!((read.gpu_instance, read.compute_instance), (Some(5), Some(0)));
+    }
+
+    #[test]
+    fn what_is_no_xid_of_a_gpu_is_left_out() {
+        for line in [
+            "",
+            "NVRM: Xid (",
+            "NVRM: Xid (PCI:0000:65:00)",
+            "NVRM: Xid (PCI:0000:65:00): ",
+            "NVRM: Xid (PCI:0000:65:00): many",
+            "NVRM: Xid (PCI:0000:65:00): 4294967296",
+            "NVRM: Xid (PCI:zz:65:00): 79",
+            "NVRM: Xid (PCI:1:2:3:4): 79",
+            "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal",
+            "NVRM: GPU at PCI:0000:65:00: GPU-1d8e9a1c-3b0a-4c0a-9f44-2f8e8d7a6b5c",
+        ] {
+            assert_eq!(xid(line.as_bytes()), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn one_slot_has_many_spellings() {
+        for text in ["00000000:65:00.0", "0000:65:00.0", "PCI:0000:65:00", "65:00", "0065:00", "00000000:65:00"] {
+            assert_eq!(pci_slot(text), Some(slot(0, 0x65, 0)), "{text}");
+        }
+        for text in ["", ":", "::", "65", "0000:65:00:00:0", "0000:165:00", "x"] {
+            assert_eq!(pci_slot(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
+            let _ = xid(&bytes);
+            let mut marked = MARK.to_vec();
+            marked.extend_from_slice(&bytes);
+            let _ = xid(&marked);
+        }
+
+        #[test]
+        fn what_the_driver_writes_is_read_back(domain: u16, bus: u8, device in 0u8..32, code in 0u32..200, pid in 1u32..4_194_304) {
+            let line = format!("NVRM: Xid (PCI:{domain:04x}:{bus:02x}:{device:02x}): {code}, pid={pid}, name=x");
+            let read = xid(line.as_bytes()).expect("an XID");
+            prop_assert_eq!(read.slot, slot(domain.into(), bus, device));
+            prop_assert_eq!((read.code, read.pid), (code, Some(pid)));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Opening the library, and what to tell people when that fails.
+
+use crate::nvml::absence::{UNINITIALIZED, VERSION_MISMATCH};
+use crate::nvml::pulse::Pulse;
+use crate::nvml::raw;
+use model::Absence;
+use model::observation::GpuSourceState;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the dynamic linker is asked for when no path is set.
+const DEFAULT: &str = "libnvidia-ml.so.1";
+
+/// Why there are no GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    pub(super) why: Absence,
+    pub(super) advice: Arc<str>,
+}
+
+/// Opens and initialises. The library is never unloaded again: threads that hang in it may outlive everything else.
+pub(super) fn open(
+    path: Option<&Path>,
+    loaded: Option<&'static Nvml>,
+    pulse: &Pulse,
+) -> Result<&'static Nvml, Missing> {
+    let mut said = String::new();
+    let opened = pulse.call(None, || {
+        let result = match loaded {
+            Some(nvml) => raw::initialise(nvml).map(|()| nvml),
+            None => load(path).map(|nvml| &*Box::leak(Box::new(nvml))),
+        };
+        result.inspect_err(|error| said = error.to_string())
+    });
+    opened.map_err(|why| Missing { why, advice: advice(path, why, &said).into() })
+}
+
+fn load(path: Option<&Path>) -> Result<Nvml, NvmlError> {
+    let mut builder = Nvml::builder();
+    if let Some(path) = path {
+        builder.lib_path(path.as_os_str());
+    }
+    builder.init()
+}
+
+/// What NVML says of itself.
+pub(super) fn versions(nvml: &'static Nvml, pulse: &Pulse) -> GpuSourceState {
+    let unknown = |_| "unknown".to_owned();
+    let driver = pulse.call(None, || nvml.sys_driver_version()).unwrap_or_else(unknown);
+    let version = pulse.call(None, || nvml.sys_nvml_version()).unwrap_or_else(unknown);
+    let cuda = pulse.call(None, || nvml.sys_cuda_driver_version()).ok();
+    GpuSourceState::Working {
+        driver: driver.into(),
+        nvml: version.into(),
+        cuda: cuda.map(|number| format!("{}.{}", number / 1000, number % 1000 / 10).into()),
+        simulated: false,
+    }
+}
+
+/// One sentence of what was tried and what NVML answered, one of what to do.
+fn advice(path: Option<&Path>, why: Absence, said: &str) -> String {
+    let library = path.map_or_else(|| DEFAULT.to_owned(), |path| path.display().to_string());
+    let tried = match why {
+        Absence::LibraryNotFound => format!("could not open the NVML library {library}: {said}"),
+        Absence::NotInThisDriver => format!("{library} is not a usable NVML library: {said}"),
+        _ => format!("could not initialise NVML from {library}: {said}"),
+    };
+    let remedy = match why {
+        Absence::LibraryNotFound if path.is_some() => {
+            "check the path given by --nvml-library, or leave it out to let the dynamic linker search"
+        }
+        Absence::LibraryNotFound => {
+            "install the NVIDIA driver, or name the file with --nvml-library; in a container, let the NVIDIA container \
+             runtime mount it (NVIDIA_DRIVER_CAPABILITIES=utility)"
+        }
+        Absence::NotInThisDriver => {
+            "give --nvml-library the path of libnvidia-ml.so.1 as the NVIDIA driver installs it"
+        }
+        Absence::DriverNotLoaded => {
+            "make sure that the NVIDIA driver is installed and its kernel module loaded (modprobe nvidia; nvidia-smi \
+             must list the GPUs; dmesg shows why a module does not load)"
+        }
+        Absence::NoPermission => {
+            "run as a user who may read and write /dev/nvidiactl and /dev/nvidia*, and in a container let its device \
+             cgroup pass them"
+        }
+        VERSION_MISMATCH => {
+            "the library and the loaded kernel module are of different driver versions: reload the module or reboot \
+             after a driver update, then restart gpu-steward"
+        }
+        Absence::CallHangs => "the driver does not answer: look for NVRM lines in dmesg",
+        _ => "look for NVRM lines in dmesg, and try nvidia-smi on this machine",
+    };
+    format!("{tried}; {remedy}; tried again with back-off, CPU and memory go on without GPUs")
+}
+
+/// Whether an answer to a question about no GPU in particular means that this session with the driver is over.
+pub(super) fn session_over(why: Absence) -> bool {
+    matches!(why, Absence::DriverNotLoaded | Absence::LibraryNotFound | VERSION_MISMATCH | UNINITIALIZED)
+}
+
+/// What is said when a session ends.
+pub(super) fn over(path: Option<&Path>, why: Absence) -> Missing {
+    Missing { why, advice: advice(path, why, &why.to_string()).into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nvml::absence::reason;
+
+    #[test]
+    fn the_advice_says_what_was_tried_what_was_answered_and_what_to_do() {
+        for (error, needed) in [
+            (NvmlError::DriverNotLoaded, ["NVIDIA driver is not loaded", "modprobe nvidia"]),
+            (NvmlError::NoPermission, ["does not have permission", "/dev/nvidiactl"]),
+            (NvmlError::LibRmVersionMismatch, ["version mismatch", "restart gpu-steward"]),
+            (NvmlError::FailedToLoadSymbol("no nvmlInit_v2".into()), ["no nvmlInit_v2", "libnvidia-ml.so.1"]),
+            (NvmlError::LibraryNotFound, ["couldn't be found", "--nvml-library"]),
+            (NvmlError::Unknown, ["internal driver error", "dmesg"]),
+        ] {
+            let said = error.to_string();
+            let why = reason(error);
+            for path in [None, Some(Path::new("/opt/lib.so"))] {
+                let text = advice(path, why, &said);
+                let library = path.map_or(DEFAULT, |_| "/opt/lib.so");
+                assert!(text.contains(library), "{text}");
+                assert!(text.contains(needed[0]) && text.contains("again with back-off"), "{text}");
+            }
+            assert!(advice(None, why, &said).contains(needed[1]), "{why:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_library_not_found() {
+        let missing = open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), None, &Pulse::default()).unwrap_err();
+        assert_eq!(missing.why, Absence::LibraryNotFound);
+        assert!(missing.advice.contains("/nonexistent/libnvidia-ml.so.1"), "{}", missing.advice);
+        assert!(missing.advice.contains("--nvml-library"), "{}", missing.advice);
+    }
+}

@@ -1,0 +1,28 @@
+//! What the threads that may hang tell the supervisor, who never calls NVML.
+
+use crate::nvml::inventory::Known;
+use model::gpu::Xid;
+use model::observation::GpuSourceState;
+use nvml_wrapper::Nvml;
+use wire::kernel_log::KernelXid;
+
+/// How many messages may wait: the supervisor empties the queue several times a second; a card that dies tells some tens
+/// of XIDs at once.
+pub(super) const QUEUE: usize = 256;
+
+/// One message.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// The library is open.
+    Session(&'static Nvml),
+    /// NVML works, or why it does not.
+    Source(GpuSourceState),
+    /// The GPUs there are.
+    Known(Vec<Known>),
+    /// NVML told of an error.
+    Event(Xid),
+    /// The kernel told of an error.
+    Log(KernelXid),
+    /// Something happened after which the list of GPUs may be another one.
+    LookAgain,
+}

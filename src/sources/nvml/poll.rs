@@ -1,0 +1,369 @@
+//! The thread that polls NVML. Every call it makes is under the heartbeat of [`Pulse`]; it ends when it is dismissed.
+
+use crate::clock::{self, monotonic};
+use crate::nvml::card::{Asker, Card};
+use crate::nvml::inventory::{self, Known, Place};
+use crate::nvml::library::{self, Missing};
+use crate::nvml::message::Message;
+use crate::nvml::process::{self, Clients};
+use crate::nvml::pulse::Pulse;
+use crate::nvml::settings::Settings;
+use crate::nvml::{gpm, read};
+use crate::owner::Owners;
+use crate::report::Reporter;
+use model::gpu::GpuSample;
+use model::observation::{GpuSourceState, Observation, Trouble};
+use model::process::GpuProcesses;
+use model::time::Monotonic;
+use model::unit::Bytes;
+use model::{Absence, Reading};
+use nvml_wrapper::Nvml;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+/// Time between two looks at the list of GPUs: NVML has no event for hot-plug.
+const INVENTORY_PERIOD: Duration = Duration::from_secs(10);
+/// Time between two looks at what ties the GPUs together; 16 GPUs cost some 500 calls.
+const TIES_PERIOD: Duration = Duration::from_secs(60);
+/// Time between two rounds of the dear calls on one GPU. At 40 ms for PCIe throughput, 16 GPUs keep the thread busy for
+/// 4 % of the time, in pieces of one GPU.
+const SELDOM_PERIOD: Duration = Duration::from_secs(15);
+/// A change of memory in use by this much is a process that came, went or grew: a bare CUDA context takes over 100 MiB,
+/// and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
+const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
+/// Back-off while there is no driver: doubles from the first to the last.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// A poller before it runs.
+pub(super) struct Poller {
+    settings: Arc<Settings>,
+    reporter: Reporter,
+    pulse: Arc<Pulse>,
+    tell: SyncSender<Message>,
+    owners: Owners,
+    desks: Vec<Desk>,
+    unidentified: BTreeMap<u32, Absence>,
+    inventory_failed: Option<Absence>,
+    new_session: bool,
+}
+
+/// One GPU and when what is next to be done with it.
+struct Desk {
+    card: Card,
+    clients: Clients,
+    seldom_due: Monotonic,
+    processes_due: Monotonic,
+    memory_at_list: Option<Bytes>,
+    lost: bool,
+}
+
+/// What a replacement is given, so that it need not ask what the hanging one had learnt.
+#[derive(Debug, Default)]
+pub(super) struct Inheritance {
+    pub(super) nvml: Option<&'static Nvml>,
+    pub(super) known: Vec<Known>,
+}
+
+impl Poller {
+    pub(super) fn new(
+        settings: Arc<Settings>,
+        reporter: Reporter,
+        pulse: Arc<Pulse>,
+        tell: SyncSender<Message>,
+    ) -> Self {
+        let owners = Owners::new(settings.roots.clone());
+        Poller {
+            settings,
+            reporter,
+            pulse,
+            tell,
+            owners,
+            desks: Vec::new(),
+            unidentified: BTreeMap::new(),
+            inventory_failed: None,
+            new_session: true,
+        }
+    }
+
+    /// Polls until dismissed.
+    pub(super) fn run(mut self, inheritance: Inheritance) {
+        let mut loaded = inheritance.nvml;
+        let mut session = inheritance.nvml;
+        let mut said = None;
+        let mut retry = FIRST_RETRY;
+        self.take_over(inheritance.known);
+        while !self.pulse.dismissed() {
+            let nvml = match session.take() {
+                Some(nvml) => nvml,
+                None => match library::open(self.settings.library.as_deref(), loaded, &self.pulse) {
+                    Ok(nvml) => {
+                        self.tell(Message::Session(nvml));
+                        self.tell(Message::Source(library::versions(nvml, &self.pulse)));
+                        (said, retry) = (None, FIRST_RETRY);
+                        nvml
+                    }
+                    Err(missing) => {
+                        self.missing(&missing, &mut said);
+                        self.rest(monotonic().after(retry));
+                        retry = (retry * 2).min(LAST_RETRY);
+                        continue;
+                    }
+                },
+            };
+            loaded = Some(nvml);
+            self.new_session = true;
+            if let Some(missing) = self.rounds(nvml) {
+                self.missing(&missing, &mut said);
+            }
+        }
+    }
+
+    /// Says why there are no GPUs, once for each reason.
+    fn missing(&mut self, missing: &Missing, said: &mut Option<Absence>) {
+        if self.pulse.dismissed() {
+            return;
+        }
+        let (why, advice) = (missing.why, Arc::clone(&missing.advice));
+        if said.replace(why) != Some(why) {
+            tracing::warn!(reason = %why, "no GPUs: {advice}");
+            self.tell(Message::Source(GpuSourceState::Missing { why, advice }));
+        }
+        for desk in &self.desks {
+            desk.report_absent(&self.reporter, why);
+        }
+    }
+
+    /// Round after round by deadline, until dismissed (`None`) or until the driver is gone.
+    fn rounds(&mut self, nvml: &'static Nvml) -> Option<Missing> {
+        let mut deadline = monotonic();
+        let mut inventory_due = deadline;
+        let mut ties_due = deadline;
+        while !self.pulse.dismissed() {
+            if monotonic() >= inventory_due || self.pulse.take_look_again() {
+                if let Err(why) = self.inventory(nvml, &mut ties_due) {
+                    if library::session_over(why) {
+                        return Some(library::over(self.settings.library.as_deref(), why));
+                    }
+                    self.reporter.trouble(Trouble::NvmlFailed);
+                    if self.inventory_failed.replace(why) != Some(why) && !self.pulse.dismissed() {
+                        tracing::warn!(reason = %why, "NVML does not list the GPUs, said once");
+                    }
+                }
+                inventory_due = monotonic().after(INVENTORY_PERIOD);
+            }
+            for place in 0..self.desks.len() {
+                self.round(place);
+            }
+            deadline = next(deadline, self.settings.period, monotonic());
+            self.rest(deadline);
+        }
+        None
+    }
+
+    /// Looks which GPUs there are; reports them when something changed.
+    fn inventory(&mut self, nvml: &'static Nvml, ties_due: &mut Monotonic) -> Result<(), Absence> {
+        let before: Vec<Known> = self.desks.iter().map(|desk| desk.card.known.clone()).collect();
+        let pulse = Arc::clone(&self.pulse);
+        let settings = Arc::clone(&self.settings);
+        let place = Place { nvml, pulse: &pulse, sysfs: &settings.roots.sysfs };
+        let mut found = inventory::take(place, &before)?;
+        self.inventory_failed = None;
+        if monotonic() >= *ties_due || !inventory::same_set(&before, &found.known) {
+            inventory::tie(place, &mut found.known);
+            *ties_due = monotonic().after(TIES_PERIOD);
+        }
+        if pulse.dismissed() {
+            return Ok(());
+        }
+        self.unidentified(found.unidentified);
+        // A new session may have new handles for the same GPUs.
+        let changed = std::mem::take(&mut self.new_session)
+            || !before.iter().map(|known| &known.gpu).eq(found.known.iter().map(|known| &known.gpu));
+        if changed {
+            self.reporter.report(Observation::Gpus(found.known.iter().map(|known| known.gpu.clone()).collect()));
+            self.tell(Message::Known(found.known.clone()));
+            self.take_over(found.known);
+        }
+        Ok(())
+    }
+
+    /// Says which GPUs NVML counts but does not let us know, once for each reason.
+    fn unidentified(&mut self, now: Vec<(u32, Absence)>) {
+        let now: BTreeMap<u32, Absence> = now.into_iter().collect();
+        for (index, why) in &now {
+            if self.unidentified.get(index) != Some(why) {
+                self.reporter.trouble(Trouble::NvmlFailed);
+                tracing::warn!(
+                    gpu_index = index, reason = %why,
+                    "GPU cannot be identified, so it is not shown (is its device node passed to this container?)"
+                );
+            }
+        }
+        self.unidentified = now;
+    }
+
+    /// Sets up a desk for each GPU; one that was there keeps what was read of it.
+    fn take_over(&mut self, known: Vec<Known>) {
+        let mut before = std::mem::take(&mut self.desks);
+        for known in known {
+            match before.iter().position(|desk| desk.card.known.gpu.uuid == known.gpu.uuid) {
+                Some(old) => {
+                    let mut desk = before.swap_remove(old);
+                    desk.card.asker.renumber(known.gpu.index);
+                    if desk.card.known.gpu.mig_mode != known.gpu.mig_mode {
+                        desk.card.asker.forget();
+                    }
+                    desk.card.known = known;
+                    self.desks.push(desk);
+                }
+                None => {
+                    let asker = Asker::new(Arc::clone(&self.pulse), self.reporter.clone(), &known);
+                    self.desks.push(Desk {
+                        card: Card::new(known, asker),
+                        clients: Clients::default(),
+                        seldom_due: Monotonic::default(),
+                        processes_due: Monotonic::default(),
+                        memory_at_list: None,
+                        lost: false,
+                    });
+                }
+            }
+        }
+    }
+
+    /// One GPU's round.
+    fn round(&mut self, place: usize) {
+        let Some(desk) = self.desks.get_mut(place) else { return };
+        let index = desk.card.known.gpu.index;
+        if self.pulse.dismissed() || self.pulse.skips(index) {
+            return;
+        }
+        let now = clock::now();
+        if !read::often(&mut desk.card, now) {
+            desk.lost = true;
+            if !self.pulse.dismissed() {
+                desk.report_absent(&self.reporter, Absence::GpuLost);
+            }
+            return;
+        }
+        if std::mem::take(&mut desk.lost) {
+            desk.returned(now.monotonic);
+        }
+        if now.monotonic >= desk.seldom_due {
+            read::seldom(&mut desk.card);
+            desk.seldom_due = later(desk.seldom_due, SELDOM_PERIOD, now.monotonic, place);
+        }
+        let processes = if now.monotonic >= desk.processes_due || desk.memory_jumped() {
+            gpm::read(&mut desk.card, now.monotonic);
+            desk.memory_at_list = desk.card.sample.memory_used.get();
+            desk.processes_due = later(desk.processes_due, self.settings.process_period, now.monotonic, place);
+            Some(process::list(&mut desk.card, &mut desk.clients, &mut self.owners, now))
+        } else {
+            None
+        };
+        if self.pulse.dismissed() {
+            return;
+        }
+        let uuid = desk.card.known.gpu.uuid.clone();
+        self.reporter.report(Observation::GpuSample(uuid, Box::new(desk.card.sample.clone())));
+        if let Some(processes) = processes {
+            self.reporter.report(Observation::GpuProcesses(processes));
+        }
+    }
+
+    /// Sleeps until the deadline, or until dismissed (the supervisor wakes us then).
+    fn rest(&self, deadline: Monotonic) {
+        loop {
+            let left = deadline.since(monotonic());
+            if left.is_zero() || self.pulse.dismissed() {
+                return;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+
+    fn tell(&self, message: Message) {
+        // Fails only when the supervisor has ended, and then this thread is about to.
+        let _ = self.tell.send(message);
+    }
+}
+
+impl Desk {
+    fn memory_jumped(&self) -> bool {
+        match (self.memory_at_list, self.card.sample.memory_used.get()) {
+            (Some(then), Some(now)) => now.0.abs_diff(then.0) >= MEMORY_JUMP.0,
+            _ => false,
+        }
+    }
+
+    /// The GPU answers again: ask everything, believe nothing of before.
+    fn returned(&mut self, now: Monotonic) {
+        self.card.asker.forget();
+        self.card.gpm = None;
+        self.card.gpm_mig.clear();
+        self.clients = Clients::default();
+        self.seldom_due = now;
+        self.processes_due = now;
+    }
+
+    fn report_absent(&self, reporter: &Reporter, why: Absence) {
+        absent(reporter, &self.card.known, why);
+    }
+}
+
+/// Reports a GPU of which nothing can be read.
+pub(super) fn absent(reporter: &Reporter, known: &Known, why: Absence) {
+    let gpu = known.gpu.uuid.clone();
+    reporter.report(Observation::GpuSample(gpu.clone(), Box::new(GpuSample::absent(why))));
+    reporter.report(Observation::GpuProcesses(GpuProcesses {
+        gpu,
+        list: Reading::Absent(why),
+        stamp: None,
+        left_out: 0,
+    }));
+}
+
+/// The deadline after this one that still lies ahead: missed ones are left out, and the grid stays.
+fn next(deadline: Monotonic, period: Duration, now: Monotonic) -> Monotonic {
+    let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
+    let missed = now.0.saturating_sub(deadline.0) / period;
+    Monotonic(deadline.0.saturating_add(period.saturating_mul(missed.saturating_add(1))))
+}
+
+/// When to do again what was due; the first time, GPUs are spread over the period by their place.
+fn later(due: Monotonic, period: Duration, now: Monotonic, place: usize) -> Monotonic {
+    if due != Monotonic::default() {
+        return now.after(period);
+    }
+    // A first round has everything of all GPUs; from then on each has a tick of its own.
+    let share = u32::try_from(place % 16).unwrap_or(0);
+    now.after(period - period / 16 * share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn deadlines_do_not_drift_and_missed_ones_are_left_out() {
+        for (now, expected) in
+            [(10, 11), (10 * SECOND, 11 * SECOND), (10 * SECOND + 7, 11 * SECOND), (13 * SECOND + 7, 14 * SECOND)]
+        {
+            let (deadline, period) = if now == 10 { (10, 1) } else { (10 * SECOND, SECOND) };
+            assert_eq!(next(Monotonic(deadline), Duration::from_nanos(period), Monotonic(now)), Monotonic(expected));
+        }
+    }
+
+    #[test]
+    fn gpus_are_spread_over_the_period_once() {
+        let (now, period) = (Monotonic(100 * SECOND), Duration::from_secs(16));
+        assert_eq!(later(Monotonic::default(), period, now, 0), Monotonic(116 * SECOND));
+        assert_eq!(later(Monotonic::default(), period, now, 3), Monotonic(113 * SECOND));
+        assert_eq!(later(Monotonic(1), period, now, 3), Monotonic(116 * SECOND));
+    }
+}

@@ -1,0 +1,132 @@
+//! The calls that the wrapper does not offer, or offers with something left out. All of this room's unsafe code.
+
+#![expect(unsafe_code, reason = "foreign calls that nvml-wrapper has no safe form of")]
+
+use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
+use nvml_wrapper::{Device, EventSet, Nvml};
+use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlFieldValue_t};
+
+/// `NVML_VALUE_TYPE_…` of the numbers that fields carry.
+const UNSIGNED_INT: u32 = 1;
+const UNSIGNED_LONG: u32 = 2;
+const UNSIGNED_LONG_LONG: u32 = 3;
+
+/// Rows that were remapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    pub(super) correctable: u32,
+    pub(super) uncorrectable: u32,
+    pub(super) pending: bool,
+    pub(super) failed: bool,
+}
+
+/// An event as the library tells it, with the MIG instance that the wrapper leaves out.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) device: Device<'static>,
+    pub(super) kind: u64,
+    pub(super) data: u64,
+    pub(super) gpu_instance: u32,
+    pub(super) compute_instance: u32,
+}
+
+/// The same device once more: a handle is a plain number that stays good as long as the library is initialised, and
+/// here it is leaked.
+pub(super) fn again(device: &Device<'static>) -> Device<'static> {
+    // SAFETY: the handle comes from a live `Device` of the same library, which is never unloaded.
+    unsafe { Device::new(device.handle(), device.nvml()) }
+}
+
+/// Whether both are handles of one device.
+pub(super) fn same(one: &Device<'static>, other: &Device<'static>) -> bool {
+    // SAFETY: the handles are only compared.
+    unsafe { one.handle() == other.handle() }
+}
+
+/// Initialises a library that is already loaded once more.
+pub(super) fn initialise(nvml: &'static Nvml) -> Result<(), NvmlError> {
+    let call = nvml_sym(nvml.lib().nvmlInit_v2.as_ref())?;
+    // SAFETY: takes nothing, and may be called any number of times (NVML counts).
+    nvml_try(unsafe { call() })
+}
+
+/// Row remapper.
+pub(super) fn remapped_rows(device: &Device<'static>) -> Result<Rows, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
+    let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
+    // SAFETY: the handle is live, and the four numbers outlive the call.
+    nvml_try(unsafe { call(device.handle(), &mut correctable, &mut uncorrectable, &mut pending, &mut failed) })?;
+    Ok(Rows { correctable, uncorrectable, pending: pending != 0, failed: failed != 0 })
+}
+
+/// GPU instance and compute instance of a MIG device.
+pub(super) fn instance_ids(device: &Device<'static>) -> Result<(u32, u32), NvmlError> {
+    let lib = device.nvml().lib();
+    let gpu_instance = nvml_sym(lib.nvmlDeviceGetGpuInstanceId.as_ref())?;
+    let compute_instance = nvml_sym(lib.nvmlDeviceGetComputeInstanceId.as_ref())?;
+    let (mut gpu, mut compute) = (0, 0);
+    // SAFETY: the handle is live, and both numbers outlive the calls.
+    unsafe {
+        nvml_try(gpu_instance(device.handle(), &mut gpu))?;
+        nvml_try(compute_instance(device.handle(), &mut compute))?;
+    }
+    Ok((gpu, compute))
+}
+
+/// Whole-number fields of one scope, each with its own answer; for fields of NVLinks the scope is the link, or
+/// `u32::MAX` for all of them. (The wrapper always asks scope 0.)
+pub(super) fn fields<const N: usize>(
+    device: &Device<'static>,
+    ids: [u32; N],
+    scope: u32,
+) -> Result<[Result<u64, NvmlError>; N], NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetFieldValues.as_ref())?;
+    let mut values = ids.map(|id| {
+        // SAFETY: a C structure of numbers, for which all zeroes is a value.
+        let mut value: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
+        value.fieldId = id;
+        value.scopeId = scope;
+        value
+    });
+    let count = i32::try_from(N).map_err(|_| NvmlError::InvalidArg)?;
+    // SAFETY: the handle is live, and the array holds as many values as is told.
+    nvml_try(unsafe { call(device.handle(), count, values.as_mut_ptr()) })?;
+    Ok(values.map(|value| nvml_try(value.nvmlReturn).and_then(|()| whole(&value))))
+}
+
+fn whole(value: &nvmlFieldValue_t) -> Result<u64, NvmlError> {
+    // SAFETY: the tag says which member of the union was written, and every pattern of bits is a number.
+    unsafe {
+        match value.valueType {
+            UNSIGNED_INT => Ok(value.value.uiVal.into()),
+            UNSIGNED_LONG => Ok(value.value.ulVal),
+            UNSIGNED_LONG_LONG => Ok(value.value.ullVal),
+            other => Err(NvmlError::UnexpectedVariant(other)),
+        }
+    }
+}
+
+/// Adds a device's events to a set. (The wrapper throws the whole set away when one device refuses.)
+pub(super) fn register(device: &Device<'static>, kinds: u64, set: &EventSet<'static>) -> Result<(), NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceRegisterEvents.as_ref())?;
+    // SAFETY: both handles are live.
+    nvml_try(unsafe { call(device.handle(), kinds, set.handle()) })
+}
+
+/// Waits for one event.
+pub(super) fn wait(set: &EventSet<'static>, timeout_ms: u32) -> Result<Told, NvmlError> {
+    let nvml = set.nvml;
+    let call = nvml_sym(nvml.lib().nvmlEventSetWait_v2.as_ref())?;
+    // SAFETY: a C structure of numbers and one pointer, for which all zeroes is a value.
+    let mut data: nvmlEventData_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is live, and the structure outlives the call.
+    nvml_try(unsafe { call(set.handle(), &mut data, timeout_ms) })?;
+    Ok(Told {
+        // SAFETY: a successful wait fills in the handle of a device of this library.
+        device: unsafe { Device::new(data.device, nvml) },
+        kind: data.eventType,
+        data: data.eventData,
+        gpu_instance: data.gpuInstanceId,
+        compute_instance: data.computeInstanceId,
+    })
+}

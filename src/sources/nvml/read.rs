@@ -1,0 +1,162 @@
+//! The readings of one GPU: the cheap ones every second, the rest seldom.
+
+use crate::clock;
+use crate::nvml::card::Card;
+use crate::nvml::raw;
+use crate::nvml::utilization;
+use model::gpu::{EccErrors, GpmSample, GpuSample, MigSample, RecoveryAction, RemappedRows};
+use model::time::{Monotonic, Now};
+use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Watts};
+use model::{Absence, Reading};
+use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, PcieUtilCounter, TemperatureSensor};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings::field_id::{
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_MEMORY_TEMP, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+};
+
+/// `nvml.h`: this scope asks for the sum over all links.
+const ALL_LINKS: u32 = u32::MAX;
+/// `nvml.h`: PCIe throughput is in KB a second, NVLink throughput counters in KiB.
+const PCIE_UNIT: f64 = 1000.0;
+const NVLINK_UNIT: u64 = 1024;
+
+/// The cheap calls: microseconds each. `false`: the GPU says that it is lost.
+pub(super) fn often(card: &mut Card, now: Now) -> bool {
+    let at = now.monotonic;
+    let _ = card.asker.take_lost();
+    memory(card, at);
+    utilization::read(card, now);
+    let device = &card.known.device;
+    let asker = &mut card.asker;
+    let sample = &mut card.sample;
+    let power = asker.ask("power", || device.power_usage());
+    sample.power = Reading::from_result(power.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)), at);
+    let energy = asker.ask("energy", || device.total_energy_consumption());
+    sample.energy = Reading::from_result(energy.map(Millijoules), at);
+    let sm = asker.ask("clock sm", || device.clock_info(Clock::SM));
+    sample.clock_sm = Reading::from_result(sm.map(Megahertz), at);
+    let memory = asker.ask("clock memory", || device.clock_info(Clock::Memory));
+    sample.clock_memory = Reading::from_result(memory.map(Megahertz), at);
+    let reasons = asker.ask("throttle reasons", || device.current_throttle_reasons());
+    sample.throttle_reasons = Reading::from_result(reasons.map(|reasons| reasons.bits()), at);
+    let temperature = asker.ask("temperature", || device.temperature(TemperatureSensor::Gpu));
+    sample.temperature = Reading::from_result(temperature.map(degrees), at);
+    let memory = asker.ask("temperature memory", || field(device, NVML_FI_DEV_MEMORY_TEMP, 0));
+    sample.temperature_memory =
+        Reading::from_result(memory.map(|number| degrees(u32::try_from(number).unwrap_or(u32::MAX))), at);
+    instances(card, at);
+    !card.asker.take_lost()
+}
+
+fn memory(card: &mut Card, at: Monotonic) {
+    let info = card.asker.ask("memory", || card.known.device.memory_info());
+    let sample = &mut card.sample;
+    match info {
+        Ok(info) => {
+            sample.memory_used = Reading::Measured(Bytes(info.used), at);
+            sample.memory_reserved = Reading::Measured(Bytes(info.reserved), at);
+            sample.memory_free = Reading::Measured(Bytes(info.free), at);
+        }
+        Err(why) => {
+            sample.memory_used = Reading::Absent(why);
+            sample.memory_reserved = Reading::Absent(why);
+            sample.memory_free = Reading::Absent(why);
+        }
+    }
+}
+
+/// Memory of the MIG instances; their profiling counters stay as they were last read.
+fn instances(card: &mut Card, at: Monotonic) {
+    let mut samples = Vec::with_capacity(card.known.instances.len());
+    for instance in &card.known.instances {
+        let uuid = &instance.identity.uuid;
+        let gpm = card
+            .sample
+            .mig
+            .iter()
+            .find(|sample| sample.uuid == *uuid)
+            .map_or(GpmSample::absent(Absence::NotYet), |sample| sample.gpm);
+        let info = card.asker.ask("memory of a MIG instance", || instance.device.memory_info());
+        let of = |part: fn(&nvml_wrapper::struct_wrappers::device::MemoryInfo) -> u64| {
+            Reading::from_result(info.as_ref().map(|info| Bytes(part(info))).map_err(|why| *why), at)
+        };
+        samples.push(MigSample {
+            uuid: uuid.clone(),
+            memory_used: of(|info| info.used),
+            memory_free: of(|info| info.free),
+            memory_reserved: of(|info| info.reserved),
+            gpm,
+        });
+    }
+    card.sample.mig = samples;
+}
+
+/// The dear calls and those whose answer seldom changes. PCIe throughput alone takes 20 ms for each direction, because
+/// the library measures while we wait.
+pub(super) fn seldom(card: &mut Card) {
+    let at = clock::monotonic();
+    let device = &card.known.device;
+    let asker = &mut card.asker;
+    let sample = &mut card.sample;
+    let replays = asker.ask("pcie replays", || device.pcie_replay_counter());
+    sample.pcie_replays = Reading::from_result(replays.map(|count| Count(count.into())), at);
+    let remapped = asker.ask("remapped rows", || raw::remapped_rows(device));
+    sample.remapped = match remapped {
+        Ok(rows) => RemappedRows {
+            correctable: Reading::Measured(Count(rows.correctable.into()), at),
+            uncorrectable: Reading::Measured(Count(rows.uncorrectable.into()), at),
+            pending: Reading::Measured(rows.pending, at),
+            failed: Reading::Measured(rows.failed, at),
+        },
+        Err(why) => GpuSample::absent(why).remapped,
+    };
+    let recovery = asker.ask("recovery action", || field(device, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0));
+    sample.recovery = Reading::from_result(
+        recovery.map(|number| RecoveryAction::from_nvml(u32::try_from(number).unwrap_or(u32::MAX))),
+        at,
+    );
+    let both = [NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX];
+    let links = asker.ask("nvlink throughput", || {
+        let [sent, received] = raw::fields(device, both, ALL_LINKS)?;
+        Ok(sent?.saturating_add(received?))
+    });
+    sample.nvlink_bytes = Reading::from_result(links.map(|kib| Bytes(kib.saturating_mul(NVLINK_UNIT))), at);
+    ecc(card, at);
+    throughput(card);
+}
+
+fn ecc(card: &mut Card, at: Monotonic) {
+    let device = &card.known.device;
+    let asker = &mut card.asker;
+    let mut count = |name, error, counter| {
+        Reading::from_result(asker.ask(name, || device.total_ecc_errors(error, counter)).map(Count), at)
+    };
+    card.sample.ecc_volatile = EccErrors {
+        corrected: count("ecc volatile corrected", MemoryError::Corrected, EccCounter::Volatile),
+        uncorrected: count("ecc volatile uncorrected", MemoryError::Uncorrected, EccCounter::Volatile),
+    };
+    card.sample.ecc_aggregate = EccErrors {
+        corrected: count("ecc aggregate corrected", MemoryError::Corrected, EccCounter::Aggregate),
+        uncorrected: count("ecc aggregate uncorrected", MemoryError::Uncorrected, EccCounter::Aggregate),
+    };
+}
+
+fn throughput(card: &mut Card) {
+    let device = &card.known.device;
+    let speed = |units: u32| BytesPerSecond(f64::from(units) * PCIE_UNIT);
+    let sent = card.asker.ask("pcie sent", || device.pcie_throughput(PcieUtilCounter::Send));
+    card.sample.pcie_tx = Reading::from_result(sent.map(speed), clock::monotonic());
+    let received = card.asker.ask("pcie received", || device.pcie_throughput(PcieUtilCounter::Receive));
+    card.sample.pcie_rx = Reading::from_result(received.map(speed), clock::monotonic());
+}
+
+/// One field of one scope.
+fn field(device: &nvml_wrapper::Device<'static>, id: u32, scope: u32) -> Result<u64, NvmlError> {
+    let [value] = raw::fields(device, [id], scope)?;
+    value
+}
+
+fn degrees(number: u32) -> Celsius {
+    Celsius(i32::try_from(number).unwrap_or(i32::MAX))
+}

@@ -1,0 +1,169 @@
+//! Utilisation from NVML's sample buffers: each sample counts once, by the stamp NVML gave it, however often it is read.
+
+use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
+use crate::nvml::card::{BUFFERS, Card};
+use model::time::{Monotonic, Now, WallTime};
+use model::unit::Percent;
+use model::{Absence, Reading};
+use nvml_wrapper::enum_wrappers::device::Sampling;
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::struct_wrappers::device::Sample;
+use std::time::Duration;
+
+/// The first look takes what the buffer holds of the last second; the rest is older than the program.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+/// Microseconds by which NVML's stamps may run ahead of our clock before the clock must have been set back.
+const JUMP: u64 = 10_000_000;
+
+/// Which buffer.
+#[derive(Clone, Copy, Debug)]
+enum Buffer {
+    Gpu = 0,
+    Memory = 1,
+    Encoder = 2,
+    Decoder = 3,
+}
+
+const _: () = assert!(Buffer::Decoder as usize + 1 == BUFFERS, "each buffer has its stamp");
+
+/// The mean of distinct samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Mean {
+    percent: f64,
+    newest: u64,
+    count: u32,
+}
+
+/// Reads all four utilisations of a card into its sample.
+pub(super) fn read(card: &mut Card, now: Now) {
+    whole(card, now);
+    card.sample.memory_copy = part(card, Buffer::Memory, card.sample.memory_copy, now);
+    card.sample.encoder = part(card, Buffer::Encoder, card.sample.encoder, now);
+    card.sample.decoder = part(card, Buffer::Decoder, card.sample.decoder, now);
+}
+
+/// The GPU's own utilisation, with its stamp and the number of samples.
+fn whole(card: &mut Card, now: Now) {
+    let at = now.monotonic;
+    card.sample.utilization_samples = 0;
+    match newer(card, Buffer::Gpu, now) {
+        Ok(Some(mean)) => {
+            card.sample.utilization = Reading::Measured(Percent(mean.percent), at);
+            card.sample.utilization_stamp = Reading::Measured(WallTime(mean.newest), at);
+            card.sample.utilization_samples = mean.count;
+        }
+        // Nothing newer: the last reading stands, with its age.
+        Ok(None) => {}
+        Err(why) => {
+            card.sample.utilization = rate(card, Buffer::Gpu, at);
+            card.sample.utilization_stamp = Reading::Absent(card.under_mig(why));
+        }
+    }
+}
+
+fn part(card: &mut Card, buffer: Buffer, before: Reading<Percent>, now: Now) -> Reading<Percent> {
+    match newer(card, buffer, now) {
+        Ok(Some(mean)) => Reading::Measured(Percent(mean.percent), now.monotonic),
+        Ok(None) => before,
+        Err(_) => rate(card, buffer, now.monotonic),
+    }
+}
+
+/// The plain call, for GPUs without sample buffers: whatever NVML last made of it.
+fn rate(card: &mut Card, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
+    let device = &card.known.device;
+    let answer = match buffer {
+        Buffer::Gpu => card.asker.ask("utilization rates", || device.utilization_rates()).map(|rates| rates.gpu),
+        Buffer::Memory => card.asker.ask("utilization rates", || device.utilization_rates()).map(|rates| rates.memory),
+        Buffer::Encoder => {
+            card.asker.ask("encoder utilization", || device.encoder_utilization()).map(|i| i.utilization)
+        }
+        Buffer::Decoder => {
+            card.asker.ask("decoder utilization", || device.decoder_utilization()).map(|i| i.utilization)
+        }
+    };
+    Reading::from_result(answer.map(|percent| Percent(f64::from(percent))).map_err(|why| card.under_mig(why)), at)
+}
+
+/// Reads what is new in one buffer. `Ok(None)`: nothing is.
+fn newer(card: &mut Card, buffer: Buffer, now: Now) -> Result<Option<Mean>, Absence> {
+    let (name, kind) = match buffer {
+        Buffer::Gpu => ("utilization samples", Sampling::GpuUtilization),
+        Buffer::Memory => ("memory copy samples", Sampling::MemoryUtilization),
+        Buffer::Encoder => ("encoder samples", Sampling::EncoderUtilization),
+        Buffer::Decoder => ("decoder samples", Sampling::DecoderUtilization),
+    };
+    let stamp = &mut card.stamps[buffer as usize];
+    // A clock that was set back would keep everything older than the last sample for as long as the jump was.
+    if *stamp > now.wall.0.saturating_add(JUMP) {
+        *stamp = 0;
+    }
+    let last = *stamp;
+    match card.asker.ask(name, || card.known.device.samples(kind, last)) {
+        Ok(samples) => {
+            let mean = mean(&samples, last);
+            if let Some(mean) = mean {
+                card.stamps[buffer as usize] = mean.newest;
+            }
+            Ok(mean)
+        }
+        Err(NOT_FOUND | NO_DATA | INSUFFICIENT_SIZE) => Ok(None),
+        Err(why) => Err(why),
+    }
+}
+
+/// The mean over the samples with distinct stamps after `last`.
+fn mean(samples: &[Sample], last: u64) -> Option<Mean> {
+    let newest = samples.iter().map(|sample| sample.timestamp).max().filter(|newest| *newest > last)?;
+    let from = match last {
+        0 => newest.saturating_sub(u64::try_from(FIRST_LOOK.as_micros()).unwrap_or(0)),
+        last => last,
+    };
+    let mut fresh: Vec<(u64, f64)> = samples
+        .iter()
+        .filter(|sample| sample.timestamp > from)
+        .map(|sample| (sample.timestamp, number(&sample.value)))
+        .collect();
+    fresh.sort_by_key(|(stamp, _)| *stamp);
+    fresh.dedup_by_key(|(stamp, _)| *stamp);
+    let count = u32::try_from(fresh.len()).unwrap_or(u32::MAX);
+    let sum: f64 = fresh.iter().map(|(_, percent)| percent).sum();
+    Some(Mean { percent: sum / f64::from(count), newest, count })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a percentage")]
+fn number(value: &SampleValue) -> f64 {
+    match *value {
+        SampleValue::F64(number) => number,
+        SampleValue::U32(number) => f64::from(number),
+        SampleValue::U64(number) => number as f64,
+        SampleValue::I64(number) => number as f64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(pairs: &[(u64, u32)]) -> Vec<Sample> {
+        pairs
+            .iter()
+            .map(|(timestamp, value)| Sample { timestamp: *timestamp, value: SampleValue::U32(*value) })
+            .collect()
+    }
+
+    #[test]
+    fn a_sample_counts_once_however_often_it_is_in_the_buffer() {
+        let buffer = samples(&[(5_000_000, 90), (5_200_000, 10), (5_200_000, 10), (5_400_000, 40)]);
+        assert_eq!(mean(&buffer, 5_000_000), Some(Mean { percent: 25.0, newest: 5_400_000, count: 2 }));
+        assert_eq!(mean(&buffer, 5_400_000), None, "nothing is newer");
+        assert_eq!(mean(&[], 1), None);
+    }
+
+    #[test]
+    fn the_first_look_takes_the_last_second_only() {
+        let buffer = samples(&[(1_000_000, 100), (9_500_000, 20), (10_000_000, 40)]);
+        assert_eq!(mean(&buffer, 0), Some(Mean { percent: 30.0, newest: 10_000_000, count: 2 }));
+    }
+}

@@ -1,0 +1,128 @@
+//! One driver error, one report: NVML's events and the kernel's log tell the same XIDs, at almost the same time.
+
+use crate::nvml::inventory::Known;
+use model::gpu::{MigInstance, Xid, XidSource};
+use model::time::Monotonic;
+use std::collections::VecDeque;
+use std::time::Duration;
+use wire::kernel_log::{KernelXid, pci_slot};
+
+/// The same GPU and code from the other source within this time is the same error. Both sources tell within milliseconds;
+/// NVML's waiting thread may be late by a second on a busy machine.
+const SAME: Duration = Duration::from_secs(5);
+/// Errors that are remembered for comparison. A sick machine tells a handful a second; 256 are more than five seconds' worth.
+const REMEMBERED: usize = 256;
+
+/// The errors of the last seconds.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    told: VecDeque<Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    gpu: Option<model::id::GpuUuid>,
+    place: Option<std::sync::Arc<str>>,
+    code: u32,
+    source: XidSource,
+    at: Monotonic,
+}
+
+impl Recent {
+    /// Whether this is the first one to tell of this error.
+    pub(super) fn first(&mut self, xid: &Xid) -> bool {
+        self.told.retain(|told| xid.at.since(told.at) <= SAME);
+        let twin = self.told.iter().position(|told| {
+            let same_gpu = match (&told.gpu, &xid.gpu) {
+                (Some(one), Some(other)) => one == other,
+                _ => told.place.is_some() && told.place == xid.pci_bus_id,
+            };
+            same_gpu && told.code == xid.code && told.source != xid.source
+        });
+        if twin.is_some() {
+            return false;
+        }
+        if self.told.len() >= REMEMBERED {
+            self.told.pop_front();
+        }
+        self.told.push_back(Told {
+            gpu: xid.gpu.clone(),
+            place: xid.pci_bus_id.clone(),
+            code: xid.code,
+            source: xid.source,
+            at: xid.at,
+        });
+        true
+    }
+}
+
+/// What a line of the kernel's log says, with the GPU found by its place on the bus.
+pub(super) fn from_log(line: &KernelXid, known: &[Known], at: Monotonic) -> Xid {
+    let gpu = known
+        .iter()
+        .map(|known| &known.gpu)
+        .find(|gpu| gpu.pci_bus_id.value().and_then(|id| pci_slot(id)) == Some(line.slot));
+    let mig = line.gpu_instance.and_then(|number| instance(&gpu?.mig, number, line.compute_instance));
+    let slot = line.slot;
+    Xid {
+        gpu: gpu.map(|gpu| gpu.uuid.clone()),
+        mig: mig.map(|mig| mig.uuid.clone()),
+        pci_bus_id: Some(format!("{:08X}:{:02X}:{:02X}.0", slot.domain, slot.bus, slot.device).into()),
+        code: line.code,
+        pid: line.pid,
+        at,
+        source: XidSource::KernelLog,
+    }
+}
+
+/// The instance of these numbers; if only the GPU instance is told, only where it holds a single compute instance.
+pub(super) fn instance(instances: &[MigInstance], gpu: u32, compute: Option<u32>) -> Option<&MigInstance> {
+    let mut fitting = instances
+        .iter()
+        .filter(|mig| mig.gpu_instance == gpu && compute.is_none_or(|compute| mig.compute_instance == compute));
+    let first = fitting.next()?;
+    fitting.next().is_none().then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::GpuUuid;
+
+    fn xid(gpu: &str, code: u32, source: XidSource, seconds: u64) -> Xid {
+        Xid {
+            gpu: GpuUuid::parse(gpu).ok(),
+            mig: None,
+            pci_bus_id: None,
+            code,
+            pid: None,
+            at: Monotonic(seconds * 1_000_000_000),
+            source,
+        }
+    }
+
+    #[test]
+    fn the_same_error_from_both_sources_is_one() {
+        use XidSource::{KernelLog, Nvml};
+        let mut recent = Recent::default();
+        for (name, xid, first) in [
+            ("the log tells it", xid("GPU-a", 79, KernelLog, 100), true),
+            ("NVML tells it as well", xid("GPU-a", 79, Nvml, 101), false),
+            ("another GPU has it too", xid("GPU-b", 79, Nvml, 101), true),
+            ("another error of the same GPU", xid("GPU-a", 63, Nvml, 102), true),
+            ("the log tells it again: it happened again", xid("GPU-a", 79, KernelLog, 103), true),
+            ("NVML tells it much later: it happened again", xid("GPU-a", 79, Nvml, 109), true),
+        ] {
+            assert_eq!(recent.first(&xid), first, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_flood_is_remembered_up_to_the_bound() {
+        let mut recent = Recent::default();
+        for code in 0..10_000 {
+            assert!(recent.first(&xid("GPU-a", code, XidSource::Nvml, 1)));
+        }
+        assert_eq!(recent.told.len(), REMEMBERED);
+    }
+}
