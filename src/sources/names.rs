@@ -1,9 +1,40 @@
 //! Who is who: container id to namespace, pod, container and image, from the CRI socket or kubelet's log links; and from
 //! PodResources which devices a named container holds.
+//!
+//! ```text
+//!   runtime's CRI socket ─── cri ────────────▶ Names(Cri)        with UID and image, sandboxes too
+//!   /var/log/containers ──── links ──────────▶ Names(LogLinks)   where there is no such socket
+//!   kubelet's PodResources ─ pod_resources ──▶ Devices           by name only: it tells neither UID nor id
+//!        socket   one question at a time, each with limits in time and size
+//!        spell    said once, counted always, tried again ever more rarely
+//! ```
+//!
+//! A report is the whole of what a source knows, and is made only when it differs from the one before. A source that
+//! fails takes nothing back: what it said of a container stays true for as long as that container lives.
+//!
+//! What must never happen here: an unbounded answer, a question without a time limit, a line in the log each time.
 
+mod spell;
+mod socket;
+mod cri;
+mod links;
+mod pod_resources;
+
+use self::cri::Cri;
+use self::pod_resources::PodResources;
+use self::spell::{Source, Spell};
 use crate::report::Reporter;
+use model::observation::Trouble;
 use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
+
+/// Where runtimes listen, the likeliest first: containerd, CRI-O, k3s' containerd, Docker's adapter.
+const CRI_SOCKETS: [&str; 4] = [
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/var/run/cri-dockerd.sock",
+];
 
 /// Where names are looked for.
 #[derive(Clone, Debug)]
@@ -18,6 +49,32 @@ pub struct Settings {
 
 /// Runs until `stop` is cancelled; never fails, reports what it can.
 pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken) {
-    let _ = (settings, reporter);
-    stop.cancelled().await;
+    let Settings { cri_socket, log_links, pod_resources_socket } = settings;
+    let runtime = Spell::of(Source {
+        what: "container runtime",
+        lost: "sandboxes and images are not known, names come from kubelet's log links alone",
+        trouble: Some(Trouble::CriFailed),
+        wanted: cri_socket.is_some(),
+    });
+    let kubelet = Spell::of(Source {
+        what: "PodResources",
+        lost: "it is not known which devices kubelet gave to which container",
+        trouble: Some(Trouble::PodResourcesFailed),
+        wanted: false,
+    });
+    let places = cri_socket.map_or_else(|| CRI_SOCKETS.map(PathBuf::from).to_vec(), |path| vec![path]);
+    let asking = async {
+        tokio::join!(
+            socket::keep_asking(Cri::at(places, reporter.clone()), runtime, reporter.clone()),
+            socket::keep_asking(PodResources::at(pod_resources_socket, reporter.clone()), kubelet, reporter.clone()),
+            links::keep_reading(log_links, reporter.clone()),
+        )
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        _ = Box::pin(asking) => {}
+    }
 }
+
+#[cfg(test)]
+mod tests;

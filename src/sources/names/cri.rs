@@ -1,0 +1,194 @@
+//! The container runtime's own socket: names, UIDs and images of containers, and which containers are sandboxes.
+
+use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
+use crate::report::Reporter;
+use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
+use model::id::{ContainerId, PodRef, PodUid};
+use model::observation::Observation;
+use proto::cri::runtime_service_client::RuntimeServiceClient;
+use proto::cri::{
+    Container, ContainerFilter, ContainerState, ContainerStateValue, ListContainersRequest, ListPodSandboxRequest,
+    PodSandbox, PodSandboxFilter, PodSandboxState, PodSandboxStateValue, VersionRequest,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tonic::transport::Channel;
+
+/// What kubelet says of itself when it asks for the version.
+const KUBELET_API: &str = "0.1.0";
+/// Longest name that is kept; Kubernetes' own limit for a pod's.
+const MAX_NAME: usize = 253;
+/// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
+const MAX_IMAGE: usize = 512;
+
+/// The runtime.
+pub(super) struct Cri {
+    places: Vec<PathBuf>,
+    runtime: Option<Runtime>,
+    told: Option<Vec<ContainerName>>,
+    reporter: Reporter,
+}
+
+struct Runtime {
+    path: PathBuf,
+    client: RuntimeServiceClient<Channel>,
+}
+
+impl Cri {
+    /// The first of `places` where a runtime answers.
+    pub(super) fn at(places: Vec<PathBuf>, reporter: Reporter) -> Self {
+        Cri { places, runtime: None, told: None, reporter }
+    }
+
+    async fn find(&self) -> Result<Runtime, Unanswered> {
+        let mut broken = None;
+        for place in &self.places {
+            match Runtime::open(place).await {
+                Ok(runtime) => return Ok(runtime),
+                Err(Unanswered::Absent { .. }) => {}
+                Err(error) => broken = broken.or(Some(error)),
+            }
+        }
+        let places = || self.places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ");
+        Err(broken.unwrap_or_else(|| Unanswered::Absent { places: places() }))
+    }
+}
+
+impl Ask for Cri {
+    const PERIOD: Duration = Duration::from_secs(5);
+
+    async fn ask(&mut self) -> Result<(), Unanswered> {
+        // Taken out while it is asked: a runtime that fails is dropped and looked for again.
+        let mut runtime = match self.runtime.take() {
+            Some(runtime) => runtime,
+            None => self.find().await?,
+        };
+        let names = runtime.names().await?;
+        self.runtime = Some(runtime);
+        if self.told.as_ref() != Some(&names)
+            && self.reporter.report(Observation::Names { source: NameSource::Cri, names: names.clone() })
+        {
+            self.told = Some(names);
+        }
+        Ok(())
+    }
+}
+
+// === impl Runtime ===
+
+impl Runtime {
+    async fn open(path: &Path) -> Result<Runtime, Unanswered> {
+        let mut client = RuntimeServiceClient::new(dial(path).await?).max_decoding_message_size(MAX_ANSWER);
+        let request = VersionRequest { version: KUBELET_API.to_owned() };
+        let version = answer("Version", path, client.version(request)).await?;
+        let (runtime, version) = (version.runtime_name, version.runtime_version);
+        tracing::info!(runtime, version, socket = %path.display(), "names of containers come from the runtime");
+        Ok(Runtime { path: path.to_owned(), client })
+    }
+
+    /// Names of all running containers and ready sandboxes, ordered by id.
+    async fn names(&mut self) -> Result<Vec<ContainerName>, Unanswered> {
+        let running = ContainerStateValue { state: ContainerState::ContainerRunning.into() };
+        let request = ListContainersRequest { filter: Some(ContainerFilter { state: Some(running) }) };
+        let containers = answer("ListContainers", &self.path, self.client.list_containers(request)).await?.containers;
+
+        let ready = PodSandboxStateValue { state: PodSandboxState::SandboxReady.into() };
+        let request = ListPodSandboxRequest { filter: Some(PodSandboxFilter { state: Some(ready) }) };
+        let sandboxes = answer("ListPodSandbox", &self.path, self.client.list_pod_sandbox(request)).await?.items;
+
+        let containers = containers.iter().filter_map(of_container);
+        let mut names: Vec<_> = containers.chain(sandboxes.iter().filter_map(of_sandbox)).take(MAX_CGROUPS).collect();
+        names.sort_by(|one, other| one.id.cmp(&other.id));
+        Ok(names)
+    }
+}
+
+/// A container by the labels that kubelet gives it; `None` for one that kubelet did not make.
+fn of_container(container: &Container) -> Option<ContainerName> {
+    let label = |key: &str| container.labels.get(key).map(String::as_str);
+    Some(ContainerName {
+        id: ContainerId::parse(&container.id).ok()?,
+        uid: label("io.kubernetes.pod.uid").and_then(|uid| PodUid::parse(uid).ok()),
+        pod: PodRef {
+            namespace: kept(label("io.kubernetes.pod.namespace")?, MAX_NAME)?,
+            name: kept(label("io.kubernetes.pod.name")?, MAX_NAME)?,
+        },
+        container: Some(kept(label("io.kubernetes.container.name")?, MAX_NAME)?),
+        image: image(container),
+    })
+}
+
+/// What the pod's author wrote, else what the runtime made of it.
+fn image(container: &Container) -> Option<Arc<str>> {
+    let spec = container.image.as_ref();
+    let author = spec.map(|spec| spec.user_specified_image.as_str());
+    let resolved = spec.map(|spec| spec.image.as_str());
+    [author, resolved, Some(container.image_ref.as_str())].into_iter().flatten().find_map(|text| kept(text, MAX_IMAGE))
+}
+
+fn of_sandbox(sandbox: &PodSandbox) -> Option<ContainerName> {
+    let pod = sandbox.metadata.as_ref()?;
+    Some(ContainerName {
+        id: ContainerId::parse(&sandbox.id).ok()?,
+        uid: PodUid::parse(&pod.uid).ok(),
+        pod: PodRef { namespace: kept(&pod.namespace, MAX_NAME)?, name: kept(&pod.name, MAX_NAME)? },
+        container: None,
+        image: None,
+    })
+}
+
+/// A text that is fit to be shown.
+fn kept(text: &str, longest: usize) -> Option<Arc<str>> {
+    let fit = !text.is_empty() && text.len() <= longest && !text.chars().any(char::is_control);
+    fit.then(|| Arc::from(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use proto::cri::{ImageSpec, PodSandboxMetadata};
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    fn labelled(labels: &[(&str, &str)]) -> Container {
+        Container {
+            id: ID.into(),
+            labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+            ..Container::default()
+        }
+    }
+
+    #[test]
+    fn the_image_is_what_the_author_wrote_where_the_runtime_tells_it() {
+        let spec = |image: &str, user: &str| Some(ImageSpec { image: image.into(), user_specified_image: user.into() });
+        for (spec, reference, expect) in [
+            (spec("sha256:1", "app:1"), "sha256:2", Some("app:1")),
+            (spec("app:2", ""), "sha256:2", Some("app:2")),
+            (None, "sha256:2", Some("sha256:2")),
+            (spec("", ""), "", None),
+        ] {
+            let container = Container { image: spec, image_ref: reference.into(), ..Container::default() };
+            assert_eq!(image(&container).as_deref(), expect);
+        }
+    }
+
+    #[test]
+    fn a_container_that_kubelet_did_not_make_has_no_names() {
+        assert_eq!(of_container(&labelled(&[("io.kubernetes.pod.name", "train-0")])), None);
+        assert_eq!(of_container(&labelled(&[])), None);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_runtime_says_is_names_fit_to_be_shown_or_nothing(
+            id in ".{0,80}", name in ".{0,300}", uid in ".{0,40}", namespace in ".{0,300}",
+        ) {
+            let metadata = Some(PodSandboxMetadata { name, uid, namespace });
+            if let Some(named) = of_sandbox(&PodSandbox { id, metadata }) {
+                prop_assert!(named.pod.name.len() <= MAX_NAME && !named.pod.name.chars().any(char::is_control));
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! kubelet's links to container logs: names for every container it made, from nothing but a list of file names.
+
+use super::spell::{Failure, Source, Spell};
+use crate::report::Reporter;
+use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
+use model::observation::Observation;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::io::Errno;
+use std::io::{Error, ErrorKind, Result};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{sleep, timeout};
+
+/// Time between two readings of a folder that the kernel does not watch for us (no inotify instance to be had).
+const UNWATCHED: Duration = Duration::from_secs(5);
+/// Time between two readings of a watched folder in which nothing happens.
+const WATCHED: Duration = Duration::from_secs(60);
+/// Pods that come at fifty a second cause two readings a second, not a hundred.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Entries looked at: four dead containers' links beside each living one's.
+const MAX_ENTRIES: usize = 5 * MAX_CGROUPS;
+
+/// Reads the folder for ever, whenever it changes.
+pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
+    let mut spell = Spell::of(Source {
+        what: "log links",
+        lost: "containers whose names no other source tells stay nameless",
+        trouble: None,
+        wanted: false,
+    });
+    let mut told: Option<Vec<ContainerName>> = None;
+    let mut watch: Option<Watch> = None;
+    loop {
+        // Watched before it is read, so that nothing that happens meanwhile is missed.
+        if watch.is_none() {
+            watch = Watch::on(&folder).ok();
+        }
+        match read(&folder).await {
+            Ok(names) => {
+                spell.worked();
+                let news = told.as_ref() != Some(&names);
+                if news && reporter.report(Observation::Names { source: NameSource::LogLinks, names: names.clone() }) {
+                    told = Some(names);
+                }
+                watch = settle(watch).await;
+            }
+            Err(error) => {
+                let failure = if error.kind() == ErrorKind::NotFound { Failure::Absent } else { Failure::Broken };
+                let said = format!("read {}: {error}", folder.display());
+                watch = None;
+                sleep(spell.failed(failure, &said).1).await;
+            }
+        }
+    }
+}
+
+/// Waits until the folder is to be read again; gives the watch back if it still holds.
+async fn settle(watch: Option<Watch>) -> Option<Watch> {
+    let Some(mut watch) = watch else {
+        sleep(UNWATCHED).await;
+        return None;
+    };
+    match timeout(WATCHED, watch.happened()).await {
+        Ok(Ok(())) => {
+            sleep(SETTLE).await;
+            Some(watch)
+        }
+        // The folder itself went, or the watch is broken: made anew before the next reading.
+        Ok(Err(_)) => {
+            sleep(SETTLE).await;
+            None
+        }
+        Err(_) => Some(watch),
+    }
+}
+
+/// The names of all links in the folder, ordered by id. Not on a thread of the runtime: a file system may hang.
+async fn read(folder: &Path) -> Result<Vec<ContainerName>> {
+    let folder = folder.to_owned();
+    tokio::task::spawn_blocking(move || names_in(&folder)).await.map_err(Error::other)?
+}
+
+fn names_in(folder: &Path) -> Result<Vec<ContainerName>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder)?.take(MAX_ENTRIES) {
+        if let Ok(name) = wire::log_link::parse(entry?.file_name().as_bytes()) {
+            names.push(name);
+        }
+    }
+    names.sort_by(|one: &ContainerName, other| one.id.cmp(&other.id));
+    names.truncate(MAX_CGROUPS);
+    Ok(names)
+}
+
+/// The kernel's word that something in a folder came or went.
+struct Watch {
+    events: AsyncFd<OwnedFd>,
+}
+
+impl Watch {
+    #[expect(unsafe_code, reason = "tokio has no safe way to wait for a descriptor that is not its own kind")]
+    fn on(folder: &Path) -> Result<Watch> {
+        let events = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+        let what = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVE
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONLYDIR;
+        inotify::add_watch(&events, folder, what)?;
+        // SAFETY: `OwnedFd` always gives the same open descriptor, and nothing takes it out of the `AsyncFd`.
+        let events = unsafe { AsyncFd::register(events)? };
+        Ok(Watch { events })
+    }
+
+    /// Waits for an event, and takes all that are there.
+    ///
+    /// # Errors
+    /// When the folder itself went away, or the watch cannot be read.
+    async fn happened(&mut self) -> Result<()> {
+        loop {
+            let mut ready = self.events.readable().await?;
+            match drain(ready.get_inner()) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready.clear_ready(),
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// Takes all events that wait; `WouldBlock` when there was none.
+fn drain(events: &OwnedFd) -> Result<()> {
+    let gone = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT;
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(events, &mut buffer);
+    let mut any = false;
+    loop {
+        match reader.next() {
+            Ok(event) if event.events().intersects(gone) => return Err(ErrorKind::NotFound.into()),
+            Ok(_) => any = true,
+            Err(Errno::WOULDBLOCK) if any => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_links_of_containers_are_taken_and_names_that_are_no_text_are_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let id = "a".repeat(64);
+        for name in [format!("train-0_ml_main-{id}.log"), "notes.txt".into(), "x_y_z.log".into()] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        std::fs::write(folder.path().join(std::ffi::OsStr::from_bytes(b"\xff\xfe.log")), "").unwrap();
+        let names = names_in(folder.path()).unwrap();
+        assert_eq!(names.len(), 1);
+        assert_eq!((names[0].id.as_str(), &*names[0].pod.name), (id.as_str(), "train-0"));
+    }
+}

@@ -1,0 +1,125 @@
+//! kubelet's PodResources: which devices a container holds. It tells neither pod UID nor container id, so this can be
+//! tied to what runs only by names that another source told.
+
+use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
+use crate::report::Reporter;
+use model::observation::{ContainerDevices, Observation};
+use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
+use proto::pod_resources::{ListPodResourcesRequest, ListPodResourcesResponse};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tonic::Code;
+use tonic::transport::Channel;
+
+/// Device ids kept in all: 16 GPUs in 100 slots each, forty times over for other plugins' devices.
+const MAX_DEVICES: usize = 65_536;
+
+/// kubelet.
+pub(super) struct PodResources {
+    path: PathBuf,
+    client: Option<PodResourcesListerClient<Channel>>,
+    told: Option<Vec<ContainerDevices>>,
+    reporter: Reporter,
+}
+
+impl PodResources {
+    pub(super) fn at(path: PathBuf, reporter: Reporter) -> Self {
+        PodResources { path, client: None, told: None, reporter }
+    }
+}
+
+impl Ask for PodResources {
+    const PERIOD: Duration = Duration::from_secs(15);
+
+    async fn ask(&mut self) -> Result<(), Unanswered> {
+        let mut client = match self.client.take() {
+            Some(client) => client,
+            None => PodResourcesListerClient::new(dial(&self.path).await?).max_decoding_message_size(MAX_ANSWER),
+        };
+        let listed = match answer("List", &self.path, client.list(ListPodResourcesRequest {})).await {
+            // kubelet lets all its callers together ask ten times at once; it is well, and is asked again next time.
+            Err(Unanswered::Refused { status, .. }) if status.code() == Code::ResourceExhausted => {
+                self.client = Some(client);
+                return Ok(());
+            }
+            other => other?,
+        };
+        self.client = Some(client);
+        let devices = gather(listed);
+        if self.told.as_ref() != Some(&devices) && self.reporter.report(Observation::Devices(devices.clone())) {
+            self.told = Some(devices);
+        }
+        Ok(())
+    }
+}
+
+/// One entry for each container and resource, in order. kubelet makes an entry for each device, or (before 1.21) for each
+/// resource.
+fn gather(listed: ListPodResourcesResponse) -> Vec<ContainerDevices> {
+    let mut gathered: BTreeMap<[Arc<str>; 4], Vec<Arc<str>>> = BTreeMap::new();
+    let mut left = MAX_DEVICES;
+    for pod in listed.pod_resources {
+        let (namespace, name): (Arc<str>, Arc<str>) = (pod.namespace.into(), pod.name.into());
+        for container in pod.containers {
+            let container_name: Arc<str> = container.name.into();
+            for device in container.devices.into_iter().filter(|device| !device.device_ids.is_empty()) {
+                let place = [namespace.clone(), name.clone(), container_name.clone(), device.resource_name.into()];
+                let taken = device.device_ids.len().min(left);
+                left -= taken;
+                if taken > 0 {
+                    let ids = gathered.entry(place).or_default();
+                    ids.extend(device.device_ids.into_iter().take(taken).map(Arc::from));
+                }
+            }
+        }
+    }
+    let whole = |([namespace, pod, container, resource], mut ids): ([Arc<str>; 4], Vec<Arc<str>>)| {
+        ids.sort();
+        ids.dedup();
+        ContainerDevices { namespace, pod, container, resource, ids }
+    };
+    gathered.into_iter().map(whole).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::pod_resources::{ContainerDevices as Listed, ContainerResources, PodResources as Pod};
+
+    fn pod(name: &str, devices: &[(&str, &[&str])]) -> Pod {
+        let device = |(resource, ids): &(&str, &[&str])| Listed {
+            resource_name: (*resource).into(),
+            device_ids: ids.iter().map(|id| (*id).into()).collect(),
+        };
+        let container = ContainerResources { name: "main".into(), devices: devices.iter().map(device).collect() };
+        Pod { name: name.into(), namespace: "ml".into(), containers: vec![container] }
+    }
+
+    #[test]
+    fn one_entry_a_device_and_one_entry_a_resource_are_the_same() {
+        let new = gather(ListPodResourcesResponse {
+            pod_resources: vec![pod("a", &[("nvidia.com/gpu", &["g-2"]), ("nvidia.com/gpu", &["g-1"])])],
+        });
+        let old = gather(ListPodResourcesResponse {
+            pod_resources: vec![pod("a", &[("nvidia.com/gpu", &["g-1", "g-2", "g-2"])])],
+        });
+        assert_eq!(new, old);
+        assert_eq!(new[0].ids.iter().map(|id| &**id).collect::<Vec<_>>(), ["g-1", "g-2"]);
+    }
+
+    #[test]
+    fn containers_without_devices_are_not_told() {
+        let listed = ListPodResourcesResponse { pod_resources: vec![pod("a", &[]), pod("b", &[("x", &[])])] };
+        assert_eq!(gather(listed), []);
+    }
+
+    #[test]
+    fn more_devices_than_any_node_has_are_left_out() {
+        let many: Vec<String> = (0..MAX_DEVICES + 10).map(|n| n.to_string()).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let told = gather(ListPodResourcesResponse { pod_resources: vec![pod("a", &[("x", &many), ("y", &["1"])])] });
+        assert_eq!(told.iter().map(|devices| devices.ids.len()).sum::<usize>(), MAX_DEVICES);
+    }
+}

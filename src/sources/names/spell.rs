@@ -1,0 +1,104 @@
+//! A source that comes and goes: told when it begins to fail and when it is back, and asked ever more rarely meanwhile.
+
+use model::observation::Trouble;
+use std::fmt::Display;
+use std::time::Duration;
+
+/// First pause after a failure; each further one doubles it.
+const FIRST: Duration = Duration::from_secs(1);
+/// Longest pause: a source that appears is found within a minute.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// How bad a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// It is not there. On a machine without Kubernetes that is as it should be.
+    Absent,
+    /// It is there and does not answer as it should.
+    Broken,
+}
+
+/// A source as people know it.
+#[derive(Debug)]
+pub(super) struct Source {
+    /// The source's name for people.
+    pub(super) what: &'static str,
+    /// What is lost without it.
+    pub(super) lost: &'static str,
+    /// What is counted.
+    pub(super) trouble: Option<Trouble>,
+    /// Somebody asked for it by a setting, or it has been there before: then its absence is a failure.
+    pub(super) wanted: bool,
+}
+
+/// One source's spells of failure.
+#[derive(Debug)]
+pub(super) struct Spell {
+    source: Source,
+    failures: u32,
+    said: Option<Failure>,
+}
+
+impl Spell {
+    pub(super) fn of(source: Source) -> Self {
+        Spell { source, failures: 0, said: None }
+    }
+
+    /// It failed: says so if that is news; gives what is to be counted, and how long to wait.
+    pub(super) fn failed(&mut self, failure: Failure, error: &dyn Display) -> (Option<Trouble>, Duration) {
+        self.failures = self.failures.saturating_add(1);
+        let news = self.said != Some(failure) && self.said != Some(Failure::Broken);
+        let Source { what, lost, trouble, wanted } = self.source;
+        let expected = failure == Failure::Absent && !wanted;
+        if news {
+            self.said = Some(failure);
+            if expected {
+                tracing::info!(source = what, %error, lost, "source is not there, will be looked for");
+            } else {
+                tracing::warn!(source = what, %error, lost, "source fails, will be tried again");
+            }
+        }
+        let doublings = self.failures.saturating_sub(1).min(6);
+        let pause = LONGEST.min(FIRST.saturating_mul(1 << doublings));
+        (trouble.filter(|_| !expected), pause)
+    }
+
+    /// It answered: says so if it had failed.
+    pub(super) fn worked(&mut self) {
+        if self.said.take().is_some() {
+            tracing::info!(source = self.source.what, failures = self.failures, "source answers");
+        }
+        self.failures = 0;
+        self.source.wanted = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spell() -> Spell {
+        Spell::of(Source { what: "test", lost: "", trouble: Some(Trouble::CriFailed), wanted: false })
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_minute_and_begin_anew_after_success() {
+        let mut spell = spell();
+        let pauses: Vec<u64> = (0..9).map(|_| spell.failed(Failure::Broken, &"x").1.as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        spell.worked();
+        assert_eq!(spell.failed(Failure::Broken, &"x").1, FIRST);
+    }
+
+    #[test]
+    fn absence_counts_only_where_the_source_is_wanted_or_was_there() {
+        let mut never_there = spell();
+        assert_eq!(never_there.failed(Failure::Absent, &"x").0, None);
+        assert_eq!(never_there.failed(Failure::Broken, &"x").0, Some(Trouble::CriFailed));
+        never_there.worked();
+        assert_eq!(never_there.failed(Failure::Absent, &"x").0, Some(Trouble::CriFailed));
+        let mut asked_for = spell();
+        asked_for.source.wanted = true;
+        assert_eq!(asked_for.failed(Failure::Absent, &"x").0, Some(Trouble::CriFailed));
+    }
+}

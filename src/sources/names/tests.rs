@@ -1,0 +1,320 @@
+//! Sources of names against real sockets: a runtime and a kubelet that are ours, at the outermost edge.
+
+use super::cri::Cri;
+use super::pod_resources::PodResources;
+use super::socket::{Ask, Unanswered};
+use super::*;
+use model::cgroup::{ContainerName, NameSource};
+use model::observation::{ContainerDevices, Observation};
+use proto::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+use proto::cri::{
+    Container, ImageSpec, ListContainersRequest, ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse,
+    PodSandbox, PodSandboxMetadata, VersionRequest, VersionResponse,
+};
+use proto::pod_resources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use proto::pod_resources::{
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices as Listed, ContainerResources,
+    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
+    PodResources as Pod,
+};
+use std::path::Path;
+
+use std::time::{Duration, Instant};
+use tokio::net::UnixListener;
+use tokio::sync::mpsc::Receiver;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+
+/// A container runtime that says what the test set, and refuses once it is told to.
+struct FakeRuntime(watch::Receiver<Result<Vec<Container>, Status>>);
+
+#[tonic::async_trait]
+impl RuntimeService for FakeRuntime {
+    async fn version(&self, _: Request<VersionRequest>) -> Result<Response<VersionResponse>, Status> {
+        Ok(Response::new(VersionResponse { runtime_name: "fake".into(), runtime_version: "1".into() }))
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        _: Request<ListPodSandboxRequest>,
+    ) -> Result<Response<ListPodSandboxResponse>, Status> {
+        let metadata = Some(PodSandboxMetadata { name: "train-0".into(), uid: UID.into(), namespace: "ml".into() });
+        Ok(Response::new(ListPodSandboxResponse { items: vec![PodSandbox { id: "f".repeat(64), metadata }] }))
+    }
+
+    async fn list_containers(
+        &self,
+        _: Request<ListContainersRequest>,
+    ) -> Result<Response<ListContainersResponse>, Status> {
+        self.0.borrow().clone().map(|containers| Response::new(ListContainersResponse { containers }))
+    }
+}
+
+/// kubelet's PodResources.
+struct FakeKubelet(watch::Receiver<Result<Vec<Pod>, Status>>);
+
+#[tonic::async_trait]
+impl PodResourcesLister for FakeKubelet {
+    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
+        self.0.borrow().clone().map(|pod_resources| Response::new(ListPodResourcesResponse { pod_resources }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<AllocatableResourcesRequest>,
+    ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+
+    async fn get(&self, _: Request<GetPodResourcesRequest>) -> Result<Response<GetPodResourcesResponse>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+}
+
+fn serve_runtime(path: &Path, says: &watch::Sender<Result<Vec<Container>, Status>>) -> JoinHandle<()> {
+    let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
+    let service = RuntimeServiceServer::new(FakeRuntime(says.subscribe())).max_encoding_message_size(usize::MAX);
+    tokio::spawn(async move { Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap() })
+}
+
+fn serve_kubelet(path: &Path, says: &watch::Sender<Result<Vec<Pod>, Status>>) -> JoinHandle<()> {
+    let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
+    let service = PodResourcesListerServer::new(FakeKubelet(says.subscribe()));
+    tokio::spawn(async move { Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap() })
+}
+
+fn container(digit: &str, name: &str) -> Container {
+    let labels = [
+        ("io.kubernetes.pod.name", "train-0"),
+        ("io.kubernetes.pod.namespace", "ml"),
+        ("io.kubernetes.pod.uid", UID),
+        ("io.kubernetes.container.name", name),
+    ];
+    Container {
+        id: digit.repeat(64),
+        image: Some(ImageSpec { image: "sha256:1".into(), user_specified_image: "app:1".into() }),
+        image_ref: "sha256:1".into(),
+        labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+    }
+}
+
+fn names(seen: &mut Receiver<Observation>) -> Option<Vec<ContainerName>> {
+    match seen.try_recv() {
+        Ok(Observation::Names { source: NameSource::Cri, names }) => Some(names),
+        Ok(other) => panic!("{other:?}"),
+        Err(_) => None,
+    }
+}
+
+fn devices(seen: &mut Receiver<Observation>) -> Option<Vec<ContainerDevices>> {
+    match seen.try_recv() {
+        Ok(Observation::Devices(devices)) => Some(devices),
+        Ok(other) => panic!("{other:?}"),
+        Err(_) => None,
+    }
+}
+
+async fn links(seen: &mut Receiver<Observation>) -> Vec<ContainerName> {
+    match timeout(LIMIT, seen.recv()).await {
+        Ok(Some(Observation::Names { source: NameSource::LogLinks, names })) => names,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn containers_and_sandboxes_get_their_names_and_only_news_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let says = watch::Sender::new(Ok(vec![container("a", "main")]));
+    let _served = serve_runtime(&path, &says);
+    let (reporter, mut seen) = Reporter::channel();
+    let mut cri = Cri::at(vec![folder.path().join("absent.sock"), path], reporter);
+
+    cri.ask().await.unwrap();
+    let told = names(&mut seen).unwrap();
+    assert_eq!(told.len(), 2);
+    assert_eq!((told[0].container.as_deref(), told[0].image.as_deref()), (Some("main"), Some("app:1")));
+    assert_eq!((told[0].pod.to_string(), told[0].uid.as_ref().unwrap().as_str()), ("ml/train-0".into(), UID));
+    assert_eq!((told[1].container.as_deref(), told[1].pod.to_string()), (None, "ml/train-0".into()), "the sandbox");
+
+    cri.ask().await.unwrap();
+    assert_eq!(names(&mut seen), None, "nothing new");
+    says.send(Ok(vec![container("a", "main"), container("b", "side")])).unwrap();
+    cri.ask().await.unwrap();
+    assert_eq!(names(&mut seen).unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn a_runtime_that_goes_and_comes_back_is_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let says = watch::Sender::new(Ok(vec![container("a", "main")]));
+    let (reporter, mut seen) = Reporter::channel();
+    let mut cri = Cri::at(vec![path.clone()], reporter);
+    let absent = cri.ask().await.unwrap_err();
+    assert!(matches!(absent, Unanswered::Absent { .. }), "{absent}");
+    assert!(absent.to_string().contains(path.to_str().unwrap()), "{absent}");
+
+    for round in 0..2 {
+        let served = serve_runtime(&path, &says);
+        // The first question after a runtime's end may meet the connection that died with it.
+        let answered = timeout(LIMIT, async { while cri.ask().await.is_err() {} }).await;
+        assert!(answered.is_ok(), "round {round}");
+        served.abort();
+        let _ = served.await;
+        std::fs::remove_file(&path).unwrap();
+    }
+    assert_eq!(names(&mut seen).map(|told| told.len()), Some(2));
+    assert_eq!(names(&mut seen), None, "the same names again are no news");
+}
+
+#[tokio::test]
+async fn a_socket_that_hangs_costs_two_seconds_and_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let (reporter, _seen) = Reporter::channel();
+    let begun = Instant::now();
+    let error = Cri::at(vec![path], reporter).ask().await.unwrap_err();
+    assert!(matches!(error, Unanswered::Slow { call: "Version", .. }), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_socket_that_speaks_garbage_is_an_error_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubelet.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            stream.writable().await.unwrap();
+            let _ = stream.try_write(&[b'x'; 4096]);
+        }
+    });
+    let (reporter, _seen) = Reporter::channel();
+    let error = PodResources::at(path.clone(), reporter).ask().await.unwrap_err();
+    assert!(matches!(error, Unanswered::Refused { .. }), "{error}");
+    assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_beyond_all_bounds_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let mut huge = container("a", "main");
+    huge.image_ref = "x".repeat(17 << 20);
+    let says = watch::Sender::new(Ok(vec![huge]));
+    let _served = serve_runtime(&path, &says);
+    let (reporter, _seen) = Reporter::channel();
+    match Cri::at(vec![path], reporter).ask().await.unwrap_err() {
+        Unanswered::Refused { call: "ListContainers", status, .. } => assert_eq!(status.code(), Code::OutOfRange),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn kubelet_tells_devices_and_may_ask_us_to_come_back_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubelet.sock");
+    let device = Listed { resource_name: "nvidia.com/gpu".into(), device_ids: vec!["GPU-1-0".into()] };
+    let main = ContainerResources { name: "main".into(), devices: vec![device] };
+    let pod = Pod { name: "train-0".into(), namespace: "ml".into(), containers: vec![main] };
+    let says = watch::Sender::new(Ok(vec![pod]));
+    let _served = serve_kubelet(&path, &says);
+    let (reporter, mut seen) = Reporter::channel();
+    let mut kubelet = PodResources::at(path, reporter);
+
+    kubelet.ask().await.unwrap();
+    let told = devices(&mut seen).unwrap();
+    assert_eq!((&*told[0].namespace, &*told[0].pod, &*told[0].container), ("ml", "train-0", "main"));
+    assert_eq!((&*told[0].resource, &*told[0].ids[0]), ("nvidia.com/gpu", "GPU-1-0"));
+
+    says.send(Err(Status::resource_exhausted("rejected by rate limit"))).unwrap();
+    kubelet.ask().await.expect("a limit on the rate is no failure");
+    assert_eq!(devices(&mut seen), None, "and takes nothing back");
+    says.send(Ok(vec![])).unwrap();
+    kubelet.ask().await.unwrap();
+    assert_eq!(devices(&mut seen), Some(vec![]), "the pod is gone");
+}
+
+#[tokio::test]
+async fn links_that_come_and_go_are_told_soon() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("containers");
+    std::fs::create_dir(&place).unwrap();
+    let (reporter, mut seen) = Reporter::channel();
+    let reading = tokio::spawn(links::keep_reading(place.clone(), reporter));
+    assert_eq!(links(&mut seen).await, []);
+
+    let link = place.join(format!("train-0_ml_main-{}.log", "a".repeat(64)));
+    // kubelet's links may lead nowhere: only their names count.
+    std::os::unix::fs::symlink("/nowhere", &link).unwrap();
+    let told = links(&mut seen).await;
+    assert_eq!((told.len(), told[0].container.as_deref(), told[0].uid.as_ref()), (1, Some("main"), None));
+    std::fs::remove_file(&link).unwrap();
+    assert_eq!(links(&mut seen).await, []);
+
+    std::fs::remove_dir(&place).unwrap();
+    std::fs::create_dir(&place).unwrap();
+    std::os::unix::fs::symlink("/nowhere", &link).unwrap();
+    assert_eq!(links(&mut seen).await.len(), 1, "a folder that was made anew is watched again");
+    reading.abort();
+}
+
+#[tokio::test]
+async fn where_there_is_nothing_nothing_is_told_and_stop_is_immediate() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        cri_socket: None,
+        log_links: folder.path().join("no-links"),
+        pod_resources_socket: folder.path().join("no-kubelet.sock"),
+    };
+    let (reporter, mut seen) = Reporter::channel();
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(run(settings, reporter, stop.clone()));
+    stop.cancel();
+    timeout(LIMIT, running).await.unwrap().unwrap();
+    let counted = std::iter::from_fn(|| seen.try_recv().ok()).find(|told| matches!(told, Observation::Trouble(_)));
+    assert!(counted.is_none(), "{counted:?}: a machine without Kubernetes is not in trouble");
+}
+
+#[tokio::test]
+async fn a_socket_that_was_asked_for_and_is_not_there_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        cri_socket: Some(folder.path().join("no-runtime.sock")),
+        log_links: folder.path().to_owned(),
+        pod_resources_socket: folder.path().join("no-kubelet.sock"),
+    };
+    let (reporter, mut seen) = Reporter::channel();
+    let running = tokio::spawn(run(settings, reporter, CancellationToken::new()));
+    let counted = async {
+        loop {
+            if let Some(Observation::Trouble(trouble)) = seen.recv().await {
+                break trouble;
+            }
+        }
+    };
+    assert_eq!(timeout(LIMIT, counted).await.unwrap(), Trouble::CriFailed);
+    running.abort();
+}
+
+#[tokio::test]
+async fn five_thousand_containers_are_named_in_one_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let many = (0..5000).map(|n| Container { id: format!("{n:064x}"), ..container("a", "main") }).collect();
+    let says = watch::Sender::new(Ok(many));
+    let _served = serve_runtime(&path, &says);
+    let (reporter, mut seen) = Reporter::channel();
+    Cri::at(vec![path], reporter).ask().await.unwrap();
+    let told = names(&mut seen).unwrap();
+    assert_eq!(told.len(), 5001);
+}
