@@ -1,1 +1,222 @@
-//! To be filled: api.
+//! `/api/v1`: the view as JSON, filtered by what the query asks for.
+//!
+//! ```text
+//!   ?namespace=  ?pod=  ?gpu=   each narrows the lists; a GPU is named by UUID or index
+//! ```
+//!
+//! What must never happen here: a list that is not bounded by the view's own bounds, an unknown query key that is
+//! silently passed over (who misspells a filter would read everything as the answer).
+
+use model::id::PodUid;
+use model::time::Now;
+use model::view::{ContainerView, GpuShare, GpuView, NodeView, PodView};
+use wire::api::head::Head;
+use wire::api::owner::{Names, Owner};
+use wire::api::reading::Ages;
+use wire::api::{gpus, node, pods, processes};
+
+/// One of the documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Document {
+    /// `/api/v1/node`.
+    Node,
+    /// `/api/v1/gpus`.
+    Gpus,
+    /// `/api/v1/pods`.
+    Pods,
+    /// `/api/v1/processes`.
+    Processes,
+}
+
+/// What the query asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only this namespace.
+    pub namespace: Option<String>,
+    /// Only pods of this name.
+    pub pod: Option<String>,
+    /// Only this GPU: UUID or index.
+    pub gpu: Option<String>,
+}
+
+/// Why a query cannot be answered: a sentence for the caller.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadQuery {
+    /// No such key.
+    #[error("query key {0:?} is not known: use namespace, pod or gpu")]
+    UnknownKey(String),
+    /// A `%` that is not followed by two hexadecimal digits, or bytes that are not UTF-8.
+    #[error("value of query key {0:?} is not percent-encoded UTF-8")]
+    BadEncoding(String),
+}
+
+impl Filter {
+    /// From what stands behind `?`.
+    ///
+    /// # Errors
+    /// [`BadQuery`], a sentence for the caller.
+    pub fn parse(query: &str) -> Result<Filter, BadQuery> {
+        let mut filter = Filter::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let place = match key {
+                "namespace" => &mut filter.namespace,
+                "pod" => &mut filter.pod,
+                "gpu" => &mut filter.gpu,
+                other => return Err(BadQuery::UnknownKey(other.chars().take(80).collect())),
+            };
+            *place = Some(decoded(value).ok_or_else(|| BadQuery::BadEncoding(key.to_owned()))?);
+        }
+        Ok(filter)
+    }
+
+    fn named(&self) -> bool {
+        self.namespace.is_some() || self.pod.is_some()
+    }
+
+    fn takes_name(&self, namespace: Option<&str>, pod: Option<&str>) -> bool {
+        let fits = |wanted: &Option<String>, told: Option<&str>| wanted.is_none() || wanted.as_deref() == told;
+        fits(&self.namespace, namespace) && fits(&self.pod, pod)
+    }
+
+    fn takes_pod(&self, pod: &PodView) -> bool {
+        let name = pod.name.as_ref();
+        self.takes_name(name.map(|name| &*name.namespace), name.map(|name| &*name.name))
+    }
+
+    fn takes_owner(&self, owner: &Owner) -> bool {
+        self.takes_name(owner.namespace.as_deref(), owner.pod.as_deref())
+    }
+
+    fn takes_gpu(&self, gpu: &GpuView) -> bool {
+        let Some(wanted) = &self.gpu else { return true };
+        wanted == gpu.gpu.uuid.as_str() || wanted.parse() == Ok(gpu.gpu.index)
+    }
+}
+
+/// Percent-decoded text; `+` is a space.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut out = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let high = char::from(bytes.next()?).to_digit(16)?;
+                let low = char::from(bytes.next()?).to_digit(16)?;
+                u8::try_from(high * 16 + low).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(out).ok()
+}
+
+/// Writes `document` to the end of `out`.
+///
+/// # Errors
+/// As serde_json says; the documents are made of plain values, so none is expected.
+pub fn render(
+    document: Document,
+    filter: &Filter,
+    view: &NodeView,
+    now: Now,
+    out: &mut Vec<u8>,
+) -> Result<(), serde_json::Error> {
+    let asked = Asked { filter, view, now };
+    match document {
+        Document::Node => serde_json::to_writer(&mut *out, &node::Document::of(view, now))?,
+        Document::Gpus => serde_json::to_writer(&mut *out, &asked.gpus())?,
+        Document::Pods => serde_json::to_writer(&mut *out, &asked.pods())?,
+        Document::Processes => asked.processes(out)?,
+    }
+    out.push(b'\n');
+    Ok(())
+}
+
+/// A question to a view.
+struct Asked<'a> {
+    filter: &'a Filter,
+    view: &'a NodeView,
+    now: Now,
+}
+
+impl Asked<'_> {
+    fn gpus(&self) -> gpus::Document {
+        let names = Names::of(self.view);
+        let ages = Ages(self.now.monotonic);
+        let fits = |uid: &PodUid| names.pod(uid).is_some_and(|pod| self.filter.takes_pod(pod));
+        let chosen = self
+            .view
+            .gpus
+            .iter()
+            .filter(|gpu| self.filter.takes_gpu(gpu) && (!self.filter.named() || gpu.holders.iter().any(fits)));
+        gpus::Document {
+            view: Head::of(self.view, self.now),
+            gpus: chosen.map(|gpu| gpus::Gpu::of(gpu, &names, ages)).collect(),
+        }
+    }
+
+    fn pods(&self) -> pods::Listing<'_> {
+        let uuids: Vec<_> =
+            self.view.gpus.iter().filter(|gpu| self.filter.takes_gpu(gpu)).map(|gpu| &gpu.gpu.uuid).collect();
+        let on =
+            |shares: &[GpuShare]| self.filter.gpu.is_none() || shares.iter().any(|share| uuids.contains(&&share.gpu));
+        let pod = |pod: &&PodView| self.filter.takes_pod(pod) && on(&pod.gpus);
+        let container = |container: &&ContainerView| !self.filter.named() && on(&container.gpus);
+        pods::Listing {
+            view: Head::of(self.view, self.now),
+            left_out: self.view.cgroups_left_out,
+            pods: self.view.pods.iter().filter(pod).collect(),
+            containers: self.view.containers.iter().filter(container).collect(),
+            ages: Ages(self.now.monotonic),
+        }
+    }
+
+    fn processes(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
+        let names = Names::of(self.view);
+        let rows = processes::rows(self.view);
+        let uuids: Vec<_> =
+            self.view.gpus.iter().filter(|gpu| self.filter.takes_gpu(gpu)).map(|gpu| &gpu.gpu.uuid).collect();
+        let fits = |row: &&processes::Row<'_>| {
+            (self.filter.gpu.is_none() || row.gpus.iter().any(|(gpu, _)| uuids.contains(gpu)))
+                && (!self.filter.named() || self.filter.takes_owner(&row.owner(&names)))
+        };
+        let listing = processes::Listing {
+            view: Head::of(self.view, self.now),
+            left_out: self.view.processes_left_out,
+            rows: rows.iter().filter(fits).collect(),
+            names: &names,
+            ages: Ages(self.now.monotonic),
+        };
+        serde_json::to_writer(out, &listing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_decoded_and_misspelt_keys_are_told() {
+        let filter = Filter::parse("namespace=ml%2Fx&pod=a+b&gpu=3").unwrap();
+        assert_eq!(filter.namespace.as_deref(), Some("ml/x"));
+        assert_eq!(filter.pod.as_deref(), Some("a b"));
+        assert_eq!(filter.gpu.as_deref(), Some("3"));
+        assert_eq!(Filter::parse("").unwrap(), Filter::default());
+        for (query, sentence) in [
+            ("pods=a", "query key \"pods\" is not known: use namespace, pod or gpu"),
+            ("pod=%f", "value of query key \"pod\" is not percent-encoded UTF-8"),
+            ("pod=%ff", "value of query key \"pod\" is not percent-encoded UTF-8"),
+        ] {
+            assert_eq!(Filter::parse(query).unwrap_err().to_string(), sentence);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_query_panics(query in ".*") {
+            let _ = Filter::parse(&query);
+        }
+    }
+}

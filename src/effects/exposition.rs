@@ -1,1 +1,352 @@
-//! To be filled: exposition.
+//! Prometheus text, written by hand in both forms: classic 0.0.4 and OpenMetrics 1.0.
+//!
+//! ```text
+//!   family(&FAMILY)            remembers the header; nothing is written yet
+//!   sample(&[labels], value)   writes HELP, TYPE, UNIT before the first sample, then the line
+//!   finish()                   `# EOF` where OpenMetrics wants it
+//! ```
+//!
+//! Why not a library: the ones in the field own their metrics and would have to be told of each pod that comes and goes,
+//! write one of the two forms only, or refuse names that others have made (`DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is a
+//! counter without `_total`; in OpenMetrics such a family is `unknown` here). Here a scrape is a walk over one view into
+//! one buffer: label sets are escaped once for each GPU, pod or container, and copied into every line that needs them.
+//!
+//! What must never happen here: a family without samples in the text, a label value that breaks a line, a name that the
+//! program did not declare as a [`Family`].
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+/// Longest label value in bytes. cgroup paths of nested systemd slices reach about 300, image references about 350;
+/// what is longer is cut and ends in a hash, so that two long values stay two.
+pub const MAX_LABEL_VALUE: usize = 512;
+
+/// Which text is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `text/plain; version=0.0.4`.
+    Classic,
+    /// `application/openmetrics-text; version=1.0.0`.
+    OpenMetrics,
+}
+
+impl Format {
+    /// For the header `Content-Type`.
+    #[must_use]
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Format::Classic => "text/plain; version=0.0.4; charset=utf-8",
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// What a family is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Goes up and down.
+    Gauge,
+    /// Only goes up; its name ends in `_total`.
+    Counter,
+    /// Only goes up, but others named it without `_total`: OpenMetrics calls it `unknown`.
+    ForeignCounter,
+    /// Always 1, the labels are the news; its name ends in `_info`.
+    Info,
+}
+
+/// One name, declared once, in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// The whole name, or what follows a prefix that [`Exposition::prefixed`] is given.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// Base unit, which the name ends in (before `_total`); empty for none.
+    pub unit: &'static str,
+    /// One sentence without line breaks.
+    pub help: &'static str,
+}
+
+/// A sample's value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// Written with all its digits.
+    Whole(u64),
+    /// Written with as many digits as it takes to read the same number back.
+    Real(f64),
+}
+
+/// Escaped `name="value"` pairs, ready to be copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels(String);
+
+/// The text being written.
+#[derive(Debug)]
+pub struct Exposition<'b> {
+    out: &'b mut Vec<u8>,
+    format: Format,
+    family: Option<(&'static str, Family)>,
+    name: String,
+    header_due: bool,
+    declared: Option<Vec<(&'static str, Family)>>,
+}
+
+// === impl Labels ===
+
+impl Labels {
+    /// No labels.
+    #[must_use]
+    pub fn new() -> Labels {
+        Labels::default()
+    }
+
+    /// One more pair. Control characters become `U+FFFD`; a long value is cut ([`MAX_LABEL_VALUE`]).
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Labels {
+        if !self.0.is_empty() {
+            self.0.push(',');
+        }
+        self.0.push_str(name);
+        self.0.push_str("=\"");
+        if value.len() <= MAX_LABEL_VALUE {
+            self.escape(value);
+        } else {
+            self.escape(&value[..value.floor_char_boundary(MAX_LABEL_VALUE - 20)]);
+            let _ = write!(self.0, "…{:016x}", fingerprint(value));
+        }
+        self.0.push('"');
+        self
+    }
+
+    /// The pairs, joined by commas.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn escape(&mut self, value: &str) {
+        for character in value.chars() {
+            match character {
+                '\\' => self.0.push_str("\\\\"),
+                '"' => self.0.push_str("\\\""),
+                '\n' => self.0.push_str("\\n"),
+                other if other.is_control() => self.0.push(char::REPLACEMENT_CHARACTER),
+                other => self.0.push(other),
+            }
+        }
+    }
+}
+
+/// FNV-1a, 64 bits: tells long values apart, protects nothing.
+fn fingerprint(value: &str) -> u64 {
+    value.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+// === impl Exposition ===
+
+impl<'b> Exposition<'b> {
+    /// Writes to the end of `out`.
+    #[must_use]
+    pub fn new(out: &'b mut Vec<u8>, format: Format) -> Self {
+        Exposition { out, format, family: None, name: String::new(), header_due: false, declared: None }
+    }
+
+    /// The same, and remembers every family that could be written: how the reference page is made.
+    #[must_use]
+    pub fn recording(out: &'b mut Vec<u8>) -> Self {
+        Exposition { declared: Some(Vec::new()), ..Exposition::new(out, Format::Classic) }
+    }
+
+    /// The samples that follow are of this family.
+    pub fn family(&mut self, family: &Family) {
+        self.prefixed("", family);
+    }
+
+    /// The same, for tables whose names are shared by several subjects.
+    pub fn prefixed(&mut self, prefix: &'static str, family: &Family) {
+        if self.family.is_some_and(|(p, f)| p == prefix && f.name == family.name) {
+            return;
+        }
+        self.family = Some((prefix, *family));
+        self.name.clear();
+        self.name.push_str(prefix);
+        self.name.push_str(family.name);
+        self.header_due = true;
+        if let Some(declared) = &mut self.declared {
+            declared.push((prefix, *family));
+        }
+    }
+
+    /// One line. `labels` are joined; empty ones are passed over.
+    pub fn sample(&mut self, labels: &[&str], value: Number) {
+        if self.header_due {
+            self.header_due = false;
+            self.header();
+        }
+        self.out.extend_from_slice(self.name.as_bytes());
+        let mut before = b'{';
+        for pairs in labels.iter().filter(|pairs| !pairs.is_empty()) {
+            self.out.push(before);
+            self.out.extend_from_slice(pairs.as_bytes());
+            before = b',';
+        }
+        if before == b',' {
+            self.out.push(b'}');
+        }
+        self.out.push(b' ');
+        value.write(self.out);
+        self.out.push(b'\n');
+    }
+
+    /// Ends the text. Returns what was declared, if that was asked for.
+    pub fn finish(self) -> Vec<(&'static str, Family)> {
+        if self.format == Format::OpenMetrics {
+            self.out.extend_from_slice(b"# EOF\n");
+        }
+        self.declared.unwrap_or_default()
+    }
+
+    fn header(&mut self) {
+        let Some((_, family)) = self.family else { return };
+        let open = self.format == Format::OpenMetrics;
+        let name: &str = if open { family.kind.trim(&self.name) } else { &self.name };
+        let kind = family.kind.word(self.format);
+        // Writing to memory does not fail.
+        let _ = writeln!(self.out, "# HELP {name} {}", Help(family.help, open));
+        let _ = writeln!(self.out, "# TYPE {name} {kind}");
+        if open && !family.unit.is_empty() {
+            let _ = writeln!(self.out, "# UNIT {name} {}", family.unit);
+        }
+    }
+}
+
+impl Kind {
+    /// The word after `# TYPE`.
+    #[must_use]
+    pub fn word(self, format: Format) -> &'static str {
+        match (self, format) {
+            (Kind::Gauge, _) | (Kind::Info, Format::Classic) => "gauge",
+            (Kind::Counter, _) | (Kind::ForeignCounter, Format::Classic) => "counter",
+            (Kind::ForeignCounter, Format::OpenMetrics) => "unknown",
+            (Kind::Info, Format::OpenMetrics) => "info",
+        }
+    }
+
+    /// The family's name in OpenMetrics, where suffixes belong to the samples.
+    fn trim(self, name: &str) -> &str {
+        let suffix = match self {
+            Kind::Gauge | Kind::ForeignCounter => "",
+            Kind::Counter => "_total",
+            Kind::Info => "_info",
+        };
+        name.strip_suffix(suffix).unwrap_or(name)
+    }
+}
+
+/// Help text, escaped: both forms escape backslash and line feed, OpenMetrics the quotation mark as well.
+struct Help(&'static str, bool);
+
+impl std::fmt::Display for Help {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for character in self.0.chars() {
+            match character {
+                '\\' => f.write_str("\\\\")?,
+                '\n' => f.write_str("\\n")?,
+                '"' if self.1 => f.write_str("\\\"")?,
+                other => f.write_char(other)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Number {
+    fn write(self, out: &mut Vec<u8>) {
+        // Writing to memory does not fail.
+        let _ = match self {
+            Number::Whole(value) => write!(out, "{value}"),
+            Number::Real(value) if value.is_nan() => write!(out, "NaN"),
+            Number::Real(value) if value.is_infinite() => write!(out, "{}Inf", if value > 0.0 { '+' } else { '-' }),
+            Number::Real(value) => write!(out, "{value}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ENERGY: Family =
+        Family { name: "x_joules_total", kind: Kind::Counter, unit: "joules", help: "Energy \"drawn\"\\spent." };
+    const FOREIGN: Family = Family { name: "DCGM_ENERGY", kind: Kind::ForeignCounter, unit: "", help: "mJ." };
+    const WHO: Family = Family { name: "x_info", kind: Kind::Info, unit: "", help: "Who." };
+    const SILENT: Family = Family { name: "x_silent", kind: Kind::Gauge, unit: "", help: "Never measured." };
+
+    fn text(format: Format) -> String {
+        let mut out = Vec::new();
+        let mut exposition = Exposition::new(&mut out, format);
+        exposition.family(&ENERGY);
+        exposition.sample(&["", "gpu=\"0\"", "uuid=\"a\""], Number::Real(1.5));
+        exposition.family(&ENERGY);
+        exposition.sample(&[], Number::Whole(u64::MAX));
+        exposition.family(&SILENT);
+        exposition.family(&FOREIGN);
+        exposition.sample(&[], Number::Real(f64::NEG_INFINITY));
+        exposition.family(&WHO);
+        exposition.sample(&[Labels::new().with("a", "b").as_str()], Number::Whole(1));
+        exposition.finish();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn classic_text_has_whole_names_and_no_end_mark() {
+        assert_eq!(
+            text(Format::Classic),
+            "# HELP x_joules_total Energy \"drawn\"\\\\spent.\n# TYPE x_joules_total counter\n\
+             x_joules_total{gpu=\"0\",uuid=\"a\"} 1.5\nx_joules_total 18446744073709551615\n\
+             # HELP DCGM_ENERGY mJ.\n# TYPE DCGM_ENERGY counter\nDCGM_ENERGY -Inf\n\
+             # HELP x_info Who.\n# TYPE x_info gauge\nx_info{a=\"b\"} 1\n"
+        );
+    }
+
+    #[test]
+    fn open_metrics_cuts_suffixes_tells_units_and_ends() {
+        assert_eq!(
+            text(Format::OpenMetrics),
+            "# HELP x_joules Energy \\\"drawn\\\"\\\\spent.\n# TYPE x_joules counter\n# UNIT x_joules joules\n\
+             x_joules_total{gpu=\"0\",uuid=\"a\"} 1.5\nx_joules_total 18446744073709551615\n\
+             # HELP DCGM_ENERGY mJ.\n# TYPE DCGM_ENERGY unknown\nDCGM_ENERGY -Inf\n\
+             # HELP x Who.\n# TYPE x info\nx_info{a=\"b\"} 1\n# EOF\n"
+        );
+    }
+
+    #[test]
+    fn values_that_would_break_a_line_are_escaped() {
+        let labels = Labels::new().with("a", "q\"b\\n\nz\u{0}\r").with("b", "");
+        assert_eq!(labels.as_str(), "a=\"q\\\"b\\\\n\\nz\u{fffd}\u{fffd}\",b=\"\"");
+    }
+
+    #[test]
+    fn long_values_are_cut_and_stay_apart() {
+        let long = |end: &str| Labels::new().with("a", &("é".repeat(400) + end)).as_str().to_owned();
+        assert!(long("x").len() <= MAX_LABEL_VALUE + 4);
+        assert_ne!(long("x"), long("y"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_value_gives_one_line_with_closed_quotes(value in any::<String>()) {
+            let labels = Labels::new().with("a", &value);
+            let inner = labels.as_str().strip_prefix("a=\"").unwrap().strip_suffix('"').unwrap();
+            prop_assert!(!labels.as_str().chars().any(char::is_control));
+            let mut characters = inner.chars();
+            while let Some(character) = characters.next() {
+                prop_assert_ne!(character, '"');
+                if character == '\\' {
+                    prop_assert!(matches!(characters.next(), Some('\\' | '"' | 'n')));
+                }
+            }
+        }
+    }
+}

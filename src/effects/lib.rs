@@ -10,6 +10,8 @@
 //!
 //! What must never happen here: a decision, a reading of the world, a queue or connection count without a bound.
 
+#[cfg(test)]
+mod sample_view;
 pub mod exposition;
 pub mod metrics;
 pub mod api;

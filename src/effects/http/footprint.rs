@@ -1,0 +1,50 @@
+//! What this program costs, from `/proc/self`. The only thing this room reads: it is about itself, not about the world.
+
+use crate::metrics::Footprint;
+use model::time::Monotonic;
+use model::unit::{Bytes, Count};
+use model::{Absence, Reading};
+use rustix::process::Resource;
+use rustix::time::ClockId;
+use std::fs;
+
+/// Reads it; some 50 µs.
+pub(super) fn read(at: Monotonic) -> Footprint {
+    let reading = |value: Option<u64>| Reading::from_result(value.ok_or(Absence::Unreadable), at);
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |key: &str| reading(field(&status, key).and_then(|kib| kib.checked_mul(1024))).map(Bytes);
+    Footprint {
+        cpu_seconds: Reading::from_result(cpu_seconds().ok_or(Absence::Unreadable), at),
+        resident: kib("VmRSS:"),
+        address_space: kib("VmSize:"),
+        files: reading(fs::read_dir("/proc/self/fd").ok().map(|entries| entries.count() as u64)).map(Count),
+        files_limit: reading(rustix::process::getrlimit(Resource::Nofile).current).map(Count),
+        threads: reading(field(&status, "Threads:")).map(Count),
+    }
+}
+
+fn cpu_seconds() -> Option<f64> {
+    let time = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let nanos = u32::try_from(time.tv_nsec).ok()?;
+    Some(std::time::Duration::new(seconds, nanos).as_secs_f64())
+}
+
+fn field(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_very_process_has_memory_files_and_threads() {
+        let footprint = read(Monotonic(1));
+        assert!(footprint.resident.get().unwrap().0 > 100_000);
+        assert!(footprint.files.get().unwrap().0 >= 3);
+        assert!(footprint.threads.get().unwrap().0 >= 1);
+        assert!(footprint.cpu_seconds.get().unwrap() > 0.0);
+    }
+}

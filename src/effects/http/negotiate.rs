@@ -1,0 +1,84 @@
+//! Which text a scraper wants: `Accept` with its weights (RFC 9110, 12.5.1).
+
+use crate::exposition::Format;
+
+/// The form with the larger weight; classic where both weigh the same or nothing is asked.
+/// OpenMetrics is only given to who asks for it by name (`*/*` is every browser).
+#[must_use]
+pub(super) fn format(accept: &str) -> Format {
+    let mut classic: Option<u16> = None;
+    let mut open: Option<u16> = None;
+    for range in accept.split(',') {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let mut version = None;
+        let mut weight = 1000;
+        for parameter in parts {
+            match parameter.split_once('=') {
+                Some((name, value)) if name.trim().eq_ignore_ascii_case("q") => weight = thousandths(value.trim()),
+                Some((name, value)) if name.trim().eq_ignore_ascii_case("version") => version = Some(value.trim()),
+                _ => {}
+            }
+        }
+        match kind.as_str() {
+            "application/openmetrics-text" if matches!(version, None | Some("1.0.0" | "0.0.1")) => {
+                open = open.max(Some(weight));
+            }
+            "text/plain" if matches!(version, None | Some("0.0.4")) => classic = classic.max(Some(weight)),
+            "*/*" | "text/*" => classic = classic.max(Some(weight)),
+            _ => {}
+        }
+    }
+    match (open.unwrap_or(0), classic.unwrap_or(0)) {
+        (open, classic) if open > classic => Format::OpenMetrics,
+        _ => Format::Classic,
+    }
+}
+
+/// `0.75` is 750. What cannot be read weighs nothing.
+fn thousandths(weight: &str) -> u16 {
+    let (whole, broken) = weight.split_once('.').unwrap_or((weight, ""));
+    let digits = broken.bytes().chain([b'0'; 3]).take(3);
+    let broken = digits.fold(Some(0_u16), |sum, digit| match digit {
+        b'0'..=b'9' => sum.map(|sum| sum * 10 + u16::from(digit - b'0')),
+        _ => None,
+    });
+    match (whole, broken) {
+        ("1", Some(_)) => 1000,
+        ("0", Some(broken)) => broken,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_larger_weight_wins_and_a_browser_reads_plain_text() {
+        let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
+                          text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        for (accept, format_wanted) in [
+            ("", Format::Classic),
+            ("*/*", Format::Classic),
+            ("text/html,application/xhtml+xml,*/*;q=0.8", Format::Classic),
+            (prometheus, Format::OpenMetrics),
+            ("application/openmetrics-text", Format::OpenMetrics),
+            ("Application/OpenMetrics-Text; Version=1.0.0; Q=0.9, text/plain;q=0.3", Format::OpenMetrics),
+            ("application/openmetrics-text;q=0.2,text/plain;version=0.0.4;q=0.8", Format::Classic),
+            ("application/openmetrics-text;q=0", Format::Classic),
+            ("application/openmetrics-text;q=zero", Format::Classic),
+            ("application/openmetrics-text;version=2.0.0", Format::Classic),
+            ("application/vnd.google.protobuf;q=1,text/plain;q=0.5", Format::Classic),
+        ] {
+            assert_eq!(format(accept), format_wanted, "{accept}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_header_panics(header in ".*") {
+            let _ = format(&header);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! GPUs and MIG instances under our own names.
+
+use super::Scene;
+use super::number::{Row, number};
+use super::subject::Subjects;
+use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use model::Reading;
+use model::gpu::{MigInstance, MigSample};
+use model::time::Monotonic;
+use model::view::{GpuView, Health};
+
+const PREFIX: &str = "gpu_steward_gpu_";
+
+/// Readings of a card. The first one that is measured dates the sample.
+#[rustfmt::skip]
+static CARD: &[Row<GpuView>] = &[
+    Row::gauge("memory_total_bytes", "bytes", "All memory of the card, with what the driver reserves.", |g| number(&g.gpu.memory_total)),
+    Row::gauge("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.", |g| number(&g.sample.memory_used)),
+    Row::gauge("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.", |g| number(&g.sample.memory_reserved)),
+    Row::gauge("memory_free_bytes", "bytes", "Memory nobody holds.", |g| number(&g.sample.memory_free)),
+    Row::gauge("utilization_ratio", "ratio", "Share of time with a kernel running.", |g| number(&g.sample.utilization)),
+    Row::gauge("memory_copy_ratio", "ratio", "Share of time with device memory being read or written.", |g| number(&g.sample.memory_copy)),
+    Row::gauge("encoder_ratio", "ratio", "Use of the video encoder.", |g| number(&g.sample.encoder)),
+    Row::gauge("decoder_ratio", "ratio", "Use of the video decoder.", |g| number(&g.sample.decoder)),
+    Row::gauge("power_watts", "watts", "Power drawn by the card.", |g| number(&g.sample.power)),
+    Row::gauge("power_limit_watts", "watts", "Limit of power as it is set.", |g| number(&g.gpu.power_limit)),
+    Row::counter("energy_joules_total", "joules", "Energy drawn since the driver was loaded.", |g| number(&g.sample.energy)),
+    Row::gauge("clock_sm_hertz", "hertz", "Clock of the multiprocessors.", |g| number(&g.sample.clock_sm)),
+    Row::gauge("clock_memory_hertz", "hertz", "Clock of the memory.", |g| number(&g.sample.clock_memory)),
+    Row::gauge("clock_throttle_reasons", "", "NVML's bit set of reasons why the clocks are not higher.", |g| number(&g.sample.throttle_reasons)),
+    Row::gauge("temperature_celsius", "celsius", "Temperature of the chip.", |g| number(&g.sample.temperature)),
+    Row::gauge("memory_temperature_celsius", "celsius", "Temperature of the memory.", |g| number(&g.sample.temperature_memory)),
+    Row::gauge("pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe by the card.", |g| number(&g.sample.pcie_tx)),
+    Row::gauge("pcie_receive_bytes_per_second", "bytes_per_second", "Received over PCIe by the card.", |g| number(&g.sample.pcie_rx)),
+    Row::counter("pcie_replays_total", "", "PCIe packets sent again.", |g| number(&g.sample.pcie_replays)),
+    Row::counter("nvlink_bytes_total", "bytes", "Bytes over all NVLinks, both ways.", |g| number(&g.sample.nvlink_bytes)),
+    Row::gauge("nvlinks_active", "", "NVLinks that are up.", |g| number(&g.gpu.nvlinks_active)),
+    Row::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.corrected)).labelled("type=\"corrected\""),
+    Row::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.uncorrected)).labelled("type=\"uncorrected\""),
+    Row::counter("ecc_aggregate_errors_total", "", "ECC errors in the life of the card.", |g: &GpuView| number(&g.sample.ecc_aggregate.corrected)).labelled("type=\"corrected\""),
+    Row::counter("ecc_aggregate_errors_total", "", "ECC errors in the life of the card.", |g: &GpuView| number(&g.sample.ecc_aggregate.uncorrected)).labelled("type=\"uncorrected\""),
+    Row::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.correctable)).labelled("cause=\"corrected\""),
+    Row::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.uncorrectable)).labelled("cause=\"uncorrected\""),
+    Row::gauge("row_remap_pending", "", "1 while a row remapping waits for a reset.", |g| number(&g.sample.remapped.pending)),
+    Row::gauge("row_remap_failed", "", "1 after a row remapping failed.", |g| number(&g.sample.remapped.failed)),
+    Row::gauge("recovery_action", "", "What NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset.", |g| number(&g.sample.recovery)),
+    Row::gauge("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM).", |g| number(&g.sample.gpm.graphics_active)),
+    Row::gauge("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM).", |g| number(&g.sample.gpm.sm_active)),
+    Row::gauge("sm_occupancy_ratio", "ratio", "Resident warps, of what could be (GPM).", |g| number(&g.sample.gpm.sm_occupancy)),
+    Row::gauge("tensor_active_ratio", "ratio", "Tensor pipes active (GPM).", |g| number(&g.sample.gpm.tensor_active)),
+    Row::gauge("dram_active_ratio", "ratio", "Device memory interface active (GPM).", |g| number(&g.sample.gpm.dram_active)),
+    Row::gauge("fp64_active_ratio", "ratio", "FP64 pipe active (GPM).", |g| number(&g.sample.gpm.fp64_active)),
+    Row::gauge("fp32_active_ratio", "ratio", "FP32 pipe active (GPM).", |g| number(&g.sample.gpm.fp32_active)),
+    Row::gauge("fp16_active_ratio", "ratio", "FP16 pipe active (GPM).", |g| number(&g.sample.gpm.fp16_active)),
+    Row::gauge("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_tx)),
+    Row::gauge("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Received over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_rx)),
+    Row::gauge("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Sent over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_tx)),
+    Row::gauge("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Received over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_rx)),
+    Row::gauge("processes", "", "Processes on the card.", |g| match &g.processes {
+        Reading::Measured(list, at) => Reading::Measured(Number::Whole(list.len() as u64 + u64::from(g.processes_left_out)), *at),
+        Reading::Absent(why) => Reading::Absent(*why),
+    }),
+    Row::gauge("unattributed_memory_bytes", "bytes", "Memory in use beyond the sum of the pods' processes.", |g| number(&g.unattributed_memory)),
+    Row::gauge("unattributed_sm_ratio", "ratio", "SM use of processes that belong to no pod.", |g| number(&g.unattributed_sm)),
+];
+
+const INFO: Family = family("info", Kind::Info, "", "Who the card is.");
+const HEALTH: Family =
+    family("health", Kind::Gauge, "", "1 for the state the card is in: healthy, degraded, unhealthy, unknown.");
+const STRANGERS: Family = family("strangers", Kind::Gauge, "", "Processes on the card that belong to no pod.");
+const HOLDERS: Family =
+    family("holders", Kind::Gauge, "", "Pods that have a process on the card or were given it by kubelet.");
+const XIDS: Family = family("xids_total", Kind::Counter, "", "Driver errors since the program started, by XID.");
+const AGE: Family = family("sample_age_seconds", Kind::Gauge, "seconds", "Age of the card's newest reading.");
+const LIST_AGE: Family =
+    family("processes_age_seconds", Kind::Gauge, "seconds", "Age of the list of the card's processes.");
+const ABSENT: Family =
+    family("reading_absent", Kind::Gauge, "", "1 for each reading of the card that is absent, with the reason.");
+
+const MIG_PREFIX: &str = "gpu_steward_mig_";
+const MIG_INFO: Family = family("info", Kind::Info, "", "Who the MIG instance is.");
+const MIG_TOTAL: Family = family("memory_total_bytes", Kind::Gauge, "bytes", "Memory of the MIG instance.");
+
+#[rustfmt::skip]
+static MIG: &[Row<MigSample>] = &[
+    Row::gauge("memory_used_bytes", "bytes", "Memory that processes hold in the MIG instance.", |m| number(&m.memory_used)),
+    Row::gauge("memory_reserved_bytes", "bytes", "Memory reserved in the MIG instance.", |m| number(&m.memory_reserved)),
+    Row::gauge("memory_free_bytes", "bytes", "Memory nobody holds in the MIG instance.", |m| number(&m.memory_free)),
+    Row::gauge("graphics_active_ratio", "ratio", "Compute engine of the instance active (GPM).", |m| number(&m.gpm.graphics_active)),
+    Row::gauge("sm_active_ratio", "ratio", "Multiprocessors of the instance with at least one warp (GPM).", |m| number(&m.gpm.sm_active)),
+    Row::gauge("sm_occupancy_ratio", "ratio", "Resident warps of the instance, of what could be (GPM).", |m| number(&m.gpm.sm_occupancy)),
+    Row::gauge("tensor_active_ratio", "ratio", "Tensor pipes of the instance active (GPM).", |m| number(&m.gpm.tensor_active)),
+    Row::gauge("dram_active_ratio", "ratio", "Memory interface of the instance active (GPM).", |m| number(&m.gpm.dram_active)),
+];
+
+const fn family(name: &'static str, kind: Kind, unit: &'static str, help: &'static str) -> Family {
+    Family { name, kind, unit, help }
+}
+
+/// Writes all of it.
+pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    identity(scene, subjects, out);
+    for row in CARD {
+        out.prefixed(PREFIX, &row.family);
+        for gpu in &subjects.gpus {
+            if let Reading::Measured(value, _) = (row.read)(gpu.seen) {
+                out.sample(&[gpu.labels.as_str(), row.labels], value);
+            }
+        }
+    }
+    state(subjects, out);
+    ages(scene.now.monotonic, subjects, out);
+    absences(subjects, out);
+    mig(subjects, out);
+}
+
+fn identity(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    out.prefixed(PREFIX, &INFO);
+    for gpu in &subjects.gpus {
+        let known = &gpu.seen.gpu;
+        let text =
+            |reading: &Reading<std::sync::Arc<str>>| reading.value().map_or_else(String::new, ToString::to_string);
+        let number = |reading: &Reading<u32>| reading.get().map_or_else(String::new, |number| number.to_string());
+        let more = Labels::new()
+            .with("model", &known.model)
+            .with("pci_bus_id", &text(&known.pci_bus_id))
+            .with("architecture", &text(&known.architecture))
+            .with("numa_node", &number(&known.numa_node))
+            .with("minor", &number(&known.minor))
+            .with("mig", if known.mig_mode.get() == Some(true) { "on" } else { "off" })
+            .with("simulated", if scene.view.gpu_source.simulated() { "true" } else { "false" });
+        out.sample(&[gpu.labels.as_str(), more.as_str()], Number::Whole(1));
+    }
+}
+
+fn state(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    out.prefixed(PREFIX, &HEALTH);
+    for gpu in &subjects.gpus {
+        for state in [Health::Healthy, Health::Degraded, Health::Unhealthy, Health::Unknown] {
+            let label = Labels::new().with("state", state.code());
+            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(u64::from(gpu.seen.health == state)));
+        }
+    }
+    out.prefixed(PREFIX, &HOLDERS);
+    for gpu in &subjects.gpus {
+        out.sample(&[gpu.labels.as_str()], Number::Whole(gpu.seen.holders.len() as u64));
+    }
+    out.prefixed(PREFIX, &STRANGERS);
+    for gpu in subjects.gpus.iter().filter(|gpu| gpu.seen.processes.value().is_some()) {
+        out.sample(&[gpu.labels.as_str()], Number::Whole(u64::from(gpu.seen.strangers)));
+    }
+    out.prefixed(PREFIX, &XIDS);
+    for gpu in &subjects.gpus {
+        for (code, count) in &gpu.seen.xids {
+            let label = Labels::new().with("xid", &code.to_string());
+            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(*count));
+        }
+    }
+}
+
+fn ages(now: Monotonic, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    out.prefixed(PREFIX, &AGE);
+    for gpu in &subjects.gpus {
+        // Facts of the card are read once; only what is read again and again tells how fresh the sample is.
+        let sample = &gpu.seen.sample;
+        let read = [sample.memory_used.at(), sample.utilization.at(), sample.power.at(), sample.temperature.at()];
+        if let Some(at) = read.into_iter().flatten().max() {
+            out.sample(&[gpu.labels.as_str()], Number::Real(now.since(at).as_secs_f64()));
+        }
+    }
+    out.prefixed(PREFIX, &LIST_AGE);
+    for gpu in &subjects.gpus {
+        if let Some(at) = gpu.seen.processes.at() {
+            out.sample(&[gpu.labels.as_str()], Number::Real(now.since(at).as_secs_f64()));
+        }
+    }
+}
+
+fn absences(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    out.prefixed(PREFIX, &ABSENT);
+    for gpu in &subjects.gpus {
+        for row in CARD {
+            if let Reading::Absent(why) = (row.read)(gpu.seen) {
+                let label = Labels::new().with("reading", row.family.name.trim_end_matches("_total"));
+                let reason = Labels::new().with("reason", why.code());
+                out.sample(&[gpu.labels.as_str(), label.as_str(), row.labels, reason.as_str()], Number::Whole(1));
+            }
+        }
+    }
+}
+
+fn mig(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    let instances: Vec<(&MigInstance, Option<&MigSample>, Labels)> = subjects
+        .gpus
+        .iter()
+        .flat_map(|gpu| gpu.seen.gpu.mig.iter().map(move |instance| (gpu, instance)))
+        .map(|(gpu, instance)| {
+            let sample = gpu.seen.sample.mig.iter().find(|mig| mig.uuid == instance.uuid);
+            (instance, sample, gpu.labels.clone().with("mig_uuid", instance.uuid.as_str()))
+        })
+        .collect();
+    out.prefixed(MIG_PREFIX, &MIG_INFO);
+    for (instance, _, labels) in &instances {
+        let more = Labels::new()
+            .with("profile", &instance.profile)
+            .with("gpu_instance", &instance.gpu_instance.to_string())
+            .with("compute_instance", &instance.compute_instance.to_string());
+        out.sample(&[labels.as_str(), more.as_str()], Number::Whole(1));
+    }
+    out.prefixed(MIG_PREFIX, &MIG_TOTAL);
+    for (instance, _, labels) in &instances {
+        if let Reading::Measured(value, _) = number(&instance.memory_total) {
+            out.sample(&[labels.as_str()], value);
+        }
+    }
+    for row in MIG {
+        out.prefixed(MIG_PREFIX, &row.family);
+        for (_, sample, labels) in &instances {
+            if let Some(Reading::Measured(value, _)) = sample.map(row.read) {
+                out.sample(&[labels.as_str()], value);
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The names of HAMi's node monitor, new and legacy, as far as what it shows can be known from outside the container.
+//!
+//! HAMi reads limits, kinds of memory and the time of the last kernel from a file that its library keeps inside each
+//! container. We do not read that file, so `hami_vgpu_memory_limit_bytes`, `hami_vgpu_memory_{context,module,buffer}_bytes`,
+//! `hami_container_last_kernel_elapsed_seconds` and their legacy names have no series here, and neither has
+//! `Device_memory_desc_of_container`, whose labels are those kinds. Use is what the driver tells of the container's
+//! processes. Every series carries `zone="vGPU"`, and ratios are 0 to 100, as in HAMi.
+
+use super::Scene;
+use super::subject::{Subjects, pod_name};
+use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use model::Reading;
+use model::id::GpuUuid;
+use model::unit::{Bytes, Percent};
+use model::view::{GpuShare, GpuView, NodeView};
+
+const HOST_MEMORY: Family = gauge("hami_host_gpu_memory_used_bytes", "GPU memory in use on the host.");
+const HOST_UTIL: Family = gauge("hami_host_gpu_utilization_ratio", "GPU utilization on the host, 0 to 100.");
+const HOST_COPY: Family =
+    gauge("hami_host_gpu_memory_controller_utilization_ratio", "Memory controller utilization on the host, 0 to 100.");
+const MEMORY: Family = gauge("hami_vgpu_memory_used_bytes", "GPU memory that the container's processes hold.");
+const DEVICE_MEMORY: Family = gauge("hami_container_device_memory_bytes", "The same as hami_vgpu_memory_used_bytes.");
+const DEVICE_UTIL: Family =
+    gauge("hami_container_device_utilization_ratio", "SM use of the container's processes, 0 to 100.");
+const MIG: Family = gauge("hami_mig_device_info", "1 for each MIG instance that a container uses.");
+const OLD_HOST_MEMORY: Family = gauge("HostGPUMemoryUsage", "GPU memory in use on the host (bytes; legacy name).");
+const OLD_HOST_UTIL: Family = gauge("HostCoreUtilization", "GPU utilization on the host (0 to 100; legacy name).");
+const OLD_MEMORY: Family =
+    gauge("vGPU_device_memory_usage_in_bytes", "GPU memory that the container's processes hold (legacy name).");
+const OLD_UTIL: Family =
+    gauge("Device_utilization_desc_of_container", "SM use of the container's processes (0 to 100; legacy name).");
+const OLD_MIG: Family = gauge("MigInfo", "1 for each MIG instance that a container uses (legacy name).");
+
+const fn gauge(name: &'static str, help: &'static str) -> Family {
+    Family { name, kind: Kind::Gauge, unit: "", help }
+}
+
+/// A container on one device, in both spellings of its labels.
+struct Slot<'a> {
+    share: &'a GpuShare,
+    new: Labels,
+    old: Labels,
+}
+
+/// Writes all of it.
+pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    hosts(scene.view, out);
+    let slots = slots(subjects);
+    shares(&MEMORY, &slots, |slot| &slot.new, memory, out);
+    shares(&DEVICE_MEMORY, &slots, |slot| &slot.new, memory, out);
+    shares(&DEVICE_UTIL, &slots, |slot| &slot.new, sm, out);
+    migs(&MIG, scene.view, &slots, false, out);
+    shares(&OLD_MEMORY, &slots, |slot| &slot.old, memory, out);
+    shares(&OLD_UTIL, &slots, |slot| &slot.old, sm, out);
+    migs(&OLD_MIG, scene.view, &slots, true, out);
+}
+
+fn hosts(view: &NodeView, out: &mut Exposition<'_>) {
+    let node = view.name.as_str();
+    let named = |gpu: &GpuView| device(gpu).with("node", node).with("zone", "vGPU");
+    let nameless = |gpu: &GpuView| device(gpu).with("zone", "vGPU");
+    let legacy = |gpu: &GpuView| {
+        Labels::new()
+            .with("deviceidx", &gpu.gpu.index.to_string())
+            .with("devicetype", &product(gpu))
+            .with("deviceuuid", gpu.gpu.uuid.as_str())
+            .with("nodeid", node)
+            .with("zone", "vGPU")
+    };
+    cards(&HOST_MEMORY, view, named, |gpu| bytes(&gpu.sample.memory_used), out);
+    cards(&HOST_UTIL, view, named, |gpu| percent(&gpu.sample.utilization), out);
+    cards(&HOST_COPY, view, nameless, |gpu| percent(&gpu.sample.memory_copy), out);
+    cards(&OLD_HOST_MEMORY, view, legacy, |gpu| bytes(&gpu.sample.memory_used), out);
+    cards(&OLD_HOST_UTIL, view, legacy, |gpu| percent(&gpu.sample.utilization), out);
+}
+
+fn device(gpu: &GpuView) -> Labels {
+    Labels::new()
+        .with("device_index", &gpu.gpu.index.to_string())
+        .with("device_type", &product(gpu))
+        .with("device_uuid", gpu.gpu.uuid.as_str())
+}
+
+/// HAMi's monitor puts the vendor before a product name that already has it.
+fn product(gpu: &GpuView) -> String {
+    format!("NVIDIA-{}", gpu.gpu.model)
+}
+
+fn cards(
+    family: &Family,
+    view: &NodeView,
+    labels: impl Fn(&GpuView) -> Labels,
+    read: impl Fn(&GpuView) -> Option<Number>,
+    out: &mut Exposition<'_>,
+) {
+    out.family(family);
+    for gpu in &view.gpus {
+        if let Some(value) = read(gpu) {
+            out.sample(&[labels(gpu).as_str()], value);
+        }
+    }
+}
+
+/// Only containers of pods, by name, as HAMi has it. The virtual device's index is the place among the container's devices.
+fn slots<'a>(subjects: &Subjects<'a>) -> Vec<Slot<'a>> {
+    let mut slots = Vec::new();
+    for pod in &subjects.pods {
+        let (namespace, name) = pod_name(Some(pod.seen));
+        for container in pod.seen.containers.iter().filter(|container| !container.sandbox) {
+            let own = container.name.as_deref().unwrap_or(container.id.short());
+            for (index, share) in container.gpus.iter().enumerate() {
+                let (index, uuid) = (index.to_string(), short(&share.gpu));
+                let new = Labels::new()
+                    .with("container", own)
+                    .with("device_uuid", uuid)
+                    .with("namespace", namespace)
+                    .with("pod", name)
+                    .with("vdevice_index", &index)
+                    .with("zone", "vGPU");
+                let old = Labels::new()
+                    .with("ctrname", own)
+                    .with("deviceuuid", uuid)
+                    .with("podname", name)
+                    .with("podnamespace", namespace)
+                    .with("vdeviceid", &index)
+                    .with("zone", "vGPU");
+                slots.push(Slot { share, new, old });
+            }
+        }
+    }
+    slots
+}
+
+/// HAMi shows the first 40 bytes.
+fn short(uuid: &GpuUuid) -> &str {
+    uuid.as_str().get(..40).unwrap_or(uuid.as_str())
+}
+
+fn shares(
+    family: &Family,
+    slots: &[Slot<'_>],
+    labels: impl for<'s> Fn(&'s Slot<'_>) -> &'s Labels,
+    read: impl Fn(&GpuShare) -> Option<Number>,
+    out: &mut Exposition<'_>,
+) {
+    out.family(family);
+    for slot in slots {
+        if let Some(value) = read(slot.share) {
+            out.sample(&[labels(slot).as_str()], value);
+        }
+    }
+}
+
+fn migs(family: &Family, view: &NodeView, slots: &[Slot<'_>], legacy: bool, out: &mut Exposition<'_>) {
+    out.family(family);
+    for slot in slots {
+        let Some(uuid) = &slot.share.mig else { continue };
+        let mut instances = view.gpus.iter().flat_map(|gpu| &gpu.gpu.mig);
+        let Some(instance) = instances.find(|instance| &instance.uuid == uuid) else { continue };
+        let labels = if legacy {
+            slot.old.clone().with("instanceid", &instance.gpu_instance.to_string())
+        } else {
+            slot.new
+                .clone()
+                .with("mig_uuid", uuid.as_str())
+                .with("profile", &instance.profile)
+                .with("gpu_instance_id", &instance.gpu_instance.to_string())
+                .with("compute_instance_id", &instance.compute_instance.to_string())
+        };
+        out.sample(&[labels.as_str()], Number::Whole(1));
+    }
+}
+
+fn memory(share: &GpuShare) -> Option<Number> {
+    bytes(&share.memory_used)
+}
+
+fn sm(share: &GpuShare) -> Option<Number> {
+    percent(&share.sm)
+}
+
+fn bytes(reading: &Reading<Bytes>) -> Option<Number> {
+    reading.get().map(|bytes| Number::Whole(bytes.0))
+}
+
+fn percent(reading: &Reading<Percent>) -> Option<Number> {
+    reading.get().map(|share| Number::Real(share.0))
+}

@@ -1,0 +1,92 @@
+//! The machine under our own names.
+
+use super::Scene;
+use super::number::{Row, number};
+use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use model::Reading;
+use model::host::HostSample;
+use model::observation::GpuSourceState;
+
+const PREFIX: &str = "gpu_steward_node_";
+
+#[rustfmt::skip]
+static HOST: &[Row<HostSample>] = &[
+    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_user)).labelled("mode=\"user\""),
+    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_system)).labelled("mode=\"system\""),
+    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_idle)).labelled("mode=\"idle\""),
+    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_iowait)).labelled("mode=\"iowait\""),
+    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_steal)).labelled("mode=\"steal\""),
+    Row::gauge("processors", "", "Processors on line.", |h| number(&h.processors)),
+    Row::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[0]))).labelled("period=\"1m\""),
+    Row::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[1]))).labelled("period=\"5m\""),
+    Row::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[2]))).labelled("period=\"15m\""),
+    Row::gauge("memory_total_bytes", "bytes", "Installed memory.", |h| number(&h.memory_total)),
+    Row::gauge("memory_available_bytes", "bytes", "Memory for new work without swapping.", |h| number(&h.memory_available)),
+    Row::gauge("memory_cache_bytes", "bytes", "Page cache and buffers.", |h| number(&h.memory_cache)),
+    Row::gauge("swap_used_bytes", "bytes", "Swap in use.", |h| number(&h.swap_used)),
+    Row::counter("disk_read_bytes_total", "bytes", "Bytes read from whole disks.", |h| number(&h.disk_read)),
+    Row::counter("disk_write_bytes_total", "bytes", "Bytes written to whole disks.", |h| number(&h.disk_write)),
+    Row::counter("network_receive_bytes_total", "bytes", "Bytes received, without lo, bridges and pods' ends.", |h| number(&h.net_rx)),
+    Row::counter("network_transmit_bytes_total", "bytes", "Bytes sent, without lo, bridges and pods' ends.", |h| number(&h.net_tx)),
+    Row::gauge("processes", "", "Processes.", |h| number(&h.processes)),
+];
+
+const INFO: Family = Family { name: "info", kind: Kind::Info, unit: "", help: "The machine." };
+const GPUS: Family = Family { name: "gpu_steward_gpus", kind: Kind::Gauge, unit: "", help: "GPUs that are known." };
+const SIMULATED: Family = Family {
+    name: "gpu_steward_gpus_simulated",
+    kind: Kind::Gauge,
+    unit: "",
+    help: "1 when the GPUs and all their readings are made up (--gpus simulated).",
+};
+const DRIVER: Family =
+    Family { name: "gpu_steward_driver_info", kind: Kind::Info, unit: "", help: "Versions of the NVIDIA driver." };
+const SOURCE: Family = Family {
+    name: "gpu_steward_gpu_source",
+    kind: Kind::Gauge,
+    unit: "",
+    help: "1 for the state in which GPUs are seen: working, starting, missing, hanging, switched_off.",
+};
+
+/// Writes all of it.
+pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
+    let view = scene.view;
+    out.prefixed(PREFIX, &INFO);
+    let info = Labels::new()
+        .with("node", view.name.as_str())
+        .with("kernel", &view.facts.kernel)
+        .with("cgroups", view.facts.cgroups.get().map_or("", |version| version.code()));
+    out.sample(&[info.as_str()], Number::Whole(1));
+    for row in HOST {
+        out.prefixed(PREFIX, &row.family);
+        if let Reading::Measured(value, _) = (row.read)(&view.host) {
+            out.sample(&[row.labels], value);
+        }
+    }
+    out.family(&GPUS);
+    out.sample(&[], Number::Whole(view.gpus.len() as u64));
+    out.family(&SIMULATED);
+    out.sample(&[], Number::Whole(u64::from(view.gpu_source.simulated())));
+    source(&view.gpu_source, out);
+}
+
+fn source(state: &GpuSourceState, out: &mut Exposition<'_>) {
+    out.family(&DRIVER);
+    if let GpuSourceState::Working { driver, nvml, cuda, simulated } = state {
+        let labels = Labels::new()
+            .with("driver", driver)
+            .with("nvml", nvml)
+            .with("cuda", cuda.as_deref().unwrap_or_default())
+            .with("simulated", if *simulated { "true" } else { "false" });
+        out.sample(&[labels.as_str()], Number::Whole(1));
+    }
+    let (word, reason) = match state {
+        GpuSourceState::SwitchedOff => ("switched_off", ""),
+        GpuSourceState::Starting => ("starting", ""),
+        GpuSourceState::Working { .. } => ("working", ""),
+        GpuSourceState::Missing { why, .. } => ("missing", why.code()),
+        GpuSourceState::Hanging => ("hanging", ""),
+    };
+    out.family(&SOURCE);
+    out.sample(&[Labels::new().with("state", word).with("reason", reason).as_str()], Number::Whole(1));
+}

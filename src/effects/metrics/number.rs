@@ -1,0 +1,96 @@
+//! Values of the model as numbers in base units.
+
+use crate::exposition::{Family, Kind, Number};
+use model::Reading;
+use model::gpu::RecoveryAction;
+use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
+
+/// A value that has a number in base units: bytes, seconds, joules, hertz, shares of one.
+pub trait Measure {
+    /// That number.
+    fn number(self) -> Number;
+}
+
+macro_rules! measure {
+    ($($noun:ty => |$value:ident| $change:expr;)*) => {
+        $(impl Measure for $noun {
+            fn number(self) -> Number {
+                let $value = self;
+                $change
+            }
+        })*
+    };
+}
+
+measure! {
+    Bytes => |it| Number::Whole(it.0);
+    Count => |it| Number::Whole(it.0);
+    Percent => |it| Number::Real(it.ratio().0);
+    Ratio => |it| Number::Real(it.0);
+    Watts => |it| Number::Real(it.0);
+    Cores => |it| Number::Real(it.0);
+    BytesPerSecond => |it| Number::Real(it.0);
+    Millijoules => |it| Number::Real(thousandths(it.0));
+    Megahertz => |it| Number::Whole(u64::from(it.0) * 1_000_000);
+    Celsius => |it| Number::Real(f64::from(it.0));
+    Nanos => |it| Number::Real(it.as_seconds());
+    u32 => |it| Number::Whole(u64::from(it));
+    u64 => |it| Number::Whole(it);
+    f64 => |it| Number::Real(it);
+    bool => |it| Number::Whole(u64::from(it));
+    RecoveryAction => |it| Number::Whole(u64::from(it.number()));
+}
+
+#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW card reaches after 285 years")]
+fn thousandths(value: u64) -> f64 {
+    value as f64 / 1e3
+}
+
+/// The reading as a number.
+pub fn number<T: Measure + Copy>(reading: &Reading<T>) -> Reading<Number> {
+    reading.map(Measure::number)
+}
+
+/// A line of a table: a family, fixed labels, and where the value is found in `S`.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<S> {
+    /// The name.
+    pub family: Family,
+    /// Fixed `name="value"` pairs, escaped by hand.
+    pub labels: &'static str,
+    /// Where the value is.
+    pub read: fn(&S) -> Reading<Number>,
+}
+
+impl<S> Row<S> {
+    /// A gauge.
+    pub const fn gauge(
+        name: &'static str,
+        unit: &'static str,
+        help: &'static str,
+        read: fn(&S) -> Reading<Number>,
+    ) -> Self {
+        Row { family: Family { name, kind: Kind::Gauge, unit, help }, labels: "", read }
+    }
+
+    /// A counter; its name ends in `_total`.
+    pub const fn counter(
+        name: &'static str,
+        unit: &'static str,
+        help: &'static str,
+        read: fn(&S) -> Reading<Number>,
+    ) -> Self {
+        Row { family: Family { name, kind: Kind::Counter, unit, help }, labels: "", read }
+    }
+
+    /// A counter that others named without `_total`.
+    pub const fn foreign_counter(name: &'static str, help: &'static str, read: fn(&S) -> Reading<Number>) -> Self {
+        Row { family: Family { name, kind: Kind::ForeignCounter, unit: "", help }, labels: "", read }
+    }
+
+    /// The same row with fixed labels; rows of one family stand together in their table.
+    pub const fn labelled(mut self, labels: &'static str) -> Self {
+        self.labels = labels;
+        self
+    }
+}

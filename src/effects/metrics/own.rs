@@ -1,0 +1,140 @@
+//! The program itself: what it costs, what went wrong, who asked.
+
+use super::Scene;
+use super::number::{Row, number};
+use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use model::Reading;
+use model::unit::{Bytes, Count};
+use model::view::NodeView;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use wire::api::node::trouble_word;
+
+/// Counters of the server that shows the metrics, and when the program began.
+#[derive(Debug, Default)]
+pub struct Own {
+    /// Seconds since 1970 at which serving began.
+    pub started_seconds: f64,
+    /// Scrapes answered.
+    pub scrapes: AtomicU64,
+    /// Scrapes refused because too many answers were under way.
+    pub scrapes_refused: AtomicU64,
+    /// Connections that are open.
+    pub connections: AtomicU64,
+    /// Connections closed to make room for newer ones, or not taken because all were busy.
+    pub connections_cut: AtomicU64,
+}
+
+/// What `/proc/self` says. Every field on its own: what cannot be read has no series.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Footprint {
+    /// Processor time of all threads.
+    pub cpu_seconds: Reading<f64>,
+    /// Resident memory.
+    pub resident: Reading<Bytes>,
+    /// Address space.
+    pub address_space: Reading<Bytes>,
+    /// Open files.
+    pub files: Reading<Count>,
+    /// How many there may be.
+    pub files_limit: Reading<Count>,
+    /// Threads.
+    pub threads: Reading<Count>,
+}
+
+#[rustfmt::skip]
+static PROCESS: &[Row<Footprint>] = &[
+    Row::counter("process_cpu_seconds_total", "seconds", "Processor time of this program.", |f| number(&f.cpu_seconds)),
+    Row::gauge("process_resident_memory_bytes", "bytes", "Resident memory of this program.", |f| number(&f.resident)),
+    Row::gauge("process_address_spacememory_bytes", "bytes", "Address space of this program.", |f| number(&f.address_space)),
+    Row::gauge("process_open_fds", "", "Files this program has open.", |f| number(&f.files)),
+    Row::gauge("process_max_fds", "", "Files this program may have open.", |f| number(&f.files_limit)),
+    Row::gauge("process_threads", "", "Threads of this program.", |f| number(&f.threads)),
+];
+
+const STARTED: Family = gauge("process_start_time_seconds", "seconds", "When this program began to serve, since 1970.");
+const BUILD: Family =
+    Family { name: "gpu_steward_build_info", kind: Kind::Info, unit: "", help: "The version of this program." };
+const TROUBLES: Family = counter("gpu_steward_troubles_total", "What went wrong since the start, by kind.");
+const PASS: Family = gauge("gpu_steward_sampling_pass_seconds", "seconds", "How long the last pass over cgroups took.");
+const MISSED: Family = counter("gpu_steward_sampling_deadlines_missed_total", "Sampling deadlines missed.");
+const LEFT_OUT: Family = gauge("gpu_steward_left_out", "", "Things beyond a bound that are counted and not shown.");
+const VIEW_AGE: Family = gauge("gpu_steward_view_age_seconds", "seconds", "Age of the view that this text shows.");
+const SCRAPES: Family = counter("gpu_steward_scrapes_total", "Answered requests for metrics, this one included.");
+const REFUSED: Family =
+    counter("gpu_steward_scrapes_refused_total", "Requests refused because too many answers were under way.");
+const CONNECTIONS: Family = gauge("gpu_steward_http_connections", "", "Connections that are open.");
+const CUT: Family = counter("gpu_steward_http_connections_cut_total", "Connections closed for want of room.");
+
+const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> Family {
+    Family { name, kind: Kind::Gauge, unit, help }
+}
+
+const fn counter(name: &'static str, help: &'static str) -> Family {
+    Family { name, kind: Kind::Counter, unit: "", help }
+}
+
+/// Writes all of it.
+pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
+    out.family(&BUILD);
+    out.sample(&[Labels::new().with("version", env!("CARGO_PKG_VERSION")).as_str()], Number::Whole(1));
+    sampling(scene.view, out);
+    out.family(&VIEW_AGE);
+    out.sample(&[], Number::Real(scene.now.monotonic.since(scene.view.now.monotonic).as_secs_f64()));
+    for (family, count) in [
+        (&SCRAPES, &scene.own.scrapes),
+        (&REFUSED, &scene.own.scrapes_refused),
+        (&CONNECTIONS, &scene.own.connections),
+        (&CUT, &scene.own.connections_cut),
+    ] {
+        out.family(family);
+        out.sample(&[], Number::Whole(count.load(Ordering::Relaxed)));
+    }
+    out.family(&STARTED);
+    out.sample(&[], Number::Real(scene.own.started_seconds));
+    for row in PROCESS {
+        out.family(&row.family);
+        if let Reading::Measured(value, _) = (row.read)(&scene.footprint) {
+            out.sample(&[], value);
+        }
+    }
+}
+
+fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
+    out.family(&TROUBLES);
+    for (kind, count) in &view.troubles {
+        out.sample(&[Labels::new().with("kind", trouble_word(*kind)).as_str()], Number::Whole(*count));
+    }
+    out.family(&PASS);
+    out.sample(&[], Number::Real(std::time::Duration::from_micros(view.pass_us).as_secs_f64()));
+    out.family(&MISSED);
+    out.sample(&[], Number::Whole(view.deadlines_missed));
+    out.family(&LEFT_OUT);
+    for (what, count) in [("cgroups", view.cgroups_left_out), ("processes", view.processes_left_out)] {
+        out.sample(&[Labels::new().with("what", what).as_str()], Number::Whole(u64::from(count)));
+    }
+}
+
+/// A connection is open; counted until it is dropped.
+#[derive(Debug)]
+pub struct Open(Arc<Own>);
+
+impl Own {
+    /// Counts a connection in.
+    #[must_use]
+    pub fn open(self: &Arc<Own>) -> Open {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        Open(Arc::clone(self))
+    }
+
+    /// Counts connections that had to go.
+    pub fn cut(&self, count: u64) {
+        self.connections_cut.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,166 @@
+//! Pods and containers under our own names.
+
+use super::number::{Row, number};
+use super::subject::Subjects;
+use crate::exposition::{Exposition, Family, Kind, Number};
+use model::Reading;
+use model::cgroup::{CgroupSample, NetworkSample};
+use model::unit::Nanos;
+use model::view::{ContainerView, GpuShare, PodView};
+
+const POD: &str = "gpu_steward_pod_";
+const CONTAINER: &str = "gpu_steward_container_";
+
+/// What a cgroup counts.
+#[rustfmt::skip]
+static CGROUP: &[Row<CgroupSample>] = &[
+    Row::counter("cpu_seconds_total", "seconds", "CPU time.", |s| number(&s.cpu_total)),
+    Row::counter("cpu_user_seconds_total", "seconds", "CPU time in user mode.", |s| number(&s.cpu_user)),
+    Row::counter("cpu_system_seconds_total", "seconds", "CPU time in the kernel.", |s| number(&s.cpu_system)),
+    Row::gauge("cpu_limit_cores", "cores", "CPU limit; no series where there is none.", |s| limit(&s.cpu_limit, Number::Real)),
+    Row::counter("cpu_cfs_periods_total", "", "Enforcement periods with something to run.", |s| number(&s.cfs_periods)),
+    Row::counter("cpu_cfs_throttled_periods_total", "", "Enforcement periods in which the quota was used up.", |s| number(&s.cfs_throttled_periods)),
+    Row::counter("cpu_cfs_throttled_seconds_total", "seconds", "Time spent waiting for the next enforcement period.", |s| number(&s.cfs_throttled)),
+    Row::gauge("memory_usage_bytes", "bytes", "Memory charged, page cache included.", |s| number(&s.memory_usage)),
+    Row::gauge("memory_working_set_bytes", "bytes", "Memory without inactive file pages: what kubelet evicts by.", |s| number(&s.memory_working_set)),
+    Row::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |s| number(&s.memory_rss)),
+    Row::gauge("memory_cache_bytes", "bytes", "Page cache.", |s| number(&s.memory_cache)),
+    Row::gauge("memory_limit_bytes", "bytes", "Memory limit; no series where there is none.", |s| limit(&s.memory_limit, |bytes| Number::Whole(bytes.0))),
+    Row::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |s| number(&s.oom_kills)),
+    Row::counter("io_read_bytes_total", "bytes", "Bytes read from block devices.", |s| number(&s.io_read)),
+    Row::counter("io_write_bytes_total", "bytes", "Bytes written to block devices.", |s| number(&s.io_write)),
+    Row::counter("io_reads_total", "", "Reads from block devices.", |s| number(&s.io_reads)),
+    Row::counter("io_writes_total", "", "Writes to block devices.", |s| number(&s.io_writes)),
+    Row::gauge("process_io_read_bytes", "bytes", "Bytes that the living processes read from storage; loses those that ended.", |s| number(&s.process_io.map(|io| io.read))),
+    Row::gauge("process_io_write_bytes", "bytes", "Bytes that the living processes wrote to storage; loses those that ended.", |s| number(&s.process_io.map(|io| io.write))),
+    Row::gauge("tasks", "", "Processes and threads.", |s| number(&s.tasks)),
+    Row::gauge("processes", "", "Processes.", |s| number(&s.processes)),
+    Row::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |s| pressed(s, |p| p.cpu_waiting)),
+    Row::counter("pressure_cpu_stalled_seconds_total", "seconds", "Time all tasks waited for a processor.", |s| pressed(s, |p| p.cpu_stalled)),
+    Row::counter("pressure_memory_waiting_seconds_total", "seconds", "Time some task waited for memory.", |s| pressed(s, |p| p.memory_waiting)),
+    Row::counter("pressure_memory_stalled_seconds_total", "seconds", "Time all tasks waited for memory.", |s| pressed(s, |p| p.memory_stalled)),
+    Row::counter("pressure_io_waiting_seconds_total", "seconds", "Time some task waited for I/O.", |s| pressed(s, |p| p.io_waiting)),
+    Row::counter("pressure_io_stalled_seconds_total", "seconds", "Time all tasks waited for I/O.", |s| pressed(s, |p| p.io_stalled)),
+];
+
+/// What a network namespace counts.
+#[rustfmt::skip]
+static NETWORK: &[Row<Reading<NetworkSample>>] = &[
+    Row::counter("network_receive_bytes_total", "bytes", "Bytes received on all interfaces but lo.", |n| total(n, |n| n.rx_bytes.0)),
+    Row::counter("network_transmit_bytes_total", "bytes", "Bytes sent on all interfaces but lo.", |n| total(n, |n| n.tx_bytes.0)),
+    Row::counter("network_receive_packets_total", "", "Packets received.", |n| total(n, |n| n.rx_packets.0)),
+    Row::counter("network_transmit_packets_total", "", "Packets sent.", |n| total(n, |n| n.tx_packets.0)),
+    Row::counter("network_receive_errors_total", "", "Received packets with errors.", |n| total(n, |n| n.rx_errors.0)),
+    Row::counter("network_transmit_errors_total", "", "Sent packets with errors.", |n| total(n, |n| n.tx_errors.0)),
+    Row::counter("network_receive_dropped_total", "", "Received packets dropped.", |n| total(n, |n| n.rx_dropped.0)),
+    Row::counter("network_transmit_dropped_total", "", "Packets dropped before they were sent.", |n| total(n, |n| n.tx_dropped.0)),
+];
+
+/// What its processes do on a GPU.
+#[rustfmt::skip]
+static SHARE: &[Row<GpuShare>] = &[
+    Row::gauge("gpu_memory_used_bytes", "bytes", "GPU memory of its processes, by GPU.", |s| number(&s.memory_used)),
+    Row::gauge("gpu_sm_ratio", "ratio", "SM use of its processes, by GPU.", |s| number(&s.sm)),
+    Row::gauge("gpu_processes", "", "Its processes, by GPU.", |s| Reading::Measured(Number::Whole(u64::from(s.processes)), model::time::Monotonic(0))),
+];
+
+const REASON: Family = Family {
+    name: "network_absent",
+    kind: Kind::Gauge,
+    unit: "",
+    help: "1 where the network totals are absent, with the reason.",
+};
+
+fn limit<T: Copy>(reading: &Reading<Option<T>>, number: impl FnOnce(T) -> Number) -> Reading<Number> {
+    match reading {
+        Reading::Measured(Some(value), at) => Reading::Measured(number(*value), *at),
+        Reading::Measured(None, _) => Reading::Absent(model::Absence::SwitchedOff),
+        Reading::Absent(why) => Reading::Absent(*why),
+    }
+}
+
+fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> Nanos) -> Reading<Number> {
+    number(&sample.pressure.map(pick))
+}
+
+fn total(network: &Reading<NetworkSample>, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<Number> {
+    match network {
+        Reading::Measured(sample, at) => Reading::Measured(Number::Whole(pick(sample)), *at),
+        Reading::Absent(why) => Reading::Absent(*why),
+    }
+}
+
+/// What pods and containers have in common.
+trait Holds {
+    fn sample(&self) -> &CgroupSample;
+    fn network(&self) -> &Reading<NetworkSample>;
+    fn gpus(&self) -> &[GpuShare];
+}
+
+impl Holds for PodView {
+    fn sample(&self) -> &CgroupSample {
+        &self.sample
+    }
+    fn network(&self) -> &Reading<NetworkSample> {
+        &self.network
+    }
+    fn gpus(&self) -> &[GpuShare] {
+        &self.gpus
+    }
+}
+
+impl Holds for ContainerView {
+    fn sample(&self) -> &CgroupSample {
+        &self.sample
+    }
+    fn network(&self) -> &Reading<NetworkSample> {
+        &self.network
+    }
+    fn gpus(&self) -> &[GpuShare] {
+        &self.gpus
+    }
+}
+
+/// Writes all of it.
+pub fn write(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
+    let containers: Vec<_> = subjects.containers.iter().map(|it| (it.seen, it.labels.as_str())).collect();
+    one(POD, &pods, subjects, out);
+    out.prefixed(POD, &REASON);
+    for (pod, labels) in &pods {
+        if let Reading::Absent(why) = pod.network {
+            let reason = crate::exposition::Labels::new().with("reason", why.code());
+            out.sample(&[labels, reason.as_str()], Number::Whole(1));
+        }
+    }
+    one(CONTAINER, &containers, subjects, out);
+}
+
+fn one<T: Holds>(prefix: &'static str, all: &[(&T, &str)], subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    for row in CGROUP {
+        out.prefixed(prefix, &row.family);
+        for (it, labels) in all {
+            if let Reading::Measured(value, _) = (row.read)(it.sample()) {
+                out.sample(&[labels], value);
+            }
+        }
+    }
+    for row in NETWORK {
+        out.prefixed(prefix, &row.family);
+        for (it, labels) in all {
+            if let Reading::Measured(value, _) = (row.read)(it.network()) {
+                out.sample(&[labels], value);
+            }
+        }
+    }
+    for row in SHARE {
+        out.prefixed(prefix, &row.family);
+        for (it, labels) in all {
+            for share in it.gpus() {
+                if let Reading::Measured(value, _) = (row.read)(share) {
+                    out.sample(&[labels, subjects.share(share).as_str()], value);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Who a line is about: label sets that are escaped once and copied into every line.
+
+use crate::exposition::Labels;
+use model::id::GpuUuid;
+use model::view::{ContainerView, GpuShare, GpuView, NodeView, PodView};
+use std::collections::HashMap;
+
+/// Everybody in a view.
+#[derive(Debug)]
+pub struct Subjects<'a> {
+    /// GPUs by index.
+    pub gpus: Vec<Subject<'a, GpuView>>,
+    /// Pods.
+    pub pods: Vec<Subject<'a, PodView>>,
+    /// Containers of pods (without sandboxes), then those of no pod.
+    pub containers: Vec<Subject<'a, ContainerView>>,
+    indices: HashMap<&'a GpuUuid, u32>,
+}
+
+/// One of them, with its labels.
+#[derive(Debug)]
+pub struct Subject<'a, T> {
+    /// What is believed of it.
+    pub seen: &'a T,
+    /// `gpu,uuid` or `namespace,pod,pod_uid` or `namespace,pod,container,id`.
+    pub labels: Labels,
+}
+
+impl<'a> Subjects<'a> {
+    /// Of `view`.
+    #[must_use]
+    pub fn of(view: &'a NodeView) -> Subjects<'a> {
+        let gpus = view.gpus.iter().map(|seen| Subject { seen, labels: of_gpu(seen) }).collect();
+        let pods = view.pods.iter().map(|seen| Subject { seen, labels: of_pod(seen) }).collect();
+        let inside = view.pods.iter().flat_map(|pod| {
+            let containers = pod.containers.iter().filter(|container| !container.sandbox);
+            containers.map(move |seen| Subject { seen, labels: of_container(Some(pod), seen) })
+        });
+        let alone = view.containers.iter().map(|seen| Subject { seen, labels: of_container(None, seen) });
+        let indices = view.gpus.iter().map(|gpu| (&gpu.gpu.uuid, gpu.gpu.index)).collect();
+        Subjects { gpus, pods, containers: inside.chain(alone).collect(), indices }
+    }
+
+    /// `gpu,uuid` of a share, and `mig_uuid` where there is one.
+    #[must_use]
+    pub fn share(&self, share: &GpuShare) -> Labels {
+        let labels = match self.indices.get(&share.gpu) {
+            Some(index) => Labels::new().with("gpu", &index.to_string()),
+            None => Labels::new(),
+        };
+        let labels = labels.with("uuid", share.gpu.as_str());
+        match &share.mig {
+            Some(mig) => labels.with("mig_uuid", mig.as_str()),
+            None => labels,
+        }
+    }
+}
+
+fn of_gpu(gpu: &GpuView) -> Labels {
+    Labels::new().with("gpu", &gpu.gpu.index.to_string()).with("uuid", gpu.gpu.uuid.as_str())
+}
+
+/// `namespace` and `pod`, empty while nobody has told them.
+#[must_use]
+pub fn pod_name(pod: Option<&PodView>) -> (&str, &str) {
+    pod.and_then(|pod| pod.name.as_ref()).map_or(("", ""), |name| (&*name.namespace, &*name.name))
+}
+
+fn of_pod(pod: &PodView) -> Labels {
+    let (namespace, name) = pod_name(Some(pod));
+    Labels::new().with("namespace", namespace).with("pod", name).with("pod_uid", pod.uid.as_str())
+}
+
+fn of_container(pod: Option<&PodView>, container: &ContainerView) -> Labels {
+    let (namespace, name) = pod_name(pod);
+    Labels::new()
+        .with("namespace", namespace)
+        .with("pod", name)
+        .with("container", container.name.as_deref().unwrap_or_default())
+        .with("id", container.id.short())
+}

@@ -1,0 +1,434 @@
+//! Views for tests: a small one with everything that matters in it, and large ones. Imported by the tests of this room
+//! and, by path, by `tests/prometheus`.
+
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, Runtime};
+use model::gpu::{
+    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, Xid, XidSource,
+};
+use model::host::{CgroupVersion, HostFacts, HostSample};
+use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
+use model::observation::{GpuSourceState, Trouble};
+use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
+use model::time::{Monotonic, Now, WallTime};
+use model::unit::*;
+use model::view::{ContainerView, GpuShare, GpuView, Health, NodeView, PodView, ProcessView, Rates};
+use model::{Absence, Reading};
+use std::sync::Arc;
+
+/// The moment of the view.
+pub(crate) const NOW: Now = Now { monotonic: Monotonic(100_000_000_000), wall: WallTime(1_800_000_000_000_000) };
+/// Half a second before it.
+const AT: Monotonic = Monotonic(99_500_000_000);
+const GIB: u64 = 1 << 30;
+
+fn m<T>(value: T) -> Reading<T> {
+    Reading::Measured(value, AT)
+}
+
+/// The view's clock, standing still.
+#[allow(dead_code, reason = "not every importer asks for the time")]
+pub(crate) fn clock() -> Now {
+    NOW
+}
+
+/// Four GPUs: held by one pod, shared by two pods and a stranger, divided by MIG, and lost. Pods with and without names, on
+/// the host's network, and a container of no pod.
+pub(crate) fn small() -> NodeView {
+    let mut train = pod(1, Some(("ml", "train-0")), Qos::Guaranteed);
+    train.containers = vec![container(Some(&train), 11, Some("main"), 0), container(Some(&train), 10, None, 0)];
+    train.containers[1].sandbox = true;
+    hold(&mut train, 0, 0, None, 2, 40 * GIB, 80.0);
+    let mut serve_a = pod(2, Some(("ml", "serve-a")), Qos::Burstable);
+    serve_a.containers = vec![container(Some(&serve_a), 21, Some("server"), 1)];
+    hold(&mut serve_a, 0, 1, None, 1, 10 * GIB, 20.0);
+    let mut serve_b = pod(3, Some(("web", "serve-b")), Qos::BestEffort);
+    serve_b.containers =
+        vec![container(Some(&serve_b), 31, Some("server"), 2), container(Some(&serve_b), 32, Some("side\"car"), 3)];
+    hold(&mut serve_b, 0, 1, None, 1, 20 * GIB, 30.0);
+    let mut mig_a = pod(4, Some(("ml", "mig-a")), Qos::Guaranteed);
+    mig_a.containers = vec![container(Some(&mig_a), 41, Some("main"), 4)];
+    hold(&mut mig_a, 0, 2, Some(0), 1, 5 * GIB, 0.0);
+    mig_a.containers[0].gpus[0].sm = Reading::Absent(Absence::MigEnabled);
+    mig_a.gpus[0].sm = Reading::Absent(Absence::MigEnabled);
+    let mut host_network = pod(5, Some(("kube-system", "proxy")), Qos::BestEffort);
+    host_network.network = Reading::Absent(Absence::HostNetwork);
+    host_network.containers = vec![container(Some(&host_network), 51, Some("proxy"), 5)];
+    host_network.containers[0].image = None;
+    let mut nameless = pod(6, None, Qos::BestEffort);
+    nameless.containers = vec![container(Some(&nameless), 61, None, 6)];
+
+    let mut view = empty();
+    view.gpus = vec![
+        card(0, vec![process(&train, 0, 1001, 25 * GIB, 50.0), process(&train, 0, 1002, 15 * GIB, 30.0)]),
+        card(
+            1,
+            vec![
+                process(&serve_a, 0, 2001, 10 * GIB, 20.0),
+                process(&serve_b, 0, 3001, 20 * GIB, 30.0),
+                stranger(4001),
+            ],
+        ),
+        divided(2, &mig_a),
+        lost(3),
+    ];
+    view.gpus[0].holders = vec![train.uid.clone()];
+    view.gpus[1].holders = vec![serve_a.uid.clone(), serve_b.uid.clone()];
+    view.gpus[1].strangers = 1;
+    view.gpus[1].unattributed_memory = m(Bytes(2 * GIB));
+    view.gpus[1].unattributed_sm = m(Percent(5.0));
+    view.gpus[2].holders = vec![mig_a.uid.clone()];
+    view.processes = Arc::from([
+        host_process(1001, train.containers[0].cgroup.clone()),
+        host_process(1002, train.containers[0].cgroup.clone()),
+    ]);
+    view.containers = vec![container(None, 99, None, 7)];
+    view.containers[0].network = m(network(7));
+    // Ordered by namespace, name, UID; without a name first.
+    view.pods = vec![nameless, host_network, mig_a, serve_a, train, serve_b];
+    view
+}
+
+/// `gpus` healthy cards, `pods` with `containers` each; every pod uses one card, two pods a card and more.
+#[allow(dead_code, reason = "not every importer needs a large one")]
+pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
+    let mut view = empty();
+    let mut lists: Vec<Vec<GpuProcess>> = (0..gpus).map(|_| Vec::new()).collect();
+    let mut holders: Vec<Vec<PodUid>> = (0..gpus).map(|_| Vec::new()).collect();
+    for number in 0..pods {
+        let mut pod = pod(number, Some(("load", &format!("pod-{number:05}"))), Qos::Burstable);
+        pod.containers = (0..containers)
+            .map(|index| container(Some(&pod), 1000 + number * containers + index, Some(&format!("c{index}")), index))
+            .collect();
+        if gpus > 0 && containers > 0 {
+            let gpu = number % gpus;
+            hold(&mut pod, 0, gpu, None, 1, GIB, 2.0);
+            lists[gpu as usize].push(process(&pod, 0, 10_000 + number, GIB, 2.0));
+            holders[gpu as usize].push(pod.uid.clone());
+        }
+        view.pods.push(pod);
+    }
+    view.gpus = (0..gpus).zip(lists).map(|(index, list)| card(index, list)).collect();
+    for (gpu, holders) in view.gpus.iter_mut().zip(holders) {
+        gpu.holders = holders;
+    }
+    view
+}
+
+fn empty() -> NodeView {
+    let mut view = NodeView::empty(NodeName::parse("node-a").unwrap(), NOW);
+    view.sequence = 7;
+    view.gpu_source = GpuSourceState::Working {
+        driver: "570.86.15".into(),
+        nvml: "12.570.86.15".into(),
+        cuda: Some("12.8".into()),
+        simulated: false,
+    };
+    view.facts =
+        HostFacts { kernel: "6.12.0".into(), cgroups: m(CgroupVersion::V2), private_cgroup_namespace: m(false) };
+    view.host = host();
+    view.pass_us = 12_200;
+    view.deadlines_missed = 1;
+    view.troubles = vec![(Trouble::ProcUnreadable, 2), (Trouble::CriFailed, 1)];
+    view
+}
+
+fn host() -> HostSample {
+    HostSample {
+        cpu_user: m(Nanos(5_000_000_000_000)),
+        cpu_system: m(Nanos(1_000_000_000_000)),
+        cpu_idle: m(Nanos(90_000_000_000_000)),
+        cpu_iowait: m(Nanos(10_000_000_000)),
+        cpu_steal: m(Nanos(0)),
+        processors: m(Count(64)),
+        load: m([1.5, 1.25, 1.0]),
+        memory_total: m(Bytes(512 * GIB)),
+        memory_available: m(Bytes(400 * GIB)),
+        memory_cache: m(Bytes(50 * GIB)),
+        swap_used: m(Bytes(0)),
+        disk_read: m(Bytes(10 * GIB)),
+        disk_write: m(Bytes(20 * GIB)),
+        net_rx: m(Bytes(30 * GIB)),
+        net_tx: m(Bytes(40 * GIB)),
+        processes: m(Count(321)),
+    }
+}
+
+fn uuid(index: u32) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-0000000{index:x}-1111-2222-3333-444444444444")).unwrap()
+}
+
+fn gpu(index: u32, model: &str) -> Gpu {
+    Gpu {
+        uuid: uuid(index),
+        index,
+        minor: m(index),
+        model: model.into(),
+        pci_bus_id: m(format!("00000000:{:02X}:00.0", 0x18 + index).into()),
+        numa_node: m(index / 2),
+        architecture: m("Hopper".into()),
+        memory_total: m(Bytes(80 * GIB)),
+        power_limit: m(Watts(700.0)),
+        mig_mode: m(false),
+        mig: Vec::new(),
+        links: Vec::new(),
+        nvlinks_active: m(18),
+    }
+}
+
+fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
+    let held: u64 = processes.iter().filter_map(|process| process.memory_used.get()).map(|bytes| bytes.0).sum();
+    let ecc = EccErrors { corrected: m(Count(3)), uncorrected: m(Count(0)) };
+    let sample = GpuSample {
+        memory_used: m(Bytes(held)),
+        memory_reserved: m(Bytes(GIB / 2)),
+        memory_free: m(Bytes((80 * GIB).saturating_sub(GIB / 2 + held))),
+        utilization: m(Percent(85.0)),
+        utilization_stamp: m(WallTime(NOW.wall.0 - 600_000)),
+        utilization_samples: 5,
+        memory_copy: m(Percent(40.0)),
+        encoder: m(Percent(0.0)),
+        decoder: m(Percent(0.0)),
+        power: m(Watts(512.5)),
+        energy: m(Millijoules(1_234_567_890)),
+        clock_sm: m(Megahertz(1980)),
+        clock_memory: m(Megahertz(2619)),
+        throttle_reasons: m(4),
+        temperature: m(Celsius(61)),
+        temperature_memory: m(Celsius(70)),
+        pcie_tx: m(BytesPerSecond(1.5e9)),
+        pcie_rx: m(BytesPerSecond(2.5e9)),
+        pcie_replays: m(Count(0)),
+        ecc_volatile: ecc,
+        ecc_aggregate: ecc,
+        remapped: RemappedRows {
+            correctable: m(Count(1)),
+            uncorrectable: m(Count(0)),
+            pending: m(false),
+            failed: m(false),
+        },
+        recovery: m(RecoveryAction::None),
+        nvlink_bytes: m(Bytes(7 * GIB)),
+        gpm: gpm(0.75),
+        mig: Vec::new(),
+    };
+    view_of(gpu(index, "NVIDIA H100 80GB HBM3"), sample, Health::Healthy, m(processes.into()))
+}
+
+fn view_of(gpu: Gpu, sample: GpuSample, health: Health, processes: Reading<Arc<[GpuProcess]>>) -> GpuView {
+    GpuView {
+        gpu: Arc::new(gpu),
+        sample: Arc::new(sample),
+        health,
+        processes,
+        processes_left_out: 0,
+        holders: Vec::new(),
+        strangers: 0,
+        unattributed_memory: m(Bytes(0)),
+        unattributed_sm: m(Percent(0.0)),
+        last_xid: None,
+        xids: Vec::new(),
+    }
+}
+
+fn gpm(active: f64) -> GpmSample {
+    GpmSample {
+        graphics_active: m(Ratio(active)),
+        sm_active: m(Ratio(active / 2.0)),
+        sm_occupancy: m(Ratio(active / 4.0)),
+        tensor_active: m(Ratio(active / 3.0)),
+        dram_active: m(Ratio(0.25)),
+        ..GpmSample::absent(Absence::NotSupported)
+    }
+}
+
+fn mig_uuid(slice: u32) -> GpuUuid {
+    GpuUuid::parse(&format!("MIG-aaaaaaa{slice}-1111-2222-3333-444444444444")).unwrap()
+}
+
+fn divided(index: u32, holder: &PodView) -> GpuView {
+    let mut view = card(index, vec![GpuProcess { mig: Some(mig_uuid(0)), ..process(holder, 0, 5001, 5 * GIB, 0.0) }]);
+    let mut known = gpu(index, "NVIDIA A100-SXM4-80GB");
+    known.mig_mode = m(true);
+    known.mig = vec![instance(0, 7, "1g.10gb", 10 * GIB), instance(1, 3, "2g.20gb", 20 * GIB)];
+    let mut sample = (*view.sample).clone();
+    sample.utilization = Reading::Absent(Absence::MigEnabled);
+    sample.gpm = GpmSample::absent(Absence::NotThisArchitecture);
+    sample.mig = vec![slice(0, 5 * GIB, 10 * GIB), slice(1, 0, 20 * GIB)];
+    view.gpu = Arc::new(known);
+    view.sample = Arc::new(sample);
+    view
+}
+
+fn instance(number: u32, gpu_instance: u32, profile: &str, total: u64) -> MigInstance {
+    MigInstance {
+        uuid: mig_uuid(number),
+        index: number,
+        gpu_instance,
+        compute_instance: 0,
+        profile: profile.into(),
+        memory_total: m(Bytes(total)),
+    }
+}
+
+fn slice(number: u32, used: u64, total: u64) -> MigSample {
+    MigSample {
+        uuid: mig_uuid(number),
+        memory_used: m(Bytes(used)),
+        memory_free: m(Bytes(total - used)),
+        memory_reserved: m(Bytes(0)),
+        gpm: gpm(0.5),
+    }
+}
+
+fn lost(index: u32) -> GpuView {
+    let mut known = gpu(index, "Tesla T4");
+    known.power_limit = Reading::Absent(Absence::GpuLost);
+    known.nvlinks_active = Reading::Absent(Absence::NotSupported);
+    let why = Absence::GpuLost;
+    let mut view = view_of(known, GpuSample::absent(why), Health::Unhealthy, Reading::Absent(why));
+    view.unattributed_memory = Reading::Absent(why);
+    view.unattributed_sm = Reading::Absent(why);
+    view.xids = vec![(48, 1), (79, 2)];
+    view.last_xid =
+        Some(Xid { gpu: Some(uuid(index)), pci_bus_id: None, mig: None, code: 79, pid: None, at: AT, source: XidSource::Nvml });
+    view
+}
+
+fn process(pod: &PodView, container: usize, pid: u32, memory: u64, sm: f64) -> GpuProcess {
+    GpuProcess {
+        pid,
+        key: Some(ProcessKey { pid, start_ticks: 4000 }),
+        command: "python3".into(),
+        owner: Owner::Cgroup(pod.containers[container].cgroup.clone()),
+        kind: GpuProcessKind::Compute,
+        mig: None,
+        memory_used: m(Bytes(memory)),
+        sm: m(Percent(sm)),
+        encoder: m(Percent(0.0)),
+        decoder: m(Percent(0.0)),
+    }
+}
+
+fn stranger(pid: u32) -> GpuProcess {
+    GpuProcess {
+        pid,
+        key: Some(ProcessKey { pid, start_ticks: 10 }),
+        command: "Xorg".into(),
+        owner: Owner::Host,
+        kind: GpuProcessKind::Graphics,
+        mig: None,
+        memory_used: m(Bytes(2 * GIB)),
+        sm: m(Percent(5.0)),
+        encoder: m(Percent(0.0)),
+        decoder: m(Percent(0.0)),
+    }
+}
+
+fn host_process(pid: u32, cgroup: Arc<CgroupIdentity>) -> ProcessView {
+    ProcessView {
+        process: HostProcess {
+            key: ProcessKey { pid, start_ticks: 4000 },
+            command: "python3".into(),
+            cgroup: Some(cgroup),
+            cpu_user: Nanos(3_000_000_000),
+            cpu_system: Nanos(500_000_000),
+            rss: Bytes(3 * GIB),
+            threads: Count(42),
+            read_bytes: m(Bytes(1000)),
+            write_bytes: Reading::Absent(Absence::NeedsPtrace),
+            at: AT,
+        },
+        cpu: m(Cores(0.75)),
+    }
+}
+
+fn pod_uid(number: u32) -> PodUid {
+    PodUid::parse(&format!("{number:08x}-0d2c-4b7f-9a51-2f1f6a1f8d11")).unwrap()
+}
+
+fn pod(number: u32, name: Option<(&str, &str)>, qos: Qos) -> PodView {
+    let uid = pod_uid(number);
+    let path = format!("/kubepods.slice/kubepods-pod{}.slice", uid.as_str().replace('-', "_"));
+    PodView {
+        cgroup: Some(Arc::new(CgroupIdentity { path: path.into(), kind: CgroupKind::Pod { uid: uid.clone(), qos } })),
+        uid,
+        name: name.map(|(namespace, name)| PodRef { namespace: namespace.into(), name: name.into() }),
+        qos: Some(qos),
+        sample: counted(number + 100),
+        rates: Rates::default(),
+        network: m(network(number)),
+        containers: Vec::new(),
+        gpus: Vec::new(),
+    }
+}
+
+fn container(pod: Option<&PodView>, number: u32, name: Option<&str>, spread: u32) -> ContainerView {
+    let id = ContainerId::parse(&format!("{number:012x}{:052x}", 7)).unwrap();
+    let parent = pod.and_then(|pod| pod.cgroup.as_ref()).map_or("/system.slice", |cgroup| &cgroup.path);
+    let kind = CgroupKind::Container {
+        pod: pod.map(|pod| (pod.uid.clone(), pod.qos.unwrap_or(Qos::BestEffort))),
+        id: id.clone(),
+        runtime: Runtime::Containerd,
+    };
+    ContainerView {
+        cgroup: Arc::new(CgroupIdentity { path: format!("{parent}/cri-containerd-{id}.scope").into(), kind }),
+        id,
+        name: name.map(Into::into),
+        sandbox: false,
+        image: Some("registry.example/team/app:1.2".into()),
+        sample: counted(spread),
+        rates: Rates::default(),
+        network: Reading::Absent(Absence::NotSupported),
+        gpus: Vec::new(),
+        devices: Vec::new(),
+    }
+}
+
+fn hold(pod: &mut PodView, container: usize, gpu: u32, mig: Option<u32>, processes: u32, memory: u64, sm: f64) {
+    let share = GpuShare {
+        gpu: uuid(gpu),
+        mig: mig.map(mig_uuid),
+        processes,
+        memory_used: m(Bytes(memory)),
+        sm: m(Percent(sm)),
+    };
+    pod.gpus.push(share.clone());
+    pod.containers[container].gpus.push(share);
+}
+
+fn counted(spread: u32) -> CgroupSample {
+    let spread = u64::from(spread);
+    CgroupSample {
+        cpu_total: m(Nanos(10_000_000_000 + spread * 1_000_000_000)),
+        cpu_user: m(Nanos(7_000_000_000 + spread * 1_000_000_000)),
+        cpu_system: m(Nanos(3_000_000_000)),
+        cfs_periods: m(Count(100)),
+        cfs_throttled_periods: m(Count(5)),
+        cfs_throttled: m(Nanos(250_000_000)),
+        cpu_limit: m(Some(2.5)),
+        memory_usage: m(Bytes(600 << 20)),
+        memory_working_set: m(Bytes((500 + spread) << 20)),
+        memory_rss: m(Bytes(400 << 20)),
+        memory_cache: m(Bytes(150 << 20)),
+        memory_limit: m(if spread % 2 == 0 { Some(Bytes(GIB)) } else { None }),
+        oom_kills: m(Count(0)),
+        io_read: m(Bytes(4096 * spread)),
+        io_write: m(Bytes(8192)),
+        io_reads: m(Count(spread)),
+        io_writes: m(Count(2)),
+        process_io: m(ProcessIo { read: Bytes(4096), write: Bytes(8192) }),
+        tasks: m(Count(12)),
+        processes: m(Count(3)),
+        pressure: m(Pressure { cpu_waiting: Nanos(1_500_000_000), ..Pressure::default() }),
+    }
+}
+
+fn network(spread: u32) -> NetworkSample {
+    NetworkSample {
+        rx_bytes: Bytes(1_000_000 + u64::from(spread)),
+        tx_bytes: Bytes(2_000_000),
+        rx_packets: Count(1000),
+        tx_packets: Count(2000),
+        ..NetworkSample::default()
+    }
+}
