@@ -1,0 +1,164 @@
+//! Pods without a kubelet: real cgroups with real processes in them, under the paths that kubelet's cgroupfs driver uses.
+//! Needs root. Everything made here carries [`MARK`] in its UID, so what a killed run left behind is found and removed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How the UID of every pod made here begins.
+pub const MARK: &str = "f007f007-0000-4000-8000-";
+
+/// Controllers whose v1 trees get a cgroup; `cpuset` is left out because its new groups accept no process.
+const CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "blkio", "pids", "freezer"];
+
+/// One container: its cgroup and its living processes.
+#[derive(Debug)]
+pub struct Container {
+    /// 64 hexadecimal digits.
+    pub id: String,
+    /// Path below each hierarchy's root.
+    pub path: String,
+    /// The process it was started with.
+    pub pid: u32,
+}
+
+/// One pod.
+#[derive(Debug)]
+pub struct Pod {
+    /// Begins with [`MARK`].
+    pub uid: String,
+    /// In the order they were asked for.
+    pub containers: Vec<Container>,
+}
+
+/// Pods with their processes; dropping it kills and removes them.
+#[derive(Debug)]
+pub struct Pods {
+    hierarchies: Vec<PathBuf>,
+    /// The pods.
+    pub pods: Vec<Pod>,
+    leaders: Vec<Child>,
+}
+
+impl Pods {
+    /// Prepares the hierarchies under `cgroup_root` and removes what an earlier run left.
+    ///
+    /// # Errors
+    /// When there is no cgroup hierarchy, or no right to write to it.
+    pub fn prepare(cgroup_root: &Path) -> io::Result<Pods> {
+        let mut hierarchies: Vec<PathBuf> =
+            CONTROLLERS.iter().map(|name| cgroup_root.join(name)).filter(|dir| dir.join("cgroup.procs").exists()).collect();
+        if hierarchies.is_empty() && cgroup_root.join("cgroup.controllers").exists() {
+            hierarchies.push(cgroup_root.to_path_buf());
+        }
+        if hierarchies.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no cgroup hierarchy under {}", cgroup_root.display())));
+        }
+        let pods = Pods { hierarchies, pods: Vec::new(), leaders: Vec::new() };
+        pods.remove_leftovers();
+        Ok(pods)
+    }
+
+    /// Makes pod `number` with `containers` containers in a network namespace of its own. Each container runs `command`
+    /// (program and arguments), which must not end by itself.
+    ///
+    /// # Errors
+    /// When a cgroup or process cannot be made.
+    pub fn add(&mut self, number: u32, containers: u32, command: &[&str]) -> io::Result<&Pod> {
+        let uid = format!("{MARK}{number:012x}");
+        let quoted: Vec<String> = command.iter().map(|word| format!("'{word}'")).collect();
+        let quoted = quoted.join(" ");
+        // The shell starts the other containers inside the new namespace, tells their numbers, and becomes the first.
+        let script = format!(
+            "i=1; while [ $i -lt {containers} ]; do {quoted} >/dev/null & echo $!; i=$((i+1)); done; echo done; exec {quoted} >/dev/null"
+        );
+        let mut leader = Command::new("unshare")
+            .args(["--net", "sh", "-c", &script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut pids = vec![leader.id()];
+        if let Some(output) = leader.stdout.take() {
+            let lines = io::BufRead::lines(io::BufReader::new(output));
+            for line in lines {
+                let line = line?;
+                if line == "done" {
+                    break;
+                }
+                pids.push(line.trim().parse().map_err(io::Error::other)?);
+            }
+        }
+        self.leaders.push(leader);
+        let mut pod = Pod { uid: uid.clone(), containers: Vec::new() };
+        for (index, pid) in pids.into_iter().enumerate() {
+            let id = format!("{number:032x}{index:032x}");
+            let path = format!("/kubepods/burstable/pod{uid}/{id}");
+            for hierarchy in &self.hierarchies {
+                let group = hierarchy.join(&path[1..]);
+                fs::create_dir_all(&group)?;
+                fs::write(group.join("cgroup.procs"), pid.to_string())?;
+            }
+            pod.containers.push(Container { id, path, pid });
+        }
+        self.pods.push(pod);
+        self.pods.last().ok_or_else(|| io::Error::other("the pod that was just added is gone"))
+    }
+
+    /// Kills and removes the last pod; `false` when there is none.
+    pub fn remove_last(&mut self) -> bool {
+        let (Some(pod), Some(mut leader)) = (self.pods.pop(), self.leaders.pop()) else { return false };
+        self.remove(&pod.uid);
+        let _ = leader.wait();
+        true
+    }
+
+    fn remove_leftovers(&self) {
+        for hierarchy in &self.hierarchies {
+            let Ok(entries) = fs::read_dir(hierarchy.join("kubepods/burstable")) else { continue };
+            for entry in entries.flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if let Some(uid) = name.strip_prefix("pod").filter(|uid| uid.starts_with(MARK)) {
+                    self.remove(uid);
+                }
+            }
+        }
+    }
+
+    fn remove(&self, uid: &str) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        for hierarchy in &self.hierarchies {
+            let pod = hierarchy.join("kubepods/burstable").join(format!("pod{uid}"));
+            let containers: Vec<PathBuf> =
+                fs::read_dir(&pod).into_iter().flatten().flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect();
+            for group in containers.iter().chain([&pod]) {
+                kill_all(group);
+                // A killed process stays in its cgroup until its end is complete.
+                while fs::remove_dir(group).is_err() && group.exists() && Instant::now() < deadline {
+                    kill_all(group);
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Pods {
+    fn drop(&mut self) {
+        while self.remove_last() {}
+        for hierarchy in &self.hierarchies {
+            // Only empty directories go: a real kubelet's stay.
+            let _ = fs::remove_dir(hierarchy.join("kubepods/burstable"));
+            let _ = fs::remove_dir(hierarchy.join("kubepods"));
+        }
+    }
+}
+
+fn kill_all(group: &Path) {
+    for pid in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
+        if let Some(pid) = pid.parse().ok().and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
