@@ -1,16 +1,19 @@
-//! Promise 1 (docs/specification.md): what the agent costs while it watches 8 GPUs and 100 pods of 2 containers each,
-//! real cgroups with real processes, at 1 Hz, scraped every 15 s and followed by one usage watcher; beside cAdvisor,
-//! which looks at the same containers in the same run.
+//! What the agent costs while it watches 8 GPUs and 100 pods of 2 containers each, real cgroups with real processes, at
+//! 1 Hz, scraped every 15 s and followed by one usage watcher; beside cAdvisor, which looks at the same containers in
+//! the same run. Promise 1 in docs/specification.md.
 //!
-//! Run by `tests/run footprint` as root. `FOOTPRINT_SECONDS` sets the length (120; the long form takes 600), and
-//! `FOOTPRINT_RECORD` names a directory for the record.
+//! Run by `tests/run footprint` as root. `FOOTPRINT_SECONDS` sets the length (120; the long form takes 600),
+//! `FOOTPRINT_RECORD` names a directory for the record, `YARDSTICK` the cAdvisor program.
 
+#![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
+
+use lab::agent::Agent;
 use lab::http;
 use lab::pods::Pods;
-use lab::scenario::{FakeNvml, Scenario};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -21,6 +24,8 @@ const PODS: u32 = 100;
 const CONTAINERS: u32 = 2;
 const GPUS: u32 = 8;
 const SCRAPE_EVERY: Duration = Duration::from_secs(15);
+/// Start-up is not steady state: both programs get this long to find everything.
+const WARM_UP: Duration = Duration::from_secs(15);
 /// The promises.
 const RSS_LIMIT_KIB: u64 = 25 * 1024;
 const CPU_LIMIT: f64 = 0.01;
@@ -32,20 +37,20 @@ fn main() -> ExitCode {
         container();
     }
     if std::env::var_os("FOOTPRINT").is_none() {
-        lab::say("footprint: needs root, real cgroups and minutes; run it with tests/run footprint");
+        println!("footprint: needs root, real cgroups and minutes; run it with tests/run footprint");
         return ExitCode::SUCCESS;
     }
     match bench() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            lab::say(&format!("footprint: {error}"));
+            println!("footprint: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// What runs in each container: wakes once a second and works for about a tenth of a millisecond, so that counters move.
+/// What runs in each container: wakes once a second and touches a MiB, so that counters move.
 fn container() -> ! {
     let mut page = vec![1_u8; 1 << 20];
     loop {
@@ -64,99 +69,98 @@ struct Cost {
     peak_kib: u64,
 }
 
-/// Processor time by `/proc/<pid>/stat` (the same sums that getrusage gives) and memory by `/proc/<pid>/status`.
+/// Processor time by `/proc/<pid>/stat` (the sums that getrusage gives) and memory by `/proc/<pid>/status`.
 fn cost(pid: u32) -> Outcome<Cost> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks: u64 = fields.get(11).ok_or("no utime")?.parse::<u64>()? + fields.get(12).ok_or("no stime")?.parse::<u64>()?;
+    let field = |place: usize| -> Outcome<u64> { Ok(fields.get(place).ok_or("stat is short")?.parse()?) };
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib = |key: &str| -> Outcome<u64> {
         let line = status.lines().find(|line| line.starts_with(key)).ok_or("no such line in status")?;
         Ok(line.split_whitespace().nth(1).ok_or("no number")?.parse()?)
     };
-    Ok(Cost { cpu: Duration::from_millis(ticks * 10), rss_kib: kib("VmRSS:")?, peak_kib: kib("VmHWM:")? })
+    let cpu = Duration::from_millis((field(11)? + field(12)?) * 10);
+    Ok(Cost { cpu, rss_kib: kib("VmRSS:")?, peak_kib: kib("VmHWM:")? })
 }
 
-/// A program under measurement; killed when dropped.
-struct Running {
-    name: &'static str,
-    child: Child,
-    address: String,
-}
+/// A child that does not outlive the bench.
+struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
-fn start_agent(dir: &Path, pods: &Pods) -> Outcome<(Running, Child)> {
-    let holders: Vec<u32> = pods.pods.iter().map(|pod| pod.containers[0].pid).collect();
-    let scenario = Scenario::gpus("H100", GPUS).with_processes(&holders);
-    let fake = FakeNvml::install(dir, &scenario)?;
-    let binary = env!("CARGO_BIN_EXE_gpu-steward");
-    let socket = dir.join("agent.sock");
-    let agent = lab::agent::Agent::command(Path::new(binary), dir)
-        .arg("--nvml-library")
-        .arg(&fake.library)
-        .arg("--usage-socket")
-        .arg(&socket)
-        .stderr(std::fs::File::create(dir.join("agent.log"))?)
-        .spawn()?;
-    let mut running = Running { name: "gpu-steward", child: agent, address: String::new() };
-    running.address = lab::agent::announced_address(dir, &mut running.child)?;
-    let watcher = Command::new(binary)
-        .args(["usage", "--watch", "-o", "json", "--usage-socket"])
-        .arg(&socket)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    Ok((running, watcher))
+/// A program under measurement.
+struct Measurand {
+    name: &'static str,
+    pid: u32,
+    address: SocketAddr,
 }
 
-fn start_yardstick() -> Outcome<Running> {
-    let path = std::env::var("YARDSTICK").map_err(|_| "YARDSTICK must name the cAdvisor program (tests/bench/cadvisor)")?;
-    let address = format!("127.0.0.1:{}", lab::http::free_port()?);
-    let child = Command::new(path).args(["-listen", &address]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    Ok(Running { name: "cAdvisor", child, address })
+/// Eight cards, each with one process of each of twelve or thirteen pods.
+fn scenario(pods: &Pods) -> Value {
+    let mut cards: Vec<Vec<Value>> = vec![Vec::new(); GPUS as usize];
+    for (index, pod) in pods.pods.iter().enumerate() {
+        let process = json!({"pid": pod.containers[0].pid, "memory": 1_u64 << 30, "sm": 5});
+        cards[index % GPUS as usize].push(process);
+    }
+    let cards: Vec<Value> = cards.into_iter().map(|list| json!({"model": "H100", "processes": list})).collect();
+    json!({"gpus": cards})
+}
+
+fn start_agent(pods: &Pods) -> Outcome<(Agent, Running)> {
+    let binary = env!("CARGO_BIN_EXE_gpu-steward");
+    let recipe = Agent::standalone(binary);
+    let file = recipe.dir().join("scenario.json");
+    std::fs::write(&file, serde_json::to_vec(&scenario(pods))?)?;
+    let agent = recipe.env("FAKE_NVML_SCENARIO", &file).with("--nvml-library", lab::scenario::library()).start();
+    let watcher = Command::new(binary)
+        .args(["usage", "--watch", "-o", "json", "--usage-socket"])
+        .arg(&agent.usage_socket)
+        .stdout(Stdio::null())
+        .spawn()?;
+    Ok((agent, Running(watcher)))
+}
+
+fn start_yardstick() -> Outcome<(Running, SocketAddr)> {
+    let path =
+        std::env::var("YARDSTICK").map_err(|_| "YARDSTICK must name the cAdvisor program (tests/bench/cadvisor)")?;
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let child =
+        Command::new(path).args(["-listen", &port.to_string()]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    Ok((Running(child), port))
 }
 
 fn bench() -> Outcome<bool> {
     let seconds: u64 = std::env::var("FOOTPRINT_SECONDS").ok().map_or(Ok(120), |text| text.parse())?;
-    let dir = tempfile::tempdir()?;
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup"))?;
     let itself = std::env::current_exe()?;
     let itself = itself.to_string_lossy();
-    lab::say(&format!("footprint: making {PODS} pods of {CONTAINERS} containers"));
+    println!("footprint: makes {PODS} pods of {CONTAINERS} containers, then measures for {seconds} s");
     for number in 0..PODS {
         pods.add(number, CONTAINERS, &[&itself, "container"])?;
     }
-    let (agent, mut watcher) = start_agent(dir.path(), &pods)?;
-    let yardstick = start_yardstick()?;
-    let result = measure(&[&agent, &yardstick], Duration::from_secs(seconds));
-    let seen = agent_sees(&agent);
-    let _ = watcher.kill();
-    let _ = watcher.wait();
-    drop(agent);
-    drop(yardstick);
-    let measured = result?;
-    let (pods_seen, gpus_seen) = seen?;
-    let ok = report(&measured, Duration::from_secs(seconds), (pods_seen, gpus_seen))?;
-    Ok(ok)
+    let (agent, _watcher) = start_agent(&pods)?;
+    let (yardstick, yardstick_address) = start_yardstick()?;
+    let programs = [
+        Measurand { name: "gpu-steward", pid: agent.pid(), address: agent.metrics },
+        Measurand { name: "cAdvisor", pid: yardstick.0.id(), address: yardstick_address },
+    ];
+    let measured = measure(&programs, Duration::from_secs(seconds))?;
+    let seen = (listed(&agent, "/api/v1/pods", "pods"), listed(&agent, "/api/v1/gpus", "gpus"));
+    report(&measured, seconds, seen)
 }
 
 /// What the agent says it watches, so that a cheap agent is not one that looks away.
-fn agent_sees(agent: &Running) -> Outcome<(usize, usize)> {
-    let count = |path: &str, key: &str| -> Outcome<usize> {
-        let body = http::get(&agent.address, path)?.body;
-        let json: serde_json::Value = serde_json::from_slice(&body)?;
-        Ok(json[key].as_array().map_or(0, Vec::len))
-    };
-    Ok((count("/api/v1/pods", "pods")?, count("/api/v1/gpus", "gpus")?))
+fn listed(agent: &Agent, path: &str, key: &str) -> usize {
+    agent.get(path).json()[key].as_array().map_or(0, Vec::len)
 }
 
-/// Start, end and the largest resident size seen, of each program.
+/// One program over the whole span.
 struct Measured {
     name: &'static str,
     cpu_share: f64,
@@ -165,33 +169,32 @@ struct Measured {
     scrape_bytes: usize,
 }
 
-fn measure(programs: &[&Running], span: Duration) -> Outcome<Vec<Measured>> {
-    // Start-up is not steady state: both get the same time to find everything.
-    std::thread::sleep(Duration::from_secs(10));
+fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
+    std::thread::sleep(WARM_UP);
     let begin = Instant::now();
-    let first: Vec<Cost> = programs.iter().map(|p| cost(p.child.id())).collect::<Outcome<_>>()?;
+    let first: Vec<Cost> = programs.iter().map(|program| cost(program.pid)).collect::<Outcome<_>>()?;
     let mut largest: Vec<u64> = first.iter().map(|cost| cost.rss_kib).collect();
     let mut bytes = vec![0; programs.len()];
     let mut next_scrape = begin;
     while begin.elapsed() < span {
         if Instant::now() >= next_scrape {
             for (index, program) in programs.iter().enumerate() {
-                bytes[index] = http::get(&program.address, "/metrics")?.body.len();
+                bytes[index] = http::get(program.address, "/metrics")?.body.len();
             }
             next_scrape += SCRAPE_EVERY;
         }
         for (index, program) in programs.iter().enumerate() {
-            largest[index] = largest[index].max(cost(program.child.id())?.rss_kib);
+            largest[index] = largest[index].max(cost(program.pid)?.rss_kib);
         }
         std::thread::sleep(Duration::from_millis(500));
     }
     let elapsed = begin.elapsed();
     let mut measured = Vec::new();
     for (index, program) in programs.iter().enumerate() {
-        let last = cost(program.child.id())?;
+        let last = cost(program.pid)?;
         measured.push(Measured {
             name: program.name,
-            cpu_share: (last.cpu - first[index].cpu).as_secs_f64() / elapsed.as_secs_f64(),
+            cpu_share: (last.cpu.saturating_sub(first[index].cpu)).as_secs_f64() / elapsed.as_secs_f64(),
             rss_kib: largest[index],
             peak_kib: last.peak_kib,
             scrape_bytes: bytes[index],
@@ -200,26 +203,23 @@ fn measure(programs: &[&Running], span: Duration) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-fn report(measured: &[Measured], span: Duration, seen: (usize, usize)) -> Outcome<bool> {
+fn report(measured: &[Measured], seconds: u64, seen: (usize, usize)) -> Outcome<bool> {
     let [agent, yardstick] = measured else { return Err("two programs are compared".into()) };
     #[expect(clippy::cast_precision_loss, reason = "KiB of two processes")]
     let memory_ratio = agent.rss_kib as f64 / yardstick.rss_kib as f64;
     let cpu_ratio = agent.cpu_share / yardstick.cpu_share;
     let mut text = String::new();
     for m in measured {
+        let cpu = m.cpu_share * 100.0;
         writeln!(
             text,
-            "{:<12} {:>6.2} % of a core   VmRSS {:>7} KiB   VmHWM {:>7} KiB   scrape {:>8} B",
-            m.name,
-            m.cpu_share * 100.0,
-            m.rss_kib,
-            m.peak_kib,
-            m.scrape_bytes
+            "{:<12} {cpu:>6.2} % of a core  VmRSS {:>7} KiB  VmHWM {:>7} KiB  scrape {:>8} B",
+            m.name, m.rss_kib, m.peak_kib, m.scrape_bytes
         )?;
     }
-    writeln!(text, "ratio        {cpu_ratio:>6.3} of its CPU      {memory_ratio:.3} of its memory")?;
+    writeln!(text, "ratio        {cpu_ratio:>6.3} of its CPU       {memory_ratio:.3} of its memory")?;
     let checks = [
-        ("all pods are seen", seen.0 == PODS as usize),
+        ("all pods are seen", seen.0 >= PODS as usize),
         ("all GPUs are seen", seen.1 == GPUS as usize),
         ("VmRSS at most 25 MiB", agent.rss_kib <= RSS_LIMIT_KIB),
         ("at most 1 % of a core", agent.cpu_share <= CPU_LIMIT),
@@ -229,17 +229,12 @@ fn report(measured: &[Measured], span: Duration, seen: (usize, usize)) -> Outcom
     for (what, holds) in checks {
         writeln!(text, "{}  {what}", if holds { "ok  " } else { "FAIL" })?;
     }
-    lab::say(&text);
+    print!("{text}");
     if let Some(place) = std::env::var_os("FOOTPRINT_RECORD") {
         let place = PathBuf::from(place);
         std::fs::create_dir_all(&place)?;
-        let rows: Vec<_> = measured
-            .iter()
-            .map(|m| json!({"program": m.name, "cpu_share_of_core": m.cpu_share, "vm_rss_kib": m.rss_kib, "vm_hwm_kib": m.peak_kib, "scrape_bytes": m.scrape_bytes}))
-            .collect();
-        let record = json!({"pods": PODS, "containers_per_pod": CONTAINERS, "gpus": GPUS, "seconds": span.as_secs(), "programs": rows, "cpu_ratio": cpu_ratio, "memory_ratio": memory_ratio});
-        std::fs::write(place.join("footprint.json"), serde_json::to_vec_pretty(&record)?)?;
-        std::fs::write(place.join("footprint.txt"), &text)?;
+        let head = format!("{PODS} pods x {CONTAINERS} containers, {GPUS} GPUs, 1 Hz, {seconds} s\n");
+        std::fs::write(place.join("footprint.txt"), head + &text)?;
     }
     Ok(checks.iter().all(|(_, holds)| *holds))
 }

@@ -5,6 +5,7 @@
 //!   http         a client that speaks just enough HTTP
 //!   scenario     the fake NVML library and what it answers
 //!   agent        the built program in an empty directory of its own
+//!   pods         real cgroups with real processes, under kubelet's paths (needs root)
 //! ```
 //!
 //! What must never happen here: a type of the program's own rooms. A test that shares code with what it tests shares
@@ -14,3 +15,4 @@ pub mod eventually;
 pub mod http;
 pub mod scenario;
 pub mod agent;
+pub mod pods;

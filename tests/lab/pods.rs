@@ -48,13 +48,19 @@ impl Pods {
     /// # Errors
     /// When there is no cgroup hierarchy, or no right to write to it.
     pub fn prepare(cgroup_root: &Path) -> io::Result<Pods> {
-        let mut hierarchies: Vec<PathBuf> =
-            CONTROLLERS.iter().map(|name| cgroup_root.join(name)).filter(|dir| dir.join("cgroup.procs").exists()).collect();
+        let mut hierarchies: Vec<PathBuf> = CONTROLLERS
+            .iter()
+            .map(|name| cgroup_root.join(name))
+            .filter(|dir| dir.join("cgroup.procs").exists())
+            .collect();
         if hierarchies.is_empty() && cgroup_root.join("cgroup.controllers").exists() {
             hierarchies.push(cgroup_root.to_path_buf());
         }
         if hierarchies.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no cgroup hierarchy under {}", cgroup_root.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("no cgroup hierarchy under {}", cgroup_root.display()),
+            ));
         }
         let pods = Pods { hierarchies, pods: Vec::new(), leaders: Vec::new() };
         pods.remove_leftovers();
