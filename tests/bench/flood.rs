@@ -3,7 +3,7 @@
 //! at the last one must differ by less than 1 MiB. Promise 2 in docs/specification.md.
 //!
 //! Run by `tests/run flood`. `FLOOD_PROCESSES` sets how many distinct processes are seen (300,000; the long form takes
-//! 1,000,000), and `FLOOD_RECORD` names a directory for the record.
+//! 1,000,000).
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -12,7 +12,7 @@ use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -53,11 +53,6 @@ fn flood() -> Outcome<bool> {
         text += &format!("{}  {what}: VmRSS {before} KiB, then {after} KiB\n", if holds { "ok  " } else { "FAIL" });
     }
     print!("{text}");
-    if let Some(place) = std::env::var_os("FLOOD_RECORD") {
-        let place = PathBuf::from(place);
-        fs::create_dir_all(&place)?;
-        fs::write(place.join("flood.txt"), &text)?;
-    }
     Ok(ok)
 }
 

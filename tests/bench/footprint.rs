@@ -2,8 +2,8 @@
 //! 1 Hz, scraped every 15 s and followed by one usage watcher; beside cAdvisor, which looks at the same containers in
 //! the same run. Promise 1 in docs/specification.md.
 //!
-//! Run by `tests/run footprint` as root. `FOOTPRINT_SECONDS` sets the length (120; the long form takes 600),
-//! `FOOTPRINT_RECORD` names a directory for the record, `YARDSTICK` the cAdvisor program.
+//! Run by `tests/run footprint` as root. `FOOTPRINT_SECONDS` sets the length (120; the long form takes 600), `YARDSTICK`
+//! names the cAdvisor program.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -152,7 +152,7 @@ fn bench() -> Outcome<bool> {
     ];
     let measured = measure(&programs, Duration::from_secs(seconds))?;
     let seen = (listed(&agent, "/api/v1/pods", "pods"), listed(&agent, "/api/v1/gpus", "gpus"));
-    report(&measured, seconds, seen)
+    report(&measured, seen)
 }
 
 /// What the agent says it watches, so that a cheap agent is not one that looks away.
@@ -203,7 +203,7 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-fn report(measured: &[Measured], seconds: u64, seen: (usize, usize)) -> Outcome<bool> {
+fn report(measured: &[Measured], seen: (usize, usize)) -> Outcome<bool> {
     let [agent, yardstick] = measured else { return Err("two programs are compared".into()) };
     #[expect(clippy::cast_precision_loss, reason = "KiB of two processes")]
     let memory_ratio = agent.rss_kib as f64 / yardstick.rss_kib as f64;
@@ -230,11 +230,5 @@ fn report(measured: &[Measured], seconds: u64, seen: (usize, usize)) -> Outcome<
         writeln!(text, "{}  {what}", if holds { "ok  " } else { "FAIL" })?;
     }
     print!("{text}");
-    if let Some(place) = std::env::var_os("FOOTPRINT_RECORD") {
-        let place = PathBuf::from(place);
-        std::fs::create_dir_all(&place)?;
-        let head = format!("{PODS} pods x {CONTAINERS} containers, {GPUS} GPUs, 1 Hz, {seconds} s\n");
-        std::fs::write(place.join("footprint.txt"), head + &text)?;
-    }
     Ok(checks.iter().all(|(_, holds)| *holds))
 }
