@@ -9,6 +9,7 @@
 
 use lab::agent::Agent;
 use lab::eventually::eventually;
+use lab::scenario::FakeNvml;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fs;
@@ -63,11 +64,10 @@ fn through_a_fake_proc(target: u64) -> Outcome<Grown> {
     let tree = tempfile::tempdir_in("/dev/shm")?;
     let (proc, cgroup) = (tree.path().join("proc"), tree.path().join("cgroup"));
     prepare(&proc, &cgroup)?;
-    let scenario = tree.path().join("scenario.json");
-    write_scenario(&scenario, &[])?;
+    let fake = FakeNvml::install(tree.path())?;
+    write_scenario(&fake, &[])?;
     let agent = recipe
-        .env("FAKE_NVML_SCENARIO", &scenario)
-        .with("--nvml-library", lab::scenario::library())
+        .with("--nvml-library", fake.library())
         .with("--procfs-root", &proc)
         .with("--cgroup-root", &cgroup)
         .with("--period", "250ms")
@@ -83,7 +83,7 @@ fn through_a_fake_proc(target: u64) -> Outcome<Grown> {
         let count = LIVING + generation % 16;
         let next: Vec<u64> = (0..count).map(|i| 1000 + (seen + i) % 4_000_000).collect();
         replace(&proc, &living, &next, generation)?;
-        write_scenario(&scenario, &next)?;
+        write_scenario(&fake, &next)?;
         living = next;
         eventually(&format!("generation {generation} in the agent's count"), Duration::from_secs(30), || {
             (processes_seen(&agent) == Some(count)).then_some(())
@@ -117,16 +117,14 @@ fn through_real_processes() -> Outcome<Grown> {
     Ok((format!("after {} and {} real processes", REAL / 10, REAL + REAL / 10), before, after))
 }
 
-fn write_scenario(file: &Path, pids: &[u64]) -> Outcome<()> {
+fn write_scenario(fake: &FakeNvml, pids: &[u64]) -> Outcome<()> {
     let card = |chunk: &[u64]| {
         let list: Vec<Value> = chunk.iter().map(|pid| json!({"pid": pid, "memory": 1 << 20, "sm": 1})).collect();
         json!({"model": "A100", "processes": list})
     };
     let cards: Vec<Value> =
         (0..GPUS).map(|gpu| card(pids.get(gpu * ON_EACH_GPU..(gpu + 1) * ON_EACH_GPU).unwrap_or_default())).collect();
-    let new = file.with_extension("new");
-    fs::write(&new, serde_json::to_vec(&json!({"gpus": cards}))?)?;
-    fs::rename(&new, file)?;
+    fake.write_text(&serde_json::to_vec(&json!({"gpus": cards}))?)?;
     Ok(())
 }
 

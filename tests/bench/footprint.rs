@@ -10,6 +10,7 @@
 use lab::agent::Agent;
 use lab::http;
 use lab::pods::Pods;
+use lab::scenario::FakeNvml;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt::Write as _;
@@ -115,9 +116,9 @@ fn scenario(pods: &Pods) -> Value {
 fn start_agent(pods: &Pods) -> Outcome<(Agent, Running)> {
     let binary = env!("CARGO_BIN_EXE_gpu-steward");
     let recipe = Agent::standalone(binary);
-    let file = recipe.dir().join("scenario.json");
-    std::fs::write(&file, serde_json::to_vec(&scenario(pods))?)?;
-    let agent = recipe.env("FAKE_NVML_SCENARIO", &file).with("--nvml-library", lab::scenario::library()).start();
+    let fake = FakeNvml::install(recipe.dir())?;
+    fake.write_text(&serde_json::to_vec(&scenario(pods))?)?;
+    let agent = recipe.with("--nvml-library", fake.library()).start();
     let watcher = Command::new(binary)
         .args(["usage", "--watch", "-o", "json", "--usage-socket"])
         .arg(&agent.usage_socket)
