@@ -1,9 +1,41 @@
-//! GPUs for people who have none: made up in process, always labelled as simulated.
+//! GPUs for people who have none: made up in process, always labelled as simulated. No library and no device is touched;
+//! what follows behind is the same as with real cards.
+//!
+//! ```text
+//!   product     cards as they are sold
+//!   curve       numbers that follow from a seed and the time
+//!   tenant      living processes of this machine that are said to use the cards
+//!   card        one made-up card: identity, readings, processes
+//! ```
+//!
+//! What must never happen here: a value that could be taken for a real one (the state says `simulated`, so do the names),
+//! a process that does not live.
 
+mod product;
+mod curve;
+mod tenant;
+mod card;
+
+use crate::clock;
+use crate::owner::Owners;
 use crate::report::Reporter;
 use crate::roots::HostRoots;
-use std::time::Duration;
+use card::Card;
+use model::gpu::Gpu;
+use model::observation::{GpuSourceState, Observation};
+use product::{PRODUCTS, Product};
+use std::io;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+use tenant::Tenants;
 use tokio_util::sync::CancellationToken;
+
+/// How many cards there may be: as many as the largest hosts carry.
+pub const COUNT: RangeInclusive<u32> = 1..=16;
+
+/// How long the thread sleeps at a stretch, and so how late it sees that it must stop: far below the 5 s in which the
+/// program has to end, and ten wake-ups a second cost nothing that could be measured.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// What to make up.
 #[derive(Clone, Debug)]
@@ -20,11 +52,162 @@ pub struct Settings {
     pub process_period: Duration,
 }
 
+/// Short names of the models that can be made up.
+pub fn models() -> impl Iterator<Item = &'static str> {
+    PRODUCTS.iter().map(|product| product.model)
+}
+
 /// Starts the thread `gpu-simulated`.
 ///
 /// # Errors
 /// When the model is not known (the text lists those that are) or the operating system has no thread to give.
-pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<()> {
-    let _ = (settings, reporter, stop);
+pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> io::Result<()> {
+    let product = Product::named(&settings.model).ok_or_else(|| {
+        let known: Vec<&str> = models().collect();
+        let text = format!("no GPU model {:?} to simulate; known are {}", settings.model, known.join(", "));
+        io::Error::new(io::ErrorKind::InvalidInput, text)
+    })?;
+    if !COUNT.contains(&settings.count) {
+        let text =
+            format!("{} GPUs to simulate; from {} to {} are possible", settings.count, COUNT.start(), COUNT.end());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let thread = std::thread::Builder::new().name("gpu-simulated".into());
+    thread.spawn(move || run(&settings, product, &reporter, &stop))?;
     Ok(())
+}
+
+/// Reports by deadline until told to stop.
+fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop: &CancellationToken) {
+    let seed = seed_of(&settings.roots);
+    let mut cards: Vec<Card> = (0..settings.count).map(|index| Card::new(product, seed, index)).collect();
+    let mut tenants = Tenants::new(settings.roots.clone(), Owners::new(settings.roots.clone()), settings.count);
+    introduce(&cards, reporter);
+    let mut next_sample = Instant::now();
+    let mut next_processes = next_sample;
+    while !stop.is_cancelled() {
+        let now = Instant::now();
+        if now >= next_processes {
+            tenants.renew();
+            for (card, index) in cards.iter_mut().zip(0u32..) {
+                card.let_to(tenants.of(index));
+                reporter.report(Observation::GpuProcesses(card.processes(clock::now())));
+            }
+            next_processes = after(next_processes, settings.process_period, now);
+        }
+        if now >= next_sample {
+            for card in &mut cards {
+                let sample = card.sample(clock::now());
+                reporter.report(Observation::GpuSample(card.gpu().uuid.clone(), Box::new(sample)));
+            }
+            next_sample = after(next_sample, settings.period, now);
+        }
+        let until = next_sample.min(next_processes);
+        std::thread::sleep(until.saturating_duration_since(Instant::now()).min(LONGEST_SLEEP));
+    }
+}
+
+/// Says that GPUs are there, that they are made up, and who they are.
+fn introduce(cards: &[Card], reporter: &Reporter) {
+    tracing::warn!(count = cards.len(), model = card::model_of(cards), "GPUs are simulated: no value of them is real");
+    reporter.report(Observation::GpuSource(GpuSourceState::Working {
+        driver: "simulated".into(),
+        nvml: "simulated".into(),
+        cuda: None,
+        simulated: true,
+    }));
+    let gpus: Vec<Gpu> = card::tied(cards);
+    reporter.report(Observation::Gpus(gpus));
+}
+
+/// The next deadline after `now` on the grid of `from`: no drift, and none to be caught up with after a pause.
+fn after(from: Instant, period: Duration, now: Instant) -> Instant {
+    let period = period.max(Duration::from_millis(1));
+    let next = from + period;
+    if next > now { next } else { now + period }
+}
+
+/// Follows from the host's name: the same after a restart, another on each machine, so that UUIDs do not collide.
+fn seed_of(roots: &HostRoots) -> u64 {
+    let name = std::fs::read(roots.procfs.join("sys/kernel/hostname")).unwrap_or_default();
+    name.iter().fold(0x51d0, |seed, byte| curve::mix(seed ^ u64::from(*byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::gpu::GpuSample;
+    use model::process::GpuProcesses;
+    use tokio::sync::mpsc::Receiver;
+
+    fn settings(model: &str, count: u32) -> Settings {
+        Settings {
+            model: model.into(),
+            count,
+            roots: HostRoots::default(),
+            period: Duration::from_millis(5),
+            process_period: Duration::from_millis(5),
+        }
+    }
+
+    #[test]
+    fn an_unknown_model_is_refused_with_those_that_are_known() {
+        let (reporter, _receiver) = Reporter::channel();
+        let error = spawn(settings("RTX", 1), reporter, CancellationToken::new()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("\"RTX\"") && error.to_string().contains("H100, H200"), "{error}");
+    }
+
+    #[test]
+    fn no_card_and_too_many_cards_are_refused() {
+        for count in [0, 17] {
+            let (reporter, _receiver) = Reporter::channel();
+            let error = spawn(settings("H100", count), reporter, CancellationToken::new()).unwrap_err();
+            assert!(error.to_string().contains("from 1 to 16"), "{error}");
+        }
+    }
+
+    /// Observations until `enough` of samples and process lists have come.
+    fn watch(receiver: &mut Receiver<Observation>, enough: usize) -> (Vec<Gpu>, Vec<GpuSample>, Vec<GpuProcesses>) {
+        let (mut gpus, mut samples, mut lists) = (Vec::new(), Vec::new(), Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while samples.len() < enough || lists.len() < enough {
+            assert!(Instant::now() < deadline, "{} samples, {} lists", samples.len(), lists.len());
+            match receiver.try_recv() {
+                Ok(Observation::Gpus(list)) => gpus = list,
+                Ok(Observation::GpuSample(_, sample)) => samples.push(*sample),
+                Ok(Observation::GpuProcesses(list)) => lists.push(list),
+                Ok(Observation::GpuSource(state)) => assert!(state.simulated(), "{state:?}"),
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+        (gpus, samples, lists)
+    }
+
+    #[test]
+    fn eight_cards_report_and_stop_when_told() {
+        let (reporter, mut receiver) = Reporter::channel();
+        let stop = CancellationToken::new();
+        spawn(settings("h100", 8), reporter, stop.clone()).unwrap();
+        let (gpus, samples, _) = watch(&mut receiver, 24);
+        assert_eq!(gpus.len(), 8);
+        assert!(gpus.iter().all(|gpu| gpu.links.len() == 7 && gpu.model.contains("H100")));
+        assert!(samples.iter().all(|sample| sample.memory_used.value().is_some() && sample.power.value().is_some()));
+        stop.cancel();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !receiver.is_closed() {
+            while receiver.try_recv().is_ok() {}
+            assert!(Instant::now() < deadline, "the thread goes on");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn deadlines_keep_their_grid_and_leave_out_what_was_missed() {
+        let begin = Instant::now();
+        let second = Duration::from_secs(1);
+        assert_eq!(after(begin, second, begin + Duration::from_millis(300)), begin + second);
+        assert_eq!(after(begin, second, begin + 5 * second), begin + 6 * second);
+    }
 }
