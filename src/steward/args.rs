@@ -4,6 +4,7 @@ use crate::exit;
 use crate::print_config::Output;
 use crate::settings::key::{KEYS, Key};
 use crate::settings::layer::Spoken;
+use crate::top;
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,6 +15,8 @@ use std::sync::LazyLock;
 pub(crate) enum Wish {
     /// Run the node agent.
     Agent(Spoken),
+    /// Watch a node in the terminal.
+    Top(top::Settings),
     /// Show the settings.
     PrintConfig(Spoken, Output),
 }
@@ -51,6 +54,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Wish, cla
             let output = sub.get_one::<Output>("output").copied().unwrap_or(Output::Text);
             Ok(Wish::PrintConfig(spoken(sub), output))
         }
+        Some(("top", sub)) => Ok(Wish::Top(top::Settings::read(sub))),
         Some((_, sub)) => Ok(Wish::Agent(spoken(sub))),
         None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
     }
@@ -75,6 +79,7 @@ pub(crate) fn command() -> Command {
                 )
                 .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
         ))
+        .subcommand(top::command())
         .subcommand(with_settings(
             Command::new("print-config")
                 .about("Show the settings that would hold, and where each comes from")
@@ -137,6 +142,7 @@ mod tests {
     fn flags(line: &str) -> Result<Spoken, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
             Ok(Wish::Agent(spoken) | Wish::PrintConfig(spoken, _)) => Ok(spoken),
+            Ok(Wish::Top(_)) => unreachable!("no line here asks for it"),
             Err(error) => Err(error.kind()),
         }
     }

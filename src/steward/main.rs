@@ -11,6 +11,7 @@ mod exit;
 mod allocator;
 mod settings;
 mod print_config;
+mod top;
 mod args;
 mod telemetry;
 mod stop;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
             Ok(_) => say(&print_config::print(&spoken.layer().unwrap_or_default(), output)),
             Err(problems) => complain(&problems),
         },
+        Ok(Wish::Top(settings)) => watch(&settings),
         Err(error) => {
             let _ = error.print();
             if error.use_stderr() { Exit::Usage } else { Exit::Ok }
@@ -51,6 +53,12 @@ fn run_agent(spoken: Spoken) -> Exit {
 
 fn understand(spoken: &Spoken) -> Result<Settings, Vec<Problem>> {
     Settings::read(&spoken.layer()?)
+}
+
+fn watch(settings: &top::Settings) -> Exit {
+    let Err(error) = top::run(settings) else { return Exit::Ok };
+    let _ = writeln!(std::io::stderr(), "error: {error}");
+    error.exit()
 }
 
 /// A reader that went away (`| head`) is no failure.

@@ -1,0 +1,108 @@
+//! `gpu-steward top`: one node in the terminal. A client of the agent's JSON and nothing more.
+//!
+//! ```text
+//!   settings ─▶ fetch ──Snapshot──▶ state ◀──Key── screen
+//!                                     │
+//!             cards pods processes ◀──┴──▶ draw ─▶ screen | frame (plain text) | JSON
+//! ```
+//!
+//! What must never happen here: a reading of the machine (the agent has done it), a picture that is not made from the
+//! state alone, a terminal that is not given back.
+
+mod settings;
+mod snapshot;
+mod fetch;
+mod show;
+mod table;
+mod pods;
+mod processes;
+mod cards;
+mod key;
+#[cfg(test)]
+mod stage;
+mod state;
+mod look;
+mod draw;
+mod frame;
+mod screen;
+
+pub(crate) use settings::{Settings, command};
+
+use crate::exit::Exit;
+use fetch::{Agent, FetchError};
+use look::Look;
+use screen::ScreenError;
+use state::{Input, State};
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Columns of a plain frame where nobody says how wide it may be: everything that can be shown fits.
+const PLAIN_WIDTH: u16 = 144;
+
+/// Why `top` ended without being told to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TopError {
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error(transparent)]
+    Screen(#[from] ScreenError),
+    #[error("cannot start asking the agent: {0}")]
+    Runtime(io::Error),
+    #[error("cannot write the answers as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("cannot write to standard output: {0}")]
+    Output(io::Error),
+}
+
+impl TopError {
+    /// What it means for the one who started the program.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            TopError::Fetch(error) | TopError::Screen(ScreenError::Fetch(error)) if error.is_usage() => Exit::Usage,
+            TopError::Fetch(_) | TopError::Screen(ScreenError::Fetch(_)) => Exit::Unavailable,
+            _ => Exit::Failure,
+        }
+    }
+}
+
+/// Shows the node until the user is done, or once.
+///
+/// # Errors
+/// [`TopError`], whose text says what was tried and what to do.
+pub(crate) fn run(settings: &Settings) -> Result<(), TopError> {
+    let agent = Agent::new(&settings.url, settings.token_file.as_ref())?;
+    let terminal = io::stdout().is_terminal() && io::stdin().is_terminal() && variable("TERM") != "dumb";
+    if settings.json || settings.once || !terminal {
+        return print(&agent, settings);
+    }
+    let look = Look { colour: variable("NO_COLOR").is_empty() };
+    Ok(screen::live(agent, settings.interval, look)?)
+}
+
+fn print(agent: &Agent, settings: &Settings) -> Result<(), TopError> {
+    let snapshot = fetch::runtime().map_err(TopError::Runtime)?.block_on(agent.fetch())?;
+    let text = if settings.json {
+        serde_json::to_string(&snapshot)? + "\n"
+    } else {
+        let mut state = State::new(settings.interval);
+        state.apply(Input::Snapshot(Arc::new(snapshot)), Duration::ZERO);
+        frame::plain(&state, plain_width())
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        // `top --once | head` is no failure.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(TopError::Output),
+    }
+}
+
+/// The terminal's width, what `COLUMNS` says, or room for everything.
+fn plain_width() -> u16 {
+    let said = variable("COLUMNS").parse().ok();
+    let seen = || crossterm::terminal::size().ok().filter(|_| io::stdout().is_terminal()).map(|(width, _)| width);
+    said.or_else(seen).unwrap_or(PLAIN_WIDTH).clamp(40, 500)
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_default()
+}

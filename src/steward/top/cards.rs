@@ -1,0 +1,222 @@
+//! GPUs: a line each for the overview, and the tree of what runs on them.
+
+use crate::top::pods::{number, pod_name, sum};
+use crate::top::processes::owner_name;
+use crate::top::show::{Cells, bar, bytes, cores, percent, share};
+use crate::top::snapshot::Snapshot;
+use crate::top::table::{Amounts, Column, Row, fill, left, right};
+use std::collections::BTreeMap;
+use wire::api::Reading;
+use wire::api::gpus::{Gpu, GpuProcess, Mig};
+use wire::api::pods::{Pod, Share};
+use wire::api::processes::Process;
+
+/// From this many screen columns the bars are long.
+const WIDE: u16 = 132;
+
+/// Columns of [`lines`] on a screen of `width`.
+pub(crate) fn line_columns(width: u16) -> [Column; 8] {
+    let wide = width >= WIDE;
+    [
+        left("GPU", 4, 0),
+        if wide { left("MODEL", 28, 0) } else { fill("MODEL") },
+        left("UTIL", if wide { 27 } else { 13 }, 0),
+        left("MEMORY", if wide { 34 } else { 21 }, 0),
+        right("POWER", 9, 0),
+        right("TEMP", 4, 0),
+        right("SM CLOCK", 8, WIDE),
+        if wide { fill("HEALTH") } else { left("HEALTH", 9, 0) },
+    ]
+}
+
+/// One line for each GPU, its MIG instances below it.
+pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
+    let wide = width >= WIDE;
+    let (util, memory) = if wide { (22, 20) } else { (8, 8) };
+    let line = |gpu: &Gpu| {
+        let mut cells = Cells::default();
+        cells.text(gpu.index.to_string()).text(model(gpu));
+        let used = cells.note("use", &gpu.utilization_ratio, percent);
+        cells.text(format!("{}{used:>5}", bar(gpu.utilization_ratio.value().copied(), util)));
+        memory_cell(&mut cells, &gpu.memory_used_bytes, &gpu.memory_total_bytes, memory);
+        let drawn = cells.note("power", &gpu.power_watts, |it| format!("{it:.0}"));
+        let limit = cells.note("power limit", &gpu.power_limit_watts, |it| format!("{it:.0}"));
+        cells.text(format!("{drawn}/{limit} W"));
+        cells.reading("temperature", &gpu.temperature_celsius, |it| format!("{it}C"));
+        cells.reading("clock", &gpu.clock_sm_hertz, |it| format!("{} MHz", it / 1_000_000));
+        cells.text(&gpu.health);
+        let children = gpu.mig.iter().map(|mig| instance_line(gpu, mig, util, memory)).collect();
+        Row { id: gpu.uuid.clone(), name: card_name(gpu), cells, head: true, children, ..Row::default() }
+    };
+    snapshot.gpus.gpus.iter().map(line).collect()
+}
+
+fn instance_line(gpu: &Gpu, mig: &Mig, util: u16, memory: u16) -> Row {
+    let mut cells = Cells::default();
+    cells.text(format!("{}:{}", gpu.index, mig.index)).text(format!(" MIG {}", mig.profile));
+    let used = cells.note("use", &mig.gpm.sm_active, percent);
+    cells.text(format!("{}{used:>5}", bar(mig.gpm.sm_active.value().copied(), util)));
+    memory_cell(&mut cells, &mig.memory_used_bytes, &mig.memory_total_bytes, memory);
+    Row { id: mig.uuid.clone(), name: format!("MIG {}", mig.uuid), cells, head: true, ..Row::default() }
+}
+
+fn memory_cell(cells: &mut Cells, used: &Reading<u64>, total: &Reading<u64>, width: u16) {
+    let drawn = bar(share(used, total), width);
+    let used = cells.note("memory", used, |it| bytes(*it));
+    let total = cells.note("memory size", total, |it| bytes(*it));
+    cells.text(format!("{drawn} {used}/{total}"));
+}
+
+/// `H100 80GB HBM3`: the maker's name says nothing here.
+fn model(gpu: &Gpu) -> &str {
+    gpu.model.strip_prefix("NVIDIA ").unwrap_or(&gpu.model)
+}
+
+fn card_name(gpu: &Gpu) -> String {
+    format!("GPU {} {} {}", gpu.index, gpu.model, gpu.uuid)
+}
+
+/// Columns of [`tree`], in the order in which it fills them.
+pub(crate) const TREE_COLUMNS: [Column; 7] = [
+    fill("GPU, POD, PROCESS"),
+    left("DEVICE", 7, 100),
+    right("GPU%", 5, 0),
+    right("GPUMEM", 7, 0),
+    right("CPU", 6, 0),
+    right("MEM", 7, 0),
+    left("KIND", 8, 100),
+];
+
+/// Each GPU with the pods on it, their processes below them, then what belongs to no pod.
+pub(crate) fn tree(snapshot: &Snapshot) -> Vec<Row> {
+    let hosts: BTreeMap<u32, &Process> = snapshot.processes.processes.iter().map(|it| (it.pid, it)).collect();
+    let pods: BTreeMap<&str, &Pod> = snapshot.pods.pods.iter().map(|it| (it.uid.as_str(), it)).collect();
+    snapshot.gpus.gpus.iter().map(|gpu| card(gpu, &Seen { snapshot, hosts: &hosts, pods: &pods })).collect()
+}
+
+/// What a card's rows are made from.
+struct Seen<'a> {
+    snapshot: &'a Snapshot,
+    hosts: &'a BTreeMap<u32, &'a Process>,
+    pods: &'a BTreeMap<&'a str, &'a Pod>,
+}
+
+fn card(gpu: &Gpu, seen: &Seen<'_>) -> Row {
+    let mut cells = Cells::default();
+    cells.text(format!("{} {}, {}", gpu.index, model(gpu), gpu.health)).text(gpu.index.to_string());
+    cells.reading("use", &gpu.utilization_ratio, percent);
+    cells.reading("memory", &gpu.memory_used_bytes, |it| bytes(*it));
+    cells.blank().blank().blank();
+
+    if let Some(reason) = gpu.processes.reason() {
+        cells.remark(format!("processes: {reason}"));
+    }
+    let mut strangers: Vec<Row> = Vec::new();
+    let mut taken = BTreeMap::<&str, Vec<&GpuProcess>>::new();
+    for process in gpu.processes.value().into_iter().flatten() {
+        match process.owner.pod_uid.as_deref() {
+            Some(uid) => taken.entry(uid).or_default().push(process),
+            None => strangers.push(seen.process(gpu, process)),
+        }
+    }
+    for holder in &gpu.holders {
+        taken.entry(&holder.pod_uid).or_default();
+    }
+    let mut children: Vec<Row> = taken.iter().map(|(uid, processes)| seen.pod(gpu, uid, processes)).collect();
+    children.extend(no_pod(gpu, strangers));
+    Row { id: gpu.uuid.clone(), name: card_name(gpu), cells, head: true, children, ..Row::default() }
+}
+
+/// What is used by no pod: processes of the host, and memory that no process listed by the driver explains.
+fn no_pod(gpu: &Gpu, strangers: Vec<Row>) -> Option<Row> {
+    let unattributed = &gpu.unattributed_memory_bytes;
+    if strangers.is_empty() && unattributed.value().is_none_or(|it| *it == 0) {
+        return None;
+    }
+    let mut cells = Cells::default();
+    cells.text(" no pod").blank().reading("GPU use", &gpu.unattributed_sm_ratio, percent);
+    cells.reading("GPU memory", unattributed, |it| bytes(*it)).blank().blank().blank();
+    let name = format!("GPU {}: used by no pod", gpu.index);
+    Some(Row { id: format!("{} rest", gpu.uuid), name, cells, children: strangers, ..Row::default() })
+}
+
+// === impl Seen ===
+
+impl Seen<'_> {
+    fn pod(&self, gpu: &Gpu, uid: &str, processes: &[&GpuProcess]) -> Row {
+        let mut cells = Cells::default();
+        let holder = gpu.holders.iter().find(|holder| holder.pod_uid == uid);
+        let names = holder.map(|it| (it.namespace.as_deref(), it.pod.as_deref()));
+        let (namespace, pod) = names.unwrap_or_default();
+        let name = pod_name(namespace, pod, uid);
+        let pod = self.pods.get(uid).copied();
+        let here = |share: &&Share| share.gpu == gpu.uuid;
+        let shares: Vec<&Share> = pod.into_iter().flat_map(|pod| &pod.gpus).filter(here).collect();
+        let devices: Vec<_> = shares.iter().map(|it| self.snapshot.device(&it.gpu, it.mig.as_deref())).collect();
+        cells.text(format!(" {name}")).text(devices.join(","));
+        let mut amounts = Amounts::default();
+        if shares.is_empty() {
+            cells.blank().blank();
+        } else {
+            let sm = sum(shares.iter().map(|it| &it.sm_ratio), 0.0, |a, b| a + b);
+            let memory = sum(shares.iter().map(|it| &it.memory_used_bytes), 0, |a, b| a.saturating_add(*b));
+            cells.reading("GPU use", &sm, percent).reading("GPU memory", &memory, |it| bytes(*it));
+            amounts.gpu = sm.value().copied();
+            amounts.gpu_memory = memory.value().map(|it| number(*it));
+        }
+        match pod {
+            Some(pod) => {
+                cells.reading("CPU", &pod.usage.cpu_cores, cores);
+                cells.reading("memory", &pod.usage.memory_working_set_bytes, |it| bytes(*it));
+                amounts.cpu = pod.usage.cpu_cores.value().copied();
+                amounts.memory = pod.usage.memory_working_set_bytes.value().map(|it| number(*it));
+            }
+            None => drop(cells.blank().blank()),
+        }
+        cells.text("pod");
+        let children = processes.iter().map(|process| self.process(gpu, process)).collect();
+        Row {
+            id: format!("{} pod {uid}", gpu.uuid),
+            name,
+            words: uid.to_owned(),
+            cells,
+            amounts,
+            children,
+            ..Row::default()
+        }
+    }
+
+    fn process(&self, gpu: &Gpu, process: &GpuProcess) -> Row {
+        let mut cells = Cells::default();
+        let owner = owner_name(&process.owner);
+        let whose = match process.owner.pod_uid {
+            Some(_) => process.owner.container.clone().unwrap_or_default(),
+            None => owner.clone(),
+        };
+        cells.text(format!("   {} {} {whose}", process.pid, process.command));
+        cells.text(self.snapshot.device(&gpu.uuid, process.mig.as_deref()));
+        cells.reading("GPU use", &process.sm_ratio, percent);
+        cells.reading("GPU memory", &process.memory_used_bytes, |it| bytes(*it));
+        let host = self.hosts.get(&process.pid).copied();
+        match host {
+            Some(host) => {
+                cells.reading("CPU", &host.cpu_cores, cores).reading("memory", &host.rss_bytes, |it| bytes(*it));
+            }
+            None => drop(cells.blank().blank()),
+        }
+        cells.text(&process.kind);
+        let amounts = Amounts {
+            gpu: process.sm_ratio.value().copied(),
+            gpu_memory: process.memory_used_bytes.value().map(|it| number(*it)),
+            cpu: host.and_then(|host| host.cpu_cores.value().copied()),
+            memory: host.and_then(|host| host.rss_bytes.value().map(|it| number(*it))),
+        };
+        Row {
+            id: format!("{} process {} {}", gpu.uuid, process.pid, process.mig.as_deref().unwrap_or_default()),
+            name: format!("{} {} ({owner})", process.pid, process.command),
+            cells,
+            amounts,
+            ..Row::default()
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Asks the agent. The only place of `top` that knows HTTP.
+
+use crate::top::snapshot::Snapshot;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// For one answer. The agent answers from memory in milliseconds; on a machine that swaps it may take seconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Of one answer: 8,192 cgroups of about 4 KiB each are 32 MiB, twice that is a stranger's answer.
+const MAX_ANSWER: usize = 64 << 20;
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FetchError {
+    #[error("{url:?} is no address of an agent: it must look like http://127.0.0.1:9410")]
+    Url { url: String },
+    #[error("cannot read the token file {path:?}: {source}")]
+    Token { path: PathBuf, source: std::io::Error },
+    #[error(
+        "no agent answers at {url}: {source}. Start one with `gpu-steward agent --standalone`, or say where it listens with --url"
+    )]
+    Connect { url: String, source: std::io::Error },
+    #[error("GET {url}{path}: no answer within {} s", PATIENCE.as_secs())]
+    Slow { url: String, path: &'static str },
+    #[error("GET {url}{path}: {source}")]
+    Http { url: String, path: &'static str, source: hyper::Error },
+    #[error("GET {url}{path}: {source}")]
+    Body { url: String, path: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("GET {url}{path}: the agent wants a bearer token from another machine: give one with --token-file")]
+    Refused { url: String, path: &'static str },
+    #[error("GET {url}{path}: answered {status}; is this a gpu-steward agent?")]
+    Status { url: String, path: &'static str, status: StatusCode },
+    #[error("GET {url}{path}: the answer cannot be read ({source}); is this a gpu-steward agent of this version?")]
+    Answer { url: String, path: &'static str, source: serde_json::Error },
+}
+
+impl FetchError {
+    /// Whether what the user wrote is wrong, not what was met.
+    pub(crate) fn is_usage(&self) -> bool {
+        matches!(self, FetchError::Url { .. } | FetchError::Token { .. })
+    }
+}
+
+/// Where and how to ask.
+#[derive(Clone, Debug)]
+pub(crate) struct Agent {
+    /// As the user wrote it, without a trailing slash.
+    url: String,
+    /// `host:port`.
+    authority: String,
+    token: Option<String>,
+}
+
+// === impl Agent ===
+
+impl Agent {
+    /// Checks what the user wrote.
+    pub(crate) fn new(url: &str, token_file: Option<&PathBuf>) -> Result<Agent, FetchError> {
+        let refuse = || FetchError::Url { url: url.to_owned() };
+        let parsed: Uri = url.parse().map_err(|_| refuse())?;
+        let host = parsed.host().ok_or_else(refuse)?;
+        if parsed.scheme_str() != Some("http") || parsed.path() != "/" || parsed.query().is_some() {
+            return Err(refuse());
+        }
+        let authority = format!("{host}:{}", parsed.port_u16().unwrap_or(80));
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path).map_err(|source| FetchError::Token { path: path.clone(), source })
+        };
+        let token = token_file.map(read).transpose()?.map(|text| text.trim().to_owned());
+        Ok(Agent { url: url.trim_end_matches('/').to_owned(), authority, token })
+    }
+
+    /// All four documents over one connection.
+    pub(crate) async fn fetch(&self) -> Result<Snapshot, FetchError> {
+        let connect = |source| FetchError::Connect { url: self.url.clone(), source };
+        let stream = match timeout(PATIENCE, TcpStream::connect(&self.authority)).await {
+            Ok(stream) => stream.map_err(connect)?,
+            Err(_) => return Err(connect(std::io::ErrorKind::TimedOut.into())),
+        };
+        let http = |source| FetchError::Http { url: self.url.clone(), path: "/", source };
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
+        let questions = async {
+            Ok(Snapshot {
+                node: self.get(&mut sender, "/api/v1/node").await?,
+                gpus: self.get(&mut sender, "/api/v1/gpus").await?,
+                pods: self.get(&mut sender, "/api/v1/pods").await?,
+                processes: self.get(&mut sender, "/api/v1/processes").await?,
+            })
+        };
+        // The connection is driven beside the questions and dropped with them: no task outlives a look.
+        tokio::pin!(questions);
+        tokio::select! {
+            answers = &mut questions => answers,
+            ended = connection => match ended {
+                // Closed after the last answer was read into memory: the questions still have it.
+                Ok(()) => questions.await,
+                Err(source) => Err(http(source)),
+            },
+        }
+    }
+
+    async fn get<T: DeserializeOwned>(
+        &self,
+        sender: &mut SendRequest<Empty<Bytes>>,
+        path: &'static str,
+    ) -> Result<T, FetchError> {
+        let url = || self.url.clone();
+        let Ok(answer) = timeout(PATIENCE, self.ask(sender, path)).await else {
+            return Err(FetchError::Slow { url: url(), path });
+        };
+        let (status, body) = answer?;
+        match status {
+            StatusCode::OK => {
+                serde_json::from_slice(&body).map_err(|source| FetchError::Answer { url: url(), path, source })
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(FetchError::Refused { url: url(), path }),
+            status => Err(FetchError::Status { url: url(), path, status }),
+        }
+    }
+
+    async fn ask(
+        &self,
+        sender: &mut SendRequest<Empty<Bytes>>,
+        path: &'static str,
+    ) -> Result<(StatusCode, Bytes), FetchError> {
+        let http = |source| FetchError::Http { url: self.url.clone(), path, source };
+        let body = |source| FetchError::Body { url: self.url.clone(), path, source };
+        let mut request = Request::builder().method(Method::GET).uri(path).header("host", &self.authority);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(Empty::new()).map_err(|source| body(Box::new(source)))?;
+        sender.ready().await.map_err(http)?;
+        let answer = sender.send_request(request).await.map_err(http)?;
+        let status = answer.status();
+        let bytes = Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(body)?.to_bytes();
+        Ok((status, bytes))
+    }
+}
+
+/// One thread is enough for one connection.
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_address_of_an_agent_is_taken() {
+        for (url, authority) in [
+            ("http://127.0.0.1:9410", "127.0.0.1:9410"),
+            ("http://node-a:1/", "node-a:1"),
+            ("http://[::1]:9410", "[::1]:9410"),
+        ] {
+            assert_eq!(Agent::new(url, None).unwrap().authority, authority);
+        }
+        for bad in ["", "127.0.0.1:9410", "https://a:9410", "http://", "http://a/api", "unix:///run/x", "http://a?b"] {
+            let error = Agent::new(bad, None).unwrap_err().to_string();
+            assert!(error.contains("must look like http://127.0.0.1:9410"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_read_names_its_file() {
+        let error = Agent::new("http://a:1", Some(&PathBuf::from("/nonexistent/token"))).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/token"), "{error}");
+    }
+}

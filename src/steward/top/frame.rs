@@ -1,0 +1,141 @@
+//! One frame as plain text: for a pipe, a log, a terminal that cannot be painted.
+
+use crate::top::draw::{draw, notes, whole_height};
+use crate::top::look::Look;
+use crate::top::state::State;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+/// Notes of this many kinds are printed; the rest is counted. A hundred rows have the same few reasons.
+const MAX_NOTES: usize = 20;
+
+/// The whole picture, `width` columns wide and as high as it must be to leave nothing out.
+pub(crate) fn plain(state: &State, width: u16) -> String {
+    let lines = painted(state, width, whole_height(state, width));
+    // The last line names keys, which a pipe has not; the one above speaks of a selection.
+    let body = lines.len().saturating_sub(2);
+    let mut text: Vec<String> = lines.into_iter().take(body).collect();
+    while text.last().is_some_and(String::is_empty) {
+        text.pop();
+    }
+    let said = notes(state, width);
+    text.extend(said.iter().take(MAX_NOTES).cloned());
+    if said.len() > MAX_NOTES {
+        text.push(format!("and {} more", said.len() - MAX_NOTES));
+    }
+    text.join("\n") + "\n"
+}
+
+/// The lines of a screen of that size, without blanks at their ends.
+pub(crate) fn painted(state: &State, width: u16, height: u16) -> Vec<String> {
+    // A buffer in memory: nothing can fail, and an empty picture is what is left if it did.
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let Ok(_) = terminal.draw(|frame| {
+        draw(frame, state, Look { colour: false });
+    });
+    let buffer = terminal.backend().buffer();
+    (0..height)
+        .map(|y| {
+            let line: String = (0..width).filter_map(|x| buffer.cell((x, y))).map(|cell| cell.symbol()).collect();
+            line.trim_end().to_owned()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::key::Key;
+    use crate::top::stage;
+    use crate::top::state::Input;
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// Compares with a file under `tests/golden/top`; `UPDATE_GOLDEN=1` writes it anew.
+    fn golden(name: &str, text: &str) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/top").join(name);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+        }
+        let expect = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(text, expect, "{name} differs; look at it and run with UPDATE_GOLDEN=1 if it is right");
+    }
+
+    fn shown(keys: &[Key], width: u16, height: u16) -> String {
+        let mut state = stage::state();
+        for key in keys {
+            state.apply(Input::Key(*key), Duration::ZERO);
+        }
+        painted(&state, width, height).join("\n") + "\n"
+    }
+
+    #[test]
+    fn each_view_is_good_on_a_small_and_on_a_large_screen() {
+        for (view, key) in [("overview", '1'), ("gpus", '2'), ("pods", '3'), ("processes", '4')] {
+            for (width, height) in [(80, 24), (200, 60)] {
+                golden(&format!("{view}-{width}x{height}.txt"), &shown(&[Key::Character(key)], width, height));
+            }
+        }
+    }
+
+    #[test]
+    fn the_help_fits_a_small_screen() {
+        let text = shown(&[Key::Character('?')], 80, 24);
+        golden("help-80x24.txt", &text);
+        assert!(text.contains("SIMULATED"), "the last line is there");
+    }
+
+    #[test]
+    fn made_up_gpus_a_silent_agent_and_old_values_are_marked() {
+        let mut snapshot = stage::snapshot();
+        snapshot.node.view.simulated = true;
+        let mut state = State::new(Duration::from_secs(1));
+        state.apply(Input::Snapshot(Arc::new(snapshot)), Duration::ZERO);
+        state.apply(Input::Failed("no agent answers at http://127.0.0.1:9410".into()), Duration::from_secs(30));
+        let text = painted(&state, 80, 24).join("\n") + "\n";
+        golden("silent-80x24.txt", &text);
+        for mark in ["SIMULATED GPUs", "SIMULATED GPU ", "30 s OLD", "no agent answers"] {
+            assert!(text.contains(mark), "{mark}");
+        }
+    }
+
+    #[test]
+    fn a_plain_frame_leaves_nothing_out_and_says_why_values_are_absent() {
+        let text = plain(&stage::state(), 100);
+        golden("once-100.txt", &text);
+        for word in ["coredns", "– temperature: GPU is lost", "– network: host network"] {
+            assert!(text.contains(word), "{word}");
+        }
+        assert!(!text.contains("quit"), "a pipe has no keys");
+    }
+
+    #[test]
+    fn signs_that_steer_a_terminal_are_not_passed_on() {
+        let text = shown(&[Key::Character('4'), Key::Character('n')], 200, 60);
+        assert!(text.contains("init") && !text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
+    fn no_size_of_screen_is_too_small_to_say_so() {
+        for (width, height) in [(1, 1), (20, 3), (39, 24), (40, 8), (41, 9), (500, 8)] {
+            for key in ['1', '2', '3', '4', '?'] {
+                let _ = shown(&[Key::Character(key)], width, height);
+            }
+        }
+    }
+
+    #[test]
+    fn without_gpus_the_reason_and_the_advice_are_shown() {
+        let mut snapshot = stage::snapshot();
+        snapshot.gpus.gpus.clear();
+        snapshot.node.gpu_source.state = "missing".into();
+        snapshot.node.gpu_source.reason = Some("NVML library not found".into());
+        snapshot.node.gpu_source.advice = Some("install the driver, or name the library with --nvml-library".into());
+        let mut state = State::new(Duration::from_secs(1));
+        state.apply(Input::Snapshot(Arc::new(snapshot)), Duration::ZERO);
+        let text = painted(&state, 80, 24).join("\n");
+        assert!(text.contains("No GPUs: NVML library not found. install the driver"), "{text}");
+    }
+}

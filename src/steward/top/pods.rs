@@ -1,0 +1,142 @@
+//! Pods as rows, their containers below them, and containers that belong to no pod.
+
+use crate::top::show::{ABSENT, Cells, bytes, cores, percent, rate};
+use crate::top::snapshot::Snapshot;
+use crate::top::table::{Amounts, Column, Row, fill, left, right};
+use wire::api::Reading;
+use wire::api::pods::{Container, Network, Pod, Share, Use};
+
+/// In the order in which [`rows`] fills them.
+pub(crate) const COLUMNS: [Column; 14] = [
+    fill("POD"),
+    left("GPU", 7, 0),
+    right("GPU%", 5, 0),
+    right("GPUMEM", 7, 0),
+    right("CPU", 6, 0),
+    right("MEM", 7, 0),
+    right("LIMIT", 7, 0),
+    right("RX/s", 7, 100),
+    right("TX/s", 7, 100),
+    right("READ/s", 7, 116),
+    right("WRITE/s", 7, 116),
+    right("TASKS", 6, 132),
+    right("OOM", 4, 132),
+    left("QOS", 10, 144),
+];
+
+/// All of them; containers only when they are wanted, because a pod of one container would say everything twice.
+pub(crate) fn rows(snapshot: &Snapshot, containers: bool) -> Vec<Row> {
+    let pods = snapshot.pods.pods.iter().map(|pod| pod_row(pod, snapshot, containers));
+    let alone = snapshot.pods.containers.iter().map(|container| container_row(container, snapshot, true));
+    pods.chain(alone).collect()
+}
+
+/// `namespace/name`, or the UID where nobody told a name.
+pub(crate) fn pod_name(namespace: Option<&str>, name: Option<&str>, uid: &str) -> String {
+    match (namespace, name) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        _ => format!("pod {uid}"),
+    }
+}
+
+/// The container's name in its pod, or its short id.
+pub(crate) fn container_name(name: Option<&str>, id: &str) -> String {
+    name.map_or_else(|| format!("container {}", id.get(..12).unwrap_or(id)), str::to_owned)
+}
+
+fn pod_row(pod: &Pod, snapshot: &Snapshot, containers: bool) -> Row {
+    let name = pod_name(pod.namespace.as_deref(), pod.name.as_deref(), &pod.uid);
+    let mut row = used(&name, &pod.usage, &pod.gpus, Some(&pod.network), snapshot);
+    row.cells.text(pod.qos.clone().unwrap_or_default());
+    if containers {
+        let shown = pod.containers.iter().filter(|container| !container.sandbox);
+        row.children = shown.map(|container| container_row(container, snapshot, false)).collect();
+    }
+    let images = pod.containers.iter().filter_map(|container| container.image.as_deref());
+    let names = pod.containers.iter().filter_map(|container| container.name.as_deref());
+    row.words = [pod.uid.as_str()].into_iter().chain(names).chain(images).collect::<Vec<_>>().join(" ");
+    Row { id: format!("pod {}", pod.uid), ..row }
+}
+
+fn container_row(container: &Container, snapshot: &Snapshot, alone: bool) -> Row {
+    let name = container_name(container.name.as_deref(), &container.id);
+    let network = alone.then_some(&container.network);
+    let mut row = used(&name, &container.usage, &container.gpus, network, snapshot);
+    row.cells.blank();
+    let image = container.image.as_deref().unwrap_or_default();
+    row.words = format!("{} {image}", container.id);
+    Row { id: format!("container {}", container.id), ..row }
+}
+
+/// The cells of everything that a cgroup counts, but the last one.
+fn used(name: &str, usage: &Use, shares: &[Share], network: Option<&Reading<Network>>, snapshot: &Snapshot) -> Row {
+    let mut cells = Cells::default();
+    cells.text(name);
+    let (gpu, gpu_memory) = on_gpus(&mut cells, shares, snapshot);
+    cells
+        .reading("CPU", &usage.cpu_cores, cores)
+        .reading("memory", &usage.memory_working_set_bytes, |it| bytes(*it))
+        .reading("memory limit", &usage.memory_limit_bytes, |it| it.map_or_else(|| "none".to_owned(), bytes));
+    match network {
+        Some(Reading::Absent { reason, .. }) => {
+            cells.remark(format!("network: {reason}"));
+            cells.text(ABSENT).text(ABSENT);
+        }
+        Some(Reading::Measured { .. }) => {
+            cells.reading("received", &usage.net_rx_bytes_per_second, rate);
+            cells.reading("sent", &usage.net_tx_bytes_per_second, rate);
+        }
+        None => drop(cells.blank().blank()),
+    }
+    cells
+        .reading("block reads", &usage.io_read_bytes_per_second, rate)
+        .reading("block writes", &usage.io_write_bytes_per_second, rate)
+        .reading("tasks", &usage.tasks, u64::to_string)
+        .reading("OOM kills", &usage.oom_kills, u64::to_string);
+    let amounts = Amounts {
+        gpu,
+        gpu_memory,
+        cpu: usage.cpu_cores.value().copied(),
+        memory: usage.memory_working_set_bytes.value().map(|it| number(*it)),
+    };
+    Row { name: name.to_owned(), cells, amounts, ..Row::default() }
+}
+
+/// The three cells about GPUs: which, how much use, how much memory. Sums over all devices; blank where there is none.
+fn on_gpus(cells: &mut Cells, shares: &[Share], snapshot: &Snapshot) -> (Option<f64>, Option<f64>) {
+    if shares.is_empty() {
+        cells.blank().blank().blank();
+        return (None, None);
+    }
+    let devices: Vec<_> = shares.iter().map(|share| snapshot.device(&share.gpu, share.mig.as_deref())).collect();
+    cells.text(devices.join(","));
+    let sm = sum(shares.iter().map(|share| &share.sm_ratio), 0.0, |a, b| a + b);
+    let memory = sum(shares.iter().map(|share| &share.memory_used_bytes), 0, |a, b| a.saturating_add(*b));
+    cells.reading("GPU use", &sm, percent).reading("GPU memory", &memory, |it| bytes(*it));
+    (sm.value().copied(), memory.value().map(|it| number(*it)))
+}
+
+/// The sum of readings: absent if one is, as old as the oldest.
+pub(crate) fn sum<'a, T: Clone + 'a>(
+    readings: impl Iterator<Item = &'a Reading<T>>,
+    zero: T,
+    add: impl Fn(T, &T) -> T,
+) -> Reading<T> {
+    let mut total = Reading::Measured { value: zero, age_seconds: 0.0 };
+    for reading in readings {
+        total = match (total, reading) {
+            (Reading::Measured { value, age_seconds }, Reading::Measured { value: next, age_seconds: age }) => {
+                Reading::Measured { value: add(value, next), age_seconds: age_seconds.max(*age) }
+            }
+            (Reading::Absent { absent, reason }, _) => Reading::Absent { absent, reason },
+            (_, absent) => absent.clone(),
+        };
+    }
+    total
+}
+
+/// For sorting.
+#[expect(clippy::cast_precision_loss, reason = "two rows that differ by less are equal to people")]
+pub(crate) fn number(bytes: u64) -> f64 {
+    bytes as f64
+}

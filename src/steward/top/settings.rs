@@ -1,0 +1,114 @@
+//! What the user asked for: `gpu-steward top …`.
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where an agent listens unless it was told otherwise.
+const URL: &str = "http://127.0.0.1:9410";
+/// The agent makes a view each second, so asking more often than this shows nothing new; `0.2` is allowed for fast agents.
+const MIN_INTERVAL: f64 = 0.2;
+/// An hour: a longer pause is no live view.
+const MAX_INTERVAL: f64 = 3600.0;
+
+const NOTES: &str = "\
+Without a terminal (a pipe, TERM=dumb) one frame is printed, as with --once. NO_COLOR turns colours off.
+A value that could not be read is shown as – and the line at the bottom says why.";
+
+/// Settings of `top`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Settings {
+    /// The agent.
+    pub(crate) url: String,
+    /// A bearer token for an agent that is not on this machine.
+    pub(crate) token_file: Option<PathBuf>,
+    /// From one look to the next.
+    pub(crate) interval: Duration,
+    /// One frame as plain text, then the end.
+    pub(crate) once: bool,
+    /// The answers as one JSON document, then the end.
+    pub(crate) json: bool,
+}
+
+/// The grammar.
+pub(crate) fn command() -> Command {
+    Command::new("top")
+        .about("Watch this node's GPUs, pods and processes in the terminal")
+        .after_help(NOTES)
+        .arg(Arg::new("url").long("url").value_name("URL").default_value(URL).help("Where the agent listens"))
+        .arg(
+            Arg::new("token-file")
+                .long("token-file")
+                .value_name("PATH")
+                .value_parser(value_parser!(PathBuf))
+                .help("File with a bearer token, for an agent on another machine"),
+        )
+        .arg(
+            Arg::new("interval")
+                .long("interval")
+                .value_name("SECONDS")
+                .default_value("1")
+                .value_parser(interval)
+                .help("Time from one look to the next"),
+        )
+        .arg(Arg::new("once").long("once").action(ArgAction::SetTrue).help("Print one frame as plain text and end"))
+        .arg(
+            Arg::new("output")
+                .short('o')
+                .long("output")
+                .value_name("FORMAT")
+                .value_parser(["text", "json"])
+                .default_value("text")
+                .help("json prints the agent's answers as one document and ends"),
+        )
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.trim_end_matches('s').parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    if (MIN_INTERVAL..=MAX_INTERVAL).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!("{text} is not between {MIN_INTERVAL} and {MAX_INTERVAL} seconds"))
+    }
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// From what clap read with [`command`].
+    pub(crate) fn read(matches: &ArgMatches) -> Settings {
+        Settings {
+            url: matches.get_one::<String>("url").cloned().unwrap_or_else(|| URL.to_owned()),
+            token_file: matches.get_one::<PathBuf>("token-file").cloned(),
+            interval: matches.get_one::<Duration>("interval").copied().unwrap_or(Duration::from_secs(1)),
+            once: matches.get_flag("once"),
+            json: matches.get_one::<String>("output").is_some_and(|format| format == "json"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Settings, String> {
+        let matches = command().try_get_matches_from(line.split(' ')).map_err(|error| error.to_string())?;
+        Ok(Settings::read(&matches))
+    }
+
+    #[test]
+    fn what_is_not_said_has_a_default() {
+        let settings = read("top").unwrap();
+        assert_eq!((settings.url.as_str(), settings.interval, settings.once), (URL, Duration::from_secs(1), false));
+        assert!(read("top -o json").unwrap().json);
+        assert_eq!(read("top --interval 2.5s").unwrap().interval, Duration::from_millis(2500));
+    }
+
+    #[test]
+    fn an_interval_that_cannot_be_kept_is_refused_with_the_bounds() {
+        for bad in ["0", "-1", "x", "NaN", "inf", "1e9"] {
+            let error = read(&format!("top --interval={bad}")).unwrap_err();
+            assert!(error.contains("seconds"), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Numbers and readings as the few characters of a cell.
+
+use wire::api::Reading;
+
+/// Stands for a value that could not be read.
+pub(crate) const ABSENT: &str = "–";
+/// A reading older than this many seconds carries a mark: the slowest of the agent's own periods is 5 s.
+pub(crate) const OLD: f64 = 10.0;
+/// That mark.
+pub(crate) const OLD_MARK: char = '*';
+
+/// Cells of one row, and what must be said about them in words.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Cells {
+    /// In the order of the view's columns.
+    pub(crate) texts: Vec<String>,
+    /// `power: not supported by this device`, each with the number of its column.
+    pub(crate) notes: Vec<(usize, String)>,
+}
+
+// === impl Cells ===
+
+impl Cells {
+    /// A plain text.
+    pub(crate) fn text(&mut self, text: impl Into<String>) -> &mut Self {
+        self.texts.push(text.into());
+        self
+    }
+
+    /// Nothing, because there is nothing to measure.
+    pub(crate) fn blank(&mut self) -> &mut Self {
+        self.text("")
+    }
+
+    /// A reading called `name`.
+    pub(crate) fn reading<T>(
+        &mut self,
+        name: &str,
+        reading: &Reading<T>,
+        show: impl FnOnce(&T) -> String,
+    ) -> &mut Self {
+        let text = self.note(name, reading, show);
+        self.text(text)
+    }
+
+    /// Words about the cell that comes next.
+    pub(crate) fn remark(&mut self, words: String) {
+        self.notes.push((self.texts.len(), words));
+    }
+
+    /// The text of a reading that is part of a cell; what must be said about it is kept.
+    pub(crate) fn note<T>(&mut self, name: &str, reading: &Reading<T>, show: impl FnOnce(&T) -> String) -> String {
+        match reading {
+            Reading::Measured { value, age_seconds } if *age_seconds > OLD => {
+                self.remark(format!("{name} was read {} ago", duration(*age_seconds)));
+                format!("{}{OLD_MARK}", show(value))
+            }
+            Reading::Measured { value, .. } => show(value),
+            Reading::Absent { reason, .. } => {
+                self.remark(format!("{name}: {reason}"));
+                ABSENT.to_owned()
+            }
+        }
+    }
+}
+
+/// `812`, `1.5K`, `80.0G`: at most six characters.
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+pub(crate) fn bytes(bytes: u64) -> String {
+    scaled(bytes as f64)
+}
+
+/// The same of a rate.
+pub(crate) fn rate(bytes_per_second: &f64) -> String {
+    scaled(*bytes_per_second)
+}
+
+fn scaled(value: f64) -> String {
+    const STEPS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
+    let (mut value, mut step) = (value.max(0.0), 0);
+    // 1023.95 would be shown as 1024.0.
+    while value >= 999.95 && step + 1 < STEPS.len() {
+        value /= 1024.0;
+        step += 1;
+    }
+    match step {
+        0 => format!("{value:.0}"),
+        _ => format!("{value:.1}{}", STEPS[step]),
+    }
+}
+
+/// `42%`.
+pub(crate) fn percent(ratio: &f64) -> String {
+    format!("{:.0}%", ratio * 100.0)
+}
+
+/// `0.25`, `12.3`, `128`: processor cores.
+pub(crate) fn cores(cores: &f64) -> String {
+    match *cores {
+        cores if cores < 9.995 => format!("{cores:.2}"),
+        cores if cores < 99.95 => format!("{cores:.1}"),
+        cores => format!("{cores:.0}"),
+    }
+}
+
+/// `4 s`, `2 min`, `3 h`.
+pub(crate) fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 9.95 => format!("{s:.1} s"),
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.0} h", s / 3600.0),
+    }
+}
+
+/// `[||||    ]`, `width` characters with its brackets. Drawn with signs that every terminal has.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rounded, between 0 and a terminal's width"
+)]
+pub(crate) fn bar(ratio: Option<f64>, width: u16) -> String {
+    let room = usize::from(width.saturating_sub(2));
+    let share = ratio.unwrap_or(0.0).clamp(0.0, 1.0);
+    let full = (share * f64::from(width.saturating_sub(2))).round() as usize;
+    format!("[{}{}]", "|".repeat(full.min(room)), " ".repeat(room.saturating_sub(full)))
+}
+
+/// `used` of `total`, if both are known and there is a whole.
+#[expect(clippy::cast_precision_loss, reason = "a share for a bar of at most 40 signs")]
+pub(crate) fn share(used: &Reading<u64>, total: &Reading<u64>) -> Option<f64> {
+    let total = total.value().copied().filter(|total| *total > 0)?;
+    Some(*used.value()? as f64 / total as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_fit_six_characters() {
+        for (value, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1.0K"),
+            (1536, "1.5K"),
+            (1_048_575, "1.0M"),
+            (85_899_345_920, "80.0G"),
+            (u64::MAX, "16.0E"),
+        ] {
+            assert_eq!(bytes(value), text);
+        }
+        assert!((0..64).map(|bit| bytes(1 << bit).len()).all(|length| length <= 6));
+    }
+
+    #[test]
+    fn a_bar_never_leaves_its_brackets() {
+        for (ratio, text) in [
+            (None, "[    ]"),
+            (Some(0.0), "[    ]"),
+            (Some(0.5), "[||  ]"),
+            (Some(7.0), "[||||]"),
+            (Some(-1.0), "[    ]"),
+            (Some(f64::NAN), "[    ]"),
+        ] {
+            assert_eq!(bar(ratio, 6), text);
+        }
+        assert_eq!(bar(Some(1.0), 0), "[]");
+    }
+
+    #[test]
+    fn cores_and_durations_are_short() {
+        let texts: Vec<_> = [0.0, 0.254, 9.994, 12.34, 127.96].iter().map(cores).collect();
+        assert_eq!(texts, ["0.00", "0.25", "9.99", "12.3", "128"]);
+        let texts: Vec<_> = [0.25, 34.0, 600.0, 90_000.0].into_iter().map(duration).collect();
+        assert_eq!(texts, ["0.2 s", "34 s", "10 min", "25 h"]);
+    }
+
+    #[test]
+    fn an_absent_reading_says_why_and_an_old_one_how_old() {
+        let mut cells = Cells::default();
+        cells
+            .reading("power", &Reading::<f64>::Absent { absent: "x".into(), reason: "call hangs".into() }, percent)
+            .reading("use", &Reading::Measured { value: 0.5, age_seconds: 34.0 }, percent)
+            .reading("use", &Reading::Measured { value: 0.5, age_seconds: 0.4 }, percent);
+        assert_eq!(cells.texts, ["–", "50%*", "50%"]);
+        let notes = [(0, "power: call hangs".to_owned()), (1, "use was read 34 s ago".to_owned())];
+        assert_eq!(cells.notes, notes);
+    }
+}
