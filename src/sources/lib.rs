@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   clock roots            when and where to look (every root is a setting)
-//!   procfs cgroup owner    files of the kernel, whose process is whose
+//!   kernel_file            the kernel's files, read without waiting and without allocating
+//!   procfs cgroup owner    what they say, whose process is whose
 //!   sampler                the thread that looks at host, cgroups, networks, processes by deadline
 //!   names                  who is who: CRI socket, log links, PodResources
 //!   kernel_log nvml simulated   GPUs
@@ -15,6 +16,7 @@
 pub mod clock;
 pub mod roots;
 pub mod report;
+pub mod kernel_file;
 pub mod procfs;
 pub mod cgroup;
 pub mod owner;

@@ -1,9 +1,40 @@
 //! Whose process is this? Number, start time and cgroup of one process, read together.
+//!
+//! ```text
+//!   stat ─▶ cgroup ─▶ stat again: same start time, so all three were of one process
+//!
+//!   paths in /proc speak of the mounted hierarchy:   /proc/<pid>/cgroup
+//!   they do not (private cgroup namespace):          cgroup.procs of every pod and container, kept for a second
+//! ```
+//!
+//! What must never happen here: a process tied to a container that its number belonged to before or after.
 
-use crate::roots::HostRoots;
+use crate::cgroup::layout::{Layout, Namespace};
+use crate::cgroup::members::members;
+use crate::cgroup::walk::{Found, Walk};
+use crate::clock;
+use crate::kernel_file::{Failure, Reader};
+use crate::procfs::{self, Fault};
+use crate::roots::{HostRoots, part};
+use model::cgroup::{CgroupIdentity, CgroupKind, MAX_CGROUPS};
 use model::id::ProcessKey;
 use model::process::Owner;
+use model::time::{Monotonic, WallTime};
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
+use wire::cgroup_path::{Place, place};
+use wire::proc_file::{Membership, host_stat, memberships};
+
+/// Looks at one number before it is given up: each needs the number to be used again between two reads.
+const TRIES: usize = 3;
+/// How long a walk over `cgroup.procs` answers for.
+const KEPT: Duration = Duration::from_secs(1);
+/// Walks follow one another no faster than this, however many young processes are asked for: a walk over 300 cgroups
+/// costs about 5 ms.
+const APART: Duration = Duration::from_millis(100);
+/// A start time is known to one tick (10 ms): a process that began this close before a walk may have been missed by it.
+const TICK: Duration = Duration::from_millis(20);
 
 /// A process as it was at one moment.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,25 +50,184 @@ pub struct Identified {
 /// Reads identities; keeps what it learned of cgroups so that a second look is cheap. One for each thread.
 #[derive(Debug)]
 pub struct Owners {
-    roots: HostRoots,
+    procfs: Vec<u8>,
+    reader: Reader,
+    ticks_a_second: u64,
+    identities: HashMap<Arc<str>, Arc<CgroupIdentity>>,
+    members: Option<Members>,
+}
+
+/// Who is in which cgroup, as a walk over the mounted hierarchy found it.
+#[derive(Debug)]
+struct Members {
+    layout: Option<Layout>,
+    walk: Walk,
+    cgroups: Vec<Arc<CgroupIdentity>>,
+    owners: HashMap<u32, Arc<CgroupIdentity>>,
+    began: Option<Monotonic>,
+    complete: bool,
 }
 
 impl Owners {
     /// For processes under these roots.
     #[must_use]
     pub fn new(roots: HostRoots) -> Self {
-        Owners { roots }
+        let mut reader = Reader::default();
+        let members = Namespace::detect(&mut reader, &roots).mounted_above.then(|| Members::new(&mut reader, &roots));
+        Owners {
+            procfs: part(&roots.procfs),
+            reader,
+            ticks_a_second: rustix::param::clock_ticks_per_second().max(1),
+            identities: HashMap::new(),
+            members,
+        }
     }
 
     /// Reads the process now; `None` when there is none of that number (or it is hidden from us).
-    pub fn identify(&mut self, _pid: u32) -> Option<Identified> {
-        let _ = &self.roots;
-        None
+    pub fn identify(&mut self, pid: u32) -> Option<Identified> {
+        let mut last = None;
+        for _ in 0..TRIES {
+            let before = procfs::key(&procfs::stat(&mut self.reader, &self.procfs, pid).ok()?);
+            let owner = self.owner(before);
+            let after = procfs::stat(&mut self.reader, &self.procfs, pid).ok()?;
+            let (key, command) = (procfs::key(&after), procfs::command(&after));
+            if key == before {
+                return Some(Identified { key, command, owner });
+            }
+            last = Some(Identified { key, command, owner: Owner::Unknown });
+        }
+        last
+    }
+
+    /// Whose the process is that has this number now. The caller makes sure that it is still the same one.
+    pub fn owner(&mut self, key: ProcessKey) -> Owner {
+        let Owners { procfs, reader, ticks_a_second, identities, members } = self;
+        if let Some(members) = members {
+            let nanos = u128::from(key.start_ticks) * 1_000_000_000 / u128::from(*ticks_a_second);
+            return members.owner(reader, key.pid, Monotonic(u64::try_from(nanos).unwrap_or(u64::MAX)));
+        }
+        let text = match reader.read(&[procfs, b"/", Reader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]) {
+            Ok(text) => text,
+            Err(_) => return Owner::Unknown,
+        };
+        let mut inside: Option<(u8, &str, CgroupKind)> = None;
+        let mut foreign = false;
+        let whole = memberships(text, |membership| match place(membership.path) {
+            Place::Host => {}
+            Place::Foreign => foreign = true,
+            // A hierarchy in which it sits in a container says more than one in which it does not.
+            Place::Inside { path, kind } => {
+                let rank = rank(membership);
+                if inside.as_ref().is_none_or(|(known, ..)| rank < *known) {
+                    inside = Some((rank, path, kind));
+                }
+            }
+        });
+        match (whole, inside) {
+            (Err(_), _) => Owner::Unknown,
+            (Ok(()), Some((_, path, kind))) => {
+                Owner::Cgroup(intern(identities, path, || CgroupIdentity { path: Arc::from(path), kind }))
+            }
+            (Ok(()), None) if foreign => Owner::Unknown,
+            (Ok(()), None) => Owner::Host,
+        }
     }
 
     /// When a process with these start ticks began, on the wall clock, in microseconds; `None` if boot time is unknown.
+    /// Read anew each time, because the kernel's boot time moves when somebody sets the clock.
     #[must_use]
-    pub fn started_at(&self, _start_ticks: u64) -> Option<model::time::WallTime> {
-        None
+    pub fn started_at(&self, start_ticks: u64) -> Option<WallTime> {
+        let text = Reader::default().read(&[&self.procfs, b"/stat"]).map(host_stat);
+        let boot = text.ok()?.ok()?.boot_seconds;
+        let micros = u128::from(start_ticks) * 1_000_000 / u128::from(self.ticks_a_second);
+        Some(WallTime(boot.saturating_mul(1_000_000).saturating_add(u64::try_from(micros).ok()?)))
     }
 }
+
+/// Which hierarchy is believed first where they differ: the one that kubelet and the walk use.
+fn rank(membership: Membership<'_>) -> u8 {
+    match membership.controllers {
+        "memory" => 0,
+        "" => 2,
+        named if named.starts_with("name=") => 3,
+        _ => 1,
+    }
+}
+
+/// The one identity of a path. Paths of cgroups that are gone fill the table in time, so it is emptied when it is full.
+fn intern(
+    known: &mut HashMap<Arc<str>, Arc<CgroupIdentity>>,
+    path: &str,
+    make: impl FnOnce() -> CgroupIdentity,
+) -> Arc<CgroupIdentity> {
+    if let Some(identity) = known.get(path) {
+        return Arc::clone(identity);
+    }
+    if known.len() >= MAX_CGROUPS {
+        known.clear();
+    }
+    let identity = Arc::new(make());
+    known.insert(Arc::clone(&identity.path), Arc::clone(&identity));
+    identity
+}
+
+impl Members {
+    fn new(reader: &mut Reader, roots: &HostRoots) -> Self {
+        let layout = Layout::detect(reader, roots).ok();
+        let walk = Walk::new(layout.as_ref().map(Layout::walked).unwrap_or_default());
+        Members { layout, walk, cgroups: Vec::new(), owners: HashMap::new(), began: None, complete: false }
+    }
+
+    fn owner(&mut self, reader: &mut Reader, pid: u32, started: Monotonic) -> Owner {
+        let Some(layout) = &self.layout else { return Owner::Unknown };
+        let tree = layout.walked().to_vec();
+        let now = clock::monotonic();
+        let answers = |began: Monotonic| started.after(TICK) < began;
+        let stale =
+            self.began.is_none_or(|began| now.since(began) > KEPT || (!answers(began) && now.since(began) > APART));
+        if stale {
+            self.began = Some(now);
+            self.refresh(reader, &tree);
+        }
+        match (self.owners.get(&pid), self.began) {
+            // Its number was on a list after it began, and it lives: so it was itself.
+            (Some(identity), Some(began)) if answers(began) => Owner::Cgroup(Arc::clone(identity)),
+            (None, Some(began)) if answers(began) && self.complete => Owner::Host,
+            // Too young for the last walk, and the next one is not due.
+            _ => Owner::Unknown,
+        }
+    }
+
+    /// Walks `cgroup.procs` of every pod and container.
+    fn refresh(&mut self, reader: &mut Reader, tree: &[u8]) {
+        let Members { walk, cgroups, owners, .. } = self;
+        let refused = walk.look(reader, true, |Found { path, kind }| {
+            let room = cgroups.len() < MAX_CGROUPS;
+            if room {
+                cgroups.push(Arc::new(CgroupIdentity { path, kind }));
+            }
+            room
+        });
+        owners.clear();
+        let mut complete = refused == 0;
+        let mut pids = Vec::new();
+        cgroups.retain(|identity| match members(reader, tree, &identity.path, &mut pids) {
+            Ok(()) => {
+                owners.extend(pids.iter().map(|pid| (*pid, Arc::clone(identity))));
+                true
+            }
+            Err(Fault::File(Failure::NotFound | Failure::Gone)) => {
+                walk.forget(&identity.path);
+                false
+            }
+            Err(_) => {
+                complete = false;
+                true
+            }
+        });
+        self.complete = complete;
+    }
+}
+
+#[cfg(test)]
+mod tests;

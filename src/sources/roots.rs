@@ -1,6 +1,7 @@
 //! Where the kernel's trees are. Inside a container the host's are mounted elsewhere, and tests hand in trees of their own.
 
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 /// Roots of the trees that are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,5 +17,25 @@ pub struct HostRoots {
 impl Default for HostRoots {
     fn default() -> Self {
         HostRoots { procfs: "/proc".into(), cgroup: "/sys/fs/cgroup".into(), sysfs: "/sys".into() }
+    }
+}
+
+/// A root as the first part of a path: without a slash at its end, because every other part begins with one.
+#[must_use]
+pub fn part(root: &Path) -> Vec<u8> {
+    let mut bytes = root.as_os_str().as_bytes();
+    while let [rest @ .., b'/'] = bytes {
+        bytes = rest;
+    }
+    bytes.to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_root_ends_without_a_slash() {
+        for (root, part) in [("/proc", "/proc"), ("/proc//", "/proc"), ("/", "")] {
+            assert_eq!(super::part(root.as_ref()), part.as_bytes());
+        }
     }
 }

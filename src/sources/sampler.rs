@@ -1,10 +1,33 @@
 //! The thread that looks at host, cgroups, networks and processes by deadline.
+//!
+//! ```text
+//!   deadline ─▶ cgroups (all: CPU and memory; by turns: the rest) ─▶ host ─▶ some processes ─▶ reports ─▶ sleep
+//! ```
+//!
+//! Deadlines stand on a grid of the monotonic clock, so they do not drift; one that passed while a pass still ran is
+//! counted and skipped, never made up for. What must never happen here: a pass that waits for anybody, a report queue
+//! that is waited for, a clock that people can set.
 
+use crate::cgroup::layout::{Layout, Namespace, kernel_release};
+use crate::cgroup::table::Table;
+use crate::clock;
+use crate::kernel_file::Reader;
+use crate::procfs::host::Host;
 use crate::report::Reporter;
 use crate::roots::HostRoots;
+use crate::sampler::deadline::{Deadlines, Stop};
+use crate::sampler::processes::Processes;
+use model::host::HostFacts;
+use model::observation::{CgroupPass, Observation, Trouble};
+use model::unit::Count;
+use model::{Absence, Reading};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+
+pub mod deadline;
+pub mod processes;
 
 /// What the sampler needs to know.
 #[derive(Clone, Debug)]
@@ -17,12 +40,161 @@ pub struct Settings {
     pub slow_period: Duration,
 }
 
-/// Starts the thread `sampler`; it ends at the next deadline after `stop` is cancelled.
+/// Troubles told in one pass; the queue holds 256 observations of all sources, and thousands of bad files must not fill
+/// it.
+const TROUBLES_A_PASS: u32 = 16;
+/// The shortest period: below it a pass over a full node does not end in time.
+const SHORTEST: Duration = Duration::from_millis(10);
+/// Files that may be kept open beside the sampler's: connections, devices, state.
+const OTHER_FILES: u64 = 2048;
+/// The most files kept open: two for each cgroup there may be.
+const MOST_FILES: u64 = 2 * model::cgroup::MAX_CGROUPS as u64;
+
+/// Starts the thread `sampler`; it ends at once when `stop` is cancelled, or after the pass that is being made.
 ///
 /// # Errors
 /// When the operating system has no thread to give.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("sampler".into()).spawn(move || {
-        let _ = (settings, reporter, stop);
+        let stop = Stop::new(stop);
+        let mut deadlines = Deadlines::new(settings.period.max(SHORTEST), clock::monotonic());
+        let mut sampler = Sampler::new(settings, keep_open());
+        reporter.report(Observation::HostFacts(sampler.facts()));
+        let mut missed = 0;
+        while !stop.is_cancelled() {
+            sampler.pass(missed, &reporter);
+            let next = deadlines.next(clock::monotonic());
+            missed = next.missed;
+            if stop.wait_until(next.at) {
+                break;
+            }
+        }
     })
 }
+
+/// Raises the limit of open files to what we may, and says how many of them may be kept open.
+fn keep_open() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    // Where that is refused, fewer files are kept open: it costs time, not truth.
+    let soft = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    let room = soft.map_or(MOST_FILES, |soft| soft.saturating_sub(OTHER_FILES).max(soft / 4)).min(MOST_FILES);
+    usize::try_from(room).unwrap_or(0)
+}
+
+/// All that is read in a pass.
+#[derive(Debug)]
+pub struct Sampler {
+    settings: Settings,
+    turns: u64,
+    pass: u64,
+    room: usize,
+    reader: Reader,
+    table: Option<Table>,
+    host: Host,
+    host_faults: u64,
+    processes: Processes,
+    total_processes: Reading<Count>,
+    dropped: u32,
+}
+
+impl Sampler {
+    /// `room` files may be kept open.
+    #[must_use]
+    pub fn new(settings: Settings, room: usize) -> Self {
+        let period = settings.period.max(SHORTEST);
+        let turns = settings.slow_period.as_nanos().div_ceil(period.as_nanos());
+        Sampler {
+            turns: u64::try_from(turns).unwrap_or(u64::MAX).max(1),
+            pass: 0,
+            room,
+            reader: Reader::default(),
+            table: None,
+            host: Host::new(&settings.roots),
+            host_faults: 0,
+            processes: Processes::new(&settings.roots, settings.slow_period),
+            total_processes: Reading::NOT_YET,
+            dropped: 0,
+            settings,
+        }
+    }
+
+    /// Facts of the machine.
+    pub fn facts(&mut self) -> HostFacts {
+        let (roots, reader) = (&self.settings.roots, &mut self.reader);
+        let layout = Layout::detect(reader, roots);
+        if let Err(missing) = &layout {
+            tracing::warn!(%missing, "pods and containers cannot be seen; looked for again every slow period");
+        }
+        let version = layout.map(|layout| layout.version).map_err(|_| Absence::NoSuchFile);
+        let private = Namespace::detect(reader, roots).private.ok_or(Absence::NoSuchFile);
+        let at = clock::monotonic();
+        HostFacts {
+            kernel: kernel_release(reader, roots).into(),
+            cgroups: Reading::from_result(version, at),
+            private_cgroup_namespace: Reading::from_result(private, at),
+        }
+    }
+
+    /// One pass over everything that is due.
+    pub fn pass(&mut self, missed: u32, reporter: &Reporter) {
+        let began = clock::monotonic();
+        let slow = self.pass.is_multiple_of(self.turns);
+        self.pass += 1;
+        if slow {
+            self.host.find_disks(&mut self.reader);
+            self.find_table();
+        }
+        let (reports, left_out) = match &mut self.table {
+            Some(table) => (table.pass(), table.left_out()),
+            None => (Vec::new(), 0),
+        };
+        let took = clock::monotonic().since(began);
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.report(Observation::Cgroups(CgroupPass { reports, left_out, took_us, missed }), reporter);
+        let mut host = self.host.read(&mut self.reader);
+        host.processes = self.total_processes;
+        self.report(Observation::Host(host), reporter);
+        if let Some(pass) = self.processes.some(clock::monotonic()) {
+            self.total_processes = Reading::Measured(Count(u64::from(pass.total)), pass.at);
+            self.report(Observation::Processes(pass), reporter);
+        }
+        self.tell(reporter);
+    }
+
+    fn report(&mut self, observation: Observation, reporter: &Reporter) {
+        if !reporter.report(observation) {
+            self.dropped = self.dropped.saturating_add(1);
+        }
+    }
+
+    /// Cgroups may be mounted later than we start.
+    fn find_table(&mut self) {
+        if self.table.is_none()
+            && let Ok(layout) = Layout::detect(&mut self.reader, &self.settings.roots)
+        {
+            self.table = Some(Table::new(&self.settings.roots, layout, self.turns, self.room));
+        }
+    }
+
+    /// Tells what went wrong since the last pass, and what the queue had no room to be told of before.
+    fn tell(&mut self, reporter: &Reporter) {
+        let cgroups = self.table.as_mut().map_or(0, Table::take_malformed);
+        let host = self.host.faults - self.host_faults;
+        self.host_faults = self.host.faults;
+        let proc = u32::try_from(host).unwrap_or(u32::MAX).saturating_add(self.processes.take_malformed());
+        for (count, trouble) in [(cgroups, Trouble::CgroupUnreadable), (proc, Trouble::ProcUnreadable)] {
+            for _ in 0..count.min(TROUBLES_A_PASS) {
+                reporter.trouble(trouble);
+            }
+        }
+        for _ in 0..self.dropped.min(TROUBLES_A_PASS) {
+            if reporter.report(Observation::Trouble(Trouble::QueueFull)) {
+                self.dropped -= 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! The processes in one cgroup and in what is nested in it.
+
+use crate::kernel_file::{Failure, Reader};
+use crate::procfs::Fault;
+use wire::cgroup_file::processes;
+use wire::cgroup_path::{Place, place};
+
+/// Processes of one cgroup that are counted and known by number: the kernel's own default limit of PIDs.
+pub const MAX_MEMBERS: usize = 32_768;
+/// Cgroups nested in one container that are looked into: systemd in a container makes some fifty.
+const MAX_NESTED: usize = 256;
+
+/// Puts the processes in the cgroup at `path` below `tree` into `pids`, after emptying it. Containers in a pod are not
+/// looked into: they are cgroups of their own.
+///
+/// # Errors
+/// [`Fault`] when the cgroup's own list cannot be read; lists of nested cgroups that cannot are passed over, because
+/// those come and go.
+pub fn members(reader: &mut Reader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<(), Fault> {
+    pids.clear();
+    own(reader, &[tree, path.as_bytes(), b"/cgroup.procs"], pids)?;
+    if reader.directory_links(&[tree, path.as_bytes()]) == Ok(2) {
+        return Ok(()); // nothing is nested: nearly every container
+    }
+    let mut nested = children(reader, tree, path, path);
+    let mut at = 0;
+    while let Some(child) = nested.get(at).cloned() {
+        // A threaded cgroup refuses to list processes (EOPNOTSUPP); its domain above lists them.
+        let _ = own(reader, &[tree, child.as_bytes(), b"/cgroup.procs"], pids);
+        if nested.len() < MAX_NESTED {
+            nested.append(&mut children(reader, tree, &child, path));
+            nested.truncate(MAX_NESTED);
+        }
+        at += 1;
+    }
+    Ok(())
+}
+
+fn own(reader: &mut Reader, path: &[&[u8]], pids: &mut Vec<u32>) -> Result<(), Fault> {
+    let text = reader.read(path)?;
+    processes(text, |pid| {
+        if pids.len() < MAX_MEMBERS {
+            pids.push(pid);
+        }
+    })?;
+    Ok(())
+}
+
+/// Cgroups in `parent` that belong to the cgroup at `owner`.
+fn children(reader: &mut Reader, tree: &[u8], parent: &str, owner: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let _: Result<(), Failure> = reader.subdirectories(&[tree, parent.as_bytes()], |name| {
+        if let Ok(name) = std::str::from_utf8(name) {
+            let child = format!("{parent}/{name}");
+            if found.len() < MAX_NESTED && matches!(place(&child), Place::Inside { path, .. } if path == owner) {
+                found.push(child);
+            }
+        }
+    });
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roots::part;
+    use std::fs;
+
+    #[test]
+    fn nested_processes_belong_to_the_container_and_a_pods_containers_do_not_belong_to_the_pod_itself() {
+        let base = tempfile::tempdir().unwrap();
+        let pod = "/kubepods/pod0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+        let container = format!("{pod}/{:064x}", 7);
+        for (path, text) in [
+            (pod.to_string(), "1\n"),
+            (container.clone(), "2\n3\n"),
+            (format!("{container}/a"), "4\n0\n"),
+            (format!("{container}/a/b"), "5\n"),
+            (format!("{pod}/crio-conmon-{:064x}", 7), "6\n"),
+        ] {
+            fs::create_dir_all(base.path().join(&path[1..])).unwrap();
+            fs::write(base.path().join(&path[1..]).join("cgroup.procs"), text).unwrap();
+        }
+        let (tree, mut reader, mut pids) = (part(base.path()), Reader::default(), Vec::new());
+        for (path, expected) in [(container.as_str(), vec![2, 3, 4, 5]), (pod, vec![1, 6])] {
+            members(&mut reader, &tree, path, &mut pids).unwrap();
+            pids.sort_unstable();
+            assert_eq!(pids, expected);
+        }
+        let gone = members(&mut reader, &tree, "/kubepods/none", &mut pids);
+        assert_eq!(gone, Err(Fault::File(Failure::NotFound)));
+    }
+}

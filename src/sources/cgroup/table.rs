@@ -1,0 +1,234 @@
+//! All pods and containers: found, read, forgotten, reported.
+
+use crate::cgroup::layout::{Layout, stacked_majors};
+use crate::cgroup::members::members;
+use crate::cgroup::tracked::{Kernel, Tracked};
+use crate::cgroup::walk::{Found, Walk};
+use crate::kernel_file::Reader;
+use crate::procfs::network::{Net, Totals};
+use crate::procfs::{self, namespace};
+use crate::roots::{HostRoots, part};
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, MAX_CGROUPS, ProcessIo};
+use model::unit::Count;
+use model::{Absence, Reading};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Processes of one pod that are tried before its network is given up for this time.
+const NETWORK_TRIES: usize = 16;
+/// Processes of one container that are tried.
+const TRIES_A_CONTAINER: usize = 2;
+
+/// All of them.
+#[derive(Debug)]
+pub struct Table {
+    kernel: Kernel,
+    walk: Walk,
+    cgroups: BTreeMap<Arc<str>, Tracked>,
+    /// Passes in one slow period.
+    turns: u64,
+    pass: u64,
+    left_out: u32,
+    host_network: Option<u64>,
+    found: Vec<Found>,
+    due: Vec<Arc<str>>,
+    pids: Vec<u32>,
+    candidates: Vec<(u64, u32)>,
+}
+
+impl Table {
+    /// Nothing has been looked at yet. `turns` passes make a slow period; `room` files may be kept open.
+    #[must_use]
+    pub fn new(roots: &HostRoots, layout: Layout, turns: u64, room: usize) -> Self {
+        let mut reader = Reader::default();
+        let stacked = stacked_majors(&mut reader, roots);
+        let walk = Walk::new(layout.walked());
+        Table {
+            kernel: Kernel::new(reader, part(&roots.procfs), layout, stacked, room),
+            walk,
+            cgroups: BTreeMap::new(),
+            turns: turns.max(1),
+            pass: 0,
+            left_out: 0,
+            host_network: None,
+            found: Vec::new(),
+            due: Vec::new(),
+            pids: Vec::new(),
+            candidates: Vec::new(),
+        }
+    }
+
+    /// One pass: what is new is read whole at once, what is known by its turn.
+    pub fn pass(&mut self) -> Vec<CgroupReport> {
+        let turn = self.pass % self.turns;
+        self.find(turn == 0);
+        self.read(turn);
+        self.read_networks();
+        self.pass += 1;
+        self.report()
+    }
+
+    /// Pods and containers for which there was no room at the last full look.
+    #[must_use]
+    pub fn left_out(&self) -> u32 {
+        self.left_out
+    }
+
+    /// Files that could not be understood since this was last asked.
+    pub fn take_malformed(&mut self) -> u32 {
+        std::mem::take(&mut self.kernel.malformed)
+    }
+
+    /// Pods and containers that are known.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.cgroups.len()
+    }
+
+    /// Whether none is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.cgroups.is_empty()
+    }
+
+    fn find(&mut self, full: bool) {
+        let Table { kernel, walk, cgroups, found, turns, .. } = self;
+        let refused = walk.look(&mut kernel.reader, full, |one| {
+            let room = cgroups.len() + found.len() < MAX_CGROUPS;
+            if room {
+                found.push(one);
+            }
+            room
+        });
+        for Found { path, kind } in found.drain(..) {
+            let turn = cgroups.len() as u64 % *turns;
+            let identity = Arc::new(CgroupIdentity { path: Arc::clone(&path), kind });
+            // A path that is found again before it was missed is another cgroup of the same name.
+            if let Some(mut before) = cgroups.insert(path, Tracked::new(identity, turn)) {
+                before.release(kernel);
+            }
+        }
+        if full {
+            self.left_out = refused;
+        }
+    }
+
+    fn read(&mut self, turn: u64) {
+        let Table { kernel, walk, cgroups, due, .. } = self;
+        due.clear();
+        cgroups.retain(|path, tracked| {
+            let mut here = tracked.read_use(kernel);
+            if here.is_ok() && (tracked.is_new() || tracked.turn == turn) {
+                here = tracked.read_rest(kernel);
+                if has_network(&tracked.identity.kind) {
+                    due.push(Arc::clone(path));
+                } else {
+                    tracked.network = Reading::Absent(Absence::NotAttributable);
+                }
+            }
+            if here.is_err() {
+                tracked.release(kernel);
+                walk.forget(path);
+            }
+            here.is_ok()
+        });
+    }
+
+    fn read_networks(&mut self) {
+        if self.host_network.is_none() {
+            self.host_network = namespace(&mut self.kernel.reader, &self.kernel.procfs, b"1", "net").ok();
+        }
+        let due = std::mem::take(&mut self.due);
+        for path in &due {
+            let Some(tracked) = self.cgroups.get_mut(path) else { continue };
+            let mut totals = std::mem::take(&mut tracked.totals);
+            let reading = self.read_network(path, &mut totals);
+            if let Some(tracked) = self.cgroups.get_mut(path) {
+                (tracked.totals, tracked.network) = (totals, reading);
+            }
+        }
+        self.due = due;
+    }
+
+    fn read_network(&mut self, path: &str, totals: &mut Totals) -> Reading<model::cgroup::NetworkSample> {
+        let net = Net { procfs: &self.kernel.procfs, host: self.host_network };
+        if let Some(reading) = totals.read_again(&mut self.kernel.reader, net) {
+            return reading;
+        }
+        let mut candidates = std::mem::take(&mut self.candidates);
+        self.find_candidates(path, &mut candidates);
+        self.pids.clear();
+        self.pids.extend(candidates.iter().map(|(_, pid)| *pid));
+        self.candidates = candidates;
+        let net = Net { procfs: &self.kernel.procfs, host: self.host_network };
+        totals.read_through(&mut self.kernel.reader, net, &self.pids)
+    }
+
+    /// Living processes of a pod with their start times, the oldest first: that is the sandbox's, which holds the
+    /// namespace, while a container may have made one of its own.
+    fn find_candidates(&mut self, path: &str, candidates: &mut Vec<(u64, u32)>) {
+        let Table { kernel, cgroups, pids, .. } = self;
+        candidates.clear();
+        let parts = cgroups
+            .range::<str, _>((Bound::Included(path), Bound::Unbounded))
+            .take_while(|(part, _)| part.starts_with(path));
+        for (part, _) in parts {
+            if candidates.len() >= NETWORK_TRIES {
+                break;
+            }
+            if members(&mut kernel.reader, kernel.layout.walked(), part, pids).is_err() {
+                continue;
+            }
+            for &pid in pids.iter().take(TRIES_A_CONTAINER) {
+                if let Ok(stat) = procfs::stat(&mut kernel.reader, &kernel.procfs, pid) {
+                    candidates.push((stat.start_ticks, pid));
+                }
+            }
+        }
+        candidates.sort_unstable();
+    }
+
+    /// Everything as it was read last. Paths are in order, so a pod comes before its containers, whose processes it sums.
+    fn report(&self) -> Vec<CgroupReport> {
+        let mut reports: Vec<CgroupReport> = Vec::with_capacity(self.cgroups.len());
+        let mut pod: Option<usize> = None;
+        for tracked in self.cgroups.values() {
+            let identity = Arc::clone(&tracked.identity);
+            match &identity.kind {
+                CgroupKind::Pod { .. } => pod = Some(reports.len()),
+                CgroupKind::Container { pod: Some(_), .. } => {
+                    if let Some(pod) = pod.and_then(|at| reports.get_mut(at))
+                        && pod.identity.pod() == identity.pod()
+                    {
+                        let (sum, one) = (&mut pod.sample, &tracked.sample);
+                        sum.processes = plus(sum.processes, one.processes, |a, b| Count(a.0 + b.0));
+                        sum.process_io = plus(sum.process_io, one.process_io, |a, b| ProcessIo {
+                            read: a.read.plus(b.read),
+                            write: a.write.plus(b.write),
+                        });
+                    }
+                }
+                CgroupKind::Container { pod: None, .. } => {}
+            }
+            reports.push(CgroupReport { identity, sample: tracked.sample.clone(), network: tracked.network.clone() });
+        }
+        reports
+    }
+}
+
+/// A pod has a network of its own, and so has a container of no pod; one in a pod shares its pod's.
+fn has_network(kind: &CgroupKind) -> bool {
+    !matches!(kind, CgroupKind::Container { pod: Some(_), .. })
+}
+
+/// A sum is as old as its oldest part, and absent if a part is.
+fn plus<T>(one: Reading<T>, other: Reading<T>, sum: impl Fn(T, T) -> T) -> Reading<T> {
+    match (one, other) {
+        (Reading::Measured(a, first), Reading::Measured(b, second)) => Reading::Measured(sum(a, b), first.min(second)),
+        (Reading::Absent(why), _) | (_, Reading::Absent(why)) => Reading::Absent(why),
+    }
+}
+
+#[cfg(test)]
+mod tests;

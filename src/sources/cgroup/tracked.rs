@@ -1,0 +1,478 @@
+//! One cgroup: its kept-open files and its last readings.
+//!
+//! ```text
+//!   every period        CPU time and memory usage, one pread each from files that are kept open
+//!   every slow period   the rest, opened, read and closed: keeping eleven files open for each of 300 cgroups would cost
+//!                       the kernel some 16 MiB
+//!   every sixth of those   limits, which only a resize of the pod changes
+//! ```
+//!
+//! A cgroup that used no CPU time and whose memory did not change since its last slow reading has run nothing: what only
+//! its own processes can change is still what it was, and is stamped anew without being read. Half of the cgroups of a
+//! usual node (every sandbox among them) are so.
+
+use crate::cgroup::layout::{Controller, Layout, Trees};
+use crate::cgroup::members::members;
+use crate::clock;
+use crate::kernel_file::{Failure, Reader};
+use crate::procfs::Fault;
+use crate::procfs::network::Totals;
+use model::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Pressure, ProcessIo};
+use model::time::Monotonic;
+use model::unit::{Bytes, Count, Nanos};
+use model::{Absence, Reading};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use wire::cgroup_file::{
+    self as file, BlockIo, Malformed, blkio, cpu_stat, cpuacct_stat, io_stat, memory_limit, memory_stat, number,
+    oom_kills, process_io,
+};
+
+/// Slow readings between two looks at the limits.
+const LIMITS_EVERY: u64 = 6;
+/// Processes of one cgroup whose `io` is read, about 15 µs each. A cgroup with more shows no sum rather than a part.
+const MAX_IO_PROCESSES: usize = 256;
+
+/// What reading needs, and what it found out on the way.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Files are read with this.
+    pub reader: Reader,
+    /// `/proc`.
+    pub procfs: Vec<u8>,
+    /// The trees.
+    pub layout: Layout,
+    /// One clock tick.
+    pub nanos_a_tick: u64,
+    /// Majors of devices that lie on others.
+    pub stacked: Vec<u32>,
+    /// How many more files may be kept open.
+    pub room: usize,
+    /// Files that could not be understood since this was last looked at.
+    pub malformed: u32,
+    /// The first of them since the start has been logged.
+    pub logged: bool,
+    /// A file was not there: perhaps the whole cgroup is gone.
+    missed: bool,
+    pids: Vec<u32>,
+}
+
+/// A file that may be kept open.
+#[derive(Debug, Default)]
+enum Kept {
+    #[default]
+    Closed,
+    Open(OwnedFd),
+}
+
+/// One cgroup.
+#[derive(Debug)]
+pub struct Tracked {
+    /// Who.
+    pub identity: Arc<CgroupIdentity>,
+    /// What was read last.
+    pub sample: CgroupSample,
+    /// The network, if this has one of its own.
+    pub network: Reading<NetworkSample>,
+    /// Totals of it.
+    pub totals: Totals,
+    /// Which of the turns of a slow period is this one's.
+    pub turn: u64,
+    cpu: Kept,
+    memory: Kept,
+    slow_readings: u64,
+    /// CPU time and memory usage at the last slow reading.
+    then: Option<(Nanos, Bytes)>,
+    block_io_counts: bool,
+}
+
+/// A cgroup that is not there any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+impl Kernel {
+    /// For these trees; `room` files may be kept open.
+    #[must_use]
+    pub fn new(reader: Reader, procfs: Vec<u8>, layout: Layout, stacked: Vec<u32>, room: usize) -> Self {
+        let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+        Kernel {
+            reader,
+            procfs,
+            layout,
+            nanos_a_tick,
+            stacked,
+            room,
+            malformed: 0,
+            logged: false,
+            missed: false,
+            pids: Vec::new(),
+        }
+    }
+
+    /// Reads a file of a cgroup and understands it.
+    fn take<T>(
+        &mut self,
+        controller: Controller,
+        path: &str,
+        name: &str,
+        parse: impl FnOnce(&[u8]) -> Result<T, Malformed>,
+    ) -> Reading<T> {
+        let Some(tree) = self.layout.tree(controller) else { return Reading::Absent(Absence::NoSuchFile) };
+        let text = self.reader.read_piece(&[tree, path.as_bytes(), name.as_bytes()]);
+        let result = text.map(parse);
+        self.reading(result, path, name)
+    }
+
+    /// As [`Kernel::take`], from a file that is kept open while there is room.
+    fn keep<T>(
+        &mut self,
+        kept: &mut Kept,
+        (controller, path, name): (Controller, &str, &str),
+        parse: impl FnOnce(&[u8]) -> Result<T, Malformed>,
+    ) -> Reading<T> {
+        if let (Kept::Closed, Some(tree), 1..) = (&*kept, self.layout.tree(controller), self.room)
+            && let Ok(file) = self.reader.open(&[tree, path.as_bytes(), name.as_bytes()])
+        {
+            self.room -= 1;
+            *kept = Kept::Open(file);
+        }
+        let Kept::Open(file) = kept else { return self.take(controller, path, name, parse) };
+        let result = self.reader.read_open_piece(&*file).map(parse);
+        if result.is_err() {
+            self.missed = true;
+            self.close(kept);
+        }
+        self.reading(result, path, name)
+    }
+
+    fn close(&mut self, kept: &mut Kept) {
+        if let Kept::Open(file) = std::mem::take(kept) {
+            drop(file);
+            self.room += 1;
+        }
+    }
+
+    fn reading<T>(&mut self, result: Result<Result<T, Malformed>, Failure>, path: &str, name: &str) -> Reading<T> {
+        match result {
+            Ok(Ok(value)) => Reading::Measured(value, clock::monotonic()),
+            Ok(Err(malformed)) => {
+                self.malformed = self.malformed.saturating_add(1);
+                if !self.logged {
+                    self.logged = true;
+                    tracing::warn!(cgroup = path, file = name, error = %malformed, "cgroup file could not be understood; further ones are only counted");
+                }
+                Reading::Absent(Absence::Unreadable)
+            }
+            Err(failure) => {
+                self.missed |= failure == Failure::NotFound;
+                Reading::Absent(failure.absence())
+            }
+        }
+    }
+
+    /// Whether the cgroup is gone, asked only after a file of it was not there.
+    fn gone(&mut self, path: &str) -> Result<(), Gone> {
+        if !std::mem::take(&mut self.missed) {
+            return Ok(());
+        }
+        match self.reader.directory_links(&[self.layout.walked(), path.as_bytes()]) {
+            Err(Failure::NotFound) => Err(Gone),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Tracked {
+    /// A cgroup of which nothing has been read yet; the slow readings of different `turn`s are spread over time.
+    #[must_use]
+    pub fn new(identity: Arc<CgroupIdentity>, turn: u64) -> Self {
+        Tracked {
+            identity,
+            sample: CgroupSample::default(),
+            network: Reading::NOT_YET,
+            totals: Totals::default(),
+            turn,
+            cpu: Kept::Closed,
+            memory: Kept::Closed,
+            slow_readings: 0,
+            then: None,
+            block_io_counts: false,
+        }
+    }
+
+    /// Whether a slow reading has been made.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.slow_readings == 0
+    }
+
+    /// Gives its kept-open files back.
+    pub fn release(&mut self, kernel: &mut Kernel) {
+        kernel.close(&mut self.cpu);
+        kernel.close(&mut self.memory);
+    }
+
+    /// CPU time and memory usage.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub fn read_use(&mut self, kernel: &mut Kernel) -> Result<(), Gone> {
+        let path = &*self.identity.path;
+        let memory = match kernel.layout.trees {
+            Trees::One(_) => {
+                let stat = kernel.keep(&mut self.cpu, (Controller::Cpu, path, "/cpu.stat"), |text| {
+                    let stat = cpu_stat(text)?;
+                    Ok((stat.used.ok_or(Malformed::Missing("usage_usec"))?, stat.throttled))
+                });
+                self.sample.cpu_total = stat.map(|(used, _)| used.0);
+                self.sample.cpu_user = stat.map(|(used, _)| used.1);
+                self.sample.cpu_system = stat.map(|(used, _)| used.2);
+                throttling(&mut self.sample, stat.map(|(_, throttled)| throttled));
+                "/memory.current"
+            }
+            Trees::Many(_) => {
+                let file = (Controller::CpuAccounting, path, "/cpuacct.usage");
+                self.sample.cpu_total = kernel.keep(&mut self.cpu, file, number).map(Nanos);
+                "/memory.usage_in_bytes"
+            }
+        };
+        let file = (Controller::Memory, path, memory);
+        self.sample.memory_usage = kernel.keep(&mut self.memory, file, number).map(Bytes);
+        kernel.gone(path)
+    }
+
+    /// All else but the network. [`Tracked::read_use`] comes first: the working set is made of its reading.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub fn read_rest(&mut self, kernel: &mut Kernel) -> Result<(), Gone> {
+        let limits = self.slow_readings.is_multiple_of(LIMITS_EVERY);
+        self.slow_readings += 1;
+        let now = self.sample.cpu_total.get().zip(self.sample.memory_usage.get());
+        let still = now.is_some() && now == self.then && !limits;
+        self.then = now;
+        let v2 = matches!(kernel.layout.trees, Trees::One(_));
+        if still {
+            stamp(&mut self.sample, v2, clock::monotonic());
+        } else {
+            self.read_memory(kernel, v2);
+            self.read_tasks(kernel);
+        }
+        if limits {
+            self.read_limits(kernel, v2);
+        }
+        if v2 {
+            self.read_block_io_v2(kernel);
+        } else if !still {
+            self.read_cpu_v1(kernel);
+            self.read_block_io_v1(kernel);
+        }
+        self.read_pressure(kernel);
+        kernel.gone(&self.identity.path)
+    }
+
+    fn read_memory(&mut self, kernel: &mut Kernel, v2: bool) {
+        let (path, sample) = (&*self.identity.path, &mut self.sample);
+        let stat = kernel.take(Controller::Memory, path, "/memory.stat", memory_stat);
+        sample.memory_rss = stat.map(|stat| stat.rss);
+        sample.memory_cache = stat.map(|stat| stat.cache);
+        sample.memory_working_set = match (stat, sample.memory_usage) {
+            (Reading::Measured(stat, at), Reading::Measured(usage, _)) => {
+                Reading::Measured(usage.less(stat.inactive_file), at)
+            }
+            (Reading::Absent(why), _) | (_, Reading::Absent(why)) => Reading::Absent(why),
+        };
+        let name = if v2 { "/memory.events" } else { "/memory.oom_control" };
+        sample.oom_kills = optional(kernel.take(Controller::Memory, path, name, oom_kills));
+    }
+
+    fn read_limits(&mut self, kernel: &mut Kernel, v2: bool) {
+        let (path, sample) = (&*self.identity.path, &mut self.sample);
+        let name = if v2 { "/memory.max" } else { "/memory.limit_in_bytes" };
+        sample.memory_limit = kernel.take(Controller::Memory, path, name, memory_limit);
+        sample.cpu_limit = if v2 {
+            kernel.take(Controller::Cpu, path, "/cpu.max", file::cpu_max)
+        } else {
+            let mut kept = [0; 24];
+            let quota = kernel.take(Controller::Cpu, path, "/cpu.cfs_quota_us", |text| {
+                let kept = kept.get_mut(..text.len()).ok_or(Malformed::NotANumber("quota"))?;
+                kept.copy_from_slice(text);
+                Ok(text.len())
+            });
+            match quota {
+                Reading::Absent(why) => Reading::Absent(why),
+                Reading::Measured(length, _) => kernel.take(Controller::Cpu, path, "/cpu.cfs_period_us", |period| {
+                    file::cfs_limit(&kept[..length], period)
+                }),
+            }
+        };
+    }
+
+    fn read_cpu_v1(&mut self, kernel: &mut Kernel) {
+        let (path, sample) = (&*self.identity.path, &mut self.sample);
+        let tick = kernel.nanos_a_tick;
+        let nanos = |ticks: u64| Nanos(ticks.saturating_mul(tick));
+        let times = kernel.take(Controller::CpuAccounting, path, "/cpuacct.stat", cpuacct_stat);
+        sample.cpu_user = times.map(|times| nanos(times.0));
+        sample.cpu_system = times.map(|times| nanos(times.1));
+        let throttled = kernel.take(Controller::Cpu, path, "/cpu.stat", cpu_stat).map(|stat| stat.throttled);
+        throttling(sample, throttled);
+    }
+
+    /// Tasks, processes, and what those read and wrote where the kernel does not count it by cgroup.
+    fn read_tasks(&mut self, kernel: &mut Kernel) {
+        let path = &*self.identity.path;
+        self.sample.tasks = kernel.take(Controller::Pids, path, "/pids.current", number).map(Count);
+        let mut pids = std::mem::take(&mut kernel.pids);
+        let listed = members(&mut kernel.reader, kernel.layout.walked(), path, &mut pids);
+        self.sample.processes = match listed {
+            Ok(()) => Reading::Measured(Count(pids.len() as u64), clock::monotonic()),
+            Err(fault) => {
+                kernel.missed |= fault == Fault::File(Failure::NotFound);
+                Reading::Absent(fault.absence())
+            }
+        };
+        self.sample.process_io = match (&kernel.layout.trees, listed) {
+            // Counted by cgroup, so not added up from processes.
+            (Trees::One(_), _) => Reading::Absent(Absence::SwitchedOff),
+            (_, Ok(())) if self.block_io_counts => Reading::Absent(Absence::SwitchedOff),
+            (_, Ok(())) => Reading::from_result(sum_io(kernel, &pids), clock::monotonic()),
+            (_, Err(fault)) => Reading::Absent(fault.absence()),
+        };
+        kernel.pids = pids;
+    }
+
+    fn read_block_io_v2(&mut self, kernel: &mut Kernel) {
+        let stacked = std::mem::take(&mut kernel.stacked);
+        let io = kernel.take(Controller::BlockIo, &self.identity.path, "/io.stat", |text| io_stat(text, &stacked));
+        kernel.stacked = stacked;
+        self.sample.io_read = io.map(|io| Bytes(io.read));
+        self.sample.io_write = io.map(|io| Bytes(io.write));
+        self.sample.io_reads = io.map(|io| Count(io.reads));
+        self.sample.io_writes = io.map(|io| Count(io.writes));
+    }
+
+    /// v1: kernels of today show `Total 0` whatever is read and written, so a 0 is believed only of a file that names
+    /// devices or has been seen to move.
+    fn read_block_io_v1(&mut self, kernel: &mut Kernel) {
+        let mut of = |names: [&str; 2]| {
+            let stacked = std::mem::take(&mut kernel.stacked);
+            let path = &*self.identity.path;
+            let mut io = kernel.take(Controller::BlockIo, path, names[0], |text| blkio(text, &stacked));
+            if io.absence() == Some(Absence::NoSuchFile) {
+                io = kernel.take(Controller::BlockIo, path, names[1], |text| blkio(text, &stacked));
+            }
+            kernel.stacked = stacked;
+            io
+        };
+        let bytes = of(["/blkio.throttle.io_service_bytes_recursive", "/blkio.throttle.io_service_bytes"]);
+        self.block_io_counts |= bytes.value().is_some_and(|io| io.devices > 0 || io.read > 0 || io.write > 0);
+        let counts = self.block_io_counts;
+        // Where bytes are not counted, operations are not either: the second file is not worth its read.
+        let operations = match bytes {
+            Reading::Measured(..) if counts => {
+                of(["/blkio.throttle.io_serviced_recursive", "/blkio.throttle.io_serviced"])
+            }
+            other => other,
+        };
+        let counted = |io: Reading<BlockIo>| match io {
+            Reading::Measured(..) if !counts => Reading::Absent(Absence::KernelDoesNotCount),
+            io => io,
+        };
+        let (bytes, operations) = (counted(bytes), counted(operations));
+        self.sample.io_read = bytes.map(|io| Bytes(io.read));
+        self.sample.io_write = bytes.map(|io| Bytes(io.write));
+        self.sample.io_reads = operations.map(|io| Count(io.read));
+        self.sample.io_writes = operations.map(|io| Count(io.write));
+    }
+
+    fn read_pressure(&mut self, kernel: &mut Kernel) {
+        let path = &*self.identity.path;
+        let mut of = |name| kernel.take(Controller::Pressure, path, name, file::pressure);
+        self.sample.pressure = match of("/cpu.pressure") {
+            Reading::Absent(why) => Reading::Absent(why),
+            Reading::Measured(cpu, _) => match (of("/memory.pressure"), of("/io.pressure")) {
+                (Reading::Measured(memory, _), Reading::Measured(io, at)) => {
+                    let pressure = Pressure {
+                        cpu_waiting: cpu.0,
+                        cpu_stalled: cpu.1,
+                        memory_waiting: memory.0,
+                        memory_stalled: memory.1,
+                        io_waiting: io.0,
+                        io_stalled: io.1,
+                    };
+                    Reading::Measured(pressure, at)
+                }
+                (Reading::Absent(why), _) | (_, Reading::Absent(why)) => Reading::Absent(why),
+            },
+        };
+    }
+}
+
+/// Sums `/proc/<pid>/io`; processes that end meanwhile are not in the sum.
+fn sum_io(kernel: &mut Kernel, pids: &[u32]) -> Result<ProcessIo, Absence> {
+    if pids.len() > MAX_IO_PROCESSES {
+        return Err(Absence::NotAttributable);
+    }
+    let mut sum = ProcessIo::default();
+    for &pid in pids {
+        let mut digits = [0; 10];
+        let path: [&[u8]; 4] = [&kernel.procfs, b"/", Reader::decimal(pid, &mut digits), b"/io"];
+        match kernel.reader.read_piece(&path).map(process_io) {
+            Ok(Ok(io)) => sum = ProcessIo { read: sum.read.plus(io.read), write: sum.write.plus(io.write) },
+            Ok(Err(_)) => return Err(Absence::Unreadable),
+            Err(Failure::NotFound | Failure::Gone) => {}
+            Err(Failure::Refused) => return Err(Absence::NeedsPtrace),
+            Err(failure) => return Err(failure.absence()),
+        }
+    }
+    Ok(sum)
+}
+
+/// Enforcement of the CPU limit; a v2 cgroup without the cpu controller has none.
+fn throttling(sample: &mut CgroupSample, throttled: Reading<Option<(Count, Count, Nanos)>>) {
+    let throttled = optional_with(throttled, Absence::NoSuchFile);
+    sample.cfs_periods = throttled.map(|t| t.0);
+    sample.cfs_throttled_periods = throttled.map(|t| t.1);
+    sample.cfs_throttled = throttled.map(|t| t.2);
+}
+
+/// A line that this kernel does not write.
+fn optional<T>(reading: Reading<Option<T>>) -> Reading<T> {
+    optional_with(reading, Absence::NotSupported)
+}
+
+fn optional_with<T>(reading: Reading<Option<T>>, without: Absence) -> Reading<T> {
+    match reading {
+        Reading::Measured(Some(value), at) => Reading::Measured(value, at),
+        Reading::Measured(None, _) => Reading::Absent(without),
+        Reading::Absent(why) => Reading::Absent(why),
+    }
+}
+
+/// Stamps what only running processes can change: nothing ran.
+fn stamp(sample: &mut CgroupSample, v2: bool, now: Monotonic) {
+    fn anew<T>(reading: &mut Reading<T>, now: Monotonic) {
+        if let Reading::Measured(_, at) = reading {
+            *at = now;
+        }
+    }
+    anew(&mut sample.memory_working_set, now);
+    anew(&mut sample.memory_rss, now);
+    anew(&mut sample.memory_cache, now);
+    anew(&mut sample.oom_kills, now);
+    anew(&mut sample.tasks, now);
+    anew(&mut sample.processes, now);
+    anew(&mut sample.process_io, now);
+    if !v2 {
+        anew(&mut sample.cpu_user, now);
+        anew(&mut sample.cpu_system, now);
+        anew(&mut sample.cfs_periods, now);
+        anew(&mut sample.cfs_throttled_periods, now);
+        anew(&mut sample.cfs_throttled, now);
+        anew(&mut sample.io_read, now);
+        anew(&mut sample.io_write, now);
+        anew(&mut sample.io_reads, now);
+        anew(&mut sample.io_writes, now);
+    }
+}

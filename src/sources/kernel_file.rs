@@ -1,0 +1,298 @@
+//! Reading what the kernel shows as files: one reader for each thread, one buffer, no allocation once it has grown.
+//!
+//! ```text
+//!   parts of a path ──open, check, read──▶ bytes of the whole file, or a Failure that fits in a word
+//! ```
+//!
+//! What must never happen here: waiting. A file is opened with `O_NONBLOCK` and must be a regular one, so a FIFO or a
+//! device that somebody put in the way is refused, not waited for; a symlink at the end of a path is not followed.
+
+use model::Absence;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+
+/// The longest file that is read: `/proc/stat` of 1,024 processors is about 400 KiB, `cgroup.procs` of 100,000 processes
+/// 700 KiB. A longer one is refused.
+pub const MAX_FILE: usize = 1 << 20;
+/// Where the buffer begins: more than any file that is read every second.
+const FIRST: usize = 16 << 10;
+
+/// Why a file could not be read. What was tried on what is known to the caller, who names it if he logs it: a failure is
+/// made on the way through thousands of files and must cost nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// There is none of that name.
+    #[error("no such file")]
+    NotFound,
+    /// The kernel refused.
+    #[error("permission denied")]
+    Refused,
+    /// It was there when it was opened.
+    #[error("went away while it was read")]
+    Gone,
+    /// A FIFO, a device, a symlink, a directory.
+    #[error("not a regular file")]
+    NotAFile,
+    /// Longer than [`MAX_FILE`].
+    #[error("longer than {MAX_FILE} bytes")]
+    TooLong,
+    /// The kernel has the file and does not fill it (pressure switched off at boot).
+    #[error("not supported")]
+    NotSupported,
+    /// All else.
+    #[error("error {0} of the operating system")]
+    Os(i32),
+}
+
+impl Failure {
+    /// The reason of a reading that should have come from this file.
+    #[must_use]
+    pub fn absence(self) -> Absence {
+        match self {
+            Failure::NotFound => Absence::NoSuchFile,
+            Failure::Refused => Absence::NoPermission,
+            Failure::Gone => Absence::Vanished,
+            Failure::NotSupported => Absence::NotSupported,
+            Failure::NotAFile | Failure::TooLong | Failure::Os(_) => Absence::Unreadable,
+        }
+    }
+}
+
+impl From<Errno> for Failure {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::NOENT | Errno::NOTDIR => Failure::NotFound,
+            Errno::ACCESS | Errno::PERM => Failure::Refused,
+            // ENODEV: a cgroup that was removed under an open file; ESRCH: a process that ended under one.
+            Errno::NODEV | Errno::SRCH => Failure::Gone,
+            Errno::OPNOTSUPP => Failure::NotSupported,
+            Errno::LOOP => Failure::NotAFile,
+            other => Failure::Os(other.raw_os_error()),
+        }
+    }
+}
+
+/// Reads files, links and directories into buffers that it keeps.
+#[derive(Debug)]
+pub struct Reader {
+    path: Vec<u8>,
+    text: Vec<u8>,
+    entries: Vec<MaybeUninit<u8>>,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Reader { path: Vec::with_capacity(512), text: vec![0; FIRST], entries: vec![MaybeUninit::uninit(); FIRST] }
+    }
+}
+
+impl Reader {
+    /// The whole file whose path is these parts, joined as they are.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn read(&mut self, parts: &[&[u8]]) -> Result<&[u8], Failure> {
+        let file = self.open(parts)?;
+        self.read_open(&file)
+    }
+
+    /// As [`Reader::read`], of a file that the kernel writes in one piece: one call less.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn read_piece(&mut self, parts: &[&[u8]]) -> Result<&[u8], Failure> {
+        let file = self.open(parts)?;
+        self.read_open_piece(&file)
+    }
+
+    /// A number in decimal, such as a PID, as a part of a path.
+    #[must_use]
+    pub fn decimal(number: u32, text: &mut [u8; 10]) -> &[u8] {
+        let mut rest = number;
+        let mut at = text.len();
+        loop {
+            at -= 1;
+            text[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                return &text[at..];
+            }
+        }
+    }
+
+    /// Opens a regular file, to be kept.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn open(&mut self, parts: &[&[u8]]) -> Result<OwnedFd, Failure> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(CWD, self.join(parts), flags, Mode::empty())?;
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        if kind == FileType::RegularFile { Ok(file) } else { Err(Failure::NotAFile) }
+    }
+
+    /// All of an open file, from its beginning.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn read_open(&mut self, file: impl AsFd) -> Result<&[u8], Failure> {
+        let mut end = 0;
+        loop {
+            if end == self.text.len() {
+                if end >= MAX_FILE {
+                    return Err(Failure::TooLong);
+                }
+                self.text.resize(end * 2, 0);
+            }
+            match rustix::io::pread(&file, &mut self.text[end..], end as u64) {
+                Ok(0) => return Ok(&self.text[..end]),
+                Ok(more) => end += more,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// An open file that the kernel writes in one piece, from its beginning: one `pread`, where the whole needs two.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn read_open_piece(&mut self, file: impl AsFd) -> Result<&[u8], Failure> {
+        match rustix::io::pread(&file, &mut self.text[..], 0) {
+            Ok(read) if read < self.text.len() => Ok(&self.text[..read]),
+            Ok(_) | Err(Errno::INTR) => self.read_open(file),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What a symlink says.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn link(&mut self, parts: &[&[u8]]) -> Result<&[u8], Failure> {
+        self.join(parts);
+        let path = CStr::from_bytes_until_nul(&self.path).unwrap_or(c"");
+        let read = rustix::fs::readlinkat_raw(CWD, path, &mut self.text[..])?;
+        Ok(&self.text[..read])
+    }
+
+    /// How many links a directory has, which on the kernel's own file systems is 2 and one for each subdirectory.
+    ///
+    /// # Errors
+    /// [`Failure`]; a symlink or file in its place is [`Failure::NotFound`].
+    pub fn directory_links(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
+        let stat = rustix::fs::statat(CWD, self.join(parts), AtFlags::SYMLINK_NOFOLLOW)?;
+        let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        #[allow(clippy::useless_conversion, reason = "32 bits wide on some machines")]
+        if directory { Ok(u64::from(stat.st_nlink)) } else { Err(Failure::NotFound) }
+    }
+
+    /// The names of all subdirectories, symlinks left out.
+    ///
+    /// # Errors
+    /// [`Failure`]; names before the fault have been given.
+    pub fn subdirectories(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), Failure> {
+        self.entries(parts, |name, kind| {
+            if kind == FileType::Directory {
+                each(name);
+            }
+        })
+    }
+
+    /// The names of all subdirectories and symlinks.
+    ///
+    /// # Errors
+    /// [`Failure`]; names before the fault have been given.
+    pub fn names(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), Failure> {
+        self.entries(parts, |name, kind| {
+            if matches!(kind, FileType::Directory | FileType::Symlink) {
+                each(name);
+            }
+        })
+    }
+
+    fn entries(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Failure> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        let directory = rustix::fs::openat(CWD, self.join(parts), flags, Mode::empty())?;
+        let mut entries = RawDir::new(&directory, &mut self.entries);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            let kind = match entry.file_type() {
+                FileType::Unknown => rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)
+                    .map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode)),
+                kind => kind,
+            };
+            each(name.to_bytes(), kind);
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, parts: &[&[u8]]) -> &CStr {
+        self.path.clear();
+        for part in parts {
+            self.path.extend_from_slice(part);
+        }
+        self.path.push(0);
+        CStr::from_bytes_until_nul(&self.path).unwrap_or(c"")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn only_regular_files_are_read_and_nothing_is_waited_for() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name).as_os_str().as_bytes().to_vec();
+        std::fs::write(root.path().join("file"), "42\n").unwrap();
+        std::fs::create_dir(root.path().join("directory")).unwrap();
+        symlink("file", root.path().join("link")).unwrap();
+        let fifo = rustix::fs::mknodat(CWD, root.path().join("fifo"), FileType::Fifo, Mode::RUSR, 0);
+        fifo.unwrap();
+        let mut reader = Reader::default();
+        assert_eq!(reader.read(&[&at("file")]), Ok(&b"42\n"[..]));
+        assert_eq!(reader.read_piece(&[&at(""), b"file"]), Ok(&b"42\n"[..]));
+        for (name, failure) in [
+            ("fifo", Failure::NotAFile),
+            ("link", Failure::NotAFile),
+            ("directory", Failure::NotAFile),
+            ("none", Failure::NotFound),
+        ] {
+            assert_eq!(reader.read(&[&at(name)]), Err(failure), "{name}");
+        }
+        assert_eq!(reader.link(&[&at("link")]), Ok(&b"file"[..]));
+        let mut names = Vec::new();
+        reader.subdirectories(&[&at("")], |name| names.push(name.to_vec())).unwrap();
+        assert_eq!(names, [b"directory"]);
+    }
+
+    #[test]
+    fn a_file_longer_than_the_buffer_is_read_whole_and_one_beyond_the_bound_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("file");
+        let mut reader = Reader::default();
+        for (length, whole) in [(FIRST - 1, true), (FIRST, true), (3 * FIRST + 1, true), (MAX_FILE + 1, false)] {
+            std::fs::write(&path, vec![b'x'; length]).unwrap();
+            let expected = if whole { Ok(length) } else { Err(Failure::TooLong) };
+            assert_eq!(reader.read(&[path.as_os_str().as_bytes()]).map(<[u8]>::len), expected);
+            assert_eq!(reader.read_piece(&[path.as_os_str().as_bytes()]).map(<[u8]>::len), expected);
+        }
+    }
+
+    #[test]
+    fn numbers_become_parts_of_paths() {
+        for number in [0, 7, 10, 4_194_304, u32::MAX] {
+            assert_eq!(Reader::decimal(number, &mut [0; 10]), number.to_string().as_bytes());
+        }
+    }
+}

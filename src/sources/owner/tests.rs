@@ -1,0 +1,127 @@
+//! Owners over trees made in a temporary directory.
+
+use super::*;
+use std::fs;
+use std::path::Path;
+
+const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+
+fn container(n: u32) -> String {
+    format!("/kubepods/burstable/pod{UID}/{n:064x}")
+}
+
+/// A `/proc` with the given processes.
+struct Tree {
+    base: tempfile::TempDir,
+}
+
+impl Tree {
+    fn new() -> Self {
+        let tree = Tree { base: tempfile::tempdir().unwrap() };
+        tree.write("proc/stat", "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");
+        tree
+    }
+
+    fn roots(&self) -> HostRoots {
+        let at = |name| self.base.path().join(name);
+        HostRoots { procfs: at("proc"), cgroup: at("cgroup"), sysfs: at("sys") }
+    }
+
+    fn write(&self, path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
+        let path = self.base.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn process(&self, pid: u32, start: u64, name: &[u8], cgroup: &str) {
+        let tail = format!(") S 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 {start} 1000 5 18446744073709551615 1 1 0\n");
+        self.write(format!("proc/{pid}/stat"), [format!("{pid} (").as_bytes(), name, tail.as_bytes()].concat());
+        self.write(format!("proc/{pid}/cgroup"), cgroup);
+    }
+}
+
+#[test]
+fn a_process_is_identified_with_its_container() {
+    let tree = Tree::new();
+    let path = container(1);
+    tree.process(10, 500, b"train", &format!("5:memory:{path}/nested\n3:cpu:/\n0::{path}\n"));
+    tree.process(11, 501, b"a) R (\xff", "5:memory:/user.slice\n0::/user.slice\n");
+    tree.process(12, 502, b"far", "0::/../../kubepods/x\n");
+    tree.process(13, 503, b"torn", "0::/user.slice");
+    tree.process(14, 504, b"only systemd knows", &format!("5:memory:/\n1:name=systemd:{path}\n"));
+    let mut owners = Owners::new(tree.roots());
+    let first = owners.identify(10).unwrap();
+    assert_eq!((first.key, &*first.command), (ProcessKey { pid: 10, start_ticks: 500 }, "train"));
+    let Owner::Cgroup(identity) = &first.owner else { panic!("{first:?}") };
+    assert_eq!(*identity.path, *path);
+    let Some(Identified { owner: Owner::Cgroup(again), .. }) = owners.identify(10) else { panic!() };
+    assert!(Arc::ptr_eq(identity, &again), "the same path has one identity");
+    let named = owners.identify(11).unwrap();
+    assert_eq!((&*named.command, named.owner), ("a) R (\u{fffd}", Owner::Host));
+    for (pid, owner) in [(12, Owner::Unknown), (13, Owner::Unknown), (14, first.owner.clone())] {
+        assert_eq!(owners.identify(pid).unwrap().owner, owner, "{pid}");
+    }
+    assert_eq!(owners.identify(99), None);
+}
+
+#[test]
+fn a_torn_stat_is_no_process() {
+    let tree = Tree::new();
+    tree.process(10, 500, b"x", "0::/\n");
+    tree.write("proc/10/stat", "10 (x) S 1 1");
+    assert_eq!(Owners::new(tree.roots()).identify(10), None);
+}
+
+#[test]
+fn start_times_are_told_on_the_wall_clock() {
+    let tree = Tree::new();
+    let owners = Owners::new(tree.roots());
+    let second = rustix::param::clock_ticks_per_second();
+    assert_eq!(owners.started_at(3 * second), Some(WallTime(1_003_000_000)));
+    tree.write("proc/stat", "cpu 1");
+    assert_eq!(owners.started_at(1), None);
+}
+
+#[test]
+fn names_of_a_million_cgroups_take_no_more_room_than_the_bound() {
+    let mut known = HashMap::new();
+    for n in 0..3 * u32::try_from(MAX_CGROUPS).unwrap() {
+        let path = container(n);
+        let Place::Inside { kind, .. } = place(&path) else { panic!() };
+        intern(&mut known, &path, || CgroupIdentity { path: Arc::from(path.as_str()), kind });
+        assert!(known.len() <= MAX_CGROUPS);
+    }
+}
+
+#[test]
+fn where_paths_lie_processes_are_found_in_the_mounted_hierarchy() {
+    let tree = Tree::new();
+    let at = tree.roots().cgroup;
+    tree.write("proc/self/mountinfo", format!("1 2 0:3 /../../.. {} rw - cgroup2 x rw\n", at.display()));
+    tree.write("cgroup/cgroup.controllers", "cpu\n");
+    let path = container(1);
+    tree.write(format!("cgroup{path}/cgroup.procs"), "10\n");
+    tree.write(format!("cgroup{path}/nested/cgroup.procs"), "11\n");
+    tree.write(format!("cgroup/kubepods/burstable/pod{UID}/cgroup.procs"), "");
+    for pid in 10..14 {
+        tree.process(pid, 500, b"x", "0::/\n");
+    }
+    // Began after any walk that this test can see.
+    tree.process(13, u64::MAX / 2_000_000_000, b"young", "0::/\n");
+    let mut owners = Owners::new(tree.roots());
+    for pid in [10, 11] {
+        let Some(Identified { owner: Owner::Cgroup(identity), .. }) = owners.identify(pid) else { panic!("{pid}") };
+        assert_eq!(*identity.path, *path);
+    }
+    assert_eq!(owners.identify(12).unwrap().owner, Owner::Host, "in the hierarchy, but in no pod or container");
+    assert_eq!(owners.identify(13).unwrap().owner, Owner::Unknown, "not said of a process younger than the walk");
+}
+
+#[test]
+fn where_paths_lie_and_nothing_is_mounted_nobody_is_known() {
+    let tree = Tree::new();
+    let at = tree.roots().cgroup;
+    tree.write("proc/self/mountinfo", format!("1 2 0:3 /.. {} rw - cgroup2 x rw\n", at.display()));
+    tree.process(10, 500, b"x", "0::/\n");
+    assert_eq!(Owners::new(tree.roots()).identify(10).unwrap().owner, Owner::Unknown);
+}

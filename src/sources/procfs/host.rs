@@ -1,0 +1,228 @@
+//! The machine as a whole, read every second from files that are kept open.
+
+use crate::clock;
+use crate::kernel_file::{Failure, Reader};
+use crate::procfs::Fault;
+use crate::roots::{HostRoots, part};
+use model::host::HostSample;
+use model::unit::{Bytes, Count, Nanos};
+use model::{Absence, Reading};
+use rustix::fd::OwnedFd;
+use wire::cgroup_file::Malformed;
+use wire::proc_file::{HostStat, MemInfo, diskstats, host_stat, loadavg, meminfo, net_dev};
+
+/// Whole disks that are told apart; a storage server has some hundred.
+const MAX_DISKS: usize = 1024;
+
+/// Reads the machine.
+#[derive(Debug)]
+pub struct Host {
+    procfs: Vec<u8>,
+    block: Vec<u8>,
+    nanos_a_tick: u64,
+    kept: [Option<OwnedFd>; 5],
+    disks: Vec<Box<[u8]>>,
+    /// Files that could not be understood since the start.
+    pub faults: u64,
+}
+
+#[derive(Clone, Copy)]
+enum File {
+    Stat,
+    Load,
+    Memory,
+    Disks,
+    Net,
+}
+
+impl Host {
+    /// Under these roots.
+    #[must_use]
+    pub fn new(roots: &HostRoots) -> Self {
+        let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+        let block = [&part(&roots.sysfs)[..], b"/block/"].concat();
+        Host {
+            procfs: part(&roots.procfs),
+            block,
+            nanos_a_tick,
+            kept: Default::default(),
+            disks: Vec::new(),
+            faults: 0,
+        }
+    }
+
+    /// Looks which whole disks there are: what `/sys/block` lists, partitions being listed below their disks, without
+    /// those that lie on others or in memory and would count twice or are no disk at all.
+    pub fn find_disks(&mut self, reader: &mut Reader) {
+        self.disks.clear();
+        let disks = &mut self.disks;
+        // Entries of /sys/block are links; in a tree made by hand they may be directories.
+        let _ = reader.names(&[&self.block], |name| {
+            let virtual_disk = [&b"loop"[..], b"ram", b"zram", b"dm-", b"md"].iter().any(|kind| name.starts_with(kind));
+            if !virtual_disk && disks.len() < MAX_DISKS {
+                disks.push(name.into());
+            }
+        });
+    }
+
+    /// One look.
+    pub fn read(&mut self, reader: &mut Reader) -> HostSample {
+        let mut sample = HostSample::default();
+        let tick = self.nanos_a_tick;
+        let nanos = |ticks: u64| Nanos(ticks.saturating_mul(tick));
+        let stat = self.take(reader, File::Stat, |text, _| host_stat(text));
+        let time = |field: fn(&HostStat) -> u64| stat.map(|stat| nanos(field(&stat)));
+        sample.cpu_user = time(|stat| stat.user_ticks);
+        sample.cpu_system = time(|stat| stat.system_ticks);
+        sample.cpu_idle = time(|stat| stat.idle_ticks);
+        sample.cpu_iowait = time(|stat| stat.iowait_ticks);
+        sample.cpu_steal = time(|stat| stat.steal_ticks);
+        sample.processors = stat.map(|stat| Count(stat.processors));
+        sample.load = self.take(reader, File::Load, |text, _| loadavg(text));
+        let memory = self.take(reader, File::Memory, |text, _| meminfo(text));
+        let bytes = |field: fn(&MemInfo) -> Bytes| memory.map(|memory| field(&memory));
+        sample.memory_total = bytes(|memory| memory.total);
+        sample.memory_available = match memory {
+            Reading::Measured(MemInfo { available: None, .. }, _) => Reading::Absent(Absence::NotSupported),
+            _ => bytes(|memory| memory.available.unwrap_or_default()),
+        };
+        sample.memory_cache = bytes(|memory| memory.cache);
+        sample.swap_used = bytes(|memory| memory.swap_used);
+        let disks = self.take(reader, File::Disks, |text, disks| {
+            let mut sum = (Bytes(0), Bytes(0));
+            diskstats(text, |name, read, written| {
+                if disks.iter().any(|disk| **disk == *name) {
+                    sum = (sum.0.plus(read), sum.1.plus(written));
+                }
+            })?;
+            Ok(sum)
+        });
+        (sample.disk_read, sample.disk_write) = (disks.map(|sum| sum.0), disks.map(|sum| sum.1));
+        let net = self.take(reader, File::Net, |text, _| {
+            let mut sum = (Bytes(0), Bytes(0));
+            net_dev(text, |name, counters| {
+                if host_interface(name) {
+                    sum = (sum.0.plus(counters.rx_bytes), sum.1.plus(counters.tx_bytes));
+                }
+            })?;
+            Ok(sum)
+        });
+        (sample.net_rx, sample.net_tx) = (net.map(|sum| sum.0), net.map(|sum| sum.1));
+        sample
+    }
+
+    fn take<T>(
+        &mut self,
+        reader: &mut Reader,
+        file: File,
+        parse: impl FnOnce(&[u8], &[Box<[u8]>]) -> Result<T, Malformed>,
+    ) -> Reading<T> {
+        let text = match self.text(reader, file) {
+            Ok(text) => text,
+            Err(failure) => return Reading::Absent(failure.absence()),
+        };
+        let at = clock::monotonic();
+        Reading::from_result(
+            parse(text, &self.disks).map_err(|malformed| {
+                self.faults += 1;
+                Fault::from(malformed).absence()
+            }),
+            at,
+        )
+    }
+
+    fn text<'r>(&mut self, reader: &'r mut Reader, file: File) -> Result<&'r [u8], Failure> {
+        let kept = &mut self.kept[file as usize];
+        if kept.is_none() {
+            let name: &[u8] = match file {
+                File::Stat => b"/stat",
+                File::Load => b"/loadavg",
+                File::Memory => b"/meminfo",
+                File::Disks => b"/diskstats",
+                // Of process 1: `/proc/net` is our own namespace, which may be a pod's.
+                File::Net => b"/1/net/dev",
+            };
+            *kept = Some(reader.open(&[&self.procfs, name])?);
+        }
+        match kept {
+            Some(kept) => reader.read_open(kept),
+            None => Err(Failure::NotFound),
+        }
+    }
+}
+
+/// Whether traffic on this interface of the host is counted: not that of bridges, tunnels and pod ends, which passes a
+/// physical one as well or never leaves the machine.
+fn host_interface(name: &[u8]) -> bool {
+    const INNER: [&[u8]; 19] = [
+        b"veth",
+        b"docker",
+        b"br-",
+        b"virbr",
+        b"cni",
+        b"cali",
+        b"cilium",
+        b"lxc",
+        b"flannel",
+        b"tunl",
+        b"vxlan",
+        b"kube-",
+        b"nodelocaldns",
+        b"dummy",
+        b"ifb",
+        b"nerdctl",
+        b"podman",
+        b"tap",
+        b"weave",
+    ];
+    name != b"lo" && !INNER.iter().any(|inner| name.starts_with(inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn whole_disks_and_outer_interfaces_are_summed() {
+        let base = tempfile::tempdir().unwrap();
+        let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
+        fs::create_dir_all(roots.procfs.join("1/net")).unwrap();
+        for disk in ["sda", "nvme0n1", "dm-0", "loop0", "zram0"] {
+            fs::create_dir_all(roots.sysfs.join("block").join(disk)).unwrap();
+        }
+        let line = |name: &str| format!("8 0 {name} 1 0 2 0 1 0 4 0 0 0 0\n");
+        let disks: String = ["sda", "sda1", "nvme0n1", "nvme0n1p1", "dm-0", "loop0", "zram0"].map(line).concat();
+        fs::write(roots.procfs.join("diskstats"), disks).unwrap();
+        let line = |name: &str| format!("{name}: 10 1 0 0 0 0 0 0 20 2 0 0 0 0 0 0\n");
+        let interfaces =
+            ["lo", "eth0", "ib0", "veth12", "docker0", "br-1", "cni0", "cali1", "cilium_host"].map(line).concat();
+        fs::write(roots.procfs.join("1/net/dev"), format!("|\n|\n{interfaces}")).unwrap();
+        fs::write(roots.procfs.join("stat"), "cpu  1 2 3 4 5 6 7 8 9 9\ncpu0 1 2 3 4 5 6 7 8 9 9\nbtime 7\n").unwrap();
+        fs::write(roots.procfs.join("meminfo"), "MemTotal: 10 kB\nCached: 1 kB\n").unwrap();
+        fs::write(roots.procfs.join("loadavg"), "0.5 1.0").unwrap();
+        let (mut host, mut reader) = (Host::new(&roots), Reader::default());
+        host.find_disks(&mut reader);
+        let sample = host.read(&mut reader);
+        assert_eq!((sample.disk_read.get(), sample.disk_write.get()), (Some(Bytes(2048)), Some(Bytes(4096))));
+        assert_eq!((sample.net_rx.get(), sample.net_tx.get()), (Some(Bytes(20)), Some(Bytes(40))));
+        assert_eq!(sample.cpu_user.get(), Some(Nanos(30_000_000)));
+        assert_eq!(sample.memory_available.absence(), Some(Absence::NotSupported));
+        assert_eq!(sample.load.absence(), Some(Absence::Unreadable), "torn");
+        assert_eq!(host.faults, 1);
+        fs::remove_dir_all(&roots.procfs).unwrap();
+        assert_eq!(Host::new(&roots).read(&mut reader).cpu_user.absence(), Some(Absence::NoSuchFile));
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        let (mut host, mut reader) = (Host::new(&HostRoots::default()), Reader::default());
+        host.find_disks(&mut reader);
+        for _ in 0..2 {
+            let sample = host.read(&mut reader);
+            assert!(sample.cpu_idle.get().unwrap().0 > 0);
+            assert!(sample.memory_total.get().unwrap().0 > 1 << 20);
+            assert!(sample.processors.get().unwrap().0 > 0);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Totals of a pod's network namespace, read through any of its living processes.
+//!
+//! Counters belong to the namespace (its inode), not to the process: the number is looked at before and after the
+//! counters are read, so a PID that is used again in between is noticed. `net/dev` is never kept open: an open one would
+//! keep a dead pod's namespace, and its interfaces, alive.
+
+use crate::clock;
+use crate::kernel_file::{Failure, Reader};
+use crate::procfs::{Fault, namespace};
+use model::cgroup::NetworkSample;
+use model::unit::{Bytes, Count};
+use model::{Absence, Reading};
+use wire::proc_file::net_dev;
+
+/// Interfaces of one pod that are told apart. A pod has one or two; a hundred with many secondary networks.
+const MAX_INTERFACES: usize = 256;
+
+/// One pod's totals since its namespace was made, carried on over a new one.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    namespace: Option<u64>,
+    process: Option<u32>,
+    interfaces: Vec<Interface>,
+    total: [u64; 8],
+}
+
+#[derive(Clone, Debug)]
+struct Interface {
+    name: Box<[u8]>,
+    last: [u64; 8],
+    there: bool,
+}
+
+/// Where to look, and which namespace is the host's.
+#[derive(Clone, Copy, Debug)]
+pub struct Net<'a> {
+    /// `/proc`.
+    pub procfs: &'a [u8],
+    /// Number of the host's namespace, if it may be known.
+    pub host: Option<u64>,
+}
+
+impl Totals {
+    /// Reads through the process that was good the last time. `None` when it is not in that namespace any more: the
+    /// caller finds another.
+    pub fn read_again(&mut self, reader: &mut Reader, net: Net<'_>) -> Option<Reading<NetworkSample>> {
+        let (pid, known) = (self.process?, self.namespace?);
+        let text = &mut [0; 10];
+        let same = namespace(reader, net.procfs, Reader::decimal(pid, text), "net") == Ok(known);
+        // A pod in the host's namespace would find itself there through any stranger that got the number.
+        if !same || Some(known) == net.host {
+            return None;
+        }
+        self.read(reader, net, pid).ok().map(|()| self.reading())
+    }
+
+    /// Reads through the first of these processes that can be read through.
+    pub fn read_through(&mut self, reader: &mut Reader, net: Net<'_>, pids: &[u32]) -> Reading<NetworkSample> {
+        let mut why = Absence::NoLivingProcess;
+        for &pid in pids {
+            match self.read(reader, net, pid) {
+                Ok(()) => return self.reading(),
+                Err(Fault::File(Failure::NotFound | Failure::Gone)) => {}
+                Err(Fault::File(Failure::Refused)) => why = Absence::NeedsPtrace,
+                Err(fault) => why = fault.absence(),
+            }
+        }
+        Reading::Absent(why)
+    }
+
+    fn reading(&self) -> Reading<NetworkSample> {
+        match self.process {
+            Some(_) => Reading::Measured(sample(self.total), clock::monotonic()),
+            None => Reading::Absent(Absence::HostNetwork),
+        }
+    }
+
+    /// One look through one process. After `Ok`, no process is kept if it lives in the host's namespace.
+    fn read(&mut self, reader: &mut Reader, net: Net<'_>, pid: u32) -> Result<(), Fault> {
+        let mut digits = [0; 10];
+        let process = Reader::decimal(pid, &mut digits);
+        let before = namespace(reader, net.procfs, process, "net")?;
+        if Some(before) == net.host {
+            (self.namespace, self.process) = (Some(before), None);
+            return Ok(());
+        }
+        let text = reader.read(&[net.procfs, b"/", process, b"/net/dev"])?.to_vec();
+        if namespace(reader, net.procfs, process, "net")? != before {
+            return Err(Failure::Gone.into());
+        }
+        net_dev(&text, |_, _| {})?; // all of it can be understood before any of it is added
+        if self.namespace != Some(before) {
+            // A new namespace counts from 0: what its interfaces show is what was added.
+            self.interfaces.clear();
+        }
+        (self.namespace, self.process) = (Some(before), Some(pid));
+        self.add(&text)
+    }
+
+    fn add(&mut self, text: &[u8]) -> Result<(), Fault> {
+        let Totals { interfaces, total, .. } = self;
+        interfaces.iter_mut().for_each(|interface| interface.there = false);
+        net_dev(text, |name, now| {
+            if name == b"lo" {
+                return;
+            }
+            let now = counters(&now);
+            let at = interfaces.iter().position(|interface| *interface.name == *name).unwrap_or(interfaces.len());
+            if at == MAX_INTERFACES {
+                return;
+            }
+            if at == interfaces.len() {
+                interfaces.push(Interface { name: name.into(), last: [0; 8], there: true });
+            }
+            let interface = &mut interfaces[at];
+            for ((total, last), now) in total.iter_mut().zip(&mut interface.last).zip(now) {
+                // A counter that went backwards began again.
+                *total = total.saturating_add(now.checked_sub(*last).unwrap_or(now));
+                *last = now;
+            }
+            interface.there = true;
+        })?;
+        interfaces.retain(|interface| interface.there);
+        Ok(())
+    }
+}
+
+fn counters(sample: &NetworkSample) -> [u64; 8] {
+    [
+        sample.rx_bytes.0,
+        sample.tx_bytes.0,
+        sample.rx_packets.0,
+        sample.tx_packets.0,
+        sample.rx_errors.0,
+        sample.tx_errors.0,
+        sample.rx_dropped.0,
+        sample.tx_dropped.0,
+    ]
+}
+
+fn sample(counters: [u64; 8]) -> NetworkSample {
+    let [rx_bytes, tx_bytes, rx_packets, tx_packets, rx_errors, tx_errors, rx_dropped, tx_dropped] = counters;
+    NetworkSample {
+        rx_bytes: Bytes(rx_bytes),
+        tx_bytes: Bytes(tx_bytes),
+        rx_packets: Count(rx_packets),
+        tx_packets: Count(tx_packets),
+        rx_errors: Count(rx_errors),
+        tx_errors: Count(tx_errors),
+        rx_dropped: Count(rx_dropped),
+        tx_dropped: Count(tx_dropped),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roots::part;
+    use std::fs;
+    use std::path::Path;
+
+    fn process(root: &Path, pid: u32, inode: u64, interfaces: &[(&str, u64)]) {
+        let at = root.join(pid.to_string());
+        let _ = fs::remove_dir_all(&at);
+        fs::create_dir_all(at.join("net")).unwrap();
+        fs::create_dir_all(at.join("ns")).unwrap();
+        std::os::unix::fs::symlink(format!("net:[{inode}]"), at.join("ns/net")).unwrap();
+        let mut text = "a|b|c\nd|e|f\n".to_string();
+        for (name, bytes) in interfaces {
+            text += &format!("{name}: {bytes} 1 0 0 0 0 0 0 {bytes} 2 0 0 0 0 0 0\n");
+        }
+        fs::write(at.join("net/dev"), text).unwrap();
+    }
+
+    /// Bytes received in total, after a look through these processes.
+    fn look(totals: &mut Totals, root: &Path, pids: &[u32]) -> Result<u64, Absence> {
+        let (mut reader, procfs) = (Reader::default(), part(root));
+        let net = Net { procfs: &procfs, host: Some(1) };
+        let reading = totals.read_again(&mut reader, net);
+        match reading.unwrap_or_else(|| totals.read_through(&mut reader, net, pids)) {
+            Reading::Measured(sample, _) => Ok(sample.rx_bytes.0),
+            Reading::Absent(why) => Err(why),
+        }
+    }
+
+    #[test]
+    fn totals_carry_on_over_resets_new_namespaces_and_lost_interfaces() {
+        let root = tempfile::tempdir().unwrap();
+        let (root, mut totals) = (root.path(), Totals::default());
+        for (inode, interfaces, total, why) in [
+            (7, vec![("lo", 9999), ("eth0", 100)], 100, "loopback does not count"),
+            (7, vec![("lo", 9999), ("eth0", 150)], 150, "grows"),
+            (7, vec![("eth0", 160), ("eth1", 5)], 165, "a second interface"),
+            (7, vec![("eth0", 170)], 175, "which is taken away again"),
+            (7, vec![("eth0", 20)], 195, "a counter that went backwards began again"),
+            (8, vec![("eth0", 50)], 245, "a new namespace counts from 0"),
+        ] {
+            process(root, 10, inode, &interfaces);
+            assert_eq!(look(&mut totals, root, &[10]), Ok(total), "{why}");
+        }
+    }
+
+    #[test]
+    fn any_living_process_will_do() {
+        let root = tempfile::tempdir().unwrap();
+        let (root, mut totals) = (root.path(), Totals::default());
+        process(root, 10, 7, &[("eth0", 100)]);
+        process(root, 11, 7, &[("eth0", 130)]);
+        assert_eq!(look(&mut totals, root, &[9, 10, 11]), Ok(100));
+        fs::remove_dir_all(root.join("10")).unwrap();
+        assert_eq!(look(&mut totals, root, &[10, 11]), Ok(130));
+        fs::remove_dir_all(root.join("11")).unwrap();
+        assert_eq!(look(&mut totals, root, &[10, 11]), Err(Absence::NoLivingProcess));
+        process(root, 12, 7, &[("eth0", 140)]);
+        assert_eq!(look(&mut totals, root, &[12]), Ok(140), "and the totals are still there");
+    }
+
+    #[test]
+    fn the_hosts_namespace_is_not_a_pods() {
+        let root = tempfile::tempdir().unwrap();
+        let (root, mut totals) = (root.path(), Totals::default());
+        process(root, 10, 1, &[("eth0", 100)]);
+        for _ in 0..2 {
+            assert_eq!(look(&mut totals, root, &[10]), Err(Absence::HostNetwork));
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_used_again_is_not_read_through() {
+        let root = tempfile::tempdir().unwrap();
+        let (root, mut totals) = (root.path(), Totals::default());
+        process(root, 10, 7, &[("eth0", 100)]);
+        assert_eq!(look(&mut totals, root, &[10]), Ok(100));
+        process(root, 10, 99, &[("eth0", 5_000_000)]);
+        assert_eq!(look(&mut totals, root, &[]), Err(Absence::NoLivingProcess));
+    }
+
+    #[test]
+    fn a_torn_file_adds_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let (root, mut totals) = (root.path(), Totals::default());
+        process(root, 10, 7, &[("eth0", 100), ("eth1", 1)]);
+        assert_eq!(look(&mut totals, root, &[10]), Ok(101));
+        process(root, 10, 7, &[("eth0", 200), ("eth1", 1)]);
+        let path = root.join("10/net/dev");
+        let text = fs::read(&path).unwrap();
+        fs::write(&path, &text[..text.len() - 5]).unwrap();
+        assert_eq!(look(&mut totals, root, &[10]), Err(Absence::Unreadable));
+        fs::write(&path, &text).unwrap();
+        assert_eq!(look(&mut totals, root, &[10]), Ok(201));
+    }
+}

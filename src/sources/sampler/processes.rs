@@ -1,0 +1,311 @@
+//! The host's processes: all of them seen, those with the most CPU and memory kept.
+//!
+//! A pass reads `/proc/<pid>/stat` of every process (about 10 µs each), a slice at every turn of the sampler, so that a
+//! machine with 20,000 processes delays nobody. Passes follow one another so slowly that they cost at most one part in
+//! [`SHARE`] of a core. A cgroup is read once, when a process is first seen, `io` where a process has used CPU time since.
+//!
+//! What must never happen here: memory that grows with the number of processes that ever lived. What is remembered of a
+//! process is forgotten at the end of the first pass that does not see it.
+
+use crate::clock;
+use crate::kernel_file::{Failure, Reader};
+use crate::owner::Owners;
+use crate::procfs::{self, Fault};
+use crate::roots::{HostRoots, part};
+use model::cgroup::{CgroupIdentity, ProcessIo};
+use model::id::ProcessKey;
+use model::process::{HostProcess, MAX_PROCESSES, Owner, ProcessPass};
+use model::time::Monotonic;
+use model::unit::{Bytes, Count, Nanos};
+use model::{Absence, Reading};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use wire::cgroup_file::{digits, process_io};
+
+/// A pass that took this long in all is followed by a pause this many times as long: a quarter of a percent of a core.
+pub const SHARE: u32 = 400;
+/// Passes are at least this often, whatever they cost.
+const LONGEST: Duration = Duration::from_secs(120);
+/// Processes read in one turn: 20 to 30 ms.
+const SLICE: usize = 2048;
+/// Processes whose `io` is read in one turn, about 15 µs each; the others keep their older reading.
+const IO_A_SLICE: usize = 256;
+/// Processes that are remembered: the kernel's default limit of PIDs. Those beyond are counted only.
+const MAX_KNOWN: usize = 32_768;
+
+/// The passes over processes.
+#[derive(Debug)]
+pub struct Processes {
+    procfs: Vec<u8>,
+    reader: Reader,
+    owners: Owners,
+    nanos_a_tick: u64,
+    page: u64,
+    period: Duration,
+    due: Monotonic,
+    /// Processes of the pass that is being made, those not yet read at the end; `None` between passes.
+    waiting: Option<Vec<u32>>,
+    total: u32,
+    spent: Duration,
+    pass: u64,
+    known: HashMap<u32, Known>,
+    malformed: u32,
+    logged: bool,
+}
+
+/// What is remembered of a process.
+#[derive(Debug)]
+struct Known {
+    process: HostProcess,
+    /// CPU time used between its last two readings.
+    used: u64,
+    pass: u64,
+}
+
+impl Processes {
+    /// Under these roots, a pass every `period` or, where that would cost too much, slower.
+    #[must_use]
+    pub fn new(roots: &HostRoots, period: Duration) -> Self {
+        Processes {
+            procfs: part(&roots.procfs),
+            reader: Reader::default(),
+            owners: Owners::new(roots.clone()),
+            nanos_a_tick: 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1),
+            page: rustix::param::page_size() as u64,
+            period,
+            due: Monotonic(0),
+            waiting: None,
+            total: 0,
+            spent: Duration::ZERO,
+            pass: 0,
+            known: HashMap::new(),
+            malformed: 0,
+            logged: false,
+        }
+    }
+
+    /// Files that could not be understood since this was last asked.
+    pub fn take_malformed(&mut self) -> u32 {
+        std::mem::take(&mut self.malformed)
+    }
+
+    /// One turn: reads a slice if a pass is due. Returns the pass when it is complete.
+    pub fn some(&mut self, now: Monotonic) -> Option<ProcessPass> {
+        if self.waiting.is_none() && now < self.due {
+            return None;
+        }
+        let mut waiting = match self.waiting.take() {
+            Some(waiting) => waiting,
+            None => self.begin(now),
+        };
+        let mut io = IO_A_SLICE;
+        for pid in waiting.drain(waiting.len().saturating_sub(SLICE)..) {
+            self.look(pid, &mut io);
+        }
+        let ended = clock::monotonic();
+        self.spent += ended.since(now);
+        if !waiting.is_empty() {
+            self.waiting = Some(waiting);
+            return None;
+        }
+        // Counted from the beginning of the pass, so that a cheap one keeps to the period.
+        self.due = self.due.max(now.after(self.spent.saturating_mul(SHARE).min(LONGEST)));
+        Some(self.end(ended))
+    }
+
+    fn begin(&mut self, now: Monotonic) -> Vec<u32> {
+        let mut pids = Vec::new();
+        // An unreadable /proc has no processes, and the host's own readings say why.
+        let _ = self.reader.subdirectories(&[&self.procfs, b"/"], |name| {
+            pids.extend(digits(name).and_then(|pid| u32::try_from(pid).ok()));
+        });
+        self.total = u32::try_from(pids.len()).unwrap_or(u32::MAX);
+        self.spent = Duration::ZERO;
+        self.pass += 1;
+        self.due = now.after(self.period);
+        pids
+    }
+
+    fn look(&mut self, pid: u32, io: &mut usize) {
+        let Processes { reader, procfs, nanos_a_tick, page, known, pass, .. } = self;
+        let stat = match procfs::stat(reader, procfs, pid) {
+            Ok(stat) => stat,
+            Err(Fault::File(_)) => {
+                self.total = self.total.saturating_sub(1); // it ended
+                return;
+            }
+            Err(Fault::Text(malformed)) => {
+                self.malformed = self.malformed.saturating_add(1);
+                if !self.logged {
+                    self.logged = true;
+                    tracing::warn!(pid, error = %malformed, "stat of a process could not be understood; further ones are only counted");
+                }
+                return;
+            }
+        };
+        let (key, at) = (procfs::key(&stat), clock::monotonic());
+        let nanos = |ticks: u64| Nanos(ticks.saturating_mul(*nanos_a_tick));
+        let (user, system) = (nanos(stat.user_ticks), nanos(stat.system_ticks));
+        let (rss, threads) = (Bytes(stat.rss_pages.saturating_mul(*page)), Count(stat.threads));
+        let fresh = known.get(&pid).is_none_or(|known| known.process.key != key);
+        if fresh {
+            if known.len() >= MAX_KNOWN && !known.contains_key(&pid) {
+                return;
+            }
+            let process = HostProcess {
+                key,
+                command: procfs::command(&stat),
+                cgroup: None,
+                cpu_user: user,
+                cpu_system: system,
+                rss,
+                threads,
+                read_bytes: Reading::NOT_YET,
+                write_bytes: Reading::NOT_YET,
+                at,
+            };
+            known.insert(pid, Known { process, used: 0, pass: *pass });
+        } else if let Some(known) = known.get_mut(&pid)
+            && *known.process.command.as_bytes() != *stat.command
+        {
+            known.process.command = procfs::command(&stat); // it has executed another program
+        }
+        let cgroup = fresh.then(|| self.cgroup(key));
+        let Some(known) = self.known.get_mut(&pid) else { return };
+        let process = &mut known.process;
+        known.used = (user.0 + system.0).saturating_sub(process.cpu_user.0 + process.cpu_system.0);
+        (known.pass, process.at) = (self.pass, at);
+        (process.cpu_user, process.cpu_system, process.rss, process.threads) = (user, system, rss, threads);
+        if let Some(cgroup) = cgroup {
+            process.cgroup = cgroup;
+        }
+        if (fresh || known.used > 0) && *io > 0 {
+            *io -= 1;
+            let read = read_io(&mut self.reader, &self.procfs, pid);
+            let io = Reading::from_result(read, clock::monotonic());
+            (process.read_bytes, process.write_bytes) = (io.map(|io| io.read), io.map(|io| io.write));
+        }
+    }
+
+    /// The cgroup of a process that was not known, if its number still is its own after it was read.
+    fn cgroup(&mut self, key: ProcessKey) -> Option<Arc<CgroupIdentity>> {
+        let Owner::Cgroup(identity) = self.owners.owner(key) else { return None };
+        let again = procfs::stat(&mut self.reader, &self.procfs, key.pid).ok()?;
+        (procfs::key(&again) == key).then_some(identity)
+    }
+
+    /// Forgets who was not seen and picks who is shown.
+    fn end(&mut self, at: Monotonic) -> ProcessPass {
+        let pass = self.pass;
+        self.known.retain(|_, known| known.pass == pass);
+        // After a storm of processes the table gives its room back.
+        if self.known.capacity() > 4 * self.known.len().max(1024) {
+            self.known.shrink_to(2 * self.known.len());
+        }
+        let mut picked: Vec<&Known> = self.known.values().collect();
+        if picked.len() > MAX_PROCESSES {
+            let rank = |known: &&Known| std::cmp::Reverse((known.used, known.process.rss.0));
+            picked.select_nth_unstable_by_key(MAX_PROCESSES, rank);
+            picked.truncate(MAX_PROCESSES);
+        }
+        let processes = picked.into_iter().map(|known| known.process.clone()).collect();
+        ProcessPass { processes, total: self.total, at }
+    }
+}
+
+fn read_io(reader: &mut Reader, procfs: &[u8], pid: u32) -> Result<ProcessIo, Absence> {
+    let text = reader.read_piece(&[procfs, b"/", Reader::decimal(pid, &mut [0; 10]), b"/io"]);
+    match text.map(process_io) {
+        Ok(Ok(io)) => Ok(io),
+        Ok(Err(_)) => Err(Absence::Unreadable),
+        Err(Failure::Refused) => Err(Absence::NeedsPtrace),
+        Err(Failure::NotFound | Failure::Gone) => Err(Absence::Vanished),
+        Err(failure) => Err(failure.absence()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    fn process(root: &Path, pid: u32, start: u64, ticks: u64) {
+        let at = root.join(pid.to_string());
+        fs::create_dir_all(&at).unwrap();
+        let stat = format!("{pid} (p{start}) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 {start} 1000 5 0 0\n");
+        fs::write(at.join("stat"), stat).unwrap();
+        fs::write(at.join("cgroup"), format!("0::/docker/{:064x}\n", pid % 7)).unwrap();
+        fs::write(at.join("io"), "read_bytes: 1\nwrite_bytes: 2\n").unwrap();
+    }
+
+    fn passes(root: &Path) -> Processes {
+        let roots = HostRoots { procfs: root.into(), cgroup: "/none".into(), sysfs: "/none".into() };
+        Processes::new(&roots, Duration::ZERO)
+    }
+
+    fn pass(processes: &mut Processes) -> ProcessPass {
+        loop {
+            if let Some(pass) = processes.some(Monotonic(u64::MAX / 2)) {
+                return pass;
+            }
+        }
+    }
+
+    #[test]
+    fn processes_are_seen_with_their_containers_and_forgotten_when_they_end() {
+        let root = tempfile::tempdir().unwrap();
+        process(root.path(), 7, 100, 5);
+        process(root.path(), 8, 101, 5);
+        fs::create_dir(root.path().join("sys")).unwrap();
+        fs::create_dir(root.path().join("9")).unwrap();
+        fs::write(root.path().join("9/stat"), "9 (torn) S 1").unwrap();
+        let mut processes = passes(root.path());
+        let first = pass(&mut processes);
+        assert_eq!((first.processes.len(), processes.take_malformed()), (2, 1));
+        let seven = first.processes.iter().find(|process| process.key.pid == 7).unwrap();
+        assert_eq!((&*seven.command, seven.cpu_user.0), ("p100", 50_000_000));
+        assert_eq!(seven.write_bytes.get(), Some(Bytes(2)));
+        assert_eq!(*seven.cgroup.as_ref().unwrap().path, *format!("/docker/{:064x}", 0));
+
+        fs::remove_dir_all(root.path().join("8")).unwrap();
+        fs::remove_dir_all(root.path().join("9")).unwrap();
+        fs::remove_dir_all(root.path().join("7")).unwrap();
+        process(root.path(), 7, 200, 1);
+        let second = pass(&mut processes);
+        assert_eq!((second.processes.len(), second.total, processes.known.len()), (1, 1, 1));
+        assert_eq!(second.processes[0].key.start_ticks, 200, "the same number is another process");
+    }
+
+    #[test]
+    fn the_busiest_are_kept_when_there_are_too_many() {
+        let root = tempfile::tempdir().unwrap();
+        let count = u32::try_from(MAX_PROCESSES).unwrap() + 50;
+        for pid in 1..=count {
+            process(root.path(), pid, u64::from(pid), 1);
+        }
+        let mut processes = passes(root.path());
+        pass(&mut processes);
+        for pid in 100..110 {
+            process(root.path(), pid, u64::from(pid), 500);
+        }
+        let busy = pass(&mut processes);
+        assert_eq!((busy.processes.len(), busy.total), (MAX_PROCESSES, count));
+        for pid in 100..110 {
+            assert!(busy.processes.iter().any(|process| process.key.pid == pid), "{pid}");
+        }
+    }
+
+    #[test]
+    fn a_costly_pass_is_followed_by_a_long_pause() {
+        let root = tempfile::tempdir().unwrap();
+        process(root.path(), 7, 100, 5);
+        let mut processes = passes(root.path());
+        let now = clock::monotonic();
+        assert!(processes.some(now).is_some());
+        let spent = processes.spent;
+        assert!(processes.due >= now.after(spent.saturating_mul(SHARE).min(LONGEST)));
+        assert!(processes.some(now).is_none(), "not due");
+    }
+}

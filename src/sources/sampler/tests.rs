@@ -1,0 +1,75 @@
+//! The sampler as a whole over this machine.
+
+use super::*;
+use std::time::Instant;
+
+fn settings() -> Settings {
+    let (period, slow_period) = (Duration::from_millis(20), Duration::from_millis(40));
+    Settings { roots: HostRoots::default(), period, slow_period }
+}
+
+#[test]
+fn the_thread_reports_this_machine_and_ends_at_once() {
+    let (reporter, mut queue) = Reporter::channel();
+    let stop = CancellationToken::new();
+    let thread = spawn(settings(), reporter, stop.clone()).unwrap();
+    assert_eq!(thread.thread().name(), Some("sampler"));
+    let (mut facts, mut hosts, mut passes, mut processes) = (0, 0, 0, 0);
+    while hosts < 3 || passes < 3 || processes < 1 {
+        match queue.blocking_recv().unwrap() {
+            Observation::HostFacts(found) => {
+                assert!(!found.kernel.is_empty());
+                facts += 1;
+            }
+            Observation::Host(sample) => {
+                assert!(sample.cpu_idle.get().is_some());
+                hosts += 1;
+            }
+            Observation::Cgroups(_) => passes += 1,
+            Observation::Processes(pass) => {
+                let own = pass.processes.iter().find(|process| process.key.pid == std::process::id());
+                assert!(own.is_some_and(|own| own.rss.0 > 0), "{} processes", pass.total);
+                processes += 1;
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(facts, 1);
+    let began = Instant::now();
+    stop.cancel();
+    thread.join().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+#[test]
+fn a_machine_with_nothing_to_see_is_reported_as_absent() {
+    let none = tempfile::tempdir().unwrap();
+    let at = |name| none.path().join(name);
+    let roots = HostRoots { procfs: at("proc"), cgroup: at("cgroup"), sysfs: at("sys") };
+    let (reporter, mut queue) = Reporter::channel();
+    let mut sampler = Sampler::new(Settings { roots, ..settings() }, 10);
+    assert_eq!(sampler.facts().cgroups.absence(), Some(Absence::NoSuchFile));
+    sampler.pass(3, &reporter);
+    let Observation::Cgroups(pass) = queue.try_recv().unwrap() else { panic!() };
+    assert_eq!((pass.reports.len(), pass.missed), (0, 3));
+    let Observation::Host(host) = queue.try_recv().unwrap() else { panic!() };
+    assert_eq!(host.cpu_user.absence(), Some(Absence::NoSuchFile));
+}
+
+#[test]
+fn a_full_queue_is_counted_and_never_waited_for() {
+    let (reporter, mut queue) = Reporter::channel();
+    while reporter.report(Observation::Host(model::host::HostSample::default())) {}
+    let mut sampler = Sampler::new(settings(), 10);
+    sampler.pass(0, &reporter);
+    let mut taken = 0;
+    while queue.try_recv().is_ok() {
+        taken += 1;
+    }
+    assert_eq!(taken, crate::report::QUEUE);
+    sampler.pass(0, &reporter);
+    let told = std::iter::from_fn(|| queue.try_recv().ok())
+        .filter(|observation| matches!(observation, Observation::Trouble(Trouble::QueueFull)))
+        .count();
+    assert!(told > 0, "what did not fit is told as soon as there is room");
+}
