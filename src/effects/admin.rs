@@ -1,9 +1,44 @@
 //! The loopback port: profiles of this process and the log level.
+//!
+//! ```text
+//!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ /loglevel, /debug/pprof/
+//! ```
 
-use std::net::TcpListener;
+pub mod door;
+pub mod certificate;
+pub mod level;
+
+pub use level::LogLevel;
+
+use crate::pprof;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{any, get};
+use axum_server::accept::Accept;
+use axum_server::tls_rustls::RustlsAcceptor;
+use hyper_util::rt::TokioTimer;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+
+/// Connections at once; an operator, a browser and a script have a handful.
+pub const MAX_CONNECTIONS: usize = 64;
+
+/// Longest wait for a request's headers, and for the next request on an open connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Largest request header, as hyper's buffer.
+const MAX_HEADER: usize = 16 << 10;
+
+/// Largest request body: 10,000 addresses of 19 bytes for `symbol`.
+const MAX_BODY: usize = 256 << 10;
+
+/// How long requests may go on after a stop; a profile in the making is worth nothing to a program that ends.
+const DRAIN: Duration = Duration::from_secs(1);
 
 /// What the admin server needs to know.
 #[derive(Clone)]
@@ -22,23 +57,59 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// The log level, as the admin port needs it; the front door implements it.
-pub trait LogLevel: Send + Sync {
-    /// The level now, as a number of `-v`.
-    fn show(&self) -> String;
-    /// Sets it from what the caller sent.
-    ///
-    /// # Errors
-    /// A sentence that says what is accepted.
-    fn set(&self, text: &str) -> Result<(), String>;
-}
-
 /// Serves until `stop` is cancelled.
 ///
 /// # Errors
 /// When the listener or the certificates cannot be used.
 pub async fn serve(listener: TcpListener, settings: Settings, stop: CancellationToken) -> std::io::Result<()> {
-    let _ = (listener, settings);
-    stop.cancelled().await;
-    Ok(())
+    listener.set_nonblocking(true)?;
+    let routes = routes(&settings);
+    let door = door::Door::new(MAX_CONNECTIONS);
+    let Some((chain, key)) = settings.tls else {
+        return run(listener, door, routes, stop).await;
+    };
+    let certificates = certificate::load(&chain, &key)?;
+    let acceptor = RustlsAcceptor::new(certificates.clone()).handshake_timeout(HEADER_TIMEOUT).acceptor(door);
+    tokio::select! {
+        ended = run(listener, acceptor, routes, stop) => ended,
+        never = certificate::keep_fresh(&certificates, &chain, &key) => match never {},
+    }
+}
+
+fn routes(settings: &Settings) -> Router {
+    let pprof = if settings.profiling {
+        pprof::route::router()
+    } else {
+        Router::new().route("/debug/pprof/", any(profiling_is_off)).route("/debug/pprof/{*rest}", any(profiling_is_off))
+    };
+    Router::new()
+        .route("/", get(async || Html("<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a><li><a href=\"/debug/pprof/\">/debug/pprof/</a></ul>\n")))
+        .merge(level::router(Arc::clone(&settings.level)))
+        .merge(pprof)
+        .fallback(async || (StatusCode::NOT_FOUND, "not here; / lists what is\n"))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+}
+
+async fn profiling_is_off() -> Response {
+    let why = "profiling is off; start the program with --profiling to have /debug/pprof/\n";
+    (StatusCode::FORBIDDEN, [("x-go-pprof", "1")], why).into_response()
+}
+
+async fn run<A>(listener: TcpListener, acceptor: A, routes: Router, stop: CancellationToken) -> std::io::Result<()>
+where
+    A: Accept<tokio::net::TcpStream, Router> + Clone + Send + Sync + 'static,
+    A::Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send,
+    A::Service: axum_server::service::SendService<axum::http::Request<hyper::body::Incoming>> + Send,
+    A::Future: Send,
+{
+    let handle = axum_server::Handle::<SocketAddr>::new();
+    let mut server = axum_server::from_tcp(listener)?.acceptor(acceptor).handle(handle.clone()).http1_only();
+    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER);
+    let serving = server.serve(routes.into_make_service());
+    tokio::pin!(serving);
+    tokio::select! {
+        ended = &mut serving => return ended,
+        () = stop.cancelled() => handle.graceful_shutdown(Some(DRAIN)),
+    }
+    serving.await
 }

@@ -20,6 +20,7 @@ mod patience;
 mod room;
 mod route;
 
+use settings::Limits;
 pub use settings::{Readiness, Sets, Settings};
 
 use hyper::service::service_fn;
@@ -36,13 +37,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Time for a request's headers, and so also for silence between two requests. Above Prometheus's usual 15 s interval,
-/// so that it can keep its connection; a slow client that fills all places is handled by [`room`], not by this.
-const HEADER_TIME: Duration = Duration::from_secs(30);
 /// Bytes of a request's headers; a bearer token of Kubernetes has about 1 KiB. hyper's smallest is 8 KiB.
 const HEADER_BYTES: usize = 16 * 1024;
-/// How long requests in flight may take to end after `stop`; the whole program has 5 s.
-const DRAIN: Duration = Duration::from_secs(2);
 /// Pause after the system had no more files to give, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -67,10 +63,19 @@ pub async fn serve(
     ready: Readiness,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
+    serve_within(Limits::default(), listener, Server::new(settings, view, ready, Limits::default()), stop).await
+}
+
+async fn serve_within(
+    limits: Limits,
+    listener: TcpListener,
+    server: Server,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let server = Arc::new(Server::new(settings, view, ready));
+    let server = Arc::new(server);
     let connections = TaskTracker::new();
-    let mut room = Room::default();
+    let mut room = Room::new(limits.connections);
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
@@ -88,8 +93,8 @@ pub async fn serve(
         match room.enter() {
             Some(entrance) => {
                 server.own.cut(entrance.made_way);
-                let task = connection(stream, peer, Arc::clone(&server), entrance.seat, stop.clone());
-                connections.spawn(task);
+                let guest = Guest { stream, peer, seat: entrance.seat };
+                connections.spawn(connection(guest, Arc::clone(&server), limits, stop.clone()));
             }
             None => {
                 // Nobody is idle: the newest is told at once, without a task.
@@ -99,13 +104,21 @@ pub async fn serve(
         }
     }
     connections.close();
-    if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
+    if tokio::time::timeout(limits.drain, connections.wait()).await.is_err() {
         tracing::info!(open = connections.len(), "connections did not end in time and are closed");
     }
     Ok(())
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, seat: Seat, stop: CancellationToken) {
+/// One connection with its place.
+struct Guest {
+    stream: TcpStream,
+    peer: SocketAddr,
+    seat: Seat,
+}
+
+async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: CancellationToken) {
+    let Guest { stream, peer, seat } = guest;
     let _open = server.own.open();
     let _ = stream.set_nodelay(true);
     let answer = service_fn(|request| {
@@ -116,8 +129,8 @@ async fn connection(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, se
         }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HEADER_BYTES);
-    let served = builder.serve_connection(TokioIo::new(Patient::new(stream)), answer);
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.header_time).max_buf_size(HEADER_BYTES);
+    let served = builder.serve_connection(TokioIo::new(Patient::new(stream, limits.patience)), answer);
     tokio::pin!(served);
     let ended = tokio::select! {
         ended = &mut served => ended,
@@ -125,10 +138,260 @@ async fn connection(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, se
         () = stop.cancelled() => {
             served.as_mut().graceful_shutdown();
             // The drain's end drops whoever is still here.
-            tokio::time::timeout(DRAIN, served).await.unwrap_or(Ok(()))
+            tokio::time::timeout(limits.drain, served).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = ended {
         tracing::debug!(%error, %peer, "connection ended early");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Own;
+    use crate::sample_view;
+    use std::io::{Read, Write};
+    use std::net::TcpStream as Socket;
+    use std::sync::atomic::Ordering;
+    use std::time::Instant;
+
+    /// A server on a real socket.
+    struct Served {
+        address: SocketAddr,
+        own: Arc<Own>,
+        ready: watch::Sender<Result<(), Arc<str>>>,
+        view: watch::Sender<Arc<NodeView>>,
+        stop: CancellationToken,
+        task: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
+        runtime: tokio::runtime::Runtime,
+    }
+
+    fn served(view: NodeView, limits: Limits) -> Served {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (view, shown) = watch::channel(Arc::new(view));
+        let (ready, readiness) = watch::channel(Ok(()));
+        let stop = CancellationToken::new();
+        let sets = Sets { dcgm: true, hami: false, cadvisor: false };
+        let settings = Settings { sets, api_token: None, clock: sample_view::clock };
+        let server = Server::new(settings, shown, readiness, limits);
+        let own = Arc::clone(&server.own);
+        let task = Some(runtime.spawn(serve_within(limits, listener, server, stop.clone())));
+        Served { address, own, ready, view, stop, task, runtime }
+    }
+
+    /// Tests wait less.
+    fn hasty() -> Limits {
+        Limits {
+            header_time: Duration::from_millis(300),
+            patience: Duration::from_millis(300),
+            wait: Duration::from_millis(300),
+            ..Limits::default()
+        }
+    }
+
+    struct Told {
+        status: u16,
+        head: String,
+        body: Vec<u8>,
+    }
+
+    impl Told {
+        fn text(&self) -> &str {
+            std::str::from_utf8(&self.body).unwrap()
+        }
+    }
+
+    impl Served {
+        fn connect(&self) -> Socket {
+            let socket = Socket::connect(self.address).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            socket
+        }
+
+        fn ask(&self, request: &str) -> Told {
+            let mut socket = self.connect();
+            socket.write_all(request.as_bytes()).unwrap();
+            let mut bytes = Vec::new();
+            socket.read_to_end(&mut bytes).unwrap();
+            let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("an answer with a head");
+            let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+            let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+            Told { status, head: head.to_lowercase(), body: bytes[end + 4..].to_vec() }
+        }
+
+        fn get(&self, path: &str, headers: &str) -> Told {
+            self.ask(&format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n{headers}\r\n"))
+        }
+
+        /// Until it holds; a deadline instead of a sleep.
+        fn until(what: &str, holds: impl Fn() -> bool) {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !holds() {
+                assert!(Instant::now() < deadline, "{what}");
+                std::thread::yield_now();
+            }
+        }
+
+        fn open(&self) -> u64 {
+            self.own.connections.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn every_path_answers_and_the_rest_is_told_in_a_sentence() {
+        let served = served(sample_view::small(), Limits::default());
+        let index = served.get("/", "");
+        let paths: Vec<&str> =
+            index.text().lines().filter_map(|line| line.split(' ').next()).filter(|p| p.starts_with('/')).collect();
+        assert_eq!(paths.len(), 10);
+        for path in paths {
+            let told = served.get(path, "");
+            assert_eq!(told.status, 200, "{path}");
+            assert!(
+                !told.body.is_empty() && told.head.contains(&format!("content-length: {}", told.body.len())),
+                "{path}"
+            );
+            if path.starts_with("/api/") {
+                serde_json::from_slice::<serde_json::Value>(&told.body).unwrap();
+            }
+            let head = served.ask(&format!("HEAD {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n"));
+            assert_eq!((head.status, head.body.len()), (200, 0), "{path}");
+            assert!(!head.head.contains("content-length: 0"), "{path}");
+        }
+        for (request, status, sentence) in [
+            ("GET /metric HTTP/1.1", 404, "nothing is served here; see / for what is.\n"),
+            ("PUT /metrics HTTP/1.1", 405, "only GET and HEAD are answered here.\n"),
+            ("GET /api/v1/pods?name=x HTTP/1.1", 400, "query key \"name\" is not known: use namespace, pod or gpu\n"),
+        ] {
+            let told = served.ask(&format!("{request}\r\nHost: n\r\nConnection: close\r\n\r\n"));
+            assert_eq!((told.status, told.text()), (status, sentence), "{request}");
+        }
+    }
+
+    #[test]
+    fn the_form_follows_accept_and_gzip_holds_the_same_text() {
+        let served = served(sample_view::small(), Limits::default());
+        let classic = served.get("/metrics/dcgm", "");
+        assert!(classic.head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"));
+        let open =
+            served.get("/metrics/dcgm", "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n");
+        assert!(open.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
+        assert!(open.text().ends_with("# EOF\n"));
+        let packed = served.get("/metrics/dcgm", "Accept-Encoding: gzip\r\n");
+        assert!(packed.head.contains("content-encoding: gzip") && packed.body.len() * 5 < classic.body.len());
+        let mut plain = Vec::new();
+        flate2::read::GzDecoder::new(&packed.body[..]).read_to_end(&mut plain).unwrap();
+        assert!(plain == classic.body);
+    }
+
+    #[test]
+    fn readiness_says_why_not_and_a_gone_pod_is_gone_from_the_next_scrape() {
+        let served = served(sample_view::small(), Limits::default());
+        served.ready.send(Err("GPU calls hang".into())).unwrap();
+        let told = served.get("/readyz", "");
+        assert_eq!((told.status, told.text()), (503, "GPU calls hang\n"));
+        assert_eq!(served.get("/healthz", "").status, 200);
+        assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));
+        let mut view = sample_view::small();
+        view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
+        served.view.send(Arc::new(view)).unwrap();
+        assert!(!served.get("/metrics", "").text().contains("serve-a"));
+    }
+
+    #[test]
+    fn filters_narrow_the_lists() {
+        let served = served(sample_view::small(), Limits::default());
+        let count = |path: &str, list: &str| {
+            let document: serde_json::Value = serde_json::from_slice(&served.get(path, "").body).unwrap();
+            document[list].as_array().unwrap().len()
+        };
+        for (path, list, wanted) in [
+            ("/api/v1/gpus", "gpus", 4),
+            ("/api/v1/gpus?gpu=1", "gpus", 1),
+            ("/api/v1/gpus?namespace=ml", "gpus", 3),
+            ("/api/v1/gpus?gpu=GPU-00000001-1111-2222-3333-444444444444&pod=train-0", "gpus", 0),
+            ("/api/v1/pods", "pods", 6),
+            ("/api/v1/pods?namespace=ml&pod=serve-a", "pods", 1),
+            ("/api/v1/pods?gpu=1", "pods", 2),
+            ("/api/v1/processes", "processes", 6),
+            ("/api/v1/processes?gpu=1", "processes", 3),
+            ("/api/v1/processes?pod=train-0", "processes", 2),
+        ] {
+            assert_eq!(count(path, list), wanted, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_scrape_that_never_reads_is_cut_and_its_buffer_given_back() {
+        let served = served(sample_view::large(8, 1250, 4), hasty());
+        let mut silent = served.connect();
+        silent.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
+        Served::until("it is being answered", || served.own.scrapes.load(Ordering::Relaxed) == 1);
+        assert_eq!(served.get("/healthz", "").status, 200);
+        Served::until("the silent reader is cut", || served.open() == 0);
+        let mut rest = Vec::new();
+        let _ = silent.read_to_end(&mut rest);
+        let whole = served.get("/metrics", "");
+        assert!(rest.len() < whole.body.len(), "{} of {}", rest.len(), whole.body.len());
+        assert!(
+            whole.text().lines().filter(|line| line.starts_with("gpu_steward_container_cpu_seconds_total{")).count()
+                == 5000
+        );
+    }
+
+    #[test]
+    fn a_thousand_open_connections_take_few_places_and_do_not_block_health() {
+        let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, {
+            let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+            limit.current = limit.maximum;
+            limit
+        });
+        let served = served(sample_view::large(8, 100, 2), Limits::default());
+        assert_eq!(served.get("/metrics", "").status, 200);
+        let mut idle: Vec<Socket> = (0..1000).map(|_| served.connect()).collect();
+        assert_eq!(served.get("/healthz", "").text(), "ok\n");
+        assert!(served.open() <= 257, "{}", served.open());
+        assert!(served.own.connections_cut.load(Ordering::Relaxed) >= 744);
+        for socket in &mut idle {
+            // Those that were cut cannot be written to, and that is as it should be.
+            let _ = socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n");
+        }
+        let asked = Instant::now();
+        assert_eq!(served.get("/healthz", "").text(), "ok\n");
+        assert!(asked.elapsed() < Duration::from_secs(5));
+        // What it costs in memory is measured on the whole program, in tests/node: here other tests share the process.
+        assert!(asked.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn slow_headers_large_headers_and_bodies_end_the_connection() {
+        let served = served(sample_view::small(), hasty());
+        let mut slow = served.connect();
+        slow.write_all(b"GET /metrics HTTP/1.1\r\nHost:").unwrap();
+        Served::until("the slow one is cut", || served.own.scrapes.load(Ordering::Relaxed) == 0 && served.open() == 0);
+        let large = format!("X: {}\r\n", "a".repeat(64 * 1024));
+        assert_eq!(served.get("/metrics", &large).status, 431);
+        let body = format!("Content-Length: 1000000\r\n\r\n{}", "b".repeat(1000));
+        let told = served.ask(&format!("GET /healthz HTTP/1.1\r\nHost: n\r\n{body}"));
+        assert_eq!(told.status, 200);
+        assert!(told.head.contains("connection: close"));
+        let told = served.ask("nonsense\r\n\r\n");
+        assert_eq!(told.status, 400);
+    }
+
+    #[test]
+    fn stopping_ends_idle_connections_at_once() {
+        let mut served = served(sample_view::small(), Limits::default());
+        let _idle = served.connect();
+        Served::until("it is in", || served.open() == 1);
+        let asked = Instant::now();
+        served.stop.cancel();
+        let task = served.task.take().unwrap();
+        served.runtime.block_on(task).unwrap().unwrap();
+        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+        assert!(Socket::connect(served.address).is_err());
     }
 }

@@ -37,17 +37,17 @@ pub(crate) fn small() -> NodeView {
     let mut train = pod(1, Some(("ml", "train-0")), Qos::Guaranteed);
     train.containers = vec![container(Some(&train), 11, Some("main"), 0), container(Some(&train), 10, None, 0)];
     train.containers[1].sandbox = true;
-    hold(&mut train, 0, 0, None, 2, 40 * GIB, 80.0);
+    hold(&mut train, (0, None), (2, 40 * GIB, 80.0));
     let mut serve_a = pod(2, Some(("ml", "serve-a")), Qos::Burstable);
     serve_a.containers = vec![container(Some(&serve_a), 21, Some("server"), 1)];
-    hold(&mut serve_a, 0, 1, None, 1, 10 * GIB, 20.0);
+    hold(&mut serve_a, (1, None), (1, 10 * GIB, 20.0));
     let mut serve_b = pod(3, Some(("web", "serve-b")), Qos::BestEffort);
     serve_b.containers =
         vec![container(Some(&serve_b), 31, Some("server"), 2), container(Some(&serve_b), 32, Some("side\"car"), 3)];
-    hold(&mut serve_b, 0, 1, None, 1, 20 * GIB, 30.0);
+    hold(&mut serve_b, (1, None), (1, 20 * GIB, 30.0));
     let mut mig_a = pod(4, Some(("ml", "mig-a")), Qos::Guaranteed);
     mig_a.containers = vec![container(Some(&mig_a), 41, Some("main"), 4)];
-    hold(&mut mig_a, 0, 2, Some(0), 1, 5 * GIB, 0.0);
+    hold(&mut mig_a, (2, Some(0)), (1, 5 * GIB, 0.0));
     mig_a.containers[0].gpus[0].sm = Reading::Absent(Absence::MigEnabled);
     mig_a.gpus[0].sm = Reading::Absent(Absence::MigEnabled);
     let mut host_network = pod(5, Some(("kube-system", "proxy")), Qos::BestEffort);
@@ -59,15 +59,8 @@ pub(crate) fn small() -> NodeView {
 
     let mut view = empty();
     view.gpus = vec![
-        card(0, vec![process(&train, 0, 1001, 25 * GIB, 50.0), process(&train, 0, 1002, 15 * GIB, 30.0)]),
-        card(
-            1,
-            vec![
-                process(&serve_a, 0, 2001, 10 * GIB, 20.0),
-                process(&serve_b, 0, 3001, 20 * GIB, 30.0),
-                stranger(4001),
-            ],
-        ),
+        card(0, vec![process(&train, 1001, 25 * GIB, 50.0), process(&train, 1002, 15 * GIB, 30.0)]),
+        card(1, vec![process(&serve_a, 2001, 10 * GIB, 20.0), process(&serve_b, 3001, 20 * GIB, 30.0), stranger(4001)]),
         divided(2, &mig_a),
         lost(3),
     ];
@@ -101,8 +94,8 @@ pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
             .collect();
         if gpus > 0 && containers > 0 {
             let gpu = number % gpus;
-            hold(&mut pod, 0, gpu, None, 1, GIB, 2.0);
-            lists[gpu as usize].push(process(&pod, 0, 10_000 + number, GIB, 2.0));
+            hold(&mut pod, (gpu, None), (1, GIB, 2.0));
+            lists[gpu as usize].push(process(&pod, 10_000 + number, GIB, 2.0));
             holders[gpu as usize].push(pod.uid.clone());
         }
         view.pods.push(pod);
@@ -246,7 +239,7 @@ fn mig_uuid(slice: u32) -> GpuUuid {
 }
 
 fn divided(index: u32, holder: &PodView) -> GpuView {
-    let mut view = card(index, vec![GpuProcess { mig: Some(mig_uuid(0)), ..process(holder, 0, 5001, 5 * GIB, 0.0) }]);
+    let mut view = card(index, vec![GpuProcess { mig: Some(mig_uuid(0)), ..process(holder, 5001, 5 * GIB, 0.0) }]);
     let mut known = gpu(index, "NVIDIA A100-SXM4-80GB");
     known.mig_mode = m(true);
     known.mig = vec![instance(0, 7, "1g.10gb", 10 * GIB), instance(1, 3, "2g.20gb", 20 * GIB)];
@@ -289,17 +282,24 @@ fn lost(index: u32) -> GpuView {
     view.unattributed_memory = Reading::Absent(why);
     view.unattributed_sm = Reading::Absent(why);
     view.xids = vec![(48, 1), (79, 2)];
-    view.last_xid =
-        Some(Xid { gpu: Some(uuid(index)), pci_bus_id: None, mig: None, code: 79, pid: None, at: AT, source: XidSource::Nvml });
+    view.last_xid = Some(Xid {
+        gpu: Some(uuid(index)),
+        pci_bus_id: None,
+        mig: None,
+        code: 79,
+        pid: None,
+        at: AT,
+        source: XidSource::Nvml,
+    });
     view
 }
 
-fn process(pod: &PodView, container: usize, pid: u32, memory: u64, sm: f64) -> GpuProcess {
+fn process(pod: &PodView, pid: u32, memory: u64, sm: f64) -> GpuProcess {
     GpuProcess {
         pid,
         key: Some(ProcessKey { pid, start_ticks: 4000 }),
         command: "python3".into(),
-        owner: Owner::Cgroup(pod.containers[container].cgroup.clone()),
+        owner: Owner::Cgroup(pod.containers[0].cgroup.clone()),
         kind: GpuProcessKind::Compute,
         mig: None,
         memory_used: m(Bytes(memory)),
@@ -384,7 +384,8 @@ fn container(pod: Option<&PodView>, number: u32, name: Option<&str>, spread: u32
     }
 }
 
-fn hold(pod: &mut PodView, container: usize, gpu: u32, mig: Option<u32>, processes: u32, memory: u64, sm: f64) {
+/// The pod's first container uses a card (or an instance of it): processes, memory, SM.
+fn hold(pod: &mut PodView, (gpu, mig): (u32, Option<u32>), (processes, memory, sm): (u32, u64, f64)) {
     let share = GpuShare {
         gpu: uuid(gpu),
         mig: mig.map(mig_uuid),
@@ -393,7 +394,7 @@ fn hold(pod: &mut PodView, container: usize, gpu: u32, mig: Option<u32>, process
         sm: m(Percent(sm)),
     };
     pod.gpus.push(share.clone());
-    pod.containers[container].gpus.push(share);
+    pod.containers[0].gpus.push(share);
 }
 
 fn counted(spread: u32) -> CgroupSample {

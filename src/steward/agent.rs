@@ -70,6 +70,7 @@ impl Failure {
 }
 
 fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exit, Failure> {
+    effects::pprof::heap::set_active(settings.profiling);
     if !settings.standalone {
         let what = "this version runs without Kubernetes only: start it as gpu-steward agent --standalone".into();
         return Err(Failure { what, exit: Exit::Usage });

@@ -5,9 +5,10 @@ use tikv_jemallocator::Jemalloc;
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// Sampling is compiled in and off until somebody asks (`prof_active:false`). Two arenas, because the program has few
+/// Sampling is on from the first allocation, so that a heap profile also knows what the start allocated; without
+/// `--profiling` the agent switches it off as soon as it has read its settings. Two arenas, because the program has few
 /// threads that allocate; freed pages are returned after a second by a thread of jemalloc's own.
-const CONF: &[u8] = b"prof:true,prof_active:false,prof_accum:true,lg_prof_sample:19,background_thread:true,narenas:2,\
+const CONF: &[u8] = b"prof:true,prof_active:true,prof_accum:true,lg_prof_sample:19,background_thread:true,narenas:2,\
 dirty_decay_ms:1000,muzzy_decay_ms:0\0";
 
 /// The symbol that jemalloc reads at start: a `const char *`.

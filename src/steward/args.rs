@@ -17,6 +17,8 @@ pub(crate) enum Wish {
     Agent(Spoken),
     /// Watch a node in the terminal.
     Top(top::Settings),
+    /// Be the child of a program that is being profiled.
+    Symbolize,
     /// Show the settings.
     PrintConfig(Spoken, Output),
 }
@@ -55,6 +57,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Wish, cla
             Ok(Wish::PrintConfig(spoken(sub), output))
         }
         Some(("top", sub)) => Ok(Wish::Top(top::Settings::read(sub))),
+        Some((effects::pprof::worker::SUBCOMMAND, _)) => Ok(Wish::Symbolize),
         Some((_, sub)) => Ok(Wish::Agent(spoken(sub))),
         None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
     }
@@ -70,6 +73,7 @@ pub(crate) fn command() -> Command {
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
         .max_term_width(120)
+        .subcommand(Command::new(effects::pprof::worker::SUBCOMMAND).hide(true))
         .subcommand(with_settings(
             Command::new("agent")
                 .about("Run the node agent")
@@ -142,7 +146,7 @@ mod tests {
     fn flags(line: &str) -> Result<Spoken, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
             Ok(Wish::Agent(spoken) | Wish::PrintConfig(spoken, _)) => Ok(spoken),
-            Ok(Wish::Top(_)) => unreachable!("no line here asks for it"),
+            Ok(Wish::Top(_) | Wish::Symbolize) => unreachable!("no line here asks for it"),
             Err(error) => Err(error.kind()),
         }
     }

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
             Err(problems) => complain(&problems),
         },
         Ok(Wish::Top(settings)) => watch(&settings),
+        Ok(Wish::Symbolize) => symbolize(),
         Err(error) => {
             let _ = error.print();
             if error.use_stderr() { Exit::Usage } else { Exit::Ok }
@@ -48,6 +49,14 @@ fn run_agent(spoken: Spoken) -> Exit {
             agent::run(settings, spoken, telemetry)
         }
         Err(problems) => complain(&problems),
+    }
+}
+
+/// The parent sees from the exit code that there is no answer, and says so.
+fn symbolize() -> Exit {
+    match effects::pprof::symbolize::run_child() {
+        Ok(()) => Exit::Ok,
+        Err(_) => Exit::Failure,
     }
 }
 

@@ -1,1 +1,280 @@
-//! To be filled: heap_dump.
+//! jemalloc's heap profile, as `prof.dump` writes it (`heap_v2`): which stacks hold how much memory.
+//!
+//! ```text
+//!   heap_v2/524288                        mean bytes between two samples
+//!     t*: 3: 4096 [7: 9000]               all threads: objects: bytes [allocated ever: bytes]
+//!   @ 0x55d0c0de 0x55d0beef               one stack, the leaf first
+//!     t*: 1: 1024 [2: 2048]
+//!     t3: 1: 1024 [2: 2048]               one thread of it
+//!   MAPPED_LIBRARIES:                     a copy of /proc/self/maps, not read here
+//! ```
+//!
+//! jemalloc samples; [`Stack::estimate`] gives what the whole was, most likely.
+
+use std::collections::HashMap;
+
+/// Most stacks in one dump; a program of the agent's size has a few hundred to a few thousand.
+pub const MAX_STACKS: usize = 100_000;
+
+/// Deepest stack; jemalloc itself stops at 128.
+pub const MAX_DEPTH: usize = 256;
+
+/// A dump.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeapDump {
+    /// Mean bytes allocated between two samples.
+    pub rate: u64,
+    /// Stacks, each once.
+    pub stacks: HashMap<Vec<u64>, Stack>,
+}
+
+/// What was sampled at one stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stack {
+    /// Objects alive.
+    pub live_objects: u64,
+    /// Their bytes.
+    pub live_bytes: u64,
+    /// Objects ever allocated, counted since profiling began; 0 without `prof_accum`.
+    pub all_objects: u64,
+    /// Their bytes.
+    pub all_bytes: u64,
+}
+
+/// What was there, as estimated from what was sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimate {
+    /// Objects ever allocated.
+    pub all_objects: i64,
+    /// Their bytes.
+    pub all_bytes: i64,
+    /// Objects alive.
+    pub live_objects: i64,
+    /// Their bytes.
+    pub live_bytes: i64,
+}
+
+/// Why a dump cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeapDumpError {
+    /// The first line is another.
+    #[error("a heap dump begins with `heap_v2/RATE`, this one with {0:?}")]
+    NotADump(String),
+    /// A line inside is not understood.
+    #[error("line {line} of the heap dump is not {wanted}: {text:?}")]
+    Line {
+        /// Counted from 1.
+        line: usize,
+        /// What it should be.
+        wanted: &'static str,
+        /// Its beginning.
+        text: String,
+    },
+    /// There are more than [`MAX_STACKS`].
+    #[error("the heap dump has more than {MAX_STACKS} stacks")]
+    TooMany,
+}
+
+/// Reads a dump.
+///
+/// # Errors
+/// When it is not `heap_v2`, a line is not understood, or there are more than [`MAX_STACKS`] stacks.
+pub fn parse(dump: &[u8]) -> Result<HeapDump, HeapDumpError> {
+    let mut lines = dump.split(|byte| *byte == b'\n').enumerate().map(|(at, line)| (at + 1, line.trim_ascii()));
+    let first = lines.next().map(|(_, line)| line).unwrap_or_default();
+    let not_a_dump = || HeapDumpError::NotADump(excerpt(first));
+    let rate = text(first).and_then(|line| line.strip_prefix("heap_v2/")).ok_or_else(not_a_dump)?;
+    let rate = rate.parse().map_err(|_| not_a_dump())?;
+    let mut stacks: HashMap<Vec<u64>, Stack> = HashMap::new();
+    let mut current: Option<Vec<u64>> = None;
+    for (number, line) in lines {
+        if line.starts_with(b"MAPPED_LIBRARIES") {
+            break;
+        }
+        let wrong = |wanted| HeapDumpError::Line { line: number, wanted, text: excerpt(line) };
+        if let Some(rest) = line.strip_prefix(b"@") {
+            current = Some(addresses(rest).ok_or_else(|| wrong("a stack `@ 0x1 0x2`"))?);
+        } else if let Some(rest) = line.strip_prefix(b"t*:") {
+            let counts = counts(rest).ok_or_else(|| wrong("counts `t*: 1: 2 [3: 4]`"))?;
+            // The first `t*` line, before any stack, is the sum of all.
+            if let Some(stack) = current.take() {
+                if stacks.len() == MAX_STACKS && !stacks.contains_key(&stack) {
+                    return Err(HeapDumpError::TooMany);
+                }
+                stacks.entry(stack).or_default().add(counts);
+            }
+        } else if !line.is_empty() && !line.starts_with(b"t") {
+            return Err(wrong("a stack or counts"));
+        }
+    }
+    Ok(HeapDump { rate, stacks })
+}
+
+fn text(line: &[u8]) -> Option<&str> {
+    std::str::from_utf8(line).ok()
+}
+
+fn excerpt(line: &[u8]) -> String {
+    String::from_utf8_lossy(&line[..line.len().min(80)]).into_owned()
+}
+
+fn addresses(rest: &[u8]) -> Option<Vec<u64>> {
+    let words = text(rest)?.split_ascii_whitespace().take(MAX_DEPTH);
+    words.map(|word| u64::from_str_radix(word.strip_prefix("0x").unwrap_or(word), 16).ok()).collect()
+}
+
+fn counts(rest: &[u8]) -> Option<Stack> {
+    let mut numbers = [0_u64; 4];
+    let mut words = text(rest)?.split([':', '[', ']', ' ']).filter(|word| !word.is_empty());
+    for number in &mut numbers {
+        *number = words.next()?.parse().ok()?;
+    }
+    let [live_objects, live_bytes, all_objects, all_bytes] = numbers;
+    words.next().is_none().then_some(Stack { live_objects, live_bytes, all_objects, all_bytes })
+}
+
+impl Stack {
+    fn add(&mut self, other: Stack) {
+        self.live_objects = self.live_objects.saturating_add(other.live_objects);
+        self.live_bytes = self.live_bytes.saturating_add(other.live_bytes);
+        self.all_objects = self.all_objects.saturating_add(other.all_objects);
+        self.all_bytes = self.all_bytes.saturating_add(other.all_bytes);
+    }
+
+    /// What was there. An object of `s` bytes is sampled with probability `1 - exp(-s / rate)`, so what was seen is
+    /// divided by that, with the mean size for `s` (jeprof's `AdjustSamples` does the same).
+    #[must_use]
+    pub fn estimate(&self, rate: u64) -> Estimate {
+        // Nothing is kept of objects that are gone unless `prof_accum` is set: then at least what lives was allocated.
+        let all_objects = self.all_objects.max(self.live_objects);
+        let all_bytes = self.all_bytes.max(self.live_bytes);
+        let (live_objects, live_bytes) = scaled(self.live_objects, self.live_bytes, rate);
+        let (all_objects, all_bytes) = scaled(all_objects, all_bytes, rate);
+        Estimate { all_objects, all_bytes, live_objects, live_bytes }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an estimate; exact below 8 PiB")]
+fn scaled(objects: u64, bytes: u64, rate: u64) -> (i64, i64) {
+    if objects == 0 || bytes == 0 || rate == 0 {
+        return (whole(objects as f64), whole(bytes as f64));
+    }
+    let mean = bytes as f64 / objects as f64;
+    let seen = -(-mean / rate as f64).exp_m1();
+    if seen <= 0.0 {
+        return (whole(objects as f64), whole(bytes as f64));
+    }
+    (whole(objects as f64 / seen), whole(bytes as f64 / seen))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "`as` saturates, which is what is wanted of an estimate")]
+fn whole(value: f64) -> i64 {
+    value.round() as i64
+}
+
+impl Estimate {
+    /// `self - earlier`: what came, or went (negative), in between.
+    #[must_use]
+    pub fn since(&self, earlier: &Estimate) -> Estimate {
+        Estimate {
+            all_objects: self.all_objects.saturating_sub(earlier.all_objects),
+            all_bytes: self.all_bytes.saturating_sub(earlier.all_bytes),
+            live_objects: self.live_objects.saturating_sub(earlier.live_objects),
+            live_bytes: self.live_bytes.saturating_sub(earlier.live_bytes),
+        }
+    }
+}
+
+impl HeapDump {
+    /// An estimate for each stack.
+    #[must_use]
+    pub fn estimates(&self) -> HashMap<Vec<u64>, Estimate> {
+        self.stacks.iter().map(|(stack, counts)| (stack.clone(), counts.estimate(self.rate))).collect()
+    }
+
+    /// An estimate for each stack of what changed since an earlier dump; stacks where nothing did are left out.
+    #[must_use]
+    pub fn since(&self, earlier: &HeapDump) -> HashMap<Vec<u64>, Estimate> {
+        let mut changes = self.estimates();
+        for (stack, before) in earlier.estimates() {
+            let now = changes.entry(stack).or_default();
+            *now = now.since(&before);
+        }
+        changes.retain(|_, change| *change != Estimate::default());
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const DUMP: &str = "heap_v2/524288\n  t*: 3: 4096 [7: 9000]\n  t0: 1: 2 [0: 0]\n@ 0x10 0x20\n  t*: 1: 1024 [2: 2048]\n  \
+        t3: 1: 1024 [2: 2048]\n@ 0x30\n  t*: 0: 0 [4: 4194304]\n\nMAPPED_LIBRARIES:\nnot @ read\n";
+
+    #[test]
+    fn each_stack_has_its_counts() {
+        let dump = parse(DUMP.as_bytes()).unwrap();
+        assert_eq!(dump.rate, 524_288);
+        assert_eq!(dump.stacks.len(), 2);
+        let stack = Stack { live_objects: 1, live_bytes: 1024, all_objects: 2, all_bytes: 2048 };
+        assert_eq!(dump.stacks[&vec![0x10, 0x20]], stack);
+    }
+
+    #[test]
+    fn a_sample_stands_for_all_that_were_not_sampled() {
+        // One object of 1 KiB in 512 KiB: about 512 of them were there. One of 100 MiB: only itself.
+        for (bytes, objects) in [(1024, 512..=513), (100 << 20, 1..=1)] {
+            let stack = Stack { live_objects: 1, live_bytes: bytes, all_objects: 1, all_bytes: bytes };
+            assert!(objects.contains(&stack.estimate(524_288).live_objects), "{:?}", stack.estimate(524_288));
+        }
+    }
+
+    #[test]
+    fn a_stack_whose_objects_are_gone_has_none_alive() {
+        let dump = parse(DUMP.as_bytes()).unwrap();
+        let estimate = dump.estimates()[&vec![0x30]];
+        assert_eq!((estimate.live_objects, estimate.live_bytes), (0, 0));
+        assert!(estimate.all_objects >= 4);
+    }
+
+    #[test]
+    fn the_difference_leaves_out_what_did_not_change() {
+        let before = parse(DUMP.as_bytes()).unwrap();
+        let mut after = before.clone();
+        assert!(after.since(&before).is_empty());
+        after.stacks.remove(&vec![0x10, 0x20]);
+        let change = after.since(&before)[&vec![0x10, 0x20]];
+        assert!(change.live_bytes < 0 && change.live_objects < 0, "{change:?}");
+    }
+
+    #[test]
+    fn what_is_not_a_dump_is_refused_with_the_place() {
+        for (text, says) in [
+            ("", "begins with"),
+            ("heap_v1/3", "begins with"),
+            ("heap_v2/x", "begins with"),
+            ("heap_v2/1\n@ zz", "line 2"),
+            ("heap_v2/1\n@ 1\n t*: 1", "line 3"),
+            ("heap_v2/1\nwhat", "line 2"),
+        ] {
+            let error = parse(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(says), "{text:?}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_a_panic(bytes: Vec<u8>) {
+            let _ = parse(&bytes);
+        }
+
+        #[test]
+        fn any_numbers_are_taken_without_a_panic(rate: u64, a: u64, b: u64, c: u64, d: u64) {
+            let text = format!("heap_v2/{rate}\n@ 0x1\n  t*: {a}: {b} [{c}: {d}]\n");
+            let dump = parse(text.as_bytes()).unwrap();
+            let _ = dump.since(&HeapDump { rate, stacks: HashMap::new() });
+        }
+    }
+}

@@ -1,14 +1,17 @@
 //! Answers: a few large buffers that are used again and again, and the body that carries one to its reader.
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use parking_lot::Mutex;
 use std::convert::Infallible;
+use std::io::Write;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Buffers that are kept for the next answer: Prometheus and one more.
+/// Buffers that are kept for the next answer: its text, and the same compressed.
 const KEPT: usize = 2;
 /// Largest buffer that is kept. 8 GPUs with 200 containers need some 1.2 MB; what thousands of containers need is given
 /// back to the system after each answer.
@@ -23,8 +26,19 @@ pub(super) struct Buffers {
 impl Buffers {
     /// An empty buffer, with the place it occupies among the answers under way.
     pub(super) fn take(&self, place: OwnedSemaphorePermit) -> Buffer {
-        let bytes = self.idle.lock().pop().unwrap_or_default();
-        Buffer { bytes, home: self.clone(), _place: place }
+        Buffer { bytes: self.spare(), home: self.clone(), _place: place }
+    }
+
+    fn spare(&self) -> Vec<u8> {
+        self.idle.lock().pop().unwrap_or_default()
+    }
+
+    fn keep(&self, mut bytes: Vec<u8>) {
+        let mut idle = self.idle.lock();
+        if idle.len() < KEPT && bytes.capacity() > 0 && bytes.capacity() <= KEPT_BYTES {
+            bytes.clear();
+            idle.push(bytes);
+        }
     }
 }
 
@@ -37,6 +51,19 @@ pub(super) struct Buffer {
     _place: OwnedSemaphorePermit,
 }
 
+impl Buffer {
+    /// gzip at its fastest. The compressor's own memory (some 300 KiB) lives only as long as this call.
+    pub(super) fn compress(&mut self) {
+        let mut encoder = GzEncoder::new(self.home.spare(), Compression::fast());
+        // Writing to memory does not fail.
+        let _ = encoder.write_all(&self.bytes);
+        if let Ok(packed) = encoder.finish() {
+            let plain = std::mem::replace(&mut self.bytes, packed);
+            self.home.keep(plain);
+        }
+    }
+}
+
 impl AsRef<[u8]> for Buffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
@@ -45,12 +72,7 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut bytes = std::mem::take(&mut self.bytes);
-        let mut idle = self.home.idle.lock();
-        if idle.len() < KEPT && bytes.capacity() <= KEPT_BYTES {
-            bytes.clear();
-            idle.push(bytes);
-        }
+        self.home.keep(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -82,6 +104,8 @@ impl Answer {
     }
 
     /// The same; `guard` lives until the body is dropped.
+    ///
+    /// The guard ends with the body's last frame, when hyper has it in its own buffer.
     pub(super) fn holding(self, guard: impl Send + 'static) -> Answer {
         Answer { _busy: Some(Box::new(guard)), ..self }
     }

@@ -1,7 +1,7 @@
 //! What this program costs, from `/proc/self`. The only thing this room reads: it is about itself, not about the world.
 
 use crate::metrics::Footprint;
-use model::time::Monotonic;
+use model::time::{Monotonic, Now};
 use model::unit::{Bytes, Count};
 use model::{Absence, Reading};
 use rustix::process::Resource;
@@ -9,11 +9,13 @@ use rustix::time::ClockId;
 use std::fs;
 
 /// Reads it; some 50 µs.
-pub(super) fn read(at: Monotonic) -> Footprint {
+pub(super) fn read(now: Now) -> Footprint {
+    let at = now.monotonic;
     let reading = |value: Option<u64>| Reading::from_result(value.ok_or(Absence::Unreadable), at);
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |key: &str| reading(field(&status, key).and_then(|kib| kib.checked_mul(1024))).map(Bytes);
     Footprint {
+        started_seconds: Reading::from_result(started(now).ok_or(Absence::Unreadable), at),
         cpu_seconds: Reading::from_result(cpu_seconds().ok_or(Absence::Unreadable), at),
         resident: kib("VmRSS:"),
         address_space: kib("VmSize:"),
@@ -30,6 +32,15 @@ fn cpu_seconds() -> Option<f64> {
     Some(std::time::Duration::new(seconds, nanos).as_secs_f64())
 }
 
+/// `/proc/self/stat` tells the start in clock ticks since boot.
+fn started(now: Now) -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in brackets may hold anything; field 22 is the twentieth after it.
+    let ticks: u64 = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    let nanos = ticks.checked_mul(1_000_000_000)? / rustix::param::clock_ticks_per_second();
+    Some(now.wall_of(Monotonic(nanos)).as_seconds())
+}
+
 fn field(status: &str, key: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     line.split_ascii_whitespace().next()?.parse().ok()
@@ -41,7 +52,9 @@ mod tests {
 
     #[test]
     fn this_very_process_has_memory_files_and_threads() {
-        let footprint = read(Monotonic(1));
+        let now = Now { monotonic: Monotonic(u64::MAX), wall: model::time::WallTime(u64::MAX) };
+        let footprint = read(now);
+        assert!(footprint.started_seconds.get().is_some());
         assert!(footprint.resident.get().unwrap().0 > 100_000);
         assert!(footprint.files.get().unwrap().0 >= 3);
         assert!(footprint.threads.get().unwrap().0 >= 1);

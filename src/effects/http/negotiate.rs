@@ -1,4 +1,4 @@
-//! Which text a scraper wants: `Accept` with its weights (RFC 9110, 12.5.1).
+//! Which text a scraper wants, and whether compressed: `Accept` and `Accept-Encoding` with their weights (RFC 9110, 12.5).
 
 use crate::exposition::Format;
 
@@ -35,14 +35,25 @@ pub(super) fn format(accept: &str) -> Format {
     }
 }
 
+/// Whether the answer may be compressed with gzip.
+#[must_use]
+pub(super) fn gzip(accept_encoding: &str) -> bool {
+    accept_encoding.split(',').any(|range| {
+        let (coding, parameters) = range.split_once(';').unwrap_or((range, ""));
+        let refused = parameters
+            .split(';')
+            .filter_map(|parameter| parameter.split_once('='))
+            .any(|(name, value)| name.trim().eq_ignore_ascii_case("q") && thousandths(value.trim()) == 0);
+        coding.trim().eq_ignore_ascii_case("gzip") && !refused
+    })
+}
+
 /// `0.75` is 750. What cannot be read weighs nothing.
 fn thousandths(weight: &str) -> u16 {
     let (whole, broken) = weight.split_once('.').unwrap_or((weight, ""));
-    let digits = broken.bytes().chain([b'0'; 3]).take(3);
-    let broken = digits.fold(Some(0_u16), |sum, digit| match digit {
-        b'0'..=b'9' => sum.map(|sum| sum * 10 + u16::from(digit - b'0')),
-        _ => None,
-    });
+    let mut digits = broken.bytes().chain([b'0'; 3]).take(3);
+    let broken =
+        digits.try_fold(0_u16, |sum, digit| digit.is_ascii_digit().then(|| sum * 10 + u16::from(digit - b'0')));
     match (whole, broken) {
         ("1", Some(_)) => 1000,
         ("0", Some(broken)) => broken,
@@ -75,10 +86,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn gzip_is_used_where_it_is_not_refused() {
+        for (accept, wanted) in
+            [("", false), ("gzip", true), ("deflate, GZIP;q=0.5", true), ("gzip;q=0", false), ("br", false)]
+        {
+            assert_eq!(gzip(accept), wanted, "{accept}");
+        }
+    }
+
     proptest::proptest! {
         #[test]
         fn no_header_panics(header in ".*") {
-            let _ = format(&header);
+            let _ = (format(&header), gzip(&header));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A socket that loses patience with a reader that stalls.
+//! A socket that loses patience with a reader that stalls: once its buffer is full, the rest of the answer must be taken
+//! within a time counted from that first stall and not from the last byte, so a reader of one byte a second is cut too.
 
 use std::io;
 use std::pin::Pin;
@@ -8,25 +9,23 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-/// Time to take the rest of an answer once the socket's own buffer is full: Prometheus's default scrape timeout. Counted
-/// from the first stall and not from the last byte, so a reader of one byte a second is cut as well.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-
 /// The socket.
 #[derive(Debug)]
 pub(super) struct Patient {
     stream: TcpStream,
+    patience: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patient {
-    pub(super) fn new(stream: TcpStream) -> Patient {
-        Patient { stream, stalled: None }
+    pub(super) fn new(stream: TcpStream, patience: Duration) -> Patient {
+        Patient { stream, patience, stalled: None }
     }
 
     /// Starts the clock at the first stall; an error when it has run out.
     fn wait<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE)));
+        let patience = self.patience;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
         match stalled.as_mut().poll(cx) {
             Poll::Ready(()) => {
                 Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the reader did not take the answer in time")))

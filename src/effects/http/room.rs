@@ -1,18 +1,15 @@
 //! Who may stay connected. When the room is full, the connection that has been idle longest makes way for the new one, so
-//! a thousand open connections cost as much as [`PLACES`] and never keep a health check out.
+//! a thousand open connections cost as much as the places there are and never keep a health check out.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Connections at once. A node's port has a handful of scrapers, `top` and kubelet's probes; 256 idle connections with
-/// hyper's buffers are about 5 MiB at worst.
-pub(super) const PLACES: usize = 256;
-
 /// The places. Owned by the accept loop alone.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Room {
+    places: usize,
     taken: Vec<Arc<Place>>,
 }
 
@@ -47,13 +44,18 @@ pub(super) struct Seat(Arc<Place>);
 pub(super) struct Busy(Arc<Place>);
 
 impl Room {
+    /// An empty room.
+    pub(super) fn new(places: usize) -> Room {
+        Room { places, taken: Vec::new() }
+    }
+
     /// A place, or `None` when all are busy.
     pub(super) fn enter(&mut self) -> Option<Entrance> {
         let mut made_way = 0;
-        if self.taken.len() >= PLACES {
+        if self.taken.len() >= self.places {
             self.taken.retain(|place| *place.state.lock() != State::Gone);
         }
-        if self.taken.len() >= PLACES {
+        if self.taken.len() >= self.places {
             let idle = self.taken.iter().enumerate().filter_map(|(number, place)| match *place.state.lock() {
                 State::Idle(since) => Some((since, number)),
                 State::Busy | State::Gone => None,
@@ -100,9 +102,11 @@ impl Drop for Busy {
 mod tests {
     use super::*;
 
+    const PLACES: usize = 8;
+
     #[tokio::test]
     async fn the_longest_idle_makes_way_and_the_busy_stay() {
-        let mut room = Room::default();
+        let mut room = Room::new(PLACES);
         let seats: Vec<Seat> = (0..PLACES).map(|_| room.enter().unwrap().seat).collect();
         let busy: Vec<Busy> = seats.iter().skip(1).map(Seat::busy).collect();
         assert_eq!(room.enter().map(|entrance| entrance.made_way), Some(1));

@@ -1,9 +1,9 @@
 //! What is answered at which path, to whom.
 
-use super::buffer::{Answer, Buffers};
+use super::buffer::{Answer, Buffer, Buffers};
 use super::footprint;
 use super::negotiate;
-use super::settings::{Readiness, Settings};
+use super::settings::{Limits, Readiness, Settings};
 use crate::api::{self, Document, Filter};
 use crate::exposition::Format;
 use crate::metrics::{self, Own, Scene, Set};
@@ -14,17 +14,10 @@ use model::view::NodeView;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
-/// Answers with a large body under way at once. One scraper and one `top` are usual; with 5,000 containers an answer has
-/// some 20 MB, so eight stalled readers cost at most 160 MB for the ten seconds until they are cut.
-const ANSWERS: usize = 8;
-/// Requests that may wait for one of those; together with them far below the number of connections, so that somebody is
-/// always idle and makes way for a health check.
-const WAITING: usize = 32;
-/// How long a request waits; below Prometheus's 10 s.
-const WAIT: Duration = Duration::from_secs(5);
+/// Shorter answers are not compressed: the header would outweigh what is saved.
+const WORTH_COMPRESSING: usize = 1024;
 
 /// What a connection hears that finds nobody idle.
 pub(super) const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n\
@@ -60,21 +53,27 @@ pub(super) struct Server {
     answers: Arc<Semaphore>,
     waiting: Semaphore,
     buffers: Buffers,
+    limits: Limits,
     /// Counters of this server.
     pub(super) own: Arc<Own>,
 }
 
 impl Server {
-    pub(super) fn new(settings: Settings, view: watch::Receiver<Arc<NodeView>>, ready: Readiness) -> Server {
-        let own = Own { started_seconds: (settings.clock)().wall.as_seconds(), ..Own::default() };
+    pub(super) fn new(
+        settings: Settings,
+        view: watch::Receiver<Arc<NodeView>>,
+        ready: Readiness,
+        limits: Limits,
+    ) -> Server {
         Server {
             settings,
             view,
             ready,
-            answers: Arc::new(Semaphore::new(ANSWERS)),
-            waiting: Semaphore::new(WAITING),
+            answers: Arc::new(Semaphore::new(limits.answers)),
+            waiting: Semaphore::new(limits.waiting),
             buffers: Buffers::default(),
-            own: Arc::new(own),
+            limits,
+            own: Arc::default(),
         }
     }
 
@@ -130,9 +129,9 @@ impl Server {
                 Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, why),
             },
             Place::Metrics(sets) => self.metrics(&sets, request.headers()).await,
-            Place::Api(document) => match self.may_read(peer, request.headers()) {
-                Ok(()) => self.api(document, request.uri().query().unwrap_or_default()).await,
-                Err(refusal) => refusal,
+            Place::Api(document) => match self.refusal(peer, request.headers()) {
+                Some(refusal) => refusal,
+                None => self.api(document, request).await,
             },
         }
     }
@@ -143,16 +142,15 @@ impl Server {
         let view = Arc::clone(&self.view.borrow());
         let now = (self.settings.clock)();
         let format = negotiate::format(&values(headers, header::ACCEPT));
-        let scene = Scene { view: &view, now, own: &self.own, footprint: footprint::read(now.monotonic) };
+        let scene = Scene { view: &view, now, own: &self.own, footprint: footprint::read(now) };
         metrics::render(sets, &scene, format, &mut buffer.bytes);
-        let mut response = Response::new(Answer::buffer(buffer));
+        let mut response = self.packed(buffer, headers);
         set(&mut response, header::CONTENT_TYPE, Format::content_type(format));
-        set(&mut response, header::VARY, "Accept");
         response
     }
 
-    async fn api(&self, document: Document, query: &str) -> Response<Answer> {
-        let filter = match Filter::parse(query) {
+    async fn api(&self, document: Document, request: &Request<Incoming>) -> Response<Answer> {
+        let filter = match Filter::parse(request.uri().query().unwrap_or_default()) {
             Ok(filter) => filter,
             Err(bad) => return sentence(StatusCode::BAD_REQUEST, &bad.to_string()),
         };
@@ -160,7 +158,7 @@ impl Server {
         let view = Arc::clone(&self.view.borrow());
         match api::render(document, &filter, &view, (self.settings.clock)(), &mut buffer.bytes) {
             Ok(()) => {
-                let mut response = Response::new(Answer::buffer(buffer));
+                let mut response = self.packed(buffer, request.headers());
                 set(&mut response, header::CONTENT_TYPE, "application/json");
                 set(&mut response, header::CACHE_CONTROL, "no-store");
                 response
@@ -169,10 +167,27 @@ impl Server {
         }
     }
 
+    /// The buffer as an answer, compressed where the caller takes that: names and labels repeat, so gzip's fastest level
+    /// leaves a twentieth.
+    fn packed(&self, mut buffer: Buffer, headers: &HeaderMap) -> Response<Answer> {
+        let gzip =
+            buffer.bytes.len() >= WORTH_COMPRESSING && negotiate::gzip(&values(headers, header::ACCEPT_ENCODING));
+        if gzip {
+            buffer.compress();
+        }
+        let mut response = Response::new(Answer::buffer(buffer));
+        if gzip {
+            set(&mut response, header::CONTENT_ENCODING, "gzip");
+        }
+        set(&mut response, header::VARY, "Accept, Accept-Encoding");
+        response
+    }
+
     /// A buffer and one of the places for large answers.
-    async fn buffer(&self) -> Option<super::buffer::Buffer> {
+    async fn buffer(&self) -> Option<Buffer> {
         let _waiting = self.waiting.try_acquire().ok()?;
-        let place = tokio::time::timeout(WAIT, Arc::clone(&self.answers).acquire_owned()).await.ok()?.ok()?;
+        let place =
+            tokio::time::timeout(self.limits.wait, Arc::clone(&self.answers).acquire_owned()).await.ok()?.ok()?;
         Some(self.buffers.take(place))
     }
 
@@ -184,24 +199,24 @@ impl Server {
         response
     }
 
-    /// From this machine, or with the token.
-    fn may_read(&self, peer: IpAddr, headers: &HeaderMap) -> Result<(), Response<Answer>> {
+    /// `None` for callers on this machine and those with the token.
+    fn refusal(&self, peer: IpAddr, headers: &HeaderMap) -> Option<Response<Answer>> {
         if peer.to_canonical().is_loopback() {
-            return Ok(());
+            return None;
         }
         let Some(token) = &self.settings.api_token else {
             let why = "the API answers callers on this machine only; set an API token to open it to others.";
-            return Err(sentence(StatusCode::FORBIDDEN, why));
+            return Some(sentence(StatusCode::FORBIDDEN, why));
         };
         let given = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
         match given {
-            Some(given) if same(given, token.as_bytes()) => Ok(()),
-            Some(_) => Err(sentence(StatusCode::FORBIDDEN, "this token does not open the API.")),
+            Some(given) if same(given, token.as_bytes()) => None,
+            Some(_) => Some(sentence(StatusCode::FORBIDDEN, "this token does not open the API.")),
             None => {
-                let mut refusal =
-                    sentence(StatusCode::UNAUTHORIZED, "the API wants the header Authorization: Bearer <token>.");
+                let why = "the API wants the header Authorization: Bearer <token>.";
+                let mut refusal = sentence(StatusCode::UNAUTHORIZED, why);
                 set(&mut refusal, header::WWW_AUTHENTICATE, "Bearer");
-                Err(refusal)
+                Some(refusal)
             }
         }
     }
@@ -247,6 +262,37 @@ mod tests {
         assert_eq!(bearer(b"bEaReR  abc "), Some(&b"abc"[..]));
         assert_eq!(bearer(b"Basic abc"), None);
         assert_eq!(bearer(b"Be"), None);
+    }
+
+    #[test]
+    fn callers_from_elsewhere_need_the_token() {
+        let settings = |token: Option<&str>| Settings {
+            sets: super::super::settings::Sets { dcgm: true, hami: false, cadvisor: false },
+            api_token: token.map(Arc::from),
+            clock: crate::sample_view::clock,
+        };
+        let view = watch::channel(Arc::new(crate::sample_view::small())).1;
+        let ready = watch::channel(Ok(())).1;
+        for (token, peer, given, wanted) in [
+            (None, "127.0.0.1", None, None),
+            (None, "::ffff:127.0.0.1", None, None),
+            (None, "::1", None, None),
+            (Some("t"), "127.0.0.9", None, None),
+            (None, "10.0.0.1", None, Some(403)),
+            (None, "10.0.0.1", Some("Bearer t"), Some(403)),
+            (Some("t"), "10.0.0.1", None, Some(401)),
+            (Some("t"), "10.0.0.1", Some("Basic t"), Some(401)),
+            (Some("t"), "10.0.0.1", Some("Bearer x"), Some(403)),
+            (Some("t"), "fd00::1", Some("bearer t"), None),
+        ] {
+            let server = Server::new(settings(token), view.clone(), ready.clone(), Limits::default());
+            let mut headers = HeaderMap::new();
+            if let Some(given) = given {
+                headers.insert(header::AUTHORIZATION, HeaderValue::from_static(given));
+            }
+            let refusal = server.refusal(peer.parse().unwrap(), &headers);
+            assert_eq!(refusal.map(|refusal| refusal.status().as_u16()), wanted, "{token:?} {peer} {given:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use model::time::Now;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// What the server needs to know.
@@ -28,3 +29,40 @@ pub struct Sets {
 
 /// Whether the program is ready, and why not.
 pub type Readiness = watch::Receiver<Result<(), Arc<str>>>;
+
+/// How much of everything, and for how long. One value for all but the tests, which wait less.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Connections at once. A node's port has a handful of scrapers, `top` and kubelet's probes; 256 idle connections
+    /// are about 5 MiB at worst.
+    pub(super) connections: usize,
+    /// Time for a request's headers, and so also for silence between two requests. Above Prometheus's usual 15 s
+    /// interval, so that it can keep its connection; who holds many connections is handled by [`super::room`].
+    pub(super) header_time: Duration,
+    /// Time to take the rest of an answer once the socket's own buffer is full: Prometheus's default scrape timeout.
+    pub(super) patience: Duration,
+    /// Answers with a large body under way at once. One scraper and one `top` are usual; with 5,000 containers an answer
+    /// has some 15 MB, so eight stalled readers cost at most 120 MB for the ten seconds until they are cut.
+    pub(super) answers: usize,
+    /// Requests that may wait for one of those; together with them far below the number of connections, so that somebody
+    /// is always idle and makes way for a health check.
+    pub(super) waiting: usize,
+    /// How long a request waits; below Prometheus's 10 s.
+    pub(super) wait: Duration,
+    /// How long requests in flight may take to end after `stop`; the whole program has 5 s.
+    pub(super) drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            connections: 256,
+            header_time: Duration::from_secs(30),
+            patience: Duration::from_secs(10),
+            answers: 8,
+            waiting: 32,
+            wait: Duration::from_secs(5),
+            drain: Duration::from_secs(2),
+        }
+    }
+}

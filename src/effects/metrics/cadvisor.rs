@@ -5,8 +5,8 @@
 //! totals are on the pod's sandbox. An image that no source told is `unknown`, so that those filters keep the container.
 //! Block I/O is the sum over devices: its `device` is `/dev/*`.
 
-use super::Scene;
 use super::number::{Row, number};
+use super::scene::Scene;
 use super::subject::{Subjects, pod_name};
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;

@@ -6,8 +6,8 @@
 //! pods must not find one card under two names. On a card with MIG, memory and profiling series exist for instances only
 //! (a sum over both would count twice) and the rest for the card only.
 
-use super::Scene;
 use super::number::Row;
+use super::scene::Scene;
 use super::subject::pod_name;
 use crate::exposition::{Exposition, Labels, Number};
 use model::Reading;

@@ -1,7 +1,7 @@
 //! GPUs and MIG instances under our own names.
 
-use super::Scene;
 use super::number::{Row, number};
+use super::scene::Scene;
 use super::subject::Subjects;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;

@@ -6,7 +6,7 @@
 //! `Device_memory_desc_of_container`, whose labels are those kinds. Use is what the driver tells of the container's
 //! processes. Every series carries `zone="vGPU"`, and ratios are 0 to 100, as in HAMi.
 
-use super::Scene;
+use super::scene::Scene;
 use super::subject::{Subjects, pod_name};
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;

@@ -1,7 +1,7 @@
 //! The machine under our own names.
 
-use super::Scene;
 use super::number::{Row, number};
+use super::scene::Scene;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;
 use model::host::HostSample;

@@ -1,49 +1,17 @@
 //! The program itself: what it costs, what went wrong, who asked.
 
-use super::Scene;
+use super::counts::Footprint;
 use super::number::{Row, number};
+use super::scene::Scene;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;
-use model::unit::{Bytes, Count};
 use model::view::NodeView;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use wire::api::node::trouble_word;
-
-/// Counters of the server that shows the metrics, and when the program began.
-#[derive(Debug, Default)]
-pub struct Own {
-    /// Seconds since 1970 at which serving began.
-    pub started_seconds: f64,
-    /// Scrapes answered.
-    pub scrapes: AtomicU64,
-    /// Scrapes refused because too many answers were under way.
-    pub scrapes_refused: AtomicU64,
-    /// Connections that are open.
-    pub connections: AtomicU64,
-    /// Connections closed to make room for newer ones, or not taken because all were busy.
-    pub connections_cut: AtomicU64,
-}
-
-/// What `/proc/self` says. Every field on its own: what cannot be read has no series.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Footprint {
-    /// Processor time of all threads.
-    pub cpu_seconds: Reading<f64>,
-    /// Resident memory.
-    pub resident: Reading<Bytes>,
-    /// Address space.
-    pub address_space: Reading<Bytes>,
-    /// Open files.
-    pub files: Reading<Count>,
-    /// How many there may be.
-    pub files_limit: Reading<Count>,
-    /// Threads.
-    pub threads: Reading<Count>,
-}
 
 #[rustfmt::skip]
 static PROCESS: &[Row<Footprint>] = &[
+    Row::gauge("process_start_time_seconds", "seconds", "When this program was started, in seconds since 1970.", |f| number(&f.started_seconds)),
     Row::counter("process_cpu_seconds_total", "seconds", "Processor time of this program.", |f| number(&f.cpu_seconds)),
     Row::gauge("process_resident_memory_bytes", "bytes", "Resident memory of this program.", |f| number(&f.resident)),
     Row::gauge("process_address_spacememory_bytes", "bytes", "Address space of this program.", |f| number(&f.address_space)),
@@ -52,7 +20,6 @@ static PROCESS: &[Row<Footprint>] = &[
     Row::gauge("process_threads", "", "Threads of this program.", |f| number(&f.threads)),
 ];
 
-const STARTED: Family = gauge("process_start_time_seconds", "seconds", "When this program began to serve, since 1970.");
 const BUILD: Family =
     Family { name: "gpu_steward_build_info", kind: Kind::Info, unit: "", help: "The version of this program." };
 const TROUBLES: Family = counter("gpu_steward_troubles_total", "What went wrong since the start, by kind.");
@@ -90,8 +57,6 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
         out.family(family);
         out.sample(&[], Number::Whole(count.load(Ordering::Relaxed)));
     }
-    out.family(&STARTED);
-    out.sample(&[], Number::Real(scene.own.started_seconds));
     for row in PROCESS {
         out.family(&row.family);
         if let Reading::Measured(value, _) = (row.read)(&scene.footprint) {
@@ -112,29 +77,5 @@ fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&LEFT_OUT);
     for (what, count) in [("cgroups", view.cgroups_left_out), ("processes", view.processes_left_out)] {
         out.sample(&[Labels::new().with("what", what).as_str()], Number::Whole(u64::from(count)));
-    }
-}
-
-/// A connection is open; counted until it is dropped.
-#[derive(Debug)]
-pub struct Open(Arc<Own>);
-
-impl Own {
-    /// Counts a connection in.
-    #[must_use]
-    pub fn open(self: &Arc<Own>) -> Open {
-        self.connections.fetch_add(1, Ordering::Relaxed);
-        Open(Arc::clone(self))
-    }
-
-    /// Counts connections that had to go.
-    pub fn cut(&self, count: u64) {
-        self.connections_cut.fetch_add(count, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -1,0 +1,62 @@
+//! What is counted of the program itself.
+
+use model::Reading;
+use model::unit::{Bytes, Count};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters of the server that shows the metrics.
+#[derive(Debug, Default)]
+pub struct Own {
+    /// Scrapes answered.
+    pub scrapes: AtomicU64,
+    /// Scrapes refused because too many answers were under way.
+    pub scrapes_refused: AtomicU64,
+    /// Connections that are open.
+    pub connections: AtomicU64,
+    /// Connections closed to make room for newer ones, or not taken because all were busy.
+    pub connections_cut: AtomicU64,
+}
+
+/// What `/proc/self` says. Every field on its own: what cannot be read has no series.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Footprint {
+    /// When the program was started, in seconds since 1970.
+    pub started_seconds: Reading<f64>,
+    /// Processor time of all threads.
+    pub cpu_seconds: Reading<f64>,
+    /// Resident memory.
+    pub resident: Reading<Bytes>,
+    /// Address space.
+    pub address_space: Reading<Bytes>,
+    /// Open files.
+    pub files: Reading<Count>,
+    /// How many there may be.
+    pub files_limit: Reading<Count>,
+    /// Threads.
+    pub threads: Reading<Count>,
+}
+
+/// A connection is open; counted until it is dropped.
+#[derive(Debug)]
+pub struct Open(Arc<Own>);
+
+impl Own {
+    /// Counts a connection in.
+    #[must_use]
+    pub fn open(self: &Arc<Own>) -> Open {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        Open(Arc::clone(self))
+    }
+
+    /// Counts connections that had to go.
+    pub fn cut(&self, count: u64) {
+        self.connections_cut.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,143 @@
+//! Who holds memory, and who allocated it: jemalloc's own samples, one for each 512 KiB on average.
+
+use super::cpu::nanos;
+use super::order::{Begin, End, Form, Stack, Step, Value};
+use super::worker::{self, Worker};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tikv_jemalloc_ctl::raw;
+use tokio_util::sync::CancellationToken;
+use wire::heap_dump::{self, Estimate, HeapDump, HeapDumpError};
+
+/// Largest dump read; 100,000 stacks of depth 60 are about 110 MiB, a real one about 1 MiB.
+const MAX_DUMP: u64 = 128 << 20;
+
+/// The allocator's own frames, which every stack would end in. The reader hides them and what they call.
+const DROP_FRAMES: &str = "(_rjem_je_|je_)?prof_.*|_?(rjem_)?(je_)?(malloc|calloc|realloc|mallocx|rallocx|xallocx|aligned_alloc|\
+    posix_memalign|memalign)(_default|_gen|_body|_slow.*)?|imalloc.*|(je_|_rjem_je_).*|_RNv.*___?rust_(re)?alloc.*|\
+    __rust_(re)?alloc.*|__rdl_.*|__rg_.*|.*tikv_jemallocator::.*|<?alloc::alloc::.*|<?alloc::raw_vec::.*";
+
+/// Which of the values is shown first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// What is alive (`heap`).
+    InUse,
+    /// What was ever allocated (`allocs`).
+    Allocated,
+}
+
+/// Why there is no heap profile.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The allocator was started without profiling.
+    #[error("the allocator does not sample: it was started without `prof:true` (is MALLOC_CONF set?)")]
+    Off,
+    /// jemalloc refused.
+    #[error("asking jemalloc for its heap profile: {0}")]
+    Dump(String),
+    /// The memory file failed.
+    #[error("jemalloc's heap profile in a memory file")]
+    File(#[source] io::Error),
+    /// Its text is not understood.
+    #[error(transparent)]
+    Parse(#[from] HeapDumpError),
+    /// The child failed.
+    #[error(transparent)]
+    Worker(#[from] worker::Error),
+}
+
+/// Switches sampling on or off; a program that nobody may profile does not pay for it. Without `prof:true` at the start
+/// there is nothing to switch.
+#[expect(unsafe_code, reason = "`prof.active` is not among the typed settings")]
+pub fn set_active(active: bool) {
+    if is_compiled_and_started() {
+        // SAFETY: `prof.active` is a bool (jemalloc(3)).
+        let _ = unsafe { raw::write(b"prof.active\0", active) };
+    }
+}
+
+#[expect(unsafe_code, reason = "`opt.prof` is not among the typed settings")]
+fn is_compiled_and_started() -> bool {
+    // SAFETY: `opt.prof` is a bool (jemalloc(3)).
+    unsafe { raw::read::<bool>(b"opt.prof\0") }.unwrap_or(false)
+}
+
+/// What jemalloc has sampled so far.
+///
+/// # Errors
+/// When it does not sample, or its dump cannot be made or read.
+#[expect(unsafe_code, reason = "`prof.dump` is not among the typed settings")]
+pub fn dump() -> Result<HeapDump, Error> {
+    if !is_compiled_and_started() {
+        return Err(Error::Off);
+    }
+    let file = memfd_create("heap-profile", MemfdFlags::CLOEXEC).map_err(|error| Error::File(error.into()))?;
+    let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+    // SAFETY: `prof.dump` takes a pointer to a C string, which lives through the call.
+    unsafe { raw::write(b"prof.dump\0", path.as_ptr()) }.map_err(|error| Error::Dump(error.to_string()))?;
+    let mut file = File::from(file);
+    let mut text = Vec::new();
+    file.rewind().map_err(Error::File)?;
+    file.take(MAX_DUMP).read_to_end(&mut text).map_err(Error::File)?;
+    Ok(heap_dump::parse(&text)?)
+}
+
+/// The profile of a dump, or of what changed since an earlier one.
+///
+/// # Errors
+/// When the child fails or the request is given up.
+pub fn profile(
+    now: &HeapDump,
+    earlier: Option<(&HeapDump, Duration)>,
+    shown: Shown,
+    form: Form,
+    given_up: &CancellationToken,
+) -> Result<Vec<u8>, Error> {
+    let mut worker = Worker::start(begin(now.rate, shown, form), given_up.clone())?;
+    let stacks = match earlier {
+        Some((earlier, _)) => now.since(earlier),
+        None => now.estimates(),
+    };
+    send(&mut worker, stacks)?;
+    let duration_nanos = earlier.map_or(0, |(_, elapsed)| nanos(elapsed));
+    Ok(worker.finish(End { duration_nanos, lost: 0 })?)
+}
+
+fn send(worker: &mut Worker, stacks: HashMap<Vec<u64>, Estimate>) -> Result<(), Error> {
+    for (addresses, estimate) in stacks {
+        worker.order(Step::Stack(Stack {
+            // All of them are return addresses: one less lies in the call.
+            addresses: addresses.into_iter().map(|address| address.saturating_sub(1)).collect(),
+            values: vec![estimate.all_objects, estimate.all_bytes, estimate.live_objects, estimate.live_bytes],
+            ..Stack::default()
+        }))?;
+    }
+    Ok(())
+}
+
+fn begin(rate: u64, shown: Shown, form: Form) -> Begin {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (shown, title) = match shown {
+        Shown::InUse => ("inuse_space", "heap"),
+        Shown::Allocated => ("alloc_space", "allocs"),
+    };
+    Begin {
+        form: form.into(),
+        values: vec![
+            Value::new("alloc_objects", "count"),
+            Value::new("alloc_space", "bytes"),
+            Value::new("inuse_objects", "count"),
+            Value::new("inuse_space", "bytes"),
+        ],
+        shown: shown.to_owned(),
+        period_type: Some(Value::new("space", "bytes")),
+        period: i64::try_from(rate).unwrap_or(i64::MAX),
+        time_nanos: nanos(now),
+        drop_frames: DROP_FRAMES.to_owned(),
+        title: title.to_owned(),
+    }
+}

@@ -1,0 +1,162 @@
+//! `perftools.profiles.Profile`, the format of `go tool pprof` (github.com/google/pprof, proto/profile.proto), as far as
+//! we write it. Strings are indices into the profile's string table; index 0 is the empty string.
+
+/// A whole profile.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Profile {
+    /// What the values of each sample are.
+    #[prost(message, repeated, tag = "1")]
+    pub sample_type: Vec<ValueType>,
+    /// What was seen.
+    #[prost(message, repeated, tag = "2")]
+    pub sample: Vec<Sample>,
+    /// Files that addresses lie in; the program itself first.
+    #[prost(message, repeated, tag = "3")]
+    pub mapping: Vec<Mapping>,
+    /// Addresses with their lines.
+    #[prost(message, repeated, tag = "4")]
+    pub location: Vec<Location>,
+    /// Functions that lines belong to.
+    #[prost(message, repeated, tag = "5")]
+    pub function: Vec<Function>,
+    /// All strings; the first is empty.
+    #[prost(string, repeated, tag = "6")]
+    pub string_table: Vec<String>,
+    /// Functions (a regular expression) that are hidden together with all they call.
+    #[prost(int64, tag = "7")]
+    pub drop_frames: i64,
+    /// When it began, in nanoseconds since 1970.
+    #[prost(int64, tag = "9")]
+    pub time_nanos: i64,
+    /// How long it took, in nanoseconds.
+    #[prost(int64, tag = "10")]
+    pub duration_nanos: i64,
+    /// What lies between two samples.
+    #[prost(message, optional, tag = "11")]
+    pub period_type: Option<ValueType>,
+    /// How much of it.
+    #[prost(int64, tag = "12")]
+    pub period: i64,
+    /// Sentences for the reader.
+    #[prost(int64, repeated, tag = "13")]
+    pub comment: Vec<i64>,
+    /// Which of the sample types is shown unless asked.
+    #[prost(int64, tag = "14")]
+    pub default_sample_type: i64,
+}
+
+/// A kind of value and its unit.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct ValueType {
+    /// `cpu`, `inuse_space`.
+    #[prost(int64, tag = "1")]
+    pub r#type: i64,
+    /// `nanoseconds`, `bytes`, `count`.
+    #[prost(int64, tag = "2")]
+    pub unit: i64,
+}
+
+/// One stack and its values.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Sample {
+    /// The leaf first.
+    #[prost(uint64, repeated, tag = "1")]
+    pub location_id: Vec<u64>,
+    /// As many as there are sample types.
+    #[prost(int64, repeated, tag = "2")]
+    pub value: Vec<i64>,
+    /// Such as the thread's name.
+    #[prost(message, repeated, tag = "3")]
+    pub label: Vec<Label>,
+}
+
+/// A key and its text.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct Label {
+    /// Key.
+    #[prost(int64, tag = "1")]
+    pub key: i64,
+    /// Text.
+    #[prost(int64, tag = "2")]
+    pub str: i64,
+}
+
+/// A file and where it lies in memory.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Mapping {
+    /// Number, from 1.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// First address.
+    #[prost(uint64, tag = "2")]
+    pub memory_start: u64,
+    /// Address behind the last.
+    #[prost(uint64, tag = "3")]
+    pub memory_limit: u64,
+    /// Offset in the file of the first address.
+    #[prost(uint64, tag = "4")]
+    pub file_offset: u64,
+    /// Path.
+    #[prost(int64, tag = "5")]
+    pub filename: i64,
+    /// Build identity, in hexadecimal.
+    #[prost(int64, tag = "6")]
+    pub build_id: i64,
+    /// Names are already there: the reader need not look for them.
+    #[prost(bool, tag = "7")]
+    pub has_functions: bool,
+    /// Files are already there.
+    #[prost(bool, tag = "8")]
+    pub has_filenames: bool,
+    /// Lines are already there.
+    #[prost(bool, tag = "9")]
+    pub has_line_numbers: bool,
+    /// Inlined calls are already there.
+    #[prost(bool, tag = "10")]
+    pub has_inline_frames: bool,
+}
+
+/// An address.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Location {
+    /// Number, from 1.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// The mapping it lies in, 0 if none.
+    #[prost(uint64, tag = "2")]
+    pub mapping_id: u64,
+    /// The address.
+    #[prost(uint64, tag = "3")]
+    pub address: u64,
+    /// Lines: several if calls were inlined, the innermost first.
+    #[prost(message, repeated, tag = "4")]
+    pub line: Vec<Line>,
+}
+
+/// A line of a function.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct Line {
+    /// The function.
+    #[prost(uint64, tag = "1")]
+    pub function_id: u64,
+    /// Line in its file, 0 if not known.
+    #[prost(int64, tag = "2")]
+    pub line: i64,
+}
+
+/// A function.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct Function {
+    /// Number, from 1.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// Name for people.
+    #[prost(int64, tag = "2")]
+    pub name: i64,
+    /// Name of the linker. It differs from `name`, which tells the reader not to shorten `name` as if it were C++.
+    #[prost(int64, tag = "3")]
+    pub system_name: i64,
+    /// Source file.
+    #[prost(int64, tag = "4")]
+    pub filename: i64,
+}

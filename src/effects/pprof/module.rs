@@ -1,0 +1,60 @@
+//! Which files this process has in memory, and where: asked of the dynamic loader, never parsed.
+
+use super::order::Module;
+use findshlibs::{Segment, SharedLibrary, TargetSharedLibrary};
+use std::fmt::Write;
+
+/// Files looked at; the agent has about ten (libc, libgcc, libnvidia-ml and what they bring).
+const MAX_MODULES: usize = 1_000;
+
+/// The program itself first, then each shared library. What has no file (the kernel's own page) is told by its name.
+#[must_use]
+pub fn loaded() -> Vec<Module> {
+    let mut modules = Vec::new();
+    TargetSharedLibrary::each(|library| {
+        if modules.len() < MAX_MODULES {
+            let first = modules.is_empty();
+            modules.extend(module(library, first));
+        }
+    });
+    modules
+}
+
+fn module(library: &TargetSharedLibrary<'_>, first: bool) -> Option<Module> {
+    let loads = || library.segments().filter(Segment::is_load);
+    let start = loads().map(|segment| segment.actual_virtual_memory_address(library).0).min()?;
+    let end = loads()
+        .map(|segment| segment.actual_virtual_memory_address(library).0.saturating_add(Segment::len(&segment)))
+        .max()?;
+    let path = library.name().to_string_lossy().into_owned();
+    Some(Module {
+        start: start as u64,
+        end: end as u64,
+        bias: library.virtual_memory_bias().0 as u64,
+        open: if first { "/proc/self/exe".to_owned() } else { path.clone() },
+        path,
+        build_id: library.id().map(|id| hex(id.as_bytes())).unwrap_or_default(),
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_comes_first_and_holds_this_function() {
+        let modules = loaded();
+        let here = the_program_comes_first_and_holds_this_function as *const () as u64;
+        assert!(modules[0].start <= here && here < modules[0].end, "{here:x} in {:?}", modules[0]);
+        assert_eq!(modules[0].open, "/proc/self/exe");
+        assert!(modules.iter().any(|module| module.path.contains("libc.so")), "{modules:?}");
+    }
+}

@@ -1,0 +1,282 @@
+//! What this process tells its child: `Begin`, then `Modules`, snapshots and stacks in any order, then `End`; each with
+//! its length before it. Parent and child are the same program, so this format has no versions.
+
+use prost::Message;
+use std::io::{self, Read};
+
+/// Longest order: a snapshot holds at most [`super::cpu::STACK_BYTES`] (64 KiB), a list of 1,000 modules about 150 KiB.
+const MAX_ORDER: u64 = 1 << 20;
+
+/// One order.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Order {
+    /// Which.
+    #[prost(oneof = "Step", tags = "1, 2, 3, 4, 5")]
+    pub step: Option<Step>,
+}
+
+/// What is ordered.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Step {
+    /// The first order.
+    #[prost(message, tag = "1")]
+    Begin(Begin),
+    /// Files in memory; replaces what was told before.
+    #[prost(message, tag = "2")]
+    Modules(Modules),
+    /// A thread's registers and stack, to be unwound.
+    #[prost(message, tag = "3")]
+    Snapshot(Snapshot),
+    /// Addresses.
+    #[prost(message, tag = "4")]
+    Stack(Stack),
+    /// The last order: answer.
+    #[prost(message, tag = "5")]
+    End(End),
+}
+
+/// What is to be made.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Begin {
+    /// In which form.
+    #[prost(enumeration = "Form", tag = "1")]
+    pub form: i32,
+    /// Kinds of values.
+    #[prost(message, repeated, tag = "2")]
+    pub values: Vec<Value>,
+    /// The kind shown unless asked; empty for the last.
+    #[prost(string, tag = "3")]
+    pub shown: String,
+    /// What lies between two samples.
+    #[prost(message, optional, tag = "4")]
+    pub period_type: Option<Value>,
+    /// How much of it.
+    #[prost(int64, tag = "5")]
+    pub period: i64,
+    /// Nanoseconds since 1970.
+    #[prost(int64, tag = "6")]
+    pub time_nanos: i64,
+    /// Functions hidden with all they call: a regular expression.
+    #[prost(string, tag = "7")]
+    pub drop_frames: String,
+    /// The profile's name, for the form of text.
+    #[prost(string, tag = "8")]
+    pub title: String,
+}
+
+/// Forms of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Form {
+    /// A compressed profile.
+    Profile = 0,
+    /// Stacks as text (`debug=1`).
+    Text = 1,
+    /// `0xaddress name` lines.
+    Symbols = 2,
+}
+
+/// A kind of value.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Value {
+    /// `cpu`.
+    #[prost(string, tag = "1")]
+    pub kind: String,
+    /// `nanoseconds`.
+    #[prost(string, tag = "2")]
+    pub unit: String,
+}
+
+impl Value {
+    /// A kind of value and its unit.
+    #[must_use]
+    pub fn new(kind: &str, unit: &str) -> Self {
+        Value { kind: kind.to_owned(), unit: unit.to_owned() }
+    }
+}
+
+/// Files in memory.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Modules {
+    /// The program itself first.
+    #[prost(message, repeated, tag = "1")]
+    pub modules: Vec<Module>,
+}
+
+/// A file in memory.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Module {
+    /// First address.
+    #[prost(uint64, tag = "1")]
+    pub start: u64,
+    /// Address behind the last.
+    #[prost(uint64, tag = "2")]
+    pub end: u64,
+    /// Address in memory minus address in the file's own counting.
+    #[prost(uint64, tag = "3")]
+    pub bias: u64,
+    /// Path, as people know it.
+    #[prost(string, tag = "4")]
+    pub path: String,
+    /// Path to open; `/proc/self/exe` for the program, which also holds after an upgrade replaced the file.
+    #[prost(string, tag = "5")]
+    pub open: String,
+    /// Build identity, in hexadecimal.
+    #[prost(string, tag = "6")]
+    pub build_id: String,
+}
+
+/// A thread at one moment.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Snapshot {
+    /// Program counter.
+    #[prost(uint64, tag = "1")]
+    pub pc: u64,
+    /// Stack pointer.
+    #[prost(uint64, tag = "2")]
+    pub sp: u64,
+    /// Frame pointer, 0 if not known.
+    #[prost(uint64, tag = "3")]
+    pub fp: u64,
+    /// Link register, where the machine has one.
+    #[prost(uint64, tag = "4")]
+    pub lr: u64,
+    /// Memory from `sp` upwards.
+    #[prost(bytes = "vec", tag = "5")]
+    pub stack: Vec<u8>,
+    /// Values.
+    #[prost(int64, repeated, tag = "6")]
+    pub values: Vec<i64>,
+    /// Labels.
+    #[prost(message, repeated, tag = "7")]
+    pub labels: Vec<Tag>,
+}
+
+/// Addresses, the leaf first, each inside the call (a return address minus one).
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Stack {
+    /// Addresses.
+    #[prost(uint64, repeated, tag = "1")]
+    pub addresses: Vec<u64>,
+    /// Values.
+    #[prost(int64, repeated, tag = "2")]
+    pub values: Vec<i64>,
+    /// Labels.
+    #[prost(message, repeated, tag = "3")]
+    pub labels: Vec<Tag>,
+    /// Shown instead of a stack where there is none: `[running]`.
+    #[prost(string, tag = "4")]
+    pub instead: String,
+}
+
+/// A label.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Tag {
+    /// Key.
+    #[prost(string, tag = "1")]
+    pub key: String,
+    /// Text.
+    #[prost(string, tag = "2")]
+    pub text: String,
+}
+
+impl Tag {
+    /// A label.
+    #[must_use]
+    pub fn new(key: &str, text: &str) -> Self {
+        Tag { key: key.to_owned(), text: text.to_owned() }
+    }
+}
+
+/// The end.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct End {
+    /// How long was looked, in nanoseconds.
+    #[prost(int64, tag = "1")]
+    pub duration_nanos: i64,
+    /// Samples that found no free place.
+    #[prost(uint64, tag = "2")]
+    pub lost: u64,
+}
+
+/// Bytes of an order, its length before it.
+#[must_use]
+pub fn encode(step: Step) -> Vec<u8> {
+    Order { step: Some(step) }.encode_length_delimited_to_vec()
+}
+
+/// The next order, `None` at the end of the input.
+///
+/// # Errors
+/// When the input breaks off inside an order, or is not an order.
+pub fn read(input: &mut impl Read) -> io::Result<Option<Step>> {
+    let Some(length) = read_length(input)? else { return Ok(None) };
+    if length > MAX_ORDER {
+        return Err(invalid(format!("an order of {length} bytes, at most {MAX_ORDER} are taken")));
+    }
+    let mut bytes = Vec::new();
+    input.take(length).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 != length {
+        return Err(invalid(format!("an order of {length} bytes broke off after {}", bytes.len())));
+    }
+    let order =
+        Order::decode(bytes.as_slice()).map_err(|error| invalid(format!("an order cannot be read: {error}")))?;
+    Ok(order.step)
+}
+
+fn read_length(input: &mut impl Read) -> io::Result<Option<u64>> {
+    let mut length = 0_u64;
+    for shift in (0..35).step_by(7) {
+        let mut byte = [0_u8];
+        if input.read(&mut byte)? == 0 {
+            return if shift == 0 { Ok(None) } else { Err(invalid("a length broke off".to_owned())) };
+        }
+        length |= u64::from(byte[0] & 0x7f) << shift;
+        if byte[0] & 0x80 == 0 {
+            return Ok(Some(length));
+        }
+    }
+    Err(invalid("a length of more than five bytes".to_owned()))
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_order_is_read_back_as_it_was_written() {
+        let step = Step::Stack(Stack {
+            addresses: vec![1, u64::MAX],
+            values: vec![-1],
+            labels: vec![Tag::new("thread", "poll")],
+            instead: String::new(),
+        });
+        let bytes = [encode(step.clone()), encode(Step::End(End { duration_nanos: 7, lost: 0 }))].concat();
+        let mut input = bytes.as_slice();
+        assert_eq!(read(&mut input).unwrap(), Some(step));
+        assert!(matches!(read(&mut input).unwrap(), Some(Step::End(_))));
+        assert_eq!(read(&mut input).unwrap(), None);
+    }
+
+    #[test]
+    fn an_order_that_breaks_off_is_an_error() {
+        let bytes = encode(Step::End(End { duration_nanos: 7, lost: 1 }));
+        for cut in 1..bytes.len() {
+            assert!(read(&mut &bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        assert!(read(&mut [0xff_u8; 9].as_slice()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_a_panic(bytes: Vec<u8>) {
+            let mut input = bytes.as_slice();
+            while let Ok(Some(_)) = read(&mut input) {}
+        }
+    }
+}

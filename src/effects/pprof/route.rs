@@ -1,0 +1,299 @@
+//! `/debug/pprof/`: what may be asked, and with which bounds.
+
+use super::order::{Begin, End, Form, Stack, Step};
+use super::worker::Worker;
+use super::{cpu, heap, threads};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use futures_core::Stream;
+use std::fmt::Display;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Length of a CPU profile unless asked: Go's.
+const DEFAULT_SECONDS: u64 = 30;
+
+/// Longest profile: a snapshot each 10 ms of processor time goes to the child, which holds what it counts all that time.
+pub const MAX_SECONDS: u64 = 300;
+
+/// Children at work for heap, threads and symbols at the same time; each may need 100 MiB to read the line tables. A CPU
+/// profile has a child of its own beside them.
+const CHILDREN: usize = 2;
+
+/// Most addresses in one `symbol` request; the client sends some thousands at most.
+const MAX_SYMBOLS: usize = 10_000;
+
+const INDEX: &str = include_str!("index.html");
+
+type Children = Arc<Semaphore>;
+
+/// The routes below `/debug/pprof`.
+pub fn router() -> Router {
+    Router::new()
+        .route("/debug/pprof/", get(async || Html(INDEX)))
+        .route("/debug/pprof/profile", get(profile))
+        .route("/debug/pprof/heap", get(async |children, query| memory(heap::Shown::InUse, children, query).await))
+        .route(
+            "/debug/pprof/allocs",
+            get(async |children, query| memory(heap::Shown::Allocated, children, query).await),
+        )
+        .route(
+            "/debug/pprof/goroutine",
+            get(async |children, query| tasks(threads::Kind::Stacks, children, query).await),
+        )
+        .route(
+            "/debug/pprof/threadcreate",
+            get(async |children, query| tasks(threads::Kind::Names, children, query).await),
+        )
+        .route("/debug/pprof/block", get(async |children| nothing("block", children).await))
+        .route("/debug/pprof/mutex", get(async |children| nothing("mutex", children).await))
+        .route("/debug/pprof/cmdline", get(cmdline))
+        .route("/debug/pprof/symbol", get(async || "num_symbols: 1\n").post(symbol))
+        .route("/debug/pprof/trace", get(trace))
+        .with_state(Arc::new(Semaphore::new(CHILDREN)))
+}
+
+/// What may stand behind the `?`; anything else (`gc=1`) is left alone, as Go does.
+#[derive(Debug, Default, serde::Deserialize)]
+struct Asked {
+    seconds: Option<String>,
+    debug: Option<String>,
+}
+
+impl Asked {
+    fn seconds(&self) -> Result<Option<Duration>, Box<Response>> {
+        let Some(text) = self.seconds.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
+        match text.parse::<u64>() {
+            Ok(0) => Ok(None),
+            Ok(seconds) if seconds <= MAX_SECONDS => Ok(Some(Duration::from_secs(seconds))),
+            _ => Err(Box::new(refuse(
+                StatusCode::BAD_REQUEST,
+                format_args!("seconds={text:?}: a whole number of seconds from 1 to {MAX_SECONDS} is accepted"),
+            ))),
+        }
+    }
+
+    fn form(&self) -> Form {
+        match self.debug.as_deref() {
+            None | Some("" | "0") => Form::Profile,
+            Some(_) => Form::Text,
+        }
+    }
+}
+
+async fn profile(Query(asked): Query<Asked>) -> Response {
+    let length = match asked.seconds() {
+        Ok(length) => length.unwrap_or(Duration::from_secs(DEFAULT_SECONDS)),
+        Err(refusal) => return *refusal,
+    };
+    let turn = match cpu::Turn::take() {
+        Ok(turn) => turn,
+        Err(busy) => return refuse(StatusCode::CONFLICT, busy),
+    };
+    let (started, has_started) = oneshot::channel();
+    let mut work = Work::start(move |given_up| {
+        // Nobody listens if the client has left: `given_up` says so too.
+        cpu::record(turn, length, given_up, || {
+            let _ = started.send(());
+        })
+        .map_err(|error| sentence(&error))
+    });
+    // The client waits for the headers only a little longer than `seconds`: they go as soon as sampling has begun.
+    if has_started.await.is_ok() {
+        return download("profile", work);
+    }
+    match work.answer().await {
+        Ok(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the profile ended before it began"),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, error),
+    }
+}
+
+async fn memory(shown: heap::Shown, State(children): State<Children>, Query(asked): Query<Asked>) -> Response {
+    let length = match asked.seconds() {
+        Ok(length) => length,
+        Err(refusal) => return *refusal,
+    };
+    let form = asked.form();
+    let Ok(seat) = children.try_acquire_owned() else { return too_many() };
+    let (dumped, has_dumped) = oneshot::channel();
+    let mut work = Work::start(move |given_up| {
+        let _seat = seat;
+        let dump = || heap::dump().map_err(|error| sentence(&error));
+        let first = dump()?;
+        let _ = dumped.send(());
+        let from = Instant::now();
+        let Some(length) = length else {
+            return heap::profile(&first, None, shown, form, given_up).map_err(|error| sentence(&error));
+        };
+        while from.elapsed() < length && !given_up.is_cancelled() {
+            std::thread::sleep(Duration::from_millis(50).min(length.saturating_sub(from.elapsed())));
+        }
+        let second = dump()?;
+        heap::profile(&second, Some((&first, from.elapsed())), shown, form, given_up).map_err(|error| sentence(&error))
+    });
+    if has_dumped.await.is_err() {
+        let error = work.answer().await.err().unwrap_or_else(|| "there is no heap profile".to_owned());
+        return refuse(StatusCode::INTERNAL_SERVER_ERROR, error);
+    }
+    let name = if shown == heap::Shown::InUse { "heap" } else { "allocs" };
+    deliver(name, form, work)
+}
+
+async fn tasks(kind: threads::Kind, State(children): State<Children>, Query(asked): Query<Asked>) -> Response {
+    let form = asked.form();
+    let Ok(seat) = children.try_acquire_owned() else { return too_many() };
+    let work = Work::start(move |given_up| {
+        let _seat = seat;
+        threads::profile(kind, form, given_up).map_err(|error| sentence(&error))
+    });
+    let name = if kind == threads::Kind::Stacks { "goroutine" } else { "threadcreate" };
+    deliver(name, form, work)
+}
+
+/// Waiting for locks and channels is not measured: profiles without samples, so that the client's menus work.
+async fn nothing(name: &'static str, State(children): State<Children>) -> Response {
+    use super::order::Value;
+    let Ok(seat) = children.try_acquire_owned() else { return too_many() };
+    let values = vec![Value::new("contentions", "count"), Value::new("delay", "nanoseconds")];
+    let begin = Begin { values, period: 1, title: name.to_owned(), ..Begin::default() };
+    let work = Work::start(move |given_up| {
+        let _seat = seat;
+        let worker = Worker::start(begin, given_up.clone()).map_err(|error| sentence(&error))?;
+        worker.finish(End::default()).map_err(|error| sentence(&error))
+    });
+    download(name, work)
+}
+
+async fn symbol(State(children): State<Children>, body: Bytes) -> Response {
+    let text = String::from_utf8_lossy(&body);
+    let number = |word: &str| u64::from_str_radix(word.trim().trim_start_matches("0x"), 16).ok();
+    let addresses: Vec<u64> = text.split('+').filter_map(number).take(MAX_SYMBOLS).collect();
+    let Ok(seat) = children.try_acquire_owned() else { return too_many() };
+    let work = Work::start(move |given_up| {
+        let _seat = seat;
+        let begin = Begin { form: Form::Symbols.into(), ..Begin::default() };
+        let mut worker = Worker::start(begin, given_up.clone()).map_err(|error| sentence(&error))?;
+        let stack = Stack { addresses, values: vec![1], ..Stack::default() };
+        worker.order(Step::Stack(stack)).map_err(|error| sentence(&error))?;
+        worker.finish(End::default()).map_err(|error| sentence(&error))
+    });
+    deliver("symbol", Form::Symbols, work)
+}
+
+async fn cmdline() -> Response {
+    match tokio::fs::read("/proc/self/cmdline").await {
+        Ok(text) => {
+            let text = text.strip_suffix(b"\0").unwrap_or(&text).to_vec();
+            ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
+        }
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, format_args!("reading /proc/self/cmdline: {error}")),
+    }
+}
+
+async fn trace() -> Response {
+    refuse(
+        StatusCode::NOT_IMPLEMENTED,
+        "execution traces are a format of the Go runtime; take a CPU profile (profile) or the threads' stacks (goroutine)",
+    )
+}
+
+fn refuse(status: StatusCode, why: impl Display) -> Response {
+    // `X-Go-Pprof` makes the Go client print the sentence instead of the status alone.
+    (status, [("x-go-pprof", "1")], format!("{why}\n")).into_response()
+}
+
+fn too_many() -> Response {
+    refuse(
+        StatusCode::SERVICE_UNAVAILABLE,
+        format_args!("{CHILDREN} profiles are being made already; try again when one has ended"),
+    )
+}
+
+fn deliver(name: &str, form: Form, work: Work) -> Response {
+    match form {
+        Form::Profile => download(name, work),
+        Form::Text | Form::Symbols => {
+            ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from_stream(work)).into_response()
+        }
+    }
+}
+
+fn download(name: &str, work: Work) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{name}\"")),
+    ];
+    (headers, Body::from_stream(work)).into_response()
+}
+
+/// An error and its causes in one line.
+fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Work on a thread of its own; as a body it is one piece that comes later. Dropped (the client left), it is given up.
+struct Work {
+    answer: oneshot::Receiver<Result<Vec<u8>, String>>,
+    given_up: DropGuard,
+    over: bool,
+}
+
+impl Work {
+    fn start(work: impl FnOnce(&CancellationToken) -> Result<Vec<u8>, String> + Send + 'static) -> Self {
+        let given_up = CancellationToken::new();
+        let token = given_up.clone();
+        let (tell, answer) = oneshot::channel();
+        // If no thread can be had, `tell` is dropped with the closure and the answer says so.
+        let spawned = std::thread::Builder::new().name("pprof".to_owned()).spawn(move || {
+            let answer = work(&token);
+            if let (Err(error), false) = (&answer, token.is_cancelled()) {
+                tracing::warn!(%error, "no profile");
+            }
+            drop(tell.send(answer));
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread for a profile");
+        }
+        Work { answer, given_up: given_up.drop_guard(), over: false }
+    }
+
+    async fn answer(&mut self) -> Result<Vec<u8>, String> {
+        (&mut self.answer).await.unwrap_or_else(|_| Err("the thread that makes the profile ended".to_owned()))
+    }
+}
+
+impl Stream for Work {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        let answer = std::task::ready!(Pin::new(&mut self.answer).poll(context));
+        self.over = true;
+        let answer = answer.unwrap_or_else(|_| Err("the thread that makes the profile ended".to_owned()));
+        Poll::Ready(Some(answer.map(Bytes::from).map_err(io::Error::other)))
+    }
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work").field("over", &self.over).field("given_up", &self.given_up).finish_non_exhaustive()
+    }
+}

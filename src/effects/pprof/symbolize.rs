@@ -1,0 +1,113 @@
+//! The child: takes orders on its input, unwinds and names, and writes one answer to its output.
+
+use super::lines::Lines;
+use super::order::{self, Begin, End, Form, Module, Snapshot, Stack, Step};
+use super::profile::{self, Frame, Key, Tally};
+use super::text;
+use super::unwind::Frames;
+use std::io::{self, BufReader, Read, Write};
+
+/// Runs the hidden subcommand `symbolize`: orders on standard input, the answer on standard output.
+///
+/// # Errors
+/// When the input is not a whole sequence of orders, or the output is closed.
+pub fn run_child() -> io::Result<()> {
+    let answer = answer(&mut BufReader::new(io::stdin().lock()))?;
+    let mut output = io::stdout().lock();
+    output.write_all(&answer)?;
+    output.flush()
+}
+
+/// What the orders ask for.
+///
+/// # Errors
+/// When the orders do not begin with `Begin` or do not end with `End`.
+pub fn answer(input: &mut impl Read) -> io::Result<Vec<u8>> {
+    let Some(Step::Begin(begin)) = order::read(input)? else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the first order is not a beginning"));
+    };
+    let mut work = Work { frames: None, modules: Vec::new(), tally: Tally::default() };
+    while let Some(step) = order::read(input)? {
+        match step {
+            Step::Modules(list) => work.replace_modules(list.modules),
+            Step::Snapshot(snapshot) => work.snapshot(&snapshot),
+            Step::Stack(stack) => work.stack(stack),
+            Step::End(end) => return work.finish(&begin, end),
+            Step::Begin(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "a second beginning")),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the orders break off before their end"))
+}
+
+struct Work {
+    /// Made at the first snapshot: heap profiles need none.
+    frames: Option<Frames>,
+    modules: Vec<Module>,
+    tally: Tally,
+}
+
+impl Work {
+    fn replace_modules(&mut self, modules: Vec<Module>) {
+        self.modules = modules;
+        self.frames = None;
+    }
+
+    fn snapshot(&mut self, snapshot: &Snapshot) {
+        let frames = self.frames.get_or_insert_with(|| Frames::new(&self.modules));
+        let addresses = frames.addresses(snapshot);
+        let key = Key { addresses, labels: snapshot.labels.clone(), instead: String::new() };
+        self.tally.add(key, &snapshot.values);
+    }
+
+    fn stack(&mut self, stack: Stack) {
+        let Stack { addresses, values, labels, instead } = stack;
+        self.tally.add(Key { addresses, labels, instead }, &values);
+    }
+
+    fn finish(mut self, begin: &Begin, end: End) -> io::Result<Vec<u8>> {
+        // Frame tables are not needed any more; the line tables are about to come.
+        self.frames = None;
+        let mut lines = Lines::new(&self.modules);
+        let name = |address| lines.of(address);
+        match begin.form() {
+            Form::Text => Ok(text::stacks(&begin.title, &self.tally, name).into_bytes()),
+            Form::Symbols => Ok(text::symbols(&self.tally, name).into_bytes()),
+            Form::Profile => {
+                let comment =
+                    (end.lost > 0).then(|| format!("{} samples found no free place and are missing", end.lost));
+                let duration_nanos = end.duration_nanos;
+                let frame = Frame { begin, modules: &self.modules, duration_nanos, comment };
+                profile::compressed(&frame, &self.tally, name)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pprof::module;
+    use crate::pprof::order::{Modules, encode};
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_address_of_this_program_is_answered_with_its_name() {
+        let here = an_address_of_this_program_is_answered_with_its_name as *const () as u64;
+        let input = [
+            encode(Step::Begin(Begin { form: Form::Symbols.into(), ..Begin::default() })),
+            encode(Step::Modules(Modules { modules: module::loaded() })),
+            encode(Step::Stack(Stack { addresses: vec![here], values: vec![1], ..Stack::default() })),
+            encode(Step::End(End::default())),
+        ]
+        .concat();
+        let answer = String::from_utf8(answer(&mut input.as_slice()).unwrap()).unwrap();
+        assert!(answer.contains("an_address_of_this_program_is_answered_with_its_name"), "{answer}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_input_is_an_answer_or_an_error(bytes: Vec<u8>) {
+            let _ = answer(&mut bytes.as_slice());
+        }
+    }
+}

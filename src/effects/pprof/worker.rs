@@ -1,0 +1,188 @@
+//! This process's side of its child: starts it, feeds it, waits for its answer with a bound, and never leaves it behind.
+
+use super::module;
+use super::order::{self, Begin, End, Module, Modules, Step};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// The child's only argument.
+pub const SUBCOMMAND: &str = "symbolize";
+
+/// Longest time without any progress of the child: reading the line tables of an unoptimised build took 6 s on a
+/// two-core machine that was busy building.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Largest answer; a profile of 50,000 stacks is about 3 MiB.
+const MAX_ANSWER: usize = 64 << 20;
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The program could not be started a second time.
+    #[error("starting /proc/self/exe {SUBCOMMAND}, the child that names functions and lines")]
+    Start(#[source] io::Error),
+    /// It does not take orders, or does not answer.
+    #[error("the child that names functions and lines: {what}")]
+    Child {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It ended without an answer.
+    #[error("the child that names functions and lines ended without an answer")]
+    NoAnswer,
+    /// Nobody waits any more.
+    #[error("the request was given up")]
+    GivenUp,
+}
+
+/// A child at work. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Worker {
+    child: Child,
+    input: Option<ChildStdin>,
+    told: Vec<Module>,
+    given_up: CancellationToken,
+}
+
+impl Worker {
+    /// Starts a child and tells it what is to be made.
+    ///
+    /// # Errors
+    /// When it does not start, or takes no order.
+    pub fn start(begin: Begin, given_up: CancellationToken) -> Result<Self, Error> {
+        let mut child = Command::new("/proc/self/exe")
+            .arg(SUBCOMMAND)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Error::Start)?;
+        let input = child.stdin.take();
+        let mut worker = Worker { child, input, told: Vec::new(), given_up };
+        worker.make_nonblocking().map_err(|source| Error::Child { what: "preparing its pipes", source })?;
+        worker.order(Step::Begin(begin))?;
+        worker.tell_modules()?;
+        Ok(worker)
+    }
+
+    fn make_nonblocking(&self) -> io::Result<()> {
+        if let Some(input) = &self.input {
+            fcntl_setfl(input, fcntl_getfl(input)? | OFlags::NONBLOCK)?;
+        }
+        if let Some(output) = &self.child.stdout {
+            fcntl_setfl(output, fcntl_getfl(output)? | OFlags::NONBLOCK)?;
+        }
+        Ok(())
+    }
+
+    /// Tells which files are in memory, if that changed.
+    ///
+    /// # Errors
+    /// When the child takes no order.
+    pub fn tell_modules(&mut self) -> Result<(), Error> {
+        let modules = module::loaded();
+        if modules != self.told {
+            self.told.clone_from(&modules);
+            self.order(Step::Modules(Modules { modules }))?;
+        }
+        Ok(())
+    }
+
+    /// Gives one order.
+    ///
+    /// # Errors
+    /// When the child does not take it, or the request was given up.
+    pub fn order(&mut self, step: Step) -> Result<(), Error> {
+        let bytes = order::encode(step);
+        let failed = |source| Error::Child { what: "giving it an order", source };
+        let Some(input) = &mut self.input else { return Err(Error::NoAnswer) };
+        let mut rest = bytes.as_slice();
+        let mut deadline = Instant::now() + PATIENCE;
+        while !rest.is_empty() {
+            match input.write(rest) {
+                Ok(0) => return Err(Error::NoAnswer),
+                Ok(written) => {
+                    rest = &rest[written..];
+                    deadline = Instant::now() + PATIENCE;
+                }
+                Err(error) if is_transient(&error) => {
+                    wait(&*input, PollFlags::OUT, deadline, &self.given_up).map_err(failed)?;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+            if self.given_up.is_cancelled() {
+                return Err(Error::GivenUp);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the last order and waits for the answer.
+    ///
+    /// # Errors
+    /// When there is none, or the request was given up.
+    pub fn finish(mut self, end: End) -> Result<Vec<u8>, Error> {
+        self.tell_modules()?;
+        self.order(Step::End(end))?;
+        self.input = None;
+        let failed = |source| Error::Child { what: "reading its answer", source };
+        let Some(mut output) = self.child.stdout.take() else { return Err(Error::NoAnswer) };
+        let mut answer = Vec::new();
+        let mut piece = vec![0_u8; 64 << 10];
+        let mut deadline = Instant::now() + PATIENCE;
+        loop {
+            if self.given_up.is_cancelled() {
+                return Err(Error::GivenUp);
+            }
+            match output.read(&mut piece) {
+                Ok(0) => break,
+                Ok(read) if answer.len() + read > MAX_ANSWER => return Err(Error::NoAnswer),
+                Ok(read) => {
+                    answer.extend_from_slice(&piece[..read]);
+                    deadline = Instant::now() + PATIENCE;
+                }
+                Err(error) if is_transient(&error) => {
+                    wait(&output, PollFlags::IN, deadline, &self.given_up).map_err(failed)?;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        let status = self.child.wait().map_err(failed)?;
+        if status.success() { Ok(answer) } else { Err(Error::NoAnswer) }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Both fail only if the child has already been waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Waits until the pipe is ready, somebody gave up, or the deadline has passed (an error).
+fn wait(pipe: &impl AsFd, ready: PollFlags, deadline: Instant, given_up: &CancellationToken) -> io::Result<()> {
+    let step = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    while !given_up.is_cancelled() {
+        if Instant::now() >= deadline {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing for {} s", PATIENCE.as_secs())));
+        }
+        match poll(&mut [PollFd::new(pipe, ready)], Some(&step)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}

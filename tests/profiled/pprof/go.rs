@@ -1,0 +1,1 @@
+//! By the real client.

@@ -1,0 +1,16 @@
+//! Profiles of a program whose work is known: read by ourselves, and by the real `go tool pprof`.
+
+#[cfg(test)]
+mod program;
+#[cfg(test)]
+mod cpu;
+#[cfg(test)]
+mod memory;
+#[cfg(test)]
+mod threads;
+#[cfg(test)]
+mod port;
+#[cfg(test)]
+mod go;
+#[cfg(test)]
+mod stress;

@@ -1,0 +1,41 @@
+//! Who holds memory, read by ourselves.
+
+use super::program::Program;
+
+const MIB: i64 = 1 << 20;
+
+#[test]
+fn blocks_of_64_mib_are_seen_where_they_were_allocated() {
+    let program = Program::start(&["hold"]);
+    let opened = program.profile("/debug/pprof/heap");
+    let held = opened.sum("inuse_space", "work::keep_blocks");
+    assert!((48 * MIB..80 * MIB).contains(&held), "{} MiB", held / MIB);
+    assert!(opened.sum("alloc_space", "work::keep_blocks") >= held);
+    let objects = opened.sum("inuse_objects", "work::keep_blocks");
+    assert!((768..1280).contains(&objects), "{objects} blocks");
+    assert_eq!(opened.string(opened.profile.default_sample_type), "inuse_space");
+    let frames = opened.profile.sample.iter().map(|sample| opened.frames(sample));
+    let frame = frames.flatten().find(|(name, _, _)| name.ends_with("work::keep_blocks")).unwrap();
+    assert!(frame.1.ends_with("tests/profiled/work.rs") && frame.2 > 0, "{frame:?}");
+}
+
+#[test]
+fn seconds_on_allocs_show_only_what_came_in_that_time() {
+    let program = Program::start(&["hold", "grow"]);
+    let opened = program.profile("/debug/pprof/allocs?seconds=4");
+    let grown = opened.sum("alloc_space", "work::keep_more");
+    assert!((16 * MIB..48 * MIB).contains(&grown), "8 MiB a second for 4 s, seen: {} MiB", grown / MIB);
+    assert_eq!(opened.sum("alloc_space", "work::keep_blocks"), 0, "what was there before is not in the difference");
+    assert!(opened.profile.duration_nanos >= 4_000_000_000);
+    assert_eq!(opened.string(opened.profile.default_sample_type), "alloc_space");
+}
+
+#[test]
+fn an_allocator_that_does_not_sample_says_so() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_profiled"));
+    command.env("MALLOC_CONF", "prof:false");
+    let program = Program::start_command(command);
+    let answer = program.get("/debug/pprof/heap");
+    assert_eq!(answer.status, 500);
+    assert!(answer.text().contains("prof:true"), "{}", answer.text());
+}

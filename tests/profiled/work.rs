@@ -1,0 +1,117 @@
+//! The work. Functions whose share is known are never inlined, except the one that always is.
+
+use std::hint::black_box;
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+/// Starts a kind of work on threads of its own.
+pub(crate) fn start(name: &str) -> io::Result<()> {
+    match name {
+        "burn" => spawn("burn", burn),
+        "hold" => spawn("hold", hold),
+        "grow" => spawn("grow", grow),
+        "churn" => {
+            // Panics are part of this work; their messages are not wanted.
+            std::panic::set_hook(Box::new(|_| {}));
+            ["alloc", "panic", "spawn", "load"].into_iter().try_for_each(|kind| spawn(kind, || churn(kind)))
+        }
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("no such work: {name}"))),
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
+fn burn() {
+    loop {
+        mid();
+    }
+}
+
+/// Calls `hot` and `warm`, of which `hot` turns twice as often. A call takes tens of milliseconds, several samples: then
+/// their counts follow the work with little noise.
+#[inline(never)]
+fn mid() {
+    black_box(hot(black_box(10_000_000)));
+    black_box(warm(black_box(5_000_000)));
+}
+
+#[inline(never)]
+fn hot(turns: u64) -> u64 {
+    let mut sum = 1;
+    for turn in 0..turns {
+        sum = always_inlined(sum, black_box(turn));
+    }
+    sum
+}
+
+#[inline(never)]
+fn warm(turns: u64) -> u64 {
+    let mut sum = 1;
+    for turn in 0..turns {
+        sum = always_inlined(sum, black_box(turn));
+    }
+    sum
+}
+
+#[inline(always)]
+fn always_inlined(sum: u64, turn: u64) -> u64 {
+    let mixed = sum.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(turn);
+    mixed ^ (mixed >> 29)
+}
+
+fn hold() {
+    let blocks = keep_blocks(1024, 64 << 10);
+    loop {
+        black_box(&blocks);
+        thread::park();
+    }
+}
+
+#[inline(never)]
+fn keep_blocks(count: usize, size: usize) -> Vec<Vec<u8>> {
+    (0..count).map(|_| Vec::with_capacity(size)).collect()
+}
+
+fn grow() {
+    let mut kept = Vec::new();
+    loop {
+        kept.push(keep_more(64 << 10));
+        // 8 MiB a second for at most a minute.
+        if kept.len() == 8 * 16 * 60 {
+            kept.clear();
+        }
+        thread::sleep(Duration::from_micros(1_000_000 / 128));
+    }
+}
+
+#[inline(never)]
+fn keep_more(size: usize) -> Vec<u8> {
+    black_box(Vec::with_capacity(size))
+}
+
+fn churn(kind: &str) {
+    loop {
+        match kind {
+            "alloc" => drop(black_box((0..100).map(|size| vec![1_u8; size * 37]).collect::<Vec<_>>())),
+            "panic" => drop(std::panic::catch_unwind(|| assert!(black_box(1) == 2))),
+            "spawn" => drop(thread::spawn(|| black_box(hot(1000))).join()),
+            _ => load_and_unload(),
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "loads and unloads a library while a profile is taken")]
+fn load_and_unload() {
+    // SAFETY: libz and libutil run no code of ours when they come and go; a null handle is not closed.
+    unsafe {
+        for name in [c"libutil.so.1", c"libanl.so.1", c"libthread_db.so.1"] {
+            let handle = libc::dlopen(name.as_ptr(), libc::RTLD_NOW);
+            if !handle.is_null() {
+                libc::dlclose(handle);
+            }
+        }
+    }
+}
