@@ -24,9 +24,12 @@ pub const END: Duration = Duration::from_secs(30);
 /// What to run.
 #[derive(Debug)]
 pub struct Recipe {
-    command: Command,
+    binary: OsString,
+    args: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    world: Option<String>,
+    stderr: Option<PathBuf>,
     dir: TempDir,
-    given: Vec<OsString>,
 }
 
 /// A running agent.
@@ -62,16 +65,8 @@ impl Agent {
     #[must_use]
     pub fn standalone(binary: &str) -> Recipe {
         let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a temporary directory");
-        let mut command = Command::new(binary);
-        command.args(["agent", "--standalone"]).stdin(Stdio::null()).stdout(Stdio::null());
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("GPU_STEWARD_") {
-                command.env_remove(name);
-            }
-        }
-        command.env_remove("NODE_NAME").env_remove("NOTIFY_SOCKET").env_remove("JOURNAL_STREAM");
-        command.env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
-        Recipe { command, dir, given: Vec::new() }
+        let args = vec!["agent".into(), "--standalone".into()];
+        Recipe { binary: binary.into(), args, environment: Vec::new(), world: None, stderr: None, dir }
     }
 }
 
@@ -79,23 +74,36 @@ impl Recipe {
     /// One flag with its value.
     #[must_use]
     pub fn with(mut self, flag: &str, value: impl AsRef<OsStr>) -> Self {
-        self.given.push(flag.into());
-        self.command.arg(flag).arg(value);
+        self.args.push(flag.into());
+        self.args.push(value.as_ref().into());
         self
     }
 
     /// One flag as it stands: `--profiling`, `--metrics-dcgm=false`.
     #[must_use]
     pub fn switch(mut self, flag: &str) -> Self {
-        self.given.push(flag.split('=').next().unwrap_or(flag).into());
-        self.command.arg(flag);
+        self.args.push(flag.into());
         self
     }
 
     /// An environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
-        self.command.env(name, value);
+        self.environment.push((name.into(), value.as_ref().into()));
+        self
+    }
+
+    /// A world of its own: a mount namespace in which this shell script has run (as root). `$DIR` is the agent's directory.
+    #[must_use]
+    pub fn within(mut self, script: &str) -> Self {
+        self.world = Some(script.to_owned());
+        self
+    }
+
+    /// Sends the log elsewhere; the addresses are then read from the state directory.
+    #[must_use]
+    pub fn log_to(mut self, path: impl Into<PathBuf>) -> Self {
+        self.stderr = Some(path.into());
         self
     }
 
@@ -116,9 +124,9 @@ impl Recipe {
         self.dir.path()
     }
 
-    /// Leaves out the flags for ports, socket and state that the harness would add, where the test gave none.
-    fn complete(&mut self) {
-        let dir = self.dir.path().to_owned();
+    /// The whole command line: flags for ports, socket and state are added where the test gave none.
+    fn command(&self) -> Command {
+        let dir = self.dir();
         let defaults: [(&str, OsString); 9] = [
             ("--listen", "127.0.0.1:0".into()),
             ("--admin-listen", "127.0.0.1:0".into()),
@@ -128,13 +136,35 @@ impl Recipe {
             ("--log-links", dir.join("no-links").into()),
             ("--pod-resources-socket", dir.join("no-kubelet.sock").into()),
             ("--kernel-log", "none".into()),
-            ("--config", empty_config(&dir).into()),
+            ("--config", empty_config(dir).into()),
         ];
+        let mut command = match &self.world {
+            None => Command::new(&self.binary),
+            Some(script) => {
+                let mut command = Command::new("unshare");
+                let script = format!("set -e\n{script}\nexec \"$@\"");
+                command.args(["-m", "--propagation", "private", "bash", "-c", &script, "world"]).arg(&self.binary);
+                command.env("DIR", dir);
+                command
+            }
+        };
+        command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null());
         for (flag, value) in defaults {
-            if !self.given.iter().any(|given| given == flag) {
-                self.command.arg(flag).arg(value);
+            if !self.args.iter().any(|given| given == flag) {
+                command.arg(flag).arg(value);
             }
         }
+        // What the machine or the test runner is told must not show through.
+        let of_managers =
+            ["NODE_NAME", "NOTIFY_SOCKET", "JOURNAL_STREAM", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS"];
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("GPU_STEWARD_") || of_managers.contains(&&*text) {
+                command.env_remove(&name);
+            }
+        }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
     }
 
     /// Runs it until it is ready.
@@ -162,21 +192,22 @@ impl Recipe {
     /// # Panics
     /// When it ends or does not listen within [`START`]; the text holds its log.
     #[must_use]
-    pub fn launch(mut self) -> Agent {
-        self.complete();
-        let log = std::fs::File::create(log_path(self.dir.path())).expect("the log's file is made");
-        let mut child = self.command.stderr(log).spawn().expect("the program can be run");
+    pub fn launch(self) -> Agent {
+        let log = self.stderr.clone().unwrap_or_else(|| log_path(self.dir()));
+        let open = std::fs::OpenOptions::new().create(true).write(true).truncate(true).open(log);
+        let mut child =
+            self.command().stderr(open.expect("the log can be written")).spawn().expect("the program can be run");
+        let elsewhere = self.stderr.is_some();
         let dir = self.dir;
-        let addresses = eventually("the line that tells the addresses", START, || {
-            let log = std::fs::read_to_string(log_path(dir.path())).unwrap_or_default();
+        let (metrics, admin, usage) = eventually("the line that tells the addresses", START, || {
             let ended = child.try_wait().expect("the child can be waited for");
-            if let Some(line) = log.lines().find(|line| line.contains("gpu-steward agent started")) {
-                return Some((field(line, "metrics")?, field(line, "admin")?, field(line, "usage")?));
+            if let Some(addresses) = addresses(dir.path(), elsewhere) {
+                return Some(addresses);
             }
+            let log = std::fs::read_to_string(log_path(dir.path())).unwrap_or_default();
             assert!(ended.is_none(), "ended before it listened: {ended:?}\n{log}");
             None
         });
-        let (metrics, admin, usage) = addresses;
         let metrics = metrics.parse().expect("an address");
         Agent { child, dir, metrics, admin: admin.parse().ok(), usage_socket: usage.into() }
     }
@@ -186,9 +217,8 @@ impl Recipe {
     /// # Panics
     /// When it cannot be run.
     #[must_use]
-    pub fn run(mut self) -> Output {
-        self.complete();
-        self.command.stderr(Stdio::piped()).output().expect("the program can be run")
+    pub fn run(self) -> Output {
+        self.command().stderr(Stdio::piped()).output().expect("the program can be run")
     }
 }
 
@@ -305,6 +335,19 @@ fn empty_config(dir: &Path) -> PathBuf {
     let path = dir.join("empty.yaml");
     std::fs::write(&path, "").expect("an empty file is written");
     path
+}
+
+/// Where a running agent listens: metrics, admin, usage; from the log's line, or from the file where the log is elsewhere.
+fn addresses(dir: &Path, elsewhere: bool) -> Option<(String, String, String)> {
+    let line = if elsewhere {
+        let file: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(dir.join("state/addresses.json")).ok()?).ok()?;
+        file.to_string()
+    } else {
+        let log = std::fs::read_to_string(log_path(dir)).ok()?;
+        log.lines().find(|line| line.contains("gpu-steward agent started"))?.to_owned()
+    };
+    Some((field(&line, "metrics")?, field(&line, "admin")?, field(&line, "usage")?))
 }
 
 /// The value of a field in a log line, in either format: `metrics=127.0.0.1:1` or `"metrics":"127.0.0.1:1"`.
