@@ -71,13 +71,10 @@ fn a_thousand_open_connections_stop_neither_answers_nor_the_end() {
         }
     }
     let begin = Instant::now();
-    let admin = agent.admin.expect("an admin port");
-    assert_eq!(http::get(admin, "/loglevel").unwrap().status, 200, "the other port is not touched");
-    drop(open.split_off(900));
-    lab::eventually::eventually("an answer after some have gone", Duration::from_secs(30), || {
+    lab::eventually::eventually("an answer beside them", Duration::from_secs(5), || {
         http::get(agent.metrics, "/healthz").ok().filter(|answer| answer.status == 200)
     });
-    assert!(begin.elapsed() < Duration::from_secs(30));
+    assert!(begin.elapsed() < Duration::from_secs(5));
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
     assert!(ended.took < Duration::from_secs(6), "drain takes at most 5 s: {:?}", ended.took);
