@@ -15,3 +15,5 @@ mod bad_host;
 mod journald;
 #[cfg(test)]
 mod systemd;
+#[cfg(test)]
+mod top;

@@ -1,0 +1,181 @@
+//! `gpu-steward top` as a user meets it: in a pipe, in a terminal, without an agent.
+
+use crate::program::BINARY;
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// Long enough for a program that starts beside compilers.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn top(url: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(BINARY);
+    command.arg("top").args(["--url", url]).args(arguments).env_remove("COLUMNS").stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+/// An agent of two made-up cards that has looked at them.
+fn agent() -> (Agent, String) {
+    let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:2").launch();
+    eventually("two GPUs", PATIENCE, || {
+        let gpus = agent.get("/api/v1/gpus").json()["gpus"].as_array()?.clone();
+        (gpus.len() == 2 && gpus.iter().all(|gpu| gpu["memory_used_bytes"]["value"].is_u64())).then_some(())
+    });
+    let url = format!("http://{}", agent.metrics);
+    (agent, url)
+}
+
+#[test]
+fn a_pipe_gets_one_plain_frame_that_says_the_gpus_are_made_up() {
+    let (_agent, url) = agent();
+    // Without --once as well: nobody could press a key.
+    for arguments in [&["--once"][..], &[]] {
+        let output = top(&url, arguments);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        for part in ["gpu-steward top", "SIMULATED GPUs", "2 GPUs", "H100", "POD"] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        assert!(!text.contains('\u{1b}') && !text.contains("quit"), "{text}");
+    }
+}
+
+#[test]
+fn json_is_one_document_with_the_four_answers() {
+    let (_agent, url) = agent();
+    let output = top(&url, &["-o", "json"]);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for part in ["node", "gpus", "pods", "processes"] {
+        assert_eq!(document[part]["view"]["simulated"], true, "{part}");
+    }
+    assert_eq!(document["gpus"]["gpus"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let (_agent, url) = agent();
+    let mut command = Command::new(BINARY);
+    let mut child = command.args(["top", "--once", "--url", &url]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn without_an_agent_it_says_what_was_tried_and_what_to_do() {
+    // A port that was free a moment ago.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = top(&format!("http://{free}"), &[]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{text}");
+    for part in [&format!("no agent answers at http://{free}"), "refused", "gpu-steward agent --standalone", "--url"] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    let output = top("localhost", &[]);
+    assert_eq!(output.status.code(), Some(64), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn another_server_is_told_apart_from_an_agent() {
+    for (answer, part) in [
+        ("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "answered 404 Not Found; is this a gpu-steward agent?"),
+        ("HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "--token-file"),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "the answer cannot be read"),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "/api/v1/node"),
+        ("SSH-2.0-OpenSSH_9.2\r\n", "http://127.0.0.1"),
+    ] {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", server.local_addr().unwrap());
+        let serve = std::thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        let output = top(&url, &["--once"]);
+        serve.join().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(69), "{text}");
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+}
+
+/// The number of the program that `script` runs.
+fn child_of(pid: u32) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let child = children.split_whitespace().next()?.parse().ok()?;
+    let name = std::fs::read_link(Path::new("/proc").join(format!("{child}/exe"))).ok()?;
+    (name == std::fs::canonicalize(BINARY).ok()?).then_some(child)
+}
+
+/// Runs the live view in a terminal of its own, with a variable such as `NO_COLOR=1`, until `end`, which is told the program's number, and gives what it wrote.
+fn in_a_terminal(url: &str, variable: &str, end: impl FnOnce(i32, &mut dyn Write)) -> String {
+    let line = format!("stty rows 24 cols 80; {variable} exec {BINARY} top --url {url} --interval 0.2");
+    let mut command = Command::new("script");
+    command.args(["-qefc", &line, "/dev/null"]).env("TERM", "xterm-256color").env("SHELL", "/bin/sh");
+    let mut script = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("`script` of bsdutils");
+    let (mut keys, mut screen) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
+    let (send, seen) = std::sync::mpsc::channel();
+    let read = std::thread::spawn(move || {
+        let (mut all, mut part, mut told) = (Vec::new(), [0; 4096], false);
+        while let Ok(length @ 1..) = screen.read(&mut part) {
+            all.extend_from_slice(&part[..length]);
+            if !told && String::from_utf8_lossy(&all).contains("quit") {
+                told = send.send(()).is_ok();
+            }
+        }
+        String::from_utf8_lossy(&all).into_owned()
+    });
+    seen.recv_timeout(PATIENCE).expect("the picture");
+    let child = eventually("the program in the terminal", PATIENCE, || child_of(script.id()));
+    end(child, &mut keys);
+    let status = eventually("its end", PATIENCE, || script.try_wait().unwrap());
+    assert_eq!(status.code(), Some(0), "{status}");
+    drop(keys);
+    read.join().unwrap()
+}
+
+#[test]
+#[ignore = "needs script: tests/run"]
+fn the_terminal_is_given_back_after_q_ctrl_c_and_signals() {
+    let (_agent, url) = agent();
+    let signal = |number| {
+        move |pid: i32, _: &mut dyn Write| {
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            rustix::process::kill_process(pid, number).unwrap();
+        }
+    };
+    let press = |key: &'static [u8]| {
+        move |_: i32, keys: &mut dyn Write| {
+            keys.write_all(key).unwrap();
+            keys.flush().unwrap();
+        }
+    };
+    let screens = [
+        ("q", in_a_terminal(&url, "", press(b"q"))),
+        ("Ctrl-C", in_a_terminal(&url, "", press(b"\x03"))),
+        ("SIGTERM", in_a_terminal(&url, "", signal(rustix::process::Signal::TERM))),
+        ("SIGHUP", in_a_terminal(&url, "", signal(rustix::process::Signal::HUP))),
+    ];
+    for (how, screen) in screens {
+        let taken = screen.find("\u{1b}[?1049h").unwrap_or_else(|| panic!("{how}: the screen was never taken"));
+        let left = screen.rfind("\u{1b}[?1049l").unwrap_or_else(|| panic!("{how}: the screen was not given back"));
+        assert!(taken < left, "{how}");
+        assert!(screen[left..].contains("\u{1b}[?25h"), "{how}: the cursor is hidden");
+    }
+}
+
+#[test]
+#[ignore = "needs script: tests/run"]
+fn no_colour_means_no_colour() {
+    let (_agent, url) = agent();
+    // SGR 30 to 49 and 38;5;n are colours; bold (1) and reversed (7) are not.
+    for (variable, expect) in [("", true), ("NO_COLOR=1", false)] {
+        let screen = in_a_terminal(&url, variable, |_, keys| keys.write_all(b"q").unwrap());
+        let coloured = screen.contains("\u{1b}[38;5;") || screen.contains("\u{1b}[48;5;");
+        assert_eq!(coloured, expect, "{variable}");
+    }
+}
