@@ -31,6 +31,7 @@ mod house {
         let manifests = doors::manifests(&tree, &mut findings);
         doors::check(&manifests, &plan, &tree, &mut findings);
         order::check(&manifests, &tree, &mut findings);
+        order::fuzz_targets(&tree, &mut findings);
         order::outside(&tree, &mut findings);
         names::names(&tree, &mut findings);
         names::unsafe_code(&tree, &plan, &mut findings);

@@ -48,6 +48,21 @@ pub(crate) fn check(manifests: &[Manifest], tree: &Tree, findings: &mut Vec<Find
     }
 }
 
+/// A fuzz target that its manifest does not name is never run.
+pub(crate) fn fuzz_targets(tree: &Tree, findings: &mut Vec<Finding>) {
+    const FOLDER: &str = "tests/fuzz/";
+    let manifest = tree.texts.get("tests/fuzz/Cargo.toml").map_or("", String::as_str);
+    for path in tree.outlines.keys() {
+        let Some(below) = path.strip_prefix(FOLDER).filter(|below| below.starts_with("fuzz_targets/")) else {
+            continue;
+        };
+        if !manifest.contains(&format!("\"{below}\"")) {
+            let what = "tests/fuzz/Cargo.toml has no [[bin]] for this fuzz target, so it is never run";
+            findings.push(Finding::new(Rule::Orphan, path, 0, what));
+        }
+    }
+}
+
 /// The root files of a package's crates, and whether each is a test binary.
 fn roots(manifest: &Manifest) -> Vec<(String, bool)> {
     let folder = folder_of(&manifest.path);
