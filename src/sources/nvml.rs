@@ -32,6 +32,8 @@ mod message;
 mod event;
 mod poll;
 mod supervise;
+#[cfg(test)]
+mod drill;
 
 pub use crate::nvml::settings::Settings;
 

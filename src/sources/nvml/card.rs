@@ -9,7 +9,7 @@ use model::Absence;
 use model::gpu::GpuSample;
 use model::id::GpuUuid;
 use model::observation::Trouble;
-use model::time::Monotonic;
+use model::time::{Monotonic, Now};
 use nvml_wrapper::GpmSample;
 use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
@@ -120,15 +120,53 @@ pub(super) struct Card {
     pub(super) sample: GpuSample,
     /// NVML's newest stamp in each sample buffer that is read, in its microseconds; 0 before the first.
     pub(super) stamps: [u64; BUFFERS],
+    /// Whether the wall clock, by which NVML stamps, was set back.
+    pub(super) skew: Skew,
     /// The last sample of the profiling unit: of the whole GPU, and of each MIG instance.
     pub(super) gpm: Option<GpmSample<'static>>,
     pub(super) gpm_mig: BTreeMap<GpuUuid, GpmSample<'static>>,
 }
 
+/// A wall clock that is set back leaves stamps in NVML's buffers that lie ahead of it. They are left out until they have
+/// fallen out of the buffers; else the newest stamp would be one of them and nothing would be newer for as long as the
+/// jump was.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Skew {
+    /// Wall clock less monotonic clock, in microseconds, when it was last looked at.
+    offset: Option<i128>,
+    back: Option<Monotonic>,
+}
+
+impl Skew {
+    /// Smaller steps are a clock that is being slewed.
+    const STEP: i128 = 2_000_000;
+    /// NVML's buffers hold at most this much.
+    const BUFFERED: Duration = Duration::from_secs(120);
+
+    /// Looks at the clocks.
+    pub(super) fn look(&mut self, now: Now) {
+        let offset = i128::from(now.wall.0) - i128::from(now.monotonic.0 / 1000);
+        if self.offset.is_some_and(|before| before - offset > Self::STEP) {
+            self.back = Some(now.monotonic);
+        }
+        self.offset = Some(offset);
+    }
+
+    /// The latest stamp that can be believed; any, if the clock was not set back lately.
+    pub(super) fn latest(&self, now: Now) -> u64 {
+        match self.back {
+            Some(back) if now.monotonic.since(back) < Self::BUFFERED => {
+                now.wall.0.saturating_add(u64::try_from(Self::STEP).unwrap_or(0))
+            }
+            _ => u64::MAX,
+        }
+    }
+}
+
 impl Card {
     pub(super) fn new(known: Known, asker: Asker) -> Self {
         let (gpm, gpm_mig) = (None, BTreeMap::new());
-        Card { known, asker, sample: GpuSample::default(), stamps: [0; BUFFERS], gpm, gpm_mig }
+        Card { known, asker, sample: GpuSample::default(), stamps: [0; BUFFERS], skew: Skew::default(), gpm, gpm_mig }
     }
 
     /// Whether MIG is on, in which case much is not readable.
@@ -139,5 +177,28 @@ impl Card {
     /// `NotSupported` has a better reason where the same GPU would answer without MIG.
     pub(super) fn under_mig(&self, why: Absence) -> Absence {
         if self.divided() && why == Absence::NotSupported { Absence::MigEnabled } else { why }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::time::WallTime;
+
+    #[test]
+    fn stamps_ahead_of_a_clock_that_was_set_back_are_not_believed_for_a_while() {
+        let at = |seconds: u64, wall: u64| Now {
+            monotonic: Monotonic(seconds * 1_000_000_000),
+            wall: WallTime(wall * 1_000_000),
+        };
+        let mut skew = Skew::default();
+        for now in [at(10, 5000), at(11, 5001), at(12, 9000)] {
+            skew.look(now);
+            assert_eq!(skew.latest(now), u64::MAX, "forward is no harm");
+        }
+        skew.look(at(13, 5003));
+        assert_eq!(skew.latest(at(13, 5003)), 5_005_000_000);
+        skew.look(at(200, 5190));
+        assert_eq!(skew.latest(at(200, 5190)), u64::MAX);
     }
 }

@@ -23,13 +23,13 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-/// Time between two looks at the list of GPUs: NVML has no event for hot-plug.
-const INVENTORY_PERIOD: Duration = Duration::from_secs(10);
-/// Time between two looks at what ties the GPUs together; 16 GPUs cost some 500 calls.
-const TIES_PERIOD: Duration = Duration::from_secs(60);
-/// Time between two rounds of the dear calls on one GPU. At 40 ms for PCIe throughput, 16 GPUs keep the thread busy for
-/// 4 % of the time, in pieces of one GPU.
-const SELDOM_PERIOD: Duration = Duration::from_secs(15);
+/// Time between two looks at the list of GPUs, in process periods (10 s): NVML has no event for hot-plug.
+const INVENTORY: u32 = 2;
+/// Time between two rounds of the dear calls on one GPU, in process periods (15 s). At 40 ms for PCIe throughput, 16 GPUs
+/// keep the thread busy for 4 % of the time, in pieces of one GPU.
+const SELDOM: u32 = 3;
+/// Time between two looks at what ties the GPUs together, in process periods (60 s); 16 GPUs cost some 500 calls.
+const TIES: u32 = 12;
 /// A change of memory in use by this much is a process that came, went or grew: a bare CUDA context takes over 100 MiB,
 /// and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
 const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
@@ -152,7 +152,7 @@ impl Poller {
                         tracing::warn!(reason = %why, "NVML does not list the GPUs, said once");
                     }
                 }
-                inventory_due = monotonic().after(INVENTORY_PERIOD);
+                inventory_due = monotonic().after(self.settings.process_period * INVENTORY);
             }
             for place in 0..self.desks.len() {
                 self.round(place);
@@ -173,7 +173,7 @@ impl Poller {
         self.inventory_failed = None;
         if monotonic() >= *ties_due || !inventory::same_set(&before, &found.known) {
             inventory::tie(place, &mut found.known);
-            *ties_due = monotonic().after(TIES_PERIOD);
+            *ties_due = monotonic().after(self.settings.process_period * TIES);
         }
         if pulse.dismissed() {
             return Ok(());
@@ -254,7 +254,7 @@ impl Poller {
         }
         if now.monotonic >= desk.seldom_due {
             read::seldom(&mut desk.card);
-            desk.seldom_due = later(desk.seldom_due, SELDOM_PERIOD, now.monotonic, place);
+            desk.seldom_due = later(desk.seldom_due, self.settings.process_period * SELDOM, now.monotonic, place);
         }
         let processes = if now.monotonic >= desk.processes_due || desk.memory_jumped() {
             gpm::read(&mut desk.card, now.monotonic);

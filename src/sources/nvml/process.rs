@@ -26,9 +26,6 @@ const SHORTEST_WINDOW: Duration = Duration::from_secs(2);
 const LONGEST_REFRESH: u64 = 1_000_000;
 /// The first look at use goes back this far, not to the beginning of NVML's buffer.
 const FIRST_WINDOW: Duration = Duration::from_secs(5);
-/// Microseconds by which NVML's stamps may run ahead of our clock before the clock must have been set back.
-const JUMP: u64 = 10_000_000;
-
 /// What is kept of one GPU's processes between two lists.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
@@ -213,24 +210,26 @@ fn record(card: &mut Card, clients: &Clients, now: Now) -> Option<Result<Record,
     if clients.measured.is_some_and(|at| now.monotonic.since(at) < SHORTEST_WINDOW) {
         return None;
     }
+    let latest = card.skew.latest(now);
     let first = now.wall.0.saturating_sub(u64::try_from(FIRST_WINDOW.as_micros()).unwrap_or(0));
-    let from = clients.stamp.filter(|stamp| *stamp <= now.wall.0.saturating_add(JUMP)).unwrap_or(first);
+    let from = clients.stamp.filter(|stamp| *stamp <= latest).unwrap_or(first);
     let device = &card.known.device;
     let mut answer = card.asker.ask("process utilization", || device.process_utilization_stats(from));
     if answer.as_ref().err() == Some(&INSUFFICIENT_SIZE) {
         answer = card.asker.ask("process utilization", || device.process_utilization_stats(from));
     }
     Some(match answer {
-        Ok(samples) => Ok(sort(samples, from)),
+        Ok(samples) => Ok(sort(samples, from, latest)),
         // The driver keeps no sample of a process that did nothing.
         Err(NOT_FOUND | NO_DATA) => Ok(Record { from, to: from, samples: BTreeMap::new() }),
         Err(why) => Err(card.under_mig(why)),
     })
 }
 
-fn sort(samples: Vec<ProcessUtilizationSample>, from: u64) -> Record {
+fn sort(samples: Vec<ProcessUtilizationSample>, from: u64, latest: u64) -> Record {
     let mut record = Record { from, to: from, samples: BTreeMap::new() };
-    for sample in samples.into_iter().filter(|sample| sample.timestamp > from) {
+    let believed = |sample: &ProcessUtilizationSample| sample.timestamp > from && sample.timestamp <= latest;
+    for sample in samples.into_iter().filter(believed) {
         record.to = record.to.max(sample.timestamp);
         record.samples.entry(sample.pid).or_default().push(sample);
     }

@@ -17,14 +17,15 @@ use nvml_wrapper_sys::bindings::field_id::{
 
 /// `nvml.h`: this scope asks for the sum over all links.
 const ALL_LINKS: u32 = u32::MAX;
-/// `nvml.h`: PCIe throughput is in KB a second, NVLink throughput counters in KiB.
-const PCIE_UNIT: f64 = 1000.0;
+/// `nvml.h` gives PCIe throughput in KB a second and NVLink throughput counters in KiB; NVIDIA's KB is 1,024 bytes.
+const PCIE_UNIT: f64 = 1024.0;
 const NVLINK_UNIT: u64 = 1024;
 
 /// The cheap calls: microseconds each. `false`: the GPU says that it is lost.
 pub(super) fn often(card: &mut Card, now: Now) -> bool {
     let at = now.monotonic;
     let _ = card.asker.take_lost();
+    card.skew.look(now);
     memory(card, at);
     utilization::read(card, now);
     let device = &card.known.device;

@@ -13,7 +13,7 @@ pub struct Settings {
     pub roots: HostRoots,
     /// Time between two polls of the cheap calls.
     pub period: Duration,
-    /// Time between two process lists.
+    /// Time between two process lists; what is read more seldom still is read every so many of these.
     pub process_period: Duration,
     /// A call that takes longer hangs.
     pub hang_after: Duration,

@@ -13,9 +13,6 @@ use std::time::Duration;
 /// The first look takes what the buffer holds of the last second; the rest is older than the program.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
-/// Microseconds by which NVML's stamps may run ahead of our clock before the clock must have been set back.
-const JUMP: u64 = 10_000_000;
-
 /// Which buffer.
 #[derive(Clone, Copy, Debug)]
 enum Buffer {
@@ -94,15 +91,11 @@ fn newer(card: &mut Card, buffer: Buffer, now: Now) -> Result<Option<Mean>, Abse
         Buffer::Encoder => ("encoder samples", Sampling::EncoderUtilization),
         Buffer::Decoder => ("decoder samples", Sampling::DecoderUtilization),
     };
-    let stamp = &mut card.stamps[buffer as usize];
-    // A clock that was set back would keep everything older than the last sample for as long as the jump was.
-    if *stamp > now.wall.0.saturating_add(JUMP) {
-        *stamp = 0;
-    }
-    let last = *stamp;
+    let latest = card.skew.latest(now);
+    let last = if card.stamps[buffer as usize] > latest { 0 } else { card.stamps[buffer as usize] };
     match card.asker.ask(name, || card.known.device.samples(kind, last)) {
         Ok(samples) => {
-            let mean = mean(&samples, last);
+            let mean = mean(&samples, last, latest);
             if let Some(mean) = mean {
                 card.stamps[buffer as usize] = mean.newest;
             }
@@ -113,15 +106,15 @@ fn newer(card: &mut Card, buffer: Buffer, now: Now) -> Result<Option<Mean>, Abse
     }
 }
 
-/// The mean over the samples with distinct stamps after `last`.
-fn mean(samples: &[Sample], last: u64) -> Option<Mean> {
-    let newest = samples.iter().map(|sample| sample.timestamp).max().filter(|newest| *newest > last)?;
+/// The mean over the samples with distinct stamps after `last` and up to `latest`.
+fn mean(samples: &[Sample], last: u64, latest: u64) -> Option<Mean> {
+    let believed = samples.iter().filter(|sample| sample.timestamp > last && sample.timestamp <= latest);
+    let newest = believed.clone().map(|sample| sample.timestamp).max()?;
     let from = match last {
         0 => newest.saturating_sub(u64::try_from(FIRST_LOOK.as_micros()).unwrap_or(0)),
         last => last,
     };
-    let mut fresh: Vec<(u64, f64)> = samples
-        .iter()
+    let mut fresh: Vec<(u64, f64)> = believed
         .filter(|sample| sample.timestamp > from)
         .map(|sample| (sample.timestamp, number(&sample.value)))
         .collect();
@@ -156,14 +149,16 @@ mod tests {
     #[test]
     fn a_sample_counts_once_however_often_it_is_in_the_buffer() {
         let buffer = samples(&[(5_000_000, 90), (5_200_000, 10), (5_200_000, 10), (5_400_000, 40)]);
-        assert_eq!(mean(&buffer, 5_000_000), Some(Mean { percent: 25.0, newest: 5_400_000, count: 2 }));
-        assert_eq!(mean(&buffer, 5_400_000), None, "nothing is newer");
-        assert_eq!(mean(&[], 1), None);
+        assert_eq!(mean(&buffer, 5_000_000, u64::MAX), Some(Mean { percent: 25.0, newest: 5_400_000, count: 2 }));
+        assert_eq!(mean(&buffer, 5_400_000, u64::MAX), None, "nothing is newer");
+        assert_eq!(mean(&[], 1, u64::MAX), None);
+        let believed = mean(&buffer, 5_000_000, 5_300_000).map(|mean| mean.newest);
+        assert_eq!(believed, Some(5_200_000), "what lies ahead of a clock that was set back is left out");
     }
 
     #[test]
     fn the_first_look_takes_the_last_second_only() {
         let buffer = samples(&[(1_000_000, 100), (9_500_000, 20), (10_000_000, 40)]);
-        assert_eq!(mean(&buffer, 0), Some(Mean { percent: 30.0, newest: 10_000_000, count: 2 }));
+        assert_eq!(mean(&buffer, 0, u64::MAX), Some(Mean { percent: 30.0, newest: 10_000_000, count: 2 }));
     }
 }

@@ -1,0 +1,193 @@
+//! The real wrapper over the fake driver library, and everything it can be made to answer.
+
+mod event;
+mod fault;
+mod hang;
+mod identity;
+mod process;
+mod reading;
+
+use crate::nvml::{Settings, spawn};
+use crate::report::Reporter;
+use crate::roots::HostRoots;
+pub(super) use lab::scenario::{Card, Code, FakeNvml, Fault, Quantity, Scenario, Value, Which, XidEvent, cards};
+use model::gpu::{Gpu, GpuSample};
+use model::id::GpuUuid;
+use model::observation::{GpuSourceState, Observation};
+use model::process::GpuProcesses;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::sync::mpsc::Receiver;
+use tokio_util::sync::CancellationToken;
+
+/// How long a test waits for what must come; the machine may be busy with other tests.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The eye over a fake library, and what it has reported so far.
+pub(super) struct Drill {
+    pub(super) fake: FakeNvml,
+    pub(super) scenario: Scenario,
+    pub(super) seen: Seen,
+    directory: TempDir,
+    queue: Option<Receiver<Observation>>,
+    stop: CancellationToken,
+}
+
+/// The newest of each kind.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) source: Vec<GpuSourceState>,
+    pub(super) gpus: Option<Vec<Gpu>>,
+    pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
+    pub(super) processes: BTreeMap<GpuUuid, GpuProcesses>,
+    pub(super) xids: Vec<model::gpu::Xid>,
+}
+
+impl Drill {
+    /// Everything but the threads: a library, a scenario, empty trees of the kernel.
+    pub(super) fn prepare(scenario: Scenario) -> Drill {
+        let directory = TempDir::new().unwrap();
+        let fake = FakeNvml::install(directory.path()).unwrap();
+        fake.write(&scenario).unwrap();
+        for tree in ["proc", "cgroup", "sys"] {
+            std::fs::create_dir(directory.path().join(tree)).unwrap();
+        }
+        std::fs::write(directory.path().join("kmsg"), "").unwrap();
+        Drill { fake, scenario, seen: Seen::default(), directory, queue: None, stop: CancellationToken::new() }
+    }
+
+    /// The eye at work, twenty times as fast as in earnest.
+    pub(super) fn start(scenario: Scenario) -> Drill {
+        let mut drill = Drill::prepare(scenario);
+        drill.open();
+        drill
+    }
+
+    pub(super) fn open(&mut self) {
+        let library = self.fake.library().to_owned();
+        self.open_at(library);
+    }
+
+    pub(super) fn open_at(&mut self, library: PathBuf) {
+        let settings = Settings {
+            library: Some(library),
+            roots: HostRoots { procfs: self.path("proc"), cgroup: self.path("cgroup"), sysfs: self.path("sys") },
+            period: Duration::from_millis(50),
+            process_period: Duration::from_millis(250),
+            hang_after: Duration::from_millis(700),
+            kernel_log: Some(self.path("kmsg")),
+        };
+        let (reporter, queue) = Reporter::channel();
+        self.queue = Some(queue);
+        spawn(settings, reporter, self.stop.clone()).unwrap();
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Changes the scenario while the eye is at work.
+    pub(super) fn change(&mut self, change: impl FnOnce(&mut Scenario)) {
+        change(&mut self.scenario);
+        self.fake.write(&self.scenario).unwrap();
+    }
+
+    /// Waits until what was reported answers the question.
+    pub(super) fn until<T>(&mut self, what: &str, mut question: impl FnMut(&Seen) -> Option<T>) -> T {
+        let began = Instant::now();
+        loop {
+            self.take();
+            if let Some(answer) = question(&self.seen) {
+                return answer;
+            }
+            assert!(began.elapsed() < DEADLINE, "not seen in time: {what}; sources {:?}", self.seen.source);
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for a condition.
+    pub(super) fn wait(&mut self, what: &str, mut condition: impl FnMut(&Seen) -> bool) {
+        self.until(what, |seen| condition(seen).then_some(()));
+    }
+
+    /// Takes in everything that was reported.
+    fn take(&mut self) {
+        while let Some(Ok(observation)) = self.queue.as_mut().map(Receiver::try_recv) {
+            self.seen.take(observation);
+        }
+    }
+
+    /// Waits for as many further readings of a GPU, so that something that must *not* happen had its chance.
+    pub(super) fn rounds(&mut self, place: usize, count: usize) {
+        let uuid = self.uuid(place);
+        for _ in 0..count {
+            self.seen.samples.remove(&uuid);
+            self.wait("another round", |seen| seen.samples.contains_key(&uuid));
+        }
+    }
+
+    /// The UUID of the GPU at this place, once it is listed.
+    pub(super) fn uuid(&mut self, place: usize) -> GpuUuid {
+        self.until("the list of GPUs", |seen| Some(seen.gpus.as_ref()?.get(place)?.uuid.clone()))
+    }
+
+    /// The newest readings of a GPU that fit a condition.
+    pub(super) fn sample(&mut self, place: usize, what: &str, condition: impl Fn(&GpuSample) -> bool) -> GpuSample {
+        let uuid = self.uuid(place);
+        self.until(what, |seen| seen.samples.get(&uuid).filter(|sample| condition(sample)).cloned())
+    }
+}
+
+impl Drop for Drill {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        // Whatever hangs returns, so that the threads end with the test.
+        let _ = self.fake.write(&Scenario::default());
+    }
+}
+
+impl Seen {
+    fn take(&mut self, observation: Observation) {
+        match observation {
+            Observation::GpuSource(state) => self.source.push(state),
+            Observation::Gpus(gpus) => self.gpus = Some(gpus),
+            Observation::GpuSample(uuid, sample) => {
+                self.samples.insert(uuid, *sample);
+            }
+            Observation::GpuProcesses(processes) => {
+                self.processes.insert(processes.gpu.clone(), processes);
+            }
+            Observation::Xid(xid) => self.xids.push(xid),
+            _ => {}
+        }
+    }
+}
+
+/// A scenario of these cards.
+pub(super) fn of(gpus: Vec<Card>) -> Scenario {
+    Scenario { gpus, ..Scenario::default() }
+}
+
+/// A card with these numbers.
+pub(super) fn with(card: Card, values: &[(Quantity, f64)]) -> Card {
+    let values = values.iter().map(|(quantity, value)| (*quantity, Value::Constant(*value))).collect();
+    Card { values, ..card }
+}
+
+/// A call on a card that goes wrong.
+pub(super) fn error(call: &str, gpu: u32, code: u32) -> Fault {
+    Fault { call: call.into(), gpu: Some(Which::Place(gpu)), error: Some(Code(code)), ..Fault::default() }
+}
+
+/// A call on a card that does not return.
+pub(super) fn hang(call: &str, gpu: u32) -> Fault {
+    Fault { call: call.into(), gpu: Some(Which::Place(gpu)), hang: true, ..Fault::default() }
+}
+
+/// Writes a file, and the folders above it.
+pub(super) fn put(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}

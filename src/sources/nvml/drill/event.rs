@@ -1,0 +1,73 @@
+//! Driver errors, from NVML and from the kernel's log.
+
+use super::{Card, Drill, Which, XidEvent, cards, of};
+use lab::scenario::MigSlot;
+use model::gpu::XidSource;
+use std::io::Write;
+
+fn xid(id: u64, gpu: u32, code: u64, mig: Option<u32>) -> XidEvent {
+    XidEvent { id, gpu: Which::Place(gpu), code, event: 8, at_s: 0.0, mig }
+}
+
+fn log(drill: &Drill, line: &str) {
+    let mut file = std::fs::OpenOptions::new().append(true).open(drill.path("kmsg")).unwrap();
+    writeln!(file, "4,1,1,-;{line}").unwrap();
+}
+
+#[test]
+fn an_xid_is_told_of_its_gpu_and_once_though_two_tell_it() {
+    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let uuid = drill.uuid(1);
+    let slot = drill.until("its slot", |seen| seen.gpus.as_ref()?[1].pci_bus_id.value().cloned());
+    drill.sample(1, "readings", |sample| sample.power.get().is_some());
+    drill.change(|scenario| scenario.xids = vec![xid(1, 1, 79, None)]);
+    drill.wait("NVML's event", |seen| seen.xids.len() == 1);
+    let told = &drill.seen.xids[0];
+    assert_eq!((told.gpu.as_ref(), told.code, told.source), (Some(&uuid), 79, XidSource::Nvml));
+    let place = slot[4..].trim_end_matches(".0").to_owned();
+    log(&drill, &format!("NVRM: Xid (PCI:{place}): 79, pid=77, name=x, GPU has fallen off the bus."));
+    log(&drill, &format!("NVRM: Xid (PCI:{place}): 63, pid=78, name=x, Row Remapper"));
+    drill.wait("the log's other error", |seen| seen.xids.len() == 2);
+    let told = &drill.seen.xids[1];
+    assert_eq!((told.gpu.as_ref(), told.code, told.pid), (Some(&uuid), 63, Some(78)));
+    assert_eq!(told.source, XidSource::KernelLog);
+    drill.change(|scenario| scenario.xids.push(xid(2, 0, 13, None)));
+    drill.wait("the next event", |seen| seen.xids.len() == 3);
+    assert_eq!(drill.seen.xids[2].code, 13, "and not 79 again");
+}
+
+#[test]
+fn an_xid_in_a_mig_instance_is_told_of_that_instance() {
+    let slot = |profile: &str| MigSlot::Profile(profile.into());
+    let card = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
+    let mut drill = Drill::start(of(vec![card]));
+    let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
+    drill.change(|scenario| scenario.xids = vec![xid(1, 0, 43, Some(1))]);
+    drill.wait("the event", |seen| seen.xids.len() == 1);
+    assert_eq!(drill.seen.xids[0].gpu.as_ref(), Some(&gpus[0].uuid));
+    assert_eq!(drill.seen.xids[0].mig.as_ref(), Some(&gpus[0].mig[1].uuid));
+}
+
+#[test]
+fn a_card_that_refuses_events_does_not_deafen_its_neighbours() {
+    let mut drill = Drill::start(of(vec![cards("vGPU", 1), cards("H100", 1)]));
+    let uuid = drill.uuid(1);
+    drill.change(|scenario| scenario.xids = vec![xid(1, 1, 31, None)]);
+    drill.wait("the event", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid) && xid.code == 31));
+}
+
+#[test]
+fn the_log_tells_of_errors_without_any_driver() {
+    let broken = super::Scenario { init_error: Some(super::Code(9)), ..super::Scenario::default() };
+    let mut drill = Drill::start(broken);
+    drill.wait("no driver", |seen| !seen.source.is_empty());
+    // Written again and again, because nothing tells when the reader has reached the end of the file.
+    let path = drill.path("kmsg");
+    drill.wait("the log's error", |seen| {
+        let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        writeln!(file, "4,1,1,-;NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.").unwrap();
+        !seen.xids.is_empty()
+    });
+    let told = &drill.seen.xids[0];
+    assert_eq!((told.gpu.as_ref(), told.pci_bus_id.as_deref()), (None, Some("00000000:65:00.0")));
+}

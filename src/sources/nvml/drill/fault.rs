@@ -1,0 +1,148 @@
+//! Every error that NVML knows, on the calls and at the door.
+
+use super::{Code, Drill, Fault, cards, error, of};
+use model::Absence;
+use model::gpu::GpuSample;
+use model::observation::GpuSourceState;
+
+/// NVML's errors and what they mean, but for the GPU that is lost (which has a test of its own).
+const ERRORS: [(u32, Absence); 30] = [
+    (1, Absence::Nvml(1)),
+    (2, Absence::Nvml(2)),
+    (3, Absence::NotSupported),
+    (4, Absence::NoPermission),
+    (5, Absence::Nvml(5)),
+    (6, Absence::Nvml(6)),
+    (7, Absence::Nvml(7)),
+    (8, Absence::Nvml(8)),
+    (9, Absence::DriverNotLoaded),
+    (10, Absence::Nvml(10)),
+    (11, Absence::Nvml(11)),
+    (12, Absence::LibraryNotFound),
+    (13, Absence::NotInThisDriver),
+    (14, Absence::Nvml(14)),
+    (16, Absence::ResetRequired),
+    (17, Absence::NoPermission),
+    (18, Absence::Nvml(18)),
+    (19, Absence::Nvml(19)),
+    (20, Absence::Nvml(20)),
+    (21, Absence::Nvml(21)),
+    (22, Absence::NotSupported),
+    (23, Absence::Nvml(23)),
+    (24, Absence::Nvml(24)),
+    (25, Absence::NotInThisDriver),
+    (26, Absence::NotInThisDriver),
+    (27, Absence::Nvml(27)),
+    (28, Absence::Nvml(28)),
+    (29, Absence::Nvml(29)),
+    (30, Absence::Nvml(30)),
+    (999, Absence::Nvml(999)),
+];
+
+#[test]
+fn every_error_of_a_call_is_the_reason_of_that_reading_and_of_no_other() {
+    for errors in ERRORS.chunks(15) {
+        let faults = (0..).zip(errors).map(|(gpu, (code, _))| error("nvmlDeviceGetPowerUsage", gpu, *code)).collect();
+        let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 15), cards("H100", 1)]) });
+        for (place, (code, why)) in errors.iter().enumerate() {
+            let sample = drill.sample(place, "a sample", |_| true);
+            assert_eq!(sample.power.absence(), Some(*why), "NVML error {code}");
+            assert!(sample.temperature.get().is_some() && sample.memory_used.get().is_some(), "NVML error {code}");
+        }
+        assert!(drill.sample(15, "the neighbour", |_| true).power.get().is_some());
+    }
+}
+
+#[test]
+fn whichever_call_fails_only_its_reading_is_absent() {
+    type Reason = fn(&GpuSample) -> Option<Absence>;
+    let calls: [(&str, Reason); 16] = [
+        ("nvmlDeviceGetMemoryInfo_v2", |s| s.memory_used.absence()),
+        ("nvmlDeviceGetTotalEnergyConsumption", |s| s.energy.absence()),
+        ("nvmlDeviceGetClockInfo", |s| s.clock_sm.absence().and(s.clock_memory.absence())),
+        ("nvmlDeviceGetCurrentClocks*", |s| s.throttle_reasons.absence()),
+        ("nvmlDeviceGetTemperature", |s| s.temperature.absence()),
+        ("nvmlDeviceGetFieldValues", |s| s.temperature_memory.absence().and(s.recovery.absence())),
+        ("nvmlDeviceGetPcieThroughput", |s| s.pcie_tx.absence().and(s.pcie_rx.absence())),
+        ("nvmlDeviceGetPcieReplayCounter", |s| s.pcie_replays.absence()),
+        ("nvmlDeviceGetTotalEccErrors", |s| s.ecc_volatile.corrected.absence()),
+        ("nvmlDeviceGetRemappedRows", |s| s.remapped.pending.absence()),
+        ("nvmlDeviceGetPowerUsage", |s| s.power.absence()),
+        ("nvmlGpmSampleGet", |s| s.gpm.sm_active.absence()),
+        ("nvmlGpmQueryDeviceSupport", |s| s.gpm.sm_active.absence()),
+        ("nvmlDeviceGetEncoderUtilization", |_| Some(Absence::Nvml(999))),
+        ("nvmlDeviceGetName", |_| Some(Absence::Nvml(999))),
+        ("nvmlDeviceGetMigMode", |_| Some(Absence::Nvml(999))),
+    ];
+    let faults: Vec<Fault> = (0..).zip(calls).map(|(gpu, (call, _))| error(call, gpu, 999)).collect();
+    let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 16)]) });
+    for (place, (call, reason)) in calls.iter().enumerate() {
+        let sample = drill.sample(place, call, |sample| {
+            sample.pcie_rx.absence() != Some(Absence::NotYet) && sample.gpm.sm_active.absence() != Some(Absence::NotYet)
+        });
+        assert_eq!(reason(&sample), Some(Absence::Nvml(999)), "{call}");
+        assert!(sample.utilization.get().is_some(), "{call}: {:?}", sample.utilization);
+    }
+}
+
+#[test]
+fn a_gpu_that_cannot_be_known_is_left_out_until_it_can() {
+    let faults = vec![error("nvmlDeviceGetUUID", 0, 4), error("nvmlDeviceGetHandleByIndex*", 0, 4)];
+    let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 2)]) });
+    drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
+    drill.change(|scenario| scenario.faults.clear());
+    drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+}
+
+#[test]
+fn without_a_driver_it_says_why_and_tries_again() {
+    for (code, why, word) in [
+        (9, Absence::DriverNotLoaded, "modprobe nvidia"),
+        (4, Absence::NoPermission, "/dev/nvidiactl"),
+        (18, Absence::Nvml(18), "restart gpu-steward"),
+        (999, Absence::Nvml(999), "dmesg"),
+    ] {
+        let broken = super::Scenario { init_error: Some(Code(code)), ..of(vec![cards("H100", 1)]) };
+        let mut drill = Drill::start(broken);
+        let (told, advice) = drill.until("why not", |seen| match seen.source.first()? {
+            GpuSourceState::Missing { why, advice } => Some((*why, advice.clone())),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(told, why);
+        assert!(advice.contains(word) && advice.contains("libnvidia-ml.so.1"), "{advice}");
+        if code == 9 {
+            drill.change(|scenario| scenario.init_error = None);
+            drill.wait("the driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+            drill.sample(0, "readings", |sample| sample.power.get().is_some());
+        }
+        assert!(drill.seen.source.len() <= 2, "each reason is told once: {:?}", drill.seen.source);
+    }
+}
+
+#[test]
+fn without_a_library_it_says_which_file_was_tried() {
+    let mut drill = Drill::prepare(super::Scenario::default());
+    let nowhere = drill.path("nowhere/libnvidia-ml.so.1");
+    drill.open_at(nowhere.clone());
+    drill.wait("why not", |seen| match seen.source.first() {
+        Some(GpuSourceState::Missing { why: Absence::LibraryNotFound, advice }) => {
+            advice.contains(nowhere.to_str().unwrap())
+        }
+        _ => false,
+    });
+}
+
+#[test]
+fn a_driver_that_goes_away_takes_all_readings_with_it_and_brings_them_back() {
+    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    drill.sample(0, "readings", |sample| sample.power.get().is_some());
+    let gone = Fault { call: "*".into(), error: Some(Code(9)), ..Fault::default() };
+    drill.change(|scenario| scenario.faults = vec![gone]);
+    drill.wait("no driver", |seen| {
+        matches!(seen.source.last(), Some(GpuSourceState::Missing { why: Absence::DriverNotLoaded, .. }))
+    });
+    drill.sample(0, "absent", |sample| *sample == GpuSample::absent(Absence::DriverNotLoaded));
+    drill.change(|scenario| scenario.faults.clear());
+    drill.wait("the driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+    drill.sample(0, "readings", |sample| sample.power.get().is_some());
+}

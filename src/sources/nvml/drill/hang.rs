@@ -1,0 +1,82 @@
+//! Calls that do not return.
+
+use super::{Drill, Fault, Scenario, cards, hang, of};
+use model::Absence;
+use model::gpu::GpuSample;
+use model::observation::GpuSourceState;
+
+fn hangs(sample: &GpuSample) -> bool {
+    *sample == GpuSample::absent(Absence::CallHangs)
+}
+
+fn reads(sample: &GpuSample) -> bool {
+    sample.power.get().is_some()
+}
+
+#[test]
+fn one_gpu_that_hangs_is_absent_and_the_others_go_on_until_it_returns() {
+    let mut drill = Drill::start(of(vec![cards("H100", 3)]));
+    drill.sample(1, "readings", reads);
+    drill.change(|scenario| scenario.faults = vec![hang("nvmlDeviceGetPowerUsage", 1)]);
+    drill.sample(1, "the hanging one", hangs);
+    let uuid = drill.uuid(1);
+    drill.wait("its processes", |seen| seen.processes[&uuid].list.absence() == Some(Absence::CallHangs));
+    drill.rounds(0, 10);
+    drill.rounds(2, 10);
+    assert!(drill.sample(0, "its neighbour", |_| true).power.get().is_some());
+    assert_eq!(drill.seen.gpus.as_ref().map(Vec::len), Some(3), "it stays in the list");
+    assert!(matches!(drill.seen.source[..], [GpuSourceState::Working { .. }]), "{:?}", drill.seen.source);
+    drill.change(|scenario| scenario.faults.clear());
+    drill.sample(1, "back", reads);
+}
+
+#[test]
+fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
+    let mut drill = Drill::start(of(vec![cards("H100", 3)]));
+    drill.sample(2, "readings", reads);
+    let both = vec![hang("nvmlDeviceGetPowerUsage", 0), hang("nvmlDeviceGetTemperature", 1)];
+    drill.change(|scenario| scenario.faults = both);
+    drill.wait("the whole source", |seen| seen.source.last() == Some(&GpuSourceState::Hanging));
+    for place in 0..3 {
+        drill.sample(place, "all absent", hangs);
+    }
+    // The first one's call returns: a poller that leaves only the second alone.
+    drill.change(|scenario| {
+        scenario.faults.remove(0);
+    });
+    drill.wait("it works again", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+    drill.sample(0, "the first", reads);
+    drill.sample(2, "the third", reads);
+    drill.sample(1, "the second still hangs", hangs);
+    drill.change(|scenario| scenario.faults.clear());
+    drill.sample(1, "the second", reads);
+}
+
+#[test]
+fn a_library_that_hangs_while_it_is_opened_is_told_and_used_once_it_opens() {
+    let stuck = Fault { call: "nvmlInit_v2".into(), hang: true, ..Fault::default() };
+    let mut drill = Drill::start(Scenario { faults: vec![stuck], ..of(vec![cards("H100", 1)]) });
+    drill.wait("it hangs", |seen| seen.source == [GpuSourceState::Hanging]);
+    drill.change(|scenario| scenario.faults.clear());
+    drill.wait("it works", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+    drill.sample(0, "readings", reads);
+}
+
+#[test]
+fn a_gpu_that_hangs_before_it_is_known_does_not_hide_the_others() {
+    let mut drill = Drill::start(Scenario { faults: vec![hang("nvmlDeviceGetUUID", 0)], ..of(vec![cards("H100", 2)]) });
+    drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
+    drill.sample(0, "its readings", reads);
+    drill.change(|scenario| scenario.faults.clear());
+    drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    drill.sample(0, "the first", reads);
+}
+
+#[test]
+fn slow_calls_are_no_hanging_ones() {
+    let slow = Fault { call: "nvmlDeviceGetPowerUsage".into(), latency_ms: 200, ..Fault::default() };
+    let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![cards("H100", 2)]) });
+    drill.sample(1, "readings", reads);
+    drill.rounds(1, 4);
+    assert!(drill.seen.source.iter().all(|state| matches!(state, GpuSourceState::Working { .. })));
+}

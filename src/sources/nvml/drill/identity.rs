@@ -1,0 +1,98 @@
+//! Who the GPUs are.
+
+use super::{Card, Drill, cards, of, put};
+use lab::scenario::{CardLink, MigSlot, Way};
+use model::Absence;
+use model::gpu::{Path, RecoveryAction};
+use model::observation::GpuSourceState;
+use model::unit::{Bytes, Watts};
+
+#[test]
+fn a_gpu_is_told_with_all_that_it_is() {
+    let tie = CardLink { peer: 1, path: Way::Pix, nvlinks: 4 };
+    let first = Card { links: vec![tie], pci_bus_id: Some("00000000:65:00.0".into()), ..cards("H100", 1) };
+    let mut drill = Drill::prepare(of(vec![first, cards("A100", 1)]));
+    put(&drill.path("sys/bus/pci/devices/0000:65:00.0/numa_node"), "1\n");
+    drill.open();
+    let gpus = drill.until("both GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 2));
+    let one = &gpus[0];
+    assert_eq!(one.uuid.as_str(), "GPU-5eed0000-0000-4000-8000-000000000000");
+    assert_eq!((one.index, one.minor.get(), &*one.model), (0, Some(0), "NVIDIA H100 80GB HBM3"));
+    assert_eq!(one.pci_bus_id.value().map(|id| &**id), Some("00000000:65:00.0"));
+    assert_eq!(one.numa_node.get(), Some(1), "from the slot in sysfs");
+    assert_eq!(one.architecture.value().map(|name| &**name), Some("Hopper"));
+    assert_eq!(one.memory_total.get(), Some(Bytes(81_559 << 20)));
+    assert_eq!(one.power_limit.get(), Some(Watts(700.0)));
+    assert_eq!((one.mig_mode.get(), one.mig.len()), (Some(false), 0));
+    assert_eq!(one.nvlinks_active.get(), Some(18));
+    assert_eq!(one.links.len(), 1);
+    assert_eq!((&one.links[0].peer, one.links[0].path, one.links[0].nvlinks), (&gpus[1].uuid, Path::SingleSwitch, 4));
+    assert_eq!(gpus[1].architecture.value().map(|name| &**name), Some("Ampere"));
+    assert_eq!(gpus[1].numa_node.get(), Some(1), "from NVML, for want of a slot in sysfs");
+    let expected = GpuSourceState::Working {
+        driver: "550.127.08".into(),
+        nvml: "12.550.127.08".into(),
+        cuda: Some("12.4".into()),
+        simulated: false,
+    };
+    drill.wait("what NVML says of itself", |seen| seen.source == [expected.clone()]);
+}
+
+#[test]
+fn mig_instances_are_told_and_a_new_layout_is_seen() {
+    let slot = |profile: &str| MigSlot::Profile(profile.into());
+    let card = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
+    let mut drill = Drill::start(of(vec![card]));
+    let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
+    assert_eq!(gpus[0].mig_mode.get(), Some(true));
+    let profiles = |gpu: &model::gpu::Gpu| gpu.mig.iter().map(|mig| mig.profile.to_string()).collect::<Vec<_>>();
+    assert_eq!(profiles(&gpus[0]), ["3g.40gb", "1g.10gb"]);
+    assert!(gpus[0].mig.iter().all(|mig| mig.uuid.as_str().starts_with("MIG-") && mig.memory_total.get().is_some()));
+    let sample = drill.sample(0, "the instances' readings", |sample| {
+        sample.mig.len() == 2 && sample.mig.iter().all(|mig| mig.gpm.sm_active.get().is_some())
+    });
+    assert!(sample.mig.iter().all(|mig| mig.memory_used.get().is_some() && mig.memory_free.get().is_some()));
+    assert_eq!(sample.utilization.absence(), Some(Absence::MigEnabled));
+    drill.change(|scenario| scenario.gpus[0].mig = vec![slot("7g.80gb")]);
+    drill.wait("the new layout", |seen| seen.gpus.as_ref().is_some_and(|gpus| profiles(&gpus[0]) == ["7g.80gb"]));
+    drill.change(|scenario| scenario.gpus[0].mig.clear());
+    drill.wait("MIG switched off", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].mig_mode.get() == Some(false)));
+    let sample = drill.sample(0, "utilisation again", |sample| sample.utilization.get().is_some());
+    assert!(sample.mig.is_empty());
+}
+
+#[test]
+fn a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_gone() {
+    let absent = Card { present: false, ..cards("L40S", 1) };
+    let mut drill = Drill::start(of(vec![cards("H100", 1), absent]));
+    drill.wait("one GPU", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1));
+    drill.change(|scenario| scenario.gpus[1].present = true);
+    drill.wait("two GPUs", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    assert!(drill.sample(1, "its readings", |sample| sample.power.get().is_some()).temperature.get().is_some());
+    drill.change(|scenario| scenario.gpus[0].present = false);
+    drill.wait("one GPU again, under another index", |seen| {
+        seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && &*gpus[0].model == "NVIDIA L40S" && gpus[0].index == 0)
+    });
+    drill.rounds(0, 2);
+}
+
+#[test]
+fn a_lost_gpu_stays_in_the_list_and_comes_back() {
+    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    let before = drill.sample(0, "slow readings", |sample| sample.recovery.get().is_some());
+    assert_eq!(before.recovery.get(), Some(RecoveryAction::None));
+    drill.change(|scenario| {
+        scenario.gpus = vec![Card { lost: true, ..cards("H100", 1) }, cards("H100", 1)];
+    });
+    let lost = drill.sample(0, "absent readings", |sample| sample.power.absence() == Some(Absence::GpuLost));
+    assert_eq!(lost, model::gpu::GpuSample::absent(Absence::GpuLost));
+    let uuid = drill.uuid(0);
+    drill.wait("absent processes", |seen| seen.processes[&uuid].list.absence() == Some(Absence::GpuLost));
+    drill.rounds(0, 8);
+    assert_eq!(drill.seen.gpus.as_ref().map(Vec::len), Some(2));
+    assert!(drill.sample(1, "its neighbour", |_| true).power.get().is_some());
+    drill.change(|scenario| scenario.gpus[0].lost = false);
+    let back = drill.sample(0, "everything again", |sample| sample.recovery.get().is_some());
+    assert!(back.power.get().is_some() && back.ecc_volatile.corrected.get().is_some());
+    drill.wait("its processes", |seen| seen.processes[&uuid].list.value().is_some());
+}

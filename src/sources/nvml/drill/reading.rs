@@ -1,0 +1,117 @@
+//! Every reading, and when it is absent.
+
+use super::{Drill, Quantity, cards, of, with};
+use model::gpu::RecoveryAction;
+use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
+use model::{Absence, Reading};
+
+/// A card with a number of its own for everything.
+const VALUES: [(Quantity, f64); 27] = [
+    (Quantity::MemoryUsedBytes, 5e9),
+    (Quantity::MemoryReservedBytes, 6e8),
+    (Quantity::UtilizationPercent, 42.0),
+    (Quantity::MemoryCopyPercent, 17.0),
+    (Quantity::EncoderPercent, 5.0),
+    (Quantity::DecoderPercent, 6.0),
+    (Quantity::PowerWatts, 345.5),
+    (Quantity::EnergyMillijoules, 123_456_789.0),
+    (Quantity::ClockSmMhz, 1755.0),
+    (Quantity::ClockMemoryMhz, 2619.0),
+    (Quantity::ThrottleReasons, 4.0),
+    (Quantity::TemperatureCelsius, 61.0),
+    (Quantity::TemperatureMemoryCelsius, 72.0),
+    (Quantity::PcieTxBytesPerSecond, 3e9),
+    (Quantity::PcieRxBytesPerSecond, 2e9),
+    (Quantity::PcieReplays, 3.0),
+    (Quantity::EccVolatileCorrected, 1.0),
+    (Quantity::EccVolatileUncorrected, 2.0),
+    (Quantity::EccAggregateCorrected, 3.0),
+    (Quantity::EccAggregateUncorrected, 4.0),
+    (Quantity::RemappedCorrectable, 5.0),
+    (Quantity::RemappedUncorrectable, 6.0),
+    (Quantity::RemappedPending, 1.0),
+    (Quantity::RemappedFailed, 0.0),
+    (Quantity::RecoveryAction, 1.0),
+    (Quantity::NvlinkTxBytes, 1024.0 * 5000.0),
+    (Quantity::NvlinkRxBytes, 1024.0 * 7000.0),
+];
+
+#[test]
+fn every_reading_is_what_the_library_says() {
+    let mut drill = Drill::start(of(vec![with(cards("H100", 1), &VALUES)]));
+    let sample =
+        drill.sample(0, "a sample", |sample| sample.utilization.get().is_some() && sample.pcie_rx.get().is_some());
+    assert_eq!(sample.memory_used.get(), Some(Bytes(5_000_000_000)));
+    assert_eq!(sample.memory_reserved.get(), Some(Bytes(600_000_000)));
+    assert!(sample.memory_free.get().is_some());
+    assert_eq!(sample.utilization.get(), Some(Percent(42.0)));
+    assert_eq!(sample.memory_copy.get(), Some(Percent(17.0)));
+    assert_eq!(sample.encoder.get(), Some(Percent(5.0)));
+    assert_eq!(sample.decoder.get(), Some(Percent(6.0)));
+    assert_eq!(sample.power.get(), Some(Watts(345.5)));
+    assert_eq!(sample.energy.get(), Some(Millijoules(123_456_789)));
+    assert_eq!(sample.clock_sm.get(), Some(Megahertz(1755)));
+    assert_eq!(sample.clock_memory.get(), Some(Megahertz(2619)));
+    assert_eq!(sample.throttle_reasons.get(), Some(4));
+    assert_eq!(sample.temperature.get(), Some(Celsius(61)));
+    assert_eq!(sample.temperature_memory.get(), Some(Celsius(72)));
+    let near =
+        |reading: Reading<BytesPerSecond>, expected: f64| (reading.get().unwrap().0 / expected - 1.0).abs() < 0.001;
+    assert!(near(sample.pcie_tx, 3e9) && near(sample.pcie_rx, 2e9), "{:?} {:?}", sample.pcie_tx, sample.pcie_rx);
+    assert_eq!(sample.pcie_replays.get(), Some(Count(3)));
+    assert_eq!(sample.ecc_volatile.corrected.get(), Some(Count(1)));
+    assert_eq!(sample.ecc_volatile.uncorrected.get(), Some(Count(2)));
+    assert_eq!(sample.ecc_aggregate.corrected.get(), Some(Count(3)));
+    assert_eq!(sample.ecc_aggregate.uncorrected.get(), Some(Count(4)));
+    assert_eq!(sample.remapped.correctable.get(), Some(Count(5)));
+    assert_eq!(sample.remapped.uncorrectable.get(), Some(Count(6)));
+    assert_eq!((sample.remapped.pending.get(), sample.remapped.failed.get()), (Some(true), Some(false)));
+    assert_eq!(sample.recovery.get(), Some(RecoveryAction::ResetGpu));
+    assert_eq!(sample.nvlink_bytes.get(), Some(Bytes(1024 * 12_000)));
+}
+
+#[test]
+fn the_profiling_unit_is_read_where_there_is_one() {
+    use Quantity as Q;
+    let card =
+        with(cards("H100", 1), &[(Q::GpmSmPercent, 80.0), (Q::GpmTensorPercent, 25.0), (Q::PcieTxBytesPerSecond, 1e9)]);
+    let mut drill = Drill::start(of(vec![card, cards("A100", 1)]));
+    let gpm = drill.sample(0, "counters between two samples", |sample| sample.gpm.sm_active.get().is_some()).gpm;
+    assert_eq!(gpm.sm_active.get(), Some(Ratio(0.8)));
+    assert_eq!(gpm.tensor_active.get(), Some(Ratio(0.25)));
+    assert!((gpm.pcie_tx.get().unwrap().0 - 1e9).abs() < 1e4, "{:?}", gpm.pcie_tx);
+    assert!(gpm.sm_occupancy.get().is_some() && gpm.dram_active.get().is_some() && gpm.nvlink_rx.get().is_some());
+    let absent = |sample: &model::gpu::GpuSample| sample.gpm.sm_active.absence() == Some(Absence::NotThisArchitecture);
+    drill.sample(1, "an Ampere card has none", absent);
+}
+
+#[test]
+fn a_sample_of_use_counts_once() {
+    let mut drill = Drill::start(of(vec![with(cards("H100", 1), &[(Quantity::UtilizationPercent, 50.0)])]));
+    let first = drill.sample(0, "a first mean", |sample| sample.utilization_samples > 0);
+    assert!(first.utilization_samples <= 6, "of the last second only, though the buffer holds more");
+    drill.change(|scenario| scenario.clock.frozen_at_s = Some(1000.0));
+    drill.sample(0, "the jump's own sample", |sample| sample.utilization_stamp != first.utilization_stamp);
+    let still = drill.sample(0, "no new sample", |sample| sample.utilization_samples == 0);
+    drill.rounds(0, 5);
+    let later = drill.sample(0, "any", |_| true);
+    assert_eq!((later.utilization, later.utilization_samples), (still.utilization, 0), "the old reading, with its age");
+    assert!(later.power.at() > still.power.at(), "while the rest goes on");
+}
+
+#[test]
+fn cards_that_cannot_tell_say_why_and_go_on_with_what_they_can() {
+    let mut drill = Drill::start(of(vec![cards("GB10", 1), cards("vGPU", 1), cards("T4", 1)]));
+    let ready = |sample: &model::gpu::GpuSample| sample.remapped.pending != Reading::NOT_YET;
+    let unified = drill.sample(0, "GB10", ready);
+    assert_eq!(unified.memory_used.absence(), Some(Absence::NotSupported));
+    assert!(unified.temperature.get().is_some() && unified.utilization.get().is_some());
+    let slice = drill.sample(1, "vGPU", ready);
+    assert_eq!(slice.power.absence(), Some(Absence::NotSupported));
+    assert!(slice.memory_used.get().is_some());
+    assert!(slice.utilization.get().is_some(), "without a sample buffer, the plain call");
+    assert_eq!(slice.utilization_stamp.absence(), Some(Absence::NotSupported));
+    let turing = drill.sample(2, "T4", ready);
+    assert_eq!(turing.nvlink_bytes.absence(), Some(Absence::NotSupported));
+    assert!(turing.energy.get().is_some());
+}
