@@ -5,6 +5,7 @@ use crate::print_config::Output;
 use crate::settings::key::{KEYS, Key};
 use crate::settings::layer::Spoken;
 use crate::top;
+use crate::usage;
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ pub(crate) enum Wish {
     Symbolize,
     /// Show the settings.
     PrintConfig(Spoken, Output),
+    /// Show what the agent believes.
+    Usage(Spoken, usage::Wanted),
 }
 
 const ABOUT: &str = "Shares a node's GPUs, tells the truth about how they are used, and lets the scheduler act on it";
@@ -29,6 +32,7 @@ const EXAMPLES: &str = "\
 Examples:
   gpu-steward agent --standalone                        look at this machine, serve http://localhost:9410/metrics
   gpu-steward agent --standalone --gpus simulated=A100:4  the same with made-up GPUs, marked as such
+  gpu-steward usage --watch                             what the agent on this machine sees of its GPUs
   gpu-steward print-config -o yaml                      the settings that would hold, as a configuration file";
 
 const SETTINGS: &str = "\
@@ -58,6 +62,10 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Wish, cla
         }
         Some(("top", sub)) => Ok(Wish::Top(top::Settings::read(sub))),
         Some((effects::pprof::worker::SUBCOMMAND, _)) => Ok(Wish::Symbolize),
+        Some(("usage", sub)) => {
+            let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
+            Ok(Wish::Usage(spoken(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
+        }
         Some((_, sub)) => Ok(Wish::Agent(spoken(sub))),
         None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
     }
@@ -98,15 +106,35 @@ pub(crate) fn command() -> Command {
                         .help("text, json, or yaml (which is a configuration file)"),
                 ),
         ))
+        .subcommand(with_usage(Command::new("usage").about("Show the GPUs and who uses them, as the agent here sees it")))
+}
+
+fn with_usage(command: Command) -> Command {
+    let output = Arg::new("output")
+        .short('o')
+        .long("output")
+        .value_name("FORMAT")
+        .value_parser(value_parser!(usage::Output))
+        .default_value("table")
+        .help("table, or json (with --watch one line a state)");
+    let watch = Arg::new("watch").short('w').long("watch").action(ArgAction::SetTrue).help("Go on, at each change");
+    command
+        .arg(config())
+        .args(KEYS.iter().filter(|key| key.name == usage::SOCKET).map(flag))
+        .args([watch, output])
+        .after_help(exit::HELP)
 }
 
 fn with_settings(command: Command) -> Command {
-    let config = Arg::new("config")
+    command.arg(config()).args(KEYS.iter().map(flag))
+}
+
+fn config() -> Arg {
+    Arg::new("config")
         .long("config")
         .value_name("PATH")
         .value_parser(value_parser!(PathBuf))
-        .help("Configuration file [default: /etc/gpu-steward/config.yaml, if it exists]");
-    command.arg(config).args(KEYS.iter().map(flag))
+        .help("Configuration file [default: /etc/gpu-steward/config.yaml, if it exists]")
 }
 
 fn flag(key: &'static Key) -> Arg {
@@ -126,7 +154,7 @@ fn flag(key: &'static Key) -> Arg {
 }
 
 fn spoken(matches: &ArgMatches) -> Spoken {
-    let said = |key: &'static Key| Some((key.name, matches.get_one::<String>(key.name)?.clone()));
+    let said = |key: &'static Key| Some((key.name, matches.try_get_one::<String>(key.name).ok()??.clone()));
     Spoken {
         flags: KEYS.iter().filter_map(said).collect(),
         file: matches.get_one::<PathBuf>("config").cloned(),
@@ -145,8 +173,8 @@ mod tests {
 
     fn flags(line: &str) -> Result<Spoken, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
-            Ok(Wish::Agent(spoken) | Wish::PrintConfig(spoken, _)) => Ok(spoken),
             Ok(Wish::Top(_) | Wish::Symbolize) => unreachable!("no line here asks for it"),
+            Ok(Wish::Agent(spoken) | Wish::PrintConfig(spoken, _) | Wish::Usage(spoken, _)) => Ok(spoken),
             Err(error) => Err(error.kind()),
         }
     }
@@ -173,6 +201,7 @@ mod tests {
             ("gpu-steward agent --period", ErrorKind::InvalidValue),
             ("gpu-steward agent --period=1s --period=2s", ErrorKind::ArgumentConflict),
             ("gpu-steward print-config -o xml", ErrorKind::InvalidValue),
+            ("gpu-steward usage --listen 127.0.0.1:0", ErrorKind::UnknownArgument),
         ] {
             assert_eq!(flags(line).err(), Some(kind), "{line}");
         }

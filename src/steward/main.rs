@@ -12,6 +12,7 @@ mod allocator;
 mod settings;
 mod print_config;
 mod top;
+mod usage;
 mod args;
 mod telemetry;
 mod stop;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         },
         Ok(Wish::Top(settings)) => watch(&settings),
         Ok(Wish::Symbolize) => symbolize(),
+        Ok(Wish::Usage(spoken, wanted)) => usage::run(&spoken, wanted).unwrap_or_else(|problems| complain(&problems)),
         Err(error) => {
             let _ = error.print();
             if error.use_stderr() { Exit::Usage } else { Exit::Ok }

@@ -17,3 +17,5 @@ mod journald;
 mod systemd;
 #[cfg(test)]
 mod top;
+#[cfg(test)]
+mod usage;

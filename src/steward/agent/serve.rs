@@ -56,10 +56,7 @@ pub(crate) async fn usage(path: PathBuf, broken: watch::Sender<Option<Arc<str>>>
         match open_usage(&path) {
             Ok(listener) => {
                 broken.send_replace(None);
-                let served = effects::usage::serve(listener, shown.view, shown.stop).await;
-                // A path that is left behind would look like an agent; it may be gone already.
-                let _ = std::fs::remove_file(&path);
-                return served;
+                return effects::usage::serve(listener, shown.view, shown.stop).await;
             }
             Err(error) => {
                 let advice =

@@ -1,0 +1,349 @@
+//! A state as a table for people, 80 columns wide. A value that is absent is a dash, and its reason stands below.
+
+use model::unit::Bytes as Amount;
+use proto::usage::{Absence, Bytes, Count, Gpu, Health, MigInstance, NodeUsage, Percent, PodShare, gpu_source};
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Columns for what a line is about: 80 less what the others need.
+const NAME: usize = 32;
+/// Reasons of absence that are shown; a node whose GPUs are all sick has a handful.
+const MAX_NOTES: usize = 12;
+
+/// The whole table, with a newline at the end.
+pub(super) fn of(state: &NodeUsage) -> String {
+    let mut table = Table::default();
+    table.head(state);
+    for gpu in &state.gpus {
+        table.gpu(gpu);
+    }
+    table.end()
+}
+
+#[derive(Default)]
+struct Table {
+    text: String,
+    notes: Vec<String>,
+}
+
+/// What one line says, each cell as text.
+struct Line {
+    index: String,
+    name: String,
+    health: &'static str,
+    busy: String,
+    memory: String,
+    processes: String,
+}
+
+impl Table {
+    fn head(&mut self, state: &NodeUsage) {
+        let made = i64::try_from(state.made_at_us).ok().and_then(|at| jiff::Timestamp::from_microsecond(at).ok());
+        let made = made.map_or_else(|| "?".to_owned(), |at| format!("{at:.0}"));
+        let made_up = if state.simulated { "  (simulated GPUs)" } else { "" };
+        self.line(&format!("{}  {made}{}{made_up}", plain(&state.node), age(state)));
+        self.line(&source(state));
+        if !state.gpus.is_empty() {
+            self.line("");
+            self.line("GPU NAME                             HEALTH      BUSY                MEMORY PROC");
+        }
+    }
+
+    fn gpu(&mut self, gpu: &Gpu) {
+        let place = format!("GPU {}", gpu.index);
+        let busy = self.percent(&place, "busy", gpu.utilization.as_ref());
+        let memory = self.memory(&place, gpu.memory_used.as_ref(), gpu.memory_total.as_ref());
+        let processes = self.count(&place, gpu.processes.as_ref());
+        self.row(&Line {
+            index: gpu.index.to_string(),
+            name: plain(&gpu.model),
+            health: health(gpu.health()),
+            busy,
+            memory,
+            processes,
+        });
+        for instance in &gpu.mig {
+            self.mig(&place, instance);
+        }
+        for share in &gpu.pods {
+            self.pod(&place, share);
+        }
+        if gpu.strangers > 0 {
+            let busy = self.percent(&format!("{place}, no pod"), "busy", gpu.unattributed_sm.as_ref());
+            let memory = self.memory(&format!("{place}, no pod"), gpu.unattributed_memory.as_ref(), None);
+            let processes = gpu.strangers.to_string();
+            self.row(&part("  (no pod)".into(), busy, memory, processes));
+        }
+    }
+
+    fn mig(&mut self, place: &str, instance: &MigInstance) {
+        let place = format!("{place}, MIG {}", instance.index);
+        let memory = self.memory(&place, instance.memory_used.as_ref(), instance.memory_total.as_ref());
+        self.row(&part(
+            format!("  MIG {} {}", instance.index, plain(&instance.profile)),
+            String::new(),
+            memory,
+            String::new(),
+        ));
+    }
+
+    fn pod(&mut self, place: &str, share: &PodShare) {
+        let name = match (&share.namespace, &share.name) {
+            (Some(namespace), Some(name)) => format!("{}/{}", plain(namespace), plain(name)),
+            _ => format!("pod {}", plain(&share.pod_uid)),
+        };
+        let place = format!("{place}, {name}");
+        let busy = self.percent(&place, "busy", share.sm.as_ref());
+        let memory = self.memory(&place, share.memory_used.as_ref(), None);
+        self.row(&part(format!("  {name}"), busy, memory, share.processes.to_string()));
+    }
+
+    fn row(&mut self, line: &Line) {
+        let Line { index, name, health, busy, memory, processes } = line;
+        let name = shortened(name, NAME);
+        self.line(&format!("{index:>3} {name:<NAME$} {health:<9} {busy:>6} {memory:>21} {processes:>4}"));
+    }
+
+    fn line(&mut self, text: &str) {
+        self.text.push_str(text.trim_end());
+        self.text.push('\n');
+    }
+
+    fn end(mut self) -> String {
+        let notes = std::mem::take(&mut self.notes);
+        if !notes.is_empty() {
+            self.line("");
+        }
+        for note in notes.iter().take(MAX_NOTES) {
+            self.line(&format!("- {note}"));
+        }
+        if let Some(more) = notes.len().checked_sub(MAX_NOTES).filter(|more| *more > 0) {
+            self.line(&format!("- and {more} more reasons: -o json has them all"));
+        }
+        self.text
+    }
+
+    fn percent(&mut self, place: &str, what: &str, reading: Option<&Percent>) -> String {
+        match reading.and_then(|reading| reading.value) {
+            Some(value) => format!("{value:.0} %"),
+            None => self.absent(place, what, reading.and_then(|reading| reading.absent.as_ref())),
+        }
+    }
+
+    fn count(&mut self, place: &str, reading: Option<&Count>) -> String {
+        match reading.and_then(|reading| reading.value) {
+            Some(value) => value.to_string(),
+            None => self.absent(place, "processes", reading.and_then(|reading| reading.absent.as_ref())),
+        }
+    }
+
+    fn memory(&mut self, place: &str, used: Option<&Bytes>, total: Option<&Bytes>) -> String {
+        let used = match used.and_then(|reading| reading.value) {
+            Some(value) => Amount(value).to_string(),
+            None => self.absent(place, "memory", used.and_then(|reading| reading.absent.as_ref())),
+        };
+        match total.and_then(|reading| reading.value) {
+            Some(total) => format!("{used} of {:>8}", Amount(total).to_string()),
+            None => used,
+        }
+    }
+
+    /// A dash, with the reason below the table.
+    fn absent(&mut self, place: &str, what: &str, why: Option<&Absence>) -> String {
+        let why = why.map_or("the agent did not say why", |why| why.reason.as_str());
+        let note = format!("{what} of {place}: {}", plain(why));
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+        "-".to_owned()
+    }
+}
+
+/// A line below a GPU's.
+fn part(name: String, busy: String, memory: String, processes: String) -> Line {
+    Line { index: String::new(), name, health: "", busy, memory, processes }
+}
+
+fn health(health: Health) -> &'static str {
+    match health {
+        Health::Unspecified | Health::Unknown => "unknown",
+        Health::Healthy => "healthy",
+        Health::Degraded => "degraded",
+        Health::Unhealthy => "unhealthy",
+    }
+}
+
+/// How old the oldest of the values is that are shown.
+fn age(state: &NodeUsage) -> String {
+    let ages = state.gpus.iter().flat_map(|gpu| {
+        let used = gpu.memory_used.as_ref().and_then(|reading| reading.age_us);
+        let busy = gpu.utilization.as_ref().and_then(|reading| reading.age_us);
+        used.into_iter().chain(busy)
+    });
+    ages.max().map_or_else(String::new, |age| {
+        format!("  values at most {:.1} s old", Duration::from_micros(age).as_secs_f64())
+    })
+}
+
+fn source(state: &NodeUsage) -> String {
+    use gpu_source::State;
+    let Some(source) = &state.source else { return "no GPUs: the agent did not say why".to_owned() };
+    match source.state() {
+        State::Working => {
+            let mut text = String::new();
+            for (what, version) in
+                [("driver", &source.driver_version), ("NVML", &source.nvml_version), ("CUDA", &source.cuda_version)]
+            {
+                if let Some(version) = version {
+                    let gap = if text.is_empty() { "" } else { ", " };
+                    let _ = write!(text, "{gap}{what} {}", plain(version));
+                }
+            }
+            text
+        }
+        State::Missing => {
+            let why = source.why.as_ref().map_or("", |why| why.reason.as_str());
+            format!("no GPUs: {}\n  {}", plain(why), plain(source.advice.as_deref().unwrap_or_default()))
+        }
+        State::Hanging => "no GPUs: the driver does not return from its calls".to_owned(),
+        State::SwitchedOff => "no GPUs: switched off by --gpus none".to_owned(),
+        State::Starting | State::Unspecified => "no GPUs: not asked yet".to_owned(),
+    }
+}
+
+/// Text of others, without what would steer a terminal.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// At most `width` characters; the end is what tells names of one kind apart least.
+fn shortened(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width - 1).chain(['…']).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proto::usage::GpuSource;
+
+    pub(in crate::usage) fn bytes(value: u64) -> Option<Bytes> {
+        Some(Bytes {
+            value: Some(value),
+            absent: None,
+            sampled_at_us: Some(1_699_999_999_500_000),
+            age_us: Some(500_000),
+        })
+    }
+
+    pub(in crate::usage) fn percent(value: f64) -> Option<Percent> {
+        Some(Percent { value: Some(value), absent: None, sampled_at_us: Some(1), age_us: Some(400_000) })
+    }
+
+    fn refused() -> Absence {
+        Absence { code: "not_supported".into(), reason: "not supported by this device".into() }
+    }
+
+    pub(in crate::usage) fn state() -> NodeUsage {
+        let named = PodShare {
+            pod_uid: "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11".into(),
+            namespace: Some("ml".into()),
+            name: Some("train-0".into()),
+            mig_uuid: None,
+            processes: 2,
+            memory_used: bytes(60 << 30),
+            sm: percent(80.4),
+        };
+        let nameless = PodShare {
+            namespace: None,
+            name: None,
+            processes: 1,
+            memory_used: bytes(1 << 20),
+            sm: Some(Percent { absent: Some(refused()), ..Percent::default() }),
+            ..named.clone()
+        };
+        let gpu = Gpu {
+            uuid: "GPU-1".into(),
+            index: 0,
+            model: "NVIDIA H100 80GB HBM3".into(),
+            health: Health::Healthy.into(),
+            memory_total: bytes(80 << 30),
+            memory_used: bytes((60 << 30) + (1 << 20)),
+            utilization: percent(87.0),
+            processes: Some(Count { value: Some(3), ..Count::default() }),
+            strangers: 1,
+            unattributed_memory: bytes(3 << 20),
+            unattributed_sm: percent(0.0),
+            pods: vec![named, nameless],
+            ..Gpu::default()
+        };
+        let sick = Gpu {
+            index: 1,
+            model: "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation\u{1b}[2J Edition".into(),
+            health: Health::Unhealthy.into(),
+            utilization: Some(Percent { absent: Some(refused()), ..Percent::default() }),
+            ..Gpu::default()
+        };
+        NodeUsage {
+            node: "node-a".into(),
+            sequence: 7,
+            made_at_us: 1_700_000_000_000_000,
+            simulated: true,
+            source: Some(GpuSource {
+                state: gpu_source::State::Working.into(),
+                driver_version: Some("550.54.15".into()),
+                cuda_version: Some("12.4".into()),
+                ..GpuSource::default()
+            }),
+            gpus: vec![gpu, sick],
+        }
+    }
+
+    #[test]
+    fn the_table_is_what_people_see() {
+        let expect = "\
+node-a  2023-11-14T22:13:20Z  values at most 0.5 s old  (simulated GPUs)
+driver 550.54.15, CUDA 12.4
+
+GPU NAME                             HEALTH      BUSY                MEMORY PROC
+  0 NVIDIA H100 80GB HBM3            healthy     87 %  60.0 GiB of 80.0 GiB    3
+      ml/train-0                                 80 %              60.0 GiB    2
+      pod 0f5b9a3e-0d2c-4b7f-9a51-2…                -               1.0 MiB    1
+      (no pod)                                    0 %               3.0 MiB    1
+  1 NVIDIA RTX PRO 6000 Blackwell M… unhealthy      -                     -    -
+
+- busy of GPU 0, pod 0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11: not supported by this device
+- busy of GPU 1: not supported by this device
+- memory of GPU 1: the agent did not say why
+- processes of GPU 1: the agent did not say why
+";
+        assert_eq!(of(&state()), expect);
+    }
+
+    #[test]
+    fn rows_fit_into_eighty_columns_and_steer_no_terminal() {
+        let mut wide = state();
+        wide.gpus[0].memory_used = bytes(u64::MAX);
+        wide.gpus[0].memory_total = bytes(1023 << 40);
+        wide.gpus[1].model = "\u{1b}]0;evil\u{7}".into();
+        let table = of(&wide);
+        for row in table.lines().skip(3).take(6) {
+            assert!(row.chars().count() <= 80, "{row}");
+        }
+        assert!(!table.contains('\u{1b}') && !table.contains('\u{7}'));
+    }
+
+    #[test]
+    fn a_node_without_gpus_says_why_and_what_to_do() {
+        let source = GpuSource {
+            state: gpu_source::State::Missing.into(),
+            why: Some(Absence { code: "driver_not_loaded".into(), reason: "NVIDIA driver is not loaded".into() }),
+            advice: Some("modprobe nvidia".into()),
+            ..GpuSource::default()
+        };
+        let text = of(&NodeUsage { gpus: Vec::new(), source: Some(source), ..state() });
+        assert!(text.contains("no GPUs: NVIDIA driver is not loaded\n  modprobe nvidia\n"), "{text}");
+    }
+}
