@@ -17,6 +17,7 @@ mod house {
     mod doors;
     mod order;
     pub(crate) mod names;
+    mod promises;
     #[cfg(test)]
     mod broken;
 
@@ -37,6 +38,7 @@ mod house {
         names::unsafe_code(&tree, &plan, &mut findings);
         names::machine_paths(&tree, &mut findings);
         names::pictures(&tree, &mut findings);
+        promises::check(&tree, &mut findings);
         findings.sort();
         findings
     }

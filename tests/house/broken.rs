@@ -33,7 +33,10 @@ fn tree(changes: &[(&str, Option<&str>)]) -> io::Result<TempDir> {
         ),
         ("src/model/lib.rs", &model),
         ("src/model/a.rs", "pub struct A;\n#[cfg(test)]\nmod tests { use super::*; use crate::b::B; }\n"),
-        ("src/model/b.rs", "use crate::a::A;\nuse crate::A as Same;\npub struct B(A);\n"),
+        (
+            "src/model/b.rs",
+            "// Promise 1 in docs/specification.md.\nuse crate::a::A;\nuse crate::A as Same;\npub struct B(A);\n",
+        ),
         (
             "src/sources/Cargo.toml",
             "[package]\nname = \"sources\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nmodel.workspace = true\n\
@@ -74,7 +77,7 @@ const DOCS: &str = "docs/architecture.md";
 /// Rule, file that is blamed, words of the message, and the one file that breaks the tree.
 type Case = (Rule, &'static str, &'static str, &'static str, &'static str);
 
-const CASES: [Case; 31] = [
+const CASES: [Case; 34] = [
     (
         Rule::Door,
         MODEL,
@@ -201,6 +204,15 @@ const CASES: [Case; 31] = [
         "//! Nouns.\npub mod a;\npub mod b;\npub use a::A;\n",
     ),
     (Rule::Orphan, "tests/fuzz/fuzz_targets/x.rs", "no [[bin]]", "tests/fuzz/fuzz_targets/x.rs", ""),
+    (Rule::Promise, "docs/specification.md", "no test says", "docs/specification.md", "1. **Small.**\n2. **Fast.**\n"),
+    (
+        Rule::Promise,
+        "docs/specification.md",
+        "but src/model/b.rs names it",
+        "docs/specification.md",
+        "1. **Small.** Not much,\n   not tested.\n",
+    ),
+    (Rule::Promise, "src/model/b.rs", "does not have", "docs/specification.md", "3. **Other**, not tested.\n"),
     (Rule::Outside, "tests/node/start.rs", "from outside", "tests/node/start.rs", "use decide::node::Node;\n"),
 ];
 

@@ -23,13 +23,15 @@ pub(crate) enum Rule {
     Picture,
     /// A test of the built program that looks inside it.
     Outside,
+    /// A promise without a test, or a test of no promise.
+    Promise,
     /// A file that could not be read or understood.
     Unreadable,
 }
 
 impl Rule {
     /// All of them, so that a test can ask for a broken tree of each.
-    pub(crate) const ALL: [Rule; 10] = [
+    pub(crate) const ALL: [Rule; 11] = [
         Rule::Door,
         Rule::StalePlan,
         Rule::UpwardImport,
@@ -39,6 +41,7 @@ impl Rule {
         Rule::Orphan,
         Rule::Picture,
         Rule::Outside,
+        Rule::Promise,
         Rule::Unreadable,
     ];
 }
@@ -55,6 +58,7 @@ impl fmt::Display for Rule {
             Rule::Orphan => "orphan",
             Rule::Picture => "picture",
             Rule::Outside => "outside",
+            Rule::Promise => "promise",
             Rule::Unreadable => "unreadable",
         })
     }
