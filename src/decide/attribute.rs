@@ -215,6 +215,7 @@ mod tests {
     }
 
     proptest! {
+        /// Promise 6 in docs/specification.md.
         /// Pods and remainder together are what the card says, whenever the list does not claim more than that.
         #[test]
         fn nothing_is_lost_and_nothing_counted_twice(

@@ -257,6 +257,7 @@ mod tests {
         }
     }
 
+    /// Promise 4 in docs/specification.md.
     #[test]
     fn without_a_source_every_reading_is_absent_for_its_reason() {
         let mut cards = Cards::default();

@@ -405,6 +405,7 @@ mod tests {
         assert_eq!(pod.containers[0].rates.cpu.get(), Some(Cores(1.5)));
     }
 
+    /// Promise 8 in docs/specification.md.
     #[test]
     fn a_pod_that_is_not_in_the_next_pass_is_gone_from_everything() {
         let mut node = node(vec![

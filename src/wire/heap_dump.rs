@@ -265,6 +265,7 @@ mod tests {
     }
 
     proptest! {
+        /// Promise 18 in docs/specification.md.
         #[test]
         fn any_bytes_are_taken_without_a_panic(bytes: Vec<u8>) {
             let _ = parse(&bytes);

@@ -39,6 +39,7 @@ fn on_a_read_only_root_metrics_are_served_and_what_is_lost_is_said_once() {
     goes_on(agent, &["cannot write the state directory", "cannot open the usage socket"]);
 }
 
+/// Promise 19 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn on_a_full_disk_metrics_are_served_and_what_is_lost_is_said_once() {
@@ -57,6 +58,7 @@ fn a_log_that_takes_no_line_stops_nothing() {
     assert!(ended.took < Duration::from_secs(5));
 }
 
+/// Promise 16 in docs/specification.md.
 #[test]
 fn a_thousand_open_connections_stop_neither_answers_nor_the_end() {
     let agent = quiet().launch();

@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
+/// Promise 14 in docs/specification.md.
 #[test]
 fn sigterm_and_sigint_drain_and_end_well_within_five_seconds() {
     for signal in [libc::SIGTERM, libc::SIGINT] {

@@ -92,6 +92,7 @@ fn the_unit_verifies_without_a_word() {
     }
 }
 
+/// Promise 15 in docs/specification.md.
 /// The numbers are those of docs/capabilities.md.
 #[test]
 #[ignore = "needs systemd: tests/run"]

@@ -29,6 +29,7 @@ fn agent() -> (Agent, String) {
     (agent, url)
 }
 
+/// Promise 9 in docs/specification.md.
 #[test]
 fn a_pipe_gets_one_plain_frame_that_says_the_gpus_are_made_up() {
     let (_agent, url) = agent();

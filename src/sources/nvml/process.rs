@@ -327,6 +327,7 @@ mod tests {
         }
     }
 
+    /// Promise 7 in docs/specification.md.
     #[test]
     fn a_number_is_somebody_only_if_nothing_speaks_against_it() {
         let one = who(10, Owner::Host);

@@ -10,6 +10,7 @@ fn a_first_profile_among_threads_that_allocate_panic_spawn_and_load_never_crashe
     cold_starts(COLD_STARTS);
 }
 
+/// Promise 21 in docs/specification.md.
 #[test]
 #[ignore = "takes 2 minutes"]
 fn fifty_cold_starts_never_crash() {
@@ -35,6 +36,7 @@ fn memory_stays_within_its_bounds_and_does_not_grow_over_ten_profiles() {
     profiles(10);
 }
 
+/// Promise 3 in docs/specification.md.
 #[test]
 #[ignore = "takes 4 minutes"]
 fn memory_does_not_grow_over_a_hundred_profiles() {

@@ -39,6 +39,7 @@ const ERRORS: [(u32, Absence); 30] = [
     (999, Absence::Nvml(999)),
 ];
 
+/// Promise 10 in docs/specification.md.
 #[test]
 fn every_error_of_a_call_is_the_reason_of_that_reading_and_of_no_other() {
     for errors in ERRORS.chunks(15) {
@@ -94,6 +95,7 @@ fn a_gpu_that_cannot_be_known_is_left_out_until_it_can() {
     drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
 }
 
+/// Promise 13 in docs/specification.md.
 #[test]
 fn without_a_driver_it_says_why_and_tries_again() {
     for (code, why, word) in [

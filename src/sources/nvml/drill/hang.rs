@@ -30,6 +30,7 @@ fn one_gpu_that_hangs_is_absent_and_the_others_go_on_until_it_returns() {
     drill.sample(1, "back", reads);
 }
 
+/// Promise 11 in docs/specification.md.
 #[test]
 fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
     let mut drill = Drill::start(of(vec![cards("H100", 3)]));

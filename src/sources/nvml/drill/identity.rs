@@ -61,6 +61,7 @@ fn mig_instances_are_told_and_a_new_layout_is_seen() {
     assert!(sample.mig.is_empty());
 }
 
+/// Promise 12 in docs/specification.md.
 #[test]
 fn a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_gone() {
     let absent = Card { present: false, ..cards("L40S", 1) };
@@ -76,6 +77,7 @@ fn a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_gone() {
     drill.rounds(0, 2);
 }
 
+/// Promise 12 in docs/specification.md.
 #[test]
 fn a_lost_gpu_stays_in_the_list_and_comes_back() {
     let mut drill = Drill::start(of(vec![cards("H100", 2)]));
