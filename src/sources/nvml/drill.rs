@@ -73,7 +73,7 @@ impl Drill {
     pub(super) fn open_at(&mut self, library: PathBuf) {
         let settings = Settings {
             library: Some(library),
-            roots: HostRoots { procfs: self.path("proc"), cgroup: self.path("cgroup"), sysfs: self.path("sys") },
+            roots: self.roots(),
             period: Duration::from_millis(50),
             process_period: Duration::from_millis(250),
             hang_after: Duration::from_millis(700),
@@ -82,6 +82,11 @@ impl Drill {
         let (reporter, queue) = Reporter::channel();
         self.queue = Some(queue);
         spawn(settings, reporter, self.stop.clone()).unwrap();
+    }
+
+    /// The fake kernel's trees.
+    pub(super) fn roots(&self) -> HostRoots {
+        HostRoots { procfs: self.path("proc"), cgroup: self.path("cgroup"), sysfs: self.path("sys") }
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {

@@ -1,10 +1,21 @@
 //! Whose processes are on a GPU, and what they do there.
 
-use super::{Card, Drill, cards, of};
+use super::{Card, Drill, Fault, cards, of, put};
+use crate::clock::{self, monotonic};
+use crate::nvml::card::{self, Asker};
+use crate::nvml::inventory::{self, Place};
+use crate::nvml::library;
+use crate::nvml::process::{Clients, list};
+use crate::nvml::pulse::Pulse;
+use crate::owner::Owners;
+use crate::report::Reporter;
 use lab::scenario::{MigSlot, Process, process};
 use model::Absence;
-use model::process::{GpuProcess, GpuProcessKind};
+use model::process::{GpuProcess, GpuProcessKind, Owner};
 use model::unit::Bytes;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The listed processes of the first GPU, once they are as wished.
 fn listed(drill: &mut Drill, what: &str, wish: impl Fn(&[GpuProcess]) -> bool) -> Vec<GpuProcess> {
@@ -67,4 +78,94 @@ fn more_processes_than_are_kept_are_counted() {
         Some((processes.list.value()?.len(), processes.left_out))
     });
     assert_eq!((kept, left_out), (1024, 76));
+}
+
+const POD: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+
+/// A process of a container in the fake `/proc`.
+fn alive(drill: &Drill, pid: u32, start: u64, container: u32) {
+    let text = format!("{pid} (train) S 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 {start} 1000 5 1 1 1 0\n");
+    put(&drill.path(&format!("proc/{pid}/cgroup")), &format!("0::{}\n", path(container)));
+    put(&drill.path(&format!("proc/{pid}/stat")), &text);
+}
+
+fn path(container: u32) -> String {
+    format!("/kubepods/burstable/pod{POD}/{container:064x}")
+}
+
+/// Boot time of the fake machine, in seconds since 1970.
+fn booted(drill: &Drill, seconds: u64) {
+    put(&drill.path("proc/stat"), &format!("cpu  1 2 3 4 5 6 7 8 0 0\nbtime {seconds}\n"));
+}
+
+/// The container's path, if the process could be tied to one.
+fn container(process: &GpuProcess) -> Option<&str> {
+    match &process.owner {
+        Owner::Cgroup(identity) => Some(&identity.path),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_process_is_tied_to_its_container_and_a_number_used_again_to_the_next_one() {
+    let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
+    let mut drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    booted(&drill, 1000);
+    alive(&drill, 4711, 500, 1);
+    drill.open();
+    let list = listed(&mut drill, "its container", |list| list.len() == 2 && container(&list[0]).is_some());
+    assert_eq!(container(&list[0]), Some(&*path(1)));
+    assert_eq!((list[0].key.map(|key| key.start_ticks), &*list[0].command), (Some(500), "train"));
+    assert_eq!((&list[1].owner, list[1].key), (&Owner::Unknown, None), "a process that cannot be seen is nobody's");
+    alive(&drill, 4711, 900, 2);
+    listed(&mut drill, "the next one", |list| container(&list[0]) == Some(&*path(2)));
+}
+
+#[test]
+fn samples_older_than_the_process_are_of_another() {
+    let running = vec![process(4711, 3 << 30, 40.0)];
+    let mut drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    booted(&drill, clock::now().wall.0 / 1_000_000 + 1000);
+    alive(&drill, 4711, 500, 1);
+    drill.open();
+    let list = listed(&mut drill, "nobody", |list| list.len() == 1 && list[0].owner == Owner::Unknown);
+    assert_eq!(list[0].memory_used.get(), Some(Bytes(3 << 30)), "shown, but as nobody's");
+}
+
+#[test]
+fn a_number_used_again_between_the_two_looks_is_nobodys() {
+    let running = vec![process(4711, 3 << 30, 0.0)];
+    let mut drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    booted(&drill, 1000);
+    alive(&drill, 4711, 500, 1);
+    // The first list is two calls; the first of the second list does not return for a while.
+    let stuck =
+        Fault { call: "nvmlDeviceGetComputeRunningProcesses*".into(), hang: true, after: 2, ..Fault::default() };
+    drill.change(|scenario| scenario.faults = vec![stuck]);
+    let (mut card, pulse) = opened(drill.fake.library(), &drill.path("sys"));
+    let mut owners = Owners::new(drill.roots());
+    let looker = std::thread::spawn(move || {
+        let mut clients = Clients::default();
+        let first = list(&mut card, &mut clients, &mut owners, clock::now());
+        let second = list(&mut card, &mut clients, &mut owners, clock::now());
+        [first, second].map(|list| list.list.value().unwrap()[0].clone())
+    });
+    while pulse.stuck(monotonic(), Duration::from_millis(20)).is_none() {
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    alive(&drill, 4711, 900, 2);
+    drill.change(|scenario| scenario.faults.clear());
+    let [first, second] = looker.join().unwrap();
+    assert_eq!((&first.owner, first.key), (&Owner::Unknown, None));
+    assert_eq!(container(&second), Some(&*path(2)), "the next list knows it");
+}
+
+/// The first GPU of a library, without any thread.
+fn opened(library: &Path, sysfs: &Path) -> (card::Card, Arc<Pulse>) {
+    let pulse = Arc::new(Pulse::default());
+    let nvml = library::open(Some(library), None, &pulse).unwrap();
+    let known = inventory::take(Place { nvml, pulse: &pulse, sysfs }, &[]).unwrap().known.remove(0);
+    let (reporter, _queue) = Reporter::channel();
+    let asker = Asker::new(Arc::clone(&pulse), reporter, &known);
+    (card::Card::new(known, asker), pulse)
 }
