@@ -14,7 +14,7 @@ use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{EventSet, Nvml};
 use std::collections::BTreeSet;
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -44,8 +44,14 @@ struct Registered {
 }
 
 impl Events {
-    /// Waits until `stop`, or until the list of GPUs will never change again.
+    /// Waits until `stop`, or until nobody has a list of GPUs for this thread any more.
     pub(super) fn run(self) {
+        self.listen();
+        // The set is gone by now, so the library may be closed.
+        let _ = self.tell.try_send(Message::EventsLeft);
+    }
+
+    fn listen(&self) {
         let set = match self.nvml.create_event_set() {
             Ok(set) => set,
             Err(error) => {
@@ -57,15 +63,19 @@ impl Events {
         let mut registered = Registered::default();
         let mut failing = false;
         while !self.stop.is_cancelled() {
-            while let Ok(known) = self.lists.try_recv() {
-                registered.renew(known, &set);
+            loop {
+                match self.lists.try_recv() {
+                    Ok(known) => registered.renew(known, &set),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
             }
             if registered.done.is_empty() {
                 // NVML refuses to wait on an empty set.
                 match self.lists.recv_timeout(PAUSE) {
                     Ok(known) => registered.renew(known, &set),
-                    Err(std::sync::mpsc::RecvTimeoutError::Timeout) => registered.retry(&set),
-                    Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => registered.retry(&set),
+                    Err(RecvTimeoutError::Disconnected) => return,
                 }
                 continue;
             }

@@ -100,6 +100,15 @@ fn identify(place: Place<'_>, index: u32, before: &[Known]) -> Result<Known, Abs
     Ok(Known { gpu, device, instances })
 }
 
+/// The slots that the kernel's driver serves (`/proc/driver/nvidia/gpus`) and that NVML does not list: GPUs that were
+/// plugged in after the library was opened. Nothing where the driver does not tell.
+pub(super) fn unlisted(procfs: &Path, known: &[Known]) -> BTreeSet<PciSlot> {
+    let listed: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
+    let Ok(folders) = std::fs::read_dir(procfs.join("driver/nvidia/gpus")) else { return BTreeSet::new() };
+    let served = folders.flatten().take(MAX_GPUS).filter_map(|folder| pci_slot(folder.file_name().to_str()?));
+    served.filter(|slot| !listed.contains(slot)).collect()
+}
+
 /// Reads an identity, all but MIG instances and links.
 fn read(place: Place<'_>, device: &Device<'static>, index: u32, uuid: GpuUuid) -> Gpu {
     let at = monotonic();

@@ -4,6 +4,7 @@ use crate::nvml::inventory::Known;
 use model::gpu::Xid;
 use model::observation::GpuSourceState;
 use nvml_wrapper::Nvml;
+use std::sync::mpsc::SyncSender;
 use wire::kernel_log::KernelXid;
 
 /// How many messages may wait: the supervisor empties the queue several times a second; a card that dies tells some tens
@@ -23,6 +24,10 @@ pub(super) enum Message {
     Event(Xid),
     /// The kernel told of an error.
     Log(KernelXid),
+    /// The library is to be closed and opened again: nobody may be inside. Answered once the event thread has left.
+    Close(SyncSender<()>),
+    /// The event thread has left the library.
+    EventsLeft,
     /// Something happened after which the list of GPUs may be another one.
     LookAgain,
 }

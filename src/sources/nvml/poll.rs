@@ -8,7 +8,7 @@ use crate::nvml::message::Message;
 use crate::nvml::process::{self, Clients};
 use crate::nvml::pulse::Pulse;
 use crate::nvml::settings::Settings;
-use crate::nvml::{gpm, read};
+use crate::nvml::{gpm, raw, read};
 use crate::owner::Owners;
 use crate::report::Reporter;
 use model::gpu::GpuSample;
@@ -18,10 +18,11 @@ use model::time::Monotonic;
 use model::unit::Bytes;
 use model::{Absence, Reading};
 use nvml_wrapper::Nvml;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
+use wire::kernel_log::PciSlot;
 
 /// Time between two looks at the list of GPUs, in process periods (10 s): NVML has no event for hot-plug.
 const INVENTORY: u32 = 2;
@@ -30,6 +31,8 @@ const INVENTORY: u32 = 2;
 const SELDOM: u32 = 3;
 /// Time between two looks at what ties the GPUs together, in process periods (60 s); 16 GPUs cost some 500 calls.
 const TIES: u32 = 12;
+/// How long the event thread may take to leave the library: it waits for a second at a time.
+const LEAVE: Duration = Duration::from_secs(4);
 /// A change of memory in use by this much is a process that came, went or grew: a bare CUDA context takes over 100 MiB,
 /// and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
 const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
@@ -48,6 +51,8 @@ pub(super) struct Poller {
     unidentified: BTreeMap<u32, Absence>,
     inventory_failed: Option<Absence>,
     new_session: bool,
+    /// Slots for which the library was opened anew already, whether that helped or not.
+    reopened_for: BTreeSet<PciSlot>,
 }
 
 /// One GPU and when what is next to be done with it.
@@ -85,6 +90,7 @@ impl Poller {
             unidentified: BTreeMap::new(),
             inventory_failed: None,
             new_session: true,
+            reopened_for: BTreeSet::new(),
         }
     }
 
@@ -153,6 +159,10 @@ impl Poller {
                     }
                 }
                 inventory_due = monotonic().after(self.settings.process_period * INVENTORY);
+                if self.plugged_in() && self.reopen(nvml) {
+                    inventory_due = monotonic();
+                    continue;
+                }
             }
             for place in 0..self.desks.len() {
                 self.round(place);
@@ -161,6 +171,43 @@ impl Poller {
             self.rest(deadline);
         }
         None
+    }
+
+    /// Whether the kernel serves a GPU that the library has not listed since it was opened.
+    fn plugged_in(&mut self) -> bool {
+        let known: Vec<Known> = self.desks.iter().map(|desk| desk.card.known.clone()).collect();
+        let unlisted = inventory::unlisted(&self.settings.roots.procfs, &known);
+        // Each slot is tried once while it is there: a container may not be allowed to see it at all.
+        self.reopened_for.retain(|slot| unlisted.contains(slot));
+        let news = unlisted.difference(&self.reopened_for).next().is_some();
+        if !news || !self.unidentified.is_empty() || self.pulse.skips_any() {
+            return false;
+        }
+        self.reopened_for = unlisted;
+        true
+    }
+
+    /// Closes the library and opens it again, which is how NVML learns of new GPUs. The event thread leaves it first.
+    fn reopen(&mut self, nvml: &'static Nvml) -> bool {
+        let (answer, left) = mpsc::sync_channel(1);
+        self.tell(Message::Close(answer));
+        if left.recv_timeout(LEAVE).is_err() {
+            self.reporter.trouble(Trouble::NvmlFailed);
+            tracing::warn!("a GPU was plugged in, but NVML cannot be opened anew while a wait for events hangs");
+            return false;
+        }
+        tracing::info!("a GPU was plugged in, NVML is opened anew");
+        for desk in &mut self.desks {
+            desk.card.gpm = None;
+            desk.card.gpm_mig.clear();
+        }
+        let again = self.pulse.call(None, || raw::shut_down(nvml).and_then(|()| raw::initialise(nvml)));
+        if let Err(why) = again {
+            self.reporter.trouble(Trouble::NvmlFailed);
+            tracing::warn!(reason = %why, "NVML could not be opened anew");
+        }
+        self.new_session = true;
+        true
     }
 
     /// Looks which GPUs there are; reports them when something changed.

@@ -89,6 +89,11 @@ impl Pulse {
         self.skipped.lock().contains(&index)
     }
 
+    /// Whether any GPU is left alone, that is, whether another thread is inside the library for good.
+    pub(super) fn skips_any(&self) -> bool {
+        !self.skipped.lock().is_empty()
+    }
+
     /// The call to this GPU has returned after all.
     pub(super) fn no_longer_skip(&self, index: u32) {
         self.skipped.lock().remove(&index);

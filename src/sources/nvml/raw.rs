@@ -50,6 +50,14 @@ pub(super) fn initialise(nvml: &'static Nvml) -> Result<(), NvmlError> {
     nvml_try(unsafe { call() })
 }
 
+/// Closes a session; the library stays loaded. Handles of GPUs must not be used until they are read anew, and event sets
+/// and samples must be gone.
+pub(super) fn shut_down(nvml: &'static Nvml) -> Result<(), NvmlError> {
+    let call = nvml_sym(nvml.lib().nvmlShutdown.as_ref())?;
+    // SAFETY: takes nothing; NVML answers calls after it with an error.
+    nvml_try(unsafe { call() })
+}
+
 /// Row remapper.
 pub(super) fn remapped_rows(device: &Device<'static>) -> Result<Rows, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;

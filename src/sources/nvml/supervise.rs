@@ -53,6 +53,7 @@ pub(super) struct Supervisor {
     hanging: bool,
     recent: Recent,
     lists: Option<mpsc::Sender<Vec<Known>>>,
+    closing: Option<SyncSender<()>>,
     repeat_due: Monotonic,
     restart_due: Monotonic,
 }
@@ -80,6 +81,7 @@ impl Supervisor {
             hanging: false,
             recent: Recent::default(),
             lists: None,
+            closing: None,
             repeat_due: Monotonic::default(),
             restart_due: Monotonic::default(),
         }
@@ -143,6 +145,19 @@ impl Supervisor {
             Message::Event(xid) => self.pass_on(xid),
             Message::Log(line) => self.pass_on(from_log(&line, &self.known, monotonic())),
             Message::LookAgain => self.look_again(),
+            Message::Close(answer) => {
+                if self.lists.take().is_some() {
+                    self.closing = Some(answer);
+                } else {
+                    let _ = answer.try_send(());
+                }
+            }
+            Message::EventsLeft => match self.closing.take() {
+                // Too late: whoever asked has given up, so somebody has to listen again.
+                Some(answer) if answer.try_send(()).is_err() => self.listen(),
+                Some(_) => {}
+                None => self.lists = None,
+            },
         }
     }
 

@@ -1,7 +1,7 @@
 //! Who the GPUs are.
 
-use super::{Card, Drill, cards, of, put};
-use lab::scenario::{CardLink, MigSlot, Way};
+use super::{Card, Drill, Scenario, Which, XidEvent, cards, of, put};
+use lab::scenario::{CardLink, List, MigSlot, Way};
 use model::Absence;
 use model::gpu::{Path, RecoveryAction};
 use model::observation::GpuSourceState;
@@ -97,4 +97,25 @@ fn a_lost_gpu_stays_in_the_list_and_comes_back() {
     let back = drill.sample(0, "everything again", |sample| sample.recovery.get().is_some());
     assert!(back.power.get().is_some() && back.ecc_volatile.corrected.get().is_some());
     drill.wait("its processes", |seen| seen.processes[&uuid].list.value().is_some());
+}
+
+#[test]
+fn a_gpu_that_the_library_sees_only_when_it_is_opened_anew_is_seen() {
+    let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
+    let first = Card { pci_bus_id: slot("65"), ..cards("H100", 1) };
+    let second = Card { present: false, pci_bus_id: slot("66"), ..cards("L40S", 1) };
+    let mut drill = Drill::prepare(Scenario { list: List::AtInit, ..of(vec![first, second]) });
+    std::fs::create_dir_all(drill.path("proc/driver/nvidia/gpus/0000:65:00.0")).unwrap();
+    drill.open();
+    drill.sample(0, "readings", |sample| sample.gpm.sm_active.get().is_some());
+    drill.change(|scenario| scenario.gpus[1].present = true);
+    std::fs::create_dir_all(drill.path("proc/driver/nvidia/gpus/0000:66:00.0")).unwrap();
+    drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    drill.sample(1, "its readings", |sample| sample.power.get().is_some());
+    drill.rounds(0, 2);
+    let uuid = drill.uuid(1);
+    drill.change(|scenario| {
+        scenario.xids = vec![XidEvent { id: 1, gpu: Which::Place(1), code: 13, event: 8, at_s: 0.0, mig: None }];
+    });
+    drill.wait("its events", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid)));
 }
