@@ -14,7 +14,7 @@ use crate::cgroup::members::members;
 use crate::cgroup::walk::{Found, Walk};
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
-use crate::procfs::{self, Fault};
+use crate::procfs::process::{self, Fault};
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, MAX_CGROUPS};
 use model::id::ProcessKey;
@@ -87,10 +87,10 @@ impl Owners {
     pub fn identify(&mut self, pid: u32) -> Option<Identified> {
         let mut last = None;
         for _ in 0..TRIES {
-            let before = procfs::key(&procfs::stat(&mut self.reader, &self.procfs, pid).ok()?);
+            let before = process::key(&process::stat(&mut self.reader, &self.procfs, pid).ok()?);
             let owner = self.owner(before);
-            let after = procfs::stat(&mut self.reader, &self.procfs, pid).ok()?;
-            let (key, command) = (procfs::key(&after), procfs::command(&after));
+            let after = process::stat(&mut self.reader, &self.procfs, pid).ok()?;
+            let (key, command) = (process::key(&after), process::command(&after));
             if key == before {
                 return Some(Identified { key, command, owner });
             }

@@ -1,8 +1,7 @@
-//! `/proc` under a given root: one process, the machine, a network namespace. Texts are read here and understood in
-//! `wire::proc_file`.
+//! `/proc` under a given root. Texts are read here and understood in `wire::proc_file`.
 //!
 //! ```text
-//!   this file    one process: stat, its network namespace
+//!   process      one process: its stat, its namespaces
 //!   host         the machine as a whole
 //!   network      totals of a pod's network namespace
 //! ```
@@ -10,70 +9,6 @@
 //! What must never happen here: two files of one PID taken for one process without a look at its start time or its
 //! namespace's number on both sides.
 
-use crate::kernel_file::{Failure, Reader};
-use model::Absence;
-use model::id::ProcessKey;
-use std::sync::Arc;
-use wire::cgroup_file::Malformed;
-use wire::proc_file::{self, Stat};
-
+pub mod process;
 pub mod host;
 pub mod network;
-
-/// Why something under `/proc` is not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// The file could not be read.
-    #[error("{0}")]
-    File(#[from] Failure),
-    /// Its text could not be understood.
-    #[error("{0}")]
-    Text(#[from] Malformed),
-}
-
-impl Fault {
-    /// The reason of a reading that should have come from it.
-    #[must_use]
-    pub fn absence(self) -> Absence {
-        match self {
-            Fault::File(failure) => failure.absence(),
-            Fault::Text(_) => Absence::Unreadable,
-        }
-    }
-}
-
-/// `/proc/<pid>/stat`, now.
-///
-/// # Errors
-/// [`Fault`].
-pub fn stat<'r>(reader: &'r mut Reader, procfs: &[u8], pid: u32) -> Result<Stat<'r>, Fault> {
-    let text = reader.read_piece(&[procfs, b"/", Reader::decimal(pid, &mut [0; 10]), b"/stat"])?;
-    Ok(proc_file::stat(text)?)
-}
-
-/// Number and start time.
-#[must_use]
-pub fn key(stat: &Stat<'_>) -> ProcessKey {
-    ProcessKey { pid: stat.pid, start_ticks: stat.start_ticks }
-}
-
-/// A process's name, with replacement characters for what is not UTF-8 and for control characters, which would break
-/// the lines it is shown in.
-#[must_use]
-pub fn command(stat: &Stat<'_>) -> Arc<str> {
-    match std::str::from_utf8(stat.command) {
-        Ok(name) if !name.contains(char::is_control) => Arc::from(name),
-        _ => String::from_utf8_lossy(stat.command).replace(char::is_control, "\u{fffd}").into(),
-    }
-}
-
-/// The number of a process's namespace of this kind (`net`, `cgroup`).
-///
-/// # Errors
-/// [`Failure`]; reading another user's needs `CAP_SYS_PTRACE`.
-pub fn namespace(reader: &mut Reader, procfs: &[u8], process: &[u8], kind: &str) -> Result<u64, Failure> {
-    let link = reader.link(&[procfs, b"/", process, b"/ns/", kind.as_bytes()])?;
-    let number = link.strip_prefix(kind.as_bytes()).and_then(|rest| rest.strip_prefix(b":["));
-    let number = number.and_then(|rest| rest.strip_suffix(b"]")).and_then(wire::cgroup_file::digits);
-    number.ok_or(Failure::NotAFile)
-}

@@ -198,3 +198,5 @@ impl Sampler {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod truth;

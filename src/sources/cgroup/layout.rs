@@ -1,7 +1,7 @@
 //! How the cgroup hierarchies are laid out under a root.
 
 use crate::kernel_file::Reader;
-use crate::procfs;
+use crate::procfs::process;
 use crate::roots::{HostRoots, part};
 use model::host::CgroupVersion;
 use std::path::PathBuf;
@@ -172,7 +172,7 @@ impl Namespace {
     /// Looks at our own namespace and at how the hierarchy is mounted.
     pub fn detect(reader: &mut Reader, roots: &HostRoots) -> Namespace {
         let proc = part(&roots.procfs);
-        let ours = procfs::namespace(reader, &proc, b"self", "cgroup").ok();
+        let ours = process::namespace(reader, &proc, b"self", "cgroup").ok();
         let cgroup = part(&roots.cgroup);
         let mut mounted_above = false;
         if let Ok(text) = reader.read(&[&proc, b"/self/mountinfo"]) {

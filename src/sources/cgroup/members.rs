@@ -1,7 +1,7 @@
 //! The processes in one cgroup and in what is nested in it.
 
 use crate::kernel_file::{Failure, Reader};
-use crate::procfs::Fault;
+use crate::procfs::process::Fault;
 use wire::cgroup_file::processes;
 use wire::cgroup_path::{Place, place};
 

@@ -6,7 +6,7 @@ use crate::cgroup::tracked::{Kernel, Tracked};
 use crate::cgroup::walk::{Found, Walk};
 use crate::kernel_file::Reader;
 use crate::procfs::network::{Net, Totals};
-use crate::procfs::{self, namespace};
+use crate::procfs::process::{self, namespace};
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, MAX_CGROUPS, ProcessIo};
 use model::unit::Count;
@@ -109,9 +109,7 @@ impl Table {
                 before.release(kernel);
             }
         }
-        if full {
-            self.left_out = refused;
-        }
+        self.left_out = refused;
     }
 
     fn read(&mut self, turn: u64) {
@@ -181,7 +179,7 @@ impl Table {
                 continue;
             }
             for &pid in pids.iter().take(TRIES_A_CONTAINER) {
-                if let Ok(stat) = procfs::stat(&mut kernel.reader, &kernel.procfs, pid) {
+                if let Ok(stat) = process::stat(&mut kernel.reader, &kernel.procfs, pid) {
                     candidates.push((stat.start_ticks, pid));
                 }
             }
@@ -227,6 +225,14 @@ fn plus<T>(one: Reading<T>, other: Reading<T>, sum: impl Fn(T, T) -> T) -> Readi
     match (one, other) {
         (Reading::Measured(a, first), Reading::Measured(b, second)) => Reading::Measured(sum(a, b), first.min(second)),
         (Reading::Absent(why), _) | (_, Reading::Absent(why)) => Reading::Absent(why),
+    }
+}
+
+#[cfg(test)]
+impl Table {
+    /// As if every cgroup had run since its last slow reading: what a node costs on which nobody rests.
+    pub(crate) fn forget_stillness(&mut self) {
+        self.cgroups.values_mut().for_each(Tracked::forget_stillness);
     }
 }
 

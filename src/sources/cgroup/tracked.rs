@@ -15,8 +15,8 @@ use crate::cgroup::layout::{Controller, Layout, Trees};
 use crate::cgroup::members::members;
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
-use crate::procfs::Fault;
 use crate::procfs::network::Totals;
+use crate::procfs::process::Fault;
 use model::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Pressure, ProcessIo};
 use model::time::Monotonic;
 use model::unit::{Bytes, Count, Nanos};
@@ -200,7 +200,12 @@ impl Tracked {
         }
     }
 
-    /// Whether a slow reading has been made.
+    #[cfg(test)]
+    pub(crate) fn forget_stillness(&mut self) {
+        self.then = None;
+    }
+
+    /// Whether no slow reading has been made yet.
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.slow_readings == 0
@@ -267,7 +272,10 @@ impl Tracked {
             self.read_cpu_v1(kernel);
             self.read_block_io_v1(kernel);
         }
-        self.read_pressure(kernel);
+        // A v2 tree beside v1 ones may not have this cgroup: asked again with the limits.
+        if limits || self.sample.pressure.absence() != Some(Absence::NoSuchFile) {
+            self.read_pressure(kernel);
+        }
         kernel.gone(&self.identity.path)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
-use crate::procfs::Fault;
+use crate::procfs::process::Fault;
 use crate::roots::{HostRoots, part};
 use model::host::HostSample;
 use model::unit::{Bytes, Count, Nanos};

@@ -6,7 +6,7 @@
 
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
-use crate::procfs::{Fault, namespace};
+use crate::procfs::process::{Fault, namespace};
 use model::cgroup::NetworkSample;
 use model::unit::{Bytes, Count};
 use model::{Absence, Reading};
@@ -22,6 +22,7 @@ pub struct Totals {
     process: Option<u32>,
     interfaces: Vec<Interface>,
     total: [u64; 8],
+    text: Vec<u8>,
 }
 
 #[derive(Clone, Debug)]
@@ -45,13 +46,12 @@ impl Totals {
     /// caller finds another.
     pub fn read_again(&mut self, reader: &mut Reader, net: Net<'_>) -> Option<Reading<NetworkSample>> {
         let (pid, known) = (self.process?, self.namespace?);
-        let text = &mut [0; 10];
-        let same = namespace(reader, net.procfs, Reader::decimal(pid, text), "net") == Ok(known);
+        let here = namespace(reader, net.procfs, Reader::decimal(pid, &mut [0; 10]), "net").ok()?;
         // A pod in the host's namespace would find itself there through any stranger that got the number.
-        if !same || Some(known) == net.host {
+        if here != known || Some(known) == net.host {
             return None;
         }
-        self.read(reader, net, pid).ok().map(|()| self.reading())
+        self.read_in(reader, net, pid, known).ok().map(|()| self.reading())
     }
 
     /// Reads through the first of these processes that can be read through.
@@ -84,17 +84,28 @@ impl Totals {
             (self.namespace, self.process) = (Some(before), None);
             return Ok(());
         }
-        let text = reader.read(&[net.procfs, b"/", process, b"/net/dev"])?.to_vec();
-        if namespace(reader, net.procfs, process, "net")? != before {
+        self.read_in(reader, net, pid, before)
+    }
+
+    /// Reads the counters through a process that was seen in this namespace, if it still is in it afterwards.
+    fn read_in(&mut self, reader: &mut Reader, net: Net<'_>, pid: u32, here: u64) -> Result<(), Fault> {
+        let mut digits = [0; 10];
+        let process = Reader::decimal(pid, &mut digits);
+        let mut text = std::mem::take(&mut self.text);
+        text.clear();
+        text.extend_from_slice(reader.read(&[net.procfs, b"/", process, b"/net/dev"])?);
+        if namespace(reader, net.procfs, process, "net")? != here {
             return Err(Failure::Gone.into());
         }
         net_dev(&text, |_, _| {})?; // all of it can be understood before any of it is added
-        if self.namespace != Some(before) {
+        if self.namespace != Some(here) {
             // A new namespace counts from 0: what its interfaces show is what was added.
             self.interfaces.clear();
         }
-        (self.namespace, self.process) = (Some(before), Some(pid));
-        self.add(&text)
+        (self.namespace, self.process) = (Some(here), Some(pid));
+        let added = self.add(&text);
+        self.text = text;
+        added
     }
 
     fn add(&mut self, text: &[u8]) -> Result<(), Fault> {

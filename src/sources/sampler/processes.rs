@@ -10,7 +10,7 @@
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
 use crate::owner::Owners;
-use crate::procfs::{self, Fault};
+use crate::procfs::process::{self, Fault};
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, ProcessIo};
 use model::id::ProcessKey;
@@ -129,7 +129,7 @@ impl Processes {
 
     fn look(&mut self, pid: u32, io: &mut usize) {
         let Processes { reader, procfs, nanos_a_tick, page, known, pass, .. } = self;
-        let stat = match procfs::stat(reader, procfs, pid) {
+        let stat = match process::stat(reader, procfs, pid) {
             Ok(stat) => stat,
             Err(Fault::File(_)) => {
                 self.total = self.total.saturating_sub(1); // it ended
@@ -144,7 +144,7 @@ impl Processes {
                 return;
             }
         };
-        let (key, at) = (procfs::key(&stat), clock::monotonic());
+        let (key, at) = (process::key(&stat), clock::monotonic());
         let nanos = |ticks: u64| Nanos(ticks.saturating_mul(*nanos_a_tick));
         let (user, system) = (nanos(stat.user_ticks), nanos(stat.system_ticks));
         let (rss, threads) = (Bytes(stat.rss_pages.saturating_mul(*page)), Count(stat.threads));
@@ -155,7 +155,7 @@ impl Processes {
             }
             let process = HostProcess {
                 key,
-                command: procfs::command(&stat),
+                command: process::command(&stat),
                 cgroup: None,
                 cpu_user: user,
                 cpu_system: system,
@@ -169,7 +169,7 @@ impl Processes {
         } else if let Some(known) = known.get_mut(&pid)
             && *known.process.command.as_bytes() != *stat.command
         {
-            known.process.command = procfs::command(&stat); // it has executed another program
+            known.process.command = process::command(&stat); // it has executed another program
         }
         let cgroup = fresh.then(|| self.cgroup(key));
         let Some(known) = self.known.get_mut(&pid) else { return };
@@ -191,8 +191,8 @@ impl Processes {
     /// The cgroup of a process that was not known, if its number still is its own after it was read.
     fn cgroup(&mut self, key: ProcessKey) -> Option<Arc<CgroupIdentity>> {
         let Owner::Cgroup(identity) = self.owners.owner(key) else { return None };
-        let again = procfs::stat(&mut self.reader, &self.procfs, key.pid).ok()?;
-        (procfs::key(&again) == key).then_some(identity)
+        let again = process::stat(&mut self.reader, &self.procfs, key.pid).ok()?;
+        (process::key(&again) == key).then_some(identity)
     }
 
     /// Forgets who was not seen and picks who is shown.

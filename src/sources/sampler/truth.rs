@@ -1,0 +1,320 @@
+//! What the eyes report, held against independent readings: real cgroups, processes, interfaces, namespaces. As root.
+
+use crate::cgroup::layout::{Layout, Namespace};
+use crate::cgroup::table::Table;
+use crate::clock;
+use crate::kernel_file::Reader;
+use crate::owner::Owners;
+use crate::roots::HostRoots;
+use lab::pods::{MARK, Pod, Pods};
+use model::cgroup::{CgroupReport, NetworkSample};
+use model::process::Owner;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::UdpSocket;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a process started by these tests is to do; without it the "test" below does nothing.
+const TASK: &str = "GPU_STEWARD_TEST_TASK";
+const HELD: usize = 64 << 20;
+
+fn table(turns: u64) -> Table {
+    let roots = HostRoots::default();
+    let layout = Layout::detect(&mut Reader::default(), &roots).unwrap();
+    Table::new(&roots, layout, turns, 4096)
+}
+
+/// The directories of a cgroup in all trees.
+fn directories(path: &str) -> Vec<PathBuf> {
+    let trees = ["cpu", "cpuacct", "memory", "blkio", "pids"].map(|name| PathBuf::from("/sys/fs/cgroup").join(name));
+    let trees = trees.into_iter().filter(|tree| tree.join("cgroup.procs").exists());
+    let trees: Vec<PathBuf> =
+        trees.chain(["/sys/fs/cgroup".into()]).filter(|tree| tree.join("cgroup.procs").exists()).collect();
+    trees.iter().map(|tree| tree.join(&path[1..])).collect()
+}
+
+fn join(path: &str, pid: u32) {
+    for directory in directories(path) {
+        fs::write(directory.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+fn sample(reports: &[CgroupReport], path: &str) -> CgroupReport {
+    reports.iter().find(|report| *report.identity.path == *path).unwrap_or_else(|| panic!("{path} is not seen")).clone()
+}
+
+#[track_caller]
+fn within_two_percent(what: &str, ours: f64, independent: f64) {
+    println!("{what}: ours {ours}, independent {independent}, ratio {:.4}", ours / independent);
+    assert!((ours / independent - 1.0).abs() <= 0.02, "{what}: ours {ours}, independent {independent}");
+}
+
+/// This test binary again, doing one task; it is told to begin by a line on its input.
+fn task(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "sampler::truth::a_child_does_what_it_is_told", "--nocapture"]).env(TASK, name);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+fn say(child: &mut Child, line: &str) {
+    child.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
+}
+
+fn hear(child: &mut Child, wanted: &str) -> String {
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    lines.map(Result::unwrap).find_map(|line| line.split(wanted).nth(1).map(str::to_string)).expect(wanted)
+}
+
+#[test]
+fn a_child_does_what_it_is_told() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    match task.as_str() {
+        "memory" => {
+            let held = vec![1u8; HELD];
+            println!("held {}", std::hint::black_box(&held).len());
+            std::io::stdin().read_line(&mut line).unwrap();
+        }
+        "owner" => {
+            let namespace = Namespace::detect(&mut Reader::default(), &HostRoots::default());
+            let Some(found) = Owners::new(HostRoots::default()).identify(line.trim().parse().unwrap()) else {
+                panic!()
+            };
+            let path = match found.owner {
+                Owner::Cgroup(identity) => identity.path.to_string(),
+                other => format!("{other:?}"),
+            };
+            println!("owner {namespace:?} {path} end");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn cpu_time_of_a_busy_loop_is_what_the_loop_itself_counted() {
+    let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
+    let path = pods.add(1, 1, &["sleep", "1000"]).unwrap().containers[0].path.clone();
+    let mut table = table(1);
+    let before = sample(&table.pass(), &path).sample;
+    let script = "trap 'times; exit' TERM; read go; while :; do :; done";
+    let mut child =
+        Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    join(&path, child.id());
+    say(&mut child, "go");
+    let began = Instant::now();
+    // The load itself takes its time: the kernel's ticks are 10 ms, so 2 % need seconds. Passes go on meanwhile.
+    while began.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_secs(1));
+        table.pass();
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    child.wait().unwrap();
+    let after = sample(&table.pass(), &path).sample;
+    // `times` says "0m19.870000s 0m0.010000s": user and system.
+    let times = said.lines().next().unwrap().split_whitespace().map(|time| {
+        let (minutes, seconds) = time.trim_end_matches('s').split_once('m').unwrap();
+        minutes.parse::<f64>().unwrap() * 60.0 + seconds.parse::<f64>().unwrap()
+    });
+    let times: Vec<f64> = times.collect();
+    let total = after.cpu_total.get().unwrap().as_seconds() - before.cpu_total.get().unwrap().as_seconds();
+    within_two_percent("CPU seconds", total, times[0] + times[1]);
+    let user = after.cpu_user.get().unwrap().as_seconds() - before.cpu_user.get().unwrap().as_seconds();
+    within_two_percent("user seconds", user, times[0]);
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn memory_that_a_process_touches_is_seen_whole() {
+    let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
+    let pod = pods.add(1, 1, &["sleep", "1000"]).unwrap();
+    let (path, pod) = (pod.containers[0].path.clone(), format!("/kubepods/burstable/pod{}", pod.uid));
+    let mut child = task("memory").spawn().unwrap();
+    join(&path, child.id());
+    let mut table = table(1);
+    let before = sample(&table.pass(), &path).sample;
+    say(&mut child, "go");
+    assert_eq!(hear(&mut child, "held ").trim(), HELD.to_string());
+    let reports = table.pass();
+    let after = sample(&reports, &path).sample;
+    let held = f64::from(u32::try_from(HELD).unwrap());
+    for (what, before, after) in [
+        ("usage", before.memory_usage, after.memory_usage),
+        ("rss", before.memory_rss, after.memory_rss),
+        ("working set", before.memory_working_set, after.memory_working_set),
+    ] {
+        within_two_percent(what, after.get().unwrap().less(before.get().unwrap()).mib() * 1048576.0, held);
+    }
+    assert_eq!(after.processes.get(), sample(&reports, &pod).sample.processes.get(), "the pod has one container");
+    assert_eq!(after.processes.get().unwrap().0, 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn ip(arguments: &str) {
+    let done = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
+    assert!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn bytes_over_a_veth_pair_are_what_the_other_end_counted() {
+    let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
+    let Pod { uid, containers } = pods.add(1, 2, &["sleep", "1000"]).unwrap();
+    let (path, pid) = (format!("/kubepods/burstable/pod{uid}"), containers[0].pid);
+    let _ = Command::new("ip").args(["link", "del", "gsveth0"]).output();
+    ip(&format!("link add gsveth0 type veth peer name eth0 netns {pid}"));
+    ip("addr add 10.251.7.1/24 dev gsveth0");
+    ip("link set gsveth0 up");
+    for command in ["ip addr add 10.251.7.2/24 dev eth0", "ip link set eth0 up", "ip link set lo up"] {
+        let target = pid.to_string();
+        let arguments = ["-t", &target, "-n"].into_iter().chain(command.split(' '));
+        assert!(Command::new("nsenter").args(arguments).status().unwrap().success());
+    }
+    let mut table = table(1);
+    let network =
+        |table: &mut Table| -> NetworkSample { sample(&table.pass(), &path).network.value().unwrap().clone() };
+    let other_end = |name: &str| -> f64 {
+        let text = fs::read_to_string(format!("/sys/class/net/gsveth0/statistics/{name}")).unwrap();
+        f64::from(text.trim().parse::<u32>().unwrap())
+    };
+    let before = network(&mut table);
+    let (sent, packets) = (other_end("tx_bytes"), other_end("tx_packets"));
+    let socket = UdpSocket::bind("10.251.7.1:0").unwrap();
+    for _ in 0..10_000 {
+        // The pod answers that nobody listens, which the socket hears as an error of the next call.
+        let _ = socket.send_to(&[7; 1000], "10.251.7.2:9");
+    }
+    let after = network(&mut table);
+    let (sent, packets) = (other_end("tx_bytes") - sent, other_end("tx_packets") - packets);
+    assert!(sent > 9e6, "only {sent} bytes were sent");
+    let ours = |after: u64, before: u64| f64::from(u32::try_from(after - before).unwrap());
+    within_two_percent("bytes received", ours(after.rx_bytes.0, before.rx_bytes.0), sent);
+    within_two_percent("packets received", ours(after.rx_packets.0, before.rx_packets.0), packets);
+    let known = packets * 1042.0;
+    within_two_percent("bytes known", ours(after.rx_bytes.0, before.rx_bytes.0), known);
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn from_a_private_cgroup_namespace_owners_are_found_in_the_mounted_hierarchy() {
+    let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
+    let containers = pods.add(1, 2, &["sleep", "1000"]).unwrap().containers.iter();
+    let containers: Vec<(String, u32)> = containers.map(|one| (one.path.clone(), one.pid)).collect();
+    for (path, pid) in &containers {
+        let inner = task("owner");
+        // The namespace's root is where the process is when it is made: beside the pod, below every hierarchy's root.
+        let mut child = Command::new("sh");
+        child.args(["-c", "read joined; exec unshare -C \"$@\"", "sh"]).arg(inner.get_program()).args(inner.get_args());
+        let mut child = child.env(TASK, "owner").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        join(&containers[0].0, child.id());
+        say(&mut child, "joined");
+        say(&mut child, &pid.to_string());
+        let said = hear(&mut child, "owner ");
+        child.wait().unwrap();
+        assert!(said.contains("private: Some(true), mounted_above: true"), "{said}");
+        assert!(said.contains(path.as_str()), "{pid} is in {path}, but: {said}");
+    }
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn pods_that_come_and_go_at_fifty_a_second_are_all_seen_and_leave_nothing() {
+    let lives = Duration::from_millis(1500);
+    drop(Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap());
+    let files = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let mut table = table(5);
+    table.pass();
+    let before = files();
+    let mut living: Vec<(Instant, String, Child)> = Vec::new();
+    let (mut made, mut seen, mut sampled) = (0, HashSet::new(), HashMap::new());
+    let (began, mut next_pass) = (Instant::now(), Instant::now());
+    let mut names: HashSet<String> = HashSet::new();
+    while began.elapsed() < Duration::from_secs(6) || !living.is_empty() {
+        if made < began.elapsed().as_millis() / 20 && began.elapsed() < Duration::from_secs(6) {
+            let path = format!("/kubepods/burstable/pod{MARK}{made:012x}/{made:064x}");
+            directories(&path).iter().for_each(|directory| fs::create_dir_all(directory).unwrap());
+            let child = Command::new("sleep").arg("60").spawn().unwrap();
+            join(&path, child.id());
+            names.insert(path.clone());
+            living.push((Instant::now(), path, child));
+            made += 1;
+        }
+        if Instant::now() >= next_pass {
+            next_pass += Duration::from_secs(1);
+            for report in table.pass().into_iter().filter(|report| report.identity.container().is_some()) {
+                if report.sample.tasks.get().is_some() {
+                    sampled.insert(report.identity.path.to_string(), ());
+                }
+                seen.insert(report.identity.path.to_string());
+            }
+        }
+        while living.first().is_some_and(|(born, ..)| born.elapsed() > lives) {
+            let (_, path, mut child) = living.remove(0);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            for directory in directories(&path) {
+                let deadline = Instant::now() + Duration::from_secs(5);
+                while fs::remove_dir(&directory).is_err() {
+                    assert!(Instant::now() < deadline, "{} stays", directory.display());
+                }
+                fs::remove_dir(directory.parent().unwrap()).unwrap();
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    table.pass();
+    let missed: Vec<&String> = names.iter().filter(|name| !sampled.contains_key(*name)).collect();
+    println!("{made} pods made, {} seen, {} sampled, files {before} -> {}", seen.len(), sampled.len(), files());
+    assert!(made >= 250, "only {made} pods in 6 s");
+    assert!(missed.is_empty(), "{} pods that lived longer than a period were missed", missed.len());
+    assert_eq!(files(), before, "kept-open files of pods that are gone");
+    drop(Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap());
+}
+
+/// CPU time of this thread.
+fn cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap(), u32::try_from(time.tv_nsec).unwrap())
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn three_hundred_cgroups_every_second_cost_less_than_half_a_percent_of_a_core() {
+    let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
+    for number in 0..100 {
+        pods.add(number, 2, &["sleep", "1000"]).unwrap();
+    }
+    let mut table = table(5);
+    let first = cpu();
+    let reports = table.pass();
+    println!("first pass over {} cgroups: {:?}", reports.len(), cpu() - first);
+    assert!(reports.len() >= 300);
+    for still in [false, true] {
+        table.pass();
+        let (passes, began, wall) = (30, cpu(), clock::monotonic());
+        for _ in 0..passes {
+            if !still {
+                table.forget_stillness();
+            }
+            table.pass();
+        }
+        let each = (cpu() - began) / passes;
+        let share = each.as_secs_f64() * 100.0;
+        println!(
+            "{} cgroups: {each:?} a pass, {share:.3} % of a core at 1 Hz, {:?} wall",
+            if still { "still" } else { "busy" },
+            clock::monotonic().since(wall) / passes
+        );
+        assert!(share < if still { 0.25 } else { 0.5 }, "{share} % of a core");
+    }
+}
