@@ -16,6 +16,8 @@ pub mod exposition;
 pub mod metrics;
 pub mod api;
 pub mod http;
+#[cfg(test)]
+mod prometheus;
 pub mod usage;
 pub mod pprof;
 pub mod admin;

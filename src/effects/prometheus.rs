@@ -1,0 +1,249 @@
+//! The real tools read what we serve: `promtool` and a Prometheus server from Debian's package `prometheus`. The queries
+//! are those of Grafana's dashboards 12239, 25617 and 21833 and of kube-prometheus's container rules: each must answer
+//! as often as there are things to tell of, and no sum may count anything twice.
+
+use crate::http::{self, Sets, Settings};
+use crate::sample_view;
+use model::view::NodeView;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+const GIB: f64 = 1_073_741_824.0;
+const MIB: f64 = 1_048_576.0;
+
+/// The small view on a real socket.
+struct Node {
+    address: SocketAddr,
+    view: watch::Sender<Arc<NodeView>>,
+    _ready: watch::Sender<Result<(), Arc<str>>>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+fn node() -> Node {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (view, shown) = watch::channel(Arc::new(sample_view::small()));
+    let (ready, readiness) = watch::channel(Ok(()));
+    let sets = Sets { dcgm: true, hami: false, cadvisor: false };
+    let settings = Settings { sets, api_token: None, clock: sample_view::clock };
+    runtime.spawn(http::serve(listener, settings, shown, readiness, CancellationToken::new()));
+    Node { address, view, _ready: ready, _runtime: runtime }
+}
+
+/// A body; empty when nobody answers.
+fn get(address: SocketAddr, path: &str, accept: &str) -> String {
+    let ask = || -> std::io::Result<String> {
+        let mut socket = TcpStream::connect(address)?;
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        write!(socket, "GET {path} HTTP/1.0\r\nHost: n\r\nAccept: {accept}\r\n\r\n")?;
+        let mut text = String::new();
+        socket.read_to_string(&mut text)?;
+        Ok(text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
+    };
+    ask().unwrap_or_default()
+}
+
+/// Prometheus, scraping a node every second.
+struct Prometheus {
+    address: SocketAddr,
+    child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Prometheus {
+    fn start(node: SocketAddr) -> Prometheus {
+        let folder = tempfile::tempdir().unwrap();
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // The agent's own pod is what service discovery would put on the target; kubelet's job honours labels.
+        let config = format!(
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n\
+             - job_name: gpu-steward\n  static_configs: &agent\n  - targets: ['{node}']\n    \
+             labels: {{namespace: monitoring, pod: gpu-steward-x, container: agent, node: node-a}}\n\
+             - job_name: hami\n  metrics_path: /metrics/hami\n  static_configs: *agent\n\
+             - job_name: kubelet\n  metrics_path: /metrics/cadvisor\n  honor_labels: true\n  static_configs:\n  \
+             - targets: ['{node}']\n    labels: {{metrics_path: /metrics/cadvisor, node: node-a}}\n"
+        );
+        let file = folder.path().join("prometheus.yml");
+        std::fs::write(&file, config).unwrap();
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("prometheus is installed: tests/run programs");
+        Prometheus { address, child, _folder: folder }
+    }
+
+    /// The values that a query answers with.
+    fn ask(&self, query: &str) -> Vec<f64> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let text = get(self.address, &format!("/api/v1/query?query={encoded}"), "*/*");
+        let answer: Value = serde_json::from_str(&text).unwrap_or_default();
+        let results = answer["data"]["result"].as_array().cloned().unwrap_or_default();
+        results.iter().map(|result| result["value"][1].as_str().unwrap().parse().unwrap()).collect()
+    }
+
+    fn until(&self, query: &str, holds: impl Fn(&[f64]) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let values = self.ask(query);
+            if holds(&values) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{query}: {values:?}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Query, how many answers, and their sum where it is known.
+const QUERIES: &[(&str, usize, Option<f64>)] = &[
+    // 12239
+    (r#"DCGM_FI_DEV_GPU_TEMP{instance=~".+", gpu=~"0|1"}"#, 2, Some(122.0)),
+    (r#"avg(DCGM_FI_DEV_GPU_TEMP{instance=~".+", gpu=~".*"})"#, 1, Some(61.0)),
+    (r#"DCGM_FI_DEV_POWER_USAGE{instance=~".+", gpu=~".*"}"#, 3, None),
+    (r#"sum(DCGM_FI_DEV_POWER_USAGE{instance=~".+", gpu=~".*"})"#, 1, Some(1537.5)),
+    (r#"DCGM_FI_DEV_SM_CLOCK{instance=~".+", gpu=~"0"} * 1000000"#, 1, Some(1.98e9)),
+    (r#"DCGM_FI_DEV_GPU_UTIL{instance=~".+", gpu=~".*"}"#, 2, Some(170.0)),
+    (r#"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{instance=~".+", gpu=~"0|1"}"#, 2, Some(0.5)),
+    (r#"DCGM_FI_DEV_FB_USED{instance=~".+", gpu=~"1"}"#, 1, Some(32.0 * 1024.0)),
+    // 25617: names become exported_* beside the scraped pod's own
+    (
+        r#"DCGM_FI_DEV_GPU_UTIL{Hostname=~"node-a", gpu="0", exported_namespace="ml", exported_pod="train-0", exported_container="main"}"#,
+        1,
+        Some(85.0),
+    ),
+    (r#"sum by (exported_namespace, exported_pod) (DCGM_FI_DEV_FB_USED{exported_pod!=""})"#, 2, Some(45.0 * 1024.0)),
+    (r"sum by (Hostname) (DCGM_FI_DEV_FB_USED)", 1, Some(77.0 * 1024.0)),
+    (r#"count by (UUID) (DCGM_FI_DEV_GPU_UTIL{Hostname="node-a"})"#, 2, Some(2.0)),
+    (r#"DCGM_FI_DEV_FB_USED{gpu="1", exported_pod!=""}"#, 0, None),
+    // per pod, and nothing twice
+    (r"sum by (exported_pod) (gpu_steward_pod_gpu_memory_used_bytes)", 4, Some(75.0 * GIB)),
+    (
+        r"sum(gpu_steward_pod_gpu_memory_used_bytes) + sum(gpu_steward_gpu_unattributed_memory_bytes)
+          == sum(gpu_steward_gpu_memory_used_bytes)",
+        1,
+        Some(77.0 * GIB),
+    ),
+    (r"sum(gpu_steward_container_gpu_memory_used_bytes)", 1, Some(75.0 * GIB)),
+    // 21833
+    (r#"HostGPUMemoryUsage{nodeid="node-a"}"#, 3, Some(77.0 * GIB)),
+    (r#"avg(HostCoreUtilization{nodeid=~"node-a"})"#, 1, Some(85.0)),
+    (r"sum by (podnamespace, podname, ctrname, deviceuuid) (vGPU_device_memory_usage_in_bytes)", 4, Some(75.0 * GIB)),
+    (r#"Device_utilization_desc_of_container{podname="serve-a"}"#, 1, Some(20.0)),
+    (r#"hami_vgpu_memory_used_bytes{exported_pod="serve-b", exported_container="server"}"#, 1, Some(20.0 * GIB)),
+    // kube-prometheus
+    (
+        r#"sum by (cluster, namespace, pod, container) (rate(container_cpu_usage_seconds_total{job="kubelet", metrics_path="/metrics/cadvisor", image!="", container!=""}[5m]))"#,
+        6,
+        Some(0.0),
+    ),
+    (
+        r#"sum(container_memory_working_set_bytes{job="kubelet", metrics_path="/metrics/cadvisor", namespace="web", pod="serve-b", container!="", image!=""}) by (container)"#,
+        2,
+        Some(1005.0 * MIB),
+    ),
+    (
+        r#"sum(container_memory_rss{job="kubelet", metrics_path="/metrics/cadvisor", namespace="ml", pod="train-0", container!=""}) by (pod)"#,
+        1,
+        Some(400.0 * MIB),
+    ),
+    (
+        r#"sum(rate(container_network_receive_bytes_total{job="kubelet", metrics_path="/metrics/cadvisor", namespace=~".+"}[5m])) by (namespace)"#,
+        2,
+        None,
+    ),
+    (
+        r#"sum by(container) (rate(container_fs_reads_bytes_total{job="kubelet", metrics_path="/metrics/cadvisor", device=~"(/dev.+)|mmcblk.p.+|nvme.+|sd.+", container!="", namespace="web", pod="serve-b"}[5m]))"#,
+        2,
+        None,
+    ),
+    (
+        r#"sum(increase(container_cpu_cfs_throttled_periods_total{job="kubelet", metrics_path="/metrics/cadvisor", namespace="web", container!=""}[5m])) by (container)"#,
+        2,
+        None,
+    ),
+    (
+        r#"sum(container_memory_working_set_bytes{container!=""}) by (pod) / sum(container_spec_memory_limit_bytes{container!=""} > 0) by (pod)"#,
+        3,
+        None,
+    ),
+];
+
+#[test]
+#[ignore = "needs prometheus: tests/run"]
+fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go() {
+    let node = node();
+    let prometheus = Prometheus::start(node.address);
+    prometheus.until("min_over_time(up[1m]) == 1 and count_over_time(up[1m]) >= 4", |up| up.len() == 3);
+    for (query, answers, sum) in QUERIES {
+        let values = prometheus.ask(query);
+        assert_eq!(values.len(), *answers, "{query}: {values:?}");
+        if let Some(sum) = sum {
+            assert!((values.iter().sum::<f64>() - sum).abs() <= sum.abs() * 1e-9, "{query}: {values:?}");
+        }
+    }
+    let mut view = sample_view::small();
+    view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
+    node.view.send(Arc::new(view)).unwrap();
+    let begun = Instant::now();
+    for label in ["exported_pod", "podname", "pod"] {
+        prometheus.until(&format!(r#"{{{label}="serve-a", __name__!~"ALERTS.*"}}"#), <[f64]>::is_empty);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "one scrape: {:?}", begun.elapsed());
+    assert_eq!(prometheus.ask("min_over_time(up[5m])"), [1.0; 3], "every scrape was understood");
+}
+
+/// What promtool says of one path.
+fn promtool(address: SocketAddr, path: &str) -> BTreeSet<String> {
+    let text = get(address, path, "text/plain;version=0.0.4");
+    assert!(text.starts_with("# HELP"), "{path}");
+    let mut child = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool is installed: tests/run programs");
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let words = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    words.lines().map(str::to_owned).collect()
+}
+
+#[test]
+#[ignore = "needs prometheus: tests/run"]
+fn promtool_has_nothing_to_say_but_of_names_that_others_chose() {
+    let node = node();
+    assert_eq!(promtool(node.address, "/metrics/cadvisor"), BTreeSet::new());
+    let chosen = |line: &String| {
+        let (name, complaint) = line.split_once(' ').unwrap_or((line, ""));
+        let dcgm = name.starts_with("DCGM_FI_")
+            && (complaint == "label names should be written in 'snake_case' not 'camelCase'"
+                || complaint == "counter metrics should have \"_total\" suffix"
+                || complaint == "metric name should not include type 'counter'");
+        let hami = ["HostCoreUtilization", "HostGPUMemoryUsage", "MigInfo", "vGPU_device_memory_usage_in_bytes"];
+        dcgm || (hami.contains(&name) && complaint == "metric names should be written in 'snake_case' not 'camelCase'")
+    };
+    for path in ["/metrics", "/metrics/dcgm", "/metrics/hami"] {
+        let rest: Vec<String> = promtool(node.address, path).into_iter().filter(|line| !chosen(line)).collect();
+        assert!(rest.is_empty(), "{path}: {rest:#?}");
+    }
+}
