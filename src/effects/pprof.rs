@@ -3,7 +3,7 @@
 //! ```text
 //!   this process                                        its child: the same program, `symbolize`
 //!   cpu      SIGPROF: registers + a copy of the stack ─┐
-//!   threads  /proc/self/task: the same of sleepers    ─┼─order──▶ symbolize: unwind, lines ──▶ profile ─┐
+//!   threads  the same, asked of each sleeper          ─┼─order──▶ symbolize: unwind, lines ──▶ profile ─┐
 //!   heap     jemalloc's own dump: addresses           ─┘         (reads the debug information)          │
 //!   route    ◀── a finished, compressed profile ────────────────────────────────────────────────────────┘
 //! ```
@@ -21,6 +21,7 @@ pub mod unwind;
 pub mod lines;
 pub mod symbolize;
 pub mod worker;
+pub mod capture;
 pub mod cpu;
 pub mod heap;
 pub mod threads;

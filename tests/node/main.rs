@@ -10,6 +10,8 @@ mod config;
 #[cfg(test)]
 mod telemetry;
 #[cfg(test)]
+mod pprof;
+#[cfg(test)]
 mod bad_host;
 #[cfg(test)]
 mod journald;

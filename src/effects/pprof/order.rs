@@ -4,7 +4,7 @@
 use prost::Message;
 use std::io::{self, Read};
 
-/// Longest order: a snapshot holds at most [`super::cpu::STACK_BYTES`] (64 KiB), a list of 1,000 modules about 150 KiB.
+/// Longest order: a snapshot holds at most 64 KiB of stack, a list of 1,000 modules about 150 KiB.
 const MAX_ORDER: u64 = 1 << 20;
 
 /// One order.

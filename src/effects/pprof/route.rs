@@ -2,7 +2,7 @@
 
 use super::order::{Begin, End, Form, Stack, Step};
 use super::worker::Worker;
-use super::{cpu, heap, threads};
+use super::{capture, cpu, heap, threads};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
@@ -96,9 +96,10 @@ async fn profile(Query(asked): Query<Asked>) -> Response {
         Ok(length) => length.unwrap_or(Duration::from_secs(DEFAULT_SECONDS)),
         Err(refusal) => return *refusal,
     };
-    let turn = match cpu::Turn::take() {
+    let turn = match capture::Turn::take() {
         Ok(turn) => turn,
-        Err(busy) => return refuse(StatusCode::CONFLICT, busy),
+        Err(busy @ capture::Error::Busy) => return refuse(StatusCode::CONFLICT, busy),
+        Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, sentence(&error)),
     };
     let (started, has_started) = oneshot::channel();
     let mut work = Work::start(move |given_up| {

@@ -1,9 +1,12 @@
 //! The threads of this process: what a Go program would answer for its goroutines.
 //!
-//! A thread that sleeps in the kernel shows its program counter and stack pointer in `/proc/self/task/<id>/syscall`; a copy
-//! of its stack is unwound by the child, as for a CPU sample. A thread that runs has no stack to show, only its name.
+//! A thread that sleeps in `futex` or `epoll_wait` is interrupted and takes a snapshot of itself, as for a CPU sample: both
+//! calls may return for nothing by contract. One that sleeps elsewhere, perhaps in a driver that takes `EINTR` as a
+//! failure, is left alone: `/proc/self/task/<id>/syscall` has its program counter and stack pointer, and its stack is
+//! copied from outside; without the frame pointer it may break off early. A thread that runs shows only its name.
 
-use super::cpu::{STACK_BYTES, nanos};
+use super::capture::{STACK_BYTES, Turn};
+use super::cpu::nanos;
 use super::order::{Begin, End, Form, Snapshot, Stack, Step, Tag, Value};
 use super::worker::{self, Worker};
 use std::fs::{self, File};
@@ -14,6 +17,13 @@ use tokio_util::sync::CancellationToken;
 
 /// Most threads told; the agent has about twenty.
 const MAX_THREADS: usize = 1_024;
+
+#[cfg(target_arch = "x86_64")]
+const HARMLESS: [libc::c_long; 4] =
+    [libc::SYS_futex, libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
+
+#[cfg(not(target_arch = "x86_64"))]
+const HARMLESS: [libc::c_long; 3] = [libc::SYS_futex, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
 
 /// Which profile is made of the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +41,16 @@ pub enum Kind {
 pub fn profile(kind: Kind, form: Form, given_up: &CancellationToken) -> Result<Vec<u8>, worker::Error> {
     let mut worker = Worker::start(begin(kind, form), given_up.clone())?;
     let memory = File::open("/proc/self/mem").ok();
+    // While a CPU profile is being taken, all are looked at from outside.
+    let mut turn = Turn::take().ok();
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten().take(MAX_THREADS);
     for task in tasks {
         // A thread that ended in between has no files left and is left out.
-        if let Some(step) = thread(&task.path(), kind, memory.as_ref()) {
+        if let Some(step) = thread(&task.path(), kind, memory.as_ref(), turn.as_mut()) {
             worker.order(step)?;
         }
     }
+    drop(turn);
     worker.finish(End::default())
 }
 
@@ -59,16 +72,17 @@ fn begin(kind: Kind, form: Form) -> Begin {
     }
 }
 
-fn thread(task: &Path, kind: Kind, memory: Option<&File>) -> Option<Step> {
+fn thread(task: &Path, kind: Kind, memory: Option<&File>, turn: Option<&mut Turn>) -> Option<Step> {
     let name = String::from_utf8_lossy(&fs::read(task.join("comm")).ok()?).trim_end().to_owned();
     if kind == Kind::Names {
         return Some(Step::Stack(Stack { values: vec![1], instead: name, ..Stack::default() }));
     }
     let state = state(&fs::read(task.join("stat")).ok()?);
     let labels = vec![Tag::new("thread", &name), Tag::new("state", state)];
-    let snapshot = memory.and_then(|memory| sleeping(task, memory));
+    let asked = turn.filter(|_| may_be_interrupted(task)).and_then(|turn| turn.of_thread(number(task)?));
+    let snapshot = asked.or_else(|| sleeping(task, memory?));
     Some(match snapshot {
-        Some(snapshot) => Step::Snapshot(Snapshot { labels, ..snapshot }),
+        Some(snapshot) => Step::Snapshot(Snapshot { labels, values: vec![1], ..snapshot }),
         None => Step::Stack(Stack { values: vec![1], labels, instead: format!("[{state}]"), ..Stack::default() }),
     })
 }
@@ -85,6 +99,17 @@ fn state(stat: &[u8]) -> &'static str {
         Some(b'I') => "idle",
         _ => "state not known",
     }
+}
+
+fn number(task: &Path) -> Option<i32> {
+    task.file_name()?.to_str()?.parse().ok()
+}
+
+/// Whether the thread sleeps in a call that may return for nothing.
+fn may_be_interrupted(task: &Path) -> bool {
+    let syscall = fs::read_to_string(task.join("syscall")).unwrap_or_default();
+    let call = syscall.split(' ').next().and_then(|word| word.parse::<libc::c_long>().ok());
+    call.is_some_and(|call| HARMLESS.contains(&call))
 }
 
 fn sleeping(task: &Path, memory: &File) -> Option<Snapshot> {

@@ -5,22 +5,32 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+/// Promise 21.
 #[test]
 fn a_load_of_two_to_one_reads_two_to_one_with_leaf_and_caller() {
     let program = Program::start(&["burn"]);
     let before = program.processor_time();
-    let opened = program.profile("/debug/pprof/profile?seconds=6");
+    let (mut hot, mut warm, mut mid) = (0, 0, 0);
+    // On a busy machine the load gets less than a core: as many profiles as give 8 s of it.
+    for _ in 0..10 {
+        let opened = program.profile("/debug/pprof/profile?seconds=6");
+        hot += opened.sum("cpu", "work::hot");
+        warm += opened.sum("cpu", "work::warm");
+        mid += opened.sum("cpu", "work::mid");
+        assert!(opened.profile.duration_nanos >= 6_000_000_000);
+        assert_eq!(opened.profile.period, 10_000_000);
+        if mid > 8_000_000_000 {
+            break;
+        }
+    }
     let spent = program.processor_time().saturating_sub(before);
-    let [hot, warm, mid] = ["work::hot", "work::warm", "work::mid"].map(|name| opened.sum("cpu", name));
     #[expect(clippy::cast_precision_loss, reason = "a few seconds in nanoseconds")]
     let ratio = hot as f64 / warm as f64;
     assert!((1.8..2.2).contains(&ratio), "hot {hot} ns, warm {warm} ns, ratio {ratio}");
     assert!(mid >= hot + warm, "mid {mid} calls hot {hot} and warm {warm}");
-    // The kernel's own count of the same time, which goes on a little longer than the profile: the child has to answer.
+    // The kernel's own count, which goes on while the child answers.
     let seen = Duration::from_nanos(mid.unsigned_abs());
-    assert!(seen < spent.mul_f64(1.1) && seen > Duration::from_millis(300), "seen {seen:?}, spent {spent:?}");
-    assert!(opened.profile.duration_nanos >= 6_000_000_000);
-    assert_eq!(opened.profile.period, 10_000_000);
+    assert!(seen < spent.mul_f64(1.1), "seen {seen:?}, spent {spent:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::program::Program;
 /// Starts in CI; each takes about a second and a half.
 const COLD_STARTS: usize = 10;
 
+/// Promise 21 in docs/specification.md.
 #[test]
 fn a_first_profile_among_threads_that_allocate_panic_spawn_and_load_never_crashes() {
     cold_starts(COLD_STARTS);
@@ -12,7 +13,7 @@ fn a_first_profile_among_threads_that_allocate_panic_spawn_and_load_never_crashe
 
 /// Promise 21 in docs/specification.md.
 #[test]
-#[ignore = "takes 2 minutes"]
+#[ignore = "takes 2 minutes: tests/run --long"]
 fn fifty_cold_starts_never_crash() {
     cold_starts(50);
 }
@@ -38,7 +39,7 @@ fn memory_stays_within_its_bounds_and_does_not_grow_over_ten_profiles() {
 
 /// Promise 3 in docs/specification.md.
 #[test]
-#[ignore = "takes 4 minutes"]
+#[ignore = "takes 4 minutes: tests/run --long"]
 fn memory_does_not_grow_over_a_hundred_profiles() {
     profiles(100);
 }

@@ -13,9 +13,10 @@ fn a_parked_thread_shows_the_function_it_is_parked_in() {
     for expected in ["hold", "burn", "profiled"] {
         assert!(threads.iter().any(|name| name == expected), "{expected} in {threads:?}");
     }
+    assert_eq!(opened.sum("goroutine", "work::hold"), 1);
     let text = program.get("/debug/pprof/goroutine?debug=2").text();
     assert!(text.starts_with("goroutine profile: total "), "{text}");
-    assert!(text.contains("std::thread::functions::park"), "{text}");
+    assert!(text.contains("work::hold"), "{text}");
 }
 
 #[test]

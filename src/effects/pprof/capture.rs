@@ -1,0 +1,300 @@
+//! A thread's registers and a copy of its stack, taken by the thread itself in a signal handler.
+//!
+//! ```text
+//!   handler   free slot ─▶ registers, thread, copy of up to 64 KiB of stack ─▶ ready slot     (no lock, no allocation)
+//!   reader    ready slot ─▶ snapshot ─▶ free slot
+//! ```
+//!
+//! The handler copies the stack with `pread` of `/proc/self/mem`: the kernel says how much of it is there, so no address
+//! can fault. Nothing is unwound in this process, so nothing has to be prepared before the first signal, and a thread may
+//! allocate, panic, spawn or load a library while it is interrupted.
+
+use super::order::{Snapshot, Tag};
+use std::cell::UnsafeCell;
+use std::fs::File;
+use std::io;
+use std::os::fd::IntoRawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of stack copied at most. Frames of the agent's deepest call chains add up to less than half of it.
+pub const STACK_BYTES: usize = 64 << 10;
+
+/// Samples between two looks of the reader: 64 in 10 ms are 64 cores, all busy. 4 MiB that are touched only by profiles,
+/// and only as far as they are needed.
+const SLOTS: usize = 64;
+
+/// How long a thread has to answer; one that waits for a device never does.
+const ANSWER_WITHIN: Duration = Duration::from_millis(50);
+
+/// Why nothing can be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// One at a time: there is one timer and one set of slots.
+    #[error("another profile is using the sampler; only one can, try again when it has ended")]
+    Busy,
+    /// The sampler could not be set up.
+    #[error("setting up the sampler: {what}")]
+    Setup {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The right to sample. There is one; dropped, it is free again and the timer is off.
+#[derive(Debug)]
+pub struct Turn(());
+
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+impl Turn {
+    /// Takes the right, if nobody has it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], or the handler cannot be installed.
+    pub fn take() -> Result<Self, Error> {
+        if TAKEN.swap(true, Ordering::AcqRel) {
+            return Err(Error::Busy);
+        }
+        let mut turn = Turn(());
+        prepare()?;
+        // What a late handler of the turn before left behind.
+        turn.ready(|_, _| {});
+        LOST.store(0, Ordering::Relaxed);
+        Ok(turn)
+    }
+
+    /// From now on, interrupts whatever thread runs after each `interval` of processor time.
+    ///
+    /// # Errors
+    /// When there is no such timer.
+    pub fn sample_every(&mut self, interval: Duration) -> Result<(), Error> {
+        ARMED.store(true, Ordering::Release);
+        set_timer(i64::from(interval.subsec_micros()))
+            .map_err(|source| Error::Setup { what: "setitimer(ITIMER_PROF)", source })
+    }
+
+    /// Hands out what is ready: the thread, its registers and its stack, without values.
+    pub fn ready(&mut self, mut sink: impl FnMut(i32, Snapshot)) {
+        RING.iter().filter_map(Slot::take_ready).for_each(|(thread, snapshot)| sink(thread, snapshot));
+    }
+
+    /// Samples that found no free slot.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        LOST.load(Ordering::Relaxed)
+    }
+
+    /// Interrupts one thread and waits for its snapshot; `None` if it does not answer in time. The system call it sleeps
+    /// in ends with `EINTR` unless it restarts: ask only threads that take that as nothing.
+    pub fn of_thread(&mut self, thread: i32) -> Option<Snapshot> {
+        ARMED.store(true, Ordering::Release);
+        let mut found = None;
+        if interrupt(thread) {
+            let deadline = Instant::now() + ANSWER_WITHIN;
+            while found.is_none() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_micros(200));
+                self.ready(|whose, snapshot| found = (whose == thread).then_some(snapshot));
+            }
+        }
+        ARMED.store(false, Ordering::Release);
+        found
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        ARMED.store(false, Ordering::Release);
+        // Only fails for an invalid timer or interval.
+        let _ = set_timer(0);
+        TAKEN.store(false, Ordering::Release);
+    }
+}
+
+// === what the handler and the reader share ===
+
+const FREE: u32 = 0;
+const WRITING: u32 = 1;
+const READY: u32 = 2;
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static LOST: AtomicU64 = AtomicU64::new(0);
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+/// `/proc/self/mem`, opened once and kept: the handler must not open files.
+static MEMORY: AtomicI32 = AtomicI32::new(-1);
+static RING: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
+
+struct Slot {
+    state: AtomicU32,
+    body: UnsafeCell<Body>,
+}
+
+#[derive(Clone, Copy)]
+struct Body {
+    registers: Registers,
+    thread: i32,
+    length: usize,
+    stack: [u8; STACK_BYTES],
+}
+
+#[derive(Clone, Copy)]
+struct Registers {
+    pc: u64,
+    sp: u64,
+    fp: u64,
+    lr: u64,
+}
+
+#[expect(unsafe_code, reason = "a slot is handed from the handler to the reader and back by its state")]
+// SAFETY: `body` is touched only by who moved `state` away from where the other side may touch it: the handler between
+// FREE -> WRITING (compare-exchange) and READY (release), the reader between READY (acquire) and FREE (release).
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    const fn new() -> Self {
+        let registers = Registers { pc: 0, sp: 0, fp: 0, lr: 0 };
+        let body = Body { registers, thread: 0, length: 0, stack: [0; STACK_BYTES] };
+        Slot { state: AtomicU32::new(FREE), body: UnsafeCell::new(body) }
+    }
+
+    #[expect(unsafe_code, reason = "reads what the handler has filled")]
+    fn take_ready(&self) -> Option<(i32, Snapshot)> {
+        if self.state.load(Ordering::Acquire) != READY {
+            return None;
+        }
+        // SAFETY: READY was read with acquire, and only the one reader (the holder of `Turn`) moves a slot from READY.
+        let body = unsafe { &*self.body.get() };
+        let Registers { pc, sp, fp, lr } = body.registers;
+        let stack = body.stack[..body.length.min(STACK_BYTES)].to_vec();
+        let labels = vec![Tag::new("thread", &thread_name(body.thread))];
+        let taken = (body.thread, Snapshot { pc, sp, fp, lr, stack, labels, values: Vec::new() });
+        self.state.store(FREE, Ordering::Release);
+        Some(taken)
+    }
+}
+
+fn thread_name(thread: i32) -> String {
+    match std::fs::read(format!("/proc/self/task/{thread}/comm")) {
+        Ok(name) => String::from_utf8_lossy(&name).trim_end().to_owned(),
+        Err(_) => "(ended)".to_owned(),
+    }
+}
+
+// === the handler ===
+
+fn prepare() -> Result<(), Error> {
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    if INSTALLED.get().is_some() {
+        return Ok(());
+    }
+    let memory = File::open("/proc/self/mem")
+        .map_err(|source| Error::Setup { what: "opening /proc/self/mem, which stacks are read from", source })?;
+    MEMORY.store(memory.into_raw_fd(), Ordering::Release);
+    install().map_err(|source| Error::Setup { what: "installing the SIGPROF handler", source })?;
+    let _ = INSTALLED.set(());
+    Ok(())
+}
+
+/// The handler stays for good: the default action of a late SIGPROF would end the program.
+#[expect(unsafe_code, reason = "sigaction has no safe wrapper for a handler that reads registers")]
+fn install() -> io::Result<()> {
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigprof;
+    // SAFETY: all-zero is a valid sigaction; its fields are then set as sigaction(2) asks for SA_SIGINFO, and `handler`
+    // does only what signal-safety(7) allows.
+    let result = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        libc::sigaction(libc::SIGPROF, &raw const action, std::ptr::null_mut())
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[expect(unsafe_code, reason = "a signal to one thread of our own; rustix has no tgkill")]
+fn interrupt(thread: i32) -> bool {
+    // SAFETY: three integers; a thread that is gone is an error.
+    unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, libc::SIGPROF) == 0 }
+}
+
+#[expect(unsafe_code, reason = "setitimer is not in rustix")]
+fn set_timer(microseconds: i64) -> io::Result<()> {
+    let interval = libc::timeval { tv_sec: 0, tv_usec: microseconds };
+    let timer = libc::itimerval { it_interval: interval, it_value: interval };
+    // SAFETY: `timer` lives through the call; the old value is not asked for.
+    let result = unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, std::ptr::null_mut()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Runs on whatever thread was interrupted, at any instruction: atomics, `gettid`, `pread` and nothing else.
+#[expect(unsafe_code, reason = "a signal handler")]
+extern "C" fn on_sigprof(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    if !ARMED.load(Ordering::Acquire) || context.is_null() {
+        return;
+    }
+    // SAFETY: errno is this thread's own; it is put back because the interrupted code may be about to read it.
+    let errno = unsafe { *libc::__errno_location() };
+    // SAFETY: with SA_SIGINFO the kernel passes a ucontext_t that lives until the handler returns.
+    take(registers(unsafe { &*context.cast::<libc::ucontext_t>() }));
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+#[expect(unsafe_code, reason = "fills a slot that it has taken for itself, by system calls")]
+fn take(registers: Registers) {
+    let first = NEXT.fetch_add(1, Ordering::Relaxed);
+    let free = (0..SLOTS)
+        .map(|step| &RING[first.wrapping_add(step) % SLOTS])
+        .find(|slot| slot.state.compare_exchange(FREE, WRITING, Ordering::Acquire, Ordering::Relaxed).is_ok());
+    let Some(slot) = free else {
+        LOST.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
+    // SAFETY: the compare-exchange made this slot ours until it is READY.
+    let body = unsafe { &mut *slot.body.get() };
+    let offset = registers.sp.cast_signed();
+    // SAFETY: the buffer is `STACK_BYTES` long and ours; an address that is not there ends the copy, not the program.
+    let read =
+        unsafe { libc::pread64(MEMORY.load(Ordering::Acquire), body.stack.as_mut_ptr().cast(), STACK_BYTES, offset) };
+    body.length = usize::try_from(read).unwrap_or(0);
+    body.registers = registers;
+    // SAFETY: gettid takes nothing and cannot fail.
+    body.thread = unsafe { libc::gettid() };
+    slot.state.store(READY, Ordering::Release);
+}
+
+#[cfg(target_arch = "x86_64")]
+fn registers(context: &libc::ucontext_t) -> Registers {
+    let word =
+        |register: libc::c_int| usize::try_from(register).map_or(0, |at| context.uc_mcontext.gregs[at].cast_unsigned());
+    Registers { pc: word(libc::REG_RIP), sp: word(libc::REG_RSP), fp: word(libc::REG_RBP), lr: 0 }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn registers(context: &libc::ucontext_t) -> Registers {
+    let machine = &context.uc_mcontext;
+    Registers { pc: machine.pc, sp: machine.sp, fp: machine.regs[29], lr: machine.regs[30] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_has_the_turn_and_the_next_one_gets_a_snapshot() {
+        let turn = Turn::take().unwrap();
+        assert!(matches!(Turn::take(), Err(Error::Busy)));
+        drop(turn);
+        let mut turn = Turn::take().unwrap();
+        // SAFETY: gettid takes nothing and cannot fail.
+        #[expect(unsafe_code, reason = "the number of this thread")]
+        let here = unsafe { libc::gettid() };
+        let snapshot = turn.of_thread(here).expect("this thread answers at once");
+        assert!(snapshot.pc != 0 && snapshot.stack.len() >= 64, "{} bytes", snapshot.stack.len());
+        assert!(turn.of_thread(i32::MAX).is_none());
+    }
+}

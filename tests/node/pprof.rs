@@ -1,0 +1,98 @@
+//! Profiles of the agent itself; what they say of known work is held by `tests/profiled`.
+
+use crate::program::BINARY;
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use std::process::Command;
+use std::time::Duration;
+
+fn profiled() -> lab::agent::Recipe {
+    Agent::standalone(BINARY).with("--gpus", "simulated=H100:8").switch("--profiling")
+}
+
+/// Resident memory, in MiB.
+fn resident(agent: &Agent) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+}
+
+#[test]
+fn profiles_are_there_only_with_the_switch() {
+    let agent = Agent::standalone(BINARY).with("--gpus", "none").start();
+    let refused = agent.admin("GET", "/debug/pprof/heap", "");
+    assert_eq!(refused.status, 403);
+    assert!(refused.text().contains("--profiling"), "{}", refused.text());
+}
+
+#[test]
+fn the_agent_shows_its_own_functions_and_threads() {
+    let agent = profiled().start();
+    // Sampled: one allocation of ours among the first few is likely, not certain.
+    eventually("a line of ours among what was allocated", Duration::from_secs(30), || {
+        let text = agent.admin("GET", "/debug/pprof/allocs?debug=1", "").text();
+        text.contains("src/steward/").then_some(())
+    });
+    let threads = agent.admin("GET", "/debug/pprof/goroutine?debug=1", "").text();
+    assert!(threads.contains("\"thread\":\"gpu-steward\"") && threads.contains("src/steward/"), "{threads}");
+    let profile = agent.admin("GET", "/debug/pprof/profile?seconds=1", "");
+    assert_eq!(profile.status, 200, "{}", profile.text());
+    assert_eq!(&profile.body[..2], &[0x1f, 0x8b], "a compressed profile");
+}
+
+/// Promise 3.
+#[test]
+fn memory_while_and_after_profiling_stays_in_its_bounds() {
+    memory_over(10);
+}
+
+/// Promise 3.
+#[test]
+#[ignore = "takes 3 minutes: tests/run --long"]
+fn memory_is_the_same_after_a_hundred_profiles() {
+    memory_over(100);
+}
+
+fn memory_over(count: usize) {
+    let agent = profiled().start();
+    let before = resident(&agent);
+    let (mut during, mut after_first) = (before, 0.0);
+    for turn in 0..count {
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| agent.admin("GET", "/debug/pprof/profile?seconds=1", ""));
+            while !taken.is_finished() {
+                during = resident(&agent).max(during);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert_eq!(taken.join().unwrap().status, 200);
+        });
+        assert_eq!(agent.admin("GET", "/debug/pprof/heap", "").status, 200);
+        if turn == 0 {
+            after_first = resident(&agent);
+        }
+    }
+    let after = resident(&agent);
+    println!(
+        "{before:.1} MiB before, at most {during:.1} during, {after_first:.1} after one, {after:.1} after {count}"
+    );
+    assert!(during <= 160.0 && after <= 96.0, "{during} MiB during, {after} after");
+    assert!(after < after_first + 4.0, "{after_first} MiB after one profile, {after} after {count}");
+}
+
+/// Promise 21.
+#[test]
+#[ignore = "needs go: tests/run"]
+fn go_tool_pprof_reads_the_agent() {
+    let agent = profiled().start();
+    let folder = tempfile::tempdir().unwrap();
+    for (page, says) in
+        [("heap", "Type: inuse_space"), ("goroutine", "Type: goroutine"), ("profile?seconds=2", "Type: cpu")]
+    {
+        let url = format!("http://{}/debug/pprof/{page}", agent.admin.expect("an admin port"));
+        let mut go = Command::new(std::env::var_os("GO").unwrap_or_else(|| "go".into()));
+        go.args(["tool", "pprof", "-top", &url]).env("PPROF_TMPDIR", folder.path()).env("GOTOOLCHAIN", "local");
+        let output = go.output().expect("go is installed");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains(says) && text.contains("File: gpu-steward"), "{page}: {text}");
+    }
+}
