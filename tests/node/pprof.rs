@@ -40,13 +40,13 @@ fn the_agent_shows_its_own_functions_and_threads() {
     assert_eq!(&profile.body[..2], &[0x1f, 0x8b], "a compressed profile");
 }
 
-/// Promise 3.
+/// Promise 3 in docs/specification.md.
 #[test]
 fn memory_while_and_after_profiling_stays_in_its_bounds() {
     memory_over(10);
 }
 
-/// Promise 3.
+/// Promise 3 in docs/specification.md.
 #[test]
 #[ignore = "takes 3 minutes: tests/run --long"]
 fn memory_is_the_same_after_a_hundred_profiles() {
@@ -79,7 +79,7 @@ fn memory_over(count: usize) {
     assert!(after < after_first + 4.0, "{after_first} MiB after one profile, {after} after {count}");
 }
 
-/// Promise 21.
+/// Promise 21 in docs/specification.md.
 #[test]
 #[ignore = "needs go: tests/run"]
 fn go_tool_pprof_reads_the_agent() {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Promise 21.
+/// Promise 21 in docs/specification.md.
 #[test]
 fn a_load_of_two_to_one_reads_two_to_one_with_leaf_and_caller() {
     let program = Program::start(&["burn"]);

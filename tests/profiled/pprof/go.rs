@@ -31,7 +31,7 @@ fn row(top: &str, name_end: &str) -> (f64, f64) {
     (number(words[0]), number(words[3]))
 }
 
-/// Promise 21.
+/// Promise 21 in docs/specification.md.
 #[test]
 #[ignore = "needs go: tests/run"]
 fn go_reads_two_to_one_with_leaf_and_caller() {
@@ -47,7 +47,7 @@ fn go_reads_two_to_one_with_leaf_and_caller() {
     assert!(top.contains("File: profiled") && top.contains("Type: cpu"), "{top}");
 }
 
-/// Promise 21.
+/// Promise 21 in docs/specification.md.
 #[test]
 #[ignore = "needs go: tests/run"]
 fn go_lists_source_lines_with_their_time() {
@@ -59,7 +59,7 @@ fn go_lists_source_lines_with_their_time() {
     assert!(call.split_whitespace().nth(1).is_some_and(|cum| cum.ends_with("ms") || cum.ends_with('s')), "{call}");
 }
 
-/// Promise 21.
+/// Promise 21 in docs/specification.md.
 #[test]
 #[ignore = "needs go: tests/run"]
 fn go_reads_heap_and_allocs_and_their_difference() {
@@ -94,7 +94,7 @@ fn go_reads_threads_and_the_empty_profiles() {
     }
 }
 
-/// Promise 21.
+/// Promise 21 in docs/specification.md.
 #[test]
 #[ignore = "needs go: tests/run"]
 fn go_reads_over_https() {
