@@ -125,3 +125,43 @@ fn where_paths_lie_and_nothing_is_mounted_nobody_is_known() {
     tree.process(10, 500, b"x", "0::/\n");
     assert_eq!(Owners::new(tree.roots()).identify(10).unwrap().owner, Owner::Unknown);
 }
+
+#[test]
+fn a_number_that_is_used_again_between_two_reads_is_never_tied_to_another_ones_container() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let tree = Tree::new();
+    let base = tree.base.path();
+    let stop = AtomicBool::new(false);
+    // Each life of number 10 is a directory of its own; a link is moved from one to the next in one step.
+    let begin = |life: u32| {
+        let tail = format!("S 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 {life} 1000 5 18446744073709551615 1 1 0\n");
+        tree.write(format!("lives/{life}/stat"), format!("10 (x) {tail}"));
+        tree.write(format!("lives/{life}/cgroup"), format!("0::{}\n", container(life)));
+        std::os::unix::fs::symlink(base.join(format!("lives/{life}")), base.join("next")).unwrap();
+        fs::rename(base.join("next"), base.join("proc/10")).unwrap();
+    };
+    begin(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for life in (2..).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                begin(life);
+                fs::remove_dir_all(base.join(format!("lives/{}", life - 1))).unwrap();
+            }
+        });
+        let mut owners = Owners::new(tree.roots());
+        let (mut tied, mut last) = (0, 0);
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while (tied < 500 || last < 200) && std::time::Instant::now() < deadline {
+            if let Some(Identified { key, owner: Owner::Cgroup(identity), .. }) = owners.identify(10) {
+                let expected = container(u32::try_from(key.start_ticks).unwrap());
+                if *identity.path != *expected {
+                    stop.store(true, Ordering::Relaxed);
+                    panic!("life {} was tied to {}", key.start_ticks, identity.path);
+                }
+                (tied, last) = (tied + 1, key.start_ticks);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(tied >= 500 && last >= 200, "tied {tied} times, in {last} lives");
+    });
+}

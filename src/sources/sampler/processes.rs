@@ -240,6 +240,11 @@ mod tests {
         fs::write(at.join("io"), "read_bytes: 1\nwrite_bytes: 2\n").unwrap();
     }
 
+    /// In memory where that can be had: thousands of files on a disk take their time.
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+    }
+
     fn passes(root: &Path) -> Processes {
         let roots = HostRoots { procfs: root.into(), cgroup: "/none".into(), sysfs: "/none".into() };
         Processes::new(&roots, Duration::ZERO)
@@ -255,7 +260,7 @@ mod tests {
 
     #[test]
     fn processes_are_seen_with_their_containers_and_forgotten_when_they_end() {
-        let root = tempfile::tempdir().unwrap();
+        let root = folder();
         process(root.path(), 7, 100, 5);
         process(root.path(), 8, 101, 5);
         fs::create_dir(root.path().join("sys")).unwrap();
@@ -280,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_busiest_are_kept_when_there_are_too_many() {
-        let root = tempfile::tempdir().unwrap();
+        let root = folder();
         let count = u32::try_from(MAX_PROCESSES).unwrap() + 50;
         for pid in 1..=count {
             process(root.path(), pid, u64::from(pid), 1);
@@ -299,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_costly_pass_is_followed_by_a_long_pause() {
-        let root = tempfile::tempdir().unwrap();
+        let root = folder();
         process(root.path(), 7, 100, 5);
         let mut processes = passes(root.path());
         let now = clock::monotonic();
@@ -307,5 +312,33 @@ mod tests {
         let spent = processes.spent;
         assert!(processes.due >= now.after(spent.saturating_mul(SHARE).min(LONGEST)));
         assert!(processes.some(now).is_none(), "not due");
+    }
+
+    fn resident() -> u64 {
+        let text = fs::read_to_string("/proc/self/statm").unwrap();
+        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
+    }
+
+    #[test]
+    #[ignore = "takes a minute: tests/run --long"]
+    fn memory_does_not_grow_with_the_number_of_processes_that_ever_lived() {
+        const AT_ONCE: u32 = 10_000;
+        let root = folder();
+        let mut processes = passes(root.path());
+        let mut at_a_hundred_thousand = 0;
+        for generation in 0..100 {
+            // The same numbers with other start times are other processes.
+            for pid in 1..=AT_ONCE {
+                process(root.path(), pid, u64::from(generation * AT_ONCE + pid), 1);
+            }
+            let seen = pass(&mut processes);
+            assert_eq!((seen.total, processes.known.len()), (AT_ONCE, AT_ONCE as usize));
+            if generation == 9 {
+                at_a_hundred_thousand = resident();
+            }
+        }
+        let grown = resident().saturating_sub(at_a_hundred_thousand);
+        println!("{} KiB more after 1,000,000 processes than after 100,000", grown / 1024);
+        assert!(grown < 1 << 20, "{grown} bytes more");
     }
 }
