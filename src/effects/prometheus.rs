@@ -187,6 +187,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     ),
 ];
 
+/// Promise 20 in docs/specification.md.
 #[test]
 #[ignore = "needs prometheus: tests/run"]
 fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go() {

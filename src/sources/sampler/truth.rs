@@ -97,6 +97,7 @@ fn a_child_does_what_it_is_told() {
     }
 }
 
+/// Promise 5 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn cpu_time_of_a_busy_loop_is_what_the_loop_itself_counted() {
@@ -132,6 +133,7 @@ fn cpu_time_of_a_busy_loop_is_what_the_loop_itself_counted() {
     within_two_percent("user seconds", user, times[0]);
 }
 
+/// Promise 5 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn memory_that_a_process_touches_is_seen_whole() {
@@ -165,6 +167,7 @@ fn ip(arguments: &str) {
     assert!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
+/// Promise 5 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn bytes_over_a_veth_pair_are_what_the_other_end_counted() {
@@ -226,6 +229,7 @@ fn from_a_private_cgroup_namespace_owners_are_found_in_the_mounted_hierarchy() {
     }
 }
 
+/// Promise 17 in docs/specification.md.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn pods_that_come_and_go_at_fifty_a_second_are_all_seen_and_leave_nothing() {
