@@ -109,7 +109,6 @@ fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop
 
 /// Says that GPUs are there, that they are made up, and who they are.
 fn introduce(cards: &[Card], reporter: &Reporter) {
-    tracing::warn!(count = cards.len(), model = card::model_of(cards), "GPUs are simulated: no value of them is real");
     reporter.report(Observation::GpuSource(GpuSourceState::Working {
         driver: "simulated".into(),
         nvml: "simulated".into(),

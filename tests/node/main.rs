@@ -21,3 +21,7 @@ mod systemd;
 mod top;
 #[cfg(test)]
 mod usage;
+#[cfg(test)]
+mod driver;
+#[cfg(test)]
+mod simulated;

@@ -29,11 +29,6 @@ pub(super) struct Card {
     nvlink_bytes: f64,
 }
 
-/// The model's name, for the log.
-pub(super) fn model_of(cards: &[Card]) -> &str {
-    cards.first().map_or("", |card| card.product.model)
-}
-
 /// The cards as NVML would list them, each with its ties to the others: halves of them share a NUMA node.
 pub(super) fn tied(cards: &[Card]) -> Vec<Gpu> {
     let half = cards.len().div_ceil(2);

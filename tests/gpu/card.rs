@@ -1,0 +1,104 @@
+//! What the agent tells of each card, beside what `nvidia-smi` tells.
+
+use crate::cuda;
+use lab::agent::{Agent, START};
+use lab::eventually::eventually;
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
+const MIB: f64 = 1_048_576.0;
+const HELD: usize = 1 << 30;
+
+/// What is asked of `nvidia-smi`, where it stands in the agent's JSON, the factor between the two, and how far they may be
+/// apart (as a share of the number, and in its unit): what stands still must be equal, the rest is read at another moment.
+const NUMBERS: [(&str, &str, f64, f64, f64); 8] = [
+    ("memory.total", "memory_total_bytes", MIB, 0.0, 1.0),
+    ("memory.used", "memory_used_bytes", MIB, 0.02, 64.0),
+    ("power.limit", "power_limit_watts", 1.0, 0.0, 0.01),
+    ("power.draw", "power_watts", 1.0, 0.25, 30.0),
+    ("temperature.gpu", "temperature_celsius", 1.0, 0.0, 5.0),
+    ("clocks.current.memory", "clock_memory_hertz", 1e6, 0.0, 1.0),
+    ("ecc.errors.corrected.volatile.total", "ecc/volatile_corrected", 1.0, 0.0, 0.0),
+    ("ecc.errors.uncorrected.aggregate.total", "ecc/aggregate_uncorrected", 1.0, 0.0, 0.0),
+];
+
+/// One line for each card.
+fn nvidia_smi(fields: &str) -> Vec<Vec<String>> {
+    let output = Command::new("nvidia-smi")
+        .args([&format!("--query-gpu={fields}"), "--format=csv,noheader,nounits"])
+        .output()
+        .expect("nvidia-smi comes with the driver");
+    assert!(output.status.success(), "nvidia-smi: {}", String::from_utf8_lossy(&output.stdout));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().map(|line| line.split(',').map(|cell| cell.trim().to_owned()).collect()).collect()
+}
+
+/// The cards, once each has been read.
+fn gpus(agent: &Agent, count: usize) -> Vec<Value> {
+    eventually("every card with power or a reason", START, || {
+        let gpus = agent.get("/api/v1/gpus").json()["gpus"].as_array()?.clone();
+        let read =
+            gpus.iter().all(|gpu| gpu["power_watts"]["absent"] != "not_yet" && gpu["pci_bus_id"]["value"].is_string());
+        (gpus.len() == count && read).then_some(gpus)
+    })
+}
+
+/// Compares one number; a line for the record.
+fn compare(gpu: &Value, cell: &str, number: (&str, &str, f64, f64, f64)) -> String {
+    let (name, place, factor, share, unit) = number;
+    let reading = &gpu.pointer(&format!("/{place}")).unwrap_or(&Value::Null);
+    let Ok(expected) = cell.parse::<f64>() else {
+        assert!(reading["value"].is_null(), "{name}: nvidia-smi says {cell}, the agent says {reading}");
+        return format!("  {name}: {cell}, absent: {}", reading["absent"]);
+    };
+    let told = reading["value"].as_f64().map(|told| told / factor);
+    let told = told.unwrap_or_else(|| panic!("{name}: nvidia-smi says {cell}, the agent says {reading}"));
+    assert!(
+        (told - expected).abs() <= unit + expected * share,
+        "{name}: nvidia-smi says {cell}, the agent says {told}"
+    );
+    format!("  {name}: {cell}, agent {told:.2}")
+}
+
+#[test]
+#[ignore = "needs a GPU: tests/run"]
+fn the_agent_tells_what_nvidia_smi_tells() {
+    cuda::hold(HELD);
+    let agent = Agent::standalone(BINARY).start();
+    let fields: Vec<&str> = NUMBERS.iter().map(|number| number.0).collect();
+    let identities = nvidia_smi("uuid,name,pci.bus_id,driver_version,index");
+    let gpus = gpus(&agent, identities.len());
+    let cells = nvidia_smi(&fields.join(","));
+    let mut record = String::new();
+    for ((identity, cells), gpu) in identities.iter().zip(&cells).zip(&gpus) {
+        let told = [&gpu["uuid"], &gpu["model"], &gpu["pci_bus_id"]["value"]];
+        assert!(told.iter().zip(identity).all(|(told, word)| **told == **word), "{told:?} {identity:?}");
+        writeln!(record, "{}", identity.join(", ")).expect("text can be written");
+        for (number, cell) in NUMBERS.iter().zip(cells) {
+            writeln!(record, "{}", compare(gpu, cell, *number)).expect("text can be written");
+        }
+        let counters = &gpu["gpm"]["sm_active"];
+        let hopper = ["H100", "H200", "GH200", "B200"].iter().any(|model| identity[1].contains(model));
+        writeln!(record, "  profiling counters: {counters}").expect("text can be written");
+        assert!(hopper != (counters["absent"] == "not_this_architecture"), "{identity:?}: {counters}");
+    }
+    let mine = eventually("this process on the first card", START, || {
+        let document = agent.get("/api/v1/gpus").json();
+        let list = document["gpus"].as_array()?.iter().find_map(|gpu| gpu["processes"]["value"].as_array().cloned())?;
+        list.into_iter().find(|process| process["pid"] == std::process::id())
+    });
+    let held = mine["memory_used_bytes"]["value"].as_f64().expect("the driver tells a process's memory");
+    assert!(held >= 1_073_741_824.0, "{held} bytes told of {HELD} held");
+    writeln!(record, "  this process holds {HELD} bytes, agent {held}").expect("text can be written");
+    keep(&identities[0], &record);
+}
+
+/// Writes the record, named by card and driver.
+fn keep(identity: &[String], record: &str) {
+    let name = format!("{}-{}", identity[1].replace([' ', '/'], "-"), identity[3]);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gpu/runs").join(name + ".txt");
+    std::fs::write(path, record).expect("the record is written");
+}
