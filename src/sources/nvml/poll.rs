@@ -134,7 +134,8 @@ impl Poller {
         }
         let (why, advice) = (missing.why, Arc::clone(&missing.advice));
         if said.replace(why) != Some(why) {
-            tracing::warn!(reason = %why, "no GPUs: {advice}");
+            // The front door logs every change of the source; saying it here as well would be twice.
+            tracing::debug!(reason = %why, "no GPUs: {advice}");
             self.tell(Message::Source(GpuSourceState::Missing { why, advice }));
         }
         for desk in &self.desks {
