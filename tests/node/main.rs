@@ -25,3 +25,7 @@ mod usage;
 mod driver;
 #[cfg(test)]
 mod simulated;
+#[cfg(test)]
+mod metrics;
+#[cfg(test)]
+mod api;

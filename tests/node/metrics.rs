@@ -1,0 +1,82 @@
+//! `/metrics` of the whole program: simulated GPUs are marked, the sets are where they belong, and a thousand connections
+//! cost little memory.
+
+use crate::program::BINARY;
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Longest wait for the first readings; tests share two cores with compilers.
+const SOON: Duration = Duration::from_secs(20);
+
+fn simulated() -> Agent {
+    let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:2").start();
+    eventually("a reading of both GPUs", SOON, || {
+        let text = agent.get("/metrics").text();
+        let series = text.lines().filter(|line| line.starts_with("gpu_steward_gpu_memory_used_bytes{"));
+        (series.count() == 2).then_some(())
+    });
+    agent
+}
+
+#[test]
+fn simulated_gpus_are_marked_and_each_set_has_its_path() {
+    let agent = simulated();
+    let own = agent.get("/metrics").text();
+    assert!(own.contains("\ngpu_steward_gpus_simulated 1\n"));
+    let infos: Vec<&str> = own.lines().filter(|line| line.starts_with("gpu_steward_gpu_info{")).collect();
+    assert_eq!(infos.len(), 2);
+    assert!(infos.iter().all(|line| line.contains("simulated=\"true\"")), "{infos:?}");
+    assert!(own.contains("\nDCGM_FI_DEV_GPU_TEMP{gpu=\"0\",UUID=\"GPU-"), "dcgm's names are on");
+    assert!(!own.contains("container_cpu_usage_seconds_total") && !own.contains("HostGPUMemoryUsage"), "these are off");
+    for name in ["process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"] {
+        assert!(own.lines().any(|line| line.starts_with(name)), "{name}");
+    }
+    for (path, name) in
+        [("/metrics/dcgm", "DCGM_FI_DEV_FB_USED{"), ("/metrics/hami", "hami_host_gpu_memory_used_bytes{")]
+    {
+        let text = agent.get(path).text();
+        assert_eq!(text.lines().filter(|line| line.starts_with(name)).count(), 2, "{path}");
+        assert!(!text.contains("gpu_steward_"), "{path}");
+    }
+    assert_eq!(agent.get("/metrics/cadvisor").status, 200);
+}
+
+#[test]
+fn the_start_time_is_that_of_the_process() {
+    let agent = simulated();
+    let text = agent.get("/metrics").text();
+    let line = text.lines().find_map(|line| line.strip_prefix("process_start_time_seconds ")).unwrap();
+    let started: f64 = line.parse().unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    assert!((0.0..120.0).contains(&(now - started)), "{started} and {now}");
+}
+
+fn resident_kib(agent: &Agent) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_ascii_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_thousand_scrapes_that_never_read_cost_little_memory() {
+    let agent = simulated();
+    let before = resident_kib(&agent);
+    let mut silent = Vec::new();
+    for _ in 0..1000 {
+        if let Ok(mut stream) = TcpStream::connect_timeout(&agent.metrics, Duration::from_millis(250)) {
+            let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n");
+            silent.push(stream);
+        }
+    }
+    assert_eq!(agent.get("/healthz").text(), "ok\n");
+    let grown = resident_kib(&agent).saturating_sub(before);
+    println!("{} silent connections: {grown} KiB more resident", silent.len());
+    // 256 places with hyper's buffers and eight answers under way.
+    assert!(grown < 16 * 1024, "{grown} KiB");
+    let text = agent.get("/metrics").text();
+    let open = text.lines().find_map(|line| line.strip_prefix("gpu_steward_http_connections ")).unwrap();
+    assert!(open.parse::<u32>().unwrap() <= 257, "{open}");
+}
