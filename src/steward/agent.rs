@@ -32,6 +32,7 @@ use serve::Shown;
 use sources::report::Reporter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -83,11 +84,12 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
     let http = reload::http_settings(&settings.live).map_err(|what| Failure { what, exit: Exit::Usage })?;
     let asks = stop::listen().map_err(|error| Failure::io("listen for signals", &error))?;
     let doors = Doors::open(&settings).map_err(|error| Failure { what: error.to_string(), exit: error.exit() })?;
+    // Before anybody is told that we run: what is compared at a reload is what held at the start.
+    let (http_sender, http) = watch::channel(http);
+    let reload = Reload::new(spoken, settings.live.clone(), http_sender);
     let _addresses = announce(&settings, &name, &doors);
     let runtime = runtime().map_err(|error| Failure::io("start the runtime's threads", &error))?;
     let drain = settings.drain_timeout;
-    let (http_sender, http) = watch::channel(http);
-    let reload = Reload::new(spoken, settings.live.clone(), http_sender);
     let exit = runtime.block_on(async {
         let mut agent = Agent::new(name, doors, http, &settings, &telemetry)?;
         Ok(agent.live(asks, reload, &telemetry, drain).await)
@@ -151,7 +153,7 @@ impl Agent {
     ) -> Result<Agent, Failure> {
         let stop = CancellationToken::new();
         let (reporter, observations) = Reporter::channel();
-        open_eyes(settings, &reporter, &stop)?;
+        let sampler = open_eyes(settings, &reporter, &stop)?;
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
         let (ready, ready_seen) = watch::channel(latch::Latch::default().readiness());
         let (usage_broken, usage) = watch::channel(None);
@@ -163,6 +165,7 @@ impl Agent {
             owner.run(ended).await;
             Ok(())
         });
+        agent.must_not_end("sampler", thread_lives(sampler, stop.clone()));
         let (names, ended) = (settings.names.clone(), stop.clone());
         agent.must_not_end("names", async move {
             sources::names::run(names, reporter, ended).await;
@@ -246,16 +249,26 @@ fn told(ended: Ended) -> (&'static str, String) {
     }
 }
 
-/// Starts what looks at the world.
-fn open_eyes(settings: &Settings, reporter: &Reporter, stop: &CancellationToken) -> Result<(), Failure> {
+/// Ends when the thread does, within a second.
+async fn thread_lives(thread: JoinHandle<()>, stop: CancellationToken) -> std::io::Result<()> {
+    while !thread.is_finished() {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Starts what looks at the world; the thread that reads the host is handed back to be watched.
+fn open_eyes(settings: &Settings, reporter: &Reporter, stop: &CancellationToken) -> Result<JoinHandle<()>, Failure> {
     let failed = |error: std::io::Error| Failure::io("start a thread that reads the host", &error);
     let (roots, period, process_period) = (settings.roots.clone(), settings.period, settings.process_period);
     let sampler = sources::sampler::Settings { roots: roots.clone(), period, slow_period: settings.slow_period };
-    sources::sampler::spawn(sampler, reporter.clone(), stop.clone()).map_err(failed)?;
+    let sampler = sources::sampler::spawn(sampler, reporter.clone(), stop.clone()).map_err(failed)?;
     match &settings.gpus {
         Gpus::None => {
             reporter.report(Observation::GpuSource(GpuSourceState::SwitchedOff));
-            Ok(())
         }
         Gpus::Nvml => {
             let nvml = sources::nvml::Settings {
@@ -266,13 +279,14 @@ fn open_eyes(settings: &Settings, reporter: &Reporter, stop: &CancellationToken)
                 hang_after: HANG_AFTER,
                 kernel_log: settings.kernel_log.clone(),
             };
-            sources::nvml::spawn(nvml, reporter.clone(), stop.clone()).map_err(failed)
+            sources::nvml::spawn(nvml, reporter.clone(), stop.clone()).map_err(failed)?;
         }
         Gpus::Simulated { model, count } => {
             let simulated =
                 sources::simulated::Settings { model: model.clone(), count: *count, roots, period, process_period };
             sources::simulated::spawn(simulated, reporter.clone(), stop.clone())
-                .map_err(|error| Failure::io(&format!("simulate GPUs of model {model}"), &error))
+                .map_err(|error| Failure::io(&format!("simulate GPUs of model {model}"), &error))?;
         }
     }
+    Ok(sampler)
 }

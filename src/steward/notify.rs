@@ -2,6 +2,10 @@
 //! asked for it.
 
 use sd_notify::NotifyState;
+use std::ffi::OsStr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 /// How often a sign of life is due: half of the time after which the service manager would give us up; `None` when it
@@ -11,11 +15,25 @@ pub(crate) fn heartbeat() -> Option<Duration> {
     sd_notify::watchdog_enabled().map(|limit| (limit / 2).max(Duration::from_millis(100)))
 }
 
-/// Says something. That nobody listens any more is not our trouble.
+/// Says something. That nobody listens any more, or that the one who listens has stopped to read, is not our trouble: a
+/// message that cannot be sent at once is left out, because the task that sends it also owns the node's state.
 fn say(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    if let Err(error) = send(&socket, states) {
         tracing::debug!(%error, "the service manager's socket does not take a message");
     }
+}
+
+fn send(socket: &OsStr, states: &[NotifyState<'_>]) -> std::io::Result<()> {
+    // A leading @ means the abstract namespace.
+    let address = match socket.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        path => SocketAddr::from_pathname(OsStr::from_bytes(path))?,
+    };
+    let message = states.iter().fold(String::new(), |message, state| format!("{message}{state}\n"));
+    let ours = UnixDatagram::unbound()?;
+    ours.set_nonblocking(true)?;
+    ours.send_to_addr(message.as_bytes(), &address).map(|_| ())
 }
 
 /// We live.

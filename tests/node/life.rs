@@ -2,9 +2,11 @@
 
 use crate::program::BINARY;
 use lab::agent::Agent;
-use std::net::TcpListener;
+use lab::scenario::{FakeNvml, Fault, Scenario, cards};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Promise 14 in docs/specification.md.
 #[test]
@@ -46,4 +48,89 @@ fn without_standalone_it_says_how_to_run() {
     let output = Command::new(BINARY).args(["agent", "--listen", "127.0.0.1:0"]).output().unwrap();
     assert_eq!(output.status.code(), Some(64));
     assert!(String::from_utf8_lossy(&output.stderr).contains("gpu-steward agent --standalone"));
+}
+
+#[test]
+fn it_is_ready_once_the_first_looks_are_taken() {
+    let agent = Agent::standalone(BINARY).with("--gpus", "none").start();
+    assert_eq!(agent.get("/readyz").status, 200);
+    assert_eq!(agent.get("/healthz").status, 200);
+    agent.logs("] ready");
+    let addresses = std::fs::read(agent.dir().join("state/addresses.json")).unwrap();
+    let addresses: serde_json::Value = serde_json::from_slice(&addresses).unwrap();
+    assert_eq!(addresses["metrics"], agent.metrics.to_string());
+}
+
+#[test]
+fn a_usage_socket_that_cannot_be_opened_is_a_reason_at_readyz_and_nothing_else() {
+    let agent =
+        Agent::standalone(BINARY).with("--gpus", "none").with("--usage-socket", "/proc/nowhere/a.sock").launch();
+    agent.logs("cannot open the usage socket");
+    let answer = lab::eventually::eventually("readyz to name the socket", Duration::from_secs(20), || {
+        Some(agent.get("/readyz")).filter(|answer| answer.text().contains("usage socket /proc/nowhere/a.sock"))
+    });
+    assert_eq!(answer.status, 503);
+    assert_eq!(agent.get("/metrics").status, 200);
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    // A request whose end never comes holds the drain.
+    let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--drain-timeout", "60s").launch();
+    let mut held = Vec::new();
+    for address in [Some(agent.metrics), agent.admin].into_iter().flatten() {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"PUT /loglevel HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n").unwrap();
+        held.push(stream);
+    }
+    assert_eq!(agent.get("/healthz").status, 200);
+    agent.signal(libc::SIGTERM);
+    agent.logs("stopping: requests in flight may end");
+    // Later than the 0.1 s within which two signals are one request.
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(200) {
+        std::thread::yield_now();
+    }
+    agent.signal(libc::SIGTERM);
+    let ended = agent.wait();
+    assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
+    assert_eq!(ended.status.code(), Some(143), "{}", ended.log);
+    drop(held);
+}
+
+#[test]
+fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = FakeNvml::install(dir.path()).unwrap();
+    let well = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
+    fake.write(&well).unwrap();
+    let manager = std::os::unix::net::UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let agent = Agent::standalone(BINARY)
+        .with("--nvml-library", fake.library())
+        .env("NOTIFY_SOCKET", dir.path().join("notify"))
+        .env("WATCHDOG_USEC", "1000000")
+        .start();
+    let fault = Fault { call: "*".into(), hang: true, ..Fault::default() };
+    fake.write(&Scenario { faults: vec![fault], ..well }).unwrap();
+    let why = lab::eventually::eventually("readyz to tell that calls hang", Duration::from_secs(60), || {
+        Some(agent.get("/readyz")).filter(|answer| answer.status == 503)
+    });
+    assert!(why.text().contains("hang"), "{}", why.text());
+    // Nobody has read so far: the socket is full, and that has stopped nothing. Its old messages go first.
+    let mut buffer = [0; 1024];
+    manager.set_nonblocking(true).unwrap();
+    while manager.recv(&mut buffer).is_ok() {}
+    manager.set_nonblocking(false).unwrap();
+    let (begin, mut signs) = (Instant::now(), 0);
+    while begin.elapsed() < Duration::from_secs(2) {
+        let length = manager.recv(&mut buffer).unwrap();
+        signs += usize::from(String::from_utf8_lossy(&buffer[..length]).contains("WATCHDOG=1"));
+    }
+    assert!(signs >= 2, "{signs} signs of life in two seconds");
+    let node = agent.get("/api/v1/node");
+    assert_eq!(node.status, 200, "CPU and memory go on");
+    let ended = agent.terminate();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
+    assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
 }

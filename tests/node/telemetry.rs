@@ -90,3 +90,26 @@ fn a_misspelt_environment_variable_is_told() {
     assert!(log.contains("variable=GPU_STEWARD_PERIODS meant=GPU_STEWARD_PERIOD"), "{log}");
     assert!(!log.contains("variable=GPU_STEWARD_PORT"), "{log}");
 }
+
+#[test]
+fn the_level_is_shown_and_set_at_the_admin_port() {
+    let agent = quiet().launch();
+    assert_eq!(agent.admin("GET", "/loglevel", "").text().trim(), "0");
+    assert_eq!(agent.admin("PUT", "/loglevel", "4").status, 200);
+    assert_eq!(agent.admin("GET", "/loglevel", "").text().trim(), "4");
+    agent.logs("log level changed old=0 new=4");
+    let refused = agent.admin("PUT", "/loglevel", "loud");
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("expected 0, 2, 4 or 5"), "{}", refused.text());
+}
+
+#[test]
+fn a_reload_changes_the_metric_sets_without_a_refused_connection() {
+    let agent = quiet().config("metrics-dcgm: true\n").launch();
+    agent.write_config("metrics-dcgm: false\n");
+    agent.signal(libc::SIGHUP);
+    while !agent.log().contains("configuration reloaded changed=1") {
+        assert_eq!(agent.get("/metrics").status, 200);
+    }
+    assert_eq!(agent.get("/metrics").status, 200);
+}

@@ -223,4 +223,38 @@ mod tests {
             assert!(!is_service_variable(&variable), "{variable}");
         }
     }
+
+    /// The table of docs/configuration.md.
+    fn table() -> String {
+        let mut out = String::new();
+        let mut group = None;
+        for key in KEYS {
+            if group != Some(key.group) {
+                group = Some(key.group);
+                out += &format!(
+                    "\n### {}\n\n| key and flag | value | default | what it does |\n|---|---|---|---|\n",
+                    key.group.title()
+                );
+            }
+            let live = if key.live { " *(SIGHUP)*" } else { "" };
+            let value = key.value.replace('|', "\\|");
+            out += &format!("| `{}` | `{value}` | `{}` | {}{live} |\n", key.name, key.default, key.help);
+        }
+        out + "\n"
+    }
+
+    #[test]
+    fn the_reference_is_this_table() {
+        const BEGIN: &str = "<!-- made from the table of settings by UPDATE_GOLDEN=1 cargo test -->\n";
+        const END: &str = "<!-- end -->";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let (before, rest) = text.split_once(BEGIN).unwrap();
+        let (shown, after) = rest.split_once(END).unwrap();
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(path, format!("{before}{BEGIN}{}{END}{after}", table())).unwrap();
+        } else {
+            assert_eq!(shown, table(), "UPDATE_GOLDEN=1 cargo test -p steward writes it anew");
+        }
+    }
 }

@@ -1,0 +1,49 @@
+//! Grants the user's wish, and says on stdout what came of it, on stderr why nothing did.
+
+use crate::args::Wish;
+use crate::exit::Exit;
+use crate::settings::Settings;
+use crate::settings::layer::{Problem, Spoken};
+use crate::{agent, print_config, telemetry, top, usage};
+use std::io::Write;
+
+/// Runs until the wish is granted or cannot be.
+pub(crate) fn grant(wish: Wish) -> Exit {
+    let granted = match wish {
+        Wish::Agent(spoken) => understand(&spoken).map(|settings| {
+            let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
+            agent::run(settings, spoken, telemetry)
+        }),
+        Wish::PrintConfig(spoken, output) => understand(&spoken).and_then(|_| {
+            say(&print_config::print(&spoken.layer()?, output));
+            Ok(Exit::Ok)
+        }),
+        Wish::Usage(spoken, wanted) => usage::run(&spoken, wanted),
+        Wish::Top(settings) => Ok(watch(&settings)),
+        // The parent sees from the exit code that there is no answer, and says so.
+        Wish::Symbolize => Ok(effects::pprof::symbolize::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
+    };
+    granted.unwrap_or_else(|problems| complain(&problems))
+}
+
+fn understand(spoken: &Spoken) -> Result<Settings, Vec<Problem>> {
+    Settings::read(&spoken.layer()?)
+}
+
+fn watch(settings: &top::Settings) -> Exit {
+    let Err(error) = top::run(settings) else { return Exit::Ok };
+    let _ = writeln!(std::io::stderr(), "error: {error}");
+    error.exit()
+}
+
+/// A reader that went away (`| head`) is no failure.
+fn say(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn complain(problems: &[Problem]) -> Exit {
+    for problem in problems {
+        let _ = writeln!(std::io::stderr(), "error: {problem}");
+    }
+    Exit::Usage
+}
