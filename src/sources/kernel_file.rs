@@ -128,8 +128,30 @@ impl Reader {
     /// # Errors
     /// [`Failure`].
     pub fn open(&mut self, parts: &[&[u8]]) -> Result<OwnedFd, Failure> {
+        Self::regular(CWD, self.join(parts))
+    }
+
+    /// A directory, to open files below it without walking the path to it again.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn directory(&mut self, parts: &[&[u8]]) -> Result<OwnedFd, Failure> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        Ok(rustix::fs::openat(CWD, self.join(parts), flags, Mode::empty())?)
+    }
+
+    /// As [`Reader::read_piece`], of a file in a directory that is held.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn read_piece_in(&mut self, directory: impl AsFd, name: &[u8]) -> Result<&[u8], Failure> {
+        let file = Self::regular(directory, self.join(&[name]))?;
+        self.read_open_piece(&file)
+    }
+
+    fn regular(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Failure> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(CWD, self.join(parts), flags, Mode::empty())?;
+        let file = rustix::fs::openat(directory, path, flags, Mode::empty())?;
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
         if kind == FileType::RegularFile { Ok(file) } else { Err(Failure::NotAFile) }
     }

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   every period        CPU time and memory usage, one pread each from files that are kept open
-//!   every slow period   the rest, opened, read and closed: keeping eleven files open for each of 300 cgroups would cost
-//!                       the kernel some 16 MiB
+//!   every slow period   the rest, opened, read and closed below directories that are held: keeping eleven files open for
+//!                       each of 300 cgroups would cost the kernel some 16 MiB, walking the whole path to each of them
+//!                       again is half of what reading it costs
 //!   every sixth of those   limits, which only a resize of the pod changes
 //! ```
 //!
@@ -65,6 +66,13 @@ enum Kept {
     Open(OwnedFd),
 }
 
+/// The directories of one cgroup, one for each controller's tree; opened when first needed, while there is room.
+#[derive(Debug, Default)]
+struct Directories([Kept; CONTROLLERS]);
+
+/// Slots of [`Directories`]: one for each [`Controller`]. In a v2 tree they are one directory, held once.
+const CONTROLLERS: usize = 6;
+
 /// One cgroup.
 #[derive(Debug)]
 pub struct Tracked {
@@ -80,6 +88,7 @@ pub struct Tracked {
     pub turn: u64,
     cpu: Kept,
     memory: Kept,
+    directories: Directories,
     slow_readings: u64,
     /// CPU time and memory usage at the last slow reading.
     then: Option<(Nanos, Bytes)>,
@@ -112,21 +121,35 @@ impl Kernel {
     /// Reads a file of a cgroup and understands it.
     fn take<T>(
         &mut self,
-        controller: Controller,
-        path: &str,
-        name: &str,
+        directories: &mut Directories,
+        (controller, path, name): (Controller, &str, &str),
         parse: impl FnOnce(&[u8]) -> Result<T, Malformed>,
     ) -> Reading<T> {
         let Some(tree) = self.layout.tree(controller) else { return Reading::Absent(Absence::NoSuchFile) };
-        let text = self.reader.read_piece(&[tree, path.as_bytes(), name.as_bytes()]);
+        let slot = if matches!(self.layout.trees, Trees::One(_)) { 0 } else { controller as usize };
+        let held = &mut directories.0[slot];
+        if let (Kept::Closed, 1..) = (&*held, self.room)
+            && let Ok(directory) = self.reader.directory(&[tree, path.as_bytes()])
+        {
+            self.room -= 1;
+            *held = Kept::Open(directory);
+        }
+        let text = match held {
+            Kept::Open(directory) => self.reader.read_piece_in(&*directory, &name.as_bytes()[1..]),
+            Kept::Closed => self.reader.read_piece(&[tree, path.as_bytes(), name.as_bytes()]),
+        };
         let result = text.map(parse);
+        // The directory may be that of a cgroup which was removed and made again under its old name.
+        if result.is_err() {
+            self.close(held);
+        }
         self.reading(result, path, name)
     }
 
     /// As [`Kernel::take`], from a file that is kept open while there is room.
     fn keep<T>(
         &mut self,
-        kept: &mut Kept,
+        (kept, directories): (&mut Kept, &mut Directories),
         (controller, path, name): (Controller, &str, &str),
         parse: impl FnOnce(&[u8]) -> Result<T, Malformed>,
     ) -> Reading<T> {
@@ -136,7 +159,7 @@ impl Kernel {
             self.room -= 1;
             *kept = Kept::Open(file);
         }
-        let Kept::Open(file) = kept else { return self.take(controller, path, name, parse) };
+        let Kept::Open(file) = kept else { return self.take(directories, (controller, path, name), parse) };
         let result = self.reader.read_open_piece(&*file).map(parse);
         if result.is_err() {
             self.missed = true;
@@ -194,6 +217,7 @@ impl Tracked {
             turn,
             cpu: Kept::Closed,
             memory: Kept::Closed,
+            directories: Directories::default(),
             slow_readings: 0,
             then: None,
             block_io_counts: false,
@@ -215,6 +239,7 @@ impl Tracked {
     pub fn release(&mut self, kernel: &mut Kernel) {
         kernel.close(&mut self.cpu);
         kernel.close(&mut self.memory);
+        self.directories.0.iter_mut().for_each(|directory| kernel.close(directory));
     }
 
     /// CPU time and memory usage.
@@ -225,10 +250,11 @@ impl Tracked {
         let path = &*self.identity.path;
         let memory = match kernel.layout.trees {
             Trees::One(_) => {
-                let stat = kernel.keep(&mut self.cpu, (Controller::Cpu, path, "/cpu.stat"), |text| {
-                    let stat = cpu_stat(text)?;
-                    Ok((stat.used.ok_or(Malformed::Missing("usage_usec"))?, stat.throttled))
-                });
+                let stat =
+                    kernel.keep((&mut self.cpu, &mut self.directories), (Controller::Cpu, path, "/cpu.stat"), |text| {
+                        let stat = cpu_stat(text)?;
+                        Ok((stat.used.ok_or(Malformed::Missing("usage_usec"))?, stat.throttled))
+                    });
                 self.sample.cpu_total = stat.map(|(used, _)| used.0);
                 self.sample.cpu_user = stat.map(|(used, _)| used.1);
                 self.sample.cpu_system = stat.map(|(used, _)| used.2);
@@ -237,12 +263,12 @@ impl Tracked {
             }
             Trees::Many(_) => {
                 let file = (Controller::CpuAccounting, path, "/cpuacct.usage");
-                self.sample.cpu_total = kernel.keep(&mut self.cpu, file, number).map(Nanos);
+                self.sample.cpu_total = kernel.keep((&mut self.cpu, &mut self.directories), file, number).map(Nanos);
                 "/memory.usage_in_bytes"
             }
         };
         let file = (Controller::Memory, path, memory);
-        self.sample.memory_usage = kernel.keep(&mut self.memory, file, number).map(Bytes);
+        self.sample.memory_usage = kernel.keep((&mut self.memory, &mut self.directories), file, number).map(Bytes);
         kernel.gone(path)
     }
 
@@ -280,8 +306,8 @@ impl Tracked {
     }
 
     fn read_memory(&mut self, kernel: &mut Kernel, v2: bool) {
-        let (path, sample) = (&*self.identity.path, &mut self.sample);
-        let stat = kernel.take(Controller::Memory, path, "/memory.stat", memory_stat);
+        let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
+        let stat = kernel.take(directories, (Controller::Memory, path, "/memory.stat"), memory_stat);
         sample.memory_rss = stat.map(|stat| stat.rss);
         sample.memory_cache = stat.map(|stat| stat.cache);
         sample.memory_working_set = match (stat, sample.memory_usage) {
@@ -291,46 +317,49 @@ impl Tracked {
             (Reading::Absent(why), _) | (_, Reading::Absent(why)) => Reading::Absent(why),
         };
         let name = if v2 { "/memory.events" } else { "/memory.oom_control" };
-        sample.oom_kills = optional(kernel.take(Controller::Memory, path, name, oom_kills));
+        sample.oom_kills = optional(kernel.take(directories, (Controller::Memory, path, name), oom_kills));
     }
 
     fn read_limits(&mut self, kernel: &mut Kernel, v2: bool) {
-        let (path, sample) = (&*self.identity.path, &mut self.sample);
+        let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
         let name = if v2 { "/memory.max" } else { "/memory.limit_in_bytes" };
-        sample.memory_limit = kernel.take(Controller::Memory, path, name, memory_limit);
+        sample.memory_limit = kernel.take(directories, (Controller::Memory, path, name), memory_limit);
         sample.cpu_limit = if v2 {
-            kernel.take(Controller::Cpu, path, "/cpu.max", file::cpu_max)
+            kernel.take(directories, (Controller::Cpu, path, "/cpu.max"), file::cpu_max)
         } else {
             let mut kept = [0; 24];
-            let quota = kernel.take(Controller::Cpu, path, "/cpu.cfs_quota_us", |text| {
+            let quota = kernel.take(directories, (Controller::Cpu, path, "/cpu.cfs_quota_us"), |text| {
                 let kept = kept.get_mut(..text.len()).ok_or(Malformed::NotANumber("quota"))?;
                 kept.copy_from_slice(text);
                 Ok(text.len())
             });
             match quota {
                 Reading::Absent(why) => Reading::Absent(why),
-                Reading::Measured(length, _) => kernel.take(Controller::Cpu, path, "/cpu.cfs_period_us", |period| {
-                    file::cfs_limit(&kept[..length], period)
-                }),
+                Reading::Measured(length, _) => {
+                    kernel.take(directories, (Controller::Cpu, path, "/cpu.cfs_period_us"), |period| {
+                        file::cfs_limit(&kept[..length], period)
+                    })
+                }
             }
         };
     }
 
     fn read_cpu_v1(&mut self, kernel: &mut Kernel) {
-        let (path, sample) = (&*self.identity.path, &mut self.sample);
+        let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
         let tick = kernel.nanos_a_tick;
         let nanos = |ticks: u64| Nanos(ticks.saturating_mul(tick));
-        let times = kernel.take(Controller::CpuAccounting, path, "/cpuacct.stat", cpuacct_stat);
+        let times = kernel.take(directories, (Controller::CpuAccounting, path, "/cpuacct.stat"), cpuacct_stat);
         sample.cpu_user = times.map(|times| nanos(times.0));
         sample.cpu_system = times.map(|times| nanos(times.1));
-        let throttled = kernel.take(Controller::Cpu, path, "/cpu.stat", cpu_stat).map(|stat| stat.throttled);
+        let throttled =
+            kernel.take(directories, (Controller::Cpu, path, "/cpu.stat"), cpu_stat).map(|stat| stat.throttled);
         throttling(sample, throttled);
     }
 
     /// Tasks, processes, and what those read and wrote where the kernel does not count it by cgroup.
     fn read_tasks(&mut self, kernel: &mut Kernel) {
-        let path = &*self.identity.path;
-        self.sample.tasks = kernel.take(Controller::Pids, path, "/pids.current", number).map(Count);
+        let (path, directories) = (&*self.identity.path, &mut self.directories);
+        self.sample.tasks = kernel.take(directories, (Controller::Pids, path, "/pids.current"), number).map(Count);
         let mut pids = std::mem::take(&mut kernel.pids);
         let listed = members(&mut kernel.reader, kernel.layout.walked(), path, &mut pids);
         self.sample.processes = match listed {
@@ -352,7 +381,9 @@ impl Tracked {
 
     fn read_block_io_v2(&mut self, kernel: &mut Kernel) {
         let stacked = std::mem::take(&mut kernel.stacked);
-        let io = kernel.take(Controller::BlockIo, &self.identity.path, "/io.stat", |text| io_stat(text, &stacked));
+        let directories = &mut self.directories;
+        let io = kernel
+            .take(directories, (Controller::BlockIo, &self.identity.path, "/io.stat"), |text| io_stat(text, &stacked));
         kernel.stacked = stacked;
         self.sample.io_read = io.map(|io| Bytes(io.read));
         self.sample.io_write = io.map(|io| Bytes(io.write));
@@ -363,12 +394,12 @@ impl Tracked {
     /// v1: kernels of today show `Total 0` whatever is read and written, so a 0 is believed only of a file that names
     /// devices or has been seen to move.
     fn read_block_io_v1(&mut self, kernel: &mut Kernel) {
+        let (path, directories) = (&*self.identity.path, &mut self.directories);
         let mut of = |names: [&str; 2]| {
             let stacked = std::mem::take(&mut kernel.stacked);
-            let path = &*self.identity.path;
-            let mut io = kernel.take(Controller::BlockIo, path, names[0], |text| blkio(text, &stacked));
+            let mut io = kernel.take(directories, (Controller::BlockIo, path, names[0]), |text| blkio(text, &stacked));
             if io.absence() == Some(Absence::NoSuchFile) {
-                io = kernel.take(Controller::BlockIo, path, names[1], |text| blkio(text, &stacked));
+                io = kernel.take(directories, (Controller::BlockIo, path, names[1]), |text| blkio(text, &stacked));
             }
             kernel.stacked = stacked;
             io
@@ -395,8 +426,8 @@ impl Tracked {
     }
 
     fn read_pressure(&mut self, kernel: &mut Kernel) {
-        let path = &*self.identity.path;
-        let mut of = |name| kernel.take(Controller::Pressure, path, name, file::pressure);
+        let (path, directories) = (&*self.identity.path, &mut self.directories);
+        let mut of = |name| kernel.take(directories, (Controller::Pressure, path, name), file::pressure);
         self.sample.pressure = match of("/cpu.pressure") {
             Reading::Absent(why) => Reading::Absent(why),
             Reading::Measured(cpu, _) => match (of("/memory.pressure"), of("/io.pressure")) {
