@@ -14,7 +14,7 @@ static PROCESS: &[Row<Footprint>] = &[
     Row::gauge("process_start_time_seconds", "seconds", "When this program was started, in seconds since 1970.", |f| number(&f.started_seconds)),
     Row::counter("process_cpu_seconds_total", "seconds", "Processor time of this program.", |f| number(&f.cpu_seconds)),
     Row::gauge("process_resident_memory_bytes", "bytes", "Resident memory of this program.", |f| number(&f.resident)),
-    Row::gauge("process_address_spacememory_bytes", "bytes", "Address space of this program.", |f| number(&f.address_space)),
+    Row::gauge("process_virtual_memory_bytes", "bytes", "Address space of this program.", |f| number(&f.address_space)),
     Row::gauge("process_open_fds", "", "Files this program has open.", |f| number(&f.files)),
     Row::gauge("process_max_fds", "", "Files this program may have open.", |f| number(&f.files_limit)),
     Row::gauge("process_threads", "", "Threads of this program.", |f| number(&f.threads)),
