@@ -3,7 +3,7 @@
 //! the same run. Promise 1 in docs/specification.md.
 //!
 //! Run by `tests/run footprint` as root. `FOOTPRINT_SECONDS` sets the length (120; the long form takes 600), `YARDSTICK`
-//! names the cAdvisor program.
+//! names the cAdvisor program, and `FOOTPRINT_BINARY` the agent where it is not the one of the test profile.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -114,7 +114,9 @@ fn scenario(pods: &Pods) -> Value {
 }
 
 fn start_agent(pods: &Pods) -> Outcome<(Agent, Running)> {
-    let binary = env!("CARGO_BIN_EXE_gpu-steward");
+    // What is shipped is measured where it has been built; else the program of the shared test profile.
+    let shipped = std::env::var("FOOTPRINT_BINARY").ok();
+    let binary = shipped.as_deref().unwrap_or(env!("CARGO_BIN_EXE_gpu-steward"));
     let recipe = Agent::standalone(binary);
     let fake = FakeNvml::install(recipe.dir())?;
     fake.write_text(&serde_json::to_vec(&scenario(pods))?)?;
