@@ -29,3 +29,5 @@ mod simulated;
 mod metrics;
 #[cfg(test)]
 mod api;
+#[cfg(test)]
+mod ghosts;

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+/// How long a look at the threads' stacks may hold the sampler before a profile is refused for it.
+const THREADS_TAKE: Duration = Duration::from_secs(2);
 /// Length of a CPU profile unless asked: Go's.
 const DEFAULT_SECONDS: u64 = 30;
 
@@ -91,12 +93,25 @@ impl Asked {
     }
 }
 
+/// The sampler, which a look at the threads' stacks uses for a moment too: only another profile is worth a refusal.
+async fn sampler() -> Result<capture::Turn, capture::Error> {
+    let patience = tokio::time::Instant::now() + THREADS_TAKE;
+    loop {
+        match capture::Turn::take() {
+            Err(capture::Error::Busy) if tokio::time::Instant::now() < patience => {
+                tokio::time::sleep(THREADS_TAKE / 40).await;
+            }
+            other => return other,
+        }
+    }
+}
+
 async fn profile(Query(asked): Query<Asked>) -> Response {
     let length = match asked.seconds() {
         Ok(length) => length.unwrap_or(Duration::from_secs(DEFAULT_SECONDS)),
         Err(refusal) => return *refusal,
     };
-    let turn = match capture::Turn::take() {
+    let turn = match sampler().await {
         Ok(turn) => turn,
         Err(busy @ capture::Error::Busy) => return refuse(StatusCode::CONFLICT, busy),
         Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, sentence(&error)),

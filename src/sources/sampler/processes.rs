@@ -25,6 +25,10 @@ use wire::cgroup_file::{digits, process_io};
 
 /// A pass that took this long in all is followed by a pause this many times as long: a quarter of a percent of a core.
 pub const SHARE: u32 = 400;
+/// That is meant for the default slow period. Who asks for a shorter one pays for it in proportion...
+const USUAL: Duration = Duration::from_secs(5);
+/// ...up to a quarter of a core.
+const LEAST_SHARE: u32 = 4;
 /// Passes are at least this often, whatever they cost.
 const LONGEST: Duration = Duration::from_secs(120);
 /// Processes read in one turn: 20 to 30 ms.
@@ -43,6 +47,7 @@ pub struct Processes {
     nanos_a_tick: u64,
     page: u64,
     period: Duration,
+    share: u32,
     due: Monotonic,
     /// Processes of the pass that is being made, those not yet read at the end; `None` between passes.
     waiting: Option<Vec<u32>>,
@@ -63,6 +68,11 @@ struct Known {
     pass: u64,
 }
 
+fn share(period: Duration) -> u32 {
+    let part = period.min(USUAL).as_millis() * u128::from(SHARE) / USUAL.as_millis();
+    u32::try_from(part).unwrap_or(SHARE).max(LEAST_SHARE)
+}
+
 impl Processes {
     /// Under these roots, a pass every `period` or, where that would cost too much, slower.
     #[must_use]
@@ -74,6 +84,7 @@ impl Processes {
             nanos_a_tick: 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1),
             page: rustix::param::page_size() as u64,
             period,
+            share: share(period),
             due: Monotonic(0),
             waiting: None,
             total: 0,
@@ -110,7 +121,7 @@ impl Processes {
             return None;
         }
         // Counted from the beginning of the pass, so that a cheap one keeps to the period.
-        self.due = self.due.max(now.after(self.spent.saturating_mul(SHARE).min(LONGEST)));
+        self.due = self.due.max(now.after(self.spent.saturating_mul(self.share).min(LONGEST)));
         Some(self.end(ended))
     }
 
@@ -303,6 +314,13 @@ mod tests {
     }
 
     #[test]
+    fn a_shorter_period_may_cost_more() {
+        for (millis, expect) in [(0, 4), (250, 20), (5_000, 400), (60_000, 400)] {
+            assert_eq!(share(Duration::from_millis(millis)), expect, "{millis} ms");
+        }
+    }
+
+    #[test]
     fn a_costly_pass_is_followed_by_a_long_pause() {
         let root = folder();
         process(root.path(), 7, 100, 5);
@@ -310,7 +328,7 @@ mod tests {
         let now = clock::monotonic();
         assert!(processes.some(now).is_some());
         let spent = processes.spent;
-        assert!(processes.due >= now.after(spent.saturating_mul(SHARE).min(LONGEST)));
+        assert!(processes.due >= now.after(spent.saturating_mul(processes.share).min(LONGEST)));
         assert!(processes.some(now).is_none(), "not due");
     }
 

@@ -40,7 +40,7 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
         cells.text(format!("{}{used:>5}", bar(gpu.utilization_ratio.value().copied(), util)));
         memory_cell(&mut cells, &gpu.memory_used_bytes, &gpu.memory_total_bytes, memory);
         let drawn = cells.note("power", &gpu.power_watts, |it| format!("{it:.0}"));
-        let limit = cells.note("power limit", &gpu.power_limit_watts, |it| format!("{it:.0}"));
+        let limit = cells.fact("power limit", &gpu.power_limit_watts, |it| format!("{it:.0}"));
         cells.text(format!("{drawn}/{limit} W"));
         cells.reading("temperature", &gpu.temperature_celsius, |it| format!("{it}C"));
         cells.reading("clock", &gpu.clock_sm_hertz, |it| format!("{} MHz", it / 1_000_000));
@@ -63,7 +63,7 @@ fn instance_line(gpu: &Gpu, mig: &Mig, util: u16, memory: u16) -> Row {
 fn memory_cell(cells: &mut Cells, used: &Reading<u64>, total: &Reading<u64>, width: u16) {
     let drawn = bar(share(used, total), width);
     let used = cells.note("memory", used, |it| bytes(*it));
-    let total = cells.note("memory size", total, |it| bytes(*it));
+    let total = cells.fact("memory size", total, |it| bytes(*it));
     cells.text(format!("{drawn} {used}/{total}"));
 }
 

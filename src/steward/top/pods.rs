@@ -73,10 +73,9 @@ fn used(name: &str, usage: &Use, shares: &[Share], network: Option<&Reading<Netw
     let mut cells = Cells::default();
     cells.text(name);
     let (gpu, gpu_memory) = on_gpus(&mut cells, shares, snapshot);
-    cells
-        .reading("CPU", &usage.cpu_cores, cores)
-        .reading("memory", &usage.memory_working_set_bytes, |it| bytes(*it))
-        .reading("memory limit", &usage.memory_limit_bytes, |it| it.map_or_else(|| "none".to_owned(), bytes));
+    cells.reading("CPU", &usage.cpu_cores, cores).reading("memory", &usage.memory_working_set_bytes, |it| bytes(*it));
+    let limit = cells.fact("memory limit", &usage.memory_limit_bytes, |it| it.map_or_else(|| "none".to_owned(), bytes));
+    cells.text(limit);
     match network {
         Some(Reading::Absent { reason, .. }) => {
             cells.remark(format!("network: {reason}"));

@@ -48,6 +48,15 @@ impl Cells {
         self.notes.push((self.texts.len(), words));
     }
 
+    /// As [`Cells::note`], of what somebody set or built: it is read rarely because it rarely changes, so its age says
+    /// nothing.
+    pub(crate) fn fact<T>(&mut self, name: &str, fact: &Reading<T>, show: impl FnOnce(&T) -> String) -> String {
+        match fact {
+            Reading::Measured { value, .. } => show(value),
+            Reading::Absent { .. } => self.note(name, fact, show),
+        }
+    }
+
     /// The text of a reading that is part of a cell; what must be said about it is kept.
     pub(crate) fn note<T>(&mut self, name: &str, reading: &Reading<T>, show: impl FnOnce(&T) -> String) -> String {
         match reading {
