@@ -201,6 +201,17 @@ impl Reader {
         Ok(&self.text[..read])
     }
 
+    /// The inode number of a regular file; the file is not opened.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn inode(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
+        let stat = rustix::fs::statat(CWD, self.join(parts), AtFlags::SYMLINK_NOFOLLOW)?;
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        #[allow(clippy::useless_conversion, reason = "32 bits wide on some machines")]
+        if regular { Ok(u64::from(stat.st_ino)) } else { Err(Failure::NotAFile) }
+    }
+
     /// How many links a directory has, which on the kernel's own file systems is 2 and one for each subdirectory.
     ///
     /// # Errors
@@ -293,6 +304,8 @@ mod tests {
             assert_eq!(reader.read(&[&at(name)]), Err(failure), "{name}");
         }
         assert_eq!(reader.link(&[&at("link")]), Ok(&b"file"[..]));
+        assert!(reader.inode(&[&at("file")]).is_ok());
+        assert_eq!(reader.inode(&[&at("link")]), Err(Failure::NotAFile));
         let mut names = Vec::new();
         reader.subdirectories(&[&at("")], |name| names.push(name.to_vec())).unwrap();
         assert_eq!(names, [b"directory"]);

@@ -5,8 +5,8 @@ use crate::cgroup::members::members;
 use crate::cgroup::tracked::{Kernel, Tracked};
 use crate::cgroup::walk::{Found, Walk};
 use crate::kernel_file::Reader;
-use crate::procfs::network::{Net, Totals};
-use crate::procfs::process::{self, namespace};
+use crate::procfs::network::{Namespaces, Net, Totals};
+use crate::procfs::process;
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, MAX_CGROUPS, ProcessIo};
 use model::unit::Count;
@@ -30,7 +30,8 @@ pub struct Table {
     turns: u64,
     pass: u64,
     left_out: u32,
-    host_network: Option<u64>,
+    /// Found once and kept; while it is not found, no pod's network is read.
+    namespaces: Option<Namespaces>,
     found: Vec<Found>,
     due: Vec<Arc<str>>,
     pids: Vec<u32>,
@@ -51,7 +52,7 @@ impl Table {
             turns: turns.max(1),
             pass: 0,
             left_out: 0,
-            host_network: None,
+            namespaces: None,
             found: Vec::new(),
             due: Vec::new(),
             pids: Vec::new(),
@@ -134,8 +135,8 @@ impl Table {
     }
 
     fn read_networks(&mut self) {
-        if self.host_network.is_none() {
-            self.host_network = namespace(&mut self.kernel.reader, &self.kernel.procfs, b"1", "net").ok();
+        if self.namespaces.is_none() {
+            self.namespaces = Namespaces::find(&mut self.kernel.reader, &self.kernel.procfs).ok();
         }
         let due = std::mem::take(&mut self.due);
         for path in &due {
@@ -150,7 +151,8 @@ impl Table {
     }
 
     fn read_network(&mut self, path: &str, totals: &mut Totals) -> Reading<model::cgroup::NetworkSample> {
-        let net = Net { procfs: &self.kernel.procfs, host: self.host_network };
+        let Some(namespaces) = self.namespaces else { return Reading::Absent(Absence::NeedsPtrace) };
+        let net = Net { procfs: &self.kernel.procfs, namespaces };
         if let Some(reading) = totals.read_again(&mut self.kernel.reader, net) {
             return reading;
         }
@@ -159,7 +161,7 @@ impl Table {
         self.pids.clear();
         self.pids.extend(candidates.iter().map(|(_, pid)| *pid));
         self.candidates = candidates;
-        let net = Net { procfs: &self.kernel.procfs, host: self.host_network };
+        let net = Net { procfs: &self.kernel.procfs, namespaces };
         totals.read_through(&mut self.kernel.reader, net, &self.pids)
     }
 
@@ -233,6 +235,11 @@ impl Table {
     /// As if every cgroup had run since its last slow reading: what a node costs on which nobody rests.
     pub(crate) fn forget_stillness(&mut self) {
         self.cgroups.values_mut().for_each(Tracked::forget_stillness);
+    }
+
+    /// As if the links that tell namespaces apart might not be read.
+    pub(crate) fn tell_namespaces_by_counters(&mut self) {
+        self.namespaces = Namespaces::by_counters(&mut self.kernel.reader, &self.kernel.procfs).ok();
     }
 }
 

@@ -1,8 +1,11 @@
 //! Totals of a pod's network namespace, read through any of its living processes.
 //!
-//! Counters belong to the namespace (its inode), not to the process: the number is looked at before and after the
+//! Counters belong to the namespace (its number), not to the process: the number is looked at before and after the
 //! counters are read, so a PID that is used again in between is noticed. `net/dev` is never kept open: an open one would
 //! keep a dead pod's namespace, and its interfaces, alive.
+//!
+//! What must never happen here: a number for a pod whose namespace could not be told from the host's. It would be the
+//! whole machine's traffic.
 
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
@@ -32,13 +35,71 @@ struct Interface {
     there: bool,
 }
 
-/// Where to look, and which namespace is the host's.
+/// How namespaces are told apart, and which is the host's. Numbers of the two ways are not of one kind, so a run keeps
+/// to the way that it found first: changing it would look like a new namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Namespaces {
+    way: Way,
+    host: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// What `/proc/<pid>/ns/net` says, which only who may trace a process is told.
+    Link,
+    /// The inode of `/proc/<pid>/net/dev`, which the kernel makes once for each namespace and shows to everybody.
+    Counters,
+}
+
+impl Namespaces {
+    /// By the link where the host's (process 1's) may be read, else by the file of counters.
+    ///
+    /// # Errors
+    /// [`Failure`] of the second way, when neither tells which namespace is the host's.
+    pub fn find(reader: &mut Reader, procfs: &[u8]) -> Result<Self, Failure> {
+        Self::by_links(reader, procfs).or_else(|_| Self::by_counters(reader, procfs))
+    }
+
+    /// By the link, whether or not it may be read of other processes than 1.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn by_links(reader: &mut Reader, procfs: &[u8]) -> Result<Self, Failure> {
+        Way::Link.number(reader, procfs, b"1").map(|host| Namespaces { way: Way::Link, host })
+    }
+
+    /// By the file of counters, for which no capability is needed.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn by_counters(reader: &mut Reader, procfs: &[u8]) -> Result<Self, Failure> {
+        Way::Counters.number(reader, procfs, b"1").map(|host| Namespaces { way: Way::Counters, host })
+    }
+}
+
+impl Way {
+    fn number(self, reader: &mut Reader, procfs: &[u8], process: &[u8]) -> Result<u64, Failure> {
+        match self {
+            Way::Link => namespace(reader, procfs, process, "net"),
+            Way::Counters => reader.inode(&[procfs, b"/", process, b"/net/dev"]),
+        }
+    }
+}
+
+/// Where to look, and how namespaces are told apart there.
 #[derive(Clone, Copy, Debug)]
 pub struct Net<'a> {
     /// `/proc`.
     pub procfs: &'a [u8],
-    /// Number of the host's namespace, if it may be known.
-    pub host: Option<u64>,
+    /// How namespaces are told apart.
+    pub namespaces: Namespaces,
+}
+
+impl Net<'_> {
+    /// The number of a process's namespace.
+    fn number(self, reader: &mut Reader, pid: u32) -> Result<u64, Failure> {
+        self.namespaces.way.number(reader, self.procfs, Reader::decimal(pid, &mut [0; 10]))
+    }
 }
 
 impl Totals {
@@ -46,9 +107,9 @@ impl Totals {
     /// caller finds another.
     pub fn read_again(&mut self, reader: &mut Reader, net: Net<'_>) -> Option<Reading<NetworkSample>> {
         let (pid, known) = (self.process?, self.namespace?);
-        let here = namespace(reader, net.procfs, Reader::decimal(pid, &mut [0; 10]), "net").ok()?;
+        let here = net.number(reader, pid).ok()?;
         // A pod in the host's namespace would find itself there through any stranger that got the number.
-        if here != known || Some(known) == net.host {
+        if here != known || known == net.namespaces.host {
             return None;
         }
         self.read_in(reader, net, pid, known).ok().map(|()| self.reading())
@@ -77,10 +138,8 @@ impl Totals {
 
     /// One look through one process. After `Ok`, no process is kept if it lives in the host's namespace.
     fn read(&mut self, reader: &mut Reader, net: Net<'_>, pid: u32) -> Result<(), Fault> {
-        let mut digits = [0; 10];
-        let process = Reader::decimal(pid, &mut digits);
-        let before = namespace(reader, net.procfs, process, "net")?;
-        if Some(before) == net.host {
+        let before = net.number(reader, pid)?;
+        if before == net.namespaces.host {
             (self.namespace, self.process) = (Some(before), None);
             return Ok(());
         }
@@ -94,7 +153,7 @@ impl Totals {
         let mut text = std::mem::take(&mut self.text);
         text.clear();
         text.extend_from_slice(reader.read(&[net.procfs, b"/", process, b"/net/dev"])?);
-        if namespace(reader, net.procfs, process, "net")? != here {
+        if net.number(reader, pid)? != here {
             return Err(Failure::Gone.into());
         }
         net_dev(&text, |_, _| {})?; // all of it can be understood before any of it is added
@@ -186,7 +245,7 @@ mod tests {
     /// Bytes received in total, after a look through these processes.
     fn look(totals: &mut Totals, root: &Path, pids: &[u32]) -> Result<u64, Absence> {
         let (mut reader, procfs) = (Reader::default(), part(root));
-        let net = Net { procfs: &procfs, host: Some(1) };
+        let net = Net { procfs: &procfs, namespaces: Namespaces { way: Way::Link, host: 1 } };
         let reading = totals.read_again(&mut reader, net);
         match reading.unwrap_or_else(|| totals.read_through(&mut reader, net, pids)) {
             Reading::Measured(sample, _) => Ok(sample.rx_bytes.0),
@@ -234,6 +293,37 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(look(&mut totals, root, &[10]), Err(Absence::HostNetwork));
         }
+    }
+
+    #[test]
+    fn where_the_links_are_not_shown_namespaces_are_told_apart_by_their_files_of_counters() {
+        let root = tempfile::tempdir().unwrap();
+        let (root, procfs, mut totals) = (root.path(), part(root.path()), Totals::default());
+        let mut reader = Reader::default();
+        assert_eq!(Namespaces::find(&mut reader, &procfs), Err(Failure::NotFound), "nothing tells which is the host's");
+        for (pid, bytes) in [(1, 5_000_000), (20, 100), (22, 7)] {
+            process(root, pid, u64::from(pid), &[("eth0", bytes)]);
+        }
+        assert_eq!(Namespaces::find(&mut reader, &procfs), Ok(Namespaces { way: Way::Link, host: 1 }));
+        for (pid, other) in [(10, 1), (21, 20)] {
+            fs::create_dir_all(root.join(format!("{pid}/net"))).unwrap();
+            fs::hard_link(root.join(format!("{other}/net/dev")), root.join(format!("{pid}/net/dev"))).unwrap();
+        }
+        for pid in [1, 20, 22] {
+            fs::remove_dir_all(root.join(format!("{pid}/ns"))).unwrap();
+        }
+        let net = Net { procfs: &procfs, namespaces: Namespaces::find(&mut reader, &procfs).unwrap() };
+        let mut look = |pid| match totals.read_again(&mut reader, net) {
+            Some(reading) => reading,
+            None => totals.read_through(&mut reader, net, &[pid]),
+        };
+        let bytes = |reading: Reading<NetworkSample>| reading.value().map(|sample| sample.rx_bytes.0);
+        assert_eq!(look(10).absence(), Some(Absence::HostNetwork));
+        assert_eq!(bytes(look(20)), Some(100));
+        fs::remove_dir_all(root.join("20")).unwrap();
+        assert_eq!(bytes(look(21)), Some(100), "another process of the same namespace adds nothing");
+        fs::remove_dir_all(root.join("21")).unwrap();
+        assert_eq!(bytes(look(22)), Some(107), "a new namespace counts from 0");
     }
 
     #[test]

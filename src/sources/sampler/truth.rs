@@ -7,6 +7,7 @@ use crate::kernel_file::Reader;
 use crate::owner::Owners;
 use crate::roots::HostRoots;
 use lab::pods::{MARK, Pod, Pods};
+use model::Absence;
 use model::cgroup::{CgroupReport, NetworkSample};
 use model::process::Owner;
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,6 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::UdpSocket;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -184,27 +186,76 @@ fn bytes_over_a_veth_pair_are_what_the_other_end_counted() {
         assert!(Command::new("nsenter").args(arguments).status().unwrap().success());
     }
     let mut table = table(1);
-    let network =
-        |table: &mut Table| -> NetworkSample { sample(&table.pass(), &path).network.value().unwrap().clone() };
+    compare_with_the_other_end(&mut table, &path, pid);
+    table.tell_namespaces_by_counters();
+    compare_with_the_other_end(&mut table, &path, pid);
+}
+
+/// A datagram of 1,000 bytes with its headers.
+const FRAME: f64 = 1042.0;
+
+fn compare_with_the_other_end(table: &mut Table, path: &str, pid: u32) {
+    let network = |table: &mut Table| -> NetworkSample { sample(&table.pass(), path).network.value().unwrap().clone() };
     let other_end = |name: &str| -> f64 {
         let text = fs::read_to_string(format!("/sys/class/net/gsveth0/statistics/{name}")).unwrap();
         f64::from(text.trim().parse::<u32>().unwrap())
     };
-    let before = network(&mut table);
-    let (sent, packets) = (other_end("tx_bytes"), other_end("tx_packets"));
+    let all = || ["tx_bytes", "tx_packets", "rx_bytes", "rx_packets"].map(other_end);
+    let ours = |after: u64, before: u64| f64::from(u32::try_from(after - before).unwrap());
+
+    let (before, other_before) = (network(table), all());
     let socket = UdpSocket::bind("10.251.7.1:0").unwrap();
     for _ in 0..10_000 {
         // The pod answers that nobody listens, which the socket hears as an error of the next call.
         let _ = socket.send_to(&[7; 1000], "10.251.7.2:9");
     }
-    let after = network(&mut table);
-    let (sent, packets) = (other_end("tx_bytes") - sent, other_end("tx_packets") - packets);
+    let (between, other_between) = (network(table), all());
+    let [sent, packets, ..] = [0, 1, 2, 3].map(|at| other_between[at] - other_before[at]);
     assert!(sent > 9e6, "only {sent} bytes were sent");
-    let ours = |after: u64, before: u64| f64::from(u32::try_from(after - before).unwrap());
-    within_two_percent("bytes received", ours(after.rx_bytes.0, before.rx_bytes.0), sent);
-    within_two_percent("packets received", ours(after.rx_packets.0, before.rx_packets.0), packets);
-    let known = packets * 1042.0;
-    within_two_percent("bytes known", ours(after.rx_bytes.0, before.rx_bytes.0), known);
+    let received = ours(between.rx_bytes.0, before.rx_bytes.0);
+    within_two_percent("bytes received", received, sent);
+    within_two_percent("packets received", ours(between.rx_packets.0, before.rx_packets.0), packets);
+    within_two_percent("bytes known to be received", received, packets * FRAME);
+
+    // And back, from inside the pod's namespace, to a socket that is there.
+    let script = format!(
+        "dd if=/dev/zero bs=1000 count=10000 status=none > /dev/udp/10.251.7.1/{}",
+        socket.local_addr().unwrap().port()
+    );
+    let arguments = ["-t", &pid.to_string(), "-n", "bash", "-c", &script];
+    assert!(Command::new("nsenter").args(arguments).status().unwrap().success());
+    let (after, other_after) = (network(table), all());
+    let [.., sent, packets] = [0, 1, 2, 3].map(|at| other_after[at] - other_between[at]);
+    let transmitted = ours(after.tx_bytes.0, between.tx_bytes.0);
+    within_two_percent("bytes transmitted", transmitted, sent);
+    within_two_percent("packets transmitted", ours(after.tx_packets.0, between.tx_packets.0), packets);
+    within_two_percent("bytes known to be transmitted", transmitted, 10_000.0 * FRAME);
+}
+
+/// Promise 5 in docs/specification.md.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn a_pod_in_the_machines_own_network_namespace_is_not_shown_the_machines_traffic() {
+    let inode = |process: &str| fs::metadata(format!("/proc/{process}/net/dev")).unwrap().ino();
+    assert_eq!(inode("self"), inode("1"), "this test must run in the machine's own network namespace");
+    drop(Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap());
+    let pod = format!("/kubepods/burstable/pod{MARK}{:012x}", 1);
+    let container = format!("{pod}/{:064x}", 1);
+    directories(&container).iter().for_each(|directory| fs::create_dir_all(directory).unwrap());
+    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+    join(&container, child.id());
+    let mut seen = Vec::new();
+    for by_counters in [false, true] {
+        let mut table = table(1);
+        if by_counters {
+            table.tell_namespaces_by_counters();
+        }
+        seen.extend([(); 2].map(|()| sample(&table.pass(), &pod).network.absence()));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap());
+    assert_eq!(seen, [Some(Absence::HostNetwork); 4]);
 }
 
 #[test]

@@ -279,9 +279,32 @@ fn a_container_of_no_pod_has_a_network_of_its_own() {
     let tree = Tree::new(true);
     let path = format!("/docker/{:064x}", 1);
     tree.v2(&path, 1, 400);
+    tree.process(1, 0, 1, 0);
     tree.process(20, 900, 99, 5);
     tree.write(&format!("cgroup{path}/cgroup.procs"), "20\n");
     assert_eq!(rx(of(&tree.table(1, 100).pass(), &path)), Ok(5));
+}
+
+#[test]
+fn a_pod_is_never_shown_the_machines_traffic_for_want_of_a_capability() {
+    let tree = Tree::new(true);
+    tree.v2(&pod(), 1, 400);
+    tree.v2(&container(1), 1, 400);
+    tree.write(&format!("cgroup{}/cgroup.procs", container(1)), "20\n");
+    tree.process(20, 900, 1, 5_000_000);
+    let mut table = tree.table(1, 100);
+    assert_eq!(rx(of(&table.pass(), &pod())), Err(Absence::NeedsPtrace), "the host's namespace is not known");
+    tree.process(1, 0, 1, 5_000_000);
+    fs::remove_dir_all(tree.at("proc/1/ns")).unwrap();
+    fs::remove_file(tree.at("proc/20/net/dev")).unwrap();
+    fs::hard_link(tree.at("proc/1/net/dev"), tree.at("proc/20/net/dev")).unwrap();
+    assert_eq!(rx(of(&table.pass(), &pod())), Err(Absence::HostNetwork));
+    fs::remove_file(tree.at("proc/20/net/dev")).unwrap();
+    tree.process(20, 900, 99, 7);
+    assert_eq!(rx(of(&table.pass(), &pod())), Ok(7));
+    tree.process(1, 0, 1, 5_000_000);
+    tree.process(20, 900, 99, 9);
+    assert_eq!(rx(of(&table.pass(), &pod())), Ok(9), "links that appear later do not make it a new namespace");
 }
 
 #[test]
