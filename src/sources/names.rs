@@ -16,9 +16,9 @@
 
 mod spell;
 mod socket;
-mod cri;
+pub mod cri;
 mod links;
-mod pod_resources;
+pub mod pod_resources;
 
 use self::cri::Cri;
 use self::pod_resources::PodResources;

@@ -97,11 +97,17 @@ impl Runtime {
         let request = ListPodSandboxRequest { filter: Some(PodSandboxFilter { state: Some(ready) }) };
         let sandboxes = answer("ListPodSandbox", &self.path, self.client.list_pod_sandbox(request)).await?.items;
 
-        let containers = containers.iter().filter_map(of_container);
-        let mut names: Vec<_> = containers.chain(sandboxes.iter().filter_map(of_sandbox)).take(MAX_CGROUPS).collect();
-        names.sort_by(|one, other| one.id.cmp(&other.id));
-        Ok(names)
+        Ok(names(&containers, &sandboxes))
     }
+}
+
+/// The names that a runtime's two answers tell, ordered by id, at most [`MAX_CGROUPS`]. What is no name is left out.
+#[must_use]
+pub fn names(containers: &[Container], sandboxes: &[PodSandbox]) -> Vec<ContainerName> {
+    let containers = containers.iter().filter_map(of_container);
+    let mut names: Vec<_> = containers.chain(sandboxes.iter().filter_map(of_sandbox)).take(MAX_CGROUPS).collect();
+    names.sort_by(|one, other| one.id.cmp(&other.id));
+    names
 }
 
 /// A container by the labels that kubelet gives it; `None` for one that kubelet did not make.
@@ -180,15 +186,40 @@ mod tests {
         assert_eq!(of_container(&labelled(&[])), None);
     }
 
+    /// Ids and labels as a runtime tells them, and as it never should.
+    fn text(good: &'static str, longest: usize) -> impl Strategy<Value = String> {
+        prop_oneof![
+            Just(good.to_owned()),
+            ".{0,40}",
+            proptest::string::string_regex(&format!("x{{0,{longest}}}")).unwrap()
+        ]
+    }
+
     proptest! {
         #[test]
         fn whatever_a_runtime_says_is_names_fit_to_be_shown_or_nothing(
-            id in ".{0,80}", name in ".{0,300}", uid in ".{0,40}", namespace in ".{0,300}",
+            id in text(ID, 80), name in text("train-0", 300), uid in ".{0,40}", namespace in text("nlp", 300),
+            container in text("main", 300), image in text("app:1", 600),
         ) {
+            let labels = [("pod.name", &name), ("pod.namespace", &namespace), ("pod.uid", &uid), ("container.name", &container)];
+            let labels = labels.map(|(key, value)| (format!("io.kubernetes.{key}"), value.clone()));
+            let one = Container { id: id.clone(), labels: labels.into(), image_ref: image, ..Container::default() };
             let metadata = Some(PodSandboxMetadata { name, uid, namespace });
-            if let Some(named) = of_sandbox(&PodSandbox { id, metadata }) {
-                prop_assert!(named.pod.name.len() <= MAX_NAME && !named.pod.name.chars().any(char::is_control));
+            for named in names(&[one], &[PodSandbox { id, metadata }]) {
+                let shown = [Some(&named.pod.name), Some(&named.pod.namespace), named.container.as_ref()];
+                for text in shown.into_iter().flatten() {
+                    prop_assert!(!text.is_empty() && text.len() <= MAX_NAME && !text.contains(char::is_control));
+                }
+                prop_assert!(named.image.is_none_or(|image| image.len() <= MAX_IMAGE));
             }
+        }
+
+        #[test]
+        fn bytes_that_are_decoded_as_answers_are_names_in_order_or_nothing(bytes: Vec<u8>) {
+            use prost::Message;
+            let containers = proto::cri::ListContainersResponse::decode(&*bytes).unwrap_or_default().containers;
+            let sandboxes = proto::cri::ListPodSandboxResponse::decode(&*bytes).unwrap_or_default().items;
+            prop_assert!(names(&containers, &sandboxes).is_sorted_by(|one, other| one.id <= other.id));
         }
     }
 }

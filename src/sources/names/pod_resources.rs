@@ -55,9 +55,10 @@ impl Ask for PodResources {
     }
 }
 
-/// One entry for each container and resource, in order. kubelet makes an entry for each device, or (before 1.21) for each
-/// resource.
-fn gather(listed: ListPodResourcesResponse) -> Vec<ContainerDevices> {
+/// One entry for each container and resource, in order, with no more ids in all than any node has. kubelet makes an entry
+/// for each device, or (before 1.21) for each resource.
+#[must_use]
+pub fn gather(listed: ListPodResourcesResponse) -> Vec<ContainerDevices> {
     let mut gathered: BTreeMap<[Arc<str>; 4], Vec<Arc<str>>> = BTreeMap::new();
     let mut left = MAX_DEVICES;
     for pod in listed.pod_resources {
@@ -86,6 +87,7 @@ fn gather(listed: ListPodResourcesResponse) -> Vec<ContainerDevices> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use proto::pod_resources::{ContainerDevices as Listed, ContainerResources, PodResources as Pod};
 
     fn pod(name: &str, devices: &[(&str, &[&str])]) -> Pod {
@@ -121,5 +123,36 @@ mod tests {
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let told = gather(ListPodResourcesResponse { pod_resources: vec![pod("a", &[("x", &many), ("y", &["1"])])] });
         assert_eq!(told.iter().map(|devices| devices.ids.len()).sum::<usize>(), MAX_DEVICES);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_kubelet_lists_is_in_order_each_once_and_nothing_is_lost_or_made_up(
+            listed in prop::collection::vec(
+                (("[ab]?", "[ab]?"), "[ab]?", "[ab]?", prop::collection::vec("[a-d]?", 0..4)), 0..12),
+        ) {
+            let pods = listed.iter().map(|((namespace, pod), container, resource, ids)| {
+                let device = Listed { resource_name: resource.clone(), device_ids: ids.clone() };
+                let container = ContainerResources { name: container.clone(), devices: vec![device] };
+                Pod { name: pod.clone(), namespace: namespace.clone(), containers: vec![container] }
+            });
+            let told = gather(ListPodResourcesResponse { pod_resources: pods.collect() });
+            let place = |one: &ContainerDevices| [&one.namespace, &one.pod, &one.container, &one.resource].map(Arc::clone);
+            prop_assert!(told.is_sorted_by(|one, other| place(one) < place(other)));
+            prop_assert!(told.iter().all(|one| !one.ids.is_empty() && one.ids.is_sorted_by(|one, other| one < other)));
+            let wanted: std::collections::BTreeSet<[&str; 5]> = listed.iter().flat_map(|((namespace, pod), container, resource, ids)| {
+                ids.iter().map(move |id| [&**namespace, &**pod, &**container, &**resource, &**id])
+            }).collect();
+            let found: std::collections::BTreeSet<[&str; 5]> = told.iter().flat_map(|one| {
+                one.ids.iter().map(move |id| [&*one.namespace, &*one.pod, &*one.container, &*one.resource, &**id])
+            }).collect();
+            prop_assert_eq!(wanted, found);
+        }
+
+        #[test]
+        fn bytes_that_are_decoded_as_an_answer_are_devices_or_nothing(bytes: Vec<u8>) {
+            let listed: ListPodResourcesResponse = prost::Message::decode(&*bytes).unwrap_or_default();
+            prop_assert!(gather(listed).iter().all(|devices| !devices.ids.is_empty()));
+        }
     }
 }
