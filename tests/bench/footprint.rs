@@ -3,7 +3,8 @@
 //! the same run. Promise 1 in docs/specification.md.
 //!
 //! Run by `tests/run footprint` as root. `FOOTPRINT_SECONDS` sets the length (120; the long form takes 600), `YARDSTICK`
-//! names the cAdvisor program, and `FOOTPRINT_BINARY` the agent where it is not the one of the test profile.
+//! names the cAdvisor program, `FOOTPRINT_BINARY` the agent where it is not the one of the test profile;
+//! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -21,9 +22,7 @@ use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-const PODS: u32 = 100;
 const CONTAINERS: u32 = 2;
-const GPUS: u32 = 8;
 const SCRAPE_EVERY: Duration = Duration::from_secs(15);
 /// Start-up is not steady state: both programs get this long to find everything.
 const WARM_UP: Duration = Duration::from_secs(15);
@@ -84,6 +83,11 @@ fn cost(pid: u32) -> Outcome<Cost> {
     Ok(Cost { cpu, rss_kib: kib("VmRSS:")?, peak_kib: kib("VmHWM:")? })
 }
 
+/// How many of what; the promise is about 100 pods and 8 GPUs, other numbers show what one more of each costs.
+fn wanted(name: &str, usual: usize) -> Outcome<usize> {
+    Ok(std::env::var(name).ok().map_or(Ok(usual), |text| text.parse())?)
+}
+
 /// A child that does not outlive the bench.
 struct Running(Child);
 
@@ -103,23 +107,23 @@ struct Measurand {
 }
 
 /// Eight cards, each with one process of each of twelve or thirteen pods.
-fn scenario(pods: &Pods) -> Value {
-    let mut cards: Vec<Vec<Value>> = vec![Vec::new(); GPUS as usize];
+fn scenario(pods: &Pods, gpus: usize) -> Value {
+    let mut cards: Vec<Vec<Value>> = vec![Vec::new(); gpus];
     for (index, pod) in pods.pods.iter().enumerate() {
         let process = json!({"pid": pod.containers[0].pid, "memory": 1_u64 << 30, "sm": 5});
-        cards[index % GPUS as usize].push(process);
+        cards[index % gpus].push(process);
     }
     let cards: Vec<Value> = cards.into_iter().map(|list| json!({"model": "H100", "processes": list})).collect();
     json!({"gpus": cards})
 }
 
-fn start_agent(pods: &Pods) -> Outcome<(Agent, Running)> {
+fn start_agent(pods: &Pods, gpus: usize) -> Outcome<(Agent, Running)> {
     // What is shipped is measured where it has been built; else the program of the shared test profile.
     let shipped = std::env::var("FOOTPRINT_BINARY").ok();
     let binary = shipped.as_deref().unwrap_or(env!("CARGO_BIN_EXE_gpu-steward"));
     let recipe = Agent::standalone(binary);
     let fake = FakeNvml::install(recipe.dir())?;
-    fake.write_text(&serde_json::to_vec(&scenario(pods))?)?;
+    fake.write_text(&serde_json::to_vec(&scenario(pods, gpus))?)?;
     let agent = recipe.with("--nvml-library", fake.library()).start();
     let watcher = Command::new(binary)
         .args(["usage", "--watch", "-o", "json", "--usage-socket"])
@@ -140,21 +144,24 @@ fn start_yardstick() -> Outcome<(Running, SocketAddr)> {
 
 fn bench() -> Outcome<bool> {
     let seconds: u64 = std::env::var("FOOTPRINT_SECONDS").ok().map_or(Ok(120), |text| text.parse())?;
+    let (count, gpus) = (wanted("FOOTPRINT_PODS", 100)?, wanted("FOOTPRINT_GPUS", 8)?.max(1));
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup"))?;
     let itself = std::env::current_exe()?;
     let itself = itself.to_string_lossy();
-    println!("footprint: makes {PODS} pods of {CONTAINERS} containers, then measures for {seconds} s");
-    for number in 0..PODS {
-        pods.add(number, CONTAINERS, &[&itself, "container"])?;
+    println!(
+        "footprint: makes {count} pods of {CONTAINERS} containers beside {gpus} GPUs, then measures for {seconds} s"
+    );
+    for number in 0..count {
+        pods.add(u32::try_from(number)?, CONTAINERS, &[&itself, "container"])?;
     }
-    let (agent, _watcher) = start_agent(&pods)?;
+    let (agent, _watcher) = start_agent(&pods, gpus)?;
     let (yardstick, yardstick_address) = start_yardstick()?;
     let programs = [
         Measurand { name: "gpu-steward", pid: agent.pid(), address: agent.metrics },
         Measurand { name: "cAdvisor", pid: yardstick.0.id(), address: yardstick_address },
     ];
     let measured = measure(&programs, Duration::from_secs(seconds))?;
-    let seen = (listed(&agent, "/api/v1/pods", "pods"), listed(&agent, "/api/v1/gpus", "gpus"));
+    let seen = listed(&agent, "/api/v1/pods", "pods") >= count && listed(&agent, "/api/v1/gpus", "gpus") == gpus;
     report(&measured, seen)
 }
 
@@ -206,7 +213,7 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-fn report(measured: &[Measured], seen: (usize, usize)) -> Outcome<bool> {
+fn report(measured: &[Measured], all_seen: bool) -> Outcome<bool> {
     let [agent, yardstick] = measured else { return Err("two programs are compared".into()) };
     #[expect(clippy::cast_precision_loss, reason = "KiB of two processes")]
     let memory_ratio = agent.rss_kib as f64 / yardstick.rss_kib as f64;
@@ -222,8 +229,7 @@ fn report(measured: &[Measured], seen: (usize, usize)) -> Outcome<bool> {
     }
     writeln!(text, "ratio        {cpu_ratio:>6.3} of its CPU       {memory_ratio:.3} of its memory")?;
     let checks = [
-        ("all pods are seen", seen.0 >= PODS as usize),
-        ("all GPUs are seen", seen.1 == GPUS as usize),
+        ("all pods and GPUs are seen", all_seen),
         ("VmRSS at most 25 MiB", agent.rss_kib <= RSS_LIMIT_KIB),
         ("at most 1 % of a core", agent.cpu_share <= CPU_LIMIT),
         ("at most 1/5 of cAdvisor's CPU", cpu_ratio <= YARDSTICK_SHARE),
