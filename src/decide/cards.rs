@@ -2,7 +2,7 @@
 
 use crate::health::{judge, silence};
 use crate::remark::Remark;
-use model::gpu::{Gpu, GpuSample, MAX_GPUS, Xid};
+use model::gpu::{Gpu, GpuSample, MAX_GPUS, Unidentified, Xid};
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
 use model::process::{GpuProcess, GpuProcesses};
@@ -76,11 +76,13 @@ pub struct Cards {
     pub source: GpuSourceState,
     /// At most [`MAX_GPUS`].
     pub cards: Vec<Card>,
+    /// Those that could never be identified, ordered by index; at most [`MAX_GPUS`].
+    pub unidentified: Vec<Unidentified>,
 }
 
 impl Default for Cards {
     fn default() -> Self {
-        Cards { source: GpuSourceState::Starting, cards: Vec::new() }
+        Cards { source: GpuSourceState::Starting, cards: Vec::new(), unidentified: Vec::new() }
     }
 }
 
@@ -98,6 +100,7 @@ impl Cards {
         };
         if let Some(why) = why {
             self.cards.iter_mut().for_each(|card| card.silent(why));
+            self.unidentified.iter_mut().for_each(|gpu| gpu.why = why);
         }
         self.source = state.clone();
         vec![Remark::GpuSource(state)]
@@ -130,6 +133,14 @@ impl Cards {
         remarks.extend(old.into_iter().map(|card| Remark::GpuDisappeared(card.gpu.uuid.clone())));
         self.cards.sort_by(|a, b| (a.gpu.index, &a.gpu.uuid).cmp(&(b.gpu.index, &b.gpu.uuid)));
         remarks
+    }
+
+    /// The GPUs that could not be identified are these. The source has logged why.
+    pub fn nameless(&mut self, mut gpus: Vec<Unidentified>) {
+        gpus.sort_by_key(|gpu| gpu.index);
+        gpus.dedup_by_key(|gpu| gpu.index);
+        gpus.truncate(MAX_GPUS);
+        self.unidentified = gpus;
     }
 
     /// Readings of one card. Of a card that is not listed they are dropped: the list comes first.
@@ -266,6 +277,20 @@ mod tests {
         assert_eq!(cards.source(GpuSourceState::Hanging).len(), 1);
         assert_eq!(cards.cards[0].sample.temperature.absence(), Some(Absence::CallHangs));
         assert_eq!(cards.source(GpuSourceState::Hanging), [], "said once");
+    }
+
+    #[test]
+    fn gpus_that_were_never_identified_are_kept_in_order_and_bounded() {
+        let nameless = |index| Unidentified { index, pci_bus_id: Reading::NOT_YET, why: Absence::GpuLost };
+        let mut cards = Cards::default();
+        cards.nameless(vec![nameless(3), nameless(1), nameless(3)]);
+        assert_eq!(cards.unidentified, [nameless(1), nameless(3)]);
+        cards.source(GpuSourceState::Hanging);
+        assert!(cards.unidentified.iter().all(|gpu| gpu.why == Absence::CallHangs), "the source's reason is theirs");
+        cards.nameless((0..1000).map(nameless).collect());
+        assert_eq!(cards.unidentified.len(), MAX_GPUS);
+        cards.nameless(Vec::new());
+        assert_eq!(cards.unidentified, [], "identified after all, or gone");
     }
 
     #[test]

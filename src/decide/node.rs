@@ -74,6 +74,7 @@ impl Node {
         match observation {
             Observation::GpuSource(state) => return self.cards.source(state),
             Observation::Gpus(gpus) => return self.cards.listed(gpus),
+            Observation::GpusUnidentified(gpus) => self.cards.nameless(gpus),
             Observation::GpuSample(uuid, sample) => return self.cards.read(&uuid, *sample),
             Observation::GpuProcesses(told) => self.cards.processes(told),
             Observation::Xid(xid) => return self.cards.xid(xid),
@@ -119,6 +120,7 @@ impl Node {
             name: self.name.clone(),
             gpu_source: self.cards.source.clone(),
             gpus,
+            gpus_unidentified: self.cards.unidentified.clone(),
             facts: self.facts.clone(),
             host: self.host.clone(),
             host_rates: self.host_rates(),

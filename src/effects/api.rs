@@ -7,6 +7,7 @@
 //! What must never happen here: a list that is not bounded by the view's own bounds, an unknown query key that is
 //! silently passed over (who misspells a filter would read everything as the answer).
 
+use model::gpu::Unidentified;
 use model::id::PodUid;
 use model::time::Now;
 use model::view::{ContainerView, GpuShare, GpuView, NodeView, PodView};
@@ -92,6 +93,11 @@ impl Filter {
         let Some(wanted) = &self.gpu else { return true };
         wanted == gpu.gpu.uuid.as_str() || wanted.parse() == Ok(gpu.gpu.index)
     }
+
+    /// No pod can be known to hold it.
+    fn takes_nameless(&self, gpu: &Unidentified) -> bool {
+        !self.named() && self.gpu.as_ref().is_none_or(|wanted| wanted.parse() == Ok(gpu.index))
+    }
 }
 
 /// Percent-decoded text; `+` is a space.
@@ -151,9 +157,11 @@ impl Asked<'_> {
             .gpus
             .iter()
             .filter(|gpu| self.filter.takes_gpu(gpu) && (!self.filter.named() || gpu.holders.iter().any(fits)));
+        let nameless = self.view.gpus_unidentified.iter().filter(|gpu| self.filter.takes_nameless(gpu));
         gpus::Document {
             view: Head::of(self.view, self.now),
             gpus: chosen.map(|gpu| gpus::Gpu::of(gpu, &names, ages)).collect(),
+            gpus_unidentified: nameless.map(|gpu| gpus::Unidentified::of(gpu, ages)).collect(),
         }
     }
 

@@ -311,6 +311,11 @@ mod tests {
         for (path, list, wanted) in [
             ("/api/v1/gpus", "gpus", 4),
             ("/api/v1/gpus?gpu=1", "gpus", 1),
+            ("/api/v1/gpus", "gpus_unidentified", 1),
+            ("/api/v1/gpus?gpu=4", "gpus_unidentified", 1),
+            ("/api/v1/gpus?gpu=1", "gpus_unidentified", 0),
+            ("/api/v1/gpus?namespace=ml", "gpus_unidentified", 0),
+            ("/api/v1/node", "gpus_unidentified", 1),
             ("/api/v1/gpus?namespace=ml", "gpus", 3),
             ("/api/v1/gpus?gpu=GPU-00000001-1111-2222-3333-444444444444&pod=train-0", "gpus", 0),
             ("/api/v1/pods", "pods", 6),

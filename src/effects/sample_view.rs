@@ -3,7 +3,8 @@
 
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, Runtime};
 use model::gpu::{
-    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, Xid, XidSource,
+    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, Unidentified, Xid,
+    XidSource,
 };
 use model::host::{CgroupVersion, HostFacts, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
@@ -64,6 +65,8 @@ pub(crate) fn small() -> NodeView {
         divided(2, &mig_a),
         lost(3),
     ];
+    view.gpus_unidentified =
+        vec![Unidentified { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
     view.gpus[0].holders = vec![train.uid.clone()];
     view.gpus[1].holders = vec![serve_a.uid.clone(), serve_b.uid.clone()];
     view.gpus[1].strangers = 1;

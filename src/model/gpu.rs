@@ -42,6 +42,18 @@ pub struct Gpu {
     pub nvlinks_active: Reading<u32>,
 }
 
+/// A GPU that NVML counts and that could never be identified: lost, hanging or closed to us since the start. At most
+/// [`MAX_GPUS`] of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unidentified {
+    /// NVML's index: all that is known of it for certain.
+    pub index: u32,
+    /// Where it sits, as the kernel's driver spells it (`0000:65:00.0`), where there is only one place it can be.
+    pub pci_bus_id: Reading<Arc<str>>,
+    /// Why it cannot be identified.
+    pub why: Absence,
+}
+
 /// One MIG instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MigInstance {

@@ -1,7 +1,7 @@
 //! Everything an eye may report. Sources send these and nothing else; the node's state takes them in one at a time.
 
 use crate::cgroup::{CgroupReport, ContainerName, NameSource};
-use crate::gpu::{Gpu, GpuSample, Xid};
+use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::GpuUuid;
 use crate::process::{GpuProcesses, ProcessPass};
@@ -20,6 +20,8 @@ pub enum Observation {
     /// The list of GPUs, at start and whenever it changes (hot-plug, MIG, loss). GPUs that are known and cannot be read
     /// stay in the list.
     Gpus(Vec<Gpu>),
+    /// The GPUs that are counted and could never be identified, all of them, whenever that changes.
+    GpusUnidentified(Vec<Unidentified>),
     /// Readings of one GPU.
     GpuSample(GpuUuid, Box<GpuSample>),
     /// Processes of one GPU.

@@ -2,7 +2,7 @@
 //! API, usage stream and `top` all read the same view, so they cannot disagree.
 
 use crate::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Qos};
-use crate::gpu::{Gpu, GpuSample, Xid};
+use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid};
 use crate::observation::{GpuSourceState, Trouble};
@@ -25,6 +25,8 @@ pub struct NodeView {
     pub gpu_source: GpuSourceState,
     /// Ordered by index.
     pub gpus: Vec<GpuView>,
+    /// GPUs that are there and could never be identified, ordered by index.
+    pub gpus_unidentified: Vec<Unidentified>,
     /// Facts of the machine.
     pub facts: HostFacts,
     /// The machine as a whole.
@@ -236,6 +238,7 @@ impl NodeView {
             name,
             gpu_source: GpuSourceState::Starting,
             gpus: Vec::new(),
+            gpus_unidentified: Vec::new(),
             facts: HostFacts::default(),
             host: HostSample::default(),
             host_rates: HostRates::default(),

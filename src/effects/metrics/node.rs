@@ -33,6 +33,12 @@ static HOST: &[Row<HostSample>] = &[
 
 const INFO: Family = Family { name: "info", kind: Kind::Info, unit: "", help: "The machine." };
 const GPUS: Family = Family { name: "gpu_steward_gpus", kind: Kind::Gauge, unit: "", help: "GPUs that are known." };
+const UNIDENTIFIED: Family = Family {
+    name: "gpu_steward_gpus_unidentified",
+    kind: Kind::Gauge,
+    unit: "",
+    help: "1 for each GPU that is counted but could not be identified since the start, by index and reason.",
+};
 const SIMULATED: Family = Family {
     name: "gpu_steward_gpus_simulated",
     kind: Kind::Gauge,
@@ -65,6 +71,11 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
     }
     out.family(&GPUS);
     out.sample(&[], Number::Whole(view.gpus.len() as u64));
+    out.family(&UNIDENTIFIED);
+    for gpu in &view.gpus_unidentified {
+        let labels = Labels::new().with("gpu", &gpu.index.to_string()).with("reason", gpu.why.code());
+        out.sample(&[labels.as_str()], Number::Whole(1));
+    }
     out.family(&SIMULATED);
     out.sample(&[], Number::Whole(u64::from(view.gpu_source.simulated())));
     source(&view.gpu_source, out);

@@ -120,6 +120,8 @@ pub(super) struct Card {
     pub(super) sample: GpuSample,
     /// NVML's newest stamp in each sample buffer that is read, in its microseconds; 0 before the first.
     pub(super) stamps: [u64; BUFFERS],
+    /// When each sample buffer last had something new.
+    pub(super) fed: [Option<Monotonic>; BUFFERS],
     /// Whether the wall clock, by which NVML stamps, was set back.
     pub(super) skew: Skew,
     /// The last sample of the profiling unit: of the whole GPU, and of each MIG instance.
@@ -166,7 +168,8 @@ impl Skew {
 impl Card {
     pub(super) fn new(known: Known, asker: Asker) -> Self {
         let (gpm, gpm_mig) = (None, BTreeMap::new());
-        Card { known, asker, sample: GpuSample::default(), stamps: [0; BUFFERS], skew: Skew::default(), gpm, gpm_mig }
+        let (stamps, fed) = ([0; BUFFERS], [None; BUFFERS]);
+        Card { known, asker, sample: GpuSample::default(), stamps, fed, skew: Skew::default(), gpm, gpm_mig }
     }
 
     /// Whether MIG is on, in which case much is not readable.

@@ -11,7 +11,7 @@ use crate::nvml::{Settings, spawn};
 use crate::report::Reporter;
 use crate::roots::HostRoots;
 pub(super) use lab::scenario::{Card, Code, FakeNvml, Fault, Quantity, Scenario, Value, Which, XidEvent, cards};
-use model::gpu::{Gpu, GpuSample};
+use model::gpu::{Gpu, GpuSample, Unidentified};
 use model::id::GpuUuid;
 use model::observation::{GpuSourceState, Observation};
 use model::process::GpuProcesses;
@@ -40,6 +40,7 @@ pub(super) struct Drill {
 pub(super) struct Seen {
     pub(super) source: Vec<GpuSourceState>,
     pub(super) gpus: Option<Vec<Gpu>>,
+    pub(super) unidentified: Vec<Unidentified>,
     pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
     pub(super) processes: BTreeMap<GpuUuid, GpuProcesses>,
     pub(super) xids: Vec<model::gpu::Xid>,
@@ -158,6 +159,7 @@ impl Seen {
         match observation {
             Observation::GpuSource(state) => self.source.push(state),
             Observation::Gpus(gpus) => self.gpus = Some(gpus),
+            Observation::GpusUnidentified(gpus) => self.unidentified = gpus,
             Observation::GpuSample(uuid, sample) => {
                 self.samples.insert(uuid, *sample);
             }
@@ -167,6 +169,11 @@ impl Seen {
             Observation::Xid(xid) => self.xids.push(xid),
             _ => {}
         }
+    }
+
+    /// Index and reason of the GPUs that could not be identified.
+    pub(super) fn nameless(&self) -> Vec<(u32, model::Absence)> {
+        self.unidentified.iter().map(|gpu| (gpu.index, gpu.why)).collect()
     }
 }
 

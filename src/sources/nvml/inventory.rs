@@ -4,7 +4,7 @@ use crate::clock::monotonic;
 use crate::nvml::instance::{self, Instance, settle};
 use crate::nvml::pulse::Pulse;
 use crate::nvml::raw;
-use model::gpu::{Gpu, Link, MAX_GPUS, Path as Nearest};
+use model::gpu::{Gpu, Link, MAX_GPUS, Path as Nearest, Unidentified};
 use model::id::GpuUuid;
 use model::unit::{Bytes, Watts};
 use model::{Absence, Reading};
@@ -107,6 +107,22 @@ pub(super) fn unlisted(procfs: &Path, known: &[Known]) -> BTreeSet<PciSlot> {
     let Ok(folders) = std::fs::read_dir(procfs.join("driver/nvidia/gpus")) else { return BTreeSet::new() };
     let served = folders.flatten().take(MAX_GPUS).filter_map(|folder| pci_slot(folder.file_name().to_str()?));
     served.filter(|slot| !listed.contains(slot)).collect()
+}
+
+/// GPUs that could not be identified, each with its slot where only one is left. NVML's indices do not tell slots.
+pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<Unidentified> {
+    if found.unidentified.is_empty() {
+        return Vec::new();
+    }
+    let mut left = unlisted(procfs, &found.known).into_iter();
+    let pci_bus_id = match (left.next(), left.next(), found.unidentified.len()) {
+        (Some(PciSlot { domain, bus, device }), None, 1) => {
+            Reading::Measured(format!("{domain:04x}:{bus:02x}:{device:02x}.0").into(), monotonic())
+        }
+        _ => Reading::Absent(Absence::NotAttributable),
+    };
+    let one = |(index, why): &(u32, Absence)| Unidentified { index: *index, pci_bus_id: pci_bus_id.clone(), why: *why };
+    found.unidentified.iter().map(one).collect()
 }
 
 /// Reads an identity, all but MIG instances and links.

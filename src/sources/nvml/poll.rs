@@ -11,14 +11,14 @@ use crate::nvml::settings::Settings;
 use crate::nvml::{gpm, raw, read};
 use crate::owner::Owners;
 use crate::report::Reporter;
-use model::gpu::GpuSample;
+use model::gpu::{GpuSample, Unidentified};
 use model::observation::{GpuSourceState, Observation, Trouble};
 use model::process::GpuProcesses;
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::{Absence, Reading};
 use nvml_wrapper::Nvml;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
@@ -48,7 +48,10 @@ pub(super) struct Poller {
     tell: SyncSender<Message>,
     owners: Owners,
     desks: Vec<Desk>,
-    unidentified: BTreeMap<u32, Absence>,
+    /// As they were last reported.
+    unidentified: Vec<Unidentified>,
+    /// There are others than at the last look for slots that NVML does not list.
+    unidentified_anew: bool,
     inventory_failed: Option<Absence>,
     new_session: bool,
     /// Slots for which the library was opened anew already, whether that helped or not.
@@ -87,7 +90,8 @@ impl Poller {
             tell,
             owners,
             desks: Vec::new(),
-            unidentified: BTreeMap::new(),
+            unidentified: Vec::new(),
+            unidentified_anew: false,
             inventory_failed: None,
             new_session: true,
             reopened_for: BTreeSet::new(),
@@ -181,11 +185,13 @@ impl Poller {
         // Each slot is tried once while it is there: a container may not be allowed to see it at all.
         self.reopened_for.retain(|slot| unlisted.contains(slot));
         let news = unlisted.difference(&self.reopened_for).next().is_some();
-        if !news || !self.unidentified.is_empty() || self.pulse.skips_any() {
+        // As many slots as GPUs that have just turned out not to be identifiable are theirs.
+        let theirs = std::mem::take(&mut self.unidentified_anew) && unlisted.len() <= self.unidentified.len();
+        if !news || self.pulse.skips_any() {
             return false;
         }
         self.reopened_for = unlisted;
-        true
+        !theirs
     }
 
     /// Closes the library and opens it again, which is how NVML learns of new GPUs. The event thread leaves it first.
@@ -226,10 +232,11 @@ impl Poller {
         if pulse.dismissed() {
             return Ok(());
         }
-        self.unidentified(found.unidentified);
+        let new_session = std::mem::take(&mut self.new_session);
+        self.unidentified(inventory::nameless(&settings.roots.procfs, &found), new_session);
         // A new session may have new handles for the same GPUs.
-        let changed = std::mem::take(&mut self.new_session)
-            || !before.iter().map(|known| &known.gpu).eq(found.known.iter().map(|known| &known.gpu));
+        let changed =
+            new_session || !before.iter().map(|known| &known.gpu).eq(found.known.iter().map(|known| &known.gpu));
         if changed {
             self.reporter.report(Observation::Gpus(found.known.iter().map(|known| known.gpu.clone()).collect()));
             self.tell(Message::Known(found.known.clone()));
@@ -238,19 +245,29 @@ impl Poller {
         Ok(())
     }
 
-    /// Says which GPUs NVML counts but does not let us know, once for each reason.
-    fn unidentified(&mut self, now: Vec<(u32, Absence)>) {
-        let now: BTreeMap<u32, Absence> = now.into_iter().collect();
-        for (index, why) in &now {
-            if self.unidentified.get(index) != Some(why) {
+    /// Reports the GPUs that NVML counts but does not let us know when they are others than before, or may have been
+    /// forgotten since; logs each once for each reason.
+    fn unidentified(&mut self, now: Vec<Unidentified>, new_session: bool) {
+        let same = |one: &Unidentified, other: &Unidentified| {
+            (one.index, one.why, one.pci_bus_id.value()) == (other.index, other.why, other.pci_bus_id.value())
+        };
+        for gpu in &now {
+            let before = self.unidentified.iter().find(|before| before.index == gpu.index);
+            self.unidentified_anew |= before.is_none();
+            if before.is_none_or(|before| before.why != gpu.why) {
                 self.reporter.trouble(Trouble::NvmlFailed);
                 tracing::warn!(
-                    gpu_index = index, reason = %why,
-                    "GPU cannot be identified, so it is not shown (is its device node passed to this container?)"
+                    gpu_index = gpu.index, reason = %gpu.why, pci = gpu.pci_bus_id.value().map(|slot| &**slot),
+                    "GPU cannot be identified, so only its index is shown (is its device node passed to this container?)"
                 );
             }
         }
-        self.unidentified = now;
+        let others =
+            self.unidentified.len() != now.len() || !self.unidentified.iter().zip(&now).all(|(a, b)| same(a, b));
+        if others || new_session {
+            self.reporter.report(Observation::GpusUnidentified(now.clone()));
+            self.unidentified = now;
+        }
     }
 
     /// Sets up a desk for each GPU; one that was there keeps what was read of it.

@@ -12,6 +12,9 @@ use std::time::Duration;
 
 /// The first look takes what the buffer holds of the last second; the rest is older than the program.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
+/// While a buffer has nothing newer, the last mean stands for this long: three times the slowest buffer's interval (one
+/// second, on Ampere). After that the plain call is asked, because a load that has changed must not look like the old one.
+const STANDS: Duration = Duration::from_secs(3);
 
 /// Which buffer.
 #[derive(Clone, Copy, Debug)]
@@ -45,13 +48,13 @@ fn whole(card: &mut Card, now: Now) {
     let at = now.monotonic;
     card.sample.utilization_samples = 0;
     match newer(card, Buffer::Gpu, now) {
-        Ok(Some(mean)) => {
+        Ok(mean) => {
             card.sample.utilization = Reading::Measured(Percent(mean.percent), at);
             card.sample.utilization_stamp = Reading::Measured(WallTime(mean.newest), at);
             card.sample.utilization_samples = mean.count;
         }
-        // Nothing newer: the last reading stands, with its age.
-        Ok(None) => {}
+        // The last reading stands, with its age.
+        Err(why) if stands(card, Buffer::Gpu, why, at) => {}
         Err(why) => {
             card.sample.utilization = rate(card, Buffer::Gpu, at);
             card.sample.utilization_stamp = Reading::Absent(card.under_mig(why));
@@ -61,13 +64,19 @@ fn whole(card: &mut Card, now: Now) {
 
 fn part(card: &mut Card, buffer: Buffer, before: Reading<Percent>, now: Now) -> Reading<Percent> {
     match newer(card, buffer, now) {
-        Ok(Some(mean)) => Reading::Measured(Percent(mean.percent), now.monotonic),
-        Ok(None) => before,
+        Ok(mean) => Reading::Measured(Percent(mean.percent), now.monotonic),
+        Err(why) if stands(card, buffer, why, now.monotonic) => before,
         Err(_) => rate(card, buffer, now.monotonic),
     }
 }
 
-/// The plain call, for GPUs without sample buffers: whatever NVML last made of it.
+/// Whether the buffer's last mean may be shown a while longer: nothing newer has come, and it came lately.
+fn stands(card: &Card, buffer: Buffer, why: Absence, now: Monotonic) -> bool {
+    let lately = card.fed[buffer as usize].is_some_and(|fed| now.since(fed) < STANDS);
+    lately && matches!(why, NOT_FOUND | NO_DATA | INSUFFICIENT_SIZE)
+}
+
+/// The plain call, for GPUs whose sample buffers are missing or run dry: whatever NVML last made of it.
 fn rate(card: &mut Card, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
     let device = &card.known.device;
     let answer = match buffer {
@@ -83,8 +92,8 @@ fn rate(card: &mut Card, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
     Reading::from_result(answer.map(|percent| Percent(f64::from(percent))).map_err(|why| card.under_mig(why)), at)
 }
 
-/// Reads what is new in one buffer. `Ok(None)`: nothing is.
-fn newer(card: &mut Card, buffer: Buffer, now: Now) -> Result<Option<Mean>, Absence> {
+/// Reads what is new in one buffer. A buffer that answers with old samples only has as little as one that says so.
+fn newer(card: &mut Card, buffer: Buffer, now: Now) -> Result<Mean, Absence> {
     let (name, kind) = match buffer {
         Buffer::Gpu => ("utilization samples", Sampling::GpuUtilization),
         Buffer::Memory => ("memory copy samples", Sampling::MemoryUtilization),
@@ -93,17 +102,11 @@ fn newer(card: &mut Card, buffer: Buffer, now: Now) -> Result<Option<Mean>, Abse
     };
     let latest = card.skew.latest(now);
     let last = if card.stamps[buffer as usize] > latest { 0 } else { card.stamps[buffer as usize] };
-    match card.asker.ask(name, || card.known.device.samples(kind, last)) {
-        Ok(samples) => {
-            let mean = mean(&samples, last, latest);
-            if let Some(mean) = mean {
-                card.stamps[buffer as usize] = mean.newest;
-            }
-            Ok(mean)
-        }
-        Err(NOT_FOUND | NO_DATA | INSUFFICIENT_SIZE) => Ok(None),
-        Err(why) => Err(why),
-    }
+    let samples = card.asker.ask(name, || card.known.device.samples(kind, last))?;
+    let mean = mean(&samples, last, latest).ok_or(NOT_FOUND)?;
+    card.stamps[buffer as usize] = mean.newest;
+    card.fed[buffer as usize] = Some(now.monotonic);
+    Ok(mean)
 }
 
 /// The mean over the samples with distinct stamps after `last` and up to `latest`.

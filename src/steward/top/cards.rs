@@ -7,7 +7,7 @@ use crate::top::snapshot::Snapshot;
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
 use std::collections::BTreeMap;
 use wire::api::Reading;
-use wire::api::gpus::{Gpu, GpuProcess, Mig};
+use wire::api::gpus::{Gpu, GpuProcess, Mig, Unidentified};
 use wire::api::pods::{Pod, Share};
 use wire::api::processes::Process;
 
@@ -29,7 +29,7 @@ pub(crate) fn line_columns(width: u16) -> [Column; 8] {
     ]
 }
 
-/// One line for each GPU, its MIG instances below it.
+/// One line for each GPU, its MIG instances below it; last those that could never be identified.
 pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
     let wide = width >= WIDE;
     let (util, memory) = if wide { (22, 20) } else { (8, 8) };
@@ -48,7 +48,17 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
         let children = gpu.mig.iter().map(|mig| instance_line(gpu, mig, util, memory)).collect();
         Row { id: gpu.uuid.clone(), name: card_name(gpu), cells, head: true, children, ..Row::default() }
     };
-    snapshot.gpus.gpus.iter().map(line).collect()
+    snapshot.gpus.gpus.iter().map(line).chain(snapshot.gpus.gpus_unidentified.iter().map(nameless)).collect()
+}
+
+/// Why it is not known stands where the model would, and in full among the notes.
+fn nameless(gpu: &Unidentified) -> Row {
+    let mut cells = Cells::default();
+    cells.text(gpu.index.to_string());
+    cells.remark(format!("GPU {} could not be identified: {}", gpu.index, gpu.reason));
+    cells.text(&gpu.reason);
+    let name = format!("GPU {} {}", gpu.index, gpu.pci_bus_id.value().map_or("", String::as_str));
+    Row { id: format!("unidentified {}", gpu.index), name, cells, head: true, ..Row::default() }
 }
 
 fn instance_line(gpu: &Gpu, mig: &Mig, util: u16, memory: u16) -> Row {

@@ -178,7 +178,8 @@ fn host_line(snapshot: &Snapshot, width: u16) -> Line<'static> {
 /// Where there are no GPUs, why, and what to do. Gives back the area that is left.
 fn no_gpus(frame: &mut Frame<'_>, snapshot: &Snapshot, state: &State, body: Rect) -> Rect {
     let source = &snapshot.node.gpu_source;
-    if !snapshot.gpus.gpus.is_empty() || !matches!(state.view, View::Overview | View::Gpus) {
+    let some = !snapshot.gpus.gpus.is_empty() || !snapshot.gpus.gpus_unidentified.is_empty();
+    if some || !matches!(state.view, View::Overview | View::Gpus) {
         return body;
     }
     let text = match (&source.reason, &source.advice, source.state.as_str()) {

@@ -138,4 +138,21 @@ mod tests {
         let text = painted(&state, 80, 24).join("\n");
         assert!(text.contains("No GPUs: NVML library not found. install the driver"), "{text}");
     }
+
+    #[test]
+    fn a_gpu_that_could_not_be_identified_has_its_line() {
+        let mut snapshot = stage::snapshot();
+        snapshot.gpus.gpus.clear();
+        snapshot.gpus.gpus_unidentified = vec![wire::api::gpus::Unidentified {
+            index: 3,
+            pci_bus_id: wire::api::Reading::Measured { value: "0000:65:00.0".into(), age_seconds: 1.0 },
+            absent: "gpu_lost".into(),
+            reason: "GPU is lost".into(),
+        }];
+        let mut state = State::new(Duration::from_secs(1));
+        state.apply(Input::Snapshot(Arc::new(snapshot)), Duration::ZERO);
+        let text = painted(&state, 80, 24).join("\n");
+        assert!(text.contains("\n3    GPU is lost") && !text.contains("No GPUs"), "{text}");
+        assert!(plain(&state, 80).contains("– GPU 3 could not be identified: GPU is lost"));
+    }
 }

@@ -273,6 +273,7 @@ pub(crate) fn snapshot() -> Snapshot {
         gpus: gpus::Document {
             view: head.clone(),
             gpus: view.gpus.iter().map(|gpu| gpus::Gpu::of(gpu, &names, ages)).collect(),
+            gpus_unidentified: view.gpus_unidentified.iter().map(|gpu| gpus::Unidentified::of(gpu, ages)).collect(),
         },
         pods: pods::Document {
             view: head,

@@ -16,6 +16,22 @@ pub struct Document {
     pub view: Head,
     /// Ordered by index.
     pub gpus: Vec<Gpu>,
+    /// GPUs that are there and could never be identified, ordered by index.
+    #[serde(default)]
+    pub gpus_unidentified: Vec<Unidentified>,
+}
+
+/// A GPU that NVML counts and that could never be identified.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unidentified {
+    /// NVML's index.
+    pub index: u32,
+    /// Where it sits, where there is only one place it can be.
+    pub pci_bus_id: Reading<String>,
+    /// A stable short word: see [`model::Absence::code`].
+    pub absent: String,
+    /// The sentence for people.
+    pub reason: String,
 }
 
 /// One GPU.
@@ -237,6 +253,19 @@ impl Gpu {
                 list.iter().map(|process| GpuProcess::of(process, names, ages)).collect()
             }),
             processes_left_out: seen.processes_left_out,
+        }
+    }
+}
+
+impl Unidentified {
+    /// One of a view.
+    #[must_use]
+    pub fn of(gpu: &noun::Unidentified, ages: Ages) -> Unidentified {
+        Unidentified {
+            index: gpu.index,
+            pci_bus_id: ages.of(&gpu.pci_bus_id),
+            absent: gpu.why.code().to_owned(),
+            reason: gpu.why.to_string(),
         }
     }
 }

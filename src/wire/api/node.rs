@@ -1,5 +1,6 @@
 //! `/api/v1/node`: the machine, how its GPUs are seen, and how the agent itself fares.
 
+use super::gpus::Unidentified;
 use super::head::Head;
 use super::reading::{Ages, Reading};
 use model::observation::{GpuSourceState, Trouble};
@@ -14,6 +15,8 @@ pub struct Document {
     pub view: Head,
     pub gpu_source: GpuSource,
     pub gpus: usize,
+    #[serde(default)]
+    pub gpus_unidentified: Vec<Unidentified>,
     pub pods: usize,
     pub kernel: String,
     /// `v1`, `v2` or `hybrid`.
@@ -87,6 +90,7 @@ impl Document {
             view: Head::of(view, now),
             gpu_source: GpuSource::of(&view.gpu_source),
             gpus: view.gpus.len(),
+            gpus_unidentified: view.gpus_unidentified.iter().map(|gpu| Unidentified::of(gpu, ages)).collect(),
             pods: view.pods.len(),
             kernel: view.facts.kernel.to_string(),
             cgroups: ages.of(&view.facts.cgroups),

@@ -1,6 +1,7 @@
 //! Every error that NVML knows, on the calls and at the door.
 
-use super::{Code, Drill, Fault, cards, error, of};
+use super::{Card, Code, Drill, Fault, cards, error, of};
+use lab::scenario::List;
 use model::Absence;
 use model::gpu::GpuSample;
 use model::observation::GpuSourceState;
@@ -87,12 +88,37 @@ fn whichever_call_fails_only_its_reading_is_absent() {
 }
 
 #[test]
-fn a_gpu_that_cannot_be_known_is_left_out_until_it_can() {
+fn a_gpu_that_cannot_be_known_is_told_by_its_index_and_reason_until_it_can() {
     let faults = vec![error("nvmlDeviceGetUUID", 0, 4), error("nvmlDeviceGetHandleByIndex*", 0, 4)];
     let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 2)]) });
     drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
+    drill.wait("the one", |seen| seen.nameless() == [(0, Absence::NoPermission)]);
     drill.change(|scenario| scenario.faults.clear());
     drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    drill.wait("none without a name", |seen| seen.unidentified.is_empty());
+}
+
+#[test]
+fn a_gpu_that_is_lost_from_the_start_is_told_with_its_slot_and_hides_no_hot_plug() {
+    let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
+    let folder = |drill: &Drill, bus: &str| drill.path(&format!("proc/driver/nvidia/gpus/0000:{bus}:00.0"));
+    let well = Card { pci_bus_id: slot("65"), ..cards("H100", 1) };
+    let lost = Card { pci_bus_id: slot("66"), lost: true, ..cards("H100", 1) };
+    let later = Card { pci_bus_id: slot("67"), present: false, ..cards("L40S", 1) };
+    let mut drill = Drill::prepare(super::Scenario { list: List::AtInit, ..of(vec![well, lost, later]) });
+    for bus in ["65", "66"] {
+        std::fs::create_dir_all(folder(&drill, bus)).unwrap();
+    }
+    drill.open();
+    drill.wait("the lost one", |seen| seen.nameless() == [(1, Absence::GpuLost)]);
+    assert_eq!(drill.seen.unidentified[0].pci_bus_id.value().map(|slot| &**slot), Some("0000:66:00.0"));
+    drill.sample(0, "its neighbour", |sample| sample.power.get().is_some());
+    drill.change(|scenario| scenario.gpus[2].present = true);
+    std::fs::create_dir_all(folder(&drill, "67")).unwrap();
+    drill.wait("the new one", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2 && gpus[1].index == 2));
+    assert_eq!(drill.seen.nameless(), [(1, Absence::GpuLost)]);
+    drill.change(|scenario| scenario.gpus[1].lost = false);
+    drill.wait("all", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 3) && seen.unidentified.is_empty());
 }
 
 /// Promise 13 in docs/specification.md.

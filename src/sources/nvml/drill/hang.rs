@@ -68,9 +68,11 @@ fn a_gpu_that_hangs_before_it_is_known_does_not_hide_the_others() {
     let mut drill = Drill::start(Scenario { faults: vec![hang("nvmlDeviceGetUUID", 0)], ..of(vec![cards("H100", 2)]) });
     drill.wait("the other", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1 && gpus[0].index == 1));
     drill.sample(0, "its readings", reads);
+    drill.wait("the one that hangs", |seen| seen.nameless() == [(0, Absence::CallHangs)]);
     drill.change(|scenario| scenario.faults.clear());
     drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
     drill.sample(0, "the first", reads);
+    drill.wait("none without a name", |seen| seen.unidentified.is_empty());
 }
 
 #[test]

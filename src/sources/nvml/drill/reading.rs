@@ -1,6 +1,6 @@
 //! Every reading, and when it is absent.
 
-use super::{Drill, Quantity, cards, of, with};
+use super::{Drill, Quantity, Scenario, cards, error, of, with};
 use model::gpu::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
 use model::{Absence, Reading};
@@ -97,6 +97,51 @@ fn a_sample_of_use_counts_once() {
     let later = drill.sample(0, "any", |_| true);
     assert_eq!((later.utilization, later.utilization_samples), (still.utilization, 0), "the old reading, with its age");
     assert!(later.power.at() > still.power.at(), "while the rest goes on");
+}
+
+/// `NOT_FOUND`, `INSUFFICIENT_SIZE` and `NO_DATA`: what sample buffers answer that have nothing newer.
+const NOTHING_NEWER: [u32; 3] = [6, 7, 21];
+
+#[test]
+fn a_sample_buffer_that_never_has_anything_is_replaced_by_the_plain_call() {
+    let busy = with(cards("H100", 4), &[(Quantity::UtilizationPercent, 42.0), (Quantity::EncoderPercent, 5.0)]);
+    let mut faults: Vec<_> =
+        (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
+    faults.extend([error("nvmlDeviceGetSamples", 3, 6), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
+    let mut drill = Drill::start(Scenario { faults, ..of(vec![busy]) });
+    for (place, code) in NOTHING_NEWER.into_iter().enumerate() {
+        let sample = drill.sample(place, "a first sample", |_| true);
+        assert_eq!(sample.utilization.get(), Some(Percent(42.0)), "NVML error {code}");
+        assert_eq!(sample.encoder.get(), Some(Percent(5.0)), "NVML error {code}");
+        assert!(sample.utilization_stamp.absence().is_some(), "no sample, no stamp");
+    }
+    let neither = drill.sample(3, "a card that tells neither", |_| true);
+    assert_eq!(neither.utilization.absence(), Some(Absence::Nvml(999)), "absent with its reason, not `not_yet`");
+    assert_eq!(neither.encoder.get(), Some(Percent(5.0)));
+}
+
+#[test]
+fn a_sample_buffer_that_runs_dry_lets_no_old_reading_stand_for_long() {
+    let mut drill = Drill::start(of(vec![with(cards("H100", 4), &[(Quantity::UtilizationPercent, 55.0)])]));
+    for place in 0..4 {
+        drill.sample(place, "a mean", |sample| sample.utilization.get() == Some(Percent(55.0)));
+    }
+    drill.change(|scenario| {
+        scenario.gpus = vec![with(cards("H100", 4), &[(Quantity::UtilizationPercent, 5.0)])];
+        scenario.faults =
+            (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
+        scenario.faults.extend([error("nvmlDeviceGetSamples", 3, 21), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
+    });
+    for place in 0..3 {
+        drill.sample(place, "the new load", |sample| sample.utilization.get() == Some(Percent(5.0)));
+    }
+    drill.sample(3, "why not", |sample| sample.utilization.absence() == Some(Absence::Nvml(999)));
+    drill.change(|scenario| scenario.faults.clear());
+    for place in 0..4 {
+        drill.sample(place, "means again", |sample| {
+            sample.utilization.get() == Some(Percent(5.0)) && sample.utilization_samples > 0
+        });
+    }
 }
 
 #[test]
