@@ -70,6 +70,14 @@ enum Kept {
 #[derive(Debug, Default)]
 struct Directories([Kept; CONTROLLERS]);
 
+/// The files of every slow reading that are worth keeping open: three of eleven.
+#[derive(Debug, Default)]
+struct SlowFiles {
+    memory: Kept,
+    times: Kept,
+    tasks: Kept,
+}
+
 /// Slots of [`Directories`]: one for each [`Controller`]. In a v2 tree they are one directory, held once.
 const CONTROLLERS: usize = 6;
 
@@ -88,6 +96,7 @@ pub struct Tracked {
     pub turn: u64,
     cpu: Kept,
     memory: Kept,
+    slow: SlowFiles,
     directories: Directories,
     slow_readings: u64,
     /// CPU time and memory usage at the last slow reading.
@@ -217,6 +226,7 @@ impl Tracked {
             turn,
             cpu: Kept::Closed,
             memory: Kept::Closed,
+            slow: SlowFiles::default(),
             directories: Directories::default(),
             slow_readings: 0,
             then: None,
@@ -239,6 +249,9 @@ impl Tracked {
     pub fn release(&mut self, kernel: &mut Kernel) {
         kernel.close(&mut self.cpu);
         kernel.close(&mut self.memory);
+        kernel.close(&mut self.slow.memory);
+        kernel.close(&mut self.slow.times);
+        kernel.close(&mut self.slow.tasks);
         self.directories.0.iter_mut().for_each(|directory| kernel.close(directory));
     }
 
@@ -295,8 +308,11 @@ impl Tracked {
         if v2 {
             self.read_block_io_v2(kernel);
         } else if !still {
-            self.read_cpu_v1(kernel);
-            self.read_block_io_v1(kernel);
+            self.read_cpu_v1(kernel, limits);
+            // Where the kernel does not count, it is asked only now and then whether it does by now.
+            if limits || self.sample.io_read.absence() != Some(Absence::KernelDoesNotCount) {
+                self.read_block_io_v1(kernel);
+            }
         }
         // A v2 tree beside v1 ones may not have this cgroup: asked again with the limits.
         if limits || self.sample.pressure.absence() != Some(Absence::NoSuchFile) {
@@ -307,7 +323,8 @@ impl Tracked {
 
     fn read_memory(&mut self, kernel: &mut Kernel, v2: bool) {
         let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
-        let stat = kernel.take(directories, (Controller::Memory, path, "/memory.stat"), memory_stat);
+        let stat =
+            kernel.keep((&mut self.slow.memory, directories), (Controller::Memory, path, "/memory.stat"), memory_stat);
         sample.memory_rss = stat.map(|stat| stat.rss);
         sample.memory_cache = stat.map(|stat| stat.cache);
         sample.memory_working_set = match (stat, sample.memory_usage) {
@@ -344,13 +361,25 @@ impl Tracked {
         };
     }
 
-    fn read_cpu_v1(&mut self, kernel: &mut Kernel) {
+    fn read_cpu_v1(&mut self, kernel: &mut Kernel, limits: bool) {
         let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
         let tick = kernel.nanos_a_tick;
         let nanos = |ticks: u64| Nanos(ticks.saturating_mul(tick));
-        let times = kernel.take(directories, (Controller::CpuAccounting, path, "/cpuacct.stat"), cpuacct_stat);
+        let times = kernel.keep(
+            (&mut self.slow.times, directories),
+            (Controller::CpuAccounting, path, "/cpuacct.stat"),
+            cpuacct_stat,
+        );
         sample.cpu_user = times.map(|times| nanos(times.0));
         sample.cpu_system = times.map(|times| nanos(times.1));
+        // Without a quota nothing is throttled: the counters are what they were.
+        if !limits && sample.cpu_limit.get() == Some(None) {
+            let now = clock::monotonic();
+            anew(&mut sample.cfs_periods, now);
+            anew(&mut sample.cfs_throttled_periods, now);
+            anew(&mut sample.cfs_throttled, now);
+            return;
+        }
         let throttled =
             kernel.take(directories, (Controller::Cpu, path, "/cpu.stat"), cpu_stat).map(|stat| stat.throttled);
         throttling(sample, throttled);
@@ -359,7 +388,9 @@ impl Tracked {
     /// Tasks, processes, and what those read and wrote where the kernel does not count it by cgroup.
     fn read_tasks(&mut self, kernel: &mut Kernel) {
         let (path, directories) = (&*self.identity.path, &mut self.directories);
-        self.sample.tasks = kernel.take(directories, (Controller::Pids, path, "/pids.current"), number).map(Count);
+        self.sample.tasks = kernel
+            .keep((&mut self.slow.tasks, directories), (Controller::Pids, path, "/pids.current"), number)
+            .map(Count);
         let mut pids = std::mem::take(&mut kernel.pids);
         let listed = members(&mut kernel.reader, kernel.layout.walked(), path, &mut pids);
         self.sample.processes = match listed {
@@ -489,13 +520,15 @@ fn optional_with<T>(reading: Reading<Option<T>>, without: Absence) -> Reading<T>
     }
 }
 
+/// It is still what it was.
+fn anew<T>(reading: &mut Reading<T>, now: Monotonic) {
+    if let Reading::Measured(_, at) = reading {
+        *at = now;
+    }
+}
+
 /// Stamps what only running processes can change: nothing ran.
 fn stamp(sample: &mut CgroupSample, v2: bool, now: Monotonic) {
-    fn anew<T>(reading: &mut Reading<T>, now: Monotonic) {
-        if let Reading::Measured(_, at) = reading {
-            *at = now;
-        }
-    }
     anew(&mut sample.memory_working_set, now);
     anew(&mut sample.memory_rss, now);
     anew(&mut sample.memory_cache, now);

@@ -28,11 +28,13 @@ func main() {
 		log.Fatal(err)
 	}
 
-	// Only what our agent reads as well; the command's default set is larger.
-	included := container.MetricSet{
-		container.CpuUsageMetrics: {}, container.MemoryUsageMetrics: {}, container.DiskIOMetrics: {},
-		container.NetworkUsageMetrics: {}, container.ProcessMetrics: {}, container.OOMMetrics: {},
-	}
+	// What the command collects unless it is told otherwise.
+	included := container.AllMetrics.Difference(container.MetricSet{
+		container.MemoryNumaMetrics: {}, container.NetworkTcpUsageMetrics: {}, container.NetworkUdpUsageMetrics: {},
+		container.NetworkAdvancedTcpUsageMetrics: {}, container.ProcessSchedulerMetrics: {}, container.ProcessMetrics: {},
+		container.HugetlbUsageMetrics: {}, container.ReferencedMemoryMetrics: {}, container.CPUTopologyMetrics: {},
+		container.ResctrlMetrics: {}, container.CPUSetMetrics: {},
+	})
 	longest, dynamic := time.Second, false
 	housekeeping := manager.HousekeepingConfig{Interval: &longest, AllowDynamic: &dynamic}
 	// Two minutes of samples are cAdvisor's default.
