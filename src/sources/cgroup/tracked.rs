@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   every period        CPU time and memory usage, one pread each from files that are kept open
-//!   every slow period   the rest, opened, read and closed below directories that are held: keeping eleven files open for
-//!                       each of 300 cgroups would cost the kernel some 16 MiB, walking the whole path to each of them
-//!                       again is half of what reading it costs
-//!   every sixth of those   limits, which only a resize of the pod changes
+//!   every slow period   the rest: memory, CPU times and tasks from files that are kept open too, all else opened, read and
+//!                       closed below directories that are held. Keeping all eleven open for each of 300 cgroups would
+//!                       cost the kernel some 16 MiB; walking the whole path to each again is half of what reading costs
+//!   every sixth of those   limits, which only a resize of the pod changes; throttling where there is no quota; v1 block
+//!                       I/O while the kernel does not count it
 //! ```
 //!
 //! A cgroup that used no CPU time and whose memory did not change since its last slow reading has run nothing: what only
