@@ -3,6 +3,8 @@
 //! ```text
 //!   usage.proto          ours: the usage stream on the agent's socket
 //!   podresources.proto   kubelet's PodResources API v1, the part we read
+//!   deviceplugin.proto   kubelet's device plugin API v1beta1
+//!   pluginregistration.proto   kubelet's watcher of plugins
 //!   cri.proto            the container runtime's CRI runtime.v1, the part we read
 //!        │  tests/fresh.rs (pure Rust; UPDATE_GOLDEN=1 writes, otherwise it fails on any difference)
 //!        ▼
@@ -21,6 +23,18 @@ pub mod usage {
 #[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
 pub mod pod_resources {
     include!("gen/v1.rs");
+}
+
+/// kubelet's device plugin API: package `v1beta1`.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
+pub mod device_plugin {
+    include!("gen/v1beta1.rs");
+}
+
+/// kubelet's watcher of plugins: package `pluginregistration`.
+#[allow(clippy::all, clippy::pedantic, missing_docs, unreachable_pub, reason = "generated")]
+pub mod plugin_registration {
+    include!("gen/pluginregistration.rs");
 }
 
 /// The Container Runtime Interface: package `runtime.v1`.

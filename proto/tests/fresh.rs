@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-const FILES: [&str; 3] = ["usage.proto", "podresources.proto", "cri.proto"];
+const FILES: [&str; 5] =
+    ["usage.proto", "podresources.proto", "cri.proto", "deviceplugin.proto", "pluginregistration.proto"];
 
 fn sources_in(folder: &Path) -> BTreeMap<String, String> {
     fs::read_dir(folder)
