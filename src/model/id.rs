@@ -74,6 +74,20 @@ name!(
     ContainerId, "container id", |t| hex(t, 12..=64)
 );
 
+name!(
+    /// A ticket: the name of a CDI device that is given to one container once, before it is known which container asks.
+    /// It begins with a letter, so that the oldest CDI version takes it, and is short enough for a label's value.
+    Ticket, "ticket", |t| t.len() == 33 && t.starts_with('t') && t.bytes().skip(1).all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+);
+
+impl Ticket {
+    /// The ticket of 16 random bytes. A ticket is never used twice, so the bytes must come from a good source.
+    #[must_use]
+    pub fn of_random(bytes: [u8; 16]) -> Ticket {
+        Ticket(Arc::from(format!("t{:032x}", u128::from_be_bytes(bytes))))
+    }
+}
+
 impl ContainerId {
     /// The first 12 digits, as runtimes print it.
     #[must_use]
@@ -116,6 +130,16 @@ mod tests {
         assert!(PodUid::parse("0f5b9a3e0d2c4b7f9a512f1f6a1f8d11").is_ok());
         for bad in ["", "pod", "0f5b9a3e-0d2c", "../../etc/passwd", "0f5b9a3e_0d2c_4b7f_9a51_2f1f6a1f8d11"] {
             assert!(PodUid::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_ticket_is_a_letter_and_32_digits() {
+        let ticket = Ticket::of_random([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255]);
+        assert_eq!(ticket.as_str(), "t000102030405060708090a0b0c0d0eff");
+        assert_eq!(Ticket::parse(ticket.as_str()), Ok(ticket));
+        for bad in ["", "t", "000102030405060708090a0b0c0d0eff0", "t000102030405060708090A0B0C0D0EFF", "../t00"] {
+            assert!(Ticket::parse(bad).is_err(), "{bad}");
         }
     }
 

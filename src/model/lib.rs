@@ -5,6 +5,8 @@
 //!   reading             a value that was measured at a time, or the reason why there is none
 //!   gpu cgroup process host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
 //!   usage               what follows from two raw samples: rates, shares
+//!   xid                 NVIDIA's catalogue of driver errors: what each asks for, and which of them condemn a GPU
+//!   request registered claim promise   sharing: what a container asks for, what a node offers, what was given, what is owed
 //!   observation         everything an eye (`sources`) may report
 //!   view                one node as one believes it at one moment; what every server shows
 //! ```
@@ -21,6 +23,11 @@ pub mod cgroup;
 pub mod process;
 pub mod host;
 pub mod usage;
+pub mod xid;
+pub mod request;
+pub mod registered;
+pub mod claim;
+pub mod promise;
 pub mod observation;
 pub mod view;
 

@@ -16,6 +16,15 @@ unit!(
     Bytes(u64)
 );
 unit!(
+    /// Whole MiB, the unit in which GPU memory is asked for and given.
+    Mib(u64)
+);
+unit!(
+    /// Percent of a GPU's computing time as it is asked for and given: 100 is a whole GPU, more only where computing time
+    /// is scaled.
+    CorePercent(u32)
+);
+unit!(
     /// Percent of a whole as NVML gives it: 0 to 100.
     Percent(f64)
 );
@@ -57,6 +66,8 @@ unit!(
 );
 
 impl Eq for Bytes {}
+impl Eq for Mib {}
+impl Eq for CorePercent {}
 impl Eq for Count {}
 impl Eq for Nanos {}
 
@@ -81,6 +92,20 @@ impl Bytes {
     #[must_use]
     pub fn plus(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_add(other.0))
+    }
+}
+
+impl Mib {
+    /// As bytes, at most the largest number there is.
+    #[must_use]
+    pub fn bytes(self) -> Bytes {
+        Bytes(self.0.saturating_mul(Bytes::MIB))
+    }
+
+    /// The whole MiB in `bytes`; what is left over is cut off.
+    #[must_use]
+    pub fn within(bytes: Bytes) -> Mib {
+        Mib(bytes.0 / Bytes::MIB)
     }
 }
 
@@ -130,6 +155,13 @@ mod tests {
         {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
+    }
+
+    #[test]
+    fn mib_are_whole() {
+        assert_eq!(Mib::within(Bytes(3 * Bytes::MIB - 1)), Mib(2));
+        assert_eq!(Mib(2).bytes(), Bytes(2 * Bytes::MIB));
+        assert_eq!(Mib(u64::MAX).bytes(), Bytes(u64::MAX));
     }
 
     #[test]

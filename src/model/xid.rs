@@ -1,0 +1,234 @@
+//! NVIDIA's catalogue of driver errors (XIDs): what each asks for, and which condemn a GPU.
+//!
+//! The catalogue is NVIDIA's page "Analyzing Xid Errors with the Xid Catalog": code, mnemonic, and the immediate action in
+//! one of a few buckets. Which errors make a GPU unfit for new containers is our own default, [`XidEntry::fatal`]:
+//!
+//! | bucket | fatal | why |
+//! |---|---|---|
+//! | ignore, restart the application | no | the card is well; the process that met the error is not |
+//! | reset, restart of machine or guest, mechanics, workflows of ECC and NVLink | yes | the next container would meet it too |
+//! | contact support | no | unused codes of old cards for the most part; what is serious shows in NVML's recovery action |
+//! | the recovery action has changed (154) | no | that action is read by itself |
+//!
+//! One exception: 109 (a context switch took too long) asks for a reset, and yet an application's endless kernel makes it;
+//! NVIDIA's device plugin and HAMi pass it over, and so does the default. A code that is in no bucket is not fatal.
+//!
+//! What must never happen here: a verdict on a GPU. `decide` makes it, from these words, NVML's own advice and time.
+
+/// NVIDIA's immediate action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bucket {
+    /// Nothing to do, or another error tells more.
+    Ignore,
+    /// The application must be started anew.
+    RestartApplication,
+    /// The GPU must be reset.
+    ResetGpu,
+    /// The virtual machine must be started anew.
+    RestartGuest,
+    /// The machine must be started anew.
+    RestartNode,
+    /// Power, seating and cables are to be looked at.
+    CheckMechanics,
+    /// Driver or firmware do not fit.
+    UpdateSoftware,
+    /// Double-bit ECC error: reset, and drain where a row could not be remapped.
+    EccWorkflow,
+    /// NVLink: reset, then look at the link.
+    NvlinkWorkflow,
+    /// NVML's recovery action (field 230) has changed: it says what to do.
+    RecoveryAction,
+    /// To be reported to the vendor; also every code that the driver does not use on current cards.
+    ContactSupport,
+    /// In the catalogue, without an action so far.
+    Unspecified,
+}
+
+/// One error of the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XidEntry {
+    /// The number.
+    pub code: u32,
+    /// What it tells, in a few words.
+    pub meaning: &'static str,
+    /// The immediate action.
+    pub bucket: Bucket,
+    /// Whether a GPU that met it gets no new containers until it has recovered.
+    pub fatal: bool,
+}
+
+/// The last code of the catalogue.
+const LAST: u32 = 172;
+/// Asks for a reset, but an application alone can make it.
+const CONTEXT_SWITCH_TIMEOUT: u32 = 109;
+
+/// The entry of a code; none for a number that the catalogue does not have.
+#[must_use]
+pub fn find(code: u32) -> Option<XidEntry> {
+    let (meaning, bucket) = match meaning(code) {
+        Some(known) => known,
+        None if (1..=LAST).contains(&code) => ("not used by current drivers", Bucket::ContactSupport),
+        None => return None,
+    };
+    Some(XidEntry { code, meaning, bucket, fatal: condemns(bucket) && code != CONTEXT_SWITCH_TIMEOUT })
+}
+
+/// Whether a GPU that met this error gets no new containers, by default. A code that is not in the catalogue does not.
+#[must_use]
+pub fn fatal(code: u32) -> bool {
+    find(code).is_some_and(|entry| entry.fatal)
+}
+
+/// The whole catalogue, in order.
+pub fn catalogue() -> impl Iterator<Item = XidEntry> {
+    (1..=LAST).filter_map(find)
+}
+
+fn condemns(bucket: Bucket) -> bool {
+    match bucket {
+        Bucket::ResetGpu
+        | Bucket::RestartGuest
+        | Bucket::RestartNode
+        | Bucket::CheckMechanics
+        | Bucket::EccWorkflow
+        | Bucket::NvlinkWorkflow => true,
+        Bucket::Ignore
+        | Bucket::RestartApplication
+        | Bucket::UpdateSoftware
+        | Bucket::RecoveryAction
+        | Bucket::ContactSupport
+        | Bucket::Unspecified => false,
+    }
+}
+
+/// The codes that have a meaning on current cards.
+fn meaning(code: u32) -> Option<(&'static str, Bucket)> {
+    memory(code).or_else(|| link(code)).or_else(|| card(code)).or_else(|| application(code)).or_else(|| notice(code))
+}
+
+fn memory(code: u32) -> Option<(&'static str, Bucket)> {
+    Some(match code {
+        48 => ("double-bit ECC error", Bucket::EccWorkflow),
+        63 => ("memory row remapped", Bucket::Ignore),
+        64 => ("memory row could not be remapped", Bucket::ResetGpu),
+        92 => ("many single-bit ECC errors", Bucket::Ignore),
+        94 => ("memory error, contained in one application", Bucket::RestartApplication),
+        95 => ("memory error, not contained", Bucket::ResetGpu),
+        140 => ("ECC error that was not recovered", Bucket::ResetGpu),
+        156 => ("resource retired", Bucket::ResetGpu),
+        157 => ("resource could not be retired", Bucket::Ignore),
+        160 => ("memory channel retired", Bucket::Ignore),
+        161 => ("memory channel could not be retired", Bucket::Ignore),
+        168 => ("less memory than the card has", Bucket::Unspecified),
+        171 => ("uncorrectable error in DRAM, details of 48", Bucket::Unspecified),
+        172 => ("uncorrectable error in SRAM, details of 48", Bucket::Unspecified),
+        _ => return None,
+    })
+}
+
+fn link(code: u32) -> Option<(&'static str, Bucket)> {
+    Some(match code {
+        74 => ("NVLink error", Bucket::NvlinkWorkflow),
+        108 => ("NVLink translation error at the other end", Bucket::Ignore),
+        121 => ("chip-to-chip link error, corrected", Bucket::Ignore),
+        136 => ("link training failed", Bucket::ResetGpu),
+        137 => ("NVLink access refused", Bucket::Ignore),
+        144..=150 => ("NVLink 5 error", Bucket::NvlinkWorkflow),
+        155 => ("NVLink error that software defines", Bucket::ResetGpu),
+        166 => ("NVLink traffic before encryption was set up", Bucket::Unspecified),
+        167 => ("PCIe timeout", Bucket::Unspecified),
+        170 => ("NVLink interrupt in confidential mode", Bucket::Unspecified),
+        _ => return None,
+    })
+}
+
+fn card(code: u32) -> Option<(&'static str, Bucket)> {
+    Some(match code {
+        46 => ("GPU stopped processing", Bucket::ResetGpu),
+        54 => ("auxiliary power is not connected", Bucket::CheckMechanics),
+        62 => ("internal micro-controller halted", Bucket::ResetGpu),
+        78 => ("vGPU could not be started", Bucket::UpdateSoftware),
+        79 => ("GPU has fallen off the bus", Bucket::RestartNode),
+        CONTEXT_SWITCH_TIMEOUT => ("context switch took too long", Bucket::ResetGpu),
+        110 => ("security fault", Bucket::ResetGpu),
+        119 => ("call to the system processor took too long", Bucket::ResetGpu),
+        120 => ("system processor failed", Bucket::ResetGpu),
+        143 => ("GPU could not be initialised", Bucket::ResetGpu),
+        151 => ("key rotation failed", Bucket::RestartGuest),
+        154 => ("recovery action has changed", Bucket::RecoveryAction),
+        158 => ("fatal timeout", Bucket::ResetGpu),
+        169 => ("security micro-controller halted", Bucket::Unspecified),
+        _ => return None,
+    })
+}
+
+fn application(code: u32) -> Option<(&'static str, Bucket)> {
+    let meaning = match code {
+        8 => "GPU stopped processing",
+        11 | 25 | 32 => "invalid or corrupted push buffer stream",
+        13 => "graphics engine exception",
+        31 => "GPU memory page fault",
+        39..=41 | 70..=72 | 75..=77 | 85 | 126..=135 => "copy engine error",
+        60 => "video processor exception",
+        68 | 83 | 84 | 88 | 89 | 96..=98 => "video decoder error",
+        69 => "graphics engine class error",
+        80 => "corrupted data sent to the GPU",
+        82 | 99..=105 => "JPEG decoder error",
+        86 | 139 => "optical flow error",
+        _ => return None,
+    };
+    Some((meaning, Bucket::RestartApplication))
+}
+
+fn notice(code: u32) -> Option<(&'static str, Bucket)> {
+    let meaning = match code {
+        14 => "made for tests",
+        37 | 38 => "driver firmware error",
+        43 => "GPU stopped processing for one application",
+        44 => "graphics engine fault at a context switch",
+        45 => "clean-up after an earlier error",
+        66 | 67 => "illegal access by the driver",
+        93 => "InfoROM has been written often",
+        106 | 107 => "test message",
+        141 => "fast path error",
+        152 | 153 => "deep learning accelerator error",
+        159 => "interconnect error, follows another",
+        162..=165 => {
+            return Some(("power smoothing", Bucket::Unspecified));
+        }
+        _ => return None,
+    };
+    Some((meaning, Bucket::Ignore))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_errors_that_condemn_a_gpu_are_these_and_no_others() {
+        let fatal: Vec<u32> = catalogue().filter(|entry| entry.fatal).map(|entry| entry.code).collect();
+        let expected = [
+            46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 144, 145, 146, 147, 148, 149, 150, 151, 155,
+            156, 158,
+        ];
+        assert_eq!(fatal, expected);
+    }
+
+    #[test]
+    fn what_an_application_can_do_to_itself_condemns_no_gpu() {
+        for code in [13, 31, 43, 45, 68, 109, 94, 63, 92] {
+            assert!(!fatal(code), "{code}");
+        }
+        assert_eq!(find(109).map(|entry| entry.bucket), Some(Bucket::ResetGpu));
+    }
+
+    #[test]
+    fn every_number_up_to_the_last_is_in_the_catalogue_and_none_beyond() {
+        assert_eq!(catalogue().map(|entry| entry.code).collect::<Vec<_>>(), (1..=LAST).collect::<Vec<_>>());
+        for code in [0, LAST + 1, 999, u32::MAX] {
+            assert_eq!((find(code), fatal(code)), (None, false), "{code}");
+        }
+        assert!(catalogue().all(|entry| !entry.meaning.is_empty()));
+    }
+}
