@@ -8,10 +8,14 @@
 //! What must never happen here: no file, socket, clock or log; no panic on any input (each decoder has a property test and
 //! a fuzz target under `tests/fuzz`); no guess: what cannot be understood is an error that says what and where.
 
+pub mod fault;
+pub mod key;
+pub mod timestamp;
 pub mod cgroup_path;
 pub mod cgroup_file;
 pub mod proc_file;
 pub mod kernel_log;
 pub mod log_link;
 pub mod heap_dump;
+pub mod register;
 pub mod api;

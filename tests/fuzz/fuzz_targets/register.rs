@@ -1,0 +1,12 @@
+//! The register annotation: what is read can be written, and is read back as the same.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(gpus) = wire::register::decode(&text) {
+        let again = wire::register::decode(&wire::register::encode(&gpus).unwrap()).unwrap();
+        assert!(again.len() == gpus.len() && again.iter().all(|gpu| gpus.contains(gpu)));
+    }
+});
