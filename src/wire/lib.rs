@@ -18,4 +18,8 @@ pub mod kernel_log;
 pub mod log_link;
 pub mod heap_dump;
 pub mod register;
+pub mod handshake;
+pub mod cordon;
+pub mod node_lock;
+pub mod bind;
 pub mod api;

@@ -1,0 +1,79 @@
+//! GPUs that get no new containers (`hami.io/device-cordon`): UUIDs between commas, written by people, so with any white space
+//! and empty items.
+
+use crate::fault::Fault;
+use crate::key::{CORDON, MAX_ANNOTATION};
+use model::id::GpuUuid;
+use std::collections::BTreeSet;
+
+/// Items that are read: 64 GPUs of 7 MIG instances fit.
+const MAX_ITEMS: usize = 1024;
+
+/// Reads the annotation's value.
+///
+/// # Errors
+/// [`Fault`] where an item is no UUID. Nothing is guessed: a GPU that somebody meant to keep free must not be given away
+/// because of a typing error beside it.
+pub fn decode(text: &str) -> Result<BTreeSet<GpuUuid>, Fault> {
+    if text.len() > MAX_ANNOTATION {
+        return Err(Fault::too_long(CORDON, text.len(), MAX_ANNOTATION));
+    }
+    let mut cordoned = BTreeSet::new();
+    let mut at = 0;
+    for item in text.split(',') {
+        let name = item.trim();
+        if !name.is_empty() {
+            if cordoned.len() == MAX_ITEMS {
+                return Err(Fault::too_many(CORDON, at, "GPUs", MAX_ITEMS));
+            }
+            cordoned.insert(GpuUuid::parse(name).map_err(|error| Fault::new(CORDON, at, error.to_string()))?);
+        }
+        at += item.len() + 1;
+    }
+    Ok(cordoned)
+}
+
+/// Writes it: in order, no white space.
+#[must_use]
+pub fn encode(cordoned: &BTreeSet<GpuUuid>) -> String {
+    cordoned.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn set(uuids: &[&str]) -> BTreeSet<GpuUuid> {
+        uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect()
+    }
+
+    #[test]
+    fn white_space_and_empty_items_are_no_gpus() {
+        assert_eq!(decode(" GPU-b, ,GPU-a,,GPU-b\n").unwrap(), set(&["GPU-a", "GPU-b"]));
+        assert_eq!(decode("").unwrap(), set(&[]));
+        assert_eq!(encode(&set(&["GPU-b", "GPU-a"])), "GPU-a,GPU-b");
+    }
+
+    #[test]
+    fn what_is_no_uuid_is_told_by_its_place() {
+        let fault = decode("GPU-a,GPU b").unwrap_err();
+        assert_eq!(fault.to_string(), "hami.io/device-cordon, byte 6: not a GPU UUID: \"GPU b\"");
+        assert!(decode(&",".repeat(MAX_ANNOTATION + 1)).is_err());
+        let many: Vec<String> = (0..=MAX_ITEMS).map(|n| format!("GPU-{n}")).collect();
+        assert!(decode(&many.join(",")).unwrap_err().what.contains("more than 1024"));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_it_panic(text in "\\PC{0,100}") {
+            let _ = decode(&text);
+        }
+
+        #[test]
+        fn what_is_written_is_read_back(uuids in prop::collection::btree_set("[!-+.-~]{1,12}", 0..9)) {
+            let uuids = uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect();
+            prop_assert_eq!(decode(&encode(&uuids)).unwrap(), uuids);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A node's handshake (`hami.io/node-handshake`): when it last said that it is there, or what a scheduler wants to know.
+//!
+//! ```text
+//!   1795256507                                       what we write, and what scripts subtract from the time
+//!   Reported 2024-01-23 04:30:04.43 +0000 UTC m=+…   HAMi's plugin up to 2.7.1
+//!   Requesting_2026-11-21 10:21:12                   HAMi's scheduler asks; up to 2.4 the date has points
+//!   Deleted_2026-11-21 10:21:12                      HAMi's scheduler up to 2.9 has dropped the node
+//! ```
+//!
+//! As HAMi does, a text is taken by the word it contains, so that a form nobody has seen yet is still understood. The times
+//! behind the words have no zone and are the scheduler's local time (before 2.9 read as UTC): how long a question stands is to
+//! be counted from when it was first seen, not from its time.
+
+use crate::timestamp;
+use model::time::WallTime;
+
+/// What a handshake says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handshake {
+    /// The node was there at this time.
+    At(WallTime),
+    /// The node said that it is there.
+    Reported,
+    /// A scheduler asks whether it is.
+    Requesting {
+        /// The time it says, read as UTC, if it says one.
+        stated: Option<WallTime>,
+    },
+    /// A scheduler has dropped the node.
+    Deleted,
+    /// None of these.
+    Other,
+}
+
+/// Longer ones are none of the known forms.
+const MAX: usize = 256;
+
+/// Reads the annotation's value.
+#[must_use]
+pub fn decode(text: &str) -> Handshake {
+    let text = text.trim();
+    if text.len() > MAX {
+        Handshake::Other
+    } else if text.contains("Requesting") {
+        let time = text.split_once("Requesting_").map(|(_, time)| time);
+        Handshake::Requesting { stated: time.and_then(timestamp::zoneless) }
+    } else if text.contains("Deleted") {
+        Handshake::Deleted
+    } else if text.contains("Reported") {
+        Handshake::Reported
+    } else {
+        timestamp::unix_seconds(text).map_or(Handshake::Other, Handshake::At)
+    }
+}
+
+/// Writes Unix seconds.
+#[must_use]
+pub fn encode(at: WallTime) -> String {
+    timestamp::to_unix_seconds(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_historic_form_is_understood() {
+        let stated = Some(WallTime(1_795_256_472_000_000));
+        for (text, expected) in [
+            ("1795256472", Handshake::At(WallTime(1_795_256_472_000_000))),
+            (" 1795256472\n", Handshake::At(WallTime(1_795_256_472_000_000))),
+            ("Requesting_2026-11-21 10:21:12", Handshake::Requesting { stated }),
+            ("Requesting_2026.11.21 10:21:12", Handshake::Requesting { stated }),
+            ("Requesting_yesterday", Handshake::Requesting { stated: None }),
+            ("Requesting", Handshake::Requesting { stated: None }),
+            ("Deleted_2026-11-21 10:21:12", Handshake::Deleted),
+            ("Reported 2024-01-23 04:30:04.434037031 +0000 UTC m=+1104711.777756895", Handshake::Reported),
+            ("Reported_2026.11.21 10:21:12", Handshake::Reported),
+            ("", Handshake::Other),
+            ("soon", Handshake::Other),
+            ("-5", Handshake::Other),
+        ] {
+            assert_eq!(decode(text), expected, "{text}");
+        }
+        assert_eq!(decode(&"Requesting".repeat(100)), Handshake::Other);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_it_panic(text in "\\PC{0,300}") {
+            let _ = decode(&text);
+        }
+
+        #[test]
+        fn what_is_written_is_read_back(seconds in 0..253_402_300_800_u64) {
+            let at = WallTime(seconds * 1_000_000);
+            prop_assert_eq!(decode(&encode(at)), Handshake::At(at));
+        }
+    }
+}

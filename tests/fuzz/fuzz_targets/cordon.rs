@@ -1,0 +1,10 @@
+//! The cordon annotation: what is read is read back as the same.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(cordoned) = wire::cordon::decode(&String::from_utf8_lossy(bytes)) {
+        assert_eq!(wire::cordon::decode(&wire::cordon::encode(&cordoned)), Ok(cordoned));
+    }
+});

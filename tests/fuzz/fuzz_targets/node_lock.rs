@@ -1,0 +1,12 @@
+//! The lock of a node: what is read can be written, and is read back as the same.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(lock) = wire::node_lock::decode(&String::from_utf8_lossy(bytes)) {
+        if let Some(owner) = &lock.owner {
+            assert_eq!(wire::node_lock::decode(&wire::node_lock::encode(lock.at, owner)).unwrap(), lock);
+        }
+    }
+});
