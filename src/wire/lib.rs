@@ -22,4 +22,5 @@ pub mod handshake;
 pub mod cordon;
 pub mod node_lock;
 pub mod bind;
+pub mod assignment;
 pub mod api;
