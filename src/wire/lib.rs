@@ -23,4 +23,6 @@ pub mod cordon;
 pub mod node_lock;
 pub mod bind;
 pub mod assignment;
+pub mod quantity;
+pub mod resource;
 pub mod api;

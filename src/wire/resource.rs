@@ -1,0 +1,227 @@
+//! What one container asks of GPUs, from the amounts in its specification.
+//!
+//! ```text
+//!   limits, else requests:  nvidia.com/gpu 2 · nvidia.com/gpumem 3000 (MiB) · nvidia.com/gpumem-percentage 50
+//!                           nvidia.com/gpucores 30 · nvidia.com/priority 0        ──▶ GpuRequest
+//! ```
+//!
+//! The rules are HAMi's: an amount of MiB wins over a share; without either it is the default amount, or the whole GPU; a
+//! share of 0 or less is none, one above 100 is 100; cores above 100 are 100. What HAMi takes for no request at all (an amount
+//! that is no whole number, negative or beyond 31 bits) is an error here, so that somebody is told.
+//!
+//! What must never happen here: the webhook's work. It adds a count where only memory or cores are asked for, and all cores
+//! where the whole memory is; what stands in the pod is taken as it stands.
+
+use crate::fault::shown;
+use crate::quantity;
+use model::request::{GpuRequest, MemoryRequest};
+use model::unit::{CorePercent, Mib};
+use std::collections::BTreeMap;
+
+/// Amounts as the API server has them: resource to quantity.
+pub type Amounts = BTreeMap<String, String>;
+
+/// HAMi's programs hold all amounts in 32 bits with a sign.
+const MAX_NUMBER: i64 = i32::MAX as i64;
+
+/// What the resources are called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// GPUs.
+    pub count: String,
+    /// MiB of each.
+    pub memory: String,
+    /// Share of each GPU's memory.
+    pub memory_percentage: String,
+    /// Percent of each GPU's computing time.
+    pub cores: String,
+    /// 0 high, 1 low.
+    pub priority: String,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Names {
+            count: "nvidia.com/gpu".into(),
+            memory: "nvidia.com/gpumem".into(),
+            memory_percentage: "nvidia.com/gpumem-percentage".into(),
+            cores: "nvidia.com/gpucores".into(),
+            priority: "nvidia.com/priority".into(),
+        }
+    }
+}
+
+/// How amounts become a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// What the resources are called.
+    pub names: Names,
+    /// Memory where none is asked for; none is the whole GPU.
+    pub default_memory: Option<Mib>,
+    /// Cores where none are asked for.
+    pub default_cores: CorePercent,
+    /// MiB in one unit of the memory resource.
+    pub memory_factor: u32,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Rules { names: Names::default(), default_memory: None, default_cores: CorePercent(0), memory_factor: 1 }
+    }
+}
+
+/// An amount that cannot be asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{resource}: {why}")]
+pub struct BadAmount {
+    /// Which resource.
+    pub resource: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// The request of a container with these limits and requests; none if it asks for no GPU.
+///
+/// # Errors
+/// [`BadAmount`] for the first amount that cannot be asked for.
+pub fn request(rules: &Rules, limits: &Amounts, requests: &Amounts) -> Result<Option<GpuRequest>, BadAmount> {
+    let Names { count, memory, memory_percentage, cores, priority } = &rules.names;
+    let amount = |name: &String, most: i64| match limits.get(name).or_else(|| requests.get(name)) {
+        None => Ok(None),
+        Some(text) => whole(text, most).map(Some).map_err(|why| BadAmount { resource: name.clone(), why }),
+    };
+    let Some(count) = amount(count, MAX_NUMBER)?.filter(|count| *count > 0) else { return Ok(None) };
+    let factor = i64::from(rules.memory_factor.max(1));
+    let asked = amount(memory, MAX_NUMBER / factor)?.filter(|units| *units > 0);
+    let share = share(memory_percentage, limits, requests)?;
+    let memory = match (asked, share, rules.default_memory) {
+        (Some(units), _, _) => MemoryRequest::Amount(Mib((units * factor).unsigned_abs())),
+        (None, Some(share), _) => MemoryRequest::Percent(share),
+        (None, None, Some(amount)) => MemoryRequest::Amount(amount),
+        (None, None, None) => MemoryRequest::WHOLE,
+    };
+    let cores = amount(cores, MAX_NUMBER)?.map_or(rules.default_cores.0, |cores| u32::try_from(cores).unwrap_or(100));
+    Ok(Some(GpuRequest {
+        count: u32::try_from(count).unwrap_or(u32::MAX),
+        memory,
+        cores: CorePercent(cores.min(100)),
+        priority: amount(priority, MAX_NUMBER)?.and_then(|priority| u32::try_from(priority).ok()),
+    }))
+}
+
+fn whole(text: &str, most: i64) -> Result<i64, String> {
+    let quantity = quantity::parse(text).map_err(|error| error.to_string())?;
+    let number = quantity.integer().ok_or_else(|| format!("is not a whole number: {}", shown(text)))?;
+    if (0..=most).contains(&number) { Ok(number) } else { Err(format!("is not between 0 and {most}: {}", shown(text))) }
+}
+
+/// The share of memory, 1 to 100. HAMi takes what is not positive as not there.
+fn share(name: &str, limits: &Amounts, requests: &Amounts) -> Result<Option<u8>, BadAmount> {
+    let Some(text) = limits.get(name).or_else(|| requests.get(name)) else { return Ok(None) };
+    let bad = |why: String| BadAmount { resource: name.to_owned(), why };
+    let quantity = quantity::parse(text).map_err(|error| bad(error.to_string()))?;
+    let number = quantity.integer().ok_or_else(|| bad(format!("is not a whole number: {}", shown(text))))?;
+    Ok(u8::try_from(number.clamp(0, 100)).ok().filter(|share| *share > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GPU: &str = "nvidia.com/gpu";
+    const MEMORY: &str = "nvidia.com/gpumem";
+    const SHARE: &str = "nvidia.com/gpumem-percentage";
+    const CORES: &str = "nvidia.com/gpucores";
+    const PRIORITY: &str = "nvidia.com/priority";
+
+    fn amounts(pairs: &[(&str, &str)]) -> Amounts {
+        pairs.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned())).collect()
+    }
+
+    fn asked(limits: &[(&str, &str)]) -> Option<GpuRequest> {
+        request(&Rules::default(), &amounts(limits), &Amounts::new()).unwrap()
+    }
+
+    fn of(count: u32, memory: MemoryRequest, cores: u32) -> Option<GpuRequest> {
+        Some(GpuRequest { count, memory, cores: CorePercent(cores), priority: None })
+    }
+
+    #[test]
+    fn amounts_become_a_request_as_in_hami() {
+        use MemoryRequest::{Amount, Percent};
+        for (limits, expected) in [
+            (&[(GPU, "1")][..], of(1, Percent(100), 0)),
+            (&[(GPU, "2"), (MEMORY, "5k"), (CORES, "30")], of(2, Amount(Mib(5000)), 30)),
+            (&[(GPU, "1"), (MEMORY, "0")], of(1, Percent(100), 0)),
+            (&[(GPU, "1"), (SHARE, "0")], of(1, Percent(100), 0)),
+            (&[(GPU, "1"), (SHARE, "-5")], of(1, Percent(100), 0)),
+            (&[(GPU, "1"), (SHARE, "25")], of(1, Percent(25), 0)),
+            (&[(GPU, "1"), (SHARE, "150")], of(1, Percent(100), 0)),
+            (&[(GPU, "1"), (SHARE, "25"), (MEMORY, "3000")], of(1, Amount(Mib(3000)), 0)),
+            (&[(GPU, "1"), (MEMORY, "1"), (CORES, "101")], of(1, Amount(Mib(1)), 100)),
+            (&[(GPU, "0"), (MEMORY, "1")], None),
+            (&[(MEMORY, "1"), (CORES, "10")], None),
+            (&[("cpu", "1")], None),
+            (&[], None),
+        ] {
+            assert_eq!(asked(limits), expected, "{limits:?}");
+        }
+        assert_eq!(asked(&[(GPU, "1"), (PRIORITY, "0")]).unwrap().priority, Some(0));
+    }
+
+    #[test]
+    fn each_resource_falls_back_to_the_requests_by_itself() {
+        let (limits, requests) = (amounts(&[(GPU, "1"), (MEMORY, "7")]), amounts(&[(MEMORY, "9"), (CORES, "50")]));
+        let found = request(&Rules::default(), &limits, &requests).unwrap();
+        assert_eq!(found, of(1, MemoryRequest::Amount(Mib(7)), 50));
+    }
+
+    #[test]
+    fn names_defaults_and_factor_are_the_operators() {
+        let names = Names { count: "example.com/gpu".into(), ..Names::default() };
+        let rules =
+            Rules { names, default_memory: Some(Mib(2000)), default_cores: CorePercent(10), memory_factor: 256 };
+        let found = |limits: &[(&str, &str)]| request(&rules, &amounts(limits), &Amounts::new());
+        assert_eq!(found(&[(GPU, "1")]), Ok(None));
+        assert_eq!(found(&[("example.com/gpu", "1")]), Ok(of(1, MemoryRequest::Amount(Mib(2000)), 10)));
+        assert_eq!(found(&[("example.com/gpu", "1"), (MEMORY, "2")]), Ok(of(1, MemoryRequest::Amount(Mib(512)), 10)));
+        assert_eq!(found(&[("example.com/gpu", "1"), (SHARE, "50")]), Ok(of(1, MemoryRequest::Percent(50), 10)));
+        assert!(found(&[("example.com/gpu", "1"), (MEMORY, "8388608")]).is_err(), "2^23 x 256 is beyond 31 bits");
+        assert!(found(&[("example.com/gpu", "1"), (MEMORY, "8388607")]).is_ok());
+    }
+
+    #[test]
+    fn what_cannot_be_asked_for_is_told_by_its_resource() {
+        for (limits, text) in [
+            (&[(GPU, "1.5")][..], "nvidia.com/gpu: is not a whole number: \"1.5\""),
+            (&[(GPU, "-1")], "nvidia.com/gpu: is not between 0 and 2147483647: \"-1\""),
+            (&[(GPU, "1"), (MEMORY, "1.5")], "nvidia.com/gpumem: is not a whole number: \"1.5\""),
+            (&[(GPU, "1"), (MEMORY, "3Gi")], "nvidia.com/gpumem: is not between 0 and 2147483647: \"3Gi\""),
+            (&[(GPU, "1"), (MEMORY, "lots")], "nvidia.com/gpumem: not a quantity: \"lots\""),
+            (&[(GPU, "1"), (SHARE, "12.5")], "nvidia.com/gpumem-percentage: is not a whole number: \"12.5\""),
+            (&[(GPU, "1"), (CORES, "-1")], "nvidia.com/gpucores: is not between 0 and 2147483647: \"-1\""),
+        ] {
+            let error = request(&Rules::default(), &amounts(limits), &Amounts::new()).unwrap_err();
+            assert_eq!(error.to_string(), text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_has_a_gpu_and_no_more_cores_than_there_are(
+            limits in prop::collection::btree_map("nvidia.com/(gpu|gpumem|gpumem-percentage|gpucores|priority)", "-?[0-9]{1,10}[kmM]?|\\PC{0,4}", 0..5),
+            factor: u32,
+        ) {
+            let rules = Rules { memory_factor: factor, ..Rules::default() };
+            if let Ok(Some(found)) = request(&rules, &limits, &Amounts::new()) {
+                prop_assert!(found.count >= 1 && found.cores.0 <= 100);
+                let sound = match found.memory {
+                    MemoryRequest::Amount(amount) => amount.0 >= 1 && i32::try_from(amount.0).is_ok(),
+                    MemoryRequest::Percent(share) => (1..=100).contains(&share),
+                };
+                prop_assert!(sound);
+            }
+        }
+    }
+}
