@@ -25,4 +25,5 @@ pub mod bind;
 pub mod assignment;
 pub mod quantity;
 pub mod resource;
+pub mod ticket;
 pub mod api;

@@ -1,0 +1,84 @@
+//! Tickets as CDI devices: `gpu-steward.io/gpu=t0123…`, one file a ticket.
+//!
+//! A runtime resolves such a name when it makes the container, long after kubelet was given it: until then nobody needs to
+//! know whose it is.
+
+use crate::fault::{Fault, shown};
+use model::id::Ticket;
+
+/// Vendor and class of all tickets, as CDI writes a kind.
+pub const KIND: &str = "gpu-steward.io/gpu";
+/// What the file of every ticket begins with: the kind, as CDI proposes for file names.
+const FILE_PREFIX: &str = "gpu-steward.io-gpu-";
+const FILE_SUFFIX: &str = ".json";
+
+/// The name that kubelet and runtime are given.
+#[must_use]
+pub fn qualified(ticket: &Ticket) -> String {
+    format!("{KIND}={ticket}")
+}
+
+/// Reads such a name.
+///
+/// # Errors
+/// [`Fault`] for devices of other kinds and for names that are no tickets.
+pub fn parse(name: &str) -> Result<Ticket, Fault> {
+    let ticket = name
+        .strip_prefix(KIND)
+        .and_then(|rest| rest.strip_prefix('='))
+        .ok_or_else(|| Fault::new(KIND, 0, format!("is a device of another kind: {}", shown(name))))?;
+    Ticket::parse(ticket).map_err(|error| Fault::new(KIND, KIND.len() + 1, error.to_string()))
+}
+
+/// The name of the file that says what a ticket is, in the folder that the runtime watches.
+#[must_use]
+pub fn file_name(ticket: &Ticket) -> String {
+    format!("{FILE_PREFIX}{ticket}{FILE_SUFFIX}")
+}
+
+/// The ticket of a file; none for files of others.
+#[must_use]
+pub fn of_file_name(name: &str) -> Option<Ticket> {
+    Ticket::parse(name.strip_prefix(FILE_PREFIX)?.strip_suffix(FILE_SUFFIX)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_ticket_is_a_device_and_a_file() {
+        let ticket = Ticket::of_random([0xab; 16]);
+        let name = qualified(&ticket);
+        assert_eq!(name, "gpu-steward.io/gpu=tabababababababababababababababab");
+        assert_eq!(file_name(&ticket), "gpu-steward.io-gpu-tabababababababababababababababab.json");
+        assert!(ticket.as_str().len() <= 63, "kubelet's older way of telling CDI devices takes no longer ones");
+    }
+
+    #[test]
+    fn devices_and_files_of_others_are_no_tickets() {
+        for name in ["", "nvidia.com/gpu=all", "gpu-steward.io/gpu", "gpu-steward.io/gpu=", "gpu-steward.io/gpu=all"] {
+            assert!(parse(name).is_err(), "{name}");
+        }
+        for name in
+            ["", "nvidia.yaml", "gpu-steward.io-gpu-.json", "gpu-steward.io-gpu-all.json", ".gpu-steward.io-gpu-t"]
+        {
+            assert_eq!(of_file_name(name), None, "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_it_panic(text in "\\PC{0,80}") {
+            let _ = (parse(&text), of_file_name(&text));
+        }
+
+        #[test]
+        fn what_is_written_is_read_back(bytes: [u8; 16]) {
+            let ticket = Ticket::of_random(bytes);
+            prop_assert_eq!(parse(&qualified(&ticket)), Ok(ticket.clone()));
+            prop_assert_eq!(of_file_name(&file_name(&ticket)), Some(ticket));
+        }
+    }
+}
