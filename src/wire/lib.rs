@@ -9,6 +9,8 @@
 //! a fuzz target under `tests/fuzz`); no guess: what cannot be understood is an error that says what and where.
 
 pub mod fault;
+mod base64;
+mod protobuf;
 pub mod key;
 pub mod timestamp;
 pub mod cgroup_path;
@@ -26,4 +28,5 @@ pub mod assignment;
 pub mod quantity;
 pub mod resource;
 pub mod ticket;
+pub mod checkpoint;
 pub mod api;

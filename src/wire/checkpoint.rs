@@ -1,0 +1,181 @@
+//! kubelet's memory of which container holds which devices (`kubelet_internal_checkpoint`).
+//!
+//! ```text
+//!   {"Data":{"PodDeviceEntries":[{"PodUID":"…","ContainerName":"main","ResourceName":"nvidia.com/gpu",
+//!            "DeviceIDs":{"-1":["GPU-…-3"]},"AllocResp":"<base64 of the plugin's own answer>"}],
+//!            "RegisteredDevices":{"nvidia.com/gpu":["GPU-…-0", …]}},"Checksum":123}
+//! ```
+//!
+//! The plugin's answer stands in it as it was given, and with it the ticket: so a ticket leads to the pod's UID and the
+//! container's name. `DeviceIDs` is a list by NUMA node (`-1`, in 1.20 `0`, where there is none), before 1.20 a plain list.
+//! The checksum is kubelet's own affair: how it is made has changed and is no interface.
+//!
+//! What must never happen here: one entry that cannot be read hiding the others. Other plugins' answers are theirs.
+
+use crate::base64;
+use crate::fault::{Fault, shown};
+use crate::protobuf::{Field, fields};
+use crate::ticket;
+use model::id::{PodUid, Ticket};
+use serde::Deserialize;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A longer file is not kubelet's: 65,536 devices of 63 characters, twice, are 9 MiB, and answers are small.
+pub const MAX_BYTES: usize = 32 << 20;
+/// Device ids of all containers: 16 GPUs in 100 slots each, forty times over for other plugins' devices.
+const MAX_IDS: usize = 65_536;
+/// What faults call the file.
+const KEY: &str = "kubelet_internal_checkpoint";
+
+/// What one container holds of one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The pod.
+    pub pod: PodUid,
+    /// The container's name.
+    pub container: Arc<str>,
+    /// The resource: `nvidia.com/gpu`.
+    pub resource: Arc<str>,
+    /// Device ids as the plugin named them, in order, each once.
+    pub ids: Vec<Arc<str>>,
+    /// CDI devices in the plugin's answer.
+    pub cdi_devices: Vec<Arc<str>>,
+}
+
+/// The file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// What containers hold, in the file's order.
+    pub allocations: Vec<Allocation>,
+    /// Devices that kubelet knows and takes for healthy, by resource.
+    pub registered: BTreeMap<Arc<str>, Vec<Arc<str>>>,
+    /// Entries that could not be read; the others are above.
+    pub unreadable: Vec<Fault>,
+}
+
+impl Checkpoint {
+    /// Who holds a ticket. None also where two containers do, which no ticket may: then nobody can be sure.
+    #[must_use]
+    pub fn holder(&self, ticket: &Ticket) -> Option<&Allocation> {
+        let name = ticket::qualified(ticket);
+        let mut holders =
+            self.allocations.iter().filter(|held| held.cdi_devices.iter().any(|device| **device == *name));
+        match (holders.next(), holders.next()) {
+            (Some(holder), None) => Some(holder),
+            _ => None,
+        }
+    }
+}
+
+/// Lists by name; kubelet writes `null` for an empty one.
+type Lists<'a> = BTreeMap<Cow<'a, str>, Option<Vec<Cow<'a, str>>>>;
+
+#[derive(Deserialize)]
+struct File<'a> {
+    #[serde(borrow, rename = "Data")]
+    data: Data<'a>,
+}
+
+#[derive(Deserialize)]
+struct Data<'a> {
+    #[serde(borrow, rename = "PodDeviceEntries")]
+    entries: Option<Vec<Entry<'a>>>,
+    #[serde(borrow, rename = "RegisteredDevices")]
+    registered: Option<Lists<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Entry<'a> {
+    #[serde(borrow, rename = "PodUID")]
+    pod: Cow<'a, str>,
+    #[serde(borrow, rename = "ContainerName")]
+    container: Cow<'a, str>,
+    #[serde(borrow, rename = "ResourceName")]
+    resource: Cow<'a, str>,
+    #[serde(borrow, rename = "DeviceIDs")]
+    ids: Option<Ids<'a>>,
+    #[serde(borrow, rename = "AllocResp")]
+    answer: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ids<'a> {
+    ByNuma(#[serde(borrow)] Lists<'a>),
+    Plain(#[serde(borrow)] Vec<Cow<'a, str>>),
+}
+
+/// Reads the file.
+///
+/// # Errors
+/// [`Fault`] where it is no checkpoint or larger than any. A single entry that cannot be read is told in
+/// [`Checkpoint::unreadable`].
+pub fn parse(bytes: &[u8]) -> Result<Checkpoint, Fault> {
+    if bytes.len() > MAX_BYTES {
+        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
+    }
+    let file: File<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
+    let mut checkpoint = Checkpoint::default();
+    let mut left = MAX_IDS;
+    for (number, entry) in file.data.entries.unwrap_or_default().into_iter().enumerate() {
+        match allocation(&entry) {
+            Ok(allocation) => {
+                left = left
+                    .checked_sub(allocation.ids.len().max(1))
+                    .ok_or_else(|| Fault::too_many(KEY, 0, "devices in use", MAX_IDS))?;
+                checkpoint.allocations.push(allocation);
+            }
+            Err(what) => checkpoint.unreadable.push(Fault::new(KEY, 0, format!("entry {number}: {what}"))),
+        }
+    }
+    let mut left = MAX_IDS;
+    for (resource, ids) in file.data.registered.unwrap_or_default() {
+        let ids = ids.unwrap_or_default();
+        left = left.checked_sub(ids.len()).ok_or_else(|| Fault::too_many(KEY, 0, "registered devices", MAX_IDS))?;
+        checkpoint.registered.insert(resource.into(), ids.into_iter().map(Arc::from).collect());
+    }
+    Ok(checkpoint)
+}
+
+fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
+    let mut ids: Vec<Arc<str>> = match &entry.ids {
+        None => Vec::new(),
+        Some(Ids::Plain(ids)) => ids.iter().map(|id| Arc::from(id.as_ref())).collect(),
+        Some(Ids::ByNuma(nodes)) => nodes.values().flatten().flatten().map(|id| Arc::from(id.as_ref())).collect(),
+    };
+    ids.sort();
+    ids.dedup();
+    let who = || format!("{}, {}", shown(&entry.container), shown(&entry.resource));
+    Ok(Allocation {
+        pod: PodUid::parse(&entry.pod).map_err(|error| error.to_string())?,
+        container: entry.container.as_ref().into(),
+        resource: entry.resource.as_ref().into(),
+        ids,
+        cdi_devices: match &entry.answer {
+            None => Vec::new(),
+            Some(answer) => {
+                cdi_devices(answer).ok_or_else(|| format!("the answer of the plugin cannot be read ({})", who()))?
+            }
+        },
+    })
+}
+
+/// The names of the CDI devices (field 5, each a message with its name in field 1) in a plugin's answer.
+fn cdi_devices(answer: &str) -> Option<Vec<Arc<str>>> {
+    let bytes = base64::decode(answer)?;
+    let mut names = Vec::new();
+    for (number, field) in fields(&bytes)? {
+        let (5, Field::Bytes(device)) = (number, field) else { continue };
+        for (number, field) in fields(device)? {
+            if let (1, Field::Bytes(name)) = (number, field) {
+                names.push(Arc::from(std::str::from_utf8(name).ok()?));
+            }
+        }
+    }
+    Some(names)
+}
+
+#[cfg(test)]
+mod tests;

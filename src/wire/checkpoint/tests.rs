@@ -1,0 +1,134 @@
+//! Checkpoints of every age, and what is no checkpoint.
+
+use super::*;
+use proptest::prelude::*;
+
+const UID: &str = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
+/// `cdi_devices { name: "gpu-steward.io/gpu=t00…0" }` after an environment variable, as kubelet keeps it.
+const ANSWER: &str = "CgUKAUESABoAKjYKNGdwdS1zdGV3YXJkLmlvL2dwdT10MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";
+
+fn entry(uid: &str, container: &str, ids: &str, answer: &str) -> String {
+    format!(
+        r#"{{"PodUID":"{uid}","ContainerName":"{container}","ResourceName":"nvidia.com/gpu","DeviceIDs":{ids},"AllocResp":{answer}}}"#
+    )
+}
+
+fn file(entries: &[String]) -> Vec<u8> {
+    format!(
+        r#"{{"Data":{{"PodDeviceEntries":[{}],"RegisteredDevices":{{"nvidia.com/gpu":["GPU-a-0","GPU-a-1"],"x":null}}}},"Checksum":1234567890123456789}}"#,
+        entries.join(",")
+    )
+    .into_bytes()
+}
+
+fn ticket() -> Ticket {
+    Ticket::of_random([0; 16])
+}
+
+#[test]
+fn a_ticket_leads_to_its_container() {
+    let bytes = file(&[
+        entry(UID, "main", r#"{"-1":["GPU-a-1","GPU-a-0"]}"#, &format!("\"{ANSWER}\"")),
+        entry(UID, "other", r#"{"0":["GPU-a-2"],"1":["GPU-b-2","GPU-a-2"],"2":null}"#, "\"\""),
+    ]);
+    let read = parse(&bytes).unwrap();
+    assert_eq!(read.unreadable, []);
+    let holder = read.holder(&ticket()).unwrap();
+    assert_eq!((holder.pod.as_str(), &*holder.container, &*holder.resource), (UID, "main", "nvidia.com/gpu"));
+    assert_eq!(holder.ids, [Arc::from("GPU-a-0"), Arc::from("GPU-a-1")]);
+    assert_eq!(read.allocations[1].ids, [Arc::from("GPU-a-2"), Arc::from("GPU-b-2")]);
+    assert_eq!(read.registered[&Arc::from("nvidia.com/gpu")].len(), 2);
+    assert_eq!(read.holder(&Ticket::of_random([1; 16])), None);
+}
+
+#[test]
+fn layouts_of_old_kubelets_are_read() {
+    for ids in [r#"["GPU-a-0"]"#, r#"{"0":["GPU-a-0"]}"#, r#"{"-1":["GPU-a-0"]}"#] {
+        let read = parse(&file(&[entry(UID, "main", ids, "null")])).unwrap();
+        assert_eq!(read.allocations[0].ids, [Arc::from("GPU-a-0")], "{ids}");
+    }
+    for (bytes, allocations) in [
+        (&br#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":0}"#[..], 0),
+        (br#"{"Data":{}}"#, 0),
+    ] {
+        assert_eq!(parse(bytes).unwrap().allocations.len(), allocations);
+    }
+}
+
+#[test]
+fn a_ticket_that_two_containers_hold_has_no_holder() {
+    let answer = format!("\"{ANSWER}\"");
+    let twice = [entry(UID, "a", "[]", &answer), entry(UID, "b", "[]", &answer)];
+    assert_eq!(parse(&file(&twice)).unwrap().holder(&ticket()), None);
+}
+
+#[test]
+fn an_entry_that_cannot_be_read_does_not_hide_the_others() {
+    let read = parse(&file(&[
+        entry("not-a-uid", "a", "[]", "null"),
+        entry(UID, "b", "[]", "\"***\""),
+        entry(UID, "c", "[]", "\"KgUKBQ==\""),
+        entry(UID, "d", "[]", &format!("\"{ANSWER}\"")),
+    ]))
+    .unwrap();
+    assert_eq!(read.holder(&ticket()).map(|holder| &*holder.container), Some("d"));
+    let told: Vec<String> = read.unreadable.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "kubelet_internal_checkpoint, byte 0: entry 0: not a pod UID: \"not-a-uid\"",
+            "kubelet_internal_checkpoint, byte 0: entry 1: the answer of the plugin cannot be read (\"b\", \"nvidia.com/gpu\")",
+            "kubelet_internal_checkpoint, byte 0: entry 2: the answer of the plugin cannot be read (\"c\", \"nvidia.com/gpu\")",
+        ]
+    );
+}
+
+#[test]
+fn what_is_no_checkpoint_is_told_by_its_place() {
+    for (bytes, at, what) in [
+        (&b""[..], 0, "EOF"),
+        (b"{}", 2, "missing field `Data`"),
+        (b"\x7fELF", 1, "expected value"),
+        (br#"{"Data":{"PodDeviceEntries":[{"PodUID":1}]}}"#, 40, "invalid type"),
+        (br#"{"Data":{"PodDeviceEntries":[{"PodUID":"#, 39, "EOF"),
+    ] {
+        let fault = parse(bytes).unwrap_err();
+        assert!(fault.at == at && fault.what.contains(what), "{}: {fault}", String::from_utf8_lossy(bytes));
+    }
+}
+
+#[test]
+fn a_file_that_is_too_large_is_not_read() {
+    assert!(parse(&vec![b' '; MAX_BYTES + 1]).unwrap_err().what.contains("bytes long"));
+    let ids: Vec<String> = (0..=MAX_IDS).map(|n| format!("\"{n}\"")).collect();
+    let many = file(&[entry(UID, "a", &format!("[{}]", ids.join(",")), "null")]);
+    assert!(parse(&many).unwrap_err().what.contains("more than 65536 devices in use"));
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    assert!(parse(format!("{{\"Data\":{{\"x\":{deep}}}}}").as_bytes()).is_ok(), "unknown fields need no stack");
+    assert!(parse(&file(&[entry(UID, "a", &deep, "null")])).is_err());
+}
+
+proptest! {
+    #[test]
+    fn nothing_makes_it_panic(bytes: Vec<u8>) {
+        let _ = parse(&bytes);
+    }
+
+    #[test]
+    fn no_answer_of_a_plugin_makes_it_panic(bytes in "[A-Za-z0-9+/]{0,40}={0,2}") {
+        let _ = parse(&file(&[entry(UID, "a", "[]", &format!("\"{bytes}\""))]));
+    }
+
+    #[test]
+    fn every_container_is_there(entries in prop::collection::vec(("[a-z]{1,5}", prop::collection::btree_set("[a-z0-9-]{1,6}", 0..4)), 0..6)) {
+        let texts: Vec<String> = entries.iter().map(|(container, ids)| {
+            let ids: Vec<String> = ids.iter().map(|id| format!("{id:?}")).collect();
+            entry(UID, container, &format!("{{\"-1\":[{}]}}", ids.join(",")), "null")
+        }).collect();
+        let read = parse(&file(&texts)).unwrap();
+        let found: Vec<_> = read.allocations.iter().map(|held| {
+            (held.container.to_string(), held.ids.iter().map(ToString::to_string).collect())
+        }).collect();
+        prop_assert_eq!(found, entries);
+    }
+}

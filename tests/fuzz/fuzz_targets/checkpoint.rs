@@ -1,0 +1,10 @@
+//! kubelet's checkpoint: whatever the bytes, each id of a container once and in order.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(checkpoint) = wire::checkpoint::parse(bytes) {
+        assert!(checkpoint.allocations.iter().all(|held| held.ids.is_sorted_by(|one, other| one < other)));
+    }
+});
