@@ -29,4 +29,5 @@ pub mod quantity;
 pub mod resource;
 pub mod ticket;
 pub mod checkpoint;
+pub mod limits;
 pub mod api;

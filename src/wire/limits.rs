@@ -1,0 +1,229 @@
+//! What a container may read of its own limits (`/etc/gpu-steward/limits.json`, mounted read-only).
+//!
+//! ```text
+//!   {"version":1,"pod":{"uid":"…","namespace":"ml","name":"train-0"},"container":"main","priority":0,
+//!    "devices":[{"index":0,"uuid":"GPU-…","node_index":3,"model":"NVIDIA H100 80GB HBM3","memory_bytes":3145728000,"core_percent":30}]}
+//! ```
+//!
+//! `index` is how the container counts its devices, `node_index` how NVML does on the node. What is absent is no limit
+//! (`core_percent`) or was not asked for (`priority`). Fields may be added under the same version; a reader skips what it does
+//! not know. Another version means that something has changed its meaning.
+
+use crate::fault::Fault;
+use model::id::{GpuUuid, PodRef, PodUid};
+use model::promise::{ContainerPromise, DevicePromise};
+use model::unit::{Bytes, CorePercent};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// Where a container finds it.
+pub const PATH: &str = "/etc/gpu-steward/limits.json";
+/// The version that is written, and the only one that is read.
+const VERSION: u32 = 1;
+/// A longer file is not ours: 512 devices in 300 bytes each, twice.
+const MAX_BYTES: usize = 256 * 1024;
+/// Devices of one container: as many MIG instances as the largest node has.
+const MAX_DEVICES: usize = 512;
+/// What faults call the file.
+const KEY: &str = "limits.json";
+
+#[derive(Serialize, Deserialize)]
+struct Document<'a> {
+    version: u32,
+    #[serde(borrow)]
+    pod: Pod<'a>,
+    #[serde(borrow)]
+    container: Cow<'a, str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    priority: Option<u32>,
+    #[serde(borrow)]
+    devices: Vec<Device<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Pod<'a> {
+    #[serde(borrow)]
+    uid: Cow<'a, str>,
+    #[serde(borrow)]
+    namespace: Cow<'a, str>,
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Device<'a> {
+    index: usize,
+    #[serde(borrow)]
+    uuid: Cow<'a, str>,
+    node_index: u32,
+    #[serde(borrow)]
+    model: Cow<'a, str>,
+    memory_bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    core_percent: Option<u32>,
+}
+
+/// Writes the promise: the same promise is the same text, which ends with a line end.
+///
+/// # Errors
+/// [`Fault`] for more devices than are ever read back.
+pub fn encode(promise: &ContainerPromise) -> Result<String, Fault> {
+    if promise.devices.len() > MAX_DEVICES {
+        return Err(Fault::too_many(KEY, 0, "devices", MAX_DEVICES));
+    }
+    let device = |(index, device): (usize, &DevicePromise)| Device {
+        index,
+        uuid: device.uuid.to_string().into(),
+        node_index: device.index,
+        model: device.model.to_string().into(),
+        memory_bytes: device.memory.0,
+        core_percent: device.cores.map(|cores| cores.0),
+    };
+    let document = Document {
+        version: VERSION,
+        pod: Pod {
+            uid: promise.uid.as_str().into(),
+            namespace: promise.pod.namespace.as_ref().into(),
+            name: promise.pod.name.as_ref().into(),
+        },
+        container: promise.container.as_ref().into(),
+        priority: promise.priority,
+        devices: promise.devices.iter().enumerate().map(device).collect(),
+    };
+    let text = serde_json::to_string(&document).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
+    Ok(text + "\n")
+}
+
+/// Reads a promise.
+///
+/// # Errors
+/// [`Fault`] for another version, another format, or devices that are not counted from 0 upwards.
+pub fn decode(bytes: &[u8]) -> Result<ContainerPromise, Fault> {
+    if bytes.len() > MAX_BYTES {
+        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
+    }
+    let document: Document<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
+    let fault = |what: String| Fault::new(KEY, 0, what);
+    if document.version != VERSION {
+        return Err(fault(format!("is of version {}, and {VERSION} is read", document.version)));
+    }
+    if document.devices.len() > MAX_DEVICES {
+        return Err(Fault::too_many(KEY, 0, "devices", MAX_DEVICES));
+    }
+    if let Some((place, _)) = document.devices.iter().enumerate().find(|(place, device)| device.index != *place) {
+        return Err(fault(format!("device {place} says that it is another")));
+    }
+    let device = |device: &Device<'_>| {
+        Ok(DevicePromise {
+            uuid: GpuUuid::parse(&device.uuid).map_err(|error| fault(error.to_string()))?,
+            index: device.node_index,
+            model: device.model.as_ref().into(),
+            memory: Bytes(device.memory_bytes),
+            cores: device.core_percent.map(CorePercent),
+        })
+    };
+    Ok(ContainerPromise {
+        uid: PodUid::parse(&document.pod.uid).map_err(|error| fault(error.to_string()))?,
+        pod: PodRef { namespace: document.pod.namespace.as_ref().into(), name: document.pod.name.as_ref().into() },
+        container: document.container.as_ref().into(),
+        devices: document.devices.iter().map(device).collect::<Result<_, Fault>>()?,
+        priority: document.priority,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn promise() -> ContainerPromise {
+        ContainerPromise {
+            uid: PodUid::parse("466d3e0f-28fd-4a4c-a28d-790ef2a79f8c").unwrap(),
+            pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
+            container: "main".into(),
+            devices: vec![
+                DevicePromise {
+                    uuid: GpuUuid::parse("GPU-b").unwrap(),
+                    index: 3,
+                    model: "NVIDIA H100 80GB HBM3".into(),
+                    memory: Bytes(3000 << 20),
+                    cores: Some(CorePercent(30)),
+                },
+                DevicePromise {
+                    uuid: GpuUuid::parse("GPU-a").unwrap(),
+                    index: 0,
+                    model: "Tesla T4".into(),
+                    memory: Bytes(1),
+                    cores: None,
+                },
+            ],
+            priority: None,
+        }
+    }
+
+    const TEXT: &str = concat!(
+        r#"{"version":1,"pod":{"uid":"466d3e0f-28fd-4a4c-a28d-790ef2a79f8c","namespace":"ml","name":"train-0"},"#,
+        r#""container":"main","devices":[{"index":0,"uuid":"GPU-b","node_index":3,"model":"NVIDIA H100 80GB HBM3","#,
+        r#""memory_bytes":3145728000,"core_percent":30},{"index":1,"uuid":"GPU-a","node_index":0,"model":"Tesla T4","#,
+        r#""memory_bytes":1}]}"#,
+        "\n"
+    );
+
+    #[test]
+    fn a_promise_is_one_text() {
+        assert_eq!(encode(&promise()).unwrap(), TEXT);
+        assert_eq!(decode(TEXT.as_bytes()), Ok(promise()));
+        let more = TEXT.replace("\"version\":1", "\"version\":1,\"later\":{\"a\":[1]}");
+        assert_eq!(decode(more.as_bytes()), Ok(promise()));
+    }
+
+    #[test]
+    fn other_documents_are_refused() {
+        for (from, to, what) in [
+            ("\"version\":1", "\"version\":2", "is of version 2, and 1 is read"),
+            ("\"version\":1,", "", "missing field `version`"),
+            ("\"index\":1", "\"index\":2", "device 1 says that it is another"),
+            ("\"GPU-a\"", "\"GPU a\"", "not a GPU UUID"),
+            ("466d3e0f", "x", "not a pod UID"),
+            ("3145728000", "-1", "invalid value"),
+        ] {
+            let fault = decode(TEXT.replace(from, to).as_bytes()).unwrap_err();
+            assert!(fault.what.contains(what), "{to}: {fault}");
+        }
+        assert!(decode(&vec![b' '; MAX_BYTES + 1]).unwrap_err().what.contains("bytes long"));
+        let mut many = promise();
+        many.devices = vec![many.devices[1].clone(); MAX_DEVICES + 1];
+        assert!(encode(&many).unwrap_err().what.contains("more than 512 devices"));
+        many.devices.pop();
+        assert!(decode(encode(&many).unwrap().as_bytes()).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_it_panic(bytes: Vec<u8>) {
+            let _ = decode(&bytes);
+        }
+
+        #[test]
+        fn what_is_written_is_read_back(
+            devices in prop::collection::vec(("[!-~]{1,20}", any::<u32>(), "\\PC{0,20}", any::<u64>(), any::<Option<u32>>()), 0..5),
+            names in ("\\PC{0,10}", "\\PC{0,10}", "\\PC{0,10}"), priority: Option<u32>,
+        ) {
+            let device = |(uuid, index, model, memory, cores): (String, u32, String, u64, Option<u32>)| DevicePromise {
+                uuid: GpuUuid::parse(&uuid).unwrap(),
+                index,
+                model: model.into(),
+                memory: Bytes(memory),
+                cores: cores.map(CorePercent),
+            };
+            let told = ContainerPromise {
+                pod: PodRef { namespace: names.0.into(), name: names.1.into() },
+                container: names.2.into(),
+                devices: devices.into_iter().map(device).collect(),
+                priority,
+                ..promise()
+            };
+            prop_assert_eq!(decode(encode(&told).unwrap().as_bytes()), Ok(told));
+        }
+    }
+}
