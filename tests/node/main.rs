@@ -14,6 +14,10 @@ mod pprof;
 #[cfg(test)]
 mod bad_host;
 #[cfg(test)]
+mod crowd;
+#[cfg(test)]
+mod wall_clock;
+#[cfg(test)]
 mod journald;
 #[cfg(test)]
 mod systemd;

@@ -60,6 +60,7 @@ fn resident_kib(agent: &Agent) -> u64 {
     line.split_ascii_whitespace().next().unwrap().parse().unwrap()
 }
 
+/// Promise 19 in docs/specification.md.
 #[test]
 fn a_thousand_scrapes_that_never_read_cost_little_memory() {
     let agent = simulated();
@@ -72,6 +73,7 @@ fn a_thousand_scrapes_that_never_read_cost_little_memory() {
         }
     }
     assert_eq!(agent.get("/healthz").text(), "ok\n");
+    assert_eq!(agent.get("/metrics").status, 200, "others are answered");
     let grown = resident_kib(&agent).saturating_sub(before);
     println!("{} silent connections: {grown} KiB more resident", silent.len());
     // 256 places with hyper's buffers and eight answers under way.

@@ -1,0 +1,81 @@
+//! As many containers as nobody has, and more than there is room for, on a tree that looks like cgroup v2.
+
+use crate::program::BINARY;
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Two containers a pod: 5,000 of them, and 7,500 cgroups in all.
+const PODS: u32 = 2500;
+/// `model::cgroup::MAX_CGROUPS`.
+const ROOM: u32 = 8192;
+/// Passes over a tree that was made anew: the first opens every file.
+const SOON: Duration = Duration::from_secs(60);
+
+fn cgroup(directory: &Path) {
+    fs::create_dir_all(directory).unwrap();
+    for (name, text) in [
+        ("cgroup.procs", ""),
+        ("cpu.stat", "usage_usec 5000000\nuser_usec 4000000\nsystem_usec 1000000\n"),
+        ("memory.current", "4096000\n"),
+        ("memory.stat", "anon 2048000\nfile 1024000\ninactive_file 512000\n"),
+    ] {
+        fs::write(directory.join(name), text).unwrap();
+    }
+}
+
+fn pod(root: &Path, number: u32) {
+    let pod = root.join(format!("kubepods/burstable/pod00000000-0000-4000-8000-{number:012x}"));
+    cgroup(&pod);
+    for container in 0..2 {
+        cgroup(&pod.join(format!("{number:032x}{container:032x}")));
+    }
+}
+
+fn resident_mib(agent: &Agent) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_ascii_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
+}
+
+/// Promise 17 in docs/specification.md.
+#[test]
+fn five_thousand_containers_are_shown_and_what_is_beyond_the_bound_is_counted() {
+    // In memory, because the tree is 40,000 small files.
+    let memory = Path::new("/dev/shm");
+    let tree = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+    let root = tree.path();
+    fs::write(root.join("cgroup.controllers"), "cpu memory\n").unwrap();
+    (0..PODS).for_each(|number| pod(root, number));
+    let agent = Agent::standalone(BINARY).with("--gpus", "none").with("--cgroup-root", root).start();
+    let shown = |path: &str, series: &str| {
+        let text = agent.get(path).text();
+        let values = text.lines().filter(|line| line.starts_with(series));
+        values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).collect::<Vec<f64>>()
+    };
+    let memory = "gpu_steward_container_memory_usage_bytes{";
+    eventually("every container", SOON, || (shown("/metrics", memory).len() == 2 * PODS as usize).then_some(()));
+    assert!(shown("/metrics", memory).iter().all(|bytes| (bytes - 4_096_000.0).abs() < 1.0));
+    assert_eq!(shown("/metrics", "gpu_steward_left_out{what=\"cgroups\"}"), [0.0]);
+    let begin = Instant::now();
+    let pods = agent.get("/api/v1/pods").json();
+    println!("/api/v1/pods of 5,000 containers took {:?}, {} MiB resident", begin.elapsed(), resident_mib(&agent));
+    let containers = pods["pods"].as_array().unwrap().iter().map(|pod| pod["containers"].as_array().unwrap().len());
+    assert_eq!(containers.sum::<usize>(), 2 * PODS as usize);
+    assert_eq!(agent.get("/readyz").status, 200);
+
+    // 750 cgroups more, of which 692 find room.
+    (PODS..PODS + 250).for_each(|number| pod(root, number));
+    let beyond = f64::from(3 * (PODS + 250) - ROOM);
+    eventually("what is left out", SOON, || {
+        (shown("/metrics", "gpu_steward_left_out{what=\"cgroups\"}") == [beyond]).then_some(())
+    });
+    agent.logs("more than can be kept");
+    assert_eq!(agent.get("/readyz").status, 200);
+    let ended = agent.terminate();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
+    assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
+    assert_eq!(ended.log.matches("more than can be kept").count(), 1, "said once: {}", ended.log);
+}
