@@ -23,6 +23,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// Connections at once; an operator, a browser and a script have a handful.
@@ -47,6 +48,8 @@ pub struct Settings {
     pub profiling: bool,
     /// Certificate chain and key (PEM files) for HTTPS; plain HTTP without.
     pub tls: Option<(PathBuf, PathBuf)>,
+    /// Whoever notifies it has the certificates read again at once.
+    pub reload: Arc<Notify>,
     /// Shows the log level, and sets it (`PUT /loglevel`); the error is a sentence for the caller.
     pub level: Arc<dyn LogLevel>,
 }
@@ -72,7 +75,7 @@ pub async fn serve(listener: TcpListener, settings: Settings, stop: Cancellation
     let acceptor = RustlsAcceptor::new(certificates.clone()).handshake_timeout(HEADER_TIMEOUT).acceptor(door);
     tokio::select! {
         ended = run(listener, acceptor, routes, stop) => ended,
-        never = certificate::keep_fresh(&certificates, &chain, &key) => match never {},
+        never = certificate::keep_fresh(&certificates, (&chain, &key), &settings.reload) => match never {},
     }
 }
 

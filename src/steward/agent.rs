@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -139,6 +139,8 @@ struct Agent {
     tasks: JoinSet<(&'static str, std::io::Result<()>)>,
     /// Keeps the owner's queue open even when no eye is left that could report.
     _reporter: Reporter,
+    /// Has the certificates of the admin port read again.
+    certificates: Arc<Notify>,
     stop: CancellationToken,
 }
 
@@ -159,7 +161,13 @@ impl Agent {
         let (usage_broken, usage) = watch::channel(None);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
         let owner = Owner { node: decide::node::Node::new(name), observations, usage, view, ready, period, repeats };
-        let mut agent = Agent { tasks: JoinSet::new(), _reporter: reporter.clone(), stop: stop.clone() };
+        let certificates = Arc::<Notify>::default();
+        let mut agent = Agent {
+            tasks: JoinSet::new(),
+            _reporter: reporter.clone(),
+            certificates: Arc::clone(&certificates),
+            stop: stop.clone(),
+        };
         let ended = stop.clone();
         agent.must_not_end("owner", async move {
             owner.run(ended).await;
@@ -179,8 +187,8 @@ impl Agent {
         }
         if let Some(listener) = doors.admin {
             let level = telemetry.level.clone();
-            let settings =
-                effects::admin::Settings { profiling: settings.profiling, tls: settings.admin_tls.clone(), level };
+            let (profiling, tls) = (settings.profiling, settings.admin_tls.clone());
+            let settings = effects::admin::Settings { profiling, tls, reload: certificates, level };
             agent.must_not_end("admin", effects::admin::serve(listener, settings, stop));
         }
         Ok(agent)
@@ -205,7 +213,11 @@ impl Agent {
                         tracing::info!(signal, "stopping: requests in flight may end, a second signal ends at once");
                         break Exit::Ok;
                     }
-                    Some(Ask::Reload) => reload.again(&telemetry.level),
+                    Some(Ask::Reload) => {
+                        reload.again(&telemetry.level);
+                        // Files of their own: a bad configuration does not keep a good certificate out.
+                        self.certificates.notify_one();
+                    }
                     Some(Ask::More) => telemetry.level.change("SIGUSR1", |now| now.more()),
                     Some(Ask::Less) => telemetry.level.change("SIGUSR2", |now| now.less()),
                     None => {

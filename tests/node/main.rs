@@ -12,6 +12,8 @@ mod telemetry;
 #[cfg(test)]
 mod pprof;
 #[cfg(test)]
+mod certificates;
+#[cfg(test)]
 mod bad_host;
 #[cfg(test)]
 mod crowd;

@@ -50,7 +50,8 @@ fn main() -> std::io::Result<()> {
     if words.peek().is_some_and(|word| word == effects::pprof::worker::SUBCOMMAND) {
         return effects::pprof::symbolize::run_child();
     }
-    let mut settings = Settings { profiling: true, tls: None, level: Arc::new(Level(AtomicU8::new(2))) };
+    let level = Arc::new(Level(AtomicU8::new(2)));
+    let mut settings = Settings { profiling: true, tls: None, reload: Arc::default(), level };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--off" => settings.profiling = false,

@@ -1,4 +1,4 @@
-//! Certificates for HTTPS, read again when their files change.
+//! Certificates for HTTPS, read again when their files change, and at once when somebody asks.
 
 use axum_server::tls_rustls::RustlsConfig;
 use rustls::ServerConfig;
@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Between two looks at the files. Tools that renew certificates do so days before the old ones end.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -24,13 +25,14 @@ pub fn load(chain: &Path, key: &Path) -> io::Result<RustlsConfig> {
     Ok(RustlsConfig::from_config(read(chain, key)?))
 }
 
-/// Looks at the files for ever, and takes them in when they change. Files that cannot be used leave the old ones in use.
-pub async fn keep_fresh(config: &RustlsConfig, chain: &Path, key: &Path) -> Infallible {
+/// Looks at the files for ever, and takes them in when they change or when `asked` is notified. Files that cannot be used
+/// leave the old ones in use.
+pub async fn keep_fresh(config: &RustlsConfig, (chain, key): (&Path, &Path), asked: &Notify) -> Infallible {
     let mut known = (stamp(chain), stamp(key));
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        let wanted = tokio::time::timeout(LOOK_EVERY, asked.notified()).await.is_ok();
         let seen = (stamp(chain), stamp(key));
-        if seen == known {
+        if seen == known && !wanted {
             continue;
         }
         known = seen;
