@@ -4,6 +4,7 @@
 //!   layout     v1, v2 or both; which tree counts what; whether our namespace hides the beginning of paths
 //!   walk       finds pods and containers in the mounted hierarchy
 //!   members    the processes in one cgroup and below it
+//!   kernel     how their files are read: kept open, below held directories, or by path
 //!   tracked    one cgroup: its kept-open files, its last readings
 //!   table      all of them: finds, reads, forgets, reports
 //! ```
@@ -18,5 +19,6 @@
 pub mod layout;
 pub mod walk;
 pub mod members;
+pub mod kernel;
 pub mod tracked;
 pub mod table;

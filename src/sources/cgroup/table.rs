@@ -1,8 +1,9 @@
 //! All pods and containers: found, read, forgotten, reported.
 
+use crate::cgroup::kernel::Kernel;
 use crate::cgroup::layout::{Layout, stacked_majors};
 use crate::cgroup::members::members;
-use crate::cgroup::tracked::{Kernel, Tracked};
+use crate::cgroup::tracked::Tracked;
 use crate::cgroup::walk::{Found, Walk};
 use crate::kernel_file::Reader;
 use crate::procfs::network::{Namespaces, Net, Totals};
