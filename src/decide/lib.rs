@@ -13,4 +13,5 @@ pub mod remark;
 pub mod names;
 pub mod cards;
 pub mod workload;
+pub mod pods;
 pub mod node;

@@ -2,28 +2,28 @@
 //!
 //! ```text
 //!   GPU source, lists, samples, processes, XIDs ──▶ cards    ──┐
-//!   passes over cgroups and processes           ──▶ workload ──┼──▶ view
+//!   passes over cgroups and processes           ──▶ workload ──┼─(pods)─▶ view
 //!   names, devices                              ──▶ names    ──┘
 //! ```
 //!
 //! One task owns a `Node`. A pass or list replaces the one before it, so nothing outlives its last mention by more than
 //! one pass, and nothing here grows with time.
 
-use crate::attribute::{self, Holder, Shares};
+use crate::attribute::{self, Shares};
 use crate::cards::{Card, Cards};
 use crate::health;
 use crate::names::{Names, device_is_of};
+use crate::pods::{self, Holdings};
 use crate::remark::Remark;
 use crate::workload::Workload;
-use model::cgroup::{CgroupKind, CgroupReport, CgroupSample};
 use model::host::{HostFacts, HostSample};
-use model::id::{ContainerId, NodeName, PodRef, PodUid};
+use model::id::{NodeName, PodUid};
 use model::observation::{Observation, Trouble};
-use model::reading::{Absence, Reading};
+use model::reading::Reading;
 use model::time::Now;
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
 use model::usage::Rated;
-use model::view::{ContainerView, GpuShare, GpuView, HostRates, NodeView, PodView, Rates};
+use model::view::{GpuView, HostRates, NodeView, PodView};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -41,13 +41,6 @@ pub struct Node {
     disk: [Rated<Bytes>; 2],
     net: [Rated<Bytes>; 2],
     troubles: BTreeMap<Trouble, u64>,
-}
-
-/// Shares by container and by pod, collected over all cards.
-#[derive(Default)]
-struct Holdings {
-    containers: BTreeMap<ContainerId, Vec<GpuShare>>,
-    pods: BTreeMap<PodUid, Vec<GpuShare>>,
 }
 
 impl Node {
@@ -110,9 +103,8 @@ impl Node {
     /// What one believes now. Each view has a larger sequence than the one before.
     pub fn view(&mut self, now: Now) -> NodeView {
         self.sequence += 1;
-        let mut holdings = Holdings::default();
-        let shares: Vec<Shares> = self.cards.cards.iter().map(|card| self.shares(card, &mut holdings)).collect();
-        let (pods, containers) = self.pods(holdings);
+        let shares: Vec<Shares> = self.cards.cards.iter().map(|card| self.shares(card)).collect();
+        let (pods, containers) = pods::show(&self.workload, &self.names, Holdings::of(&shares));
         let gpus = self.cards.cards.iter().zip(&shares).map(|(card, shares)| gpu_view(card, shares, &pods)).collect();
         NodeView {
             sequence: self.sequence,
@@ -145,107 +137,9 @@ impl Node {
         }
     }
 
-    fn shares(&self, card: &Card, holdings: &mut Holdings) -> Shares {
+    fn shares(&self, card: &Card) -> Shares {
         let list = card.processes.value().map_or(&[][..], |list| list);
-        let shares = attribute::shares(&card.gpu.uuid, list, |identity| self.workload.living(identity));
-        for ((holder, _), share) in &shares.holders {
-            if let Some(pod) = holder.pod() {
-                holdings.pods.entry(pod.clone()).or_default().push(share.clone());
-            }
-            if let Holder::PodContainer(_, container) | Holder::Container(container) = holder {
-                holdings.containers.entry(container.clone()).or_default().push(share.clone());
-            }
-        }
-        shares
-    }
-
-    fn pods(&self, mut holdings: Holdings) -> (Vec<PodView>, Vec<ContainerView>) {
-        let mut pods: BTreeMap<PodUid, PodView> = BTreeMap::new();
-        let mut alone = Vec::new();
-        for (report, rates) in self.workload.reports() {
-            match &report.identity.kind {
-                CgroupKind::Pod { uid, .. } => {
-                    self.fill_pod(pods.entry(uid.clone()).or_insert_with(|| bare(uid)), report, rates)
-                }
-                CgroupKind::Container { pod, id, .. } => {
-                    let shares = holdings.containers.remove(id).unwrap_or_default();
-                    let container = self.container(id, report, rates, attribute::merge(shares));
-                    match pod {
-                        None => alone.push(container),
-                        Some((uid, qos)) => {
-                            let pod = pods.entry(uid.clone()).or_insert_with(|| bare(uid));
-                            pod.qos = Some(*qos);
-                            if pod.name.is_none() {
-                                pod.name = self.names.of(id).map(|name| name.pod.clone());
-                            }
-                            pod.containers.push(container);
-                        }
-                    }
-                }
-            }
-        }
-        for (uid, shares) in holdings.pods {
-            pods.entry(uid.clone()).or_insert_with(|| bare(&uid)).gpus = attribute::merge(shares);
-        }
-        let mut pods: Vec<PodView> = pods.into_values().map(|pod| self.finish(pod)).collect();
-        pods.sort_by(|a, b| (a.name.is_none(), &a.name, &a.uid).cmp(&(b.name.is_none(), &b.name, &b.uid)));
-        alone.sort_by(|a, b| a.id.cmp(&b.id));
-        (pods, alone)
-    }
-
-    fn fill_pod(&self, pod: &mut PodView, report: &CgroupReport, rates: Rates) {
-        pod.qos = report.identity.qos();
-        pod.cgroup = Some(Arc::clone(&report.identity));
-        pod.sample = report.sample.clone();
-        pod.rates = rates;
-        pod.network = report.network.clone();
-        if pod.name.is_none() {
-            pod.name = self.names.pod(&pod.uid).cloned();
-        }
-    }
-
-    fn container(&self, id: &ContainerId, report: &CgroupReport, rates: Rates, gpus: Vec<GpuShare>) -> ContainerView {
-        let named = self.names.of(id);
-        ContainerView {
-            id: id.clone(),
-            cgroup: Arc::clone(&report.identity),
-            name: named.and_then(|name| name.container.clone()),
-            sandbox: named.is_some_and(|name| name.container.is_none()),
-            image: self.names.image(id),
-            sample: report.sample.clone(),
-            rates,
-            network: report.network.clone(),
-            gpus,
-            devices: Vec::new(),
-        }
-    }
-
-    /// Orders the containers of a pod and gives each the devices that kubelet says it holds, which needs the pod's name.
-    fn finish(&self, mut pod: PodView) -> PodView {
-        if let Some(name) = &pod.name {
-            for container in &mut pod.containers {
-                if let Some(called) = &container.name {
-                    container.devices = self.names.devices(name, called);
-                }
-            }
-        }
-        pod.containers.sort_by(|a, b| (a.name.is_none(), &a.name, &a.id).cmp(&(b.name.is_none(), &b.name, &b.id)));
-        pod
-    }
-}
-
-/// A pod of which nothing is known but that it is there.
-fn bare(uid: &PodUid) -> PodView {
-    PodView {
-        uid: uid.clone(),
-        name: None::<PodRef>,
-        qos: None,
-        cgroup: None,
-        sample: CgroupSample::default(),
-        rates: Rates::default(),
-        network: Reading::Absent(Absence::NotYet),
-        containers: Vec::new(),
-        gpus: Vec::new(),
+        attribute::shares(&card.gpu.uuid, list, |identity| self.workload.living(identity))
     }
 }
 
@@ -285,11 +179,12 @@ fn left_out(what: &'static str, before: u32, after: u32) -> Vec<Remark> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::cgroup::{CgroupIdentity, ContainerName, NameSource, Qos, Runtime};
+    use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, NameSource, Qos, Runtime};
     use model::gpu::{Gpu, GpuSample};
-    use model::id::GpuUuid;
+    use model::id::{ContainerId, GpuUuid, PodRef};
     use model::observation::{CgroupPass, ContainerDevices};
     use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, Owner, ProcessPass};
+    use model::reading::Absence;
     use model::time::{Monotonic, WallTime};
     use model::unit::Percent;
     use proptest::prelude::*;

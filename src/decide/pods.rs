@@ -1,0 +1,139 @@
+//! The pods and containers of a view: what the last pass read of each, with the names and the shares of cards that are
+//! known by then.
+//!
+//! ```text
+//!   workload   reports, rates ──┐
+//!   names      names, devices ──┼──▶ pods with their containers; containers without a pod
+//!   Holdings   shares of cards ─┘
+//! ```
+
+use crate::attribute::{self, Holder, Shares};
+use crate::names::Names;
+use crate::workload::Workload;
+use model::cgroup::{CgroupKind, CgroupReport, CgroupSample};
+use model::id::{ContainerId, PodRef, PodUid};
+use model::reading::{Absence, Reading};
+use model::view::{ContainerView, GpuShare, PodView, Rates};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Shares by container and by pod, collected over all cards.
+#[derive(Debug, Default)]
+pub struct Holdings {
+    containers: BTreeMap<ContainerId, Vec<GpuShare>>,
+    pods: BTreeMap<PodUid, Vec<GpuShare>>,
+}
+
+impl Holdings {
+    /// Of the shares of each card.
+    #[must_use]
+    pub fn of(cards: &[Shares]) -> Self {
+        let mut holdings = Holdings::default();
+        for ((holder, _), share) in cards.iter().flat_map(|card| &card.holders) {
+            if let Some(pod) = holder.pod() {
+                holdings.pods.entry(pod.clone()).or_default().push(share.clone());
+            }
+            if let Holder::PodContainer(_, container) | Holder::Container(container) = holder {
+                holdings.containers.entry(container.clone()).or_default().push(share.clone());
+            }
+        }
+        holdings
+    }
+}
+
+/// All pods by name, those without one last; beside them the containers that belong to none.
+#[must_use]
+pub fn show(workload: &Workload, names: &Names, mut holdings: Holdings) -> (Vec<PodView>, Vec<ContainerView>) {
+    let mut pods: BTreeMap<PodUid, PodView> = BTreeMap::new();
+    let mut alone = Vec::new();
+    for (report, rates) in workload.reports() {
+        match &report.identity.kind {
+            CgroupKind::Pod { uid, .. } => {
+                fill(pods.entry(uid.clone()).or_insert_with(|| bare(uid)), names, report, rates);
+            }
+            CgroupKind::Container { pod, id, .. } => {
+                let shares = holdings.containers.remove(id).unwrap_or_default();
+                let container = container(id, names, report, rates, attribute::merge(shares));
+                match pod {
+                    None => alone.push(container),
+                    Some((uid, qos)) => {
+                        let pod = pods.entry(uid.clone()).or_insert_with(|| bare(uid));
+                        pod.qos = Some(*qos);
+                        if pod.name.is_none() {
+                            pod.name = names.of(id).map(|name| name.pod.clone());
+                        }
+                        pod.containers.push(container);
+                    }
+                }
+            }
+        }
+    }
+    for (uid, shares) in holdings.pods {
+        pods.entry(uid.clone()).or_insert_with(|| bare(&uid)).gpus = attribute::merge(shares);
+    }
+    let mut pods: Vec<PodView> = pods.into_values().map(|pod| finish(pod, names)).collect();
+    pods.sort_by(|a, b| (a.name.is_none(), &a.name, &a.uid).cmp(&(b.name.is_none(), &b.name, &b.uid)));
+    alone.sort_by(|a, b| a.id.cmp(&b.id));
+    (pods, alone)
+}
+
+/// A pod of which nothing is known but that it is there.
+fn bare(uid: &PodUid) -> PodView {
+    PodView {
+        uid: uid.clone(),
+        name: None::<PodRef>,
+        qos: None,
+        cgroup: None,
+        sample: CgroupSample::default(),
+        rates: Rates::default(),
+        network: Reading::Absent(Absence::NotYet),
+        containers: Vec::new(),
+        gpus: Vec::new(),
+    }
+}
+
+fn fill(pod: &mut PodView, names: &Names, report: &CgroupReport, rates: Rates) {
+    pod.qos = report.identity.qos();
+    pod.cgroup = Some(Arc::clone(&report.identity));
+    pod.sample = report.sample.clone();
+    pod.rates = rates;
+    pod.network = report.network.clone();
+    if pod.name.is_none() {
+        pod.name = names.pod(&pod.uid).cloned();
+    }
+}
+
+fn container(
+    id: &ContainerId,
+    names: &Names,
+    report: &CgroupReport,
+    rates: Rates,
+    gpus: Vec<GpuShare>,
+) -> ContainerView {
+    let named = names.of(id);
+    ContainerView {
+        id: id.clone(),
+        cgroup: Arc::clone(&report.identity),
+        name: named.and_then(|name| name.container.clone()),
+        sandbox: named.is_some_and(|name| name.container.is_none()),
+        image: names.image(id),
+        sample: report.sample.clone(),
+        rates,
+        network: report.network.clone(),
+        gpus,
+        devices: Vec::new(),
+    }
+}
+
+/// Orders the containers of a pod and gives each the devices that kubelet says it holds, which needs the pod's name.
+fn finish(mut pod: PodView, names: &Names) -> PodView {
+    if let Some(name) = &pod.name {
+        for container in &mut pod.containers {
+            if let Some(called) = &container.name {
+                container.devices = names.devices(name, called);
+            }
+        }
+    }
+    pod.containers.sort_by(|a, b| (a.name.is_none(), &a.name, &a.id).cmp(&(b.name.is_none(), &b.name, &b.id)));
+    pod
+}
