@@ -83,7 +83,10 @@ fn routes(settings: &Settings) -> Router {
     let pprof = if settings.profiling {
         pprof::route::router()
     } else {
-        Router::new().route("/debug/pprof/", any(profiling_is_off)).route("/debug/pprof/{*rest}", any(profiling_is_off))
+        Router::new()
+            .route("/debug/pprof", any(profiling_is_off))
+            .route("/debug/pprof/", any(profiling_is_off))
+            .route("/debug/pprof/{*rest}", any(profiling_is_off))
     };
     Router::new()
         .route("/", get(async || Html("<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a><li><a href=\"/debug/pprof/\">/debug/pprof/</a></ul>\n")))

@@ -6,7 +6,7 @@ use super::{capture, cpu, heap, threads};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use futures_core::Stream;
@@ -42,6 +42,7 @@ type Children = Arc<Semaphore>;
 /// The routes below `/debug/pprof`.
 pub fn router() -> Router {
     Router::new()
+        .route("/debug/pprof", get(to_the_index))
         .route("/debug/pprof/", get(async || Html(INDEX)))
         .route("/debug/pprof/profile", get(profile))
         .route("/debug/pprof/heap", get(async |children, query| memory(heap::Shown::InUse, children, query).await))
@@ -63,6 +64,12 @@ pub fn router() -> Router {
         .route("/debug/pprof/symbol", get(async || "num_symbols: 1\n").post(symbol))
         .route("/debug/pprof/trace", get(trace))
         .with_state(Arc::new(Semaphore::new(CHILDREN)))
+}
+
+/// As Go does with a folder's name that lacks its slash.
+async fn to_the_index(asked: Uri) -> Response {
+    let query = asked.query().map_or_else(String::new, |query| format!("?{query}"));
+    (StatusCode::MOVED_PERMANENTLY, [(header::LOCATION, format!("/debug/pprof/{query}"))]).into_response()
 }
 
 /// What may stand behind the `?`; anything else (`gc=1`) is left alone, as Go does.

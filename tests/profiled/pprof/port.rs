@@ -8,7 +8,7 @@ use std::time::Duration;
 #[test]
 fn without_profiling_the_profiles_are_forbidden_and_the_level_is_still_there() {
     let program = Program::start(&["--off"]);
-    for path in ["/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1"] {
+    for path in ["/debug/pprof", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1"] {
         let answer = program.get(path);
         assert_eq!(answer.status, 403, "{path}");
         assert!(answer.text().contains("--profiling"), "{}", answer.text());
@@ -47,6 +47,15 @@ fn every_page_of_the_index_is_there() {
     assert_eq!(program.get("/debug/pprof/nothing").status, 404);
     assert!(program.get("/debug/pprof/heap?debug=1").text().starts_with("heap profile: total "));
     assert_eq!(program.get("/debug/pprof/heap?gc=1").status, 200);
+}
+
+#[test]
+fn the_index_without_its_slash_is_redirected_as_go_does() {
+    let program = Program::start(&["hold"]);
+    for (asked, place) in [("/debug/pprof", "/debug/pprof/"), ("/debug/pprof?debug=1", "/debug/pprof/?debug=1")] {
+        let answer = program.get(asked);
+        assert_eq!((answer.status, answer.header("location")), (301, Some(place)), "{asked}");
+    }
 }
 
 #[test]

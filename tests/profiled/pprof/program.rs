@@ -17,12 +17,19 @@ pub(crate) struct Program {
 /// What the port answered.
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    head: String,
     pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// A header's value; `name` in lower case.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value).next()
     }
 }
 
@@ -51,7 +58,7 @@ impl Program {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("an answer has headers");
         let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
         let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).expect("a status");
-        Answer { status, body: bytes.split_off(end + 4) }
+        Answer { status, head, body: bytes.split_off(end + 4) }
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
