@@ -81,6 +81,27 @@ fn what_is_wrong_is_told_with_its_place_and_ends_with_64() {
 }
 
 #[test]
+fn a_file_that_is_not_yaml_is_told_with_its_place_what_was_expected_and_what_was_not_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.yaml");
+    let file = path.to_str().unwrap();
+    for (text, place, words) in [
+        ("v: 0\nperiod 2s\nlisen: x\n", "2:1", "simple key expected ':'"),
+        ("v: 0\nperiod: 2s: x\n", "2:11", "mapping values are not allowed in this context"),
+        ("v: 0\nv: 2\n", "2:1", "duplicate mapping key: v"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let said = stderr(&run(&["agent", "--config", file], &[]));
+        let whole = format!(
+            "{file}:{place}: is not a YAML mapping of settings: {words}; expected a line such as `period: 2s` for each \
+             setting; what follows was not checked"
+        );
+        assert!(said.contains(&whole), "{said}");
+        assert!(!said.contains("lisen"), "{said}");
+    }
+}
+
+#[test]
 fn help_teaches() {
     let output = run(&["--help"], &[]);
     for part in ["Examples:", "Exit codes:", "agent", "print-config"] {

@@ -21,12 +21,23 @@ pub(crate) struct Entry {
 pub(crate) struct Fault {
     /// Line, from 1; 0 when it cannot be told.
     pub line: u64,
+    /// Column, from 1, where a line is not enough.
+    pub column: Option<u64>,
     /// What is wrong.
     pub what: String,
 }
 
 /// Settings are a screenful; a file of more than this is not ours.
 pub(crate) const MAX_BYTES: u64 = 64 * 1024;
+
+/// Said of a file that cannot be read to its end: one mistake is told, and there may be more.
+const EXPECTED: &str = "expected a line such as `period: 2s` for each setting; what follows was not checked";
+
+impl Fault {
+    fn on(line: u64, what: impl Into<String>) -> Fault {
+        Fault { line, column: None, what: what.into() }
+    }
+}
 
 /// Reads the file's bytes. An empty file (or one of comments only) sets nothing.
 ///
@@ -36,7 +47,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Entry>, Vec<Fault>> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
         let line = 1 + before.iter().fold(0_u64, |lines, byte| lines + u64::from(*byte == b'\n'));
-        vec![Fault { line, what: "is not UTF-8".into() }]
+        vec![Fault::on(line, format!("is not UTF-8; {EXPECTED}"))]
     })?;
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Ok(Vec::new());
@@ -47,13 +58,13 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Entry>, Vec<Fault>> {
     for (key, value) in lines.0 {
         let line = key.referenced.line();
         match (Key::named(&key.value), value.value) {
-            (None, _) => faults.push(Fault { line, what: unknown(&key.value) }),
+            (None, _) => faults.push(Fault::on(line, unknown(&key.value))),
             (Some(key), Scalar::Text(text)) => entries.push(Entry { key: key.name, text, line }),
             (Some(key), Scalar::Nothing) => {
-                faults.push(Fault { line, what: format!("{} has no value (leave the line out instead)", key.name) });
+                faults.push(Fault::on(line, format!("{} has no value (leave the line out instead)", key.name)));
             }
             (Some(key), Scalar::Many) => {
-                faults.push(Fault { line, what: format!("{} must be a single value", key.name) });
+                faults.push(Fault::on(line, format!("{} must be a single value", key.name)));
             }
         }
     }
@@ -68,12 +79,16 @@ fn unknown(name: &str) -> String {
     }
 }
 
-/// The parser's own words without its drawing of the line, which would not fit a log line.
+/// The parser's own words without its drawing of the line, which would not fit a log line, without the place, which is
+/// told before them, and without its advice to programmers.
 fn syntax(error: &serde_saphyr::Error) -> Fault {
-    let line = error.location().map_or(0, |at| at.line());
+    let (line, column) = error.location().map_or((0, None), |at| (at.line(), Some(at.column())));
     let words = error.without_snippet().to_string();
-    let first = words.lines().next().unwrap_or("cannot be read").trim().to_owned();
-    Fault { line, what: format!("is not a YAML mapping of settings: {first}") }
+    let mut first = words.lines().next().unwrap_or("cannot be read").trim();
+    for end in [" at line ", ", set DuplicateKeyPolicy", "; use from_str"] {
+        first = first.split(end).next().unwrap_or(first);
+    }
+    Fault { line, column, what: format!("is not a YAML mapping of settings: {first}; {EXPECTED}") }
 }
 
 /// The mapping as it stands, keys in order.
@@ -182,16 +197,25 @@ mod tests {
             ("v: [1, 2]\n", 1, "v must be a single value"),
             ("v: {a: b}\n", 1, "v must be a single value"),
         ] {
-            assert_eq!(parse(text.as_bytes()), Err(vec![Fault { line, what: what.into() }]), "{text}");
+            assert_eq!(parse(text.as_bytes()), Err(vec![Fault::on(line, what)]), "{text}");
         }
         let two = parse(b"perod: 1s\nv: 1\nlisen: x\n").unwrap_err();
         assert_eq!(two.iter().map(|fault| fault.line).collect::<Vec<_>>(), [1, 3]);
         assert_eq!(parse(b"v: 1\nperiod: \xff\n").unwrap_err()[0].line, 2);
-        for broken in ["- v\n", "v: 1\nv: 2\n", "just words\n", "v: 'open\n"] {
-            let faults = parse(broken.as_bytes()).unwrap_err();
-            assert!(faults[0].what.contains("is not a YAML mapping"), "{broken}: {faults:?}");
-            assert!(!faults[0].what.contains('\n'));
+        for (broken, place, why) in [
+            ("- v\n", (1, 1), "expected mapping start"),
+            ("v: 1\nv: 2\n", (2, 1), "duplicate mapping key: v"),
+            ("just words\n", (1, 1), "expected mapping start"),
+            ("v: 0\nperiod 2s\nlisen: x\n", (2, 1), "simple key expected ':'"),
+            ("v: 1\nperiod: [1s\n", (2, 9), "unclosed bracket '['"),
+            ("v: 1\n---\nv: 2\n", (3, 1), "multiple YAML documents detected"),
+        ] {
+            let (line, column) = (place.0, Some(place.1));
+            let what = format!("is not a YAML mapping of settings: {why}; {EXPECTED}");
+            assert_eq!(parse(broken.as_bytes()), Err(vec![Fault { line, column, what }]), "{broken}");
         }
+        let open = parse(b"v: 'open\n").unwrap_err();
+        assert!(open[0].what.ends_with(EXPECTED) && !open[0].what.contains('\n'), "{open:?}");
     }
 
     proptest::proptest! {

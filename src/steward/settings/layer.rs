@@ -63,12 +63,14 @@ pub(crate) enum Problem {
         why: String,
     },
     /// The file has a fault.
-    #[error("{path}:{line}: {what}", path = .path.display())]
+    #[error("{path}:{line}{column}: {what}", path = .path.display(), column = .column.map_or_else(String::new, |at| format!(":{at}")))]
     Fault {
         /// Which file.
         path: PathBuf,
         /// Where.
         line: u64,
+        /// Where in the line, if that is told.
+        column: Option<u64>,
         /// What.
         what: String,
     },
@@ -120,7 +122,7 @@ impl Spoken {
         let entries = match read(&path) {
             Ok(bytes) => file::parse(&bytes).map_err(|faults| {
                 let problem =
-                    |fault: file::Fault| Problem::Fault { path: path.clone(), line: fault.line, what: fault.what };
+                    |file::Fault { line, column, what }| Problem::Fault { path: path.clone(), line, column, what };
                 faults.into_iter().map(problem).collect::<Vec<_>>()
             })?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Vec::new(),
