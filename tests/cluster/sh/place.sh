@@ -1,0 +1,92 @@
+# Where everything of the cluster is, and the few words that every script here says. Sourced, never run.
+# shellcheck shell=bash disable=SC2034  # read by those who source it
+
+cluster_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+repository=$(cd "$cluster_folder/../.." && pwd)
+
+# Everything that a running cluster writes. Short, because the paths of sockets below it end at 108 bytes.
+state=/var/lib/gpu-steward-cluster
+# Held by whoever uses the cluster: a script while it works, a test as long as its guard lives.
+lock=/run/lock/gpu-steward-cluster
+# Every process of the cluster carries this in its environment; so nothing else is ever killed.
+mark=GPU_STEWARD_CLUSTER_PART=$state
+# Parent of all cgroups, below the root of every hierarchy.
+cgroup=gpu-steward-cluster
+# Programs, kept between runs; the folder of tests/run.
+tools=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/gpu-steward-tests/cluster
+
+# Addresses on `lo`. The API server listens on the first address of the service range, so that what every pod is told
+# (KUBERNETES_SERVICE_HOST) is true without kube-proxy. Nodes have one each, so that all have the usual ports.
+service_range=10.96.0.0/24
+api_address=10.96.0.1
+node_address() { printf '10.95.0.%d' "$1"; }
+pod_range() { printf '10.244.%d.0/24' "$1"; }
+# More would not fit the addresses above, and two cores stop being enough long before.
+max_nodes=16
+
+# What a node has for itself: a path in its mount namespace, and the folder below its state that stands there.
+node_views=(
+  "/var/lib/kubelet kubelet"
+  "/var/lib/containerd containerd"
+  "/run/containerd run-containerd"
+  "/opt/containerd opt-containerd"
+  "/etc/cdi etc-cdi"
+  "/run/cdi cdi"
+  "/etc/cni/net.d cni"
+  "/var/lib/cni cni-state"
+  "/etc/kubernetes kubernetes"
+  "/var/log/pods log-pods"
+  "/var/log/containers log-containers"
+  "/var/lib/gpu-steward steward"
+  "/run/gpu-steward run-steward"
+  "/etc/gpu-steward etc-steward"
+)
+
+say() { printf '%s\n' "$*"; }
+fail() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
+misuse() { printf '%s: %s; see --help\n' "$(basename "$0")" "$*" >&2; exit 2; }
+
+# The comment at the head of a script is its help.
+help() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
+
+need_root() {
+  PATH=$PATH:/usr/sbin:/sbin
+  [ "$(id -u)" -eq 0 ] || fail "needs root: it makes mount namespaces, cgroups and addresses on lo"
+}
+
+# Programs of the machine that the cluster uses, and the Debian packages they are in.
+need_programs() {
+  local pair missing=()
+  for pair in ip=iproute2 nsenter=util-linux unshare=util-linux flock=util-linux curl=curl openssl=openssl; do
+    command -v "${pair%=*}" >/dev/null || missing+=("${pair#*=}")
+  done
+  [ "${#missing[@]}" -eq 0 ] || fail "missing on this machine: apt-get install $(printf '%s\n' "${missing[@]}" | sort -u | paste -sd' ')"
+}
+
+# Waits for the lock and keeps it to the end of the script, unless the caller says that it holds it.
+take_lock() {
+  [ -z "${GPU_STEWARD_CLUSTER_HELD:-}" ] || return 0
+  mkdir -p "$(dirname "$lock")"
+  exec 9>>"$lock"
+  if ! flock -n 9; then
+    say "the cluster is in use by $(cat "$lock"); waiting at most $((${1:-900} / 60)) min"
+    flock -w "${1:-900}" 9 || fail "the cluster is still in use by $(cat "$lock"), which has to end first"
+  fi
+  printf 'process %s, %s\n' "$$" "$0" >"$lock"
+}
+
+# Looks every 0.1 s until the command succeeds: await SECONDS WHAT COMMAND...
+await() {
+  local deadline=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$deadline" ] || { say "waited in vain for $what" >&2; return 1; }
+    sleep 0.1
+  done
+}
+
+# Programs of the cluster before those of the machine.
+use_programs() {
+  [ -s "$state/path" ] && PATH=$(cat "$state/path"):$PATH
+  export PATH KUBECONFIG=$state/admin.kubeconfig
+}
