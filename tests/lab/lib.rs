@@ -6,6 +6,8 @@
 //!   scenario     the fake NVML library and what it answers
 //!   agent        the built program in an empty directory of its own
 //!   pods         real cgroups with real processes, under kubelet's paths (needs root)
+//!   kubectl      real `kubectl` calls, as somebody
+//!   cluster      a real cluster on this machine (needs root)
 //! ```
 //!
 //! What must never happen here: a type of the program's own rooms. A test that shares code with what it tests shares
@@ -16,3 +18,5 @@ pub mod http;
 pub mod scenario;
 pub mod agent;
 pub mod pods;
+pub mod kubectl;
+pub mod cluster;

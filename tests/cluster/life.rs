@@ -1,0 +1,205 @@
+//! The cluster itself: that it comes up, works, and leaves nothing behind.
+
+use lab::cluster::{Cluster, Wanted};
+use lab::eventually::eventually;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const READY: Duration = Duration::from_secs(60);
+
+/// A pod of busybox that does nothing until it is told to end.
+pub(crate) fn sleeper(namespace: &str, name: &str, node: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {namespace}}}, spec: {{nodeName: {node}, \
+         terminationGracePeriodSeconds: 0, dnsPolicy: Default, containers: [{{name: main, \
+         image: 'registry.local/busybox:1', command: [sleep, '100000']}}]}}}}"
+    )
+}
+
+/// What a cluster could leave on the machine.
+#[derive(Debug, PartialEq)]
+struct Machine {
+    programs: BTreeSet<String>,
+    mounts: BTreeSet<String>,
+    links: BTreeSet<String>,
+    addresses: String,
+    cgroups: BTreeSet<String>,
+    folders: Vec<(&'static str, bool)>,
+    forwarding: String,
+}
+
+impl Machine {
+    fn now() -> Machine {
+        const FOLDERS: [&str; 9] = [
+            "/var/lib/kubelet",
+            "/var/lib/containerd",
+            "/run/containerd",
+            "/etc/cdi",
+            "/run/cdi",
+            "/etc/cni",
+            "/etc/kubernetes",
+            "/var/log/containers",
+            "/var/lib/gpu-steward-cluster",
+        ];
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let names = |folder: &Path| -> BTreeSet<String> {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path().display().to_string()).collect()
+        };
+        let of_ours = |name: &str| ["etcd", "kube", "containerd", "pause"].iter().any(|begin| name.starts_with(begin));
+        let processes = names(Path::new("/proc")).into_iter().filter_map(|folder| {
+            let name = fs::read_to_string(format!("{folder}/comm")).ok()?;
+            // What has ended and is not yet buried has no command line.
+            let lives = !fs::read(format!("{folder}/cmdline")).ok()?.is_empty();
+            (lives && of_ours(&name)).then(|| format!("{folder} {}", name.trim()))
+        });
+        let addresses = Command::new("ip").args(["-o", "addr", "show", "dev", "lo"]).output().expect("ip");
+        Machine {
+            programs: processes.collect(),
+            mounts: text("/proc/mounts").lines().map(str::to_owned).collect(),
+            links: names(Path::new("/sys/class/net")),
+            addresses: String::from_utf8_lossy(&addresses.stdout).into_owned(),
+            cgroups: names(Path::new("/sys/fs/cgroup/memory"))
+                .union(&names(Path::new("/sys/fs/cgroup")))
+                .cloned()
+                .collect(),
+            folders: FOLDERS.map(|path| (path, Path::new(path).exists())).to_vec(),
+            forwarding: text("/proc/sys/net/ipv4/ip_forward"),
+        }
+    }
+}
+
+/// Up twice keeps the first; down leaves the machine as it was, and so does the next start after everything was killed.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn comes_up_twice_and_leaves_nothing_behind() {
+    // Whatever was up before is not what is measured here.
+    Cluster::up(&Wanted::nodes(1)).down();
+    let before = Machine::now();
+    let same = || {
+        let mut after = Machine::now();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        // The kernel takes its time over network namespaces.
+        while after != before && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(50));
+            after = Machine::now();
+        }
+        assert_eq!(after, before, "the machine is not as it was");
+    };
+    for round in 0..2 {
+        let cluster = Cluster::up(&Wanted::nodes(1));
+        let apiserver = cluster.pid("apiserver");
+        drop(cluster);
+        let cluster = Cluster::up(&Wanted::nodes(1));
+        if std::env::var_os("GPU_STEWARD_CLUSTER_KEEP").is_some() {
+            assert_eq!(cluster.pid("apiserver"), apiserver, "the second start keeps what is up");
+        }
+        let _ = cluster.admin().apply(&sleeper("default", "sleeper", "node-1")).ok();
+        cluster.admin().wait("condition=Ready", READY, &["pod/sleeper"]);
+        assert_ne!(Machine::now(), before, "this comparison sees a running cluster");
+        if round == 1 {
+            // As after `kill -9` of everything: shims and containers live on, nobody looks after them.
+            for part in ["node-1-kubelet", "node-1-containerd", "apiserver", "etcd"] {
+                cluster.part("kill", part);
+            }
+        }
+        cluster.down();
+        same();
+    }
+}
+
+/// The way of a container: scheduled, started, with an address, `kubectl exec` and `logs` answer, and it reaches the API.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_pod_runs_and_answers() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    let (admin, space) = (cluster.admin(), cluster.namespace("life-pod"));
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: talker, namespace: life-pod}, spec: {dnsPolicy: Default, \
+               terminationGracePeriodSeconds: 0, containers: [{name: main, image: 'registry.local/busybox:1', \
+               command: [sh, -c, 'echo hello; sleep 100000']}]}}";
+    let _ = admin.apply(pod).ok();
+    admin.wait("condition=Ready", READY, &["pod/talker", "-n", &space.name]);
+    assert_eq!(admin.exec(&space.name, "talker", &["echo", "from inside"]).trim(), "from inside");
+    assert_eq!(admin.run(&["logs", "-n", &space.name, "talker"]).ok().trim(), "hello");
+    let pod = admin.get(&["pod", "talker", "-n", &space.name]);
+    assert!(pod["status"]["podIP"].as_str().is_some_and(|address| address.starts_with("10.244.1.")), "{pod}");
+    let answer = "nc -w 5 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT </dev/null && echo reached";
+    assert_eq!(admin.exec(&space.name, "talker", &["sh", "-c", answer]).trim(), "reached");
+}
+
+/// Three nodes are Ready, each with its own containerd, kubelet folder and CDI folder.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn three_nodes_are_three() {
+    let cluster = Cluster::up(&Wanted::nodes(3));
+    let (admin, space) = (cluster.admin(), cluster.namespace("life-three"));
+    let nodes = admin.get(&["nodes"]);
+    assert_eq!(nodes["items"].as_array().map(Vec::len), Some(3));
+    for node in ["node-1", "node-2", "node-3"] {
+        let _ = admin.apply(&sleeper(&space.name, &format!("on-{node}"), node)).ok();
+    }
+    for name in ["node-1", "node-2", "node-3"] {
+        admin.wait("condition=Ready", READY, &[&format!("pod/on-{name}"), "-n", &space.name]);
+        let node = cluster.node(name);
+        assert!(node.plugins.join("kubelet.sock").exists(), "{node:?}");
+        assert!(node.containerd.exists() && node.cdi.is_dir() && node.pod_resources.exists(), "{node:?}");
+        let listed =
+            node.command(cluster.program("ctr")).args(["-n", "k8s.io", "containers", "ls"]).output().expect("ctr");
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        // A header, a sandbox, a container.
+        assert_eq!(listed.lines().count(), 3, "{name} runs its own pod and no other: {listed}");
+        let links = fs::read_dir(&node.log_links).expect("links").flatten();
+        let links: Vec<_> = links.map(|link| link.file_name().to_string_lossy().into_owned()).collect();
+        assert!(links.len() == 1 && links[0].starts_with(&format!("on-{name}_life-three_main-")), "{links:?}");
+    }
+}
+
+/// Parts can be stopped, killed and started again; containers outlive kubelet and containerd.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn parts_go_and_come_back() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    let (admin, space) = (cluster.admin(), cluster.namespace("life-parts"));
+    let _ = admin.apply(&sleeper(&space.name, "sleeper", "node-1")).ok();
+    admin.wait("condition=Ready", READY, &["pod/sleeper", "-n", &space.name]);
+    let began =
+        admin.get(&["pod", "sleeper", "-n", &space.name])["status"]["containerStatuses"][0]["containerID"].clone();
+    for (verb, part) in
+        [("kill", "node-1-kubelet"), ("stop", "node-1-containerd"), ("kill", "apiserver"), ("stop", "etcd")]
+    {
+        cluster.part(verb, part);
+        assert_eq!(cluster.pid(part), None, "{part} after {verb}");
+    }
+    let _ = admin.run(&["get", "nodes", "--request-timeout=5s"]).refused();
+    for part in ["etcd", "apiserver", "node-1-containerd", "node-1-kubelet"] {
+        cluster.part("start", part);
+        assert!(cluster.pid(part).is_some(), "{part} after start");
+    }
+    assert_eq!(
+        eventually("an answer from the pod", READY, || {
+            let said = admin.run(&["exec", "-n", &space.name, "sleeper", "--", "echo", "still here"]);
+            said.well.then_some(said.out)
+        })
+        .trim(),
+        "still here"
+    );
+    let pod = admin.get(&["pod", "sleeper", "-n", &space.name]);
+    assert_eq!(pod["status"]["containerStatuses"][0]["containerID"], began, "the same container");
+}
+
+/// Debian's containerd 1.6 runs pods under the same kubelet.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_old_runtime_runs_pods() {
+    let cluster = Cluster::up(&Wanted::nodes(1).without_cdi());
+    let (admin, space) = (cluster.admin(), cluster.namespace("life-old"));
+    let node = admin.get(&["node", "node-1"]);
+    let runtime = node["status"]["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();
+    assert!(runtime.starts_with("containerd://1.6."), "{runtime}");
+    let _ = admin.apply(&sleeper(&space.name, "sleeper", "node-1")).ok();
+    admin.wait("condition=Ready", READY, &["pod/sleeper", "-n", &space.name]);
+    assert_eq!(admin.exec(&space.name, "sleeper", &["echo", "from inside"]).trim(), "from inside");
+}

@@ -1,0 +1,5 @@
+//! The real cluster of `tests/cluster/up`, and what of the product needs one to be shown. All of these tests need root and
+//! are run by `tests/run cluster`.
+
+#[cfg(test)]
+mod life;

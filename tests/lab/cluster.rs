@@ -1,0 +1,281 @@
+//! A real cluster on this machine, as `tests/cluster/up` makes it (needs root). One at a time: whoever has a [`Cluster`]
+//! holds the lock of the scripts, and others wait.
+
+use crate::eventually::eventually;
+use crate::kubectl::Kubectl;
+use rustix::fs::{FlockOperation, flock};
+use serde::Deserialize;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// The scripts, beside the laboratory.
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster");
+const LOCK: &str = "/run/lock/gpu-steward-cluster";
+/// Longer than anybody's tests hold it; a whole build from nothing may lie between.
+const TURN: Duration = Duration::from_secs(1800);
+/// With this in the environment, what a test brought up stays up for the next one; who set it takes it down.
+const KEEP: &str = "GPU_STEWARD_CLUSTER_KEEP";
+
+/// What to bring up.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    nodes: u32,
+    runtime: &'static str,
+    scheduler: Option<PathBuf>,
+}
+
+/// A running cluster. Dropping it takes it down if this brought it up.
+#[derive(Debug)]
+pub struct Cluster {
+    status: Status,
+    ours: bool,
+    _turn: File,
+}
+
+/// What `tests/cluster/status -o json` says.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Status {
+    /// Every part runs.
+    pub up: bool,
+    /// Of the group `system:masters`: for the tests' own hands only.
+    pub kubeconfig: String,
+    /// `https://…`
+    pub server: String,
+    /// The CA of the server's certificate.
+    pub ca: String,
+    /// Folders of programs, as in `PATH`.
+    pub programs: String,
+    /// `containerd2` or `containerd1.6`.
+    pub runtime: String,
+    /// The API server's audit log, one request a line.
+    pub audit: PathBuf,
+    /// The processes.
+    pub parts: Vec<Part>,
+    /// The nodes.
+    pub nodes: Vec<Node>,
+}
+
+/// A process of the cluster.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Part {
+    /// `apiserver`, `node-1-kubelet`, …
+    pub name: String,
+    /// While it runs.
+    pub pid: Option<u32>,
+    /// What it wrote.
+    pub log: PathBuf,
+}
+
+/// A node, with its places as they are seen from outside of its mount namespace. Inside everything has its usual path.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Node {
+    /// `node-1`, …
+    pub name: String,
+    /// The address that kubelet listens on, port 10250.
+    pub address: String,
+    /// The process that holds the mount namespace.
+    pub pid: u32,
+    /// Above kubelet's `kubepods`, in every hierarchy.
+    pub cgroup: String,
+    /// `/var/lib/kubelet`.
+    pub kubelet: PathBuf,
+    /// `/var/lib/kubelet/device-plugins`.
+    pub plugins: PathBuf,
+    /// kubelet's PodResources socket.
+    pub pod_resources: PathBuf,
+    /// kubelet's checkpoint of devices.
+    pub checkpoint: PathBuf,
+    /// `/run/cdi`.
+    pub cdi: PathBuf,
+    /// containerd's socket.
+    pub containerd: PathBuf,
+    /// Static pods.
+    pub manifests: PathBuf,
+    /// `/var/log/containers`.
+    pub log_links: PathBuf,
+}
+
+/// A namespace that goes away with everything in it.
+#[derive(Debug)]
+pub struct Namespace {
+    /// Its name.
+    pub name: String,
+    admin: Kubectl,
+}
+
+impl Wanted {
+    /// This many nodes, with the runtime that has CDI.
+    #[must_use]
+    pub fn nodes(nodes: u32) -> Wanted {
+        Wanted { nodes, runtime: "containerd2", scheduler: None }
+    }
+
+    /// With Debian's containerd, which has no CDI.
+    #[must_use]
+    pub fn without_cdi(mut self) -> Wanted {
+        self.runtime = "containerd1.6";
+        self
+    }
+
+    /// Adds this file (profiles, extenders) to kube-scheduler's configuration.
+    #[must_use]
+    pub fn scheduler(mut self, config: impl Into<PathBuf>) -> Wanted {
+        self.scheduler = Some(config.into());
+        self
+    }
+}
+
+impl Cluster {
+    /// Brings it up, or takes the one that is up when it was asked for in the same words.
+    ///
+    /// # Panics
+    /// When it does not come up; the text holds what the script said.
+    #[must_use]
+    pub fn up(wanted: &Wanted) -> Cluster {
+        let turn = turn();
+        let nodes = wanted.nodes.to_string();
+        let mut args = vec!["--nodes", &nodes, "--runtime", wanted.runtime];
+        if let Some(file) = &wanted.scheduler {
+            args.extend(["--scheduler", file.to_str().expect("a path in UTF-8")]);
+        }
+        let said = script("up", &args);
+        let ours = !said.contains("already up") && std::env::var_os(KEEP).is_none();
+        Cluster { status: status(), ours, _turn: turn }
+    }
+
+    /// Where everything is.
+    #[must_use]
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// A node by its name.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn node(&self, name: &str) -> &Node {
+        self.status.nodes.iter().find(|node| node.name == name).expect("a node of that name")
+    }
+
+    /// A program of the cluster: `kubectl`, `helm`, `ctr`, …
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn program(&self, name: &str) -> PathBuf {
+        let folders = self.status.programs.split(':').map(|folder| Path::new(folder).join(name));
+        folders.clone().find(|path| path.exists()).unwrap_or_else(|| panic!("{name} is in none of {folders:?}"))
+    }
+
+    /// `kubectl` of the group `system:masters`: makes what a test needs, and is never what is tested.
+    #[must_use]
+    pub fn admin(&self) -> Kubectl {
+        Kubectl::with_config(self.program("kubectl"), &self.status.kubeconfig)
+    }
+
+    /// `kubectl` with a token.
+    #[must_use]
+    pub fn bearer(&self, token: &str) -> Kubectl {
+        Kubectl::with_token(self.program("kubectl"), &self.status.server, &self.status.ca, token)
+    }
+
+    /// A namespace of this name.
+    ///
+    /// # Panics
+    /// When it cannot be made, or its service account does not come.
+    #[must_use]
+    pub fn namespace(&self, name: &str) -> Namespace {
+        let admin = self.admin();
+        // Left by a test that was killed in a cluster that was kept.
+        let _ = admin.run(&["delete", "namespace", name, "--ignore-not-found"]).ok();
+        let _ = admin.run(&["create", "namespace", name]).ok();
+        admin.wait("create", Duration::from_secs(30), &["serviceaccount/default", "-n", name]);
+        Namespace { name: name.to_owned(), admin }
+    }
+
+    /// `tests/cluster/part VERB PART`; returns when it is so.
+    ///
+    /// # Panics
+    /// When it does not become so.
+    pub fn part(&self, verb: &str, part: &str) {
+        script("part", &[verb, part]);
+    }
+
+    /// A part's process, while it runs.
+    #[must_use]
+    pub fn pid(&self, part: &str) -> Option<u32> {
+        status().parts.iter().find(|other| other.name == part).and_then(|part| part.pid)
+    }
+
+    /// Takes it down and waits for the end, whoever brought it up.
+    pub fn down(mut self) {
+        self.ours = false;
+        script("down", &[]);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if self.ours {
+            // A panic in a drop would hide the test's own.
+            let _ = command("down", &[]).output();
+        }
+    }
+}
+
+impl Node {
+    /// A command in the node's mount namespace.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.pid.to_string(), "-m", "--"]).arg(program);
+        command
+    }
+
+    /// Where this path of the node is, as a path that holds outside too: `/proc/PID/root/…`.
+    #[must_use]
+    pub fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.pid))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.admin.run(&["delete", "namespace", &self.name, "--wait=false"]);
+    }
+}
+
+/// Waits for the lock.
+fn turn() -> File {
+    let mut file = File::options().create(true).append(true).open(LOCK).expect("the lock can be opened");
+    eventually("the end of whoever uses the cluster", TURN, || {
+        flock(&file, FlockOperation::NonBlockingLockExclusive).ok()
+    });
+    file.set_len(0).expect("the lock can be written");
+    writeln!(file, "process {}, a test", std::process::id()).expect("the lock can be written");
+    file
+}
+
+fn command(name: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(Path::new(SCRIPTS).join(name));
+    command.args(args).env("GPU_STEWARD_CLUSTER_HELD", "1").stdin(Stdio::null());
+    command
+}
+
+/// Runs a script to its end and returns what it printed.
+fn script(name: &str, args: &[&str]) -> String {
+    let output = command(name, args).output().expect("the script can be run");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "tests/cluster/{name} {args:?}: {}\n{said}{complained}", output.status);
+    said
+}
+
+fn status() -> Status {
+    let output = command("status", &["-o", "json"]).output().expect("the script can be run");
+    serde_json::from_slice(&output.stdout).expect("the status in JSON")
+}
