@@ -28,6 +28,7 @@ pub mod assignment;
 pub mod quantity;
 pub mod resource;
 pub mod ticket;
+pub mod cdi;
 pub mod checkpoint;
 pub mod limits;
 pub mod api;

@@ -1,0 +1,116 @@
+//! What every runtime refuses, found before it is written or trusted: names, variables, paths, hooks, and more of anything
+//! than a container has.
+
+use super::edits::name_of;
+use super::{DeviceNode, Edits, Hook, KEY, Mount, Spec};
+use crate::fault::{Fault, shown};
+use std::collections::BTreeSet;
+
+/// Devices of one file: 16 GPUs of 7 MIG instances, each by index and by UUID, and `all`, with room.
+const MAX_DEVICES: usize = 1024;
+/// Edits of each kind in one set: nvidia-ctk mounts about a hundred files.
+const MAX_EDITS: usize = 4096;
+/// Longest vendor and device name: that of a DNS name.
+const MAX_NAME: usize = 253;
+/// Longest class.
+const MAX_CLASS: usize = 63;
+/// When a hook may run.
+const HOOKS: [&str; 6] = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
+
+/// Checks a whole file.
+pub(super) fn check(spec: &Spec) -> Result<(), Fault> {
+    whole(spec).map_err(|what| Fault::new(KEY, 0, what))
+}
+
+fn whole(spec: &Spec) -> Result<(), String> {
+    let kind = spec.kind.split_once('/').filter(|(vendor, class)| {
+        let letter = |name: &str| name.starts_with(|first: char| first.is_ascii_alphabetic());
+        letter(vendor) && letter(class) && name(vendor, MAX_NAME, "_-.") && name(class, MAX_CLASS, "_-.")
+    });
+    if kind.is_none() {
+        return Err(format!("kind is not vendor/class: {}", shown(&spec.kind)));
+    }
+    if spec.devices.is_empty() || spec.devices.len() > MAX_DEVICES {
+        return Err(format!("has {} devices where 1 to {MAX_DEVICES} are expected", spec.devices.len()));
+    }
+    edits(&spec.container_edits).map_err(|what| format!("containerEdits: {what}"))?;
+    let mut names = BTreeSet::new();
+    for device in &spec.devices {
+        let told = shown(&device.name);
+        if !name(&device.name, MAX_NAME, "_-.:") {
+            return Err(format!("is no name of a device: {told}"));
+        }
+        if !names.insert(device.name.as_str()) {
+            return Err(format!("device {told} is there twice"));
+        }
+        if device.container_edits.is_empty() {
+            return Err(format!("device {told} has no edits"));
+        }
+        edits(&device.container_edits).map_err(|what| format!("device {told}: {what}"))?;
+    }
+    Ok(())
+}
+
+/// Letters and digits at both ends, some marks between.
+fn name(text: &str, longest: usize, marks: &str) -> bool {
+    let plain = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let inside = |c: char| c.is_ascii_alphanumeric() || marks.contains(c);
+    plain(text.bytes().next()) && plain(text.bytes().last()) && text.len() <= longest && text.chars().all(inside)
+}
+
+fn edits(edits: &Edits) -> Result<(), String> {
+    let Edits { env, device_nodes, mounts, hooks, .. } = edits;
+    let longest = env.len().max(device_nodes.len()).max(mounts.len()).max(hooks.len());
+    if longest > MAX_EDITS {
+        return Err(format!("has more than {MAX_EDITS} edits of one kind"));
+    }
+    env.iter().try_for_each(|variable| sound_variable(variable))?;
+    device_nodes.iter().try_for_each(sound_node)?;
+    mounts.iter().try_for_each(sound_mount)?;
+    hooks.iter().try_for_each(sound_hook)
+}
+
+fn sound_variable(text: &str) -> Result<(), String> {
+    if text.contains('=') && !name_of(text).is_empty() && !text.contains('\0') {
+        Ok(())
+    } else {
+        Err(format!("env is not NAME=value: {}", shown(text)))
+    }
+}
+
+fn sound_path(what: &str, path: &str) -> Result<(), String> {
+    if path.starts_with('/') && !path.contains('\0') {
+        Ok(())
+    } else {
+        Err(format!("{what} is not an absolute path: {}", shown(path)))
+    }
+}
+
+fn sound_node(node: &DeviceNode) -> Result<(), String> {
+    sound_path("path of a device node", &node.path)?;
+    if let Some(path) = &node.host_path {
+        sound_path("hostPath of a device node", path)?;
+    }
+    if let Some(kind) = node.kind.as_deref().filter(|kind| !["", "b", "c", "u", "p"].contains(kind)) {
+        return Err(format!("type of {} is none of b, c, u, p: {}", shown(&node.path), shown(kind)));
+    }
+    match node.permissions.as_deref().filter(|allowed| allowed.chars().any(|c| !"rwm".contains(c))) {
+        Some(allowed) => Err(format!("permissions of {} are not of r, w, m: {}", shown(&node.path), shown(allowed))),
+        None => Ok(()),
+    }
+}
+
+fn sound_mount(mount: &Mount) -> Result<(), String> {
+    if mount.host_path.is_empty() {
+        return Err(format!("hostPath of the mount at {} is empty", shown(&mount.container_path)));
+    }
+    sound_path("containerPath of a mount", &mount.container_path)
+}
+
+fn sound_hook(hook: &Hook) -> Result<(), String> {
+    if !HOOKS.contains(&hook.hook_name.as_str()) {
+        return Err(format!("hookName is none: {}", shown(&hook.hook_name)));
+    }
+    hook.env.iter().try_for_each(|variable| sound_variable(variable))?;
+    sound_path("path of a hook", &hook.path)
+}

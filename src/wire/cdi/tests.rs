@@ -1,0 +1,185 @@
+//! CDI files: nvidia-ctk's, those of tickets, and what no runtime takes.
+
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+
+/// What nvidia-ctk writes, cut to one of each.
+fn nvidia() -> Value {
+    json!({
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [
+            {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}},
+            {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}], "hooks": null}},
+        ],
+        "containerEdits": {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "deviceNodes": [{"path": "/dev/nvidiactl"}, {"path": "/dev/nvidia-uvm", "hostPath": "/dev/nvidia-uvm", "fileMode": 438}],
+            "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook",
+                       "args": ["nvidia-cdi-hook", "update-ldcache", "--folder", "/usr/lib"], "env": ["NVIDIA_CTK_DEBUG=false"]}],
+            "mounts": [{"hostPath": "/usr/lib/libcuda.so.1", "containerPath": "/usr/lib/libcuda.so.1",
+                        "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]}],
+        },
+    })
+}
+
+fn ticket(edits: Edits) -> Spec {
+    Spec::of_device("gpu-steward.io/gpu", "t00000000000000000000000000000000", edits, Version::OLDEST)
+}
+
+#[test]
+fn what_all_gpus_share_goes_into_the_file_of_a_ticket() {
+    let source = of_value(nvidia()).unwrap();
+    assert_eq!(decode(nvidia().to_string().as_bytes()).unwrap(), source);
+    let mut edits = source.container_edits.clone();
+    edits.add(&source.device("0").unwrap().container_edits);
+    edits.add(&Edits {
+        env: vec!["NVIDIA_VISIBLE_DEVICES=GPU-a".into(), "CUDA_DEVICE_MEMORY_LIMIT_0=3000m".into()],
+        mounts: vec![Mount::read_only("/run/x/limits.json", "/etc/gpu-steward/limits.json")],
+        ..Edits::default()
+    });
+    edits.add(&source.container_edits.clone());
+    edits.add(&Edits { env: vec!["NVIDIA_VISIBLE_DEVICES=GPU-a".into()], ..Edits::default() });
+    let text = encode(&Spec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version)).unwrap();
+    let expected = concat!(
+        r#"{"cdiVersion":"0.5.0","kind":"gpu-steward.io/gpu","devices":[{"name":"t0","containerEdits":{"#,
+        r#""env":["CUDA_DEVICE_MEMORY_LIMIT_0=3000m","NVIDIA_VISIBLE_DEVICES=GPU-a"],"#,
+        r#""deviceNodes":[{"path":"/dev/nvidia0"},{"path":"/dev/nvidiactl"},{"path":"/dev/nvidia-uvm","hostPath":"/dev/nvidia-uvm","fileMode":438}],"#,
+        r#""mounts":[{"hostPath":"/run/x/limits.json","containerPath":"/etc/gpu-steward/limits.json","options":["ro","nosuid","nodev","bind"]},"#,
+        r#"{"hostPath":"/usr/lib/libcuda.so.1","containerPath":"/usr/lib/libcuda.so.1","options":["ro","nosuid","nodev","rbind","rprivate"]}],"#,
+        r#""hooks":[{"hookName":"createContainer","path":"/usr/bin/nvidia-cdi-hook","#,
+        r#""args":["nvidia-cdi-hook","update-ldcache","--folder","/usr/lib"],"env":["NVIDIA_CTK_DEBUG=false"]}]}}]}"#,
+        "\n"
+    );
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn the_lowest_version_that_fits_is_written() {
+    let written = |edits: Value| {
+        let edits: Edits = serde_json::from_value(edits).unwrap();
+        let text = encode(&Spec { cdi_version: Version::new(9, 9), ..ticket(edits) }).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["cdiVersion"].as_str().unwrap().to_owned()
+    };
+    for (edits, version) in [
+        (json!({"env": ["A=b"], "deviceNodes": [{"path": "/dev/nvidia0", "permissions": "rw", "type": "c"}]}), "0.3.0"),
+        (json!({"mounts": [{"hostPath": "/a", "containerPath": "/b", "type": "bind"}]}), "0.4.0"),
+        (json!({"deviceNodes": [{"path": "/dev/a", "hostPath": "/dev/b"}]}), "0.5.0"),
+        (json!({"additionalGids": [44]}), "0.7.0"),
+        (json!({"netDevices": []}), "1.1.0"),
+        (json!({"somethingNew": {"a": 1}}), "9.9.0"),
+        (json!({"mounts": [{"hostPath": "/a", "containerPath": "/b", "new": 1}]}), "9.9.0"),
+        (json!({"hooks": [{"hookName": "poststop", "path": "/a", "new": 1}]}), "9.9.0"),
+        (json!({"deviceNodes": [{"path": "/a", "new": 1}]}), "9.9.0"),
+    ] {
+        assert_eq!(written(edits.clone()), version, "{edits}");
+    }
+    let one = || ticket(Edits { env: vec!["A=b".into()], ..Edits::default() });
+    let of = |spec: Spec| version::needed(&spec).to_string();
+    assert_eq!(of(Spec { kind: "a/b.c".into(), ..one() }), "0.6.0");
+    assert_eq!(of(Spec { annotations: [("a".to_owned(), "b".to_owned())].into(), ..one() }), "0.6.0");
+    assert_eq!(
+        of(Spec { devices: of_value(nvidia()).unwrap().devices, ..one() }),
+        "0.5.0",
+        "a name that begins with a digit"
+    );
+}
+
+#[test]
+fn edits_that_are_not_known_are_carried_along() {
+    let mut value = nvidia();
+    value["containerEdits"]["netDevices"] = json!([{"hostInterfaceName": "eth0", "name": "net0"}]);
+    value["cdiVersion"] = json!("v1.1.0");
+    let spec = of_value(value).unwrap();
+    let mut edits = Edits::default();
+    edits.add(&spec.container_edits);
+    let again = decode(encode(&ticket(edits)).unwrap().as_bytes()).unwrap();
+    assert_eq!(again.devices[0].container_edits.other, spec.container_edits.other);
+    assert_eq!(again.cdi_version, Version::new(1, 1));
+}
+
+#[test]
+fn later_edits_win() {
+    let set = |env: &[&str]| Edits { env: env.iter().map(|one| (*one).to_owned()).collect(), ..Edits::default() };
+    let mut edits = set(&["A=1", "B=2", "A=3"]);
+    edits.add(&set(&["C=4", "A=5", "C=6"]));
+    assert_eq!(edits, set(&["B=2", "A=5", "C=6"]));
+    assert!(Edits::default().is_empty() && !edits.is_empty());
+}
+
+#[test]
+fn what_no_runtime_takes_is_refused_with_its_name() {
+    let broken = |pointer: &str, to: Value| {
+        let mut value = nvidia();
+        *value.pointer_mut(pointer).unwrap() = to;
+        of_value(value).unwrap_err().what
+    };
+    for (pointer, to, what) in [
+        ("/cdiVersion", json!("1"), "not a version of three numbers: \"1\""),
+        ("/cdiVersion", json!("1.0.0.0"), "not a version"),
+        ("/cdiVersion", json!("99999.0.0"), "not a version"),
+        ("/kind", json!("gpu"), "kind is not vendor/class: \"gpu\""),
+        ("/kind", json!("nvidia.com/gpu/x"), "kind is not"),
+        ("/kind", json!("-a/gpu"), "kind is not"),
+        ("/kind", json!("a/0gpu"), "kind is not"),
+        ("/kind", json!(format!("a/{}", "g".repeat(64))), "kind is not"),
+        ("/devices", json!([]), "has 0 devices where 1 to 1024 are expected"),
+        ("/devices", json!(null), "has 0 devices"),
+        ("/devices/0/name", json!(""), "is no name of a device: \"\""),
+        ("/devices/0/name", json!("a/b"), "is no name of a device"),
+        ("/devices/0/name", json!("all"), "device \"all\" is there twice"),
+        ("/devices/0/containerEdits", json!({}), "device \"0\" has no edits"),
+        ("/containerEdits/env/0", json!("A"), "containerEdits: env is not NAME=value: \"A\""),
+        ("/containerEdits/env/0", json!("=A"), "env is not NAME=value"),
+        ("/containerEdits/deviceNodes/0/path", json!("dev"), "path of a device node is not an absolute path: \"dev\""),
+        ("/containerEdits/mounts/0/containerPath", json!("x"), "containerPath of a mount is not"),
+        ("/containerEdits/mounts/0/hostPath", json!(""), "hostPath of the mount at"),
+        ("/containerEdits/hooks/0/hookName", json!("now"), "hookName is none: \"now\""),
+        ("/containerEdits/hooks/0/path", json!("a"), "path of a hook is not"),
+        ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "type": "x"}), "type of \"/a\" is none of"),
+        ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "permissions": "x"}), "permissions of \"/a\""),
+        ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "hostPath": ""}), "hostPath of a device node"),
+        ("/containerEdits/env", json!(vec!["A=b"; 4097]), "has more than 4096 edits"),
+    ] {
+        let found = broken(pointer, to.clone());
+        assert!(found.contains(what), "{pointer} = {to}: {found}");
+    }
+    assert!(decode(b"{}").unwrap_err().what.contains("missing field `cdiVersion`"));
+    assert!(decode(&vec![b' '; MAX_BYTES + 1]).unwrap_err().what.contains("bytes long"));
+    assert!(encode(&ticket(Edits::default())).unwrap_err().what.contains("has no edits"));
+    let huge = Edits { env: vec![format!("A={}", "b".repeat(MAX_BYTES))], ..Edits::default() };
+    assert!(encode(&ticket(huge)).unwrap_err().what.contains("bytes long"));
+}
+
+proptest! {
+    #[test]
+    fn nothing_makes_it_panic(bytes: Vec<u8>) {
+        let _ = decode(&bytes);
+    }
+
+    #[test]
+    fn nothing_like_it_makes_it_panic(
+        version in "v?[0-9.]{0,9}", kind in "[a-z./]{0,9}", name in "[a-z0-9:]{0,4}", env in "[A-Z=]{0,4}", path in "/?[a-z]{0,4}",
+    ) {
+        let value = json!({"cdiVersion": version, "kind": kind, "devices": [{"name": name, "containerEdits": {
+            "env": [env], "deviceNodes": [{"path": path}]}}]});
+        if let Ok(spec) = of_value(value) {
+            let written = encode(&spec).unwrap();
+            let again = decode(written.as_bytes()).unwrap();
+            prop_assert_eq!(&again.devices, &spec.devices);
+            prop_assert!(again.cdi_version <= Version::new(0, 6));
+            prop_assert_eq!(encode(&again).unwrap(), written);
+        }
+    }
+
+    #[test]
+    fn adding_twice_is_adding_once(env in prop::collection::vec("[ABC]=[0-9]", 0..6), paths in prop::collection::vec("/[abc]", 0..6)) {
+        let more = Edits { env, device_nodes: paths.iter().map(|path| DeviceNode::at(path)).collect(), ..Edits::default() };
+        let mut once = Edits::default();
+        once.add(&more);
+        let mut twice = once.clone();
+        twice.add(&more);
+        prop_assert_eq!(once, twice);
+    }
+}

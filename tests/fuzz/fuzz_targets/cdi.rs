@@ -1,0 +1,13 @@
+//! CDI files: what is read can be written, and writing it again changes nothing.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(spec) = wire::cdi::decode(bytes)
+        && let Ok(text) = wire::cdi::encode(&spec)
+    {
+        let again = wire::cdi::decode(text.as_bytes()).unwrap();
+        assert_eq!(wire::cdi::encode(&again).unwrap(), text);
+    }
+});
