@@ -27,6 +27,7 @@ pub mod bind;
 pub mod assignment;
 pub mod quantity;
 pub mod resource;
+pub mod device_config;
 pub mod ticket;
 pub mod cdi;
 pub mod checkpoint;

@@ -1,0 +1,378 @@
+//! HAMi's settings of devices, taken over unchanged: the device YAML that scheduler and plugin share, and the plugin's node file.
+//!
+//! ```text
+//!   nvidia:                                   {"nodeconfig":[{"name":"node-a","devicesplitcount":4,
+//!     resourceCountName: nvidia.com/gpu          "filterdevices":{"uuid":["GPU-…"],"index":[3]}}]}
+//!     deviceSplitCount: 10                         │
+//!     deviceMemoryScaling: 1.5                     │
+//!         └──────────── read ──▶ DeviceConfig ◀── for_node
+//! ```
+//!
+//! Text becomes a [`serde_json::Value`] in a room that has YAML; what is bounded there is its length, by [`MAX_BYTES`]. A key
+//! that is not understood is told in a [`Warning`] and changes nothing; a value that cannot be meant is a [`Fault`]. What is
+//! understood here and not acted upon is for its reader to tell.
+//!
+//! What must never happen here: a setting that is passed over in silence.
+
+mod value;
+
+use crate::fault::{Fault, shown};
+use crate::resource::{Names, Rules};
+use model::id::GpuUuid;
+use model::unit::{Bytes, CorePercent, Mib};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// A longer file is not from a ConfigMap, which holds at most 1 MiB.
+pub const MAX_BYTES: usize = 1 << 20;
+/// 64 GPUs in so many slots each still fit into one message to kubelet (4 MiB).
+const MAX_SLOTS: u64 = 1000;
+/// Nobody gains from lending a GPU more often than this.
+const MAX_SCALING: f64 = 100.0;
+/// Entries of one list: models, profiles, GPUs, nodes (a cluster of 5,000).
+const MAX_LIST: usize = 8192;
+/// Warnings that are told; a file with more of them is not meant for us.
+const MAX_WARNINGS: usize = 64;
+/// What faults call the files.
+const KEY: &str = "device configuration";
+/// The section that is ours.
+const SECTION: &str = "nvidia";
+
+/// How much more of a GPU is given away than there is.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Scaling(f64);
+
+impl Scaling {
+    /// As much as there is.
+    pub const NONE: Scaling = Scaling(1.0);
+
+    /// A factor above 0 and up to 100.
+    #[must_use]
+    pub fn new(factor: f64) -> Option<Scaling> {
+        if factor > 0.0 && factor <= MAX_SCALING { Some(Scaling(factor)) } else { None }
+    }
+
+    /// The factor.
+    #[must_use]
+    pub fn factor(self) -> f64 {
+        self.0
+    }
+
+    /// `whole` times the factor; what is broken is cut off.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "MiB and percents are exact far beyond any card, and a cast of a number that is not negative saturates"
+    )]
+    fn of(self, whole: u64) -> u64 {
+        if self == Scaling::NONE { whole } else { (whole as f64 * self.0) as u64 }
+    }
+}
+
+/// What the limiter does with the limit of cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CorePolicy {
+    /// Only while several containers use the GPU.
+    #[default]
+    Default,
+    /// Always.
+    Force,
+    /// Never.
+    Disable,
+}
+
+/// MIG profiles that may be made on some models.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MigAllowance {
+    /// Parts of products' names.
+    pub models: Vec<String>,
+    /// Profiles.
+    pub profiles: Vec<String>,
+}
+
+/// All settings, those of the node included.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceConfig {
+    /// How amounts become requests.
+    pub rules: Rules,
+    /// GPUs for a container that asks for memory or cores and names no count (the webhook's).
+    pub default_count: u32,
+    /// Whether containers without GPU are told to see none (the webhook's).
+    pub overwrite_env: bool,
+    /// The runtime class for pods with GPUs (the webhook's).
+    pub runtime_class: Option<String>,
+    /// Containers that share one GPU.
+    pub slots: u32,
+    /// Of memory.
+    pub memory_scaling: Scaling,
+    /// Of computing time.
+    pub core_scaling: Scaling,
+    /// Memory of GPUs that cannot tell theirs.
+    pub preconfigured_memory: Option<Mib>,
+    /// Whether kubelet is told the GPUs' NUMA nodes.
+    pub numa_topology: bool,
+    /// For the limiter.
+    pub core_policy: CorePolicy,
+    /// For the limiter.
+    pub disable_core_limit: bool,
+    /// For the limiter.
+    pub log_level: Option<String>,
+    /// For MIG.
+    pub mig_allowlist: Vec<MigAllowance>,
+    /// How GPUs are shared: `hami-core`, `mig`.
+    pub mode: String,
+    /// GPUs that are not offered, by UUID.
+    pub hidden_uuids: BTreeSet<GpuUuid>,
+    /// GPUs that are not offered, by index.
+    pub hidden_indexes: BTreeSet<u32>,
+    /// Whether kubelet's own choice of GPUs counts.
+    pub preferred_allocation: bool,
+}
+
+impl Default for DeviceConfig {
+    fn default() -> Self {
+        DeviceConfig {
+            rules: Rules::default(),
+            default_count: 1,
+            overwrite_env: false,
+            runtime_class: None,
+            slots: 10,
+            memory_scaling: Scaling::NONE,
+            core_scaling: Scaling::NONE,
+            preconfigured_memory: None,
+            numa_topology: false,
+            core_policy: CorePolicy::Default,
+            disable_core_limit: false,
+            log_level: Some("1".into()),
+            mig_allowlist: Vec::new(),
+            mode: "hami-core".into(),
+            hidden_uuids: BTreeSet::new(),
+            hidden_indexes: BTreeSet::new(),
+            preferred_allocation: false,
+        }
+    }
+}
+
+impl DeviceConfig {
+    /// Memory that a GPU with `total` offers: its whole MiB, scaled, and cut again.
+    #[must_use]
+    pub fn offered_memory(&self, total: Bytes) -> Mib {
+        Mib(self.memory_scaling.of(Mib::within(total).0))
+    }
+
+    /// Computing time that a GPU offers.
+    #[must_use]
+    pub fn offered_cores(&self) -> CorePercent {
+        CorePercent(u32::try_from(self.core_scaling.of(100)).unwrap_or(u32::MAX))
+    }
+}
+
+/// A setting that is not followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// Where it stands: `nvidia.someKey`.
+    pub path: String,
+    /// Why it is not followed.
+    pub what: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.what)
+    }
+}
+
+/// Collects warnings up to their bound.
+#[derive(Default)]
+struct Warnings(Vec<Warning>);
+
+impl Warnings {
+    fn add(&mut self, path: &str, what: impl Into<String>) {
+        if self.0.len() < MAX_WARNINGS {
+            self.0.push(Warning { path: path.to_owned(), what: what.into() });
+        } else if self.0.len() == MAX_WARNINGS {
+            self.0.push(Warning { path: "…".into(), what: "more of the file is not followed".into() });
+        }
+    }
+}
+
+fn fault(what: String) -> Fault {
+    Fault::new(KEY, 0, what)
+}
+
+/// Reads the device YAML.
+///
+/// # Errors
+/// [`Fault`] for an empty file, a value of another kind or out of its range.
+pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<Warning>), Fault> {
+    let sections = document.as_object().filter(|sections| !sections.is_empty());
+    let sections = sections.ok_or_else(|| fault("is empty, or no mapping of vendors".into()))?;
+    let mut config = DeviceConfig::default();
+    let mut warnings = Warnings::default();
+    for (name, section) in sections {
+        if name == SECTION {
+            let settings = match section {
+                Value::Null => &Map::new(),
+                Value::Object(settings) => settings,
+                _ => return Err(fault(format!("{SECTION}: is no mapping of settings"))),
+            };
+            for (key, value) in settings.iter().filter(|(_, value)| !value.is_null()) {
+                let path = format!("{SECTION}.{}", bare(key));
+                vendor_setting(&mut config, key, value, &path, &mut warnings)
+                    .map_err(|what| fault(format!("{path}: {what}")))?;
+            }
+        } else {
+            warnings.add(&bare(name), "devices of this vendor are not handled here");
+        }
+    }
+    if !sections.contains_key(SECTION) {
+        warnings.add(SECTION, "there is no such section, so every setting has its default");
+    }
+    distinct(&config.rules.names).map(|()| (config, warnings.0))
+}
+
+/// A key of others as part of a path: short and printable.
+fn bare(key: &str) -> String {
+    shown(key).trim_matches('"').to_owned()
+}
+
+fn distinct(names: &Names) -> Result<(), Fault> {
+    let Names { count, memory, memory_percentage, cores, priority } = names;
+    let mut seen = BTreeMap::new();
+    for (what, name) in [
+        ("count", count),
+        ("memory", memory),
+        ("memory percentage", memory_percentage),
+        ("cores", cores),
+        ("priority", priority),
+    ] {
+        if let Some(other) = seen.insert(name, what) {
+            return Err(fault(format!("{SECTION}: {} is the resource of both {other} and {what}", shown(name))));
+        }
+    }
+    Ok(())
+}
+
+fn vendor_setting(
+    config: &mut DeviceConfig,
+    key: &str,
+    value: &Value,
+    path: &str,
+    warnings: &mut Warnings,
+) -> Result<(), String> {
+    let names = &mut config.rules.names;
+    match key {
+        "resourceCountName" => names.count = value::resource(value)?,
+        "resourceMemoryName" => names.memory = value::resource(value)?,
+        "resourceMemoryPercentageName" => names.memory_percentage = value::resource(value)?,
+        "resourceCoreName" => names.cores = value::resource(value)?,
+        "resourcePriorityName" => names.priority = value::resource(value)?,
+        "overwriteEnv" => config.overwrite_env = value::flag(value)?,
+        "defaultMemory" => config.rules.default_memory = value::memory(value)?,
+        "defaultCores" => config.rules.default_cores = CorePercent(value::number(value, 0, 100)?),
+        "defaultGPUNum" => config.default_count = value::number(value, 0, i32::MAX.unsigned_abs().into())?,
+        "memoryFactor" => config.rules.memory_factor = value::number(value, 1, i32::MAX.unsigned_abs().into())?,
+        "gpuCorePolicy" => config.core_policy = value::core_policy(value)?,
+        "disableCoreLimit" => config.disable_core_limit = value::flag(value)?,
+        "runtimeClassName" => config.runtime_class = value::text(value)?,
+        "migProfileAllowlist" => config.mig_allowlist = value::allowances(value)?,
+        "knownMigGeometries" => warnings.add(path, "geometries of MIG are those of HAMi up to 2.9, and not followed"),
+        _ if !of_node(config, &key.to_ascii_lowercase(), value)? => warnings.add(path, "no such setting is known"),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Settings that the whole cluster and single nodes have in common. `false` when `key` is none of them.
+fn of_node(config: &mut DeviceConfig, key: &str, value: &Value) -> Result<bool, String> {
+    match key {
+        "devicesplitcount" => config.slots = value::number(value, 1, MAX_SLOTS)?,
+        "devicememoryscaling" => config.memory_scaling = value::scaling(value)?,
+        "devicecorescaling" => config.core_scaling = value::scaling(value)?,
+        "preconfigureddevicememory" => config.preconfigured_memory = value::memory(value)?,
+        "libcudaloglevel" => config.log_level = value::text(value)?,
+        "enablenumatopology" => config.numa_topology = value::flag(value)?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Reads the plugin's node file over what `config` says: the entry of `node`, if there is one, wins. Keys are taken in any
+/// case, as HAMi takes them.
+///
+/// # Errors
+/// [`Fault`] for another format, and in the entry of `node` for a value of another kind or out of its range.
+pub fn for_node(document: &Value, node: &str, config: &mut DeviceConfig) -> Result<Vec<Warning>, Fault> {
+    let Some(file) = document.as_object() else { return Err(fault("the node file is no JSON object".into())) };
+    let mut warnings = Warnings::default();
+    for (key, value) in file.iter().filter(|(_, value)| !value.is_null()) {
+        if !key.eq_ignore_ascii_case("nodeconfig") {
+            warnings.add(&bare(key), "no such setting is known");
+            continue;
+        }
+        let entries = value.as_array().ok_or_else(|| fault("nodeconfig: is no list".into()))?;
+        if entries.len() > MAX_LIST {
+            return Err(Fault::too_many(KEY, 0, "nodes", MAX_LIST));
+        }
+        for (number, entry) in entries.iter().enumerate() {
+            let Some(entry) = entry.as_object() else {
+                return Err(fault(format!("nodeconfig[{number}]: is no mapping of settings")));
+            };
+            let name =
+                entry.iter().find(|(key, _)| key.eq_ignore_ascii_case("name")).and_then(|(_, name)| name.as_str());
+            if name == Some(node) {
+                node_entry(config, entry, number, &mut warnings)?;
+            }
+        }
+    }
+    Ok(warnings.0)
+}
+
+fn node_entry(
+    config: &mut DeviceConfig,
+    entry: &Map<String, Value>,
+    number: usize,
+    warnings: &mut Warnings,
+) -> Result<(), Fault> {
+    for (key, value) in entry.iter().filter(|(_, value)| !value.is_null()) {
+        let path = format!("nodeconfig[{number}].{}", bare(key));
+        let place = |what: String| fault(format!("{path}: {what}"));
+        match key.to_ascii_lowercase().as_str() {
+            "name" => {}
+            "operatingmode" => config.mode = value::text(value).map_err(place)?.unwrap_or_else(|| config.mode.clone()),
+            "enablegetpreferredallocation" => config.preferred_allocation = value::flag(value).map_err(place)?,
+            "filterdevices" => hide(config, value, &path, warnings).map_err(place)?,
+            "migstrategy" => warnings.add(&path, "HAMi does not follow this setting either"),
+            other if !of_node(config, other, value).map_err(place)? => {
+                warnings.add(&path, "no such setting is known");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn hide(config: &mut DeviceConfig, value: &Value, path: &str, warnings: &mut Warnings) -> Result<(), String> {
+    let lists = value.as_object().ok_or("is no mapping of uuid and index")?;
+    for (key, list) in lists.iter().filter(|(_, list)| !list.is_null()) {
+        match key.to_ascii_lowercase().as_str() {
+            "uuid" => {
+                for uuid in value::texts(list)? {
+                    config.hidden_uuids.insert(GpuUuid::parse(uuid.trim()).map_err(|error| error.to_string())?);
+                }
+            }
+            "index" => {
+                for index in value::list(list)? {
+                    config.hidden_indexes.insert(value::number(index, 0, u64::from(u32::MAX))?);
+                }
+            }
+            _ => warnings.add(&format!("{path}.{}", bare(key)), "no such setting is known"),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Single values of settings. People quote numbers and flags in YAML, and charts do it for them, so both spellings are taken.
+
+use super::{CorePolicy, MAX_LIST, MigAllowance, Scaling};
+use crate::fault::shown;
+use model::unit::Mib;
+use serde_json::Value;
+
+/// Longest resource name: a DNS name, a slash and 63 characters; other texts are shorter.
+const MAX_TEXT: usize = 317;
+
+/// The value as its text was, for a message.
+fn told(value: &Value) -> String {
+    match value {
+        Value::String(text) => shown(text),
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "a mapping".into(),
+        other => other.to_string(),
+    }
+}
+
+/// A text, or a number or flag that was meant as one; none where it is empty.
+pub(super) fn text(value: &Value) -> Result<Option<String>, String> {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        Value::Number(_) | Value::Bool(_) => value.to_string(),
+        _ => return Err(format!("is no text: {}", told(value))),
+    };
+    if text.len() > MAX_TEXT {
+        Err(format!("is longer than {MAX_TEXT} bytes"))
+    } else {
+        Ok(Some(text).filter(|text| !text.is_empty()))
+    }
+}
+
+/// The name of a resource.
+pub(super) fn resource(value: &Value) -> Result<String, String> {
+    let name = text(value)?.unwrap_or_default();
+    let sound = name.split_once('/').is_some_and(|(domain, rest)| !domain.is_empty() && !rest.is_empty());
+    if sound && name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(name)
+    } else {
+        Err(format!("is no name of a resource: {}", told(value)))
+    }
+}
+
+/// Yes or no.
+pub(super) fn flag(value: &Value) -> Result<bool, String> {
+    match value {
+        Value::Bool(flag) => Ok(*flag),
+        Value::String(text) if text == "true" => Ok(true),
+        Value::String(text) if text == "false" => Ok(false),
+        _ => Err(format!("is neither true nor false: {}", told(value))),
+    }
+}
+
+/// A whole number in a range.
+pub(super) fn number(value: &Value, least: u64, most: u64) -> Result<u32, String> {
+    let number = match value {
+        Value::String(text) => text.parse().ok(),
+        other => other.as_u64(),
+    };
+    number
+        .filter(|number| (least..=most).contains(number))
+        .and_then(|number| u32::try_from(number).ok())
+        .ok_or_else(|| format!("is no whole number from {least} to {most}: {}", told(value)))
+}
+
+/// MiB; 0 is not set.
+pub(super) fn memory(value: &Value) -> Result<Option<Mib>, String> {
+    let number = number(value, 0, i32::MAX.unsigned_abs().into())?;
+    Ok(Some(Mib(number.into())).filter(|memory| memory.0 > 0))
+}
+
+/// A factor.
+pub(super) fn scaling(value: &Value) -> Result<Scaling, String> {
+    let factor = match value {
+        Value::String(text) => text.parse().ok(),
+        other => other.as_f64(),
+    };
+    factor.and_then(Scaling::new).ok_or_else(|| format!("is no number above 0 and up to 100: {}", told(value)))
+}
+
+/// A policy; an empty text is the default.
+pub(super) fn core_policy(value: &Value) -> Result<CorePolicy, String> {
+    match text(value)?.as_deref() {
+        None | Some("default") => Ok(CorePolicy::Default),
+        Some("force") => Ok(CorePolicy::Force),
+        Some("disable") => Ok(CorePolicy::Disable),
+        Some(_) => Err(format!("is none of default, force, disable: {}", told(value))),
+    }
+}
+
+/// A list.
+pub(super) fn list(value: &Value) -> Result<&[Value], String> {
+    match value {
+        Value::Null => Ok(&[]),
+        Value::Array(items) if items.len() <= MAX_LIST => Ok(items),
+        Value::Array(_) => Err(format!("has more than {MAX_LIST} items")),
+        _ => Err(format!("is no list: {}", told(value))),
+    }
+}
+
+/// A list of texts.
+pub(super) fn texts(value: &Value) -> Result<Vec<String>, String> {
+    list(value)?.iter().map(|item| text(item).map(Option::unwrap_or_default)).collect()
+}
+
+/// The profiles that may be made, by model.
+pub(super) fn allowances(value: &Value) -> Result<Vec<MigAllowance>, String> {
+    let allowance = |(number, item): (usize, &Value)| {
+        let place = |what: String| format!("[{number}]: {what}");
+        let item = item.as_object().ok_or_else(|| place("is no mapping of models and profiles".into()))?;
+        if let Some(key) = item.keys().find(|key| !["models", "profiles"].contains(&key.as_str())) {
+            return Err(place(format!("has {}, which is neither models nor profiles", shown(key))));
+        }
+        let of = |key: &str| texts(item.get(key).unwrap_or(&Value::Null)).map_err(place);
+        Ok(MigAllowance { models: of("models")?, profiles: of("profiles")? })
+    };
+    list(value)?.iter().enumerate().map(allowance).collect()
+}
