@@ -14,7 +14,10 @@
 //!
 //! What must never happen here: a setting that is passed over in silence.
 
+pub mod setting;
 mod value;
+
+pub use setting::{CorePolicy, MigAllowance, Scaling};
 
 use crate::fault::{Fault, shown};
 use crate::resource::{Names, Rules};
@@ -28,69 +31,12 @@ use std::fmt;
 pub const MAX_BYTES: usize = 1 << 20;
 /// 64 GPUs in so many slots each still fit into one message to kubelet (4 MiB).
 const MAX_SLOTS: u64 = 1000;
-/// Nobody gains from lending a GPU more often than this.
-const MAX_SCALING: f64 = 100.0;
-/// Entries of one list: models, profiles, GPUs, nodes (a cluster of 5,000).
-const MAX_LIST: usize = 8192;
 /// Warnings that are told; a file with more of them is not meant for us.
 const MAX_WARNINGS: usize = 64;
 /// What faults call the files.
 const KEY: &str = "device configuration";
 /// The section that is ours.
 const SECTION: &str = "nvidia";
-
-/// How much more of a GPU is given away than there is.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub struct Scaling(f64);
-
-impl Scaling {
-    /// As much as there is.
-    pub const NONE: Scaling = Scaling(1.0);
-
-    /// A factor above 0 and up to 100.
-    #[must_use]
-    pub fn new(factor: f64) -> Option<Scaling> {
-        if factor > 0.0 && factor <= MAX_SCALING { Some(Scaling(factor)) } else { None }
-    }
-
-    /// The factor.
-    #[must_use]
-    pub fn factor(self) -> f64 {
-        self.0
-    }
-
-    /// `whole` times the factor; what is broken is cut off.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "MiB and percents are exact far beyond any card, and a cast of a number that is not negative saturates"
-    )]
-    fn of(self, whole: u64) -> u64 {
-        if self == Scaling::NONE { whole } else { (whole as f64 * self.0) as u64 }
-    }
-}
-
-/// What the limiter does with the limit of cores.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CorePolicy {
-    /// Only while several containers use the GPU.
-    #[default]
-    Default,
-    /// Always.
-    Force,
-    /// Never.
-    Disable,
-}
-
-/// MIG profiles that may be made on some models.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MigAllowance {
-    /// Parts of products' names.
-    pub models: Vec<String>,
-    /// Profiles.
-    pub profiles: Vec<String>,
-}
 
 /// All settings, those of the node included.
 #[derive(Clone, Debug, PartialEq)]
@@ -313,8 +259,8 @@ pub fn for_node(document: &Value, node: &str, config: &mut DeviceConfig) -> Resu
             continue;
         }
         let entries = value.as_array().ok_or_else(|| fault("nodeconfig: is no list".into()))?;
-        if entries.len() > MAX_LIST {
-            return Err(Fault::too_many(KEY, 0, "nodes", MAX_LIST));
+        if entries.len() > value::MAX_LIST {
+            return Err(Fault::too_many(KEY, 0, "nodes", value::MAX_LIST));
         }
         for (number, entry) in entries.iter().enumerate() {
             let Some(entry) = entry.as_object() else {

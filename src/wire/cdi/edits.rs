@@ -1,7 +1,6 @@
 //! What is done to a container: variables, device nodes, mounts, hooks, and what is carried along.
 
-use super::null_is_empty;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 /// A set of edits.
@@ -153,4 +152,9 @@ fn put<T: Clone>(to: &mut Vec<T>, more: &[T], same: impl Fn(&T, &T) -> bool) {
             to.push(item.clone());
         }
     }
+}
+
+/// Go writes `null` for a list or mapping that was never made.
+pub(super) fn null_is_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
 }

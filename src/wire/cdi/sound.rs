@@ -1,9 +1,9 @@
 //! What every runtime refuses, found before it is written or trusted: names, variables, paths, hooks, and more of anything
 //! than a container has.
 
-use super::edits::name_of;
-use super::{DeviceNode, Edits, Hook, KEY, Mount, Spec};
-use crate::fault::{Fault, shown};
+use super::edits::{DeviceNode, Edits, Hook, Mount, name_of};
+use super::spec::Spec;
+use crate::fault::shown;
 use std::collections::BTreeSet;
 
 /// Devices of one file: 16 GPUs of 7 MIG instances, each by index and by UUID, and `all`, with room.
@@ -17,12 +17,8 @@ const MAX_CLASS: usize = 63;
 /// When a hook may run.
 const HOOKS: [&str; 6] = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
 
-/// Checks a whole file.
-pub(super) fn check(spec: &Spec) -> Result<(), Fault> {
-    whole(spec).map_err(|what| Fault::new(KEY, 0, what))
-}
-
-fn whole(spec: &Spec) -> Result<(), String> {
+/// Checks a whole file; the text says what is wrong and where.
+pub(super) fn check(spec: &Spec) -> Result<(), String> {
     let kind = spec.kind.split_once('/').filter(|(vendor, class)| {
         let letter = |name: &str| name.starts_with(|first: char| first.is_ascii_alphabetic());
         letter(vendor) && letter(class) && name(vendor, MAX_NAME, "_-.") && name(class, MAX_CLASS, "_-.")

@@ -76,7 +76,7 @@ fn the_lowest_version_that_fits_is_written() {
         assert_eq!(written(edits.clone()), version, "{edits}");
     }
     let one = || ticket(Edits { env: vec!["A=b".into()], ..Edits::default() });
-    let of = |spec: Spec| version::needed(&spec).to_string();
+    let of = |spec: Spec| lowest::version(&spec).to_string();
     assert_eq!(of(Spec { kind: "a/b.c".into(), ..one() }), "0.6.0");
     assert_eq!(of(Spec { annotations: [("a".to_owned(), "b".to_owned())].into(), ..one() }), "0.6.0");
     assert_eq!(

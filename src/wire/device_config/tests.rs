@@ -8,6 +8,10 @@ fn yaml(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}"))
 }
 
+fn scaling(factor: f64) -> Scaling {
+    Scaling::new(factor).unwrap()
+}
+
 /// Settings with the keys and the values that HAMi's chart gives them, `nvidia` among other vendors.
 const CHART: &str = "
 nvidia:
@@ -88,8 +92,8 @@ nvidia:
         overwrite_env: true,
         runtime_class: Some("nvidia".into()),
         slots: 4,
-        memory_scaling: Scaling(1.5),
-        core_scaling: Scaling(2.0),
+        memory_scaling: scaling(1.5),
+        core_scaling: scaling(2.0),
         preconfigured_memory: Some(Mib(16_384)),
         numa_topology: true,
         core_policy: CorePolicy::Force,
@@ -136,7 +140,7 @@ fn the_nodes_own_entry_wins() {
     let expected = DeviceConfig {
         mode: "mig".into(),
         slots: 4,
-        memory_scaling: Scaling(2.5),
+        memory_scaling: scaling(2.5),
         preconfigured_memory: Some(Mib(100)),
         log_level: Some("4".into()),
         numa_topology: true,

@@ -1,10 +1,12 @@
 //! Single values of settings. People quote numbers and flags in YAML, and charts do it for them, so both spellings are taken.
 
-use super::{CorePolicy, MAX_LIST, MigAllowance, Scaling};
+use super::setting::{CorePolicy, MigAllowance, Scaling};
 use crate::fault::shown;
 use model::unit::Mib;
 use serde_json::Value;
 
+/// Entries of one list: models, profiles, GPUs, nodes (a cluster of 5,000).
+pub(super) const MAX_LIST: usize = 8192;
 /// Longest resource name: a DNS name, a slash and 63 characters; other texts are shorter.
 const MAX_TEXT: usize = 317;
 
