@@ -24,6 +24,18 @@ pub struct Container {
     pub pid: u32,
 }
 
+impl Container {
+    /// Names it as kubelet does, by an entry `<pod>_<namespace>_<container>-<id>.log` in the folder of log links.
+    ///
+    /// # Errors
+    /// When the entry cannot be made.
+    pub fn named(&self, folder: &Path, (pod, namespace, container): (&str, &str, &str)) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        // Only the name is read, so it need not be a link.
+        fs::write(folder.join(format!("{pod}_{namespace}_{container}-{}.log", self.id)), "")
+    }
+}
+
 /// One pod.
 #[derive(Debug)]
 pub struct Pod {

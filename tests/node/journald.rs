@@ -2,7 +2,18 @@
 //! touched.
 
 use crate::program::BINARY;
-use std::process::Command;
+use lab::agent::START;
+use lab::eventually::eventually;
+use lab::http;
+use lab::pods::Pods;
+use lab::scenario::{Card, FakeNvml, Scenario, cards, process};
+use serde_json::Value;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A number that no other test gives to its pods.
+const NUMBER: u32 = 0x10a7;
 
 /// Mounts an empty /run, starts journald there, runs the program until it has said what is waited for, reads the
 /// journal and ends everything. Arguments: the program, a folder of the test's own, the text to wait for, flags.
@@ -22,25 +33,27 @@ kill -TERM "$journald"; wait "$journald"
 exit "$code"
 "#;
 
-/// The journal's entries and what went to stderr.
-fn journal(flags: &[&str], wanted: &str) -> (Vec<serde_json::Value>, String) {
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("config.yaml"), "").unwrap();
-    let output = Command::new("unshare")
+/// The journal's entries and what went to stderr; `meanwhile` is done while the program runs.
+fn journal(folder: &Path, flags: &[&str], wanted: &str, meanwhile: impl FnOnce()) -> (Vec<Value>, String) {
+    std::fs::write(folder.join("config.yaml"), "").unwrap();
+    let script = Command::new("unshare")
         .args(["-m", "--propagation", "private", "bash", "-c", SCRIPT, "journald", BINARY])
-        .arg(dir.path())
+        .arg(folder)
         .arg(wanted)
         .args(flags)
-        .output()
+        .stderr(Stdio::piped())
+        .spawn()
         .expect("unshare is installed");
-    let stderr = std::fs::read_to_string(dir.path().join("stderr")).unwrap_or_default();
+    meanwhile();
+    let output = script.wait_with_output().unwrap();
+    let stderr = std::fs::read_to_string(folder.join("stderr")).unwrap_or_default();
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{:?}: {words}{stderr}", output.status);
-    let journal = std::fs::read_to_string(dir.path().join("journal")).unwrap();
+    let journal = std::fs::read_to_string(folder.join("journal")).unwrap();
     (journal.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), stderr)
 }
 
-fn entry<'a>(entries: &'a [serde_json::Value], message: &str) -> &'a serde_json::Value {
+fn entry<'a>(entries: &'a [Value], message: &str) -> &'a Value {
     let found = entries.iter().find(|entry| entry["MESSAGE"].as_str().is_some_and(|text| text.contains(message)));
     found.unwrap_or_else(|| panic!("{message:?} in {entries:#?}"))
 }
@@ -49,7 +62,8 @@ fn entry<'a>(entries: &'a [serde_json::Value], message: &str) -> &'a serde_json:
 #[ignore = "needs root: tests/run"]
 fn events_arrive_with_their_fields_and_syslogs_priorities() {
     let flags = ["--log-format", "journald", "--gpus", "simulated=T4:1", "--kernel-log", "none"];
-    let (entries, stderr) = journal(&flags, "GPU found");
+    let folder = tempfile::tempdir().unwrap();
+    let (entries, stderr) = journal(folder.path(), &flags, "GPU found", || {});
     assert_eq!(stderr, "", "nothing is said twice");
     let start = entry(&entries, "gpu-steward agent started");
     assert_eq!(start["PRIORITY"], "6");
@@ -58,6 +72,46 @@ fn events_arrive_with_their_fields_and_syslogs_priorities() {
     assert_eq!(start["VERSION"], env!("CARGO_PKG_VERSION"));
     assert_eq!(entry(&entries, "GPUs are simulated")["PRIORITY"], "4");
     assert!(entry(&entries, "GPU found")["GPU_UUID"].as_str().unwrap().starts_with("GPU-"));
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn a_driver_error_is_found_by_gpu_by_pod_and_by_namespace() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
+    let container = &pods.add(NUMBER, 1, &["sleep", "1000"]).unwrap().containers[0];
+    container.named(Path::new(&at("links")), ("train-0", "ml", "main")).unwrap();
+    let pid = container.pid;
+    let fake = FakeNvml::install(folder.path()).unwrap();
+    let card = Card { processes: vec![process(pid, 1 << 30, 50.0)], ..cards("H100", 1) };
+    fake.write(&Scenario { gpus: vec![card], ..Scenario::default() }).unwrap();
+    let mut log = std::fs::File::create(at("kmsg")).unwrap();
+    let (library, kmsg, links) = (at("libnvidia-ml.so.1"), at("kmsg"), at("links"));
+    let settings = ["--nvml-library", &library, "--kernel-log", &kmsg, "--log-links", &links, "--process-period", "1s"];
+    let flags: Vec<&str> = ["--log-format", "journald"].into_iter().chain(settings).collect();
+    let mut uuid = String::new();
+    let (entries, stderr) = journal(folder.path(), &flags, "GPU driver error", || {
+        let gpu = eventually("the pod on its card", START, || {
+            let addresses: Value = serde_json::from_slice(&std::fs::read(at("state/addresses.json")).ok()?).ok()?;
+            let address = addresses["metrics"].as_str()?.parse().ok()?;
+            let gpu = http::get(address, "/api/v1/gpus").ok()?.json()["gpus"][0].clone();
+            let known = gpu["processes"]["value"][0]["pid"] == pid && gpu["holders"][0]["pod"] == "train-0";
+            known.then_some(gpu)
+        });
+        gpu["uuid"].as_str().unwrap().clone_into(&mut uuid);
+        let slot = gpu["pci_bus_id"]["value"].as_str().unwrap();
+        let place = slot[4..].trim_end_matches(".0");
+        writeln!(log, "4,1,1,-;NVRM: Xid (PCI:{place}): 79, pid={pid}, name=sleep, GPU has fallen off the bus.")
+            .unwrap();
+    });
+    assert_eq!(stderr, "", "nothing is said twice");
+    let error = entry(&entries, "GPU driver error");
+    for (field, value) in
+        [("GPU_UUID", uuid.as_str()), ("POD", "train-0"), ("NAMESPACE", "ml"), ("XID", "79"), ("PRIORITY", "3")]
+    {
+        assert_eq!(error[field], value, "{field} in {error}");
+    }
 }
 
 #[test]
