@@ -4,12 +4,12 @@
 
 use crate::http::{self, Sets, Settings};
 use crate::sample_view;
+use lab::prometheus::Prometheus;
 use model::view::NodeView;
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -51,69 +51,19 @@ fn get(address: SocketAddr, path: &str, accept: &str) -> String {
     ask().unwrap_or_default()
 }
 
-/// Prometheus, scraping a node every second.
-struct Prometheus {
-    address: SocketAddr,
-    child: Child,
-    _folder: tempfile::TempDir,
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Prometheus {
-    fn start(node: SocketAddr) -> Prometheus {
-        let folder = tempfile::tempdir().unwrap();
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        // `/metrics` has dcgm's names as well: its own path is scraped and understood, but its series would count twice.
-        // The agent's own pod is what service discovery would put on the target; kubelet's job honours labels.
-        let config = format!(
-            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n\
-             - job_name: gpu-steward\n  static_configs: &agent\n  - targets: ['{node}']\n    \
-             labels: {{namespace: monitoring, pod: gpu-steward-x, container: agent, node: node-a}}\n\
-             - job_name: hami\n  metrics_path: /metrics/hami\n  static_configs: *agent\n\
-             - job_name: dcgm\n  metrics_path: /metrics/dcgm\n  static_configs: *agent\n  \
-             metric_relabel_configs: [{{source_labels: [__name__], regex: '.*', action: drop}}]\n\
-             - job_name: kubelet\n  metrics_path: /metrics/cadvisor\n  honor_labels: true\n  static_configs:\n  \
-             - targets: ['{node}']\n    labels: {{metrics_path: /metrics/cadvisor, node: node-a}}\n"
-        );
-        let file = folder.path().join("prometheus.yml");
-        std::fs::write(&file, config).unwrap();
-        let child = Command::new("prometheus")
-            .arg(format!("--config.file={}", file.display()))
-            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
-            .arg(format!("--web.listen-address={address}"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("prometheus is installed: tests/run programs");
-        Prometheus { address, child, _folder: folder }
-    }
-
-    /// The values that a query answers with.
-    fn ask(&self, query: &str) -> Vec<f64> {
-        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let text = get(self.address, &format!("/api/v1/query?query={encoded}"), "*/*");
-        let answer: Value = serde_json::from_str(&text).unwrap_or_default();
-        let results = answer["data"]["result"].as_array().cloned().unwrap_or_default();
-        results.iter().map(|result| result["value"][1].as_str().unwrap().parse().unwrap()).collect()
-    }
-
-    fn until(&self, query: &str, holds: impl Fn(&[f64]) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            let values = self.ask(query);
-            if holds(&values) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{query}: {values:?}");
-            std::thread::yield_now();
-        }
-    }
+/// Scrapes a node every second. `/metrics` has dcgm's names as well: its own path is scraped and understood, but its series
+/// would count twice. The agent's own pod is what service discovery would put on the target; kubelet's job honours labels.
+fn scraping(node: SocketAddr) -> Prometheus {
+    Prometheus::start(&format!(
+        "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n\
+         - job_name: gpu-steward\n  static_configs: &agent\n  - targets: ['{node}']\n    \
+         labels: {{namespace: monitoring, pod: gpu-steward-x, container: agent, node: node-a}}\n\
+         - job_name: hami\n  metrics_path: /metrics/hami\n  static_configs: *agent\n\
+         - job_name: dcgm\n  metrics_path: /metrics/dcgm\n  static_configs: *agent\n  \
+         metric_relabel_configs: [{{source_labels: [__name__], regex: '.*', action: drop}}]\n\
+         - job_name: kubelet\n  metrics_path: /metrics/cadvisor\n  honor_labels: true\n  static_configs:\n  \
+         - targets: ['{node}']\n    labels: {{metrics_path: /metrics/cadvisor, node: node-a}}\n"
+    ))
 }
 
 /// Query, how many answers, and their sum where it is known.
@@ -195,7 +145,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
 #[ignore = "needs prometheus: tests/run"]
 fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go() {
     let node = node();
-    let prometheus = Prometheus::start(node.address);
+    let prometheus = scraping(node.address);
     prometheus.until("min_over_time(up[1m]) == 1 and count_over_time(up[1m]) >= 4", |up| up.len() == 4);
     for (query, answers, sum) in QUERIES {
         let values = prometheus.ask(query);

@@ -8,6 +8,7 @@
 //!   pods         real cgroups with real processes, under kubelet's paths (needs root)
 //!   kubectl      real `kubectl` calls, as somebody
 //!   cluster      a real cluster on this machine (needs root)
+//!   prometheus   a real server that scrapes, and questions to it
 //! ```
 //!
 //! What must never happen here: a type of the program's own rooms. A test that shares code with what it tests shares
@@ -20,3 +21,4 @@ pub mod agent;
 pub mod pods;
 pub mod kubectl;
 pub mod cluster;
+pub mod prometheus;

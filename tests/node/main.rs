@@ -37,3 +37,5 @@ mod metrics;
 mod api;
 #[cfg(test)]
 mod ghosts;
+#[cfg(test)]
+mod prometheus;

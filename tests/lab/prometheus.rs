@@ -1,0 +1,77 @@
+//! A real Prometheus server (Debian's package `prometheus`) in a folder of its own, and questions to it.
+
+use crate::http;
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long an answer may take to become the expected one: some scrapes, beside tests that compile.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server; killed when the test is over.
+#[derive(Debug)]
+pub struct Prometheus {
+    address: SocketAddr,
+    child: Child,
+    _folder: TempDir,
+}
+
+impl Prometheus {
+    /// Starts it with this configuration (the text of `prometheus.yml`).
+    ///
+    /// # Panics
+    /// When it is not installed (`tests/run programs`) or no folder can be made for it.
+    #[must_use]
+    pub fn start(config: &str) -> Prometheus {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("its address");
+        drop(listener);
+        let file = folder.path().join("prometheus.yml");
+        std::fs::write(&file, config).expect("the configuration is written");
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("prometheus is installed: tests/run programs");
+        Prometheus { address, child, _folder: folder }
+    }
+
+    /// The values that a query answers with; none when it does not answer.
+    #[must_use]
+    pub fn ask(&self, query: &str) -> Vec<f64> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let answer = http::get(self.address, &format!("/api/v1/query?query={encoded}"));
+        let answer: serde_json::Value =
+            answer.ok().and_then(|answer| serde_json::from_slice(&answer.body).ok()).unwrap_or_default();
+        let results = answer["data"]["result"].as_array().cloned().unwrap_or_default();
+        results.iter().filter_map(|result| result["value"][1].as_str()?.parse().ok()).collect()
+    }
+
+    /// Asks until the answer is as it should be.
+    ///
+    /// # Panics
+    /// When it is not within a minute; the text holds the last answer.
+    pub fn until(&self, query: &str, holds: impl Fn(&[f64]) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let values = self.ask(query);
+            if holds(&values) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{query}: {values:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
