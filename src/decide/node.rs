@@ -33,6 +33,7 @@ pub struct Node {
     name: NodeName,
     sequence: u64,
     cards: Cards,
+    events_hang: bool,
     workload: Workload,
     names: Names,
     facts: HostFacts,
@@ -51,6 +52,7 @@ impl Node {
             name,
             sequence: 0,
             cards: Cards::default(),
+            events_hang: false,
             workload: Workload::default(),
             names: Names::default(),
             facts: HostFacts::default(),
@@ -66,6 +68,7 @@ impl Node {
     pub fn apply(&mut self, observation: Observation, _now: Now) -> Vec<Remark> {
         match observation {
             Observation::GpuSource(state) => return self.cards.source(state),
+            Observation::GpuEventsHang(hang) => self.events_hang = hang,
             Observation::Gpus(gpus) => return self.cards.listed(gpus),
             Observation::GpusUnidentified(gpus) => self.cards.nameless(gpus),
             Observation::GpuSample(uuid, sample) => return self.cards.read(&uuid, *sample),
@@ -111,6 +114,7 @@ impl Node {
             now,
             name: self.name.clone(),
             gpu_source: self.cards.source.clone(),
+            gpu_events_hang: self.events_hang,
             gpus,
             gpus_unidentified: self.cards.unidentified.clone(),
             facts: self.facts.clone(),

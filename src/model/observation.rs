@@ -17,6 +17,8 @@ use std::sync::Arc;
 pub enum Observation {
     /// The state of the GPU source changed: library, driver, or all GPUs hanging.
     GpuSource(GpuSourceState),
+    /// Whether the wait for the driver's events hangs, whenever that changes.
+    GpuEventsHang(bool),
     /// The list of GPUs, at start and whenever it changes (hot-plug, MIG, loss). GPUs that are known and cannot be read
     /// stay in the list.
     Gpus(Vec<Gpu>),

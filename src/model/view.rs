@@ -23,6 +23,8 @@ pub struct NodeView {
     pub name: NodeName,
     /// Whether and how GPUs are seen.
     pub gpu_source: GpuSourceState,
+    /// Whether the wait for the driver's events hangs, so that XIDs come from the kernel log only.
+    pub gpu_events_hang: bool,
     /// Ordered by index.
     pub gpus: Vec<GpuView>,
     /// GPUs that are there and could never be identified, ordered by index.
@@ -237,6 +239,7 @@ impl NodeView {
             now,
             name,
             gpu_source: GpuSourceState::Starting,
+            gpu_events_hang: false,
             gpus: Vec::new(),
             gpus_unidentified: Vec::new(),
             facts: HostFacts::default(),

@@ -12,8 +12,7 @@
 //!   supervise                the thread `nvml-supervise`, which never calls NVML
 //! ```
 //!
-//! What must never happen here: a call to NVML outside of a heartbeat (but for the event thread's), a thread that somebody
-//! waits for, one GPU's failure that touches another, a value made up for one that could not be read.
+//! What must never happen here: a call to NVML outside of a heartbeat, a thread that somebody waits for, one GPU's failure that touches another, a value made up for one that could not be read.
 
 mod settings;
 mod absence;

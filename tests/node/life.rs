@@ -99,6 +99,39 @@ fn a_second_signal_ends_at_once() {
 }
 
 #[test]
+fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = FakeNvml::install(dir.path()).unwrap();
+    let well = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
+    fake.write(&well).unwrap();
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
+    let hang = |agent: &Agent| agent.get("/metrics").text().contains("\ngpu_steward_gpu_events_hang 1\n");
+    assert!(!hang(&agent));
+    let fault = Fault { call: "nvmlEventSetWait*".into(), hang: true, ..Fault::default() };
+    fake.write(&Scenario { faults: vec![fault], ..well.clone() }).unwrap();
+    let soon = Duration::from_secs(30);
+    lab::eventually::eventually("the metric", soon, || hang(&agent).then_some(()));
+    assert_eq!(agent.get("/api/v1/node").json()["gpu_events_hang"], true);
+    let why = agent.get("/readyz");
+    assert!(why.status == 503 && why.text().contains("the GPU driver's events hangs"), "{}", why.text());
+    fake.write(&well).unwrap();
+    lab::eventually::eventually("it returns", soon, || (!hang(&agent)).then_some(()));
+    assert_eq!(agent.get("/readyz").status, 200);
+    let fault = Fault { call: "nvmlEventSetWait*".into(), hang: true, ..Fault::default() };
+    fake.write(&Scenario { faults: vec![fault], ..well }).unwrap();
+    lab::eventually::eventually("it hangs again", soon, || hang(&agent).then_some(()));
+    let gpus = agent.get("/api/v1/gpus").json();
+    assert!(gpus["gpus"][1]["power_watts"]["age_seconds"].as_f64().unwrap() < 3.0, "GPUs are read: {gpus}");
+    let ended = agent.terminate();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
+    assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
+    // The second time is kept back as a repetition of the first.
+    for words in ["the wait for NVML's events does not return", "returned after all"] {
+        assert_eq!(ended.log.matches(words).count(), 1, "{words:?} in {}", ended.log);
+    }
+}
+
+#[test]
 fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let fake = FakeNvml::install(dir.path()).unwrap();

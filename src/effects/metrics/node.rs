@@ -39,6 +39,12 @@ const UNIDENTIFIED: Family = Family {
     unit: "",
     help: "1 for each GPU that is counted but could not be identified since the start, by index and reason.",
 };
+const EVENTS_HANG: Family = Family {
+    name: "gpu_steward_gpu_events_hang",
+    kind: Kind::Gauge,
+    unit: "",
+    help: "1 while the wait for the driver's events does not return: XIDs come from the kernel log only.",
+};
 const SIMULATED: Family = Family {
     name: "gpu_steward_gpus_simulated",
     kind: Kind::Gauge,
@@ -79,6 +85,8 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
     out.family(&SIMULATED);
     out.sample(&[], Number::Whole(u64::from(view.gpu_source.simulated())));
     source(&view.gpu_source, out);
+    out.family(&EVENTS_HANG);
+    out.sample(&[], Number::Whole(u64::from(view.gpu_events_hang)));
 }
 
 fn source(state: &GpuSourceState, out: &mut Exposition<'_>) {

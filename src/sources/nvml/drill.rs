@@ -39,6 +39,7 @@ pub(super) struct Drill {
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) source: Vec<GpuSourceState>,
+    pub(super) events_hang: Vec<bool>,
     pub(super) gpus: Option<Vec<Gpu>>,
     pub(super) unidentified: Vec<Unidentified>,
     pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
@@ -158,6 +159,7 @@ impl Seen {
     fn take(&mut self, observation: Observation) {
         match observation {
             Observation::GpuSource(state) => self.source.push(state),
+            Observation::GpuEventsHang(hang) => self.events_hang.push(hang),
             Observation::Gpus(gpus) => self.gpus = Some(gpus),
             Observation::GpusUnidentified(gpus) => self.unidentified = gpus,
             Observation::GpuSample(uuid, sample) => {

@@ -1,9 +1,11 @@
-//! The thread that waits for NVML's events: XIDs, and changes of the MIG layout.
+//! The thread that waits for NVML's events: XIDs, and changes of the MIG layout. Every call it makes is under the heartbeat
+//! of [`Pulse`], so that the supervisor sees one that does not return.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::reason;
 use crate::nvml::inventory::Known;
 use crate::nvml::message::Message;
+use crate::nvml::pulse::Pulse;
 use crate::nvml::raw::{self, Told};
 use crate::nvml::xid::instance;
 use crate::report::Reporter;
@@ -14,11 +16,13 @@ use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{EventSet, Nvml};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// How long one wait lasts: so soon are a stop and a new GPU noticed.
+pub(super) const WAIT: Duration = Duration::from_secs(1);
 const WAIT_MS: u32 = 1000;
 /// Pause after a wait that failed, so that a library that fails at once does not spin.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -32,6 +36,7 @@ pub(super) struct Events {
     pub(super) lists: Receiver<Vec<Known>>,
     pub(super) tell: SyncSender<Message>,
     pub(super) reporter: Reporter,
+    pub(super) pulse: Arc<Pulse>,
     pub(super) stop: CancellationToken,
 }
 
@@ -52,20 +57,25 @@ impl Events {
     }
 
     fn listen(&self) {
-        let set = match self.nvml.create_event_set() {
-            Ok(set) => set,
+        match self.pulse.during(None, || self.nvml.create_event_set()) {
+            Ok(set) => {
+                self.hear(&set);
+                self.pulse.during(None, || drop(set));
+            }
             Err(error) => {
                 self.reporter.trouble(Trouble::NvmlFailed);
                 tracing::warn!(%error, "NVML gives no event set, so XIDs come from the kernel log only");
-                return;
             }
-        };
+        }
+    }
+
+    fn hear(&self, set: &EventSet<'static>) {
         let mut registered = Registered::default();
         let mut failing = false;
         while !self.stop.is_cancelled() {
             loop {
                 match self.lists.try_recv() {
-                    Ok(known) => registered.renew(known, &set),
+                    Ok(known) => registered.renew(known, set, &self.pulse),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
@@ -73,13 +83,13 @@ impl Events {
             if registered.done.is_empty() {
                 // NVML refuses to wait on an empty set.
                 match self.lists.recv_timeout(PAUSE) {
-                    Ok(known) => registered.renew(known, &set),
-                    Err(RecvTimeoutError::Timeout) => registered.retry(&set),
+                    Ok(known) => registered.renew(known, set, &self.pulse),
+                    Err(RecvTimeoutError::Timeout) => registered.retry(set, &self.pulse),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
                 continue;
             }
-            match raw::wait(&set, WAIT_MS) {
+            match self.pulse.during(None, || raw::wait(set, WAIT_MS)) {
                 Ok(told) => {
                     failing = false;
                     self.pass_on(&told, &registered.known);
@@ -108,7 +118,7 @@ impl Events {
         let Ok(code) = u32::try_from(told.data) else { return };
         // Handles first: a card that fell off the bus does not tell its UUID any more.
         let gpu = known.iter().find(|known| raw::same(&known.device, &told.device)).or_else(|| {
-            let uuid = told.device.uuid().ok()?;
+            let uuid = self.pulse.during(None, || told.device.uuid()).ok()?;
             known.iter().find(|known| known.gpu.uuid.as_str() == uuid)
         });
         let mig = gpu.filter(|_| told.gpu_instance != NO_INSTANCE).and_then(|known| {
@@ -132,29 +142,29 @@ impl Events {
 
 impl Registered {
     /// Takes a new list; registers what is new in it.
-    fn renew(&mut self, known: Vec<Known>, set: &EventSet<'static>) {
+    fn renew(&mut self, known: Vec<Known>, set: &EventSet<'static>, pulse: &Pulse) {
         self.known = known;
         let still = |uuid: &GpuUuid| self.known.iter().any(|known| known.gpu.uuid == *uuid);
         self.done.retain(|uuid| still(uuid));
         self.refused.retain(|uuid| still(uuid));
-        self.retry(set);
+        self.retry(set, pulse);
     }
 
     /// Registers the GPUs that are not in the set yet, each for what it offers.
-    fn retry(&mut self, set: &EventSet<'static>) {
+    fn retry(&mut self, set: &EventSet<'static>, pulse: &Pulse) {
         let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::MIG_CONFIG_CHANGE;
         for known in &self.known {
-            let uuid = &known.gpu.uuid;
+            let (uuid, gpu) = (&known.gpu.uuid, Some(known.gpu.index));
             if self.done.contains(uuid) {
                 continue;
             }
-            let kinds = known.device.supported_event_types().map(|offered| offered & wanted);
+            let kinds = pulse.during(gpu, || known.device.supported_event_types()).map(|offered| offered & wanted);
             // One that does not tell what it offers is asked for the one thing that matters.
             let kinds = kinds.unwrap_or(EventTypes::CRITICAL_XID_ERROR);
             let answer = if kinds.is_empty() {
                 Err(NvmlError::NotSupported)
             } else {
-                raw::register(&known.device, kinds.bits(), set)
+                pulse.during(gpu, || raw::register(&known.device, kinds.bits(), set))
             };
             match answer {
                 Ok(()) => {

@@ -1,5 +1,5 @@
-//! The heartbeat of a poller: every call to NVML is between two beats, so that one that does not return is seen from
-//! outside, and a poller that was given up notices when it returns after all.
+//! The heartbeat of a thread that calls NVML: every call is between two beats, so that one that does not return is seen
+//! from outside, and a poller that was given up notices when it returns after all.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::reason;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Low bits of the beat: the GPU's index plus one, or 0 for a call that is about no GPU. 64 GPUs need 7 bits.
 const GPU_BITS: u32 = 8;
 
-/// Shared by one poller and its supervisor.
+/// Shared by one poller, or the event thread, and the supervisor.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     /// 0 between calls; else milliseconds since boot, plus one, when the call began, above [`GPU_BITS`] of its GPU.
@@ -45,12 +45,17 @@ impl Pulse {
         if self.dismissed() {
             return Err(Absence::CallHangs);
         }
+        self.during(gpu, call).map_err(reason)
+    }
+
+    /// Does something that may not return.
+    pub(super) fn during<T>(&self, gpu: Option<u32>, work: impl FnOnce() -> T) -> T {
         let began = monotonic().0 / 1_000_000 + 1;
         let place = gpu.map_or(0, |index| u64::from(index.saturating_add(1)) & ((1 << GPU_BITS) - 1));
         self.beat.store(began << GPU_BITS | place, Ordering::Release);
-        let answer = call();
+        let answer = work();
         self.beat.store(0, Ordering::Release);
-        answer.map_err(reason)
+        answer
     }
 
     /// The call that began more than `hang_after` ago and has not returned.

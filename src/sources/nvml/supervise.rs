@@ -6,11 +6,14 @@
 //!        └──the call returned, the old one ends───┴────────────────a call returned─────────────────────┘
 //! ```
 //!
+//! One thread waits for events; one of its calls that does not return is told and not replaced, because whoever took its
+//! place would hang as well: XIDs come from the kernel's log meanwhile.
+//!
 //! At most two pollers exist. One whose call is about no GPU (opening the library, counting) is not replaced, because
 //! nothing could be left alone: all GPUs are absent until it returns.
 
 use crate::clock::monotonic;
-use crate::nvml::event::Events;
+use crate::nvml::event::{self, Events};
 use crate::nvml::inventory::Known;
 use crate::nvml::message::{Message, QUEUE};
 use crate::nvml::poll::{Inheritance, Poller, absent};
@@ -52,7 +55,11 @@ pub(super) struct Supervisor {
     source: GpuSourceState,
     hanging: bool,
     recent: Recent,
+    /// The event thread's.
     lists: Option<mpsc::Sender<Vec<Known>>>,
+    events: Arc<Pulse>,
+    /// The event thread hangs in a call.
+    deaf: bool,
     closing: Option<SyncSender<()>>,
     repeat_due: Monotonic,
     restart_due: Monotonic,
@@ -81,6 +88,8 @@ impl Supervisor {
             hanging: false,
             recent: Recent::default(),
             lists: None,
+            events: Arc::default(),
+            deaf: false,
             closing: None,
             repeat_due: Monotonic::default(),
             restart_due: Monotonic::default(),
@@ -145,6 +154,8 @@ impl Supervisor {
             Message::Event(xid) => self.pass_on(xid),
             Message::Log(line) => self.pass_on(from_log(&line, &self.known, monotonic())),
             Message::LookAgain => self.look_again(),
+            // Whoever asked sees at once that nobody will answer.
+            Message::Close(answer) if self.deaf => drop(answer),
             Message::Close(answer) => {
                 if self.lists.take().is_some() {
                     self.closing = Some(answer);
@@ -173,16 +184,25 @@ impl Supervisor {
         }
     }
 
-    /// Lets the event thread know the GPUs; starts it when it is not there.
+    /// Lets the event thread know the GPUs; starts it when it is not there. One that hangs is told when it returns.
     fn listen(&mut self) {
+        if self.deaf {
+            return;
+        }
         let told = self.lists.as_ref().is_some_and(|lists| lists.send(self.known.clone()).is_ok());
         if told {
             return;
         }
         let Some(nvml) = self.session else { return };
         let (sender, lists) = mpsc::channel();
-        let events =
-            Events { nvml, lists, tell: self.tell.clone(), reporter: self.reporter.clone(), stop: self.stop.clone() };
+        let events = Events {
+            nvml,
+            lists,
+            tell: self.tell.clone(),
+            reporter: self.reporter.clone(),
+            pulse: Arc::clone(&self.events),
+            stop: self.stop.clone(),
+        };
         match std::thread::Builder::new().name("nvml-events".into()).spawn(move || events.run()) {
             Ok(_) => {
                 let _ = sender.send(self.known.clone());
@@ -223,7 +243,32 @@ impl Supervisor {
             }
         }
         self.clear_away(now);
+        self.look_at_events(now);
         self.settle(now);
+    }
+
+    /// Says when the event thread hangs, and when it is back.
+    fn look_at_events(&mut self, now: Monotonic) {
+        // A wait lasts a while when all is well.
+        let after = self.settings.hang_after + event::WAIT;
+        let deaf = self.events.stuck(now, after).is_some();
+        if deaf == self.deaf {
+            return;
+        }
+        self.deaf = deaf;
+        self.reporter.report(Observation::GpuEventsHang(deaf));
+        if deaf {
+            self.reporter.trouble(Trouble::NvmlFailed);
+            tracing::error!(
+                ?after,
+                "the wait for NVML's events does not return, so XIDs come from the kernel log only until it does"
+            );
+        } else {
+            tracing::warn!("the wait for NVML's events returned after all");
+            if self.lists.is_some() {
+                self.listen();
+            }
+        }
     }
 
     /// Takes away the seats whose thread has ended.
@@ -275,6 +320,9 @@ impl Supervisor {
         if now >= self.repeat_due {
             self.repeat_due = now.after(REPEAT);
             self.repeat_absent();
+            if self.deaf {
+                self.reporter.report(Observation::GpuEventsHang(true));
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   first pass over cgroups ─┐
-//!   first answer about GPUs ─┴─▶ opened ──▶ ready, unless GPUs hang or the usage socket cannot be opened
+//!   first answer about GPUs ─┴─▶ opened ──▶ ready, unless GPUs or their events hang, or the usage socket cannot be opened
 //! ```
 
 use model::observation::{GpuSourceState, Observation};
@@ -14,6 +14,7 @@ pub(crate) struct Latch {
     cgroups: bool,
     gpus: bool,
     hanging: bool,
+    events_hang: bool,
     /// Why the usage socket is not served, if it is not.
     pub usage: Option<Arc<str>>,
 }
@@ -27,6 +28,7 @@ impl Latch {
                 self.hanging = matches!(state, GpuSourceState::Hanging);
                 self.gpus |= !matches!(state, GpuSourceState::Starting);
             }
+            Observation::GpuEventsHang(hang) => self.events_hang = *hang,
             _ => {}
         }
     }
@@ -49,6 +51,9 @@ impl Latch {
         };
         if !waiting.is_empty() {
             return Err(format!("starting: waiting for {}", waiting.join(" and ")).into());
+        }
+        if self.events_hang {
+            return Err("the wait for the GPU driver's events hangs; XIDs come from the kernel log only".into());
         }
         self.usage.clone().map_or(Ok(()), Err)
     }
@@ -73,6 +78,9 @@ mod tests {
         latch.see(&Observation::GpuSource(GpuSourceState::Hanging));
         assert!(latch.readiness().is_err_and(|why| why.contains("hang")));
         latch.see(&Observation::GpuSource(GpuSourceState::SwitchedOff));
+        latch.see(&Observation::GpuEventsHang(true));
+        assert!(latch.readiness().is_err_and(|why| why.contains("events hangs")));
+        latch.see(&Observation::GpuEventsHang(false));
         latch.usage = Some("socket".into());
         assert_eq!(latch.readiness(), Err("socket".into()));
     }

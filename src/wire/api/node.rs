@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 pub struct Document {
     pub view: Head,
     pub gpu_source: GpuSource,
+    #[serde(default)]
+    pub gpu_events_hang: bool,
     pub gpus: usize,
     #[serde(default)]
     pub gpus_unidentified: Vec<Unidentified>,
@@ -89,6 +91,7 @@ impl Document {
         Document {
             view: Head::of(view, now),
             gpu_source: GpuSource::of(&view.gpu_source),
+            gpu_events_hang: view.gpu_events_hang,
             gpus: view.gpus.len(),
             gpus_unidentified: view.gpus_unidentified.iter().map(|gpu| Unidentified::of(gpu, ages)).collect(),
             pods: view.pods.len(),

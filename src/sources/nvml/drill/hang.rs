@@ -1,6 +1,6 @@
 //! Calls that do not return.
 
-use super::{Drill, Fault, Scenario, cards, hang, of};
+use super::{Drill, Fault, Scenario, Which, XidEvent, cards, hang, of};
 use model::Absence;
 use model::gpu::GpuSample;
 use model::observation::GpuSourceState;
@@ -82,4 +82,35 @@ fn slow_calls_are_no_hanging_ones() {
     drill.sample(1, "readings", reads);
     drill.rounds(1, 4);
     assert!(drill.seen.source.iter().all(|state| matches!(state, GpuSourceState::Working { .. })));
+}
+
+#[test]
+fn events_that_hang_are_told_and_heard_again_when_the_wait_returns() {
+    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    drill.sample(1, "readings", reads);
+    let stuck = Fault { call: "nvmlEventSetWait*".into(), hang: true, ..Fault::default() };
+    drill.change(|scenario| scenario.faults = vec![stuck]);
+    drill.wait("the event thread hangs", |seen| seen.events_hang == [true]);
+    drill.rounds(0, 10);
+    assert!(drill.sample(0, "the GPU goes on", |_| true).power.get().is_some());
+    assert!(matches!(drill.seen.source[..], [GpuSourceState::Working { .. }]), "{:?}", drill.seen.source);
+    drill.change(|scenario| scenario.faults.clear());
+    drill.wait("it returns", |seen| seen.events_hang == [true, false]);
+    let uuid = drill.uuid(1);
+    drill.change(|scenario| {
+        scenario.xids = vec![XidEvent { id: 1, gpu: Which::Place(1), code: 79, event: 8, at_s: 0.0, mig: None }];
+    });
+    drill.wait("an event", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid) && xid.code == 79));
+}
+
+#[test]
+fn events_that_are_registered_slowly_do_not_hang() {
+    let slow = Fault { call: "nvmlDeviceRegisterEvents".into(), latency_ms: 400, ..Fault::default() };
+    let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![cards("H100", 4)]) });
+    drill.sample(3, "readings", reads);
+    drill.change(|scenario| {
+        scenario.xids = vec![XidEvent { id: 1, gpu: Which::Place(3), code: 79, event: 8, at_s: 0.0, mig: None }];
+    });
+    drill.wait("an event", |seen| !seen.xids.is_empty());
+    assert!(drill.seen.events_hang.is_empty());
 }
