@@ -33,3 +33,6 @@ pub mod cdi;
 pub mod checkpoint;
 pub mod limits;
 pub mod api;
+
+#[cfg(test)]
+mod golden;

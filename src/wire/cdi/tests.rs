@@ -56,6 +56,29 @@ fn what_all_gpus_share_goes_into_the_file_of_a_ticket() {
 }
 
 #[test]
+fn what_nvidia_ctk_writes_is_read_and_nothing_is_lost() {
+    let source = decode(include_bytes!("../../../tests/golden/cdi/nvidia-ctk.json")).unwrap();
+    let yaml = include_str!("../../../tests/golden/cdi/nvidia-ctk.yaml");
+    assert_eq!(of_value(serde_saphyr::from_str(yaml).unwrap()).unwrap(), source);
+    assert_eq!((source.kind.as_str(), source.devices.len()), ("nvidia.com/gpu", 1));
+    let (shared, all) = (&source.container_edits, &source.device("all").unwrap().container_edits);
+    assert_eq!((shared.env.len(), shared.hooks.len(), shared.mounts.len(), all.device_nodes.len()), (1, 2, 10, 6));
+    assert!(shared.other.is_empty() && all.other.is_empty());
+
+    let mut edits = shared.clone();
+    edits.add(all);
+    let text = encode(&Spec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version)).unwrap();
+    let again: Value = serde_json::from_str(&text).unwrap();
+    let given: Value = serde_json::from_slice(include_bytes!("../../../tests/golden/cdi/nvidia-ctk.json")).unwrap();
+    assert_eq!(again["cdiVersion"], given["cdiVersion"]);
+    let inlined = &again["devices"][0]["containerEdits"];
+    for kind in ["env", "hooks", "mounts"] {
+        assert_eq!(inlined[kind], given["containerEdits"][kind], "{kind}");
+    }
+    assert_eq!(inlined["deviceNodes"], given["devices"][0]["containerEdits"]["deviceNodes"]);
+}
+
+#[test]
 fn the_lowest_version_that_fits_is_written() {
     let written = |edits: Value| {
         let edits: Edits = serde_json::from_value(edits).unwrap();

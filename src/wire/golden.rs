@@ -1,0 +1,190 @@
+//! The decoders against what HAMi's programs really wrote, and against one case of every form (`tests/golden/hami`).
+
+use crate::handshake::Handshake;
+use crate::key;
+use crate::resource::{Amounts, Rules, request};
+use crate::{assignment, bind, handshake, node_lock, register};
+use model::claim::{Grant, Slots};
+use model::request::{GpuRequest, MemoryRequest};
+use model::time::WallTime;
+use model::unit::Mib;
+use serde_json::{Value, json};
+
+const SCHEDULER: &str = include_str!("../../tests/golden/hami/scheduler.json");
+const PLUGIN: &str = include_str!("../../tests/golden/hami/plugin.json");
+const FORMATS: &str = include_str!("../../tests/golden/hami/formats.json");
+/// The GPUs of the recording.
+const MEMORY_OF_A100: Mib = Mib(81_920);
+
+fn cases(text: &str) -> Vec<Value> {
+    let cases: Vec<Value> = serde_json::from_str(text).unwrap();
+    assert!(cases.len() > 5);
+    cases
+}
+
+fn text<'a>(case: &'a Value, key: &str) -> &'a str {
+    case[key].as_str().unwrap_or_else(|| panic!("{key} of {case}"))
+}
+
+fn amounts(limits: &Value) -> Amounts {
+    serde_json::from_value(limits.clone()).unwrap()
+}
+
+fn requests(containers: &[&Value]) -> Vec<Option<GpuRequest>> {
+    containers.iter().map(|limits| request(&Rules::default(), &amounts(limits), &Amounts::new()).unwrap()).collect()
+}
+
+fn placed(slots: &Slots, requests: &[Option<GpuRequest>]) -> Vec<Vec<Grant>> {
+    let wants: Vec<u32> = requests.iter().map(|request| request.map_or(0, |request| request.count)).collect();
+    slots.by_container(&wants).unwrap()
+}
+
+fn list(case: &Value) -> Vec<&Value> {
+    case.as_array().unwrap().iter().collect()
+}
+
+#[test]
+fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
+    for case in cases(SCHEDULER) {
+        let name = text(&case, "case");
+        let annotations = &case["annotations"];
+        let slots = assignment::decode(key::ALLOCATED, text(annotations, key::ALLOCATED)).unwrap();
+        assert_eq!(
+            assignment::decode(key::TO_ALLOCATE, text(annotations, key::TO_ALLOCATE)).as_ref(),
+            Ok(&slots),
+            "{name}"
+        );
+        assert_eq!(assignment::encode(key::ALLOCATED, &slots).unwrap(), text(annotations, key::ALLOCATED), "{name}");
+
+        let requests = requests(&[list(&case["initContainers"]), list(&case["containers"])].concat());
+        let granted = placed(&slots, &requests);
+        for (request, grants) in requests.iter().zip(&granted) {
+            let Some(request) = request else {
+                assert!(grants.is_empty(), "{name}");
+                continue;
+            };
+            for grant in grants {
+                let whole = if text(annotations, key::ASSIGNED_NODE) == "g-a100" { MEMORY_OF_A100 } else { Mib(0) };
+                assert_eq!((grant.memory, grant.cores), (request.memory.of(whole), request.cores), "{name}");
+                assert_eq!(&*grant.vendor, key::NVIDIA);
+            }
+        }
+        bind::decode_phase(text(annotations, key::BIND_PHASE)).unwrap();
+        let bound = bind::decode_time(text(annotations, key::BIND_TIME)).unwrap();
+        let lock = node_lock::decode(text(&case, "nodeLock")).unwrap();
+        assert_eq!(lock.owner.as_ref().map(ToString::to_string), Some(format!("default/{name}")));
+        assert_eq!(lock.at, bound, "{name}: locked and bound in the same second");
+        assert_eq!(node_lock::encode(lock.at, &lock.owner.unwrap()), text(&case, "nodeLock"));
+        let Handshake::Requesting { stated: Some(stated) } = handshake::decode(text(&case, "nodeHandshake")) else {
+            panic!("{name}: {}", case["nodeHandshake"]);
+        };
+        assert!(stated < bound, "{name}");
+    }
+}
+
+#[test]
+fn what_hamis_plugin_answered_follows_from_the_annotations() {
+    for case in cases(PLUGIN) {
+        let name = format!("{} {}", text(&case, "pod"), text(&case, "container"));
+        let slots = assignment::decode(key::ALLOCATED, text(&case, "allocated")).unwrap();
+        let requests = requests(&list(&case["limits"]));
+        let number: usize = text(&case, "container").trim_start_matches('c').parse().unwrap();
+        let grants = &placed(&slots, &requests)[number];
+        let mut env = json!({
+            "CUDA_DEVICE_SM_LIMIT": grants[0].cores.0.to_string(),
+            "LIBCUDA_LOG_LEVEL": "1",
+            "NVIDIA_VISIBLE_DEVICES": grants.iter().map(|grant| grant.uuid.as_str()).collect::<Vec<_>>().join(","),
+        });
+        for (place, grant) in grants.iter().enumerate() {
+            env[format!("CUDA_DEVICE_MEMORY_LIMIT_{place}")] = json!(format!("{}m", grant.memory.0));
+        }
+        assert_eq!(case["env"], env, "{name}");
+        let left = assignment::decode(key::TO_ALLOCATE, text(&case, "toAllocate")).unwrap();
+        assert!(left.all_served(), "{name}: every slot is blanked in the end");
+        assert_eq!(bind::decode_phase(text(&case, "bindPhase")), Ok(model::claim::BindPhase::Success));
+    }
+}
+
+/// Compares what a decoder says with the case, or its fault with the case's.
+fn check(case: &Value, found: Result<Value, String>) {
+    match (case.get("error"), found) {
+        (Some(error), Err(found)) => assert_eq!(*error, json!(found), "{case}"),
+        (None, Ok(found)) => {
+            for (key, value) in found.as_object().unwrap() {
+                assert_eq!(case.get(key).unwrap_or(&Value::Null), value, "{key} of {case}");
+            }
+        }
+        (_, found) => panic!("{case}: {found:?}"),
+    }
+}
+
+fn seconds(at: WallTime) -> u64 {
+    at.0 / 1_000_000
+}
+
+#[test]
+fn every_form_of_register_and_lock_is_read() {
+    let formats: Value = serde_json::from_str(FORMATS).unwrap();
+    for case in list(&formats["register"]) {
+        let row = |gpu: &model::registered::RegisteredGpu| {
+            json!([
+                gpu.uuid.as_str(),
+                gpu.index,
+                gpu.slots,
+                gpu.memory.0,
+                gpu.cores.0,
+                &*gpu.product,
+                gpu.numa,
+                &*gpu.mode,
+                gpu.healthy
+            ])
+        };
+        let found = register::decode(text(case, "text"));
+        check(
+            case,
+            found.map(|gpus| json!({"gpus": gpus.iter().map(row).collect::<Vec<_>>()})).map_err(|fault| fault.what),
+        );
+    }
+    for case in list(&formats["lock"]) {
+        let found = node_lock::decode(text(case, "text"));
+        let told = |lock: model::claim::NodeLock| json!({"seconds": seconds(lock.at), "owner": lock.owner.map(|owner| owner.to_string())});
+        check(case, found.map(told).map_err(|fault| fault.what));
+    }
+}
+
+#[test]
+fn every_form_of_handshake_is_read() {
+    let formats: Value = serde_json::from_str(FORMATS).unwrap();
+    for case in list(&formats["handshake"]) {
+        let (word, at) = match handshake::decode(text(case, "text")) {
+            Handshake::At(at) => ("at", Some(at)),
+            Handshake::Requesting { stated } => ("requesting", stated),
+            Handshake::Reported => ("reported", None),
+            Handshake::Deleted => ("deleted", None),
+            Handshake::Other => ("other", None),
+        };
+        check(case, Ok(json!({"word": word, "seconds": at.map(seconds)})));
+    }
+}
+
+#[test]
+fn every_form_of_device_string_and_request_is_read() {
+    let formats: Value = serde_json::from_str(FORMATS).unwrap();
+    for case in list(&formats["devices"]) {
+        let row = |grant: &Grant| json!([grant.uuid.as_str(), grant.memory.0, grant.cores.0]);
+        let told = |slots: Slots| json!({"slots": slots.0.iter().map(|slot| slot.iter().map(row).collect()).collect::<Vec<Vec<Value>>>()});
+        let found = assignment::decode(key::TO_ALLOCATE, text(case, "text"));
+        check(case, found.map(told).map_err(|fault| fault.what));
+    }
+    for case in list(&formats["request"]) {
+        let found = request(&Rules::default(), &amounts(&case["limits"]), &Amounts::new());
+        let told = |request: Option<GpuRequest>| {
+            let memory = request.map(|request| request.memory);
+            let percent = if let Some(MemoryRequest::Percent(share)) = memory { Some(share) } else { None };
+            let mib = if let Some(MemoryRequest::Amount(amount)) = memory { Some(amount.0) } else { None };
+            let (count, cores) = (request.map(|request| request.count), request.map(|request| request.cores.0));
+            json!({"count": count, "percent": percent, "mib": mib, "cores": cores})
+        };
+        check(case, found.map(told).map_err(|error| error.to_string()));
+    }
+}
