@@ -98,6 +98,7 @@ fn a_second_signal_ends_at_once() {
     drop(held);
 }
 
+/// Promise 11 in docs/specification.md.
 #[test]
 fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() {
     let dir = tempfile::tempdir().unwrap();
