@@ -3,3 +3,9 @@
 
 #[cfg(test)]
 mod life;
+#[cfg(test)]
+mod chart;
+#[cfg(test)]
+mod tokens;
+#[cfg(test)]
+mod guard;

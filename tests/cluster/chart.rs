@@ -1,0 +1,136 @@
+//! The chart's accounts, rights and policies on the real cluster, as helm renders them: what runs under test gets its
+//! rights from nowhere else.
+
+use lab::cluster::Cluster;
+use lab::eventually::eventually;
+use lab::kubectl::Kubectl;
+use std::process::Command;
+use std::time::Duration;
+
+/// Where the chart is installed.
+pub(crate) const NAMESPACE: &str = "gpu-steward";
+pub(crate) const AGENT: &str = "gpu-steward-agent";
+/// Everything of the chart that needs no image.
+const RIGHTS: [&str; 6] = ["accounts", "agent/rbac", "extender/rbac", "guard/access", "guard/keys", "guard/agent"];
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/gpu-steward");
+
+/// Renders the chart with these values (`guard.hami[0].name=…`).
+pub(crate) fn render(cluster: &Cluster, templates: &[&str], values: &[&str]) -> String {
+    let mut helm = Command::new(cluster.program("helm"));
+    helm.args(["template", "gpu-steward", CHART, "--namespace", NAMESPACE]);
+    helm.args(templates.iter().flat_map(|name| ["-s".to_owned(), format!("templates/{name}.yaml")]));
+    helm.args(values.iter().flat_map(|value| ["--set", value]));
+    let output = helm.output().expect("helm can be run");
+    assert!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Applies accounts, rights and policies, and waits until the policies hold.
+pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
+    let admin = cluster.admin();
+    let _ = admin.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")).ok();
+    let _ = admin.apply(&render(cluster, &RIGHTS, values)).ok();
+    // A new policy holds some seconds after it was taken. A write that every one of them must refuse tells.
+    let kubelet = admin.posing_as("system:node:node-1", &["system:nodes", "system:authenticated"]);
+    eventually("the guard of keys", Duration::from_secs(30), || {
+        let probe =
+            ["annotate", "node", "node-1", "hami.io/node-nvidia-register=probe", "--dry-run=server", "--overwrite"];
+        let said = kubelet.run(&probe);
+        said.err.contains("gpu-steward-system-keys").then_some(())
+    });
+    let unbound = cluster.bearer(&token(&admin, AGENT, &[]));
+    for probe in [
+        &["annotate", "node", "node-1", "probe=1", "--dry-run=server"][..],
+        &["create", "token", AGENT, "-n", NAMESPACE],
+    ] {
+        eventually("the guard of agents", Duration::from_secs(30), || {
+            unbound.run(probe).err.contains("names no node").then_some(())
+        });
+    }
+}
+
+/// A token of an account, as `kubectl create token` gets it.
+pub(crate) fn token(by: &Kubectl, account: &str, more: &[&str]) -> String {
+    let mut words = vec!["create", "token", account, "-n", NAMESPACE];
+    words.extend(more);
+    by.run(&words).ok().trim().to_owned()
+}
+
+/// The agent of a node: a token bound to that Node, and nothing else.
+pub(crate) fn agent_of(cluster: &Cluster, node: &str) -> Kubectl {
+    let bound = ["--bound-object-kind", "Node", "--bound-object-name", node];
+    cluster.bearer(&token(&cluster.admin(), AGENT, &bound))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lab::cluster::Wanted;
+
+    /// Every key of the program is either guarded by the chart or free on purpose.
+    #[test]
+    fn each_key_is_guarded_or_free() {
+        const FREE: [&str; 1] = ["hami.io/device-cordon"];
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let text = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).expect("a file of the tree");
+        let guarded = text("charts/gpu-steward/templates/guard/_keys.tpl");
+        let keys = text("src/wire/key.rs");
+        let keys: Vec<&str> = keys.split('"').skip(1).step_by(2).filter(|word| word.contains('/')).collect();
+        assert!(keys.len() >= 13, "{keys:?}");
+        for key in keys {
+            let holds = guarded.contains(&format!("'{key}'"));
+            assert!(holds != FREE.contains(&key), "{key}: guard it in _keys.tpl, or list it as free here");
+        }
+    }
+
+    /// The API server understands every expression of the policies for every object it can meet.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn the_policies_have_no_warnings() {
+        let cluster = Cluster::up(&Wanted::nodes(1));
+        install(&cluster, &[]);
+        eventually("the types of all policies to be checked", Duration::from_secs(30), || {
+            let policies = cluster.admin().get(&["validatingadmissionpolicies"]);
+            let policies = policies["items"].as_array().expect("a list").clone();
+            assert_eq!(policies.len(), 4);
+            policies.iter().all(|policy| policy["status"]["typeChecking"].is_object()).then(|| {
+                for policy in &policies {
+                    assert!(policy["status"]["typeChecking"]["expressionWarnings"].is_null(), "{policy:#}");
+                }
+            })
+        });
+    }
+
+    /// helm takes the whole chart, and the API server takes all that helm makes of it.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn all_of_the_chart_is_taken() {
+        let cluster = Cluster::up(&Wanted::nodes(1));
+        install(&cluster, &[]);
+        let lint = Command::new(cluster.program("helm")).args(["lint", "--strict", CHART]).output().expect("helm");
+        assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
+        let odd = [
+            "agent.runtimeClassName=nvidia",
+            "agent.settings.gpus=simulated=H100:8",
+            "agent.podLabels.a=b",
+            "agent.podAnnotations.a=b",
+            "agent.nodeSelector.gpu=on",
+            "agent.env[0].name=A",
+            "agent.env[0].value=b",
+            "extender.gpuPreemption=true",
+            "image.pullSecrets[0].name=secret",
+            "guard.users[0]=ann",
+            "guard.groups[0]=ops",
+            "guard.hami[0].namespace=kube-system",
+            "guard.hami[0].name=hami-scheduler",
+        ];
+        for values in [&[][..], &odd, &["guard.enabled=false", "service.enabled=false"]] {
+            let said = cluster.admin().run_with(
+                &["apply", "--dry-run=server", "--validate=strict", "-f", "-"],
+                &render(&cluster, &[], values),
+            );
+            let said = said.ok();
+            assert!(said.contains("daemonset.apps/gpu-steward-agent"), "{said}");
+        }
+    }
+}

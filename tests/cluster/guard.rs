@@ -1,0 +1,305 @@
+//! The guard of system-owned keys, and of what an agent may touch: who must pass passes, who must not is refused, each by a
+//! real API server. Promises 26 and 27 in docs/specification.md.
+
+use crate::chart::{agent_of, install};
+use crate::life::sleeper;
+use lab::cluster::{Cluster, Wanted};
+use lab::eventually::eventually;
+use lab::kubectl::Kubectl;
+use serde_json::json;
+use std::fs;
+use std::time::Duration;
+
+const READY: Duration = Duration::from_secs(60);
+const REFUSED: &str = "system-owned keys are written by the GPU scheduler and the agents alone";
+const HAMI: [&str; 2] = ["guard.hami[0].namespace=kube-system", "guard.hami[0].name=hami-scheduler"];
+
+const POD_KEYS: [&str; 8] = [
+    "hami.io/vgpu-node",
+    "hami.io/vgpu-time",
+    "hami.io/vgpu-devices-to-allocate",
+    "hami.io/vgpu-devices-allocated",
+    "hami.io/vgpu-mig-allocations",
+    "hami.io/bind-time",
+    "hami.io/bind-phase",
+    "gpu-steward.io/epoch",
+];
+const NODE_KEYS: [&str; 6] = [
+    "hami.io/node-nvidia-register",
+    "hami.io/node-nvidia-score",
+    "hami.io/node-nvidia-assume",
+    "hami.io/node-handshake",
+    "hami.io/mutex.lock",
+    "gpu-steward.io/epoch",
+];
+
+fn account(admin: &Kubectl, namespace: &str, name: &str) -> Kubectl {
+    let group = format!("system:serviceaccounts:{namespace}");
+    admin.posing_as(
+        &format!("system:serviceaccount:{namespace}:{name}"),
+        &["system:serviceaccounts", &group, "system:authenticated"],
+    )
+}
+
+/// A user who may do in the namespace what an owner of workloads may, and create bindings.
+fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
+    let _ = admin.run(&["create", "rolebinding", "ann", "-n", namespace, "--clusterrole=edit", "--user=ann"]).ok();
+    let _ = admin
+        .run(&[
+            "create",
+            "role",
+            "binder",
+            "-n",
+            namespace,
+            "--verb=create,update,patch",
+            "--resource=pods/binding,pods/status,bindings",
+        ])
+        .ok();
+    let _ = admin.run(&["create", "rolebinding", "binder", "-n", namespace, "--role=binder", "--user=ann"]).ok();
+    admin.posing_as("ann", &["system:authenticated"])
+}
+
+fn annotate(by: &Kubectl, object: &[&str], key: &str, value: &str) -> lab::kubectl::Said {
+    let pair = format!("{key}={value}");
+    by.run(&[&["annotate", "--overwrite"], object, &[&pair]].concat())
+}
+
+fn remove(by: &Kubectl, object: &[&str], key: &str) -> lab::kubectl::Said {
+    let key = format!("{key}-");
+    by.run(&[&["annotate"], object, &[&key]].concat())
+}
+
+/// A user can neither bring an assignment along, nor add, change or remove one, in any of the ways annotations come in.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_user_forges_no_assignment() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    install(&cluster, &[]);
+    let (admin, space) = (cluster.admin(), cluster.namespace("guard-user"));
+    let namespace = space.name.as_str();
+    let ann = user(&admin, namespace);
+    let refused = |what: &str, said: String| assert!(said.contains(REFUSED), "{what}: {said}");
+
+    for key in POD_KEYS {
+        let pod = sleeper(namespace, "forged", "node-1").replacen(
+            "name: forged",
+            &format!("name: forged, annotations: {{{key}: '1'}}"),
+            1,
+        );
+        let said = ann.create(&pod).refused();
+        assert!(said.contains(REFUSED) && said.contains("not by ann") && said.contains(key), "{key}: {said}");
+    }
+    let labelled = sleeper(namespace, "forged", "node-1").replacen(
+        "name: forged",
+        "name: forged, labels: {hami.io/vgpu-node: node-1}",
+        1,
+    );
+    refused("a label", ann.create(&labelled).refused());
+
+    let _ = ann.create(&sleeper(namespace, "own", "node-1")).ok();
+    let own = ["pod", "own", "-n", namespace];
+    // What is a user's own stays free.
+    for key in ["nvidia.com/use-gputype", "hami.io/enable-realtime-check", "hami.io/gpu-scheduler-policy", "team"] {
+        let _ = annotate(&ann, &own, key, "1").ok();
+    }
+    for key in POD_KEYS {
+        refused(key, annotate(&ann, &own, key, "1").refused());
+    }
+    refused("label", ann.run(&["label", "pod", "own", "-n", namespace, "hami.io/vgpu-node=node-1"]).refused());
+    let patch = r#"{"metadata":{"annotations":{"hami.io/bind-phase":"success"}}}"#;
+    for more in [&["--type=merge"][..], &["--type=strategic"], &["--type=merge", "--subresource=status"]] {
+        let said = ann.run(&[&["patch", "pod", "own", "-n", namespace, "-p", patch], more].concat()).refused();
+        refused(&format!("{more:?}"), said);
+    }
+    // One that is there is not changed or removed, and everything else of the pod still can be.
+    let _ = annotate(&admin, &own, "hami.io/vgpu-devices-allocated", "GPU-x,NVIDIA,3000,30:;").ok();
+    refused("change", annotate(&ann, &own, "hami.io/vgpu-devices-allocated", "GPU-y,NVIDIA,3000,30:;").refused());
+    refused("removal", remove(&ann, &own, "hami.io/vgpu-devices-allocated").refused());
+    let _ = annotate(&ann, &own, "team", "2").ok();
+
+    // An unbound pod, and a Binding with annotations, which the API server merges into the pod.
+    let unbound = sleeper(namespace, "unbound", "node-1").replace("nodeName: node-1", "schedulerName: nobody");
+    let _ = ann.create(&unbound).ok();
+    let binding = |annotations: &str| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Binding","metadata":{{"name":"unbound","namespace":"{namespace}","annotations":{annotations}}},"target":{{"apiVersion":"v1","kind":"Node","name":"node-1"}}}}"#
+        )
+    };
+    let forged = binding(r#"{"hami.io/vgpu-devices-allocated":"GPU-x,NVIDIA,3000,30:;"}"#);
+    for path in ["pods/unbound/binding", "bindings"] {
+        let path = format!("/api/v1/namespaces/{namespace}/{path}");
+        refused(&path, ann.run_with(&["create", "--raw", &path, "-f", "-"], &forged).refused());
+    }
+    let path = format!("/api/v1/namespaces/{namespace}/pods/unbound/binding");
+    let _ = ann.run_with(&["create", "--raw", &path, "-f", "-"], &binding(r#"{"team":"2"}"#)).ok();
+}
+
+/// kubelet's status updates and mirror pods go on, on a Node that carries system-owned keys; it writes none of them itself.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn kubelet_goes_on() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    install(&cluster, &[]);
+    let (admin, space) = (cluster.admin(), cluster.namespace("guard-kubelet"));
+    let namespace = space.name.as_str();
+    let agent = agent_of(&cluster, "node-1");
+    for key in NODE_KEYS {
+        let _ = annotate(&agent, &["node", "node-1"], key, "1").ok();
+    }
+    // kubelet writes its Node's status.
+    let beat = || {
+        let node = admin.get(&["node", "node-1"]);
+        let conditions = node["status"]["conditions"].as_array().expect("conditions").clone();
+        let ready = conditions.into_iter().find(|condition| condition["type"] == "Ready").expect("Ready");
+        ready["lastHeartbeatTime"].as_str().expect("a time").to_owned()
+    };
+    cluster.part("restart", "node-1-kubelet");
+    let first = beat();
+    cluster.part("restart", "node-1-kubelet");
+    eventually("a later heartbeat", READY, || (beat() > first).then_some(()));
+
+    // A static pod, and the mirror that kubelet makes of it. Text that begins with a brace would be read as JSON.
+    let manifests = &cluster.node("node-1").manifests;
+    let write = |name: &str, annotations: &str| {
+        let pod = sleeper(namespace, name, "").replacen(
+            &format!("name: {name}"),
+            &format!("name: {name}, annotations: {{{annotations}}}"),
+            1,
+        );
+        fs::write(manifests.join(name), format!("---\n{pod}")).expect("a manifest");
+    };
+    write("forged", "hami.io/bind-phase: success");
+    write("static", "team: a");
+    admin.wait("create", READY, &["pod/static-node-1", "-n", namespace]);
+    admin.wait("condition=Ready", READY, &["pod/static-node-1", "-n", namespace]);
+    let log = cluster.status().parts.iter().find(|part| part.name == "node-1-kubelet").expect("a kubelet").log.clone();
+    eventually("the refusal of a mirror that brings an assignment along", READY, || {
+        fs::read_to_string(&log)
+            .ok()?
+            .lines()
+            .any(|line| line.contains("mirror pod") && line.contains(REFUSED))
+            .then_some(())
+    });
+    for name in ["forged", "static"] {
+        fs::remove_file(manifests.join(name)).expect("the manifest is there");
+    }
+    // kubelet's own identity writes no system-owned key.
+    let kubelet = admin.posing_as("system:node:node-1", &["system:nodes", "system:authenticated"]);
+    for key in NODE_KEYS {
+        let said = annotate(&kubelet, &["node", "node-1"], key, "forged").refused();
+        assert!(said.contains(REFUSED) && said.contains("not by system:node:node-1"), "{key}: {said}");
+    }
+    for key in NODE_KEYS {
+        let _ = remove(&agent, &["node", "node-1"], key).ok();
+    }
+}
+
+/// Deployments go on with pods that carry system-owned keys; one that brings an assignment along gets no pods.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn controllers_go_on() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    install(&cluster, &[]);
+    let (admin, space) = (cluster.admin(), cluster.namespace("guard-controllers"));
+    let namespace = space.name.as_str();
+    let agent = agent_of(&cluster, "node-1");
+    // A Deployment with a user's annotation, whose pods get an assignment and become Ready.
+    let deployment = format!(
+        "{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: well, namespace: {namespace}}}, spec: {{replicas: 2, \
+         selector: {{matchLabels: {{app: well}}}}, template: {{metadata: {{labels: {{app: well}}, annotations: \
+         {{nvidia.com/use-gputype: H100}}}}, spec: {{terminationGracePeriodSeconds: 0, dnsPolicy: Default, containers: \
+         [{{name: main, image: 'registry.local/busybox:1', command: [sleep, '100000']}}]}}}}}}}}"
+    );
+    let _ = admin.apply(&deployment).ok();
+    let _ = admin.run(&["rollout", "status", "deployment/well", "-n", namespace, "--timeout=60s"]).ok();
+    let pods = admin.get(&["pods", "-n", namespace, "-l", "app=well"]);
+    let name = pods["items"][0]["metadata"]["name"].as_str().expect("a name").to_owned();
+    let _ = annotate(&agent, &["pod", &name, "-n", namespace], "hami.io/bind-phase", "success").ok();
+    let _ = admin.run(&["rollout", "restart", "deployment/well", "-n", namespace]).ok();
+    let _ = admin.run(&["rollout", "status", "deployment/well", "-n", namespace, "--timeout=60s"]).ok();
+
+    // One that brings an assignment along gets no pods, and says why.
+    let forging =
+        deployment.replace("well", "ill").replace("nvidia.com/use-gputype: H100", "hami.io/bind-phase: success");
+    let _ = admin.apply(&forging).ok();
+    eventually("the reason in the ReplicaSet", READY, || {
+        let sets = admin.get(&["replicasets", "-n", namespace, "-l", "app=ill"]);
+        let condition = &sets["items"][0]["status"]["conditions"][0];
+        (condition["type"] == "ReplicaFailure" && condition["message"].as_str()?.contains(REFUSED)).then_some(())
+    });
+}
+
+/// HAMi's accounts pass where they are named, and only there.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn hami_passes_where_it_is_named() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    install(&cluster, &HAMI);
+    let (admin, space) = (cluster.admin(), cluster.namespace("guard-hami"));
+    let role = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: as-hami}, rules: [\
+                {apiGroups: [''], resources: [pods, nodes], verbs: [get, list, watch, patch]}]}";
+    let _ = admin.apply(role).ok();
+    let _ = admin.create(&sleeper(&space.name, "given", "node-1")).ok();
+    let pod = ["pod", "given", "-n", space.name.as_str()];
+    let scheduler = account(&admin, "kube-system", "hami-scheduler");
+    let plugin = account(&admin, "kube-system", "hami-device-plugin");
+    for name in ["hami-scheduler", "hami-device-plugin"] {
+        let subject = format!("--serviceaccount=kube-system:{name}");
+        let binding = format!("as-{name}");
+        let _ = admin.run(&["create", "clusterrolebinding", &binding, "--clusterrole=as-hami", &subject]);
+    }
+    for key in POD_KEYS {
+        let _ = annotate(&scheduler, &pod, key, "1").ok();
+        let said = annotate(&plugin, &pod, key, "2").refused();
+        assert!(said.contains(REFUSED), "{said}");
+    }
+    let _ = scheduler.run(&["label", "pod", "given", "-n", &space.name, "hami.io/vgpu-node=node-1"]).ok();
+    for key in NODE_KEYS {
+        let _ = annotate(&scheduler, &["node", "node-1"], key, "1").ok();
+        let said = annotate(&plugin, &["node", "node-1"], key, "2").refused();
+        assert!(said.contains(REFUSED), "{said}");
+        let _ = remove(&scheduler, &["node", "node-1"], key).ok();
+    }
+    // An operator's key is anybody's who may write to Nodes.
+    let _ = annotate(&plugin, &["node", "node-1"], "hami.io/device-cordon", "GPU-x").ok();
+    let _ = remove(&plugin, &["node", "node-1"], "hami.io/device-cordon").ok();
+}
+
+/// An agent writes to its own Node and to the pods bound to it; to another Node, a pod elsewhere or an unbound pod it is
+/// refused, whatever it writes; and with a token that names no node it writes nothing.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_agent_touches_its_own_node_and_no_other() {
+    let cluster = Cluster::up(&Wanted::nodes(3));
+    install(&cluster, &[]);
+    let (admin, space) = (cluster.admin(), cluster.namespace("guard-agent"));
+    let namespace = space.name.as_str();
+    let agent = agent_of(&cluster, "node-1");
+    let _ = admin.create(&sleeper(namespace, "here", "node-1")).ok();
+    let _ = admin.create(&sleeper(namespace, "elsewhere", "node-2")).ok();
+    let _ = admin.create(&sleeper(namespace, "nowhere", "x").replace("nodeName: x", "schedulerName: nobody")).ok();
+
+    let _ = annotate(&agent, &["node", "node-1"], "hami.io/node-handshake", "1763730000").ok();
+    let _ = annotate(&agent, &["pod", "here", "-n", namespace], "hami.io/bind-phase", "success").ok();
+    let node = admin.get(&["node", "node-1"]);
+    assert_eq!(node["metadata"]["annotations"]["hami.io/node-handshake"], json!("1763730000"));
+    let _ = remove(&agent, &["node", "node-1"], "hami.io/node-handshake").ok();
+
+    for key in ["hami.io/node-handshake", "anything"] {
+        let said = annotate(&agent, &["node", "node-2"], key, "1").refused();
+        assert!(said.contains("the agent of node node-1 may not write to node node-2"), "{said}");
+        for pod in ["elsewhere", "nowhere"] {
+            let said = annotate(&agent, &["pod", pod, "-n", namespace], key, "1").refused();
+            assert!(said.contains("the agent of node node-1 may write only to pods bound to it"), "{said}");
+        }
+    }
+    for (verb, object) in [("delete", ["pod", "here"]), ("delete", ["node", "node-1"])] {
+        let said = agent.run(&[&[verb], &object[..], &["-n", namespace]].concat()).refused();
+        assert!(said.contains("cannot delete resource"), "{said}");
+    }
+    let unbound = cluster.bearer(&crate::chart::token(&admin, crate::chart::AGENT, &[]));
+    for object in [&["node", "node-1"][..], &["pod", "here", "-n", namespace]] {
+        let said = annotate(&unbound, object, "anything", "1").refused();
+        assert!(said.contains("this one names no node"), "{said}");
+    }
+}

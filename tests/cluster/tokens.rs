@@ -1,0 +1,131 @@
+//! Which node a caller speaks for: the claim in its token, however it got the token. Promise 27 in docs/specification.md.
+
+use crate::chart::{AGENT, NAMESPACE, agent_of, install, token};
+use lab::cluster::{Cluster, Wanted};
+use lab::eventually::eventually;
+use lab::kubectl::Kubectl;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::Duration;
+
+const READY: Duration = Duration::from_secs(60);
+
+/// Whom the API server takes a caller for.
+fn whoami(caller: &Kubectl) -> Value {
+    let said = caller.run(&["auth", "whoami", "-o", "json"]).ok();
+    serde_json::from_str::<Value>(&said).expect("JSON")["status"]["userInfo"].clone()
+}
+
+fn node_of(caller: &Kubectl) -> Value {
+    let user = whoami(caller);
+    assert_eq!(user["username"], format!("system:serviceaccount:{NAMESPACE}:{AGENT}"));
+    user["extra"]["authentication.kubernetes.io/node-name"].clone()
+}
+
+/// Bound to a Node, bound to a Pod, or put into a pod by kubelet: each carries the node's name. An unbound one does not.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn tokens_carry_the_node() {
+    let cluster = Cluster::up(&Wanted::nodes(3));
+    install(&cluster, &[]);
+    let admin = cluster.admin();
+    assert_eq!(node_of(&agent_of(&cluster, "node-2")), json!(["node-2"]));
+
+    let pod = format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: token-holder, namespace: {NAMESPACE}}}, spec: {{nodeName: node-3, \
+         serviceAccountName: {AGENT}, terminationGracePeriodSeconds: 0, dnsPolicy: Default, containers: [{{name: main, \
+         image: 'registry.local/busybox:1', command: [sleep, '100000']}}]}}}}"
+    );
+    let _ = admin.run(&["delete", "pod", "-n", NAMESPACE, "token-holder", "--ignore-not-found"]).ok();
+    let _ = admin.apply(&pod).ok();
+    admin.wait("condition=Ready", READY, &["pod/token-holder", "-n", NAMESPACE]);
+    let bound = token(&admin, AGENT, &["--bound-object-kind", "Pod", "--bound-object-name", "token-holder"]);
+    assert_eq!(node_of(&cluster.bearer(&bound)), json!(["node-3"]));
+    let path = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+    let projected = admin.exec(NAMESPACE, "token-holder", &["cat", path]);
+    assert_eq!(node_of(&cluster.bearer(&projected)), json!(["node-3"]));
+    let _ = admin.run(&["delete", "pod", "-n", NAMESPACE, "token-holder"]).ok();
+
+    assert_eq!(node_of(&cluster.bearer(&token(&admin, AGENT, &[]))), Value::Null);
+}
+
+/// An agent that runs under systemd renews its token by itself, for its own Node and a bounded time, and gets no other.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_service_renews_its_own_token_and_no_other() {
+    let cluster = Cluster::up(&Wanted::nodes(3));
+    install(&cluster, &[]);
+    let agent = agent_of(&cluster, "node-1");
+    let own = ["--bound-object-kind", "Node", "--bound-object-name", "node-1"];
+    let renewed = cluster.bearer(&token(&agent, AGENT, &own));
+    assert_eq!(node_of(&renewed), json!(["node-1"]));
+    let again = cluster.bearer(&token(&renewed, AGENT, &[&own[..], &["--duration", "24h"]].concat()));
+    assert_eq!(node_of(&again), json!(["node-1"]), "renewed with what was renewed");
+
+    let ask = |words: &[&str]| agent.run(&[&["create", "token"], words].concat()).refused();
+    let of_agent = [AGENT, "-n", NAMESPACE];
+    for (what, words) in [
+        ("of no node", &[][..]),
+        ("of another node", &["--bound-object-kind", "Node", "--bound-object-name", "node-2"]),
+        ("of a node by the name of a pod", &["--bound-object-kind", "Pod", "--bound-object-name", "node-1"]),
+        ("for long", &[&own[..], &["--duration", "25h"]].concat()),
+    ] {
+        let said = ask(&[&of_agent[..], words].concat());
+        assert!(said.contains("the agent of node node-1 may ask only for tokens bound to that Node"), "{what}: {said}");
+    }
+    let said = ask(&["gpu-steward-extender", "-n", NAMESPACE]);
+    assert!(said.contains("cannot create resource \"serviceaccounts/token\""), "of another account: {said}");
+}
+
+/// The script of the systemd timer: another token takes the file's place, and where it is refused the file stays.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_timer_renews_the_token_in_its_file() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    install(&cluster, &[]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("token");
+    let first = token(&cluster.admin(), AGENT, &["--bound-object-kind", "Node", "--bound-object-name", "node-1"]);
+    fs::write(&file, &first).expect("a token");
+    let renew = |node: &str, server: &str| {
+        let mut script = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../systemd/renew-token"));
+        script.env("STEWARD_API", server).env("STEWARD_NODE", node).env("STEWARD_CA", &cluster.status().ca);
+        let output = script.env("STEWARD_TOKEN", &file).output().expect("the script can be run");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let server = cluster.status().server.as_str();
+    assert_eq!(renew("node-1", server), (true, String::new()));
+    let second = fs::read_to_string(&file).expect("a token");
+    assert_ne!(second, first);
+    assert_eq!(node_of(&cluster.bearer(&second)), json!(["node-1"]));
+    assert_eq!(fs::metadata(&file).expect("a token").permissions().mode() & 0o777, 0o600);
+
+    let (well, said) = renew("node-2", server);
+    assert!(!well && said.contains("may ask only for tokens bound to that Node"), "{said}");
+    let (well, said) = renew("node-1", "https://127.0.0.1:1");
+    assert!(!well && said.contains("the API server did not answer"), "{said}");
+    assert_eq!(fs::read_to_string(&file).expect("a token"), second, "a refusal changes nothing");
+    assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "and leaves nothing behind");
+}
+
+/// A token ends with the Node it is bound to, and a later Node of that name does not bring it back.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_token_ends_with_its_node() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    install(&cluster, &[]);
+    let admin = cluster.admin();
+    let _ = admin.apply("{apiVersion: v1, kind: Node, metadata: {name: passing}}").ok();
+    let agent = agent_of(&cluster, "passing");
+    assert_eq!(node_of(&agent), json!(["passing"]));
+    let _ = admin.run(&["delete", "node", "passing"]).ok();
+    eventually("the token to be refused", Duration::from_secs(30), || {
+        agent.run(&["auth", "whoami"]).err.contains("Unauthorized").then_some(())
+    });
+    let _ = admin.apply("{apiVersion: v1, kind: Node, metadata: {name: passing}}").ok();
+    let said = agent.run(&["auth", "whoami"]).refused();
+    assert!(said.contains("Unauthorized"), "{said}");
+    let _ = admin.run(&["delete", "node", "passing"]).ok();
+}
