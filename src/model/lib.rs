@@ -3,7 +3,7 @@
 //! ```text
 //!   time unit id        the alphabet: when, how much, who
 //!   reading             a value that was measured at a time, or the reason why there is none
-//!   gpu cgroup process host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
+//!   gpu cgroup pod process host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
 //!   usage               what follows from two raw samples: rates, shares
 //!   xid                 NVIDIA's catalogue of driver errors: what each asks for, and which of them condemn a GPU
 //!   request registered claim promise   sharing: what a container asks for, what a node offers, what was given, what is owed
@@ -20,6 +20,7 @@ pub mod id;
 pub mod reading;
 pub mod gpu;
 pub mod cgroup;
+pub mod pod;
 pub mod process;
 pub mod host;
 pub mod usage;

@@ -18,6 +18,8 @@ pub mod cgroup_file;
 pub mod proc_file;
 pub mod kernel_log;
 pub mod log_link;
+pub mod pod;
+pub mod watch;
 pub mod heap_dump;
 pub mod register;
 pub mod handshake;

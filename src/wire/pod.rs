@@ -1,0 +1,364 @@
+//! A pod as the API server writes it, JSON in, [`Pod`] out. Only what [`Pod`] holds is looked at: of an object of some
+//! 15 KiB that is 1 KiB, and the rest (managed fields, volumes, environments) is passed over without being kept.
+//!
+//! What kubelet, the scheduler and users put into a pod is believed no further than its bounds: names are checked, texts
+//! and lists have a longest length, and what is beyond is counted, because a claim that was cut must not look like none.
+
+use crate::key::{CONFIG_HASH, CONFIG_MIRROR};
+use crate::timestamp;
+use model::id::{ContainerId, NotAName, PodRef, PodUid};
+use model::pod::{
+    ContainerKind, ContainerState, Controller, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Phase, Pod,
+    PodContainer, Restart,
+};
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// Annotations that begin so are kept: HAMi's, NVIDIA's and HAMi's for users, ours, Alnair's.
+const ANNOTATIONS: [&str; 4] = ["hami.io/", "nvidia.com/", "gpu-steward.io/", "ai.centaurus.io/"];
+/// Resources that begin so are of GPUs.
+const RESOURCES: [&str; 3] = ["nvidia.com/", "gpu-steward.io/", "hami.io/"];
+/// Kubernetes' own limit for names.
+const MAX_NAME: usize = 253;
+/// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
+const MAX_IMAGE: usize = 512;
+/// Longest quantity: the canonical form of the largest has some twenty characters.
+const MAX_QUANTITY: usize = 64;
+
+/// Why an object is no pod that we could use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAPod {
+    /// Another shape.
+    #[error("not the JSON of a pod: {0}")]
+    Json(String),
+    /// No UID to know it by.
+    #[error("metadata.uid: {0}")]
+    Uid(#[from] NotAName),
+    /// A name that Kubernetes would not have taken.
+    #[error("{0} is missing, too long, or not fit to be shown")]
+    Text(&'static str),
+    /// A time that is none.
+    #[error("metadata.deletionTimestamp is no time")]
+    Time,
+}
+
+/// Reads one pod.
+///
+/// # Errors
+/// [`NotAPod`], when what identifies it cannot be read. Whatever else is missing or unknown is left empty.
+pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
+    let raw: Raw = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
+    let (metadata, spec, status) = (raw.metadata.0, raw.spec.0, raw.status.0);
+    let Metadata { name, namespace, uid, deletion_timestamp, annotations, owner_references } = metadata;
+    let uid = PodUid::parse(&uid)?;
+    let deleted_at = match deletion_timestamp {
+        Some(text) => Some(timestamp::rfc3339(&text).ok_or(NotAPod::Time)?),
+        None => None,
+    };
+    let Annotations { kept, left_out, mirror_of } = annotations.0;
+    let (containers, containers_left_out) = containers(&spec, &status);
+    Ok(Pod {
+        uid,
+        mirror_of,
+        name: PodRef {
+            namespace: shown(&namespace, MAX_NAME).ok_or(NotAPod::Text("metadata.namespace"))?,
+            name: shown(&name, MAX_NAME).ok_or(NotAPod::Text("metadata.name"))?,
+        },
+        phase: phase(&status.phase.0),
+        deleted_at,
+        annotations: kept,
+        annotations_left_out: left_out,
+        priority: spec.priority,
+        controller: owner_references.0.iter().find(|owner| owner.controller == Some(true)).and_then(controller),
+        host_network: spec.host_network.0,
+        restart: restart(&spec.restart_policy.0),
+        containers,
+        containers_left_out,
+    })
+}
+
+// === what JSON says ===
+
+/// Go writes an empty list or map as `null` now and then.
+#[derive(Debug, Default)]
+struct OrNull<T>(T);
+
+impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for OrNull<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Option::<T>::deserialize(deserializer).map(|value| OrNull(value.unwrap_or_default()))
+    }
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    #[serde(default)]
+    metadata: OrNull<Metadata>,
+    #[serde(default)]
+    spec: OrNull<Spec>,
+    #[serde(default)]
+    status: OrNull<Status>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    name: String,
+    namespace: String,
+    uid: String,
+    deletion_timestamp: Option<String>,
+    annotations: OrNull<Annotations>,
+    owner_references: OrNull<Vec<OwnerReference>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct OwnerReference {
+    api_version: String,
+    kind: String,
+    name: String,
+    uid: String,
+    controller: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    priority: Option<i32>,
+    host_network: OrNull<bool>,
+    restart_policy: OrNull<String>,
+    init_containers: OrNull<Vec<Container>>,
+    containers: OrNull<Vec<Container>>,
+    ephemeral_containers: OrNull<Vec<Container>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Container {
+    name: String,
+    image: OrNull<String>,
+    restart_policy: OrNull<String>,
+    resources: OrNull<Resources>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Resources {
+    limits: OrNull<Limits>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    phase: OrNull<String>,
+    init_container_statuses: OrNull<Vec<ContainerStatus>>,
+    container_statuses: OrNull<Vec<ContainerStatus>>,
+    ephemeral_container_statuses: OrNull<Vec<ContainerStatus>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ContainerStatus {
+    name: String,
+    #[serde(rename = "containerID")]
+    container_id: OrNull<String>,
+    state: OrNull<State>,
+}
+
+/// One of them is there; what it says is not looked at.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct State {
+    waiting: Option<IgnoredAny>,
+    running: Option<IgnoredAny>,
+    terminated: Option<IgnoredAny>,
+}
+
+/// The entries of a map whose keys are wanted; of all others not even the value is read.
+struct Wanted<T, F> {
+    wanted: fn(&str) -> bool,
+    take: F,
+    value: PhantomData<T>,
+}
+
+impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for Wanted<T, F> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a map of texts")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if (self.wanted)(&key) {
+                (self.take)(key, map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_one_of(prefixes: &[&str], key: &str) -> bool {
+    key.len() <= MAX_NAME + 64 && prefixes.iter().any(|prefix| key.starts_with(prefix))
+}
+
+/// Those that matter.
+#[derive(Default)]
+struct Annotations {
+    kept: Vec<(Arc<str>, Arc<str>)>,
+    left_out: u32,
+    mirror_of: Option<PodUid>,
+}
+
+impl<'de> Deserialize<'de> for Annotations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut kept: Vec<(Arc<str>, Arc<str>)> = Vec::new();
+        let (mut left_out, mut size) = (0, 0);
+        let (mut hash, mut mirror) = (None, None);
+        deserializer.deserialize_map(Wanted {
+            wanted: |key| is_one_of(&ANNOTATIONS, key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
+            take: |key: String, value: String| match key.as_str() {
+                CONFIG_HASH => hash = Some(value),
+                CONFIG_MIRROR => mirror = Some(value),
+                _ if size + key.len() + value.len() > MAX_ANNOTATIONS => left_out += 1,
+                _ => {
+                    size += key.len() + value.len();
+                    kept.push((key.into(), value.into()));
+                }
+            },
+            value: PhantomData,
+        })?;
+        kept.sort();
+        Ok(Annotations { kept, left_out, mirror_of: mirror_of(hash.as_deref(), mirror.as_deref()) })
+    }
+}
+
+/// A mirror carries the hash twice. The hash has no dashes and the UIDs of the API server have, so nobody can name
+/// another pod's UID here and be taken for it.
+fn mirror_of(hash: Option<&str>, mirror: Option<&str>) -> Option<PodUid> {
+    let hash = hash.filter(|hash| Some(*hash) == mirror && !hash.contains('-'))?;
+    PodUid::parse(hash).ok()
+}
+
+/// Those of GPUs.
+#[derive(Default)]
+struct Limits {
+    kept: Vec<(Arc<str>, Arc<str>)>,
+    left_out: u32,
+}
+
+impl<'de> Deserialize<'de> for Limits {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut limits = Limits::default();
+        deserializer.deserialize_map(Wanted {
+            wanted: |key| is_one_of(&RESOURCES, key),
+            take: |key: String, quantity: String| {
+                if limits.kept.len() < MAX_RESOURCES && quantity.len() <= MAX_QUANTITY {
+                    limits.kept.push((key.into(), quantity.into()));
+                } else {
+                    limits.left_out += 1;
+                }
+            },
+            value: PhantomData,
+        })?;
+        limits.kept.sort();
+        Ok(limits)
+    }
+}
+
+// === what it means ===
+
+fn containers(spec: &Spec, status: &Status) -> (Vec<PodContainer>, u32) {
+    let lists = [
+        (ContainerKind::Init, &spec.init_containers.0, &status.init_container_statuses.0),
+        (ContainerKind::App, &spec.containers.0, &status.container_statuses.0),
+        (ContainerKind::Ephemeral, &spec.ephemeral_containers.0, &status.ephemeral_container_statuses.0),
+    ];
+    let mut kept = Vec::new();
+    let mut left_out = 0;
+    for (kind, specs, statuses) in lists {
+        for spec in specs {
+            match container(kind, spec, statuses).filter(|_| kept.len() < MAX_CONTAINERS) {
+                Some(container) => kept.push(container),
+                None => left_out += 1,
+            }
+        }
+    }
+    (kept, left_out)
+}
+
+fn container(kind: ContainerKind, spec: &Container, statuses: &[ContainerStatus]) -> Option<PodContainer> {
+    let status = statuses.iter().find(|status| status.name == spec.name);
+    let restart = restart(&spec.restart_policy.0);
+    let limits = &spec.resources.0.limits.0;
+    Some(PodContainer {
+        name: shown(&spec.name, MAX_NAME)?,
+        kind: if kind == ContainerKind::Init && restart == Some(Restart::Always) {
+            ContainerKind::Sidecar
+        } else {
+            kind
+        },
+        restart,
+        image: shown(&spec.image.0, MAX_IMAGE),
+        limits: limits.kept.clone(),
+        limits_left_out: limits.left_out,
+        id: status.and_then(|status| container_id(&status.container_id.0)),
+        state: status.map_or(ContainerState::Unknown, |status| state(&status.state.0)),
+    })
+}
+
+/// `containerd://<id>`.
+fn container_id(text: &str) -> Option<ContainerId> {
+    let (_, id) = text.split_once("://")?;
+    ContainerId::parse(id).ok()
+}
+
+fn state(state: &State) -> ContainerState {
+    match state {
+        State { running: Some(_), .. } => ContainerState::Running,
+        State { terminated: Some(_), .. } => ContainerState::Terminated,
+        State { waiting: Some(_), .. } => ContainerState::Waiting,
+        _ => ContainerState::Unknown,
+    }
+}
+
+fn phase(word: &str) -> Phase {
+    match word {
+        "Pending" => Phase::Pending,
+        "Running" => Phase::Running,
+        "Succeeded" => Phase::Succeeded,
+        "Failed" => Phase::Failed,
+        _ => Phase::Unknown,
+    }
+}
+
+fn restart(word: &str) -> Option<Restart> {
+    match word {
+        "Always" => Some(Restart::Always),
+        "OnFailure" => Some(Restart::OnFailure),
+        "Never" => Some(Restart::Never),
+        _ => None,
+    }
+}
+
+fn controller(owner: &OwnerReference) -> Option<Controller> {
+    Some(Controller {
+        api_version: shown(&owner.api_version, MAX_NAME)?,
+        kind: shown(&owner.kind, MAX_NAME)?,
+        name: shown(&owner.name, MAX_NAME)?,
+        uid: shown(&owner.uid, MAX_NAME)?,
+    })
+}
+
+/// A text that is fit to be shown.
+fn shown(text: &str, longest: usize) -> Option<Arc<str>> {
+    let fit = !text.is_empty() && text.len() <= longest && !text.chars().any(char::is_control);
+    fit.then(|| Arc::from(text))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+use super::*;
+use model::time::WallTime;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+const HASH: &str = "0f5b9a3e0d2c4b7f9a512f1f6a1f8d11";
+
+fn id(digit: &str) -> String {
+    digit.repeat(64)
+}
+
+/// As a server of 1.34 writes it, shortened where the length says nothing.
+fn whole() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": "train-0", "namespace": "ml", "uid": UID, "resourceVersion": "4711",
+            "creationTimestamp": "2026-11-21T10:00:00Z", "deletionTimestamp": "2026-11-21T10:15:30Z",
+            "annotations": {
+                "kubectl.kubernetes.io/last-applied-configuration": "{}",
+                "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,8000,30:;",
+                "nvidia.com/use-gputype": "A100", "gpu-steward.io/epoch": "3", "ai.centaurus.io/cycle": "12",
+            },
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "1"},
+                {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "2", "controller": true},
+            ],
+            "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
+        },
+        "spec": {
+            "nodeName": "n1", "priority": 1000, "hostNetwork": true, "restartPolicy": "OnFailure",
+            "initContainers": [
+                {"name": "fetch", "image": "fetch:1"},
+                {"name": "proxy", "image": "proxy:1", "restartPolicy": "Always"},
+            ],
+            "containers": [{
+                "name": "main", "image": "train:1",
+                "resources": {"limits": {"cpu": "4", "nvidia.com/gpumem": "8k", "nvidia.com/gpu": "2"}},
+            }],
+            "ephemeralContainers": null,
+        },
+        "status": {
+            "phase": "Running",
+            "initContainerStatuses": [
+                {"name": "fetch", "containerID": format!("containerd://{}", id("a")), "state": {"terminated": {}}},
+            ],
+            "containerStatuses": [
+                {"name": "main", "containerID": format!("cri-o://{}", id("b")), "state": {"running": {"startedAt": null}}},
+            ],
+        },
+    })
+}
+
+fn read(value: &Value) -> Result<Pod, NotAPod> {
+    decode(value.to_string().as_bytes())
+}
+
+#[test]
+fn a_whole_pod_is_read_and_nothing_else_is_kept() {
+    let pod = read(&whole()).unwrap();
+    assert_eq!((pod.uid.as_str(), pod.name.to_string(), &pod.mirror_of), (UID, "ml/train-0".into(), &None));
+    assert_eq!((pod.phase, pod.priority, pod.host_network), (Phase::Running, Some(1000), true));
+    assert_eq!((pod.restart, pod.deleted_at), (Some(Restart::OnFailure), Some(WallTime(1_795_256_130_000_000))));
+    let keys: Vec<&str> = pod.annotations.iter().map(|(key, _)| &**key).collect();
+    let expect =
+        ["ai.centaurus.io/cycle", "gpu-steward.io/epoch", "hami.io/vgpu-devices-allocated", "nvidia.com/use-gputype"];
+    assert_eq!((keys.as_slice(), pod.annotations_left_out), (&expect[..], 0));
+    assert_eq!(pod.annotation("hami.io/vgpu-devices-allocated"), Some("GPU-1,NVIDIA,8000,30:;"));
+    let controller = pod.controller.unwrap();
+    assert_eq!((&*controller.kind, &*controller.name, &*controller.api_version), ("StatefulSet", "train", "apps/v1"));
+    let seen: Vec<_> = pod.containers.iter().map(|c| (&*c.name, c.kind, c.state)).collect();
+    assert_eq!(
+        seen,
+        [
+            ("fetch", ContainerKind::Init, ContainerState::Terminated),
+            ("proxy", ContainerKind::Sidecar, ContainerState::Unknown),
+            ("main", ContainerKind::App, ContainerState::Running),
+        ]
+    );
+    let main = &pod.containers[2];
+    assert_eq!((main.image.as_deref(), main.limits.len()), (Some("train:1"), 2));
+    assert_eq!(
+        (main.limit("nvidia.com/gpu"), main.limit("nvidia.com/gpumem"), main.limit("cpu")),
+        (Some("2"), Some("8k"), None)
+    );
+    assert_eq!(main.id.as_ref().unwrap().as_str(), id("b"));
+}
+
+#[test]
+fn a_pod_that_was_just_bound_is_read() {
+    let value = json!({"metadata": {"name": "a", "namespace": "b", "uid": UID}, "spec": {"containers": [{"name": "c"}]}, "status": null});
+    let pod = read(&value).unwrap();
+    assert_eq!((pod.phase, pod.containers.len(), &pod.containers[0].id), (Phase::Unknown, 1, &None));
+}
+
+#[test]
+fn a_mirror_is_known_by_the_hash_of_its_manifest_and_nobody_can_borrow_another_pods_uid() {
+    let with = |hash: &str, mirror: &str| {
+        let mut value = whole();
+        value["metadata"]["annotations"] =
+            json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": mirror});
+        read(&value).unwrap()
+    };
+    assert_eq!(with(HASH, HASH).cgroup_uid().as_str(), HASH);
+    let other = "11111111-0d2c-4b7f-9a51-2f1f6a1f8d11";
+    for (hash, mirror) in [(HASH, "x"), ("", ""), (other, other), ("../../x", "../../x")] {
+        assert_eq!(with(hash, mirror).cgroup_uid().as_str(), UID, "{hash} {mirror}");
+    }
+}
+
+#[test]
+fn what_identifies_a_pod_must_be_there_and_fit() {
+    let with = |path: &str, value: Value| {
+        let mut pod = whole();
+        *pod.pointer_mut(path).unwrap() = value;
+        read(&pod).unwrap_err().to_string()
+    };
+    assert!(with("/metadata/uid", json!("7")).starts_with("metadata.uid: not a pod UID"));
+    assert!(with("/metadata/name", json!("")).starts_with("metadata.name is missing"));
+    assert!(with("/metadata/name", json!("a\u{7}b")).starts_with("metadata.name"));
+    assert!(with("/metadata/namespace", json!("n".repeat(254))).starts_with("metadata.namespace"));
+    assert!(with("/metadata/deletionTimestamp", json!("soon")).contains("no time"));
+    assert!(with("/spec/containers", json!("none")).starts_with("not the JSON of a pod"));
+    assert!(read(&json!([])).is_err() && decode(b"\xff").is_err() && decode(b"").is_err());
+}
+
+#[test]
+fn what_is_beyond_the_bounds_is_counted() {
+    let mut value = whole();
+    value["metadata"]["annotations"] = json!({
+        "hami.io/large": "x".repeat(MAX_ANNOTATIONS), "hami.io/small": "y", "other.io/large": "z".repeat(100_000),
+    });
+    value["spec"]["containers"] = (0..200).map(|n| json!({"name": format!("c{n}")})).collect();
+    let limits: serde_json::Map<String, Value> = (0..40).map(|n| (format!("nvidia.com/mig-{n}"), json!("1"))).collect();
+    value["spec"]["initContainers"] = json!([{"name": "i", "resources": {"limits": limits}}]);
+    let pod = read(&value).unwrap();
+    assert_eq!((pod.annotations.len(), pod.annotations_left_out), (1, 1));
+    assert_eq!((pod.containers.len(), pod.containers_left_out), (MAX_CONTAINERS, 73));
+    assert_eq!((pod.containers[0].limits.len(), pod.containers[0].limits_left_out), (MAX_RESOURCES, 8));
+}
+
+/// A value of any shape in the place of any value of a pod.
+fn strange() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,20}".prop_map(Value::from),
+        Just(json!("x".repeat(300))),
+        Just(json!(UID)),
+    ];
+    leaf.prop_recursive(2, 8, 3, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+            prop::collection::btree_map("[a-z./]{0,12}", inner, 0..3).prop_map(|map| map.into_iter().collect()),
+        ]
+    })
+}
+
+/// Every place of a value, as a pointer.
+fn places(value: &Value, at: &str, out: &mut Vec<String>) {
+    out.push(at.to_owned());
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, field)| {
+            places(field, &format!("{at}/{}", key.replace('~', "~0").replace('/', "~1")), out)
+        }),
+        Value::Array(items) => items.iter().enumerate().for_each(|(n, item)| places(item, &format!("{at}/{n}"), out)),
+        _ => {}
+    }
+}
+
+proptest! {
+    /// Promise 18 in docs/specification.md.
+    #[test]
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = decode(&bytes);
+    }
+
+    #[test]
+    fn whatever_stands_in_a_pod_is_kept_within_bounds_or_refused(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), strange()), 1..6),
+    ) {
+        let mut value = whole();
+        for (place, strange) in changes {
+            let mut all = Vec::new();
+            places(&value, "", &mut all);
+            *value.pointer_mut(place.get::<String>(&all)).unwrap() = strange;
+        }
+        if let Ok(pod) = read(&value) {
+            let names = [&pod.name.name, &pod.name.namespace];
+            let names = names.into_iter().chain(pod.containers.iter().map(|container| &container.name));
+            for name in names {
+                prop_assert!(!name.is_empty() && name.len() <= MAX_NAME && !name.contains(char::is_control));
+            }
+            let size: usize = pod.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+            prop_assert!(size <= MAX_ANNOTATIONS && pod.containers.len() <= MAX_CONTAINERS);
+            prop_assert!(pod.annotations.is_sorted());
+        }
+    }
+}
