@@ -3,10 +3,12 @@
 //!
 //! ```text
 //!   Agent::standalone(binary).with("--gpus", "none").start()   runs until ready
+//!   Agent::in_cluster(binary, &api_server, "n1")                 the same with an API server
 //!                                                   .launch()  runs, readiness not waited for
 //!                                                   .run()     runs to its end
 //! ```
 
+use crate::api_server::ApiServer;
 use crate::eventually::eventually;
 use crate::http::{self, Answer};
 use std::ffi::{OsStr, OsString};
@@ -59,18 +61,38 @@ pub struct Ended {
 impl Agent {
     /// `gpu-steward agent --standalone` with ports 0 and everything else in an empty directory. Names come from nowhere
     /// unless the test says otherwise, so that the machine's own runtime does not show through.
-    ///
-    /// # Panics
-    /// When no temporary directory can be made.
     #[must_use]
     pub fn standalone(binary: &str) -> Recipe {
-        let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a temporary directory");
-        let args = vec!["agent".into(), "--standalone".into()];
-        Recipe { binary: binary.into(), args, environment: Vec::new(), world: None, stderr: None, dir }
+        Recipe::of(binary).switch("--standalone")
+    }
+
+    /// `gpu-steward agent` with this API server, on a node of this name.
+    #[must_use]
+    pub fn in_cluster(binary: &str, server: &ApiServer, node: &str) -> Recipe {
+        let recipe = Recipe::of(binary);
+        let kubeconfig = server.kubeconfig(recipe.dir());
+        recipe.with("--kubeconfig", kubeconfig).with("--node-name", node)
     }
 }
 
 impl Recipe {
+    /// `gpu-steward agent` and no more.
+    ///
+    /// # Panics
+    /// When no temporary directory can be made.
+    #[must_use]
+    pub fn of(binary: &str) -> Recipe {
+        let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a temporary directory");
+        Recipe {
+            binary: binary.into(),
+            args: vec!["agent".into()],
+            environment: Vec::new(),
+            world: None,
+            stderr: None,
+            dir,
+        }
+    }
+
     /// One flag with its value.
     #[must_use]
     pub fn with(mut self, flag: &str, value: impl AsRef<OsStr>) -> Self {
@@ -155,8 +177,17 @@ impl Recipe {
             }
         }
         // What the machine or the test runner is told must not show through.
-        let of_managers =
-            ["NODE_NAME", "NOTIFY_SOCKET", "JOURNAL_STREAM", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS"];
+        let of_managers = [
+            "NODE_NAME",
+            "KUBECONFIG",
+            "KUBERNETES_SERVICE_HOST",
+            "HOME",
+            "NOTIFY_SOCKET",
+            "JOURNAL_STREAM",
+            "WATCHDOG_USEC",
+            "WATCHDOG_PID",
+            "LISTEN_FDS",
+        ];
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("GPU_STEWARD_") || of_managers.contains(&&*text) {

@@ -5,6 +5,7 @@
 //!   http         a client that speaks just enough HTTP
 //!   scenario     the fake NVML library and what it answers
 //!   agent        the built program in an empty directory of its own
+//!   api_server   a Kubernetes API server that fails when it is told to
 //!   pods         real cgroups with real processes, under kubelet's paths (needs root)
 //!   kubectl      real `kubectl` calls, as somebody
 //!   cluster      a real cluster on this machine (needs root)
@@ -17,6 +18,7 @@
 pub mod eventually;
 pub mod http;
 pub mod scenario;
+pub mod api_server;
 pub mod agent;
 pub mod pods;
 pub mod kubectl;

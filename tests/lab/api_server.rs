@@ -1,0 +1,467 @@
+//! A Kubernetes API server as far as a node's agent can tell: objects behind HTTP on a real socket, lists, watches with
+//! bookmarks, and the ways in which a real one fails.
+//!
+//! ```text
+//!   ApiServer::start()   .put(object)  .remove(…)  .bookmark()      what a cluster does
+//!                        .fault(…)  .cut()  .forget()  .stop()      what goes wrong
+//!                        .asked()                                   what it was asked
+//! ```
+//!
+//! Objects are JSON as kubectl shows it, kept by plural, namespace and name; each change takes the next version, and a
+//! watch tells the changes after the version it was asked from. New verbs are routes in [`router`].
+
+use crate::eventually::eventually;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path as Place, Query, Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum_server::tls_rustls::RustlsConfig;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::io::{Error, ErrorKind};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+
+/// What its kubeconfig has as the bearer token.
+pub const TOKEN: &str = "lab-token";
+
+/// The server.
+#[derive(Debug)]
+pub struct ApiServer {
+    address: SocketAddr,
+    world: Arc<World>,
+    certificate: Option<Certificate>,
+    serving: Option<Runtime>,
+}
+
+/// What makes it HTTPS; its own authority.
+#[derive(Clone, Debug)]
+struct Certificate {
+    chain: String,
+    key: String,
+}
+
+/// How it answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    /// As it should.
+    #[default]
+    None,
+    /// With this status, and a `Status` that says so.
+    Refuse(u16),
+    /// With 200 and something else.
+    Garbage,
+    /// Not at all, while the connection stays open.
+    Hang,
+    /// Lists well, and ends each watch as soon as it has begun.
+    EndAtOnce,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// `GET`.
+    pub method: String,
+    /// Without the query.
+    pub path: String,
+    /// The query, decoded.
+    pub query: BTreeMap<String, String>,
+    /// The header, if there was one.
+    pub authorization: Option<String>,
+}
+
+impl Asked {
+    /// Whether it was a watch.
+    #[must_use]
+    pub fn is_watch(&self) -> bool {
+        self.query.get("watch").is_some_and(|value| value == "true")
+    }
+}
+
+/// Plural, namespace (empty for what has none), name.
+type Key = (String, String, String);
+
+/// A change: its version, its type, the object after it (or before it went).
+type Change = (u64, &'static str, Key, Value);
+
+#[derive(Debug)]
+struct World {
+    cluster: Mutex<Cluster>,
+    /// Moves with each change, cut, and end.
+    moved: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Cluster {
+    version: u64,
+    objects: BTreeMap<Key, Value>,
+    changes: Vec<Change>,
+    /// Versions before this one are forgotten.
+    oldest: u64,
+    fault: Fault,
+    asked: Vec<Asked>,
+    /// Watches that began before this number of cuts are broken off.
+    cuts: u64,
+    /// Bytes said to every watch that runs.
+    noise: Vec<(u64, Vec<u8>)>,
+}
+
+impl ApiServer {
+    /// An empty cluster on a port that the kernel chooses.
+    ///
+    /// # Panics
+    /// When no port or thread can be had.
+    #[must_use]
+    pub fn start() -> ApiServer {
+        ApiServer::on_a_port(None)
+    }
+
+    /// The same behind HTTPS, with a certificate for 127.0.0.1.
+    ///
+    /// # Panics
+    /// When no port, thread or certificate can be had.
+    #[must_use]
+    pub fn start_tls() -> ApiServer {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
+        ApiServer::on_a_port(Some(Certificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }))
+    }
+
+    fn on_a_port(certificate: Option<Certificate>) -> ApiServer {
+        let cluster = Cluster { version: 1, ..Cluster::default() };
+        let world = Arc::new(World { cluster: Mutex::new(cluster), moved: watch::Sender::new(0) });
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let mut server = ApiServer { address, world, certificate, serving: None };
+        server.serve(listener);
+        server
+    }
+
+    fn serve(&mut self, listener: TcpListener) {
+        listener.set_nonblocking(true).expect("a socket that does not block");
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a thread");
+        let router = router(Arc::clone(&self.world)).into_make_service();
+        let certificate = self.certificate.clone();
+        runtime.spawn(async move {
+            match certificate {
+                None => axum_server::from_tcp(listener)?.serve(router).await,
+                Some(Certificate { chain, key }) => {
+                    let config = RustlsConfig::from_pem(chain.into(), key.into()).await?;
+                    axum_server::from_tcp_rustls(listener, config)?.serve(router).await
+                }
+            }
+        });
+        self.serving = Some(runtime);
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Writes a kubeconfig that leads here into `directory`.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn kubeconfig(&self, directory: &Path) -> PathBuf {
+        let path = directory.join("kubeconfig");
+        let cluster = match &self.certificate {
+            None => json!({"server": format!("http://{}", self.address)}),
+            Some(_) => {
+                self.authority(&directory.join("ca.crt"));
+                json!({"server": format!("https://{}", self.address), "certificate-authority": "ca.crt"})
+            }
+        };
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "lab",
+            "clusters": [{"name": "lab", "cluster": cluster}],
+            "users": [{"name": "lab", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
+        });
+        std::fs::write(&path, config.to_string()).expect("the kubeconfig is written");
+        path
+    }
+
+    /// Writes the certificate of who signed its own.
+    ///
+    /// # Panics
+    /// When it has none, or it cannot be written.
+    pub fn authority(&self, path: &Path) {
+        let certificate = self.certificate.as_ref().expect("a server with TLS");
+        std::fs::write(path, &certificate.chain).expect("the certificate is written");
+    }
+
+    /// Makes or changes an object; its `metadata` must name it. Gives its new version.
+    pub fn put(&self, plural: &str, mut object: Value) -> u64 {
+        let version = self.change(|cluster| {
+            let key = key(plural, &object);
+            let kind = if cluster.objects.contains_key(&key) { "MODIFIED" } else { "ADDED" };
+            object["metadata"]["resourceVersion"] = cluster.version.to_string().into();
+            cluster.objects.insert(key.clone(), object.clone());
+            cluster.changes.push((cluster.version, kind, key, object));
+        });
+        self.say();
+        version
+    }
+
+    /// Removes an object; nothing happens if there is none of that name.
+    pub fn remove(&self, plural: &str, namespace: &str, name: &str) {
+        let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
+        self.change(|cluster| {
+            if let Some(mut object) = cluster.objects.remove(&key) {
+                object["metadata"]["resourceVersion"] = cluster.version.to_string().into();
+                cluster.changes.push((cluster.version, "DELETED", key, object));
+            }
+        });
+        self.say();
+    }
+
+    /// Tells every watch the version of now.
+    pub fn bookmark(&self) {
+        let version = self.world.cluster.lock().version;
+        let mark = json!({"type": "BOOKMARK", "object": {
+            "kind": "Pod", "apiVersion": "v1",
+            "metadata": {"resourceVersion": version.to_string(), "creationTimestamp": null},
+            "spec": {"containers": null}, "status": {},
+        }});
+        self.noise(format!("{mark}\n").as_bytes());
+    }
+
+    /// Says these bytes to every watch that runs.
+    pub fn noise(&self, bytes: &[u8]) {
+        self.change(|cluster| cluster.noise.push((cluster.version, bytes.to_vec())));
+        self.say();
+    }
+
+    /// From now on it answers so.
+    pub fn fault(&self, fault: Fault) {
+        self.world.cluster.lock().fault = fault;
+    }
+
+    /// Breaks every running watch off in the middle of a line.
+    pub fn cut(&self) {
+        self.world.cluster.lock().cuts += 1;
+        self.say();
+    }
+
+    /// Forgets every version before now: a watch from one of them is told 410.
+    pub fn forget(&self) {
+        self.change(|cluster| cluster.oldest = cluster.version);
+        self.cut();
+    }
+
+    /// Closes the port and every connection.
+    pub fn stop(&mut self) {
+        if let Some(serving) = self.serving.take() {
+            serving.shutdown_background();
+        }
+    }
+
+    /// Opens the same port again, with the objects there were.
+    ///
+    /// # Panics
+    /// When the port is not free within half a minute.
+    pub fn restart(&mut self) {
+        self.stop();
+        let bind = || TcpListener::bind(self.address).ok();
+        let listener = eventually("the port again", Duration::from_secs(30), bind);
+        self.serve(listener);
+    }
+
+    /// Every request so far.
+    #[must_use]
+    pub fn asked(&self) -> Vec<Asked> {
+        self.world.cluster.lock().asked.clone()
+    }
+
+    fn change(&self, how: impl FnOnce(&mut Cluster)) -> u64 {
+        let mut cluster = self.world.cluster.lock();
+        cluster.version += 1;
+        how(&mut cluster);
+        cluster.version
+    }
+
+    fn say(&self) {
+        self.world.moved.send_modify(|moved| *moved += 1);
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A pod as a server writes it, bound to `node`, running, with containers of these names and ids; some 6 KiB, most of
+/// which nobody needs.
+#[must_use]
+pub fn pod(node: &str, namespace: &str, name: &str, uid: &str, containers: &[(&str, &str)]) -> Value {
+    let spec = |(name, _): &(&str, &str)| {
+        let environment: Vec<Value> =
+            (0..20).map(|n| json!({"name": format!("VARIABLE_{n}"), "value": "x".repeat(40)})).collect();
+        json!({"name": name, "image": format!("registry.example/{name}:1"), "env": environment, "resources": {}})
+    };
+    let status = |(name, id): &(&str, &str)| {
+        json!({
+            "name": name, "containerID": format!("containerd://{id}"), "ready": true, "restartCount": 0,
+            "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}, "lastState": {},
+        })
+    };
+    let managed: Vec<Value> =
+        (0..30).map(|n| json!({"manager": "kubelet", "fieldsV1": {format!("f:status-{n}"): {".": {}}}})).collect();
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": namespace, "uid": uid, "creationTimestamp": "2026-11-21T10:00:00Z",
+            "managedFields": managed,
+        },
+        "spec": {"nodeName": node, "restartPolicy": "Always", "containers": containers.iter().map(spec).collect::<Vec<_>>()},
+        "status": {"phase": "Running", "containerStatuses": containers.iter().map(status).collect::<Vec<_>>()},
+    })
+}
+
+// === the server's side ===
+
+fn router(world: Arc<World>) -> Router {
+    Router::new()
+        .route("/api/v1/{plural}", get(list))
+        .layer(middleware::from_fn_with_state(Arc::clone(&world), first))
+        .with_state(world)
+}
+
+/// Before anything is answered: what is asked is kept, and what is to go wrong goes wrong.
+async fn first(State(world): State<Arc<World>>, request: Request, next: Next) -> Response {
+    let query = request.uri().query().unwrap_or_default();
+    let query: BTreeMap<String, String> = Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
+        .map(|Query(query)| query)
+        .unwrap_or_default();
+    let authorization = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    let asked = Asked {
+        method: request.method().to_string(),
+        path: request.uri().path().to_owned(),
+        query,
+        authorization: authorization.map(str::to_owned),
+    };
+    let fault = {
+        let mut cluster = world.cluster.lock();
+        cluster.asked.push(asked.clone());
+        cluster.fault.clone()
+    };
+    match fault {
+        Fault::None => next.run(request).await,
+        Fault::Refuse(code) => status(code, "the lab refuses"),
+        Fault::Garbage => "<html>this is no API server</html>\n".into_response(),
+        Fault::Hang => std::future::pending().await,
+        Fault::EndAtOnce if asked.is_watch() => StatusCode::OK.into_response(),
+        Fault::EndAtOnce => next.run(request).await,
+    }
+}
+
+fn status(code: u16, message: &str) -> Response {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code});
+    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (code, [("content-type", "application/json")], status.to_string()).into_response()
+}
+
+/// Lists, or watches.
+async fn list(
+    State(world): State<Arc<World>>,
+    Place(plural): Place<String>,
+    Query(query): Query<HashMap<String, String>>,
+) -> Response {
+    let node =
+        query.get("fieldSelector").and_then(|selector| selector.strip_prefix("spec.nodeName=")).map(str::to_owned);
+    let wanted = Wanted { plural, node };
+    if query.get("watch").is_some_and(|value| value == "true") {
+        let from = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
+        return wanted.watched(world, from);
+    }
+    let cluster = world.cluster.lock();
+    let items: Vec<&Value> =
+        cluster.objects.iter().filter(|(key, object)| wanted.fits(key, object)).map(|(_, object)| object).collect();
+    let version = cluster.version.to_string();
+    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items});
+    ([("content-type", "application/json")], list.to_string()).into_response()
+}
+
+/// What a list or watch is about.
+struct Wanted {
+    plural: String,
+    node: Option<String>,
+}
+
+impl Wanted {
+    fn fits(&self, key: &Key, object: &Value) -> bool {
+        let here = self.node.as_ref().is_none_or(|node| object["spec"]["nodeName"] == node.as_str());
+        key.0 == self.plural && here
+    }
+
+    /// Everything that happens after version `from`, until it is cut or the client goes.
+    fn watched(self, world: Arc<World>, mut from: u64) -> Response {
+        let (lines, body) = mpsc::channel::<Result<Vec<u8>, Error>>(64);
+        let cuts = world.cluster.lock().cuts;
+        tokio::spawn(async move {
+            let mut moved = world.moved.subscribe();
+            loop {
+                let (said, cut, forgotten) = {
+                    let cluster = world.cluster.lock();
+                    let (cut, forgotten) = (cluster.cuts > cuts, from < cluster.oldest);
+                    let mut said = self.after(&cluster, from);
+                    if cut {
+                        said.push(b"{\"type\":\"MODIF".to_vec());
+                    }
+                    from = cluster.version;
+                    (said, cut, forgotten)
+                };
+                for line in said {
+                    if lines.send(Ok(line)).await.is_err() {
+                        return;
+                    }
+                }
+                if cut {
+                    let _ = lines.send(Err(Error::from(ErrorKind::ConnectionReset))).await;
+                }
+                if cut || forgotten {
+                    return;
+                }
+                tokio::select! {
+                    changed = moved.changed() => if changed.is_err() { return },
+                    () = lines.closed() => return,
+                }
+            }
+        });
+        ([("content-type", "application/json")], Body::from_stream(ReceiverStream::new(body))).into_response()
+    }
+
+    fn after(&self, cluster: &Cluster, from: u64) -> Vec<Vec<u8>> {
+        if from < cluster.oldest {
+            let message = format!("too old resource version: {from} ({})", cluster.oldest);
+            let gone =
+                json!({"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410, "message": message});
+            return vec![format!("{}\n", json!({"type": "ERROR", "object": gone})).into_bytes()];
+        }
+        let event = |kind: &str, object: &Value| format!("{}\n", json!({"type": kind, "object": object})).into_bytes();
+        let changes =
+            cluster.changes.iter().filter(|(version, _, key, object)| *version > from && self.fits(key, object));
+        let mut said: Vec<(u64, Vec<u8>)> =
+            changes.map(|(version, kind, _, object)| (*version, event(kind, object))).collect();
+        said.extend(cluster.noise.iter().filter(|(version, _)| *version > from).cloned());
+        said.sort_by_key(|(version, _)| *version);
+        said.into_iter().map(|(_, line)| line).collect()
+    }
+}
+
+fn key(plural: &str, object: &Value) -> Key {
+    let text = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
+    (plural.to_owned(), text("namespace"), text("name"))
+}
