@@ -11,6 +11,7 @@ pub mod health;
 pub mod attribute;
 pub mod remark;
 pub mod names;
+pub mod api_pods;
 pub mod cards;
 pub mod workload;
 pub mod pods;

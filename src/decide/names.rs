@@ -1,8 +1,9 @@
 //! Who is who: names of containers from several sources, the most trusted one first.
 
-use model::cgroup::{ContainerName, NameSource};
+use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
 use model::id::{ContainerId, PodRef, PodUid};
 use model::observation::ContainerDevices;
+use model::pod::Pod;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -11,7 +12,17 @@ use std::sync::Arc;
 pub struct Names {
     by_source: BTreeMap<NameSource, HashMap<ContainerId, ContainerName>>,
     by_uid: HashMap<PodUid, PodRef>,
+    /// Pods of the API server, under the UID that kubelet gives to their cgroups.
+    watched: HashMap<PodUid, PodRef>,
+    gone: Gone,
     devices: HashMap<(PodRef, Arc<str>), Vec<Arc<str>>>,
+}
+
+/// Names that the API server told and tells no more: a pod may be deleted there before its processes have ended.
+#[derive(Debug, Default)]
+struct Gone {
+    containers: HashMap<ContainerId, ContainerName>,
+    pods: HashMap<PodUid, PodRef>,
 }
 
 impl Names {
@@ -26,6 +37,34 @@ impl Names {
         }
     }
 
+    /// Replaces what the API server said. What it said before of pods and containers that it does not name any more is
+    /// kept until [`Names::lived`] finds their cgroups gone.
+    pub fn pods_told(&mut self, pods: &[Arc<Pod>]) {
+        let watched = pods.iter().map(|pod| (pod.cgroup_uid().clone(), pod.name.clone())).collect();
+        let names = pods.iter().flat_map(|pod| container_names(pod)).map(|name| (name.id.clone(), name)).collect();
+        let Gone { containers, pods } = &mut self.gone;
+        let before = self.by_source.insert(NameSource::PodWatch, names).unwrap_or_default();
+        containers.extend(before.into_iter().take(MAX_CGROUPS.saturating_sub(containers.len())));
+        let before = std::mem::replace(&mut self.watched, watched);
+        pods.extend(before.into_iter().take(MAX_CGROUPS.saturating_sub(pods.len())));
+        if let Some(named) = self.by_source.get(&NameSource::PodWatch) {
+            containers.retain(|id, _| !named.contains_key(id));
+        }
+        pods.retain(|uid, _| !self.watched.contains_key(uid));
+    }
+
+    /// Whether there are names that hang on the life of a cgroup.
+    #[must_use]
+    pub fn outlive(&self) -> bool {
+        !self.gone.containers.is_empty() || !self.gone.pods.is_empty()
+    }
+
+    /// Of the pods and containers that the API server names no more, only these live.
+    pub fn lived(&mut self, pod: impl Fn(&PodUid) -> bool, container: impl Fn(&ContainerId) -> bool) {
+        self.gone.containers.retain(|id, _| container(id));
+        self.gone.pods.retain(|uid, _| pod(uid));
+    }
+
     /// Replaces what kubelet said of devices.
     pub fn devices_told(&mut self, devices: Vec<ContainerDevices>) {
         self.devices.clear();
@@ -38,13 +77,21 @@ impl Names {
     /// The names of a container, from the first source that knows it.
     #[must_use]
     pub fn of(&self, id: &ContainerId) -> Option<&ContainerName> {
-        self.by_source.values().find_map(|names| names.get(id))
+        self.by_trust().find_map(|names| names.get(id))
     }
 
     /// The image of a container, from the first source that tells one.
     #[must_use]
     pub fn image(&self, id: &ContainerId) -> Option<Arc<str>> {
-        self.by_source.values().find_map(|names| names.get(id)?.image.clone())
+        self.by_trust().find_map(|names| names.get(id)?.image.clone())
+    }
+
+    /// What each source said, the most trusted first; what the API server said last of those that are gone is its word
+    /// too.
+    fn by_trust(&self) -> impl Iterator<Item = &HashMap<ContainerId, ContainerName>> {
+        let watch = self.by_source.get(&NameSource::PodWatch);
+        let others = self.by_source.iter().filter(|(source, _)| **source != NameSource::PodWatch);
+        watch.into_iter().chain([&self.gone.containers]).chain(others.map(|(_, names)| names))
     }
 
     /// Devices that kubelet gave to a named container.
@@ -56,8 +103,21 @@ impl Names {
     /// The name of a pod by its UID, where a source told one: for a pod none of whose containers is known by id.
     #[must_use]
     pub fn pod(&self, uid: &PodUid) -> Option<&PodRef> {
-        self.by_uid.get(uid)
+        self.watched.get(uid).or_else(|| self.gone.pods.get(uid)).or_else(|| self.by_uid.get(uid))
     }
+}
+
+/// The names of those containers that kubelet has told the ids of.
+fn container_names(pod: &Pod) -> impl Iterator<Item = ContainerName> {
+    pod.containers.iter().filter_map(|container| {
+        Some(ContainerName {
+            id: container.id.clone()?,
+            uid: Some(pod.cgroup_uid().clone()),
+            pod: pod.name.clone(),
+            container: Some(Arc::clone(&container.name)),
+            image: container.image.clone(),
+        })
+    })
 }
 
 /// Whether a device id that kubelet gave names this GPU: the UUID itself, or a slot of it (`<uuid>-3`, `<uuid>::3`).

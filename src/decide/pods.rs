@@ -49,7 +49,7 @@ pub fn show(workload: &Workload, names: &Names, mut holdings: Holdings) -> (Vec<
     for (report, rates) in workload.reports() {
         match &report.identity.kind {
             CgroupKind::Pod { uid, .. } => {
-                fill(pods.entry(uid.clone()).or_insert_with(|| bare(uid)), names, report, rates);
+                fill(pods.entry(uid.clone()).or_insert_with(|| bare(uid)), report, rates);
             }
             CgroupKind::Container { pod, id, .. } => {
                 let shares = holdings.containers.remove(id).unwrap_or_default();
@@ -60,7 +60,8 @@ pub fn show(workload: &Workload, names: &Names, mut holdings: Holdings) -> (Vec<
                         let pod = pods.entry(uid.clone()).or_insert_with(|| bare(uid));
                         pod.qos = Some(*qos);
                         if pod.name.is_none() {
-                            pod.name = names.of(id).map(|name| name.pod.clone());
+                            let by_container = || names.of(id).map(|name| &name.pod);
+                            pod.name = names.pod(uid).or_else(by_container).cloned();
                         }
                         pod.containers.push(container);
                     }
@@ -92,15 +93,12 @@ fn bare(uid: &PodUid) -> PodView {
     }
 }
 
-fn fill(pod: &mut PodView, names: &Names, report: &CgroupReport, rates: Rates) {
+fn fill(pod: &mut PodView, report: &CgroupReport, rates: Rates) {
     pod.qos = report.identity.qos();
     pod.cgroup = Some(Arc::clone(&report.identity));
     pod.sample = report.sample.clone();
     pod.rates = rates;
     pod.network = report.network.clone();
-    if pod.name.is_none() {
-        pod.name = names.pod(&pod.uid).cloned();
-    }
 }
 
 fn container(
@@ -127,6 +125,9 @@ fn container(
 
 /// Orders the containers of a pod and gives each the devices that kubelet says it holds, which needs the pod's name.
 fn finish(mut pod: PodView, names: &Names) -> PodView {
+    if pod.name.is_none() {
+        pod.name = names.pod(&pod.uid).cloned();
+    }
     if let Some(name) = &pod.name {
         for container in &mut pod.containers {
             if let Some(called) = &container.name {

@@ -292,12 +292,16 @@ mod tests {
         let served = served(sample_view::small(), Limits::default());
         served.ready.send(Err("GPU calls hang".into())).unwrap();
         let told = served.get("/readyz", "");
-        assert_eq!((told.status, told.text()), (503, "GPU calls hang\n"));
+        let heard = "watch of pods at the API server: heard 12 s ago";
+        assert_eq!((told.status, told.text()), (503, &*format!("GPU calls hang\n{heard}\n")));
         assert_eq!(served.get("/healthz", "").status, 200);
         assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));
         let mut view = sample_view::small();
         view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
+        view.pod_watch = None;
         served.view.send(Arc::new(view)).unwrap();
+        served.ready.send(Ok(())).unwrap();
+        assert_eq!(served.get("/readyz", "").text(), "ready\n", "nobody asks an API server");
         assert!(!served.get("/metrics", "").text().contains("serve-a"));
     }
 

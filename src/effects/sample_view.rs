@@ -9,10 +9,11 @@ use model::gpu::{
 use model::host::{CgroupVersion, HostFacts, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::observation::{GpuSourceState, Trouble};
+use model::pod::PodWatch;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::*;
-use model::view::{ContainerView, GpuShare, GpuView, Health, NodeView, PodView, ProcessView, Rates};
+use model::view::{ContainerView, GpuShare, GpuView, Health, NodeView, PodView, PodWatchView, ProcessView, Rates};
 use model::{Absence, Reading};
 use std::sync::Arc;
 
@@ -125,6 +126,8 @@ fn empty() -> NodeView {
     view.pass_us = 12_200;
     view.deadlines_missed = 1;
     view.troubles = vec![(Trouble::ProcUnreadable, 2), (Trouble::CriFailed, 1)];
+    let watch = PodWatch { heard: Some(Monotonic(NOW.monotonic.0 - 12_000_000_000)), broken: None };
+    view.pod_watch = Some(PodWatchView { watch, pods: 3, ..PodWatchView::default() });
     view
 }
 

@@ -4,6 +4,7 @@ use crate::cgroup::{CgroupReport, ContainerName, NameSource};
 use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::GpuUuid;
+use crate::pod::{PodList, PodWatch};
 use crate::process::{GpuProcesses, ProcessPass};
 use crate::reading::Absence;
 use std::sync::Arc;
@@ -47,6 +48,10 @@ pub enum Observation {
     },
     /// Devices that kubelet says a container holds, by namespace, pod and container name.
     Devices(Vec<ContainerDevices>),
+    /// The pods of this node at the API server, all of them, whenever one of them changed.
+    Pods(PodList),
+    /// How the watch of these pods fares, whenever the server said something or stopped to answer.
+    PodWatch(PodWatch),
     /// Something a source could not do, for the counters shown at `/metrics`; it was logged where it happened.
     Trouble(Trouble),
 }
@@ -127,6 +132,10 @@ pub enum Trouble {
     CriFailed,
     /// The PodResources socket failed or was slow.
     PodResourcesFailed,
+    /// The API server could not be asked for pods, or the watch of them broke.
+    PodWatchFailed,
+    /// A pod of the API server could not be read.
+    PodUnreadable,
     /// An NVML call failed with an error that is not one of the expected absences.
     NvmlFailed,
     /// A kernel log line could not be read.

@@ -6,6 +6,7 @@ use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid};
 use crate::observation::{GpuSourceState, Trouble};
+use crate::pod::PodWatch;
 use crate::process::{GpuProcess, HostProcess};
 use crate::reading::Reading;
 use crate::time::Now;
@@ -43,6 +44,8 @@ pub struct NodeView {
     pub processes: Arc<[ProcessView]>,
     /// Host processes beyond the bound.
     pub processes_left_out: u32,
+    /// What is known of the API server's pods; `None` where it is not asked.
+    pub pod_watch: Option<PodWatchView>,
     /// Pods and containers beyond the bound.
     pub cgroups_left_out: u32,
     /// How long the last pass over cgroups took, in microseconds.
@@ -51,6 +54,19 @@ pub struct NodeView {
     pub deadlines_missed: u64,
     /// What went wrong since the start, by kind.
     pub troubles: Vec<(Trouble, u64)>,
+}
+
+/// What is known of this node's pods at the API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodWatchView {
+    /// How the watch fares.
+    pub watch: PodWatch,
+    /// Pods that are known.
+    pub pods: u32,
+    /// Pods beyond the bound.
+    pub left_out: u32,
+    /// Pods whose newest version could not be read.
+    pub unreadable: u32,
 }
 
 /// One GPU.
@@ -249,6 +265,7 @@ impl NodeView {
             containers: Vec::new(),
             processes: Arc::from([]),
             processes_left_out: 0,
+            pod_watch: None,
             cgroups_left_out: 0,
             pass_us: 0,
             deadlines_missed: 0,

@@ -7,6 +7,8 @@
 //!   procfs cgroup owner    what they say, whose process is whose
 //!   sampler                the thread that looks at host, cgroups, networks, processes by deadline
 //!   names                  who is who: CRI socket, log links, PodResources
+//!   kubernetes             the API server: which pods this node has
+//!   spell                  said once, counted always, tried again ever more rarely
 //!   kernel_log nvml simulated   GPUs
 //! ```
 //!
@@ -16,12 +18,14 @@
 pub mod clock;
 pub mod roots;
 pub mod report;
+mod spell;
 pub mod kernel_file;
 pub mod procfs;
 pub mod cgroup;
 pub mod owner;
 pub mod sampler;
 pub mod names;
+pub mod kubernetes;
 pub mod kernel_log;
 pub mod nvml;
 pub mod simulated;

@@ -6,7 +6,6 @@
 //!   /var/log/containers ──── links ──────────▶ Names(LogLinks)   where there is no such socket
 //!   kubelet's PodResources ─ pod_resources ──▶ Devices           by name only: it tells neither UID nor id
 //!        socket   one question at a time, each with limits in time and size
-//!        spell    said once, counted always, tried again ever more rarely
 //! ```
 //!
 //! A report is the whole of what a source knows, and is made only when it differs from the one before. A source that
@@ -14,7 +13,6 @@
 //!
 //! What must never happen here: an unbounded answer, a question without a time limit, a line in the log each time.
 
-mod spell;
 mod socket;
 pub mod cri;
 mod links;
@@ -22,8 +20,8 @@ pub mod pod_resources;
 
 use self::cri::Cri;
 use self::pod_resources::PodResources;
-use self::spell::{Source, Spell};
 use crate::report::Reporter;
+use crate::spell::{Source, Spell};
 use model::observation::Trouble;
 use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;

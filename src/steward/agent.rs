@@ -1,7 +1,7 @@
 //! The node agent: which eye reports to whom, who owns the state, who shows it.
 //!
 //! ```text
-//!   sampler, nvml | simulated, names ──Observation──▶ owner ──watch──▶ http :9410, usage socket
+//!   sampler, nvml | simulated, names, pods ──Observation──▶ owner ──watch──▶ http :9410, usage socket
 //!                                                       └─▶ readiness, watchdog          admin :9411
 //! ```
 
@@ -23,12 +23,14 @@ use crate::stop::{self, Ask};
 use crate::telemetry::Telemetry;
 use addresses::Addresses;
 use doors::Doors;
+use latch::Latch;
 use model::id::NodeName;
 use model::observation::{GpuSourceState, Observation};
 use model::view::NodeView;
 use owner::Owner;
 use reload::Reload;
 use serve::Shown;
+use sources::kubernetes::Connection;
 use sources::report::Reporter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -72,10 +74,6 @@ impl Failure {
 
 fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exit, Failure> {
     effects::pprof::heap::set_active(settings.profiling);
-    if !settings.standalone {
-        let what = "this version runs without Kubernetes only: start it as gpu-steward agent --standalone".into();
-        return Err(Failure { what, exit: Exit::Usage });
-    }
     for (variable, near) in spoken.strange_variables() {
         let meant = near.unwrap_or_default();
         tracing::warn!(variable, meant, "an environment variable looks like a setting and is none");
@@ -87,16 +85,30 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
     // Before anybody is told that we run: what is compared at a reload is what held at the start.
     let (http_sender, http) = watch::channel(http);
     let reload = Reload::new(spoken, settings.live.clone(), http_sender);
-    let _addresses = announce(&settings, &name, &doors);
     let runtime = runtime().map_err(|error| Failure::io("start the runtime's threads", &error))?;
+    let kubernetes = runtime.block_on(connect(&settings))?;
+    let _addresses = announce(&settings, &name, &doors);
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
-        let mut agent = Agent::new(name, doors, http, &settings, &telemetry)?;
+        let mut agent = Agent::new(name.clone(), doors, http, &settings, &telemetry)?;
+        if let Some(connection) = kubernetes {
+            agent.follow_pods(connection, name);
+        }
         Ok(agent.live(asks, reload, &telemetry, drain).await)
     });
     // A thread that hangs in a driver must not keep the process.
     runtime.shutdown_background();
     exit
+}
+
+/// The way to the API server; standalone there is none unless it is asked for by name. Nothing is sent yet: a server that
+/// is away does not keep the agent from starting.
+async fn connect(settings: &Settings) -> Result<Option<Connection>, Failure> {
+    if settings.standalone && settings.kubeconfig.is_none() {
+        return Ok(None);
+    }
+    let connection = sources::kubernetes::connect(settings.kubeconfig.as_deref()).await;
+    connection.map(Some).map_err(|error| Failure { what: error.to_string(), exit: Exit::Usage })
 }
 
 /// One line with everything that a person or a script needs to find us.
@@ -138,7 +150,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 struct Agent {
     tasks: JoinSet<(&'static str, std::io::Result<()>)>,
     /// Keeps the owner's queue open even when no eye is left that could report.
-    _reporter: Reporter,
+    reporter: Reporter,
     /// Has the certificates of the admin port read again.
     certificates: Arc<Notify>,
     stop: CancellationToken,
@@ -157,14 +169,16 @@ impl Agent {
         let (reporter, observations) = Reporter::channel();
         let sampler = open_eyes(settings, &reporter, &stop)?;
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
-        let (ready, ready_seen) = watch::channel(latch::Latch::default().readiness());
+        let latch = Latch::new(!settings.standalone);
+        let (ready, ready_seen) = watch::channel(latch.readiness());
         let (usage_broken, usage) = watch::channel(None);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
-        let owner = Owner { node: decide::node::Node::new(name), observations, usage, view, ready, period, repeats };
+        let node = decide::node::Node::new(name);
+        let owner = Owner { node, latch, observations, usage, view, ready, period, repeats };
         let certificates = Arc::<Notify>::default();
         let mut agent = Agent {
             tasks: JoinSet::new(),
-            _reporter: reporter.clone(),
+            reporter: reporter.clone(),
             certificates: Arc::clone(&certificates),
             stop: stop.clone(),
         };
@@ -192,6 +206,15 @@ impl Agent {
             agent.must_not_end("admin", effects::admin::serve(listener, settings, stop));
         }
         Ok(agent)
+    }
+
+    /// Asks the API server for this node's pods from now on.
+    fn follow_pods(&mut self, connection: Connection, node: NodeName) {
+        let (reporter, ended) = (self.reporter.clone(), self.stop.clone());
+        self.must_not_end("pods", async move {
+            sources::kubernetes::follow_pods(connection, node, reporter, ended).await;
+            Ok(())
+        });
     }
 
     fn must_not_end(&mut self, name: &'static str, task: impl Future<Output = std::io::Result<()>> + Send + 'static) {

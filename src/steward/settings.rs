@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     pub standalone: bool,
     /// `None`: ask the environment, then the host.
     pub node_name: Option<NodeName>,
+    /// `None`: the usual places, unless standalone.
+    pub kubeconfig: Option<PathBuf>,
     pub state_dir: PathBuf,
     pub drain_timeout: Duration,
     pub gpus: Gpus,
@@ -96,6 +98,7 @@ impl Reader<'_> {
         let node_name = self.take("node-name", |text| {
             value::unless_auto(text, |text| NodeName::parse(text).map_err(|error| error.to_string()))
         });
+        let kubeconfig = self.take("kubeconfig", |text| value::unless_auto(text, value::path));
         let state_dir = self.take("state-dir", value::path);
         let drain_timeout = self.take("drain-timeout", value::patience);
         let gpus = self.take("gpus", value::gpus);
@@ -116,6 +119,7 @@ impl Reader<'_> {
         Some(Settings {
             standalone: standalone?,
             node_name: node_name?,
+            kubeconfig: kubeconfig?,
             state_dir: state_dir?,
             drain_timeout: drain_timeout?,
             gpus: gpus?,

@@ -5,7 +5,6 @@ use lab::agent::Agent;
 use lab::scenario::{FakeNvml, Fault, Scenario, cards};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Promise 14 in docs/specification.md.
@@ -41,13 +40,6 @@ fn an_address_of_another_machine_is_told_as_such() {
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(69), "{log}");
     assert!(log.contains("no interface of this machine has that address"), "{log}");
-}
-
-#[test]
-fn without_standalone_it_says_how_to_run() {
-    let output = Command::new(BINARY).args(["agent", "--listen", "127.0.0.1:0"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(64));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("gpu-steward agent --standalone"));
 }
 
 #[test]

@@ -39,3 +39,5 @@ mod api;
 mod ghosts;
 #[cfg(test)]
 mod prometheus;
+#[cfg(test)]
+mod pods;

@@ -124,15 +124,28 @@ impl Server {
         match place {
             Place::Index => sentence(StatusCode::OK, INDEX.trim_end()),
             Place::Health => sentence(StatusCode::OK, "ok"),
-            Place::Ready => match &*self.ready.borrow() {
-                Ok(()) => sentence(StatusCode::OK, "ready"),
-                Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, why),
-            },
+            Place::Ready => self.readiness(),
             Place::Metrics(sets) => self.metrics(&sets, request.headers()).await,
             Place::Api(document) => match self.refusal(peer, request.headers()) {
                 Some(refusal) => refusal,
                 None => self.api(document, request).await,
             },
+        }
+    }
+
+    /// Whether we are ready, and where the API server is asked, how long ago it said anything. Why it does not is for
+    /// those who may ask the API: it names addresses.
+    fn readiness(&self) -> Response<Answer> {
+        let watch = self.view.borrow().pod_watch.as_ref().map(|view| view.watch.clone());
+        let watch = watch.map_or_else(String::new, |watch| {
+            let heard = watch.heard.map(|at| (self.settings.clock)().monotonic.since(at).as_secs());
+            let heard = heard.map_or_else(|| "not heard yet".to_owned(), |age| format!("heard {age} s ago"));
+            let broken = if watch.broken.is_some() { ", broken" } else { "" };
+            format!("\nwatch of pods at the API server: {heard}{broken}")
+        });
+        match &*self.ready.borrow() {
+            Ok(()) => sentence(StatusCode::OK, &format!("ready{watch}")),
+            Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}{watch}")),
         }
     }
 

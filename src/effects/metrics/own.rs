@@ -26,6 +26,16 @@ const TROUBLES: Family = counter("gpu_steward_troubles_total", "What went wrong 
 const PASS: Family = gauge("gpu_steward_sampling_pass_seconds", "seconds", "How long the last pass over cgroups took.");
 const MISSED: Family = counter("gpu_steward_sampling_deadlines_missed_total", "Sampling deadlines missed.");
 const LEFT_OUT: Family = gauge("gpu_steward_left_out", "", "Things beyond a bound that are counted and not shown.");
+const WATCHING: Family = gauge(
+    "gpu_steward_pod_watch_up",
+    "",
+    "1 while this node's pods are followed at the API server, 0 while they cannot be.",
+);
+const WATCH_AGE: Family = gauge(
+    "gpu_steward_pod_watch_age_seconds",
+    "seconds",
+    "Time since the API server last said anything about this node's pods.",
+);
 const VIEW_AGE: Family = gauge("gpu_steward_view_age_seconds", "seconds", "Age of the view that this text shows.");
 const SCRAPES: Family = counter("gpu_steward_scrapes_total", "Answered requests for metrics, this one included.");
 const REFUSED: Family =
@@ -46,6 +56,7 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
     out.family(&BUILD);
     out.sample(&[Labels::new().with("version", env!("CARGO_PKG_VERSION")).as_str()], Number::Whole(1));
     sampling(scene.view, out);
+    pod_watch(scene, out);
     out.family(&VIEW_AGE);
     out.sample(&[], Number::Real(scene.now.monotonic.since(scene.view.now.monotonic).as_secs_f64()));
     for (family, count) in [
@@ -75,7 +86,22 @@ fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&MISSED);
     out.sample(&[], Number::Whole(view.deadlines_missed));
     out.family(&LEFT_OUT);
-    for (what, count) in [("cgroups", view.cgroups_left_out), ("processes", view.processes_left_out)] {
+    let api_pods = view.pod_watch.as_ref().map(|watch| ("api_pods", watch.left_out));
+    let known = [("cgroups", view.cgroups_left_out), ("processes", view.processes_left_out)];
+    for (what, count) in known.into_iter().chain(api_pods) {
         out.sample(&[Labels::new().with("what", what).as_str()], Number::Whole(u64::from(count)));
+    }
+}
+
+/// No series where the API server is not asked, and no age before it has said anything.
+fn pod_watch(scene: &Scene<'_>, out: &mut Exposition<'_>) {
+    let watch = scene.view.pod_watch.as_ref().map(|view| &view.watch);
+    out.family(&WATCHING);
+    if let Some(watch) = watch {
+        out.sample(&[], Number::Whole(u64::from(watch.heard.is_some() && watch.broken.is_none())));
+    }
+    out.family(&WATCH_AGE);
+    if let Some(heard) = watch.and_then(|watch| watch.heard) {
+        out.sample(&[], Number::Real(scene.now.monotonic.since(heard).as_secs_f64()));
     }
 }

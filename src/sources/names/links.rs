@@ -1,7 +1,7 @@
 //! kubelet's links to container logs: names for every container it made, from nothing but a list of file names.
 
-use super::spell::{Failure, Source, Spell};
 use crate::report::Reporter;
+use crate::spell::{Failure, Source, Spell};
 use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
 use model::observation::Observation;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};

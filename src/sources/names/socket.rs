@@ -1,7 +1,7 @@
 //! One question at a time to a gRPC service on a unix socket, with limits in time and size.
 
-use super::spell::{Failure, Spell};
 use crate::report::Reporter;
+use crate::spell::{Failure, Spell};
 use hyper_util::rt::TokioIo;
 use std::future::Future;
 use std::io::ErrorKind;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   first pass over cgroups ─┐
-//!   first answer about GPUs ─┴─▶ opened ──▶ ready, unless GPUs or their events hang, or the usage socket cannot be opened
+//!   first answer about GPUs ─┤
+//!   first list of pods       ┴─▶ opened ──▶ ready, unless GPUs or their events hang, or the usage socket cannot be opened
 //! ```
 
 use model::observation::{GpuSourceState, Observation};
@@ -13,6 +14,8 @@ use std::sync::Arc;
 pub(crate) struct Latch {
     cgroups: bool,
     gpus: bool,
+    /// `None` where the list is not waited for.
+    pods: Option<bool>,
     hanging: bool,
     events_hang: bool,
     /// Why the usage socket is not served, if it is not.
@@ -20,6 +23,12 @@ pub(crate) struct Latch {
 }
 
 impl Latch {
+    /// Nothing has been seen. In a cluster the first list of pods is waited for as well: an agent that may not read pods,
+    /// or never could, should not look ready there.
+    pub(crate) fn new(in_cluster: bool) -> Latch {
+        Latch { pods: in_cluster.then_some(false), ..Latch::default() }
+    }
+
     /// Looks at one observation on its way to the node.
     pub(crate) fn see(&mut self, observation: &Observation) {
         match observation {
@@ -29,13 +38,16 @@ impl Latch {
                 self.gpus |= !matches!(state, GpuSourceState::Starting);
             }
             Observation::GpuEventsHang(hang) => self.events_hang = *hang,
+            Observation::Pods(_) => {
+                self.pods.replace(true);
+            }
             _ => {}
         }
     }
 
     /// Whether the first looks have been taken.
     pub(crate) fn opened(&self) -> bool {
-        self.cgroups && self.gpus
+        self.cgroups && self.gpus && self.pods != Some(false)
     }
 
     /// What `/readyz` answers.
@@ -43,12 +55,12 @@ impl Latch {
         if self.hanging {
             return Err("all calls to the GPU driver hang; CPU and memory are still sampled".into());
         }
-        let waiting: &[&str] = match (self.cgroups, self.gpus) {
-            (false, false) => &["the first pass over cgroups", "the first answer about GPUs"],
-            (false, true) => &["the first pass over cgroups"],
-            (true, false) => &["the first answer about GPUs"],
-            (true, true) => &[],
-        };
+        let looks = [
+            (self.cgroups, "the first pass over cgroups"),
+            (self.gpus, "the first answer about GPUs"),
+            (self.pods != Some(false), "the API server's first list of pods"),
+        ];
+        let waiting: Vec<&str> = looks.into_iter().filter_map(|(seen, what)| (!seen).then_some(what)).collect();
         if !waiting.is_empty() {
             return Err(format!("starting: waiting for {}", waiting.join(" and ")).into());
         }
@@ -63,6 +75,7 @@ impl Latch {
 mod tests {
     use super::*;
     use model::observation::CgroupPass;
+    use model::pod::{PodList, PodWatch};
     use model::reading::Absence;
 
     #[test]
@@ -83,5 +96,18 @@ mod tests {
         latch.see(&Observation::GpuEventsHang(false));
         latch.usage = Some("socket".into());
         assert_eq!(latch.readiness(), Err("socket".into()));
+    }
+
+    #[test]
+    fn in_a_cluster_the_first_list_of_pods_is_waited_for_and_its_loss_later_is_no_reason() {
+        let mut latch = Latch::new(true);
+        latch.see(&Observation::GpuSource(GpuSourceState::SwitchedOff));
+        latch.see(&Observation::Cgroups(CgroupPass::default()));
+        assert!(!latch.opened() && latch.readiness().is_err_and(|why| why.ends_with("first list of pods")));
+        latch.see(&Observation::Pods(PodList::default()));
+        assert!(latch.opened());
+        let broken = PodWatch { heard: None, broken: Some("away".into()) };
+        latch.see(&Observation::PodWatch(broken));
+        assert_eq!(latch.readiness(), Ok(()));
     }
 }

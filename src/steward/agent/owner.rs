@@ -25,6 +25,8 @@ const BATCH: usize = 64;
 pub(crate) struct Owner {
     /// The state.
     pub node: Node,
+    /// What is waited for before we are ready.
+    pub latch: Latch,
     /// From the eyes.
     pub observations: mpsc::Receiver<Observation>,
     /// Why the usage socket is not served, if it is not.
@@ -43,7 +45,6 @@ impl Owner {
     /// Runs until `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let begin = Instant::now();
-        let mut latch = Latch::default();
         let mut announced = false;
         let mut publish_at = begin + self.period;
         let beat = notify::heartbeat();
@@ -61,14 +62,14 @@ impl Owner {
                 () = sleep_until(publish_at) => {
                     self.publish();
                     publish_at = Instant::now() + self.period + self.period / 2;
-                    if !announced && (latch.opened() || begin.elapsed() > PATIENCE) {
+                    if !announced && (self.latch.opened() || begin.elapsed() > PATIENCE) {
                         announced = true;
                         notify::ready(&self.summary());
                     }
                 }
                 Ok(()) = self.usage.changed() => {
-                    latch.usage = self.usage.borrow_and_update().clone();
-                    self.judge(&latch);
+                    self.latch.usage = self.usage.borrow_and_update().clone();
+                    self.judge();
                 }
                 count = self.observations.recv_many(&mut batch, BATCH) => {
                     if count == 0 {
@@ -78,10 +79,10 @@ impl Owner {
                         if matches!(observation, Observation::Cgroups(_)) {
                             publish_at = publish_at.min(Instant::now() + SETTLE);
                         }
-                        latch.see(&observation);
+                        self.latch.see(&observation);
                         self.take(observation);
                     }
-                    self.judge(&latch);
+                    self.judge();
                 }
             }
         }
@@ -99,8 +100,8 @@ impl Owner {
         self.repeats.tell(std::time::Instant::now());
     }
 
-    fn judge(&self, latch: &Latch) {
-        let readiness = latch.readiness();
+    fn judge(&self) {
+        let readiness = self.latch.readiness();
         let changed = self.ready.send_if_modified(|now| {
             let changed = *now != readiness;
             now.clone_from(&readiness);
@@ -109,7 +110,7 @@ impl Owner {
         if changed {
             match readiness {
                 Ok(()) => tracing::info!("ready"),
-                Err(why) if latch.opened() => tracing::warn!(reason = &*why, "not ready"),
+                Err(why) if self.latch.opened() => tracing::warn!(reason = &*why, "not ready"),
                 Err(why) => tracing::debug!(reason = &*why, "not ready yet"),
             }
             notify::status(&self.summary());

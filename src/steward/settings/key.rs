@@ -89,8 +89,19 @@ use Group::{Gpu, Host, Node, Serving, Telemetry, Timing};
 
 /// All of them, in the order of `--help`.
 pub(crate) const KEYS: &[Key] = &[
-    key(Node, "standalone", (SWITCH, "false"), "Run without Kubernetes: look at this machine and serve what is seen"),
+    key(
+        Node,
+        "standalone",
+        (SWITCH, "false"),
+        "Run without Kubernetes: look at this machine and serve what is seen, ask no API server",
+    ),
     key(Node, "node-name", ("NAME", "auto"), "This node's name; auto takes NODE_NAME, then the host's name"),
+    key(
+        Node,
+        "kubeconfig",
+        ("PATH", "auto"),
+        "API server and credentials; auto takes KUBECONFIG, then the pod's service account, then ~/.kube/config. With --standalone only a path that is given is used, for names",
+    ),
     key(Node, "state-dir", ("DIR", "/var/lib/gpu-steward"), "Directory for what outlives the program"),
     key(
         Node,

@@ -14,7 +14,8 @@ pub(crate) type Filter = Targets;
 const OURS: [&str; 6] = ["gpu_steward", "model", "wire", "decide", "sources", "effects"];
 
 /// What each number shows: 0 key events, warnings and errors; 2 what is done about them; 4 each step; 5 the libraries
-/// too. Libraries speak of warnings at most below 5: their "info" is not written for operators.
+/// too. Libraries speak of warnings at most below 5: their "info" is not written for operators. The API client calls each
+/// answer an error that its caller asked for, counts and tells itself, so below 5 it is silent.
 pub(crate) fn filter(verbosity: Verbosity) -> Filter {
     let (ours, libraries) = match verbosity.0 {
         0 | 1 => (LevelFilter::INFO, LevelFilter::WARN),
@@ -22,7 +23,9 @@ pub(crate) fn filter(verbosity: Verbosity) -> Filter {
         4 => (LevelFilter::TRACE, LevelFilter::WARN),
         _ => (LevelFilter::TRACE, LevelFilter::DEBUG),
     };
-    Targets::new().with_default(libraries).with_targets(OURS.map(|target| (target, ours)))
+    let client = if libraries == LevelFilter::DEBUG { libraries } else { LevelFilter::OFF };
+    let targets = Targets::new().with_default(libraries).with_target("kube_client", client);
+    targets.with_targets(OURS.map(|target| (target, ours)))
 }
 
 /// The level that holds, and the handle to change it.

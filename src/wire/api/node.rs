@@ -5,7 +5,7 @@ use super::head::Head;
 use super::reading::{Ages, Reading};
 use model::observation::{GpuSourceState, Trouble};
 use model::time::Now;
-use model::view::NodeView;
+use model::view::{NodeView, PodWatchView};
 use serde::{Deserialize, Serialize};
 
 /// The document.
@@ -50,6 +50,27 @@ pub struct Document {
     pub pass_seconds: f64,
     pub deadlines_missed: u64,
     pub troubles: Vec<TroubleCount>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_watch: Option<PodWatch>,
+}
+
+/// What is known of this node's pods at the API server; missing where it is not asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PodWatch {
+    /// `following`, `waiting` (for the first list) or `broken`.
+    pub state: String,
+    /// How long ago the API server last said anything; missing before the first list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub age_seconds: Option<f64>,
+    /// Why it is broken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Pods that are known; while the watch is broken these stay.
+    pub pods: u32,
+    /// Pods beyond the bound.
+    pub left_out: u32,
+    /// Pods whose newest version could not be read.
+    pub unreadable: u32,
 }
 
 /// Whether GPUs can be seen.
@@ -124,6 +145,25 @@ impl Document {
             pass_seconds: std::time::Duration::from_micros(view.pass_us).as_secs_f64(),
             deadlines_missed: view.deadlines_missed,
             troubles: view.troubles.iter().map(|&(kind, count)| TroubleCount::of(kind, count)).collect(),
+            pod_watch: view.pod_watch.as_ref().map(|watch| PodWatch::of(watch, now)),
+        }
+    }
+}
+
+impl PodWatch {
+    fn of(view: &PodWatchView, now: Now) -> PodWatch {
+        let state = match (&view.watch.broken, view.watch.heard) {
+            (Some(_), _) => "broken",
+            (None, Some(_)) => "following",
+            (None, None) => "waiting",
+        };
+        PodWatch {
+            state: state.to_owned(),
+            age_seconds: view.watch.heard.map(|heard| now.monotonic.since(heard).as_secs_f64()),
+            reason: view.watch.broken.as_ref().map(ToString::to_string),
+            pods: view.pods,
+            left_out: view.left_out,
+            unreadable: view.unreadable,
         }
     }
 }
@@ -162,6 +202,8 @@ pub fn trouble_word(kind: Trouble) -> &'static str {
         Trouble::CgroupUnreadable => "cgroup_unreadable",
         Trouble::CriFailed => "cri_failed",
         Trouble::PodResourcesFailed => "pod_resources_failed",
+        Trouble::PodWatchFailed => "pod_watch_failed",
+        Trouble::PodUnreadable => "pod_unreadable",
         Trouble::NvmlFailed => "nvml_failed",
         Trouble::KernelLogFailed => "kernel_log_failed",
         Trouble::QueueFull => "queue_full",
@@ -183,5 +225,21 @@ mod tests {
         assert_eq!(told.memory_total_bytes.reason(), Some("not measured yet"));
         let text = serde_json::to_string(&told).unwrap();
         assert_eq!(serde_json::from_str::<Document>(&text).unwrap(), told);
+    }
+
+    #[test]
+    fn the_watch_of_pods_is_told_in_each_of_its_states() {
+        let now = Now { monotonic: model::time::Monotonic(5_000_000_000), ..Now::default() };
+        let heard = Some(model::time::Monotonic(2_000_000_000));
+        for (heard, broken, state, age) in [
+            (None, None, "waiting", None),
+            (heard, None, "following", Some(3.0)),
+            (heard, Some("away"), "broken", Some(3.0)),
+            (None, Some("away"), "broken", None),
+        ] {
+            let watch = model::pod::PodWatch { heard, broken: broken.map(Into::into) };
+            let told = PodWatch::of(&PodWatchView { watch, pods: 2, ..PodWatchView::default() }, now);
+            assert_eq!((told.state.as_str(), told.age_seconds, told.reason.as_deref()), (state, age, broken));
+        }
     }
 }

@@ -11,7 +11,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// How bad a failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// It is not there. On a machine without Kubernetes that is as it should be.
     Absent,
     /// It is there and does not answer as it should.
@@ -20,32 +20,32 @@ pub(super) enum Failure {
 
 /// A source as people know it.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// The source's name for people.
-    pub(super) what: &'static str,
+    pub(crate) what: &'static str,
     /// What is lost without it.
-    pub(super) lost: &'static str,
+    pub(crate) lost: &'static str,
     /// What is counted.
-    pub(super) trouble: Option<Trouble>,
+    pub(crate) trouble: Option<Trouble>,
     /// Somebody asked for it by a setting, or it has been there before: then its absence is a failure.
-    pub(super) wanted: bool,
+    pub(crate) wanted: bool,
 }
 
 /// One source's spells of failure.
 #[derive(Debug)]
-pub(super) struct Spell {
+pub(crate) struct Spell {
     source: Source,
     failures: u32,
     said: Option<Failure>,
 }
 
 impl Spell {
-    pub(super) fn of(source: Source) -> Self {
+    pub(crate) fn of(source: Source) -> Self {
         Spell { source, failures: 0, said: None }
     }
 
     /// It failed: says so if that is news; gives what is to be counted, and how long to wait.
-    pub(super) fn failed(&mut self, failure: Failure, error: &dyn Display) -> (Option<Trouble>, Duration) {
+    pub(crate) fn failed(&mut self, failure: Failure, error: &dyn Display) -> (Option<Trouble>, Duration) {
         self.failures = self.failures.saturating_add(1);
         let news = self.said != Some(failure) && self.said != Some(Failure::Broken);
         let Source { what, lost, trouble, wanted } = self.source;
@@ -64,7 +64,7 @@ impl Spell {
     }
 
     /// It answered: says so if it had failed.
-    pub(super) fn worked(&mut self) {
+    pub(crate) fn worked(&mut self) {
         if self.said.take().is_some() {
             tracing::info!(source = self.source.what, failures = self.failures, "source answers");
         }

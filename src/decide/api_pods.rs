@@ -1,0 +1,55 @@
+//! This node's pods at the API server: the list as it was last told, and how the watch of it fares.
+
+use model::id::PodUid;
+use model::pod::{Pod, PodList, PodWatch};
+use model::view::PodWatchView;
+use std::sync::Arc;
+
+/// What the API server said last. While it is away that stays.
+#[derive(Debug, Default)]
+pub struct ApiPods {
+    list: PodList,
+    watch: Option<PodWatch>,
+}
+
+impl ApiPods {
+    /// Replaces the list.
+    pub fn told(&mut self, list: PodList) {
+        self.list = list;
+    }
+
+    /// How the watch fares now.
+    pub fn watched(&mut self, watch: PodWatch) {
+        self.watch = Some(watch);
+    }
+
+    /// All of them, ordered by UID.
+    #[must_use]
+    pub fn all(&self) -> &[Arc<Pod>] {
+        &self.list.pods
+    }
+
+    /// One of them, by the API server's UID.
+    #[must_use]
+    pub fn get(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
+        let place = self.list.pods.binary_search_by(|pod| pod.uid.cmp(uid)).ok()?;
+        self.list.pods.get(place)
+    }
+
+    /// Pods that are not in the list.
+    #[must_use]
+    pub fn left_out(&self) -> u32 {
+        self.list.left_out
+    }
+
+    /// For the view; `None` where nobody asks the API server.
+    #[must_use]
+    pub fn view(&self) -> Option<PodWatchView> {
+        self.watch.clone().map(|watch| PodWatchView {
+            watch,
+            pods: u32::try_from(self.list.pods.len()).unwrap_or(u32::MAX),
+            left_out: self.list.left_out,
+            unreadable: self.list.unreadable,
+        })
+    }
+}

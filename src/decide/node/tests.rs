@@ -1,0 +1,319 @@
+use super::*;
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, NameSource, Qos, Runtime};
+use model::gpu::{Gpu, GpuSample};
+use model::id::{ContainerId, GpuUuid, PodRef};
+use model::observation::{CgroupPass, ContainerDevices};
+use model::pod::{ContainerKind, ContainerState, Phase, Pod, PodContainer, PodList, PodWatch};
+use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, Owner, ProcessPass};
+use model::reading::Absence;
+use model::time::{Monotonic, WallTime};
+use model::unit::Percent;
+use proptest::prelude::*;
+
+fn now(seconds: u64) -> Now {
+    Now { monotonic: Monotonic(seconds * 1_000_000_000), wall: WallTime(1_700_000_000_000_000 + seconds * 1_000_000) }
+}
+
+fn uid(number: u8) -> PodUid {
+    PodUid::parse(&format!("{number:032x}")).unwrap()
+}
+
+fn container_id(number: u8) -> ContainerId {
+    ContainerId::parse(&format!("{number:064x}")).unwrap()
+}
+
+fn pod_cgroup(pod: u8) -> Arc<CgroupIdentity> {
+    let kind = CgroupKind::Pod { uid: uid(pod), qos: Qos::Burstable };
+    Arc::new(CgroupIdentity { path: format!("/kubepods/burstable/pod{pod}").into(), kind })
+}
+
+fn cgroup(pod: u8, container: u8) -> Arc<CgroupIdentity> {
+    let pod_of = (pod > 0).then(|| (uid(pod), Qos::Burstable));
+    let kind = CgroupKind::Container { pod: pod_of, id: container_id(container), runtime: Runtime::Containerd };
+    Arc::new(CgroupIdentity { path: format!("/kubepods/burstable/pod{pod}/{container}").into(), kind })
+}
+
+fn report(identity: Arc<CgroupIdentity>, cpu_seconds: u64, at: u64) -> CgroupReport {
+    let mut report = CgroupReport::unread(identity);
+    report.sample.cpu_total = Reading::Measured(Nanos(cpu_seconds * 1_000_000_000), now(at).monotonic);
+    report
+}
+
+fn pass(reports: Vec<CgroupReport>) -> Observation {
+    Observation::Cgroups(CgroupPass { reports, ..CgroupPass::default() })
+}
+
+fn gpu(number: u32) -> Gpu {
+    Gpu {
+        uuid: GpuUuid::parse(&format!("GPU-{number}")).unwrap(),
+        index: number,
+        minor: Reading::NOT_YET,
+        model: "A100".into(),
+        pci_bus_id: Reading::NOT_YET,
+        numa_node: Reading::NOT_YET,
+        architecture: Reading::NOT_YET,
+        memory_total: Reading::NOT_YET,
+        power_limit: Reading::NOT_YET,
+        mig_mode: Reading::NOT_YET,
+        mig: vec![],
+        links: vec![],
+        nvlinks_active: Reading::NOT_YET,
+    }
+}
+
+fn on_gpu(owner: Owner, mib: u64) -> GpuProcess {
+    GpuProcess {
+        pid: 4,
+        key: None,
+        command: "train".into(),
+        owner,
+        kind: GpuProcessKind::Compute,
+        mig: None,
+        memory_used: Reading::Measured(Bytes(mib << 20), now(1).monotonic),
+        sm: Reading::Measured(Percent(25.0), now(1).monotonic),
+        encoder: Reading::NOT_YET,
+        decoder: Reading::NOT_YET,
+    }
+}
+
+fn processes(list: Vec<GpuProcess>) -> Observation {
+    let gpu = gpu(0).uuid;
+    Observation::GpuProcesses(GpuProcesses {
+        gpu,
+        list: Reading::Measured(list, now(1).monotonic),
+        stamp: None,
+        left_out: 0,
+    })
+}
+
+fn name(container: u8, called: Option<&str>) -> ContainerName {
+    ContainerName {
+        id: container_id(container),
+        uid: None,
+        pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
+        container: called.map(Into::into),
+        image: None,
+    }
+}
+
+fn node(observations: Vec<Observation>) -> Node {
+    let mut node = Node::new(NodeName::parse("n1").unwrap());
+    for observation in observations {
+        node.apply(observation, now(1));
+    }
+    node
+}
+
+#[test]
+fn containers_find_their_pod_their_names_and_their_rates() {
+    let mut node = node(vec![
+        Observation::Names { source: NameSource::Cri, names: vec![name(1, None), name(2, Some("main"))] },
+        pass(vec![report(cgroup(1, 1), 0, 1), report(cgroup(1, 2), 10, 1), report(pod_cgroup(1), 10, 1)]),
+        pass(vec![report(cgroup(1, 1), 0, 3), report(cgroup(1, 2), 13, 3), report(pod_cgroup(1), 13, 3)]),
+    ]);
+    let view = node.view(now(3));
+    let [pod] = &view.pods[..] else { panic!("one pod: {:?}", view.pods) };
+    assert_eq!(pod.name.as_ref().unwrap().to_string(), "ml/train-0");
+    assert_eq!(pod.rates.cpu.get(), Some(Cores(1.5)));
+    let called: Vec<_> = pod.containers.iter().map(|c| (c.name.as_deref(), c.sandbox)).collect();
+    assert_eq!(called, [(Some("main"), false), (None, true)]);
+    assert_eq!(pod.containers[0].rates.cpu.get(), Some(Cores(1.5)));
+}
+
+/// Promise 8 in docs/specification.md.
+#[test]
+fn a_pod_that_is_not_in_the_next_pass_is_gone_from_everything() {
+    let mut node = node(vec![
+        Observation::Gpus(vec![gpu(0)]),
+        pass(vec![report(pod_cgroup(1), 1, 1), report(cgroup(1, 2), 1, 1)]),
+        processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 100)]),
+    ]);
+    let view = node.view(now(1));
+    assert_eq!(view.pods[0].gpus[0].memory_used.get(), Some(Bytes(100 << 20)));
+    assert_eq!(view.gpus[0].sole_holder(), Some(&uid(1)));
+    node.apply(pass(vec![]), now(2));
+    let view = node.view(now(2));
+    assert!(view.pods.is_empty());
+    assert_eq!((view.gpus[0].holders.len(), view.gpus[0].strangers), (0, 1));
+}
+
+#[test]
+fn a_card_with_a_stranger_has_no_sole_holder() {
+    let mut node = node(vec![
+        Observation::Gpus(vec![gpu(0)]),
+        pass(vec![report(cgroup(1, 2), 1, 1)]),
+        processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 100), on_gpu(Owner::Host, 10)]),
+    ]);
+    let view = node.view(now(1));
+    assert_eq!(view.gpus[0].holders, [uid(1)]);
+    assert_eq!(view.gpus[0].sole_holder(), None);
+}
+
+#[test]
+fn a_pod_that_kubelet_gave_a_card_holds_it_before_it_computes() {
+    let devices = ContainerDevices {
+        namespace: "ml".into(),
+        pod: "train-0".into(),
+        container: "main".into(),
+        resource: "nvidia.com/gpu".into(),
+        ids: vec!["GPU-0".into()],
+    };
+    let mut node = node(vec![
+        Observation::Gpus(vec![gpu(0), gpu(1)]),
+        Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
+        Observation::Devices(vec![devices]),
+        pass(vec![report(cgroup(1, 2), 1, 1)]),
+    ]);
+    let view = node.view(now(1));
+    assert_eq!(view.gpus[0].holders, [uid(1)]);
+    assert_eq!(view.gpus[1].holders, []);
+    assert_eq!(view.pods[0].containers[0].devices, ["GPU-0".into()]);
+}
+
+#[test]
+fn containers_without_a_pod_stand_by_themselves() {
+    let mut node = node(vec![pass(vec![report(cgroup(0, 7), 1, 1)])]);
+    let view = node.view(now(1));
+    assert_eq!((view.pods.len(), view.containers.len()), (0, 1));
+}
+
+/// A pod of the API server with one container; kubelet calls it by another UID if it is a mirror.
+fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<Pod> {
+    let main = PodContainer {
+        name: "main".into(),
+        kind: ContainerKind::App,
+        restart: None,
+        image: Some("app:1".into()),
+        limits: vec![],
+        limits_left_out: 0,
+        id: Some(container_id(container)),
+        state: ContainerState::Running,
+    };
+    Arc::new(Pod {
+        uid: uid(number),
+        mirror_of: mirror_of.map(uid),
+        name: PodRef { namespace: "api".into(), name: name.into() },
+        phase: Phase::Running,
+        deleted_at: None,
+        annotations: vec![],
+        annotations_left_out: 0,
+        priority: None,
+        controller: None,
+        host_network: false,
+        restart: None,
+        containers: vec![main],
+        containers_left_out: 0,
+    })
+}
+
+fn pods(pods: Vec<Arc<Pod>>) -> Observation {
+    Observation::Pods(PodList { pods, ..PodList::default() })
+}
+
+fn named(node: &mut Node) -> Vec<(String, Option<String>)> {
+    let shown = |pod: &PodView| {
+        let container = pod.containers.iter().find_map(|container| container.name.clone());
+        (pod.name.as_ref().map(ToString::to_string).unwrap_or_default(), container.map(|name| name.to_string()))
+    };
+    node.view(now(9)).pods.iter().map(shown).collect()
+}
+
+#[test]
+fn the_api_server_is_believed_before_the_runtime_and_the_runtime_fills_its_gaps() {
+    let mut node = node(vec![
+        Observation::Names { source: NameSource::Cri, names: vec![name(2, Some("cri")), name(3, Some("only-cri"))] },
+        pods(vec![api_pod(1, "web-0", 2, None)]),
+        pass(vec![report(pod_cgroup(1), 1, 1), report(cgroup(1, 2), 1, 1), report(cgroup(4, 3), 1, 1)]),
+    ]);
+    let main = ("api/web-0".to_owned(), Some("main".to_owned()));
+    assert_eq!(named(&mut node), [main, ("ml/train-0".to_owned(), Some("only-cri".to_owned()))]);
+}
+
+#[test]
+fn a_static_pod_is_found_by_the_hash_of_its_manifest() {
+    let mut node = node(vec![pods(vec![api_pod(7, "etcd-n1", 2, Some(1))]), pass(vec![report(pod_cgroup(1), 1, 1)])]);
+    assert_eq!(named(&mut node), [("api/etcd-n1".to_owned(), None)]);
+}
+
+#[test]
+fn the_name_of_a_pod_that_the_api_server_forgot_lives_as_long_as_its_cgroup() {
+    let living = || pass(vec![report(pod_cgroup(1), 1, 1), report(cgroup(1, 2), 1, 1)]);
+    let mut node = node(vec![pods(vec![api_pod(1, "web-0", 2, None)]), living(), pods(vec![]), living(), living()]);
+    let expect = [("api/web-0".to_owned(), Some("main".to_owned()))];
+    assert_eq!(named(&mut node), expect);
+    node.apply(pods(vec![api_pod(3, "other", 4, None)]), now(2));
+    assert_eq!(named(&mut node), expect, "another list changes nothing");
+    node.apply(pass(vec![]), now(3));
+    node.apply(living(), now(4));
+    assert_eq!(named(&mut node), [(String::new(), None)], "the name went with the cgroup");
+}
+
+#[test]
+fn what_the_watch_says_of_itself_is_in_the_view_and_pods_stay_while_it_is_broken() {
+    let mut node = node(vec![pods(vec![api_pod(1, "web-0", 2, None)])]);
+    assert_eq!(node.view(now(1)).pod_watch, None, "nobody asks the API server");
+    let watch = PodWatch { heard: Some(now(1).monotonic), broken: Some("away".into()) };
+    node.apply(Observation::PodWatch(watch.clone()), now(2));
+    let view = node.view(now(2)).pod_watch.unwrap();
+    assert_eq!((view.watch, view.pods, view.left_out), (watch, 1, 0));
+}
+
+#[test]
+fn pods_beyond_the_bound_are_remarked_once() {
+    let mut node = node(vec![]);
+    let list = |left_out| Observation::Pods(PodList { left_out, ..PodList::default() });
+    let remarked: Vec<usize> = [0, 3, 4, 0, 1].into_iter().map(|count| node.apply(list(count), now(1)).len()).collect();
+    assert_eq!(remarked, [0, 1, 0, 0, 1]);
+}
+
+fn any_observation() -> impl Strategy<Value = Observation> {
+    let cgroups = prop::collection::vec((0u8..4, 0u8..6, 0u64..9), 0..12).prop_map(|list| {
+        pass(list.into_iter().map(|(pod, container, cpu)| report(cgroup(pod, container), cpu, cpu)).collect())
+    });
+    let on_gpus = prop::collection::vec((0u8..4, 0u8..6, 0u64..99), 0..12).prop_map(|list| {
+        processes(list.into_iter().map(|(pod, id, mib)| on_gpu(Owner::Cgroup(cgroup(pod, id)), mib)).collect())
+    });
+    prop_oneof![
+        cgroups,
+        on_gpus,
+        prop::collection::vec(0u32..3, 0..4).prop_map(|list| Observation::Gpus(list.into_iter().map(gpu).collect())),
+        Just(Observation::Names { source: NameSource::Cri, names: vec![name(1, Some("a")), name(1, None)] }),
+        prop::collection::vec((0u8..4, 0u8..6), 0..4).prop_map(|list| {
+            pods(list.into_iter().map(|(pod, container)| api_pod(pod, "any", container, None)).collect())
+        }),
+        Just(Observation::Processes(ProcessPass::default())),
+        Just(Observation::GpuSample(gpu(0).uuid, Box::new(GpuSample::absent(Absence::GpuLost)))),
+        Just(Observation::Trouble(Trouble::QueueFull)),
+    ]
+}
+
+proptest! {
+    /// Against a naive model: the pods of the view are those of the last pass (and, before any pass, of the GPU list),
+    /// each GPU is there once, and every pod's share of a card is a holder of that card.
+    #[test]
+    fn the_view_agrees_with_the_last_word_of_each_source(events in prop::collection::vec(any_observation(), 0..20)) {
+        let mut node = node(vec![]);
+        let mut last_pass: Option<BTreeSet<PodUid>> = None;
+        for event in events {
+            if let Observation::Cgroups(pass) = &event {
+                last_pass = Some(pass.reports.iter().filter_map(|r| r.identity.pod().cloned()).collect());
+            }
+            node.apply(event, now(1));
+            let view = node.view(now(1));
+            let pods: BTreeSet<PodUid> = view.pods.iter().map(|pod| pod.uid.clone()).collect();
+            prop_assert_eq!(pods.len(), view.pods.len());
+            if let Some(expect) = &last_pass {
+                prop_assert_eq!(&pods, expect);
+            }
+            let mut uuids: Vec<_> = view.gpus.iter().map(|gpu| &gpu.gpu.uuid).collect();
+            uuids.dedup();
+            prop_assert_eq!(uuids.len(), view.gpus.len());
+            for pod in &view.pods {
+                for share in &pod.gpus {
+                    let card = view.gpus.iter().find(|gpu| gpu.gpu.uuid == share.gpu);
+                    prop_assert!(card.is_some_and(|card| card.holders.contains(&pod.uid)));
+                }
+            }
+        }
+    }
+}

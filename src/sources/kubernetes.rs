@@ -1,0 +1,40 @@
+//! The Kubernetes API server: how it is found, and which pods this node has.
+//!
+//! ```text
+//!   flag, KUBECONFIG, service account, ~/.kube/config ── connect ──▶ Client, for whoever reads or writes there
+//!   GET pods of this node, then watch ──ask──▶ wire::watch ──follow──▶ store ──▶ Pods, PodWatch
+//! ```
+//!
+//! The list is told whole, whenever it differs from the one before. While the server is away, what it said stays.
+//!
+//! What must never happen here: a write, an answer without a bound in size and time, a pod taken for gone because the
+//! server was.
+
+pub mod connect;
+mod ask;
+mod store;
+mod follow;
+
+pub use connect::{Connection, NotConnected, connect};
+
+use crate::report::Reporter;
+use crate::spell::{Source, Spell};
+use follow::Follower;
+use model::id::NodeName;
+use model::observation::Trouble;
+use tokio_util::sync::CancellationToken;
+
+/// Follows the pods of `node` until `stop` is cancelled; never fails, reports what it can.
+pub async fn follow_pods(connection: Connection, node: NodeName, reporter: Reporter, stop: CancellationToken) {
+    let spell = Spell::of(Source {
+        what: "pods at the API server",
+        lost: "pods that come now get their names from the container runtime or kubelet's log links",
+        trouble: Some(Trouble::PodWatchFailed),
+        wanted: true,
+    });
+    let follower = Follower::of(connection, &node, reporter, spell);
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = Box::pin(follower.run()) => {}
+    }
+}

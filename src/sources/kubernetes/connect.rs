@@ -1,0 +1,126 @@
+//! Which API server, and who we are there.
+//!
+//! The first of these that is there is taken, and if it is wrong nothing else is tried: `--kubeconfig`; the files that
+//! `KUBECONFIG` names; a pod's service account; `~/.kube/config`.
+
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, Config};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest time for a connection to be made, TLS included.
+const CONNECT: Duration = Duration::from_secs(10);
+/// What kubelet sets in every container.
+const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
+const VARIABLE: &str = "KUBECONFIG";
+
+/// A way to the API server. Nothing has been asked yet.
+#[derive(Clone)]
+pub struct Connection {
+    /// The client; cheap to clone, shares its connections.
+    pub client: Client,
+    /// Address, for people.
+    pub server: Arc<str>,
+    /// Where address and credentials come from, for people.
+    pub from: Arc<str>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("server", &self.server).field("from", &self.from).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no way: what was tried, on what, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum NotConnected {
+    /// Nobody says where the API server is.
+    #[error(
+        "no way to the Kubernetes API server: --kubeconfig is not given, {VARIABLE} is not set, this is no pod \
+         ({IN_CLUSTER} is not set) and there is no {home}; give --kubeconfig PATH, or run with --standalone"
+    )]
+    Nowhere {
+        /// `~/.kube/config`.
+        home: String,
+    },
+    /// The file cannot be used.
+    #[error("cannot use the kubeconfig {from}: {why}; correct it, or name another with --kubeconfig")]
+    Kubeconfig {
+        /// Which.
+        from: String,
+        /// Why not.
+        why: Box<KubeconfigError>,
+    },
+    /// The pod has no service account.
+    #[error(
+        "cannot use the pod's service account: {0}; mount its token (automountServiceAccountToken: true), or give \
+         --kubeconfig PATH"
+    )]
+    ServiceAccount(Box<InClusterError>),
+    /// Certificates, keys or tokens are not what they should be.
+    #[error("cannot make a client of {from}: {why}; check its certificates, keys and token")]
+    Client {
+        /// Of what.
+        from: String,
+        /// Why not.
+        why: Box<kube::Error>,
+    },
+}
+
+/// Finds the API server; `kubeconfig` is what the user gave. Must be called inside the async runtime.
+///
+/// # Errors
+/// [`NotConnected`]: a sentence for people.
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<Connection, NotConnected> {
+    let (from, mut config) = find(kubeconfig).await?;
+    config.connect_timeout = Some(CONNECT);
+    // Whoever asks counts failures and waits between them; a second back-off below it would hide them.
+    config.default_retry = false;
+    let server = config.cluster_url.to_string();
+    let client =
+        Client::try_from(config).map_err(|why| NotConnected::Client { from: from.clone(), why: why.into() })?;
+    Ok(Connection { client, server: server.into(), from: from.into() })
+}
+
+async fn find(given: Option<&Path>) -> Result<(String, Config), NotConnected> {
+    if let Some(path) = given {
+        return of_file(path).await;
+    }
+    if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        let from = format!("{} ({VARIABLE})", named.to_string_lossy());
+        let read = Kubeconfig::from_env().and_then(|read| read.ok_or(KubeconfigError::FindPath));
+        return of_kubeconfig(from, read).await;
+    }
+    if std::env::var_os(IN_CLUSTER).is_some() {
+        let config = Config::incluster().map_err(|why| NotConnected::ServiceAccount(why.into()))?;
+        return Ok(("the pod's service account".to_owned(), config));
+    }
+    let home =
+        std::env::var_os("HOME").filter(|home| !home.is_empty()).map(|home| PathBuf::from(home).join(".kube/config"));
+    match home {
+        Some(path) if path.exists() => of_file(&path).await,
+        path => Err(NotConnected::Nowhere {
+            home: path.map_or_else(|| "~/.kube/config".to_owned(), |path| path.display().to_string()),
+        }),
+    }
+}
+
+async fn of_file(path: &Path) -> Result<(String, Config), NotConnected> {
+    of_kubeconfig(path.display().to_string(), Kubeconfig::read_from(path)).await
+}
+
+async fn of_kubeconfig(
+    from: String,
+    read: Result<Kubeconfig, KubeconfigError>,
+) -> Result<(String, Config), NotConnected> {
+    let config = match read {
+        Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await,
+        Err(why) => Err(why),
+    };
+    match config {
+        Ok(config) => Ok((from, config)),
+        Err(why) => Err(NotConnected::Kubeconfig { from, why: why.into() }),
+    }
+}

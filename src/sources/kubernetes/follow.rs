@@ -1,0 +1,219 @@
+//! List, watch, and again: keeps the store as the API server has it, for as long as the program runs.
+//!
+//! ```text
+//!   list ──version──▶ watch ──event──▶ store, version ──▶ told at most every 20 ms
+//!    ▲                  │ ended in its time, or broke: again from the same version
+//!    └── 410, garbage ◀─┘
+//! ```
+
+use super::ask::{Answer, Asker, SILENCE, Unanswered};
+use super::connect::Connection;
+use super::store::Store;
+use crate::clock;
+use crate::report::Reporter;
+use crate::spell::{Failure, Spell};
+use model::id::NodeName;
+use model::observation::{Observation, Trouble};
+use model::pod::PodWatch;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use wire::watch::{Event, Stream, Unreadable};
+
+/// A watch lasts this long and up to as long again, so that the agents of a cluster do not come back all at once, and a
+/// connection that died without a word is noticed.
+const LASTS: Duration = Duration::from_secs(150);
+/// What comes within this time is told together: fifty pods that start at once are one list.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// A watch that has lasted so long, or has said something, works.
+const WORKS: Duration = Duration::from_secs(2);
+/// Pages of one list.
+const MAX_PAGES: usize = 100;
+
+/// Follows the pods of one node.
+pub(super) struct Follower {
+    asker: Asker,
+    store: Store,
+    /// From where a watch goes on; `None` when a list is due.
+    version: Option<String>,
+    /// The server did not know that version any more: no failure, unless it happens again before a watch works.
+    forgot: bool,
+    watch: PodWatch,
+    spell: Spell,
+    reporter: Reporter,
+    untold: Untold,
+}
+
+/// What the node's state does not know yet.
+#[derive(Default)]
+struct Untold {
+    pods: bool,
+    since: Option<Instant>,
+}
+
+impl Follower {
+    pub(super) fn of(connection: Connection, node: &NodeName, reporter: Reporter, spell: Spell) -> Follower {
+        Follower {
+            asker: Asker::of(connection, node),
+            store: Store::default(),
+            version: None,
+            forgot: false,
+            watch: PodWatch::default(),
+            spell,
+            reporter,
+            untold: Untold::default(),
+        }
+    }
+
+    /// For ever.
+    pub(super) async fn run(mut self) {
+        let Connection { server, from, .. } = self.asker.connection().clone();
+        tracing::info!(server = &*server, credentials = &*from, "following this node's pods at the API server");
+        self.tell();
+        loop {
+            if let Err(why) = self.once().await {
+                let forgot = why.gone() && !std::mem::replace(&mut self.forgot, why.gone());
+                if why.outdated() {
+                    self.version = None;
+                }
+                if forgot {
+                    tracing::debug!(%why, "the list is read again");
+                } else {
+                    self.pause(&why).await;
+                }
+            }
+        }
+    }
+
+    /// Says and counts a failure, and waits.
+    async fn pause(&mut self, why: &Unanswered) {
+        let (trouble, pause) = self.spell.failed(Failure::Broken, why);
+        trouble.inspect(|trouble| self.reporter.trouble(*trouble));
+        self.watch.broken = Some(why.to_string().into());
+        self.tell();
+        sleep(spread(pause).max(why.wait())).await;
+    }
+
+    /// One list, if it is due, and one watch.
+    async fn once(&mut self) -> Result<(), Unanswered> {
+        let version = match self.version.take() {
+            Some(version) => version,
+            None => self.list().await?,
+        };
+        self.version = Some(version.clone());
+        let lasts = spread(2 * LASTS);
+        let begun = Instant::now();
+        let seconds = u32::try_from(lasts.as_secs()).unwrap_or(u32::MAX);
+        let mut answer = self.asker.watch(&version, seconds).await?;
+        self.heard();
+        self.listen(&mut answer, begun, begun + lasts + SILENCE).await
+    }
+
+    async fn list(&mut self) -> Result<String, Unanswered> {
+        let mut first = self.asker.list(None).await?;
+        let mut next = first.next.take();
+        for _ in 1..MAX_PAGES {
+            let Some(token) = next else { break };
+            let page = self.asker.list(Some(&token)).await?;
+            first.pods.extend(page.pods);
+            next = page.next;
+        }
+        for bad in self.store.listed(first.pods) {
+            self.unreadable(&bad);
+        }
+        self.heard();
+        self.untold.pods = true;
+        self.tell();
+        Ok(first.version)
+    }
+
+    /// Takes in what a watch says until it ends.
+    async fn listen(&mut self, answer: &mut Answer, begun: Instant, end: Instant) -> Result<(), Unanswered> {
+        let mut stream = Stream::default();
+        let mut said = false;
+        loop {
+            let works = begun + WORKS;
+            let unsure = !said && Instant::now() < works;
+            let tell_at = self.untold.since.map_or(end, |since| since + TOGETHER);
+            tokio::select! {
+                biased;
+                () = sleep_until(tell_at), if self.untold.since.is_some() => self.tell(),
+                () = sleep_until(works), if unsure => self.works(),
+                piece = timeout_at(end, answer.piece()) => match piece {
+                    Ok(Ok(Some(piece))) => {
+                        for line in stream.feed(piece.as_ref()).map_err(|why| answer.garbage(why))? {
+                            if let Event::Error(refusal) = line.event {
+                                return Err(answer.refused(refusal));
+                            }
+                            self.version = line.version.or_else(|| self.version.take());
+                            self.happened(line.event);
+                            said = true;
+                        }
+                        self.heard();
+                        if said {
+                            self.works();
+                        }
+                    }
+                    // Its time is over, or the server closes it early, as it may.
+                    Ok(Ok(None)) if !unsure => return Ok(()),
+                    Ok(Ok(None)) => return Err(answer.at_once()),
+                    Ok(Err(why)) => return Err(why),
+                    // Nothing, not even an end: the connection is dead.
+                    Err(_) => return Err(answer.slow(begun.elapsed())),
+                },
+            }
+        }
+    }
+
+    fn happened(&mut self, event: Event) {
+        self.untold.pods |= matches!(event, Event::Applied(_) | Event::Deleted(_));
+        if let Some(bad) = self.store.happened(event) {
+            self.unreadable(&bad);
+        }
+    }
+
+    fn unreadable(&self, bad: &Unreadable) {
+        let lost = "its names come from other sources, and what else it says is not known";
+        tracing::warn!(pod = bad.name.as_deref().unwrap_or_default(), error = %bad.why, lost, "a pod cannot be read");
+        self.reporter.trouble(Trouble::PodUnreadable);
+    }
+
+    fn heard(&mut self) {
+        self.watch.heard = Some(clock::monotonic());
+        self.untold.since.get_or_insert_with(Instant::now);
+    }
+
+    fn works(&mut self) {
+        self.spell.worked();
+        self.forgot = false;
+        self.watch.broken = None;
+        self.untold.since.get_or_insert_with(Instant::now);
+    }
+
+    /// Reports what is not known yet; what the queue does not take is tried again a moment later.
+    fn tell(&mut self) {
+        let told = !self.untold.pods || self.reporter.report(Observation::Pods(self.store.list()));
+        self.untold.pods = !told;
+        let told = told && self.reporter.report(Observation::PodWatch(self.watch.clone()));
+        self.untold.since = (!told).then(Instant::now);
+    }
+}
+
+/// Half of it to all of it, by chance, so that not everybody comes back at the same moment.
+fn spread(pause: Duration) -> Duration {
+    let chance = RandomState::new().hash_one(Instant::now()) % 1024;
+    pause / 2 + pause.mul_f64(f64::from(u32::try_from(chance).unwrap_or(0)) / 2048.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_spread_between_their_half_and_their_whole() {
+        let pause = Duration::from_secs(60);
+        let spread: Vec<Duration> = (0..100).map(|_| spread(pause)).collect();
+        assert!(spread.iter().all(|one| (pause / 2..=pause).contains(one)), "{spread:?}");
+        assert!(spread.iter().any(|one| one != &spread[0]), "always {:?}", spread[0]);
+    }
+}

@@ -1,0 +1,416 @@
+//! Names from the API server: the built program beside one that works, lies, forgets, refuses and goes away.
+
+use crate::program::BINARY;
+use lab::agent::{Agent, Recipe};
+use lab::api_server::{ApiServer, Fault, TOKEN, pod};
+use lab::eventually::eventually;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(20);
+const NODE: &str = "n1";
+const WEB: &str = "aaaaaaaa-0000-4000-8000-000000000001";
+const TRAIN: &str = "aaaaaaaa-0000-4000-8000-000000000002";
+
+fn id(digit: char) -> String {
+    digit.to_string().repeat(64)
+}
+
+/// A v2 hierarchy of files, as far as names need one.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn under(directory: &Path) -> Tree {
+        let root = directory.join("cgroup");
+        fs::create_dir(&root).unwrap();
+        fs::write(root.join("cgroup.controllers"), "cpu memory\n").unwrap();
+        Tree(root)
+    }
+
+    fn place(&self, uid: &str) -> PathBuf {
+        self.0.join("kubepods/burstable").join(format!("pod{uid}"))
+    }
+
+    fn add(&self, uid: &str, container: char) {
+        let container = self.place(uid).join(id(container));
+        fs::create_dir_all(&container).unwrap();
+        for group in [&container, &self.place(uid)] {
+            fs::write(group.join("cgroup.procs"), "").unwrap();
+            fs::write(group.join("cpu.stat"), "usage_usec 5\nuser_usec 3\nsystem_usec 2\n").unwrap();
+        }
+    }
+
+    fn remove(&self, uid: &str) {
+        fs::remove_dir_all(self.place(uid)).unwrap();
+    }
+}
+
+/// A node with its server, a tree, and an agent that is ready.
+struct Node {
+    server: ApiServer,
+    tree: Tree,
+    agent: Agent,
+}
+
+impl Node {
+    fn with(server: ApiServer) -> Node {
+        let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
+        Node { server, tree, agent: recipe.start() }
+    }
+
+    /// `namespace/name` and the first named container of each pod, in order.
+    fn names(&self) -> Vec<String> {
+        let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+        let pods = self.agent.get("/api/v1/pods").json();
+        let shown = |pod: &Value| {
+            let container = pod["containers"].as_array().into_iter().flatten().find(|c| c["name"].is_string());
+            let container = container.map_or("?".to_owned(), |container| text(&container["name"]));
+            format!("{}/{}/{container}", text(&pod["namespace"]), text(&pod["name"]))
+        };
+        pods["pods"].as_array().unwrap().iter().map(shown).collect()
+    }
+
+    #[track_caller]
+    fn shows(&self, names: &[&str]) {
+        let mut seen = Vec::new();
+        let deadline = std::time::Instant::now() + SOON;
+        while std::time::Instant::now() < deadline {
+            seen = self.names();
+            if seen == names {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("{seen:?} and not {names:?}; {}\n{}", self.watch(), self.agent.log());
+    }
+
+    fn watch(&self) -> Value {
+        self.agent.get("/api/v1/node").json()["pod_watch"].clone()
+    }
+
+    fn state(&self, wanted: &str) -> Value {
+        eventually(&format!("a watch that is {wanted}: {}", self.agent.log()), SOON, || {
+            let watch = self.watch();
+            (watch["state"] == wanted).then_some(watch)
+        })
+    }
+
+    fn troubles(&self, kind: &str) -> u64 {
+        let node = self.agent.get("/api/v1/node").json();
+        let troubles = node["troubles"].as_array().unwrap().clone();
+        troubles.iter().find(|trouble| trouble["kind"] == kind).map_or(0, |trouble| trouble["count"].as_u64().unwrap())
+    }
+
+    fn watches(&self) -> Vec<String> {
+        let asked = self.server.asked();
+        asked.iter().filter(|asked| asked.is_watch()).map(|asked| asked.query["resourceVersion"].clone()).collect()
+    }
+}
+
+/// The recipe on a tree of its own.
+fn recipe(recipe: Recipe) -> (Recipe, Tree) {
+    let tree = Tree::under(recipe.dir());
+    let recipe = recipe.with("--gpus", "none").with("--cgroup-root", &tree.0).with("--period", "200ms");
+    (recipe, tree)
+}
+
+#[test]
+fn names_come_from_the_api_server_and_go_with_the_cgroup() {
+    let server = ApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    server.put("pods", pod("n2", "shop", "elsewhere", TRAIN, &[("main", &id('c'))]));
+    let node = Node::with(server);
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+
+    let hash = "bbbbbbbb000040008000000000000003";
+    let mut mirror = pod(NODE, "kube-system", "etcd-n1", "cccccccc-0000-4000-8000-000000000003", &[("etcd", &id('b'))]);
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": hash});
+    node.server.put("pods", mirror);
+    node.tree.add(hash, 'b');
+    node.shows(&["kube-system/etcd-n1/etcd", "shop/web-0/main"]);
+
+    let pods = node.agent.get("/api/v1/pods?pod=web-0").json();
+    assert_eq!(pods["pods"][0]["containers"][0]["image"], "registry.example/main:1");
+    node.server.remove("pods", "shop", "web-0");
+    eventually("one pod less", SOON, || (node.watch()["pods"] == 1).then_some(()));
+    node.shows(&["kube-system/etcd-n1/etcd", "shop/web-0/main"]);
+    node.tree.remove(WEB);
+    node.shows(&["kube-system/etcd-n1/etcd"]);
+    node.tree.add(WEB, 'a');
+    node.shows(&["kube-system/etcd-n1/etcd", "?/?/?"]);
+}
+
+#[test]
+fn it_asks_for_this_nodes_pods_alone_from_the_servers_cache_and_goes_on_where_a_bookmark_was() {
+    let server = ApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let node = Node::with(server);
+    eventually("a watch", SOON, || (node.watches().len() == 1).then_some(()));
+    let asked = node.server.asked();
+    let [list, watch] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(
+        (list.path.as_str(), list.query["resourceVersion"].as_str(), list.is_watch()),
+        ("/api/v1/pods", "0", false)
+    );
+    for asked in [list, watch] {
+        assert_eq!(asked.query["fieldSelector"], format!("spec.nodeName={NODE}"));
+        assert_eq!(asked.authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
+    }
+    assert_eq!((watch.query["allowWatchBookmarks"].as_str(), watch.query["resourceVersion"].as_str()), ("true", "2"));
+    let seconds: u32 = watch.query["timeoutSeconds"].parse().unwrap();
+    assert!((150..=300).contains(&seconds), "{seconds}");
+
+    // Others' pods move the version on; a bookmark tells it.
+    for number in 0..5 {
+        let uid = format!("dddddddd-0000-4000-8000-{number:012x}");
+        node.server.put("pods", pod("n2", "shop", &format!("other-{number}"), &uid, &[]));
+    }
+    node.server.bookmark();
+    node.server.put("pods", pod(NODE, "shop", "web-1", TRAIN, &[]));
+    eventually("two pods", SOON, || (node.watch()["pods"] == 2).then_some(()));
+    node.server.bookmark();
+    let at = eventually("another watch", SOON, || {
+        node.server.cut();
+        node.watches().get(1).cloned()
+    });
+    assert_eq!(at, "9", "the bookmark after the eighth change, not the pod's version");
+    node.state("following");
+    assert_eq!(node.watch()["pods"], 2);
+}
+
+/// Promise 19 in docs/specification.md.
+#[test]
+fn while_the_server_is_away_names_stay_and_it_is_said_once() {
+    let server = ApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let mut node = Node::with(server);
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+    assert!(node.agent.get("/readyz").text().starts_with("ready\nwatch of pods at the API server: heard"));
+    node.state("following");
+
+    node.server.stop();
+    let watch = node.state("broken");
+    let reason = watch["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains(&node.server.address().to_string()) && watch["age_seconds"].is_f64(), "{reason}");
+    eventually("three failures", SOON, || (node.troubles("pod_watch_failed") >= 3).then_some(()));
+    node.shows(&["shop/web-0/main"]);
+    let ready = node.agent.get("/readyz");
+    assert_eq!((ready.status, ready.text().trim_end().ends_with("s ago, broken")), (200, true), "{}", ready.text());
+    let metrics = node.agent.get("/metrics").text();
+    assert!(metrics.contains("\ngpu_steward_pod_watch_up 0\n"), "{metrics}");
+    assert!(metrics.contains("\ngpu_steward_pod_watch_age_seconds "), "{metrics}");
+
+    node.server.put("pods", pod(NODE, "ml", "train-0", TRAIN, &[("worker", &id('b'))]));
+    node.tree.add(TRAIN, 'b');
+    node.server.restart();
+    node.shows(&["ml/train-0/worker", "shop/web-0/main"]);
+    node.state("following");
+    node.agent.logs("source answers");
+    let log = node.agent.terminate().log;
+    let failed = log.lines().filter(|line| line.contains("source fails") && line.contains("pods at the API server"));
+    assert_eq!(failed.count(), 1, "{log}");
+    assert!(!log.contains("kube_client") && !log.contains("panicked"), "{log}");
+}
+
+#[test]
+fn a_server_that_forgot_is_asked_for_the_list_and_that_is_no_failure() {
+    let server = ApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let node = Node::with(server);
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+    node.server.put("pods", pod("n2", "shop", "other", TRAIN, &[]));
+    node.server.forget();
+    // The cut of the connection is a failure; what comes after it is none.
+    node.server.put("pods", pod(NODE, "ml", "train-0", TRAIN, &[("worker", &id('b'))]));
+    node.tree.add(TRAIN, 'b');
+    node.shows(&["ml/train-0/worker", "shop/web-0/main"]);
+    let lists = node.server.asked().iter().filter(|asked| !asked.is_watch()).count();
+    assert_eq!(lists, 2, "{:?}", node.server.asked());
+    assert!(node.troubles("pod_watch_failed") <= 1);
+}
+
+#[test]
+fn broken_and_nonsensical_streams_cost_no_name_and_no_restart() {
+    let server = ApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let node = Node::with(server);
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+    for (number, noise) in
+        [&b"\xff\xfe\n"[..], b"<html>\n", b"{}\n", b"{\"type\":\"ODD\",\"object\":{}}\n"].iter().enumerate()
+    {
+        let before = node.watches().len();
+        node.server.noise(noise);
+        eventually("a new watch after nonsense", SOON, || (node.watches().len() > before).then_some(()));
+        node.server.put(
+            "pods",
+            pod(NODE, "shop", &format!("more-{number}"), &format!("eeeeeeee-0000-4000-8000-{number:012x}"), &[]),
+        );
+        eventually("one pod more", SOON, || (node.watch()["pods"] == number + 2).then_some(()));
+    }
+    node.server.cut();
+    node.state("following");
+    node.shows(&["shop/web-0/main"]);
+    assert!(node.troubles("pod_watch_failed") >= 4);
+    assert!(!node.agent.log().contains("panicked"), "{}", node.agent.log());
+}
+
+#[test]
+fn a_server_that_answers_nonsense_or_ends_at_once_is_not_asked_without_end() {
+    for fault in [Fault::Garbage, Fault::EndAtOnce, Fault::Refuse(500)] {
+        let server = ApiServer::start();
+        server.fault(fault.clone());
+        let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
+        let node = Node { server, tree, agent: recipe.launch() };
+        node.state("broken");
+        eventually("a second failure", SOON, || (node.troubles("pod_watch_failed") >= 2).then_some(()));
+        let asked = node.server.asked().len();
+        assert!(asked <= 8, "{fault:?}: asked {asked} times");
+        node.server.fault(Fault::None);
+        node.state("following");
+        assert_eq!(node.agent.get("/readyz").status, 200);
+    }
+}
+
+#[test]
+fn a_pod_that_cannot_be_read_is_counted_and_said_once_and_costs_no_other() {
+    let server = ApiServer::start();
+    let mut bad = pod(NODE, "shop", "odd", TRAIN, &[]);
+    bad["spec"]["containers"] = json!("none");
+    server.put("pods", bad.clone());
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let node = Node::with(server);
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+    for _ in 0..5 {
+        node.server.put("pods", bad.clone());
+    }
+    eventually("six unreadable versions", SOON, || (node.troubles("pod_unreadable") == 6).then_some(()));
+    assert_eq!((&node.watch()["pods"], &node.watch()["unreadable"]), (&json!(1), &json!(1)));
+    let log = node.agent.terminate().log;
+    assert_eq!(log.matches("a pod cannot be read").count(), 1, "{log}");
+    assert!(log.contains("shop/odd"), "{log}");
+}
+
+#[test]
+fn without_the_right_to_list_pods_it_is_not_ready_and_says_what_to_do() {
+    let server = ApiServer::start();
+    server.fault(Fault::Refuse(403));
+    let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
+    let node = Node { server, tree, agent: recipe.launch() };
+    node.agent.logs("403 the lab refuses; allow this identity to list and watch pods (ClusterRole)");
+    let ready = node.agent.get("/readyz");
+    assert_eq!(ready.status, 503);
+    assert!(ready.text().contains("first list of pods"), "{}", ready.text());
+    assert_eq!(node.agent.get("/metrics").status, 200, "all else goes on");
+    node.server.fault(Fault::None);
+    eventually("ready", SOON, || (node.agent.get("/readyz").status == 200).then_some(()));
+}
+
+#[test]
+fn standalone_asks_no_server_unless_it_is_told_which() {
+    let server = ApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let alone = Agent::standalone(BINARY);
+    let kubeconfig = server.kubeconfig(alone.dir());
+    let (recipe_alone, _tree) = recipe(alone.env("KUBECONFIG", &kubeconfig).with("--node-name", NODE));
+    let agent = recipe_alone.start();
+    assert_eq!(agent.get("/api/v1/node").json().get("pod_watch"), None);
+    assert!(!agent.get("/metrics").text().contains("\ngpu_steward_pod_watch_"));
+    drop(agent);
+    assert_eq!(server.asked(), []);
+
+    let told = Agent::standalone(BINARY);
+    let kubeconfig = server.kubeconfig(told.dir());
+    let (recipe, tree) = recipe(told.with("--kubeconfig", kubeconfig).with("--node-name", NODE));
+    let node = Node { server, tree, agent: recipe.start() };
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+    assert!(node.server.asked().iter().all(|asked| asked.method == "GET"), "nothing is written");
+}
+
+#[test]
+fn the_server_is_found_in_the_usual_order_and_what_is_wrong_is_told() {
+    let server = ApiServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let good = server.kubeconfig(dir.path());
+    let (recipe, tree) = recipe(Recipe::of(BINARY).env("KUBECONFIG", &good).env("NODE_NAME", NODE));
+    let node = Node { server, tree, agent: recipe.start() };
+    assert_eq!(node.server.asked()[0].query["fieldSelector"], format!("spec.nodeName={NODE}"));
+    drop(node);
+
+    let home = dir.path().join("home/.kube");
+    fs::create_dir_all(&home).unwrap();
+    fs::write(home.join("config"), "clusters: 7\n").unwrap();
+    let (odd, home) = (home.join("config"), dir.path().join("home"));
+    let missing = dir.path().join("missing");
+    let (odd, missing, home) = (odd.to_str().unwrap(), missing.to_str().unwrap(), home.to_str().unwrap());
+    for (args, environment, said) in [
+        (vec![], vec![], "no way to the Kubernetes API server: --kubeconfig is not given".to_owned()),
+        (vec!["--kubeconfig", missing], vec![], format!("cannot use the kubeconfig {missing}")),
+        (
+            vec!["--kubeconfig", odd],
+            vec![("KUBECONFIG", good.to_str().unwrap())],
+            format!("cannot use the kubeconfig {odd}"),
+        ),
+        (vec![], vec![("KUBECONFIG", missing)], format!("cannot use the kubeconfig {missing} (KUBECONFIG)")),
+        (
+            vec![],
+            vec![("KUBERNETES_SERVICE_HOST", "192.0.2.1"), ("HOME", home)],
+            "cannot use the pod's service account".to_owned(),
+        ),
+        (vec![], vec![("HOME", home)], format!("cannot use the kubeconfig {odd}")),
+    ] {
+        let mut command = Command::new(BINARY);
+        command
+            .args(["agent", "--listen", "127.0.0.1:0", "--admin-listen", "none", "--usage-socket", "none"])
+            .args(&args);
+        let output = command.env_clear().envs(environment).output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {log}");
+        assert!(log.contains(&said), "{said:?} in {log}");
+    }
+}
+
+#[test]
+fn a_server_behind_tls_is_believed_by_its_authority_alone() {
+    let server = ApiServer::start_tls();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let node = Node::with(server);
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+
+    let other = ApiServer::start_tls();
+    let (recipe, _tree) = recipe(Agent::in_cluster(BINARY, &other, NODE));
+    node.server.authority(&recipe.dir().join("ca.crt"));
+    let agent = recipe.launch();
+    agent.logs("invalid peer certificate");
+    assert_eq!(other.asked(), []);
+}
+
+#[test]
+#[ignore = "needs root: tests/run"]
+fn in_a_pod_the_service_account_is_used() {
+    let server = ApiServer::start_tls();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let (recipe, tree) = recipe(Recipe::of(BINARY).with("--node-name", NODE));
+    server.authority(&recipe.dir().join("ca.crt"));
+    let account = "/var/run/secrets/kubernetes.io/serviceaccount";
+    // `/var/run` is a link to `/run` on most systems: both are covered by a new `/run`.
+    let script = format!(
+        "mount -t tmpfs tmpfs $(readlink -f /var/run) && mkdir -p {account} && cp $DIR/ca.crt {account}/ && \
+         printf {TOKEN} >{account}/token && printf gpu >{account}/namespace"
+    );
+    let recipe = recipe.within(&script).env("KUBERNETES_SERVICE_HOST", "127.0.0.1");
+    let recipe = recipe.env("KUBERNETES_SERVICE_PORT", server.address().port().to_string());
+    let node = Node { server, tree, agent: recipe.start() };
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+    assert_eq!(node.server.asked()[0].authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
+}
