@@ -31,10 +31,5 @@ pub const BIND_TIME: &str = "hami.io/bind-time";
 /// Pod: how far its start has come ([`crate::bind`]).
 pub const BIND_PHASE: &str = "hami.io/bind-phase";
 
-/// Pod, static or a mirror: the hash of its manifest, by which kubelet names its cgroup.
-pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// Pod, a mirror: the same hash again.
-pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
-
 /// The word of the vendor in device strings.
 pub const NVIDIA: &str = "NVIDIA";

@@ -4,7 +4,6 @@
 //! What kubelet, the scheduler and users put into a pod is believed no further than its bounds: names are checked, texts
 //! and lists have a longest length, and what is beyond is counted, because a claim that was cut must not look like none.
 
-use crate::key::{CONFIG_HASH, CONFIG_MIRROR};
 use crate::timestamp;
 use model::id::{ContainerId, NotAName, PodRef, PodUid};
 use model::pod::{
@@ -19,6 +18,10 @@ use std::sync::Arc;
 
 /// Annotations that begin so are kept: HAMi's, NVIDIA's and HAMi's for users, ours, Alnair's.
 const ANNOTATIONS: [&str; 4] = ["hami.io/", "nvidia.com/", "gpu-steward.io/", "ai.centaurus.io/"];
+/// kubelet's, on a static pod and its mirror: the hash of the manifest, by which it names the cgroup.
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// The same, on the mirror alone.
+const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 /// Resources that begin so are of GPUs.
 const RESOURCES: [&str; 3] = ["nvidia.com/", "gpu-steward.io/", "hami.io/"];
 /// Kubernetes' own limit for names.
