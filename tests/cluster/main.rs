@@ -9,3 +9,5 @@ mod chart;
 mod tokens;
 #[cfg(test)]
 mod guard;
+#[cfg(test)]
+mod agent;

@@ -30,6 +30,7 @@ pub struct Recipe {
     args: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
     world: Option<String>,
+    mounts_of: Option<u32>,
     stderr: Option<PathBuf>,
     dir: TempDir,
 }
@@ -88,6 +89,7 @@ impl Recipe {
             args: vec!["agent".into()],
             environment: Vec::new(),
             world: None,
+            mounts_of: None,
             stderr: None,
             dir,
         }
@@ -119,6 +121,13 @@ impl Recipe {
     #[must_use]
     pub fn within(mut self, script: &str) -> Self {
         self.world = Some(script.to_owned());
+        self
+    }
+
+    /// In the mount namespace of this process: that of a [`crate::cluster::Node`], where every path is the node's own.
+    #[must_use]
+    pub fn in_mounts_of(mut self, pid: u32) -> Self {
+        self.mounts_of = Some(pid);
         self
     }
 
@@ -161,7 +170,14 @@ impl Recipe {
             ("--config", empty_config(dir).into()),
         ];
         let mut command = match &self.world {
-            None => Command::new(&self.binary),
+            None => match self.mounts_of {
+                None => Command::new(&self.binary),
+                Some(pid) => {
+                    let mut command = Command::new("nsenter");
+                    command.args(["-t", &pid.to_string(), "-m", "--"]).arg(&self.binary);
+                    command
+                }
+            },
             Some(script) => {
                 let mut command = Command::new("unshare");
                 let script = format!("set -e\n{script}\nexec \"$@\"");

@@ -205,6 +205,14 @@ impl Cluster {
         script("part", &[verb, part]);
     }
 
+    /// Puts a program with its libraries as an image of this name on every node.
+    ///
+    /// # Panics
+    /// When a node does not take it.
+    pub fn image(&self, name: &str, program: &str) {
+        script("image", &[name, program]);
+    }
+
     /// A part's process, while it runs.
     #[must_use]
     pub fn pid(&self, part: &str) -> Option<u32> {
