@@ -11,3 +11,5 @@ mod tokens;
 mod guard;
 #[cfg(test)]
 mod agent;
+#[cfg(test)]
+mod names;

@@ -1,0 +1,79 @@
+//! Names from a real API server, asked with the rights of the chart's agent; from nowhere else, so nothing hides a gap.
+
+use crate::chart::{AGENT, install, token};
+use crate::life::sleeper;
+use lab::agent::{Agent, Recipe};
+use lab::cluster::{Cluster, Wanted};
+use lab::eventually::eventually;
+use serde_json::{Value, json};
+use std::fs;
+use std::time::Duration;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
+const SOON: Duration = Duration::from_secs(60);
+const NODE: &str = "node-1";
+
+/// The program of a node, with a token bound to that node.
+fn agent(cluster: &Cluster) -> Agent {
+    let bound = ["--bound-object-kind", "Node", "--bound-object-name", NODE];
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "lab",
+        "clusters": [{"name": "lab", "cluster": {"server": cluster.status().server, "certificate-authority": cluster.status().ca}}],
+        "users": [{"name": "lab", "user": {"token": token(&cluster.admin(), AGENT, &bound)}}],
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
+    });
+    let recipe = Recipe::of(BINARY);
+    let path = recipe.dir().join("kubeconfig");
+    fs::write(&path, config.to_string()).unwrap();
+    recipe.with("--gpus", "none").with("--node-name", NODE).with("--kubeconfig", path).start()
+}
+
+fn shown(agent: &Agent, namespace: &str, name: &str) -> Option<Value> {
+    let pods = agent.get(&format!("/api/v1/pods?namespace={namespace}&pod={name}")).json();
+    pods["pods"].as_array().unwrap().first().cloned()
+}
+
+/// A pod, a static pod whose cgroup has another UID than its mirror, and an API server that goes away and comes back.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn pods_of_the_node_are_named_and_stay_so_while_the_api_server_is_away() {
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    install(&cluster, &[]);
+    let (admin, space) = (cluster.admin(), cluster.namespace("names"));
+    let agent = agent(&cluster);
+    let _ = admin.apply(&sleeper(&space.name, "sleeper", NODE)).ok();
+    let pod = eventually("the pod by its name", SOON, || {
+        shown(&agent, &space.name, "sleeper").filter(|pod| {
+            pod["containers"].as_array().is_some_and(|list| list.iter().any(|container| container["name"] == "main"))
+        })
+    });
+    let told = admin.get(&["pod", "sleeper", "-n", &space.name]);
+    assert_eq!(pod["uid"], told["metadata"]["uid"]);
+    let main = pod["containers"].as_array().unwrap().iter().find(|container| container["name"] == "main").unwrap();
+    assert_eq!(main["image"], "registry.local/busybox:1");
+    let id = told["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
+    assert_eq!(format!("containerd://{}", main["id"].as_str().unwrap()), id);
+
+    let manifest = cluster.node(NODE).manifests.join("fixed.yaml");
+    // Text that begins with a brace would be read as JSON.
+    fs::write(&manifest, format!("---\n{}", sleeper(&space.name, "fixed", ""))).unwrap();
+    let name = format!("fixed-{NODE}");
+    let fixed = eventually("the static pod by its mirror's name", SOON, || shown(&agent, &space.name, &name));
+    let mirror = admin.get(&["pod", &name, "-n", &space.name]);
+    assert_ne!(fixed["uid"], mirror["metadata"]["uid"], "kubelet names the cgroup after the manifest");
+
+    let watch = || agent.get("/api/v1/node").json()["pod_watch"].clone();
+    cluster.part("kill", "apiserver");
+    eventually("a broken watch", SOON, || (watch()["state"] == "broken").then_some(()));
+    assert!(shown(&agent, &space.name, "sleeper").is_some());
+    cluster.part("start", "apiserver");
+    eventually("a watch that works", SOON, || (watch()["state"] == "following").then_some(()));
+
+    fs::remove_file(&manifest).unwrap();
+    let _ = admin.run(&["delete", "pod", "sleeper", "-n", &space.name]).ok();
+    for name in ["sleeper", name.as_str()] {
+        eventually("the end of the pod", SOON, || shown(&agent, &space.name, name).is_none().then_some(()));
+    }
+    let log = agent.terminate().log;
+    assert!(!log.contains("a pod cannot be read") && !log.contains("panicked"), "{log}");
+}
