@@ -130,15 +130,16 @@ impl Follower {
     /// Takes in what a watch says until it ends.
     async fn listen(&mut self, answer: &mut Answer, begun: Instant, end: Instant) -> Result<(), Unanswered> {
         let mut stream = Stream::default();
-        let mut said = false;
+        let mut works = false;
         loop {
-            let works = begun + WORKS;
-            let unsure = !said && Instant::now() < works;
             let tell_at = self.untold.since.map_or(end, |since| since + TOGETHER);
             tokio::select! {
                 biased;
                 () = sleep_until(tell_at), if self.untold.since.is_some() => self.tell(),
-                () = sleep_until(works), if unsure => self.works(),
+                () = sleep_until(begun + WORKS), if !works => {
+                    works = true;
+                    self.works();
+                }
                 piece = timeout_at(end, answer.piece()) => match piece {
                     Ok(Ok(Some(piece))) => {
                         for line in stream.feed(piece.as_ref()).map_err(|why| answer.garbage(why))? {
@@ -147,15 +148,13 @@ impl Follower {
                             }
                             self.version = line.version.or_else(|| self.version.take());
                             self.happened(line.event);
-                            said = true;
-                        }
-                        self.heard();
-                        if said {
+                            works = true;
                             self.works();
                         }
+                        self.heard();
                     }
                     // Its time is over, or the server closes it early, as it may.
-                    Ok(Ok(None)) if !unsure => return Ok(()),
+                    Ok(Ok(None)) if works => return Ok(()),
                     Ok(Ok(None)) => return Err(answer.at_once()),
                     Ok(Err(why)) => return Err(why),
                     // Nothing, not even an end: the connection is dead.
