@@ -3,20 +3,20 @@
 use crate::args::Wish;
 use crate::exit::Exit;
 use crate::settings::Settings;
-use crate::settings::layer::{Problem, Spoken};
+use crate::settings::layer::Problem;
 use crate::{agent, print_config, telemetry, top, usage};
 use std::io::Write;
 
 /// Runs until the wish is granted or cannot be.
 pub(crate) fn grant(wish: Wish) -> Exit {
     let granted = match wish {
-        Wish::Agent(spoken) => understand(&spoken).map(|settings| {
+        Wish::Agent(spoken) => Settings::hear(&spoken).map(|(settings, _)| {
             let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
             agent::run(settings, spoken, telemetry)
         }),
-        Wish::PrintConfig(spoken, output) => understand(&spoken).and_then(|_| {
-            say(&print_config::print(&spoken.layer()?, output));
-            Ok(Exit::Ok)
+        Wish::PrintConfig(spoken, output) => Settings::hear(&spoken).map(|(_, said)| {
+            say(&print_config::print(&said, output));
+            Exit::Ok
         }),
         Wish::Usage(spoken, wanted) => usage::run(&spoken, wanted),
         Wish::Top(settings) => Ok(watch(&settings)),
@@ -24,10 +24,6 @@ pub(crate) fn grant(wish: Wish) -> Exit {
         Wish::Symbolize => Ok(effects::pprof::symbolize::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
     };
     granted.unwrap_or_else(|problems| complain(&problems))
-}
-
-fn understand(spoken: &Spoken) -> Result<Settings, Vec<Problem>> {
-    Settings::read(&spoken.layer()?)
 }
 
 fn watch(settings: &top::Settings) -> Exit {

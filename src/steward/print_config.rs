@@ -76,7 +76,7 @@ mod tests {
         #[test]
         fn what_is_printed_as_yaml_is_read_back_as_the_same_settings(text in "[ -~äß\n\t]{1,30}") {
             let printed = print(&said(&text), Output::Yaml);
-            let entries = file::parse(printed.as_bytes()).unwrap();
+            let entries = file::parse(printed.as_bytes()).unwrap().entries;
             proptest::prop_assert_eq!(entries.len(), KEYS.len());
             for entry in entries {
                 proptest::prop_assert_eq!(&entry.text, &text);

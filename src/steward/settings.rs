@@ -13,7 +13,7 @@ pub(crate) mod file;
 pub(crate) mod layer;
 
 use effects::http::Sets;
-use layer::{Problem, Said};
+use layer::{Layers, Problem, Said, Spoken};
 use model::id::NodeName;
 use sources::roots::HostRoots;
 use std::collections::BTreeMap;
@@ -59,10 +59,27 @@ pub(crate) struct Live {
 }
 
 impl Settings {
+    /// Hears what was said by whomever, and what it means.
+    ///
+    /// # Errors
+    /// All problems, those of the file and those of values, not the first only.
+    pub(crate) fn hear(spoken: &Spoken) -> Result<(Settings, BTreeMap<&'static str, Said>), Vec<Problem>> {
+        let Layers { said, faults, whole } = spoken.layer();
+        match Settings::read(&said) {
+            Ok(settings) if faults.is_empty() => Ok((settings, said)),
+            Ok(_) => Err(faults),
+            Err(mut more) => {
+                // What one setting lacks may stand in the part of the file that was not read.
+                more.retain(|problem| whole || !matches!(problem, Problem::Together(_)));
+                Err(faults.into_iter().chain(more).collect())
+            }
+        }
+    }
+
     /// Reads every text.
     ///
     /// # Errors
-    /// All problems, not the first only.
+    /// All problems, not the first only, and never none.
     pub(crate) fn read(said: &BTreeMap<&'static str, Said>) -> Result<Settings, Vec<Problem>> {
         let mut reader = Reader { said, problems: Vec::new() };
         let settings = reader.settings();
@@ -81,7 +98,10 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn take<T>(&mut self, name: &'static str, parse: impl FnOnce(&str) -> Result<T, Why>) -> Option<T> {
-        let said = self.said.get(name)?;
+        let Some(said) = self.said.get(name) else {
+            self.problems.push(Problem::NotASetting(name));
+            return None;
+        };
         match parse(&said.text) {
             Ok(value) => Some(value),
             Err(why) => {
@@ -191,6 +211,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
     use layer::Origin;
+    use std::collections::BTreeSet;
 
     fn defaults() -> BTreeMap<&'static str, Said> {
         let said = |key: &key::Key| Said { text: key.default.into(), origin: Origin::Default };
@@ -212,6 +233,53 @@ mod tests {
             let problems = Settings::read(&said).expect_err(key.name);
             assert!(problems[0].to_string().contains(key.name), "{}: {problems:?}", key.name);
         }
+    }
+
+    #[test]
+    fn what_is_read_is_what_can_be_said() {
+        let problems = Settings::read(&BTreeMap::new()).unwrap_err();
+        let asked: BTreeSet<&str> = problems
+            .iter()
+            .map(|problem| match problem {
+                Problem::NotASetting(name) => *name,
+                other => panic!("{other}"),
+            })
+            .collect();
+        assert_eq!(asked, key::KEYS.iter().map(|key| key.name).collect());
+        assert!(problems[0].to_string().contains("a fault of gpu-steward"), "{}", problems[0]);
+    }
+
+    /// Problems of a file beside a variable.
+    fn told(file: &str, variable: (&str, &str)) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.yaml");
+        std::fs::write(&path, file).unwrap();
+        let environment = [(variable.0.to_owned(), variable.1.to_owned())].into();
+        let spoken = Spoken { file: Some(path), environment, ..Spoken::default() };
+        let problems = Settings::hear(&spoken).unwrap_err();
+        let shown = |problem: &Problem| problem.to_string().replace(&format!("{}/", dir.path().display()), "");
+        problems.iter().map(shown).collect()
+    }
+
+    #[test]
+    fn faults_of_the_file_and_wrong_values_are_told_together() {
+        assert_eq!(
+            told("gpus: none\nperiod: 5\nusage_sockt: x\n", ("GPU_STEWARD_LISTEN", "here")),
+            [
+                "c.yaml:3: unknown key \"usage_sockt\"; did you mean usage-socket?",
+                "invalid value \"here\" for listen (from GPU_STEWARD_LISTEN): expected ADDRESS:PORT with a numeric address, such as 127.0.0.1:9410, [::]:9410 or :9410",
+                "invalid value \"5\" for period (from c.yaml:2): a time needs a unit: ms, s, m or h",
+            ]
+        );
+    }
+
+    #[test]
+    fn of_a_file_that_is_not_yaml_nothing_is_guessed() {
+        let cert = ("GPU_STEWARD_ADMIN_TLS_CERT", "/c");
+        let broken = told("v: 0\nadmin-tls-key /k\n", cert);
+        assert_eq!(broken.len(), 1, "the key may stand in it: {broken:?}");
+        assert_eq!(told("v: x\n", cert).len(), 2);
+        assert_eq!(told("v 0\n", ("GPU_STEWARD_PERIOD", "5")).len(), 2, "variables are not in it");
     }
 
     #[test]

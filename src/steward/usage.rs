@@ -106,7 +106,13 @@ fn socket(spoken: &Spoken) -> Result<PathBuf, Vec<Problem>> {
     });
     let said = match said {
         Some(said) => said,
-        None => spoken.layer()?.remove(SOCKET).unwrap_or(Said { text: String::new(), origin: Origin::Default }),
+        None => {
+            let mut layers = spoken.layer();
+            if !layers.faults.is_empty() {
+                return Err(layers.faults);
+            }
+            layers.said.remove(SOCKET).ok_or_else(|| vec![Problem::NotASetting(SOCKET)])?
+        }
     };
     let invalid = |why: String| {
         let Said { text, origin } = said.clone();

@@ -81,6 +81,24 @@ fn what_is_wrong_is_told_with_its_place_and_ends_with_64() {
 }
 
 #[test]
+fn mistakes_of_the_file_and_of_values_are_told_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.yaml");
+    std::fs::write(&path, "gpus: none\nusage_sockt: /run/x.sock\n").unwrap();
+    let file = path.to_str().unwrap();
+    for command in ["agent", "print-config"] {
+        let output = run(&[command, "--config", file], &[("GPU_STEWARD_PERIOD", "5")]);
+        assert_eq!(output.status.code(), Some(64), "{command}");
+        // As docs/configuration.md shows them.
+        let page = format!(
+            "error: {file}:2: unknown key \"usage_sockt\"; did you mean usage-socket?\n\
+             error: invalid value \"5\" for period (from GPU_STEWARD_PERIOD): a time needs a unit: ms, s, m or h\n"
+        );
+        assert_eq!(stderr(&output), page, "{command}");
+    }
+}
+
+#[test]
 fn a_file_that_is_not_yaml_is_told_with_its_place_what_was_expected_and_what_was_not_checked() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c.yaml");

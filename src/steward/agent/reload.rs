@@ -49,14 +49,13 @@ fn token(path: &Path) -> Result<Arc<str>, String> {
 impl Reload {
     /// What was said at the start, and the way to the HTTP server.
     pub(crate) fn new(spoken: Spoken, live: Live, http: watch::Sender<http::Settings>) -> Self {
-        let said = spoken.layer().unwrap_or_default();
+        let said = spoken.layer().said;
         Reload { spoken, said, live, http }
     }
 
     /// Reads the file again.
     pub(crate) fn again(&mut self, level: &Level) {
-        let read = self.spoken.layer().and_then(|said| Ok((Settings::read(&said)?, said)));
-        let (settings, said) = match read {
+        let (settings, said) = match Settings::hear(&self.spoken) {
             Ok(read) => read,
             Err(problems) => {
                 for problem in problems {

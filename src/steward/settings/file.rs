@@ -39,22 +39,30 @@ impl Fault {
     }
 }
 
+/// What a file says that was read to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Contents {
+    /// The lines that can be used.
+    pub entries: Vec<Entry>,
+    /// What is wrong with the others: an unknown key does not hide the next.
+    pub faults: Vec<Fault>,
+}
+
 /// Reads the file's bytes. An empty file (or one of comments only) sets nothing.
 ///
 /// # Errors
-/// Every fault that can be told apart: an unknown key does not hide the next.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Entry>, Vec<Fault>> {
+/// The fault that kept it from being read to its end.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Contents, Fault> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
         let line = 1 + before.iter().fold(0_u64, |lines, byte| lines + u64::from(*byte == b'\n'));
-        vec![Fault::on(line, format!("is not UTF-8; {EXPECTED}"))]
+        Fault::on(line, format!("is not UTF-8; {EXPECTED}"))
     })?;
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
-        return Ok(Vec::new());
+        return Ok(Contents::default());
     }
-    let lines: Lines = serde_saphyr::from_str(text).map_err(|error| vec![syntax(&error)])?;
-    let mut entries = Vec::new();
-    let mut faults = Vec::new();
+    let lines: Lines = serde_saphyr::from_str(text).map_err(|error| syntax(&error))?;
+    let Contents { mut entries, mut faults } = Contents::default();
     for (key, value) in lines.0 {
         let line = key.referenced.line();
         match (Key::named(&key.value), value.value) {
@@ -68,7 +76,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Entry>, Vec<Fault>> {
             }
         }
     }
-    if faults.is_empty() { Ok(entries) } else { Err(faults) }
+    Ok(Contents { entries, faults })
 }
 
 fn unknown(name: &str) -> String {
@@ -175,8 +183,8 @@ mod tests {
     fn values_are_taken_as_a_flag_would_say_them() {
         let text = b"# ours\nperiod: 2s\nv: 4\n\nmetrics-hami: true\nnode-name: \"7\"\nlisten: :9410\n";
         assert_eq!(
-            parse(text).unwrap(),
-            vec![
+            parse(text).unwrap().entries,
+            [
                 entry("period", "2s", 2),
                 entry("v", "4", 3),
                 entry("metrics-hami", "true", 5),
@@ -184,8 +192,8 @@ mod tests {
                 entry("listen", ":9410", 7),
             ]
         );
-        assert_eq!(parse(b""), Ok(vec![]));
-        assert_eq!(parse(b"# nothing\n\n"), Ok(vec![]));
+        assert_eq!(parse(b""), Ok(Contents::default()));
+        assert_eq!(parse(b"# nothing\n\n"), Ok(Contents::default()));
     }
 
     #[test]
@@ -197,11 +205,16 @@ mod tests {
             ("v: [1, 2]\n", 1, "v must be a single value"),
             ("v: {a: b}\n", 1, "v must be a single value"),
         ] {
-            assert_eq!(parse(text.as_bytes()), Err(vec![Fault::on(line, what)]), "{text}");
+            assert_eq!(parse(text.as_bytes()).unwrap().faults, [Fault::on(line, what)], "{text}");
         }
-        let two = parse(b"perod: 1s\nv: 1\nlisen: x\n").unwrap_err();
-        assert_eq!(two.iter().map(|fault| fault.line).collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(parse(b"v: 1\nperiod: \xff\n").unwrap_err()[0].line, 2);
+        let two = parse(b"perod: 1s\nv: 1\nlisen: x\n").unwrap();
+        assert_eq!(two.faults.iter().map(|fault| fault.line).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(two.entries, [entry("v", "1", 2)], "what is right is read beside what is wrong");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_to_its_end_is_one_fault_and_says_so() {
+        assert_eq!(parse(b"v: 1\nperiod: \xff\n").unwrap_err().line, 2);
         for (broken, place, why) in [
             ("- v\n", (1, 1), "expected mapping start"),
             ("v: 1\nv: 2\n", (2, 1), "duplicate mapping key: v"),
@@ -212,10 +225,10 @@ mod tests {
         ] {
             let (line, column) = (place.0, Some(place.1));
             let what = format!("is not a YAML mapping of settings: {why}; {EXPECTED}");
-            assert_eq!(parse(broken.as_bytes()), Err(vec![Fault { line, column, what }]), "{broken}");
+            assert_eq!(parse(broken.as_bytes()), Err(Fault { line, column, what }), "{broken}");
         }
         let open = parse(b"v: 'open\n").unwrap_err();
-        assert!(open[0].what.ends_with(EXPECTED) && !open[0].what.contains('\n'), "{open:?}");
+        assert!(open.what.ends_with(EXPECTED) && !open.what.contains('\n'), "{open:?}");
     }
 
     proptest::proptest! {

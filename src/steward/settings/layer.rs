@@ -89,6 +89,20 @@ pub(crate) enum Problem {
     /// Two settings do not go together.
     #[error("{0}")]
     Together(String),
+    /// A setting is asked for that the table of settings does not have.
+    #[error("the setting {0:?} is used and nobody can say it: this is a fault of gpu-steward")]
+    NotASetting(&'static str),
+}
+
+/// One value for each setting, and what is wrong with the file that some of them come from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layers {
+    /// The values; of a line of the file with a fault, what would hold without it.
+    pub said: BTreeMap<&'static str, Said>,
+    /// Every fault of the file.
+    pub faults: Vec<Problem>,
+    /// Whether the file was read to its end (or there is none): only then is what it does not say known.
+    pub whole: bool,
 }
 
 /// What was said on the command line and in the environment: it does not change while the program runs, so a reload
@@ -113,20 +127,21 @@ impl Spoken {
         }
     }
 
-    /// Reads the file and lays the layers over each other: one value for each setting.
-    ///
-    /// # Errors
-    /// Every fault of the file.
-    pub(crate) fn layer(&self) -> Result<BTreeMap<&'static str, Said>, Vec<Problem>> {
+    /// Reads the file and lays the layers over each other. A file with faults hides none of the flags' and variables', so
+    /// that all can be told at once.
+    pub(crate) fn layer(&self) -> Layers {
         let (path, must_exist) = self.file();
-        let entries = match read(&path) {
-            Ok(bytes) => file::parse(&bytes).map_err(|faults| {
-                let problem =
-                    |file::Fault { line, column, what }| Problem::Fault { path: path.clone(), line, column, what };
-                faults.into_iter().map(problem).collect::<Vec<_>>()
-            })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Vec::new(),
-            Err(error) => return Err(vec![Problem::Unreadable { path, why: error.to_string() }]),
+        let fault = |file::Fault { line, column, what }| Problem::Fault { path: path.clone(), line, column, what };
+        let (entries, faults, whole) = match read(&path) {
+            Ok(bytes) => match file::parse(&bytes) {
+                Ok(file::Contents { entries, faults }) => (entries, faults.into_iter().map(fault).collect(), true),
+                Err(one) => (Vec::new(), vec![fault(one)], false),
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => (Vec::new(), Vec::new(), true),
+            Err(error) => {
+                let why = error.to_string();
+                (Vec::new(), vec![Problem::Unreadable { path: path.clone(), why }], false)
+            }
         };
         let path: Arc<Path> = path.into();
         let from_file = |key: &Key| {
@@ -139,7 +154,7 @@ impl Spoken {
             let said = flag.or_else(|| self.environment_says(key)).or_else(|| from_file(key));
             (key.name, said.unwrap_or_else(|| Said { text: key.default.into(), origin: Origin::Default }))
         };
-        Ok(KEYS.iter().map(decide).collect())
+        Layers { said: KEYS.iter().map(decide).collect(), faults, whole }
     }
 
     fn environment_says(&self, key: &Key) -> Option<Said> {
@@ -189,7 +204,8 @@ mod tests {
                 .map(|(k, v)| (k.into(), v.into()))
                 .into(),
         };
-        let said = spoken.layer().unwrap();
+        let Layers { said, faults, whole } = spoken.layer();
+        assert!(faults.is_empty() && whole, "{faults:?}");
         let file = Origin::File { path: path.as_path().into(), line: 4 };
         for (name, text, origin) in [
             ("v", "5", Origin::Flag),
@@ -204,8 +220,10 @@ mod tests {
     #[test]
     fn a_named_file_must_exist() {
         let spoken = Spoken { file: Some("/nowhere/x.yaml".into()), ..Spoken::default() };
-        let problems = spoken.layer().unwrap_err();
-        assert!(problems[0].to_string().starts_with("cannot read configuration file /nowhere/x.yaml: No such file"));
+        let layers = spoken.layer();
+        let fault = layers.faults[0].to_string();
+        assert!(fault.starts_with("cannot read configuration file /nowhere/x.yaml: No such file"), "{fault}");
+        assert!(!layers.whole);
     }
 
     #[test]
