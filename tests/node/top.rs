@@ -20,10 +20,14 @@ fn top(url: &str, arguments: &[&str]) -> Output {
 
 /// An agent of two made-up cards that has looked at them.
 fn agent() -> (Agent, String) {
-    let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:2").launch();
-    eventually("two GPUs", PATIENCE, || {
+    agent_of(2)
+}
+
+fn agent_of(cards: usize) -> (Agent, String) {
+    let agent = Agent::standalone(BINARY).with("--gpus", format!("simulated=H100:{cards}")).launch();
+    eventually("its GPUs", PATIENCE, || {
         let gpus = agent.get("/api/v1/gpus").json()["gpus"].as_array()?.clone();
-        (gpus.len() == 2 && gpus.iter().all(|gpu| gpu["memory_used_bytes"]["value"].is_u64())).then_some(())
+        (gpus.len() == cards && gpus.iter().all(|gpu| gpu["memory_used_bytes"]["value"].is_u64())).then_some(())
     });
     let url = format!("http://{}", agent.metrics);
     (agent, url)
@@ -42,6 +46,18 @@ fn a_pipe_gets_one_plain_frame_that_says_the_gpus_are_made_up() {
             assert!(text.contains(part), "{part:?} in {text}");
         }
         assert!(!text.contains('\u{1b}') && !text.contains("quit"), "{text}");
+    }
+}
+
+#[test]
+fn a_pipe_gets_every_card() {
+    for cards in [8, 16] {
+        let (_agent, url) = agent_of(cards);
+        let text = String::from_utf8(top(&url, &["--once"]).stdout).unwrap();
+        for card in 0..cards {
+            assert!(text.lines().any(|line| line.starts_with(&format!("{card:<5}H100"))), "card {card} in\n{text}");
+        }
+        assert!(!text.contains("key 2"), "{text}");
     }
 }
 

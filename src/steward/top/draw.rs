@@ -3,7 +3,7 @@
 //! ```text
 //!   node, age, marks            1 line
 //!   host                        1 line
-//!   GPUs                        overview only: headings and a line each, at most half of the screen
+//!   GPUs                        overview only: headings and a line each; half of the screen, and what the rows leave free
 //!   rows of the view            headings and what fits
 //!   what the selected row says  1 line
 //!   keys, or the filter         1 line
@@ -105,17 +105,23 @@ fn all_cards(snapshot: &Snapshot, width: u16) -> Vec<Flat> {
     flatten(cards::lines(snapshot, width), &order)
 }
 
-/// The GPUs' lines that fit into half of the screen; the last one counts those that do not.
+/// The GPUs' lines that fit into half of the screen or into what the rows below them leave free, whichever is more; the last
+/// one counts those that do not.
 fn card_rows(state: &State, area: Rect) -> Vec<Flat> {
     let (View::Overview, Some(snapshot), false) = (state.view, &state.snapshot, state.help) else { return Vec::new() };
     let mut rows = all_cards(snapshot, area.width);
-    let most = usize::from(area.height / 2).saturating_sub(2).max(1);
+    let height = usize::from(area.height);
+    let half = (height / 2).saturating_sub(2).max(1);
+    // Title, host, detail and keys; the GPUs' headings; headings of the rows, and a line for the word that there are none.
+    let free = height.saturating_sub(4 + 1 + 1 + state.rows.len().max(1));
+    let most = half.max(free);
     if rows.len() > most {
         let left_out = rows.len() - (most - 1);
         rows.truncate(most - 1);
         let mut more =
             Flat { id: String::new(), name: String::new(), cells: Default::default(), head: false, depth: 0 };
-        more.cells.text("").text(format!("and {left_out} more (key 2)"));
+        // Two columns, so that it fits where the column of the model is narrow.
+        more.cells.text(format!("+{left_out}")).text("more: key 2");
         rows.push(more);
     }
     rows

@@ -111,6 +111,48 @@ mod tests {
         assert!(!text.contains("quit"), "a pipe has no keys");
     }
 
+    /// The node of the stage with `cards` whole cards and `pods` pods of one container.
+    fn node(cards: usize, pods: usize) -> State {
+        let mut snapshot = stage::snapshot();
+        let card = snapshot.gpus.gpus[1].clone();
+        let numbered = |n| wire::api::gpus::Gpu { index: n, uuid: format!("GPU-{n}"), ..card.clone() };
+        snapshot.gpus.gpus = (0..u32::try_from(cards).unwrap()).map(numbered).collect();
+        let pod = snapshot.pods.pods[0].clone();
+        let named = |n| wire::api::pods::Pod { uid: format!("uid-{n}"), name: Some(format!("pod-{n}")), ..pod.clone() };
+        snapshot.pods.pods = (0..pods).map(named).collect();
+        let mut state = State::new(Duration::from_secs(1));
+        state.apply(Input::Snapshot(Arc::new(snapshot)), Duration::ZERO);
+        state
+    }
+
+    /// Cards and pods that have a line.
+    fn lines(text: &str) -> (usize, usize) {
+        let card = |line: &&str| line.contains("H100 80GB") && line.starts_with(|c: char| c.is_ascii_digit());
+        let pod = |line: &&str| line.trim_start().split('/').nth(1).is_some_and(|name| name.starts_with("pod-"));
+        (text.lines().filter(card).count(), text.lines().filter(pod).count())
+    }
+
+    #[test]
+    fn a_plain_frame_has_every_card_and_every_pod() {
+        for (cards, pods) in [(8, 0), (16, 0), (1, 200), (16, 200), (64, 1)] {
+            let text = plain(&node(cards, pods), 80);
+            assert_eq!(lines(&text), (cards, pods), "{text}");
+            assert!(!text.contains("key 2"), "{text}");
+        }
+    }
+
+    #[test]
+    fn cards_have_the_lines_that_pods_leave_free() {
+        let live = |cards, pods| painted(&node(cards, pods), 80, 24).join("\n");
+        for (cards, pods, shown) in [(8, 0, 8), (16, 0, 16), (16, 1, 16), (17, 1, 17), (18, 0, 16), (16, 40, 9)] {
+            let text = live(cards, pods);
+            assert_eq!(lines(&text).0, shown, "{cards} cards, {pods} pods:\n{text}");
+            assert_eq!(text.contains("more: key 2"), shown < cards, "{cards} cards, {pods} pods:\n{text}");
+        }
+        assert!(live(16, 40).contains("\n+7   more: key 2\n"), "{}", live(16, 40));
+        assert!(lines(&live(16, 40)).1 > 5, "pods keep their half");
+    }
+
     #[test]
     fn signs_that_steer_a_terminal_are_not_passed_on() {
         let text = shown(&[Key::Character('4'), Key::Character('n')], 200, 60);
