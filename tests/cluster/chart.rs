@@ -83,6 +83,26 @@ mod tests {
         }
     }
 
+    /// The chart's agents use the API server; the folders of a device plugin are there for those only.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn agents_follow_the_api_server_unless_they_stand_alone() {
+        let cluster = Cluster::up(&Wanted::nodes(1));
+        let folders = ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"];
+        for (values, alone) in
+            [(&[][..], false), (&["agent.settings.v=4"], false), (&["agent.settings.standalone=true"], true)]
+        {
+            let text = render(&cluster, &["agent/daemonset"], values);
+            assert!(text.contains(&format!("- --standalone={alone}\n")), "{text}");
+            assert!(text.contains("{name: state, mountPath: /var/lib/gpu-steward}"), "{text}");
+            for folder in folders {
+                let mounted = text.contains(&format!("mountPath: {folder}}}"));
+                let of_the_host = text.contains(&format!("hostPath: {{path: {folder}, type: DirectoryOrCreate}}"));
+                assert_eq!((mounted, of_the_host), (!alone, !alone), "{folder}: {text}");
+            }
+        }
+    }
+
     /// The API server understands every expression of the policies for every object it can meet.
     #[test]
     #[ignore = "needs cluster: tests/run"]
