@@ -18,6 +18,7 @@ use crate::names::{Names, device_is_of};
 use crate::pods::{self, Holdings};
 use crate::remark::Remark;
 use crate::workload::Workload;
+use model::cgroup::NetworkSample;
 use model::host::{HostFacts, HostSample};
 use model::id::{NodeName, PodUid};
 use model::observation::{Observation, Trouble};
@@ -120,8 +121,12 @@ impl Node {
         self.busy.update(busy, |nanos| nanos.0);
         self.disk[0].update(sample.disk_read, |bytes| bytes.0);
         self.disk[1].update(sample.disk_write, |bytes| bytes.0);
-        self.net[0].update(sample.net_rx, |bytes| bytes.0);
-        self.net[1].update(sample.net_tx, |bytes| bytes.0);
+        let network = |pick: fn(&NetworkSample) -> Bytes| match &sample.network {
+            Reading::Measured(network, at) => Reading::Measured(pick(network), *at),
+            Reading::Absent(why) => Reading::Absent(*why),
+        };
+        self.net[0].update(network(|network| network.rx_bytes), |bytes| bytes.0);
+        self.net[1].update(network(|network| network.tx_bytes), |bytes| bytes.0);
         self.host = sample;
     }
 

@@ -6,7 +6,7 @@ use model::gpu::{
     EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, Unidentified, Xid,
     XidSource,
 };
-use model::host::{CgroupVersion, HostFacts, HostSample};
+use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::observation::{GpuSourceState, Trouble};
 use model::pod::PodWatch;
@@ -142,13 +142,31 @@ fn host() -> HostSample {
         load: m([1.5, 1.25, 1.0]),
         memory_total: m(Bytes(512 * GIB)),
         memory_available: m(Bytes(400 * GIB)),
+        memory_working_set: m(Bytes(112 * GIB)),
+        memory_rss: m(Bytes(90 * GIB)),
         memory_cache: m(Bytes(50 * GIB)),
         swap_used: m(Bytes(0)),
+        oom_kills: m(Count(3)),
         disk_read: m(Bytes(10 * GIB)),
         disk_write: m(Bytes(20 * GIB)),
-        net_rx: m(Bytes(30 * GIB)),
-        net_tx: m(Bytes(40 * GIB)),
+        disk_reads: m(Count(1000)),
+        disk_writes: m(Count(2000)),
+        network: m(NetworkSample {
+            rx_bytes: Bytes(30 * GIB),
+            tx_bytes: Bytes(40 * GIB),
+            rx_packets: Count(3000),
+            tx_packets: Count(4000),
+            ..NetworkSample::default()
+        }),
+        tasks: m(Count(1234)),
         processes: m(Count(321)),
+        pressure: m(HostPressure {
+            cpu_waiting: Nanos(5_000_000_000),
+            memory_waiting: Nanos(4_000_000_000),
+            memory_stalled: Nanos(3_000_000_000),
+            io_waiting: Nanos(2_000_000_000),
+            io_stalled: Nanos(1_000_000_000),
+        }),
     }
 }
 

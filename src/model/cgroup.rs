@@ -189,6 +189,24 @@ pub struct NetworkSample {
     pub tx_dropped: Count,
 }
 
+impl NetworkSample {
+    /// The sum, counter by counter.
+    #[must_use]
+    pub fn plus(&self, other: &NetworkSample) -> NetworkSample {
+        let count = |a: Count, b: Count| Count(a.0.saturating_add(b.0));
+        NetworkSample {
+            rx_bytes: self.rx_bytes.plus(other.rx_bytes),
+            tx_bytes: self.tx_bytes.plus(other.tx_bytes),
+            rx_packets: count(self.rx_packets, other.rx_packets),
+            tx_packets: count(self.tx_packets, other.tx_packets),
+            rx_errors: count(self.rx_errors, other.rx_errors),
+            tx_errors: count(self.tx_errors, other.tx_errors),
+            rx_dropped: count(self.rx_dropped, other.rx_dropped),
+            tx_dropped: count(self.tx_dropped, other.tx_dropped),
+        }
+    }
+}
+
 /// One cgroup in one pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CgroupReport {

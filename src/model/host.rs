@@ -1,5 +1,6 @@
 //! The node itself.
 
+use crate::cgroup::NetworkSample;
 use crate::reading::Reading;
 use crate::unit::{Bytes, Count, Nanos};
 use std::sync::Arc;
@@ -25,20 +26,48 @@ pub struct HostSample {
     pub memory_total: Reading<Bytes>,
     /// What could be given to new work without swapping.
     pub memory_available: Reading<Bytes>,
+    /// Installed memory without what is available: what cannot be had without swapping.
+    pub memory_working_set: Reading<Bytes>,
+    /// Anonymous memory.
+    pub memory_rss: Reading<Bytes>,
     /// Page cache and buffers.
     pub memory_cache: Reading<Bytes>,
     /// Swap in use.
     pub swap_used: Reading<Bytes>,
+    /// Processes the kernel killed for memory since boot, in whichever cgroup.
+    pub oom_kills: Reading<Count>,
     /// Bytes read from whole disks (not partitions, not loop, ram or device-mapper devices, which would count twice).
     pub disk_read: Reading<Bytes>,
     /// Bytes written to whole disks.
     pub disk_write: Reading<Bytes>,
-    /// Bytes received on physical and other interfaces of the host, without `lo`, bridges and pod ends of veth pairs.
-    pub net_rx: Reading<Bytes>,
-    /// Bytes sent on them.
-    pub net_tx: Reading<Bytes>,
+    /// Reads from whole disks.
+    pub disk_reads: Reading<Count>,
+    /// Writes to whole disks.
+    pub disk_writes: Reading<Count>,
+    /// Totals of physical and other interfaces of the host, without `lo`, bridges and pod ends of veth pairs.
+    pub network: Reading<NetworkSample>,
+    /// Processes and threads.
+    pub tasks: Reading<Count>,
     /// Processes.
     pub processes: Reading<Count>,
+    /// Pressure stall.
+    pub pressure: Reading<HostPressure>,
+}
+
+/// Pressure stall information of the machine: totals since boot. That all tasks wait for a processor is not defined for a
+/// machine (the kernel writes 0), so there is no such field.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostPressure {
+    /// Some task waited for a processor.
+    pub cpu_waiting: Nanos,
+    /// Some task waited for memory.
+    pub memory_waiting: Nanos,
+    /// All tasks waited for memory.
+    pub memory_stalled: Nanos,
+    /// Some task waited for I/O.
+    pub io_waiting: Nanos,
+    /// All tasks waited for I/O.
+    pub io_stalled: Nanos,
 }
 
 /// What does not change while the machine runs.

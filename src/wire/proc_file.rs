@@ -5,6 +5,8 @@
 //!   of the machine    stat  meminfo  loadavg  diskstats  mountinfo  devices
 //! ```
 //!
+//! The machine's `vmstat` and `pressure/*` have the form of a cgroup's files too: `cgroup_file::{oom_kills, pressure}`.
+//!
 //! What must never happen here: a number made of half a file, a process name that breaks the fields behind it. Names are
 //! bytes: a process may call itself `a) R 1 (b` or something that is not UTF-8.
 
@@ -180,6 +182,8 @@ pub struct MemInfo {
     pub total: Bytes,
     /// Could be given to new work; kernels before 3.14 do not say.
     pub available: Option<Bytes>,
+    /// Anonymous memory; kernels before 2.6.18 do not say.
+    pub anonymous: Option<Bytes>,
     /// Page cache and buffers.
     pub cache: Bytes,
     /// Swap in use.
@@ -191,8 +195,9 @@ pub struct MemInfo {
 /// # Errors
 /// [`Malformed`].
 pub fn meminfo(text: &[u8]) -> Result<MemInfo, Malformed> {
-    let names: [&[u8]; 6] = [b"MemTotal:", b"MemAvailable:", b"Buffers:", b"Cached:", b"SwapTotal:", b"SwapFree:"];
-    let mut found = [None; 6];
+    let names: [&[u8]; 7] =
+        [b"MemTotal:", b"MemAvailable:", b"Buffers:", b"Cached:", b"SwapTotal:", b"SwapFree:", b"AnonPages:"];
+    let mut found = [None; 7];
     for line in lines(text)? {
         let mut values = fields(line);
         if let Some(at) = values.next().and_then(|key| names.iter().position(|name| *name == key)) {
@@ -200,18 +205,27 @@ pub fn meminfo(text: &[u8]) -> Result<MemInfo, Malformed> {
             found[at] = Some(Bytes(kib.saturating_mul(1024)));
         }
     }
-    let [total, available, buffers, cached, swap, swap_free] = found;
+    let [total, available, buffers, cached, swap, swap_free, anonymous] = found;
     let total = total.ok_or(Malformed::Missing("MemTotal"))?;
     let cache = cached.ok_or(Malformed::Missing("Cached"))?.plus(buffers.unwrap_or_default());
     let swap_used = swap.unwrap_or_default().less(swap_free.unwrap_or_default());
-    Ok(MemInfo { total, available, cache, swap_used })
+    Ok(MemInfo { total, available, anonymous, cache, swap_used })
 }
 
-/// The three loads of `/proc/loadavg`.
+/// What is taken from `/proc/loadavg`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LoadAverage {
+    /// Over 1, 5 and 15 minutes.
+    pub loads: [f64; 3],
+    /// Processes and threads of the machine.
+    pub tasks: u64,
+}
+
+/// `/proc/loadavg`.
 ///
 /// # Errors
 /// [`Malformed`].
-pub fn loadavg(text: &[u8]) -> Result<[f64; 3], Malformed> {
+pub fn loadavg(text: &[u8]) -> Result<LoadAverage, Malformed> {
     let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
     let mut values = fields(line);
     let mut loads = [0.0; 3];
@@ -220,27 +234,57 @@ pub fn loadavg(text: &[u8]) -> Result<[f64; 3], Malformed> {
         let value = text.and_then(|text| text.parse::<f64>().ok()).filter(|value| value.is_finite() && *value >= 0.0);
         *load = value.ok_or(Malformed::NotANumber("a load"))?;
     }
-    Ok(loads)
+    // Those that run, a slash, all of them.
+    let entities = values.next().ok_or(Malformed::Missing("the number of tasks"))?;
+    let slash = entities.iter().position(|b| *b == b'/').ok_or(Malformed::Missing("the number of tasks"))?;
+    let tasks = digits(&entities[slash + 1..]).ok_or(Malformed::NotANumber("the number of tasks"))?;
+    Ok(LoadAverage { loads, tasks })
 }
 
-/// Each device of `/proc/diskstats`: name, bytes read, bytes written. The kernel counts sectors of 512 bytes whatever the
-/// disk's own are (Documentation/block/stat.rst).
+/// What a disk has done since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskIo {
+    /// Bytes read.
+    pub read: Bytes,
+    /// Bytes written.
+    pub write: Bytes,
+    /// Reads.
+    pub reads: Count,
+    /// Writes.
+    pub writes: Count,
+}
+
+impl DiskIo {
+    /// The sum.
+    #[must_use]
+    pub fn plus(self, other: DiskIo) -> DiskIo {
+        DiskIo {
+            read: self.read.plus(other.read),
+            write: self.write.plus(other.write),
+            reads: Count(self.reads.0.saturating_add(other.reads.0)),
+            writes: Count(self.writes.0.saturating_add(other.writes.0)),
+        }
+    }
+}
+
+/// Each device of `/proc/diskstats`. The kernel counts sectors of 512 bytes whatever the disk's own are
+/// (Documentation/block/stat.rst).
 ///
 /// # Errors
 /// [`Malformed`]; devices before the fault have been given.
-pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], Bytes, Bytes)) -> Result<(), Malformed> {
+pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], DiskIo)) -> Result<(), Malformed> {
     if text.is_empty() {
         return Ok(()); // a machine without a disk
     }
     for line in lines(text)? {
         let mut values = fields(line);
         let name = values.nth(2).ok_or(Malformed::Missing("a disk's name"))?;
-        let mut sectors = |skip| {
-            let sectors = values.nth(skip).and_then(digits).ok_or(Malformed::NotANumber("sectors"))?;
-            Ok(Bytes(sectors.saturating_mul(512)))
-        };
-        let (read, written) = (sectors(2)?, sectors(3)?);
-        each(name, read, written);
+        let mut number = |skip| values.nth(skip).and_then(digits).ok_or(Malformed::NotANumber("a counter of a disk"));
+        let sectors = |sectors: u64| Bytes(sectors.saturating_mul(512));
+        // Reads, merged, sectors, milliseconds; the same of writes.
+        let (reads, read) = (Count(number(0)?), sectors(number(1)?));
+        let (writes, write) = (Count(number(1)?), sectors(number(1)?));
+        each(name, DiskIo { read, write, reads, writes });
     }
     Ok(())
 }
@@ -385,13 +429,21 @@ eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
         assert_eq!((stat.iowait_ticks, stat.steal_ticks, stat.processors, stat.boot_seconds), (7, 3, 2, 17));
         assert!(host_stat(b"cpu  10 1\nbtime 1\n").is_err());
 
-        let text = b"MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 50 kB\nBuffers: 2 kB\nCached: 3 kB\nSwapTotal: 9 kB\nSwapFree: 4 kB\n";
+        let text = b"MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 50 kB\nBuffers: 2 kB\nCached: 3 kB\nSwapTotal: 9 kB\nSwapFree: 4 kB\nAnonPages: 7 kB\n";
         let memory = meminfo(text).unwrap();
+        assert_eq!(memory.anonymous, Some(Bytes(7168)));
+        assert_eq!(meminfo(b"MemTotal: 1 kB\nCached: 1 kB\n").unwrap().anonymous, None);
         assert_eq!((memory.total, memory.available), (Bytes(102_400), Some(Bytes(51_200))));
         assert_eq!((memory.cache, memory.swap_used), (Bytes(5120), Bytes(5120)));
         assert!(meminfo(b"MemTotal: x kB\n").is_err());
 
-        assert_eq!(loadavg(b"0.50 1.25 2.00 3/100 4242\n"), Ok([0.5, 1.25, 2.0]));
+        let load = LoadAverage { loads: [0.5, 1.25, 2.0], tasks: 100 };
+        assert_eq!(loadavg(b"0.50 1.25 2.00 3/100 4242\n"), Ok(load));
+        for torn in
+            [&b"0.50 1.25 2.00\n"[..], b"0.50 1.25 2.00 3\n", b"0.50 1.25 2.00 3/ 7\n", b"0.50 1.25 2.00 3/x 7\n"]
+        {
+            assert!(loadavg(torn).is_err(), "{torn:?}");
+        }
         assert!(loadavg(b"0.50 1.25\n").is_err());
         assert!(loadavg(b"0.50 nan 1\n").is_err());
     }
@@ -400,9 +452,10 @@ eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
     fn disks_count_sectors_of_512_bytes() {
         let mut seen = Vec::new();
         let text = b" 254 0 vda 9 1 100 5 8 2 200 10 0 12 15 6 14 8 8 2 1\n   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0\n";
-        diskstats(text, |name, read, written| seen.push((name, read.0, written.0))).unwrap();
-        assert_eq!(seen, [(&b"vda"[..], 51_200, 102_400), (b"loop0", 0, 0)]);
-        assert!(diskstats(b" 254 0 vda 9 1\n", |_, _, _| {}).is_err());
+        diskstats(text, |name, io| seen.push((name, io))).unwrap();
+        let vda = DiskIo { read: Bytes(51_200), write: Bytes(102_400), reads: Count(9), writes: Count(8) };
+        assert_eq!(seen, [(&b"vda"[..], vda), (b"loop0", DiskIo::default())]);
+        assert!(diskstats(b" 254 0 vda 9 1\n", |_, _| {}).is_err());
     }
 
     #[test]
@@ -425,8 +478,26 @@ eth0.1:12 3 4 5 0 0 0 0 22 13 14 15 0 0 0 0
         #[test]
         fn no_bytes_panic(text in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"0123456789 \n:()|-cpu".to_vec())], 0..300)) {
             let _ = (stat(&text), memberships(&text, |_| {}), net_dev(&text, |_, _| {}), host_stat(&text), meminfo(&text));
-            let _ = (loadavg(&text), diskstats(&text, |_, _, _| {}), mountinfo(&text, |_| {}), stacked_majors(&text));
+            let _ = (loadavg(&text), diskstats(&text, |_, _| {}), mountinfo(&text, |_| {}), stacked_majors(&text));
             let _ = unescape(&text);
+        }
+
+        #[test]
+        fn what_the_kernel_writes_of_the_machine_comes_back(n in any::<[u32; 8]>()) {
+            let [a, b, c, d, reads, read, writes, write] = n.map(u64::from);
+            let text = format!("MemTotal: {a} kB\nMemAvailable: {b} kB\nCached: {c} kB\nAnonPages: {d} kB\n");
+            let memory = meminfo(text.as_bytes()).unwrap();
+            prop_assert_eq!((memory.total, memory.available), (Bytes(a * 1024), Some(Bytes(b * 1024))));
+            prop_assert_eq!((memory.cache, memory.anonymous), (Bytes(c * 1024), Some(Bytes(d * 1024))));
+            let load = loadavg(format!("0.00 0.01 0.05 {a}/{b} {c}\n").as_bytes()).unwrap();
+            prop_assert_eq!(load.tasks, b);
+            let text = format!("8 0 sda {reads} {a} {read} {b} {writes} {c} {write} {d} 0 0 0\n");
+            let io = DiskIo { read: Bytes(read * 512), write: Bytes(write * 512), reads: Count(reads), writes: Count(writes) };
+            let mut seen = None;
+            diskstats(text.as_bytes(), |_, io| seen = Some(io)).unwrap();
+            prop_assert_eq!(seen, Some(io));
+            let kills = format!("nr_free_pages {a}\noom_kill {b}\noom_kill_x {c}\n");
+            prop_assert_eq!(crate::cgroup_file::oom_kills(kills.as_bytes()), Ok(Some(Count(b))));
         }
 
         #[test]

@@ -138,6 +138,7 @@ fn prepare(proc: &Path, cgroup: &Path) -> Outcome<()> {
         "meminfo",
         "loadavg",
         "diskstats",
+        "vmstat",
         "net/dev",
         "uptime",
         "sys/kernel/osrelease",

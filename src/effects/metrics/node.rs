@@ -4,8 +4,10 @@ use super::number::{Row, number};
 use super::scene::Scene;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;
-use model::host::HostSample;
+use model::cgroup::NetworkSample;
+use model::host::{HostPressure, HostSample};
 use model::observation::GpuSourceState;
+use model::unit::Nanos;
 
 const PREFIX: &str = "gpu_steward_node_";
 
@@ -22,13 +24,30 @@ static HOST: &[Row<HostSample>] = &[
     Row::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[2]))).labelled("period=\"15m\""),
     Row::gauge("memory_total_bytes", "bytes", "Installed memory.", |h| number(&h.memory_total)),
     Row::gauge("memory_available_bytes", "bytes", "Memory for new work without swapping.", |h| number(&h.memory_available)),
+    Row::gauge("memory_working_set_bytes", "bytes", "Installed memory without what is available.", |h| number(&h.memory_working_set)),
+    Row::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |h| number(&h.memory_rss)),
     Row::gauge("memory_cache_bytes", "bytes", "Page cache and buffers.", |h| number(&h.memory_cache)),
     Row::gauge("swap_used_bytes", "bytes", "Swap in use.", |h| number(&h.swap_used)),
+    Row::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |h| number(&h.oom_kills)),
     Row::counter("disk_read_bytes_total", "bytes", "Bytes read from whole disks.", |h| number(&h.disk_read)),
     Row::counter("disk_write_bytes_total", "bytes", "Bytes written to whole disks.", |h| number(&h.disk_write)),
-    Row::counter("network_receive_bytes_total", "bytes", "Bytes received, without lo, bridges and pods' ends.", |h| number(&h.net_rx)),
-    Row::counter("network_transmit_bytes_total", "bytes", "Bytes sent, without lo, bridges and pods' ends.", |h| number(&h.net_tx)),
+    Row::counter("disk_reads_total", "", "Reads from whole disks.", |h| number(&h.disk_reads)),
+    Row::counter("disk_writes_total", "", "Writes to whole disks.", |h| number(&h.disk_writes)),
+    Row::counter("network_receive_bytes_total", "bytes", "Bytes received, without lo, bridges and pods' ends.", |h| total(h, |n| n.rx_bytes.0)),
+    Row::counter("network_transmit_bytes_total", "bytes", "Bytes sent, without lo, bridges and pods' ends.", |h| total(h, |n| n.tx_bytes.0)),
+    Row::counter("network_receive_packets_total", "", "Packets received on the same interfaces.", |h| total(h, |n| n.rx_packets.0)),
+    Row::counter("network_transmit_packets_total", "", "Packets sent on the same interfaces.", |h| total(h, |n| n.tx_packets.0)),
+    Row::counter("network_receive_errors_total", "", "Received packets with errors.", |h| total(h, |n| n.rx_errors.0)),
+    Row::counter("network_transmit_errors_total", "", "Sent packets with errors.", |h| total(h, |n| n.tx_errors.0)),
+    Row::counter("network_receive_dropped_total", "", "Received packets dropped.", |h| total(h, |n| n.rx_dropped.0)),
+    Row::counter("network_transmit_dropped_total", "", "Packets dropped before they were sent.", |h| total(h, |n| n.tx_dropped.0)),
+    Row::gauge("tasks", "", "Processes and threads.", |h| number(&h.tasks)),
     Row::gauge("processes", "", "Processes.", |h| number(&h.processes)),
+    Row::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |h| pressed(h, |p| p.cpu_waiting)),
+    Row::counter("pressure_memory_waiting_seconds_total", "seconds", "Time some task waited for memory.", |h| pressed(h, |p| p.memory_waiting)),
+    Row::counter("pressure_memory_stalled_seconds_total", "seconds", "Time all tasks waited for memory.", |h| pressed(h, |p| p.memory_stalled)),
+    Row::counter("pressure_io_waiting_seconds_total", "seconds", "Time some task waited for I/O.", |h| pressed(h, |p| p.io_waiting)),
+    Row::counter("pressure_io_stalled_seconds_total", "seconds", "Time all tasks waited for I/O.", |h| pressed(h, |p| p.io_stalled)),
 ];
 
 const INFO: Family = Family { name: "info", kind: Kind::Info, unit: "", help: "The machine." };
@@ -59,6 +78,17 @@ const SOURCE: Family = Family {
     unit: "",
     help: "1 for the state in which GPUs are seen: working, starting, missing, hanging, switched_off.",
 };
+
+fn total(host: &HostSample, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<Number> {
+    match &host.network {
+        Reading::Measured(network, at) => Reading::Measured(Number::Whole(pick(network)), *at),
+        Reading::Absent(why) => Reading::Absent(*why),
+    }
+}
+
+fn pressed(host: &HostSample, pick: impl FnOnce(HostPressure) -> Nanos) -> Reading<Number> {
+    number(&host.pressure.map(pick))
+}
 
 /// Writes all of it.
 pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {

@@ -1,15 +1,17 @@
-//! The machine as a whole, read every second from files that are kept open.
+//! The machine as a whole, read from files that are kept open: most of it every second, pressure and OOM kills in the slow
+//! period.
 
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
 use crate::procfs::process::Fault;
 use crate::roots::{HostRoots, part};
-use model::host::HostSample;
+use model::cgroup::NetworkSample;
+use model::host::{HostPressure, HostSample};
 use model::unit::{Bytes, Count, Nanos};
 use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
-use wire::cgroup_file::Malformed;
-use wire::proc_file::{HostStat, MemInfo, diskstats, host_stat, loadavg, meminfo, net_dev};
+use wire::cgroup_file::{self, Malformed};
+use wire::proc_file::{DiskIo, HostStat, MemInfo, diskstats, host_stat, loadavg, meminfo, net_dev};
 
 /// Whole disks that are told apart; a storage server has some hundred.
 const MAX_DISKS: usize = 1024;
@@ -20,7 +22,9 @@ pub struct Host {
     procfs: Vec<u8>,
     block: Vec<u8>,
     nanos_a_tick: u64,
-    kept: [Option<OwnedFd>; 5],
+    kept: [Option<OwnedFd>; 9],
+    oom_kills: Reading<Count>,
+    pressure: Reading<HostPressure>,
     disks: Vec<Box<[u8]>>,
     /// Files that could not be understood since the start.
     pub faults: u64,
@@ -33,6 +37,10 @@ enum File {
     Memory,
     Disks,
     Net,
+    Vm,
+    CpuPressure,
+    MemoryPressure,
+    IoPressure,
 }
 
 impl Host {
@@ -46,6 +54,8 @@ impl Host {
             block,
             nanos_a_tick,
             kept: Default::default(),
+            oom_kills: Reading::NOT_YET,
+            pressure: Reading::NOT_YET,
             disks: Vec::new(),
             faults: 0,
         }
@@ -65,6 +75,33 @@ impl Host {
         });
     }
 
+    /// What is worth a look now and then; [`Host::read`] repeats it, with the time of this look.
+    pub fn read_slow(&mut self, reader: &mut Reader) {
+        self.oom_kills = match self.take(reader, File::Vm, |text, _| cgroup_file::oom_kills(text)) {
+            Reading::Measured(Some(kills), at) => Reading::Measured(kills, at),
+            Reading::Measured(None, _) => Reading::Absent(Absence::NotSupported), // a kernel before 4.13
+            Reading::Absent(why) => Reading::Absent(why),
+        };
+        self.pressure = self.pressure(reader);
+    }
+
+    fn pressure(&mut self, reader: &mut Reader) -> Reading<HostPressure> {
+        let mut of = |file| self.take(reader, file, |text, _| cgroup_file::pressure(text));
+        match (of(File::CpuPressure), of(File::MemoryPressure), of(File::IoPressure)) {
+            (Reading::Measured((cpu_waiting, _), _), Reading::Measured(memory, _), Reading::Measured(io, at)) => {
+                let (memory_waiting, memory_stalled) = memory;
+                let (io_waiting, io_stalled) = io;
+                Reading::Measured(
+                    HostPressure { cpu_waiting, memory_waiting, memory_stalled, io_waiting, io_stalled },
+                    at,
+                )
+            }
+            (Reading::Absent(why), ..) | (_, Reading::Absent(why), _) | (.., Reading::Absent(why)) => {
+                Reading::Absent(why)
+            }
+        }
+    }
+
     /// One look.
     pub fn read(&mut self, reader: &mut Reader) -> HostSample {
         let mut sample = HostSample::default();
@@ -78,36 +115,43 @@ impl Host {
         sample.cpu_iowait = time(|stat| stat.iowait_ticks);
         sample.cpu_steal = time(|stat| stat.steal_ticks);
         sample.processors = stat.map(|stat| Count(stat.processors));
-        sample.load = self.take(reader, File::Load, |text, _| loadavg(text));
+        let load = self.take(reader, File::Load, |text, _| loadavg(text));
+        (sample.load, sample.tasks) = (load.map(|load| load.loads), load.map(|load| Count(load.tasks)));
         let memory = self.take(reader, File::Memory, |text, _| meminfo(text));
         let bytes = |field: fn(&MemInfo) -> Bytes| memory.map(|memory| field(&memory));
         sample.memory_total = bytes(|memory| memory.total);
-        sample.memory_available = match memory {
-            Reading::Measured(MemInfo { available: None, .. }, _) => Reading::Absent(Absence::NotSupported),
-            _ => bytes(|memory| memory.available.unwrap_or_default()),
+        let told = |field: fn(&MemInfo) -> Option<Bytes>| match &memory {
+            Reading::Measured(memory, at) => {
+                field(memory).ok_or(Absence::NotSupported).map_or_else(Reading::Absent, |it| Reading::Measured(it, *at))
+            }
+            Reading::Absent(why) => Reading::Absent(*why),
         };
+        sample.memory_available = told(|memory| memory.available);
+        sample.memory_working_set = told(|memory| Some(memory.total.less(memory.available?)));
+        sample.memory_rss = told(|memory| memory.anonymous);
         sample.memory_cache = bytes(|memory| memory.cache);
         sample.swap_used = bytes(|memory| memory.swap_used);
         let disks = self.take(reader, File::Disks, |text, disks| {
-            let mut sum = (Bytes(0), Bytes(0));
-            diskstats(text, |name, read, written| {
+            let mut sum = DiskIo::default();
+            diskstats(text, |name, io| {
                 if disks.iter().any(|disk| **disk == *name) {
-                    sum = (sum.0.plus(read), sum.1.plus(written));
+                    sum = sum.plus(io);
                 }
             })?;
             Ok(sum)
         });
-        (sample.disk_read, sample.disk_write) = (disks.map(|sum| sum.0), disks.map(|sum| sum.1));
-        let net = self.take(reader, File::Net, |text, _| {
-            let mut sum = (Bytes(0), Bytes(0));
+        (sample.disk_read, sample.disk_write) = (disks.map(|sum| sum.read), disks.map(|sum| sum.write));
+        (sample.disk_reads, sample.disk_writes) = (disks.map(|sum| sum.reads), disks.map(|sum| sum.writes));
+        sample.network = self.take(reader, File::Net, |text, _| {
+            let mut sum = NetworkSample::default();
             net_dev(text, |name, counters| {
                 if host_interface(name) {
-                    sum = (sum.0.plus(counters.rx_bytes), sum.1.plus(counters.tx_bytes));
+                    sum = sum.plus(&counters);
                 }
             })?;
             Ok(sum)
         });
-        (sample.net_rx, sample.net_tx) = (net.map(|sum| sum.0), net.map(|sum| sum.1));
+        (sample.oom_kills, sample.pressure) = (self.oom_kills, self.pressure);
         sample
     }
 
@@ -141,6 +185,10 @@ impl Host {
                 File::Disks => b"/diskstats",
                 // Of process 1: `/proc/net` is our own namespace, which may be a pod's.
                 File::Net => b"/1/net/dev",
+                File::Vm => b"/vmstat",
+                File::CpuPressure => b"/pressure/cpu",
+                File::MemoryPressure => b"/pressure/memory",
+                File::IoPressure => b"/pressure/io",
             };
             *kept = Some(reader.open(&[&self.procfs, name])?);
         }
@@ -205,13 +253,68 @@ mod tests {
         host.find_disks(&mut reader);
         let sample = host.read(&mut reader);
         assert_eq!((sample.disk_read.get(), sample.disk_write.get()), (Some(Bytes(2048)), Some(Bytes(4096))));
-        assert_eq!((sample.net_rx.get(), sample.net_tx.get()), (Some(Bytes(20)), Some(Bytes(40))));
+        assert_eq!((sample.disk_reads.get(), sample.disk_writes.get()), (Some(Count(2)), Some(Count(2))));
+        let network = sample.network.value().unwrap();
+        assert_eq!((network.rx_bytes, network.tx_bytes), (Bytes(20), Bytes(40)));
+        assert_eq!((network.rx_packets, network.tx_packets), (Count(2), Count(4)));
         assert_eq!(sample.cpu_user.get(), Some(Nanos(30_000_000)));
-        assert_eq!(sample.memory_available.absence(), Some(Absence::NotSupported));
+        for unknown in [sample.memory_available, sample.memory_working_set, sample.memory_rss] {
+            assert_eq!(unknown.absence(), Some(Absence::NotSupported));
+        }
         assert_eq!(sample.load.absence(), Some(Absence::Unreadable), "torn");
+        assert_eq!(sample.tasks.absence(), Some(Absence::Unreadable), "torn");
         assert_eq!(host.faults, 1);
         fs::remove_dir_all(&roots.procfs).unwrap();
         assert_eq!(Host::new(&roots).read(&mut reader).cpu_user.absence(), Some(Absence::NoSuchFile));
+    }
+
+    #[test]
+    fn memory_tasks_kills_and_pressure_of_the_machine() {
+        let base = tempfile::tempdir().unwrap();
+        let roots = HostRoots { procfs: base.path().into(), cgroup: "/".into(), sysfs: base.path().into() };
+        let write = |name: &str, text: &str| fs::write(roots.procfs.join(name), text).unwrap();
+        write("meminfo", "MemTotal: 10 kB\nMemAvailable: 4 kB\nCached: 1 kB\nAnonPages: 3 kB\n");
+        write("loadavg", "0.00 0.01 0.05 2/345 6789\n");
+        let (mut host, mut reader) = (Host::new(&roots), Reader::default());
+        let sample = host.read(&mut reader);
+        assert_eq!(sample.memory_working_set.get(), Some(Bytes(6 * 1024)), "total without available");
+        assert_eq!((sample.memory_rss.get(), sample.tasks.get()), (Some(Bytes(3 * 1024)), Some(Count(345))));
+        assert_eq!(sample.oom_kills.absence(), Some(Absence::NotYet));
+        host.read_slow(&mut reader);
+        let sample = host.read(&mut reader);
+        assert_eq!(sample.oom_kills.absence(), Some(Absence::NoSuchFile));
+        assert_eq!(sample.pressure.absence(), Some(Absence::NoSuchFile), "a kernel without it");
+
+        write("vmstat", "nr_free_pages 1\npgfault 2\n");
+        fs::create_dir(roots.procfs.join("pressure")).unwrap();
+        for (name, some, full) in [("cpu", 1, 0), ("memory", 3, 2), ("io", 5, 4)] {
+            let line = |kind, total| format!("{kind} avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n");
+            write(&format!("pressure/{name}"), &[line("some", some), line("full", full)].concat());
+        }
+        host.read_slow(&mut reader);
+        let sample = host.read(&mut reader);
+        assert_eq!(sample.oom_kills.absence(), Some(Absence::NotSupported), "a kernel before 4.13");
+        let micros = |n: u64| Nanos(n * 1000);
+        let pressure = HostPressure {
+            cpu_waiting: micros(1),
+            memory_waiting: micros(3),
+            memory_stalled: micros(2),
+            io_waiting: micros(5),
+            io_stalled: micros(4),
+        };
+        assert_eq!(sample.pressure.get(), Some(pressure));
+
+        write("vmstat", "nr_free_pages 1\noom_kill 7\n");
+        write("pressure/io", "some avg10=0.00");
+        host.read_slow(&mut reader);
+        let sample = host.read(&mut reader);
+        assert_eq!(sample.oom_kills.get(), Some(Count(7)));
+        assert_eq!(sample.pressure.absence(), Some(Absence::Unreadable), "torn");
+        assert_eq!(
+            host.read(&mut reader).oom_kills.at(),
+            sample.oom_kills.at(),
+            "the time of the look, not of the telling"
+        );
     }
 
     #[test]
@@ -219,7 +322,12 @@ mod tests {
         let (mut host, mut reader) = (Host::new(&HostRoots::default()), Reader::default());
         host.find_disks(&mut reader);
         for _ in 0..2 {
+            host.read_slow(&mut reader);
             let sample = host.read(&mut reader);
+            assert!(sample.tasks.get().unwrap().0 > 1);
+            assert!(sample.memory_working_set.get().unwrap().0 > 1 << 20);
+            assert!(sample.memory_rss.get().unwrap().0 > 1 << 20);
+            assert!(sample.oom_kills.get().is_some());
             assert!(sample.cpu_idle.get().unwrap().0 > 0);
             assert!(sample.memory_total.get().unwrap().0 > 1 << 20);
             assert!(sample.processors.get().unwrap().0 > 0);

@@ -3,6 +3,8 @@
 use super::gpus::Unidentified;
 use super::head::Head;
 use super::reading::{Ages, Reading};
+use model::cgroup::NetworkSample;
+use model::host::HostPressure;
 use model::observation::{GpuSourceState, Trouble};
 use model::time::Now;
 use model::view::{NodeView, PodWatchView};
@@ -34,17 +36,30 @@ pub struct Document {
     pub cpu_steal_seconds: Reading<f64>,
     pub memory_total_bytes: Reading<u64>,
     pub memory_available_bytes: Reading<u64>,
+    pub memory_working_set_bytes: Reading<u64>,
+    pub memory_rss_bytes: Reading<u64>,
     pub memory_cache_bytes: Reading<u64>,
     pub swap_used_bytes: Reading<u64>,
+    pub oom_kills: Reading<u64>,
     pub disk_read_bytes: Reading<u64>,
     pub disk_write_bytes: Reading<u64>,
+    pub disk_reads: Reading<u64>,
+    pub disk_writes: Reading<u64>,
     pub disk_read_bytes_per_second: Reading<f64>,
     pub disk_write_bytes_per_second: Reading<f64>,
     pub net_rx_bytes: Reading<u64>,
     pub net_tx_bytes: Reading<u64>,
     pub net_rx_bytes_per_second: Reading<f64>,
     pub net_tx_bytes_per_second: Reading<f64>,
+    pub net_rx_packets: Reading<u64>,
+    pub net_tx_packets: Reading<u64>,
+    pub net_rx_errors: Reading<u64>,
+    pub net_tx_errors: Reading<u64>,
+    pub net_rx_dropped: Reading<u64>,
+    pub net_tx_dropped: Reading<u64>,
+    pub tasks: Reading<u64>,
     pub processes: Reading<u64>,
+    pub pressure: Reading<Pressure>,
     pub processes_left_out: u32,
     pub cgroups_left_out: u32,
     pub pass_seconds: f64,
@@ -52,6 +67,17 @@ pub struct Document {
     pub troubles: Vec<TroubleCount>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_watch: Option<PodWatch>,
+}
+
+/// Time spent waiting, since boot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::host::HostPressure` with their unit")]
+pub struct Pressure {
+    pub cpu_waiting_seconds: f64,
+    pub memory_waiting_seconds: f64,
+    pub memory_stalled_seconds: f64,
+    pub io_waiting_seconds: f64,
+    pub io_stalled_seconds: f64,
 }
 
 /// What is known of this node's pods at the API server; missing where it is not asked.
@@ -109,6 +135,7 @@ impl Document {
     pub fn of(view: &NodeView, now: Now) -> Document {
         let ages = Ages(now.monotonic);
         let (host, rates) = (&view.host, &view.host_rates);
+        let network = |pick: fn(&NetworkSample) -> u64| ages.with(&host.network, pick);
         Document {
             view: Head::of(view, now),
             gpu_source: GpuSource::of(&view.gpu_source),
@@ -129,23 +156,48 @@ impl Document {
             cpu_steal_seconds: ages.of(&host.cpu_steal),
             memory_total_bytes: ages.of(&host.memory_total),
             memory_available_bytes: ages.of(&host.memory_available),
+            memory_working_set_bytes: ages.of(&host.memory_working_set),
+            memory_rss_bytes: ages.of(&host.memory_rss),
             memory_cache_bytes: ages.of(&host.memory_cache),
             swap_used_bytes: ages.of(&host.swap_used),
+            oom_kills: ages.of(&host.oom_kills),
             disk_read_bytes: ages.of(&host.disk_read),
             disk_write_bytes: ages.of(&host.disk_write),
+            disk_reads: ages.of(&host.disk_reads),
+            disk_writes: ages.of(&host.disk_writes),
             disk_read_bytes_per_second: ages.of(&rates.disk_read),
             disk_write_bytes_per_second: ages.of(&rates.disk_write),
-            net_rx_bytes: ages.of(&host.net_rx),
-            net_tx_bytes: ages.of(&host.net_tx),
+            net_rx_bytes: network(|network| network.rx_bytes.0),
+            net_tx_bytes: network(|network| network.tx_bytes.0),
             net_rx_bytes_per_second: ages.of(&rates.net_rx),
             net_tx_bytes_per_second: ages.of(&rates.net_tx),
+            net_rx_packets: network(|network| network.rx_packets.0),
+            net_tx_packets: network(|network| network.tx_packets.0),
+            net_rx_errors: network(|network| network.rx_errors.0),
+            net_tx_errors: network(|network| network.tx_errors.0),
+            net_rx_dropped: network(|network| network.rx_dropped.0),
+            net_tx_dropped: network(|network| network.tx_dropped.0),
+            tasks: ages.of(&host.tasks),
             processes: ages.of(&host.processes),
+            pressure: ages.with(&host.pressure, Pressure::of),
             processes_left_out: view.processes_left_out,
             cgroups_left_out: view.cgroups_left_out,
             pass_seconds: std::time::Duration::from_micros(view.pass_us).as_secs_f64(),
             deadlines_missed: view.deadlines_missed,
             troubles: view.troubles.iter().map(|&(kind, count)| TroubleCount::of(kind, count)).collect(),
             pod_watch: view.pod_watch.as_ref().map(|watch| PodWatch::of(watch, now)),
+        }
+    }
+}
+
+impl Pressure {
+    fn of(pressure: &HostPressure) -> Pressure {
+        Pressure {
+            cpu_waiting_seconds: pressure.cpu_waiting.as_seconds(),
+            memory_waiting_seconds: pressure.memory_waiting.as_seconds(),
+            memory_stalled_seconds: pressure.memory_stalled.as_seconds(),
+            io_waiting_seconds: pressure.io_waiting.as_seconds(),
+            io_stalled_seconds: pressure.io_stalled.as_seconds(),
         }
     }
 }

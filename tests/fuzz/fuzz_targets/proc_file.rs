@@ -8,5 +8,5 @@ use wire::proc_file::{
 
 fuzz_target!(|text: &[u8]| {
     let _ = (stat(text), memberships(text, |_| {}), net_dev(text, |_, _| {}), host_stat(text), meminfo(text));
-    let _ = (loadavg(text), diskstats(text, |_, _, _| {}), mountinfo(text, |_| {}), stacked_majors(text), unescape(text));
+    let _ = (loadavg(text), diskstats(text, |_, _| {}), mountinfo(text, |_| {}), stacked_majors(text), unescape(text));
 });
