@@ -16,3 +16,5 @@ pub mod cards;
 pub mod workload;
 pub mod pods;
 pub mod node;
+pub mod share;
+pub mod announce;

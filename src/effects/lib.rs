@@ -4,8 +4,11 @@
 //!   exposition metrics     the view as Prometheus text: ours, and the names of dcgm-exporter, HAMi, cAdvisor
 //!   api                    the view as JSON
 //!   http                   :9410, everything that is open to the cluster
+//!   socket                 the file of a unix socket: stale is replaced, living is respected, ours goes with us
 //!   usage                  the unix socket's gRPC stream
 //!   pprof admin            the loopback port: profiles of this process, log level
+//!   plugin                 the device plugin that kubelet calls
+//!   delivery               what a container finds when it starts: CDI spec, limits
 //! ```
 //!
 //! What must never happen here: a decision, a reading of the world, a queue or connection count without a bound.
@@ -18,6 +21,10 @@ pub mod api;
 pub mod http;
 #[cfg(test)]
 mod prometheus;
+mod socket;
 pub mod usage;
 pub mod pprof;
 pub mod admin;
+pub mod plugin;
+pub mod delivery;
+pub mod apiserver;

@@ -3,7 +3,6 @@
 //! ```text
 //!   watch<Arc<NodeView>> ──convert──▶ NodeUsage ──┬──▶ Get:   the newest, at once
 //!                                                 └──▶ Watch: the newest, whenever it differs and the reader is ready
-//!   socket        the file: stale is replaced, living is respected, gone when we go
 //!   connection    who is connected, how many, and whether they read what they were sent
 //! ```
 //!
@@ -12,12 +11,11 @@
 
 mod connection;
 mod convert;
-mod socket;
 mod watch;
 
 use self::connection::{Incoming, Peer};
-use self::socket::SocketFile;
 use self::watch::{Pace, States, Watcher};
+use crate::socket::{self, SocketFile};
 use model::view::NodeView;
 use proto::usage::usage_server::{Usage, UsageServer};
 use proto::usage::{GetRequest, NodeUsage, WatchRequest};
@@ -50,7 +48,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// As the operating system says, `AddrInUse` when another program listens there, or `AlreadyExists` when the path is
 /// something else than a socket; the message names the path.
 pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
-    socket::bind(path)
+    socket::bind("usage socket", path)
 }
 
 /// Serves `Usage.Get` and `Usage.Watch` until `stop` is cancelled; streams end then, and the socket's file goes.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   time unit id        the alphabet: when, how much, who
+//!   share               sharing: slots that kubelet counts, portions that pods were promised, who holds what
 //!   reading             a value that was measured at a time, or the reason why there is none
 //!   gpu cgroup pod process host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
 //!   usage               what follows from two raw samples: rates, shares
@@ -17,6 +18,7 @@
 pub mod time;
 pub mod unit;
 pub mod id;
+pub mod share;
 pub mod reading;
 pub mod gpu;
 pub mod cgroup;

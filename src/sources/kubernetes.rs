@@ -11,6 +11,7 @@
 //! server was.
 
 pub mod connect;
+pub mod own_node;
 mod ask;
 mod store;
 mod follow;

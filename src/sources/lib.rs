@@ -26,6 +26,7 @@ pub mod owner;
 pub mod sampler;
 pub mod names;
 pub mod kubernetes;
+pub mod kubelet;
 pub mod kernel_log;
 pub mod nvml;
 pub mod simulated;

@@ -12,6 +12,8 @@ mod tell;
 mod owner;
 mod reload;
 mod serve;
+mod sharing;
+mod announcing;
 
 use crate::args;
 use crate::exit::Exit;
@@ -22,15 +24,19 @@ use crate::settings::value::Gpus;
 use crate::stop::{self, Ask};
 use crate::telemetry::Telemetry;
 use addresses::Addresses;
+use announcing::Announcing;
 use doors::Doors;
+use effects::apiserver::ApiServer;
 use latch::Latch;
 use model::id::NodeName;
 use model::observation::{GpuSourceState, Observation};
+use model::pod::PodList;
 use model::view::NodeView;
 use owner::Owner;
 use reload::Reload;
 use serve::Shown;
 use sources::kubernetes::Connection;
+use sources::kubernetes::own_node::OwnNode;
 use sources::report::Reporter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -92,7 +98,10 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
     let exit = runtime.block_on(async {
         let mut agent = Agent::new(name.clone(), doors, http, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
-            agent.follow_pods(connection, name);
+            agent.follow_pods(connection.clone(), name.clone());
+            if !settings.standalone {
+                agent.share(connection, &name, &settings)?;
+            }
         }
         Ok(agent.live(asks, reload, &telemetry, drain).await)
     });
@@ -151,6 +160,10 @@ struct Agent {
     tasks: JoinSet<(&'static str, std::io::Result<()>)>,
     /// Keeps the owner's queue open even when no eye is left that could report.
     reporter: Reporter,
+    /// What is seen of the node.
+    view: watch::Receiver<Arc<NodeView>>,
+    /// Its pods, once they were listed.
+    pods: watch::Receiver<Option<Arc<PodList>>>,
     /// Has the certificates of the admin port read again.
     certificates: Arc<Notify>,
     stop: CancellationToken,
@@ -174,11 +187,14 @@ impl Agent {
         let (usage_broken, usage) = watch::channel(None);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
         let node = decide::node::Node::new(name);
-        let owner = Owner { node, latch, observations, usage, view, ready, period, repeats };
+        let (pods, pods_seen) = watch::channel(None);
+        let owner = Owner { node, latch, observations, usage, pods, view, ready, period, repeats };
         let certificates = Arc::<Notify>::default();
         let mut agent = Agent {
             tasks: JoinSet::new(),
             reporter: reporter.clone(),
+            view: view_seen.clone(),
+            pods: pods_seen,
             certificates: Arc::clone(&certificates),
             stop: stop.clone(),
         };
@@ -215,6 +231,33 @@ impl Agent {
             sources::kubernetes::follow_pods(connection, node, reporter, ended).await;
             Ok(())
         });
+    }
+
+    /// Shares this node's GPUs through kubelet, and writes on our Node what it has.
+    fn share(&mut self, connection: Connection, node: &NodeName, settings: &Settings) -> Result<(), Failure> {
+        let unusable = |what: String| Failure { what, exit: Exit::Unavailable };
+        let api = ApiServer::new(connection.client.clone(), node.clone());
+        let own = OwnNode::new(connection, node.clone());
+        let teller = sharing::Teller::new(api.clone(), own.clone(), node.clone());
+        let opened = sharing::open(settings, node, (self.view.clone(), self.pods.clone()), teller).map_err(unusable)?;
+        let announcing = Announcing {
+            config: opened.owner.config.clone(),
+            split_counts: settings.sharing.split_counts.clone(),
+            format: settings.sharing.register_format,
+            handshakes: settings.sharing.handshakes,
+            view: self.view.clone(),
+            node: own,
+            api,
+        };
+        let (owning, serving) = opened.split(self.stop.clone());
+        let stop = self.stop.clone();
+        self.must_not_end("sharing", owning);
+        self.must_not_end("plugin", serving);
+        self.must_not_end("announcing", async move {
+            announcing.run(stop).await;
+            Ok(())
+        });
+        Ok(())
     }
 
     fn must_not_end(&mut self, name: &'static str, task: impl Future<Output = std::io::Result<()>> + Send + 'static) {

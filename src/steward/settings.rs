@@ -21,6 +21,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use value::{Gpus, LogFormat, Verbosity, Why};
+use wire::device_config::Scaling;
 
 /// What an agent is told.
 #[derive(Clone, Debug)]
@@ -38,6 +39,7 @@ pub(crate) struct Settings {
     pub kernel_log: Option<PathBuf>,
     pub roots: HostRoots,
     pub names: sources::names::Settings,
+    pub sharing: Sharing,
     pub listen: SocketAddr,
     pub admin_listen: Option<SocketAddr>,
     pub usage_socket: Option<PathBuf>,
@@ -48,6 +50,25 @@ pub(crate) struct Settings {
     pub log_format: LogFormat,
     pub profiling: bool,
     pub live: Live,
+}
+
+/// How GPUs are cut and handed out. `None`: what the device configuration says, else its default.
+#[derive(Clone, Debug)]
+pub(crate) struct Sharing {
+    pub split_count: Option<u32>,
+    pub split_counts: Vec<(String, u32)>,
+    pub memory_scaling: Option<Scaling>,
+    pub core_scaling: Option<Scaling>,
+    pub resource: Option<String>,
+    pub device_config: Option<PathBuf>,
+    pub registration: effects::plugin::Registration,
+    pub without_claim: decide::share::WithoutClaim,
+    pub runtime_injects: bool,
+    pub register_format: value::RegisterFormat,
+    pub handshakes: bool,
+    pub kubelet_root: PathBuf,
+    pub cdi_dir: PathBuf,
+    pub dev_root: PathBuf,
 }
 
 /// What SIGHUP may change.
@@ -126,6 +147,7 @@ impl Reader<'_> {
         let kernel_log = self.take("kernel-log", |text| value::unless_none(text, value::path));
         let roots = self.roots();
         let names = self.names();
+        let sharing = self.sharing();
         let listen = self.take("listen", value::address);
         let admin_listen = self.take("admin-listen", |text| value::unless_none(text, value::address));
         let usage_socket = self.take("usage-socket", |text| value::unless_none(text, value::socket_path));
@@ -147,6 +169,7 @@ impl Reader<'_> {
             kernel_log: kernel_log?,
             roots: roots?,
             names: names?,
+            sharing: sharing?,
             listen: listen?,
             admin_listen: admin_listen?,
             usage_socket: usage_socket?,
@@ -175,6 +198,39 @@ impl Reader<'_> {
             cri_socket: cri_socket?,
             log_links: log_links?,
             pod_resources_socket: pod_resources_socket?,
+        })
+    }
+
+    fn sharing(&mut self) -> Option<Sharing> {
+        let split_count = self.take("split-count", |text| value::unless_auto(text, value::split_count));
+        let split_counts = self.take("split-count-by-model", |text| value::unless_none(text, value::split_counts));
+        let memory_scaling = self.take("memory-scaling", |text| value::unless_auto(text, value::scaling));
+        let core_scaling = self.take("core-scaling", |text| value::unless_auto(text, value::scaling));
+        let resource = self.take("resource-name", |text| value::unless_auto(text, value::resource));
+        let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
+        let registration = self.take("registration", value::registration);
+        let without_claim = self.take("without-claim", value::without_claim);
+        let runtime_injects = self.take("device-strategy", value::runtime_injects);
+        let register_format = self.take("register-format", value::register_format);
+        let handshakes = self.take("handshake", value::switch);
+        let kubelet_root = self.take("kubelet-root", value::path);
+        let cdi_dir = self.take("cdi-dir", value::path);
+        let dev_root = self.take("dev-root", value::path);
+        Some(Sharing {
+            split_count: split_count?,
+            split_counts: split_counts?.unwrap_or_default(),
+            memory_scaling: memory_scaling?,
+            core_scaling: core_scaling?,
+            resource: resource?,
+            device_config: device_config?,
+            registration: registration?,
+            without_claim: without_claim?,
+            runtime_injects: runtime_injects?,
+            register_format: register_format?,
+            handshakes: handshakes?,
+            kubelet_root: kubelet_root?,
+            cdi_dir: cdi_dir?,
+            dev_root: dev_root?,
         })
     }
 

@@ -33,3 +33,8 @@ pub const BIND_PHASE: &str = "hami.io/bind-phase";
 
 /// The word of the vendor in device strings.
 pub const NVIDIA: &str = "NVIDIA";
+
+/// Pod: who made its assignment, where that was no scheduler.
+pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
+/// Its value on a pod that the node gave something by itself.
+pub const PLACED_BY_AGENT: &str = "agent";

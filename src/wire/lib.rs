@@ -29,6 +29,7 @@ pub mod bind;
 pub mod assignment;
 pub mod quantity;
 pub mod resource;
+pub mod tenant;
 pub mod device_config;
 pub mod ticket;
 pub mod cdi;

@@ -13,3 +13,7 @@ mod guard;
 mod agent;
 #[cfg(test)]
 mod names;
+#[cfg(test)]
+mod bed;
+#[cfg(test)]
+mod sharing;

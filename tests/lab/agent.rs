@@ -12,6 +12,7 @@ use crate::api_server::ApiServer;
 use crate::eventually::eventually;
 use crate::http::{self, Answer};
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -22,6 +23,9 @@ use tempfile::TempDir;
 pub const START: Duration = Duration::from_secs(30);
 /// How long an end may take before it is a failure of the harness rather than of a promise.
 pub const END: Duration = Duration::from_secs(30);
+
+/// Characters of the log that a test shows when it fails.
+const LOG_SHOWN: usize = 8000;
 
 /// What to run.
 #[derive(Debug)]
@@ -158,7 +162,9 @@ impl Recipe {
     /// The whole command line: flags for ports, socket and state are added where the test gave none.
     fn command(&self) -> Command {
         let dir = self.dir();
-        let defaults: [(&str, OsString); 9] = [
+        let defaults: [(&str, OsString); 11] = [
+            ("--kubelet-root", dir.join("kubelet").into()),
+            ("--cdi-dir", dir.join("cdi").into()),
             ("--listen", "127.0.0.1:0".into()),
             ("--admin-listen", "127.0.0.1:0".into()),
             ("--usage-socket", dir.join("agent.sock").into()),
@@ -363,6 +369,12 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let from = log.char_indices().rev().nth(LOG_SHOWN).map_or(0, |(place, _)| place);
+            // Straight to the stream: what is printed while a panic is under way is not kept for the test's own output.
+            let _ = writeln!(std::io::stderr(), "the agent's log, its end:\n{}", &log[from..]);
+        }
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();

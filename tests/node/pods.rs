@@ -2,7 +2,7 @@
 
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
-use lab::api_server::{ApiServer, Fault, TOKEN, pod};
+use lab::api_server::{ApiServer, Asked, Fault, TOKEN, pod};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::fs;
@@ -144,13 +144,18 @@ fn names_come_from_the_api_server_and_go_with_the_cgroup() {
     node.shows(&["kube-system/etcd-n1/etcd", "?/?/?"]);
 }
 
+/// What the server was asked about pods; the agent looks at its own Node too.
+fn about_pods(server: &ApiServer) -> Vec<Asked> {
+    server.asked().into_iter().filter(|asked| asked.path == "/api/v1/pods").collect()
+}
+
 #[test]
 fn it_asks_for_this_nodes_pods_alone_from_the_servers_cache_and_goes_on_where_a_bookmark_was() {
     let server = ApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
     eventually("a watch", SOON, || (node.watches().len() == 1).then_some(()));
-    let asked = node.server.asked();
+    let asked = about_pods(&node.server);
     let [list, watch] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!(
         (list.path.as_str(), list.query["resourceVersion"].as_str(), list.is_watch()),
@@ -230,7 +235,7 @@ fn a_server_that_forgot_is_asked_for_the_list_and_that_is_no_failure() {
     node.server.put("pods", pod(NODE, "ml", "train-0", TRAIN, &[("worker", &id('b'))]));
     node.tree.add(TRAIN, 'b');
     node.shows(&["ml/train-0/worker", "shop/web-0/main"]);
-    let lists = node.server.asked().iter().filter(|asked| !asked.is_watch()).count();
+    let lists = about_pods(&node.server).iter().filter(|asked| !asked.is_watch()).count();
     assert_eq!(lists, 2, "{:?}", node.server.asked());
     assert!(node.troubles("pod_watch_failed") <= 1);
 }
@@ -342,7 +347,7 @@ fn the_server_is_found_in_the_usual_order_and_what_is_wrong_is_told() {
     let good = server.kubeconfig(dir.path());
     let (recipe, tree) = recipe(Recipe::of(BINARY).env("KUBECONFIG", &good).env("NODE_NAME", NODE));
     let node = Node { server, tree, agent: recipe.start() };
-    assert_eq!(node.server.asked()[0].query["fieldSelector"], format!("spec.nodeName={NODE}"));
+    assert_eq!(about_pods(&node.server)[0].query["fieldSelector"], format!("spec.nodeName={NODE}"));
     drop(node);
 
     let home = dir.path().join("home/.kube");

@@ -6,6 +6,7 @@ use crate::notify;
 use crate::telemetry::repeats::Repeats;
 use decide::node::Node;
 use model::observation::Observation;
+use model::pod::PodList;
 use model::view::NodeView;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +32,8 @@ pub(crate) struct Owner {
     pub observations: mpsc::Receiver<Observation>,
     /// Why the usage socket is not served, if it is not.
     pub usage: watch::Receiver<Option<Arc<str>>>,
+    /// To whoever shares GPUs out.
+    pub pods: watch::Sender<Option<Arc<PodList>>>,
     /// To the servers.
     pub view: watch::Sender<Arc<NodeView>>,
     /// To `/readyz`.
@@ -89,6 +92,9 @@ impl Owner {
     }
 
     fn take(&mut self, observation: Observation) {
+        if let Observation::Pods(list) = &observation {
+            self.pods.send_replace(Some(Arc::new(list.clone())));
+        }
         for remark in self.node.apply(observation, sources::clock::now()) {
             tell(&remark, &self.view.borrow());
         }

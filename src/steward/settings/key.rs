@@ -24,6 +24,8 @@ pub(crate) enum Group {
     Node,
     /// GPUs.
     Gpu,
+    /// How GPUs are cut and handed out.
+    Sharing,
     /// Where the host is looked at.
     Host,
     /// What is served where.
@@ -40,6 +42,7 @@ impl Group {
         match self {
             Group::Node => "Node",
             Group::Gpu => "GPUs",
+            Group::Sharing => "Sharing",
             Group::Host => "Host",
             Group::Serving => "Serving",
             Group::Timing => "Timing",
@@ -85,7 +88,7 @@ impl Key {
     }
 }
 
-use Group::{Gpu, Host, Node, Serving, Telemetry, Timing};
+use Group::{Gpu, Host, Node, Serving, Sharing, Telemetry, Timing};
 
 /// All of them, in the order of `--help`.
 pub(crate) const KEYS: &[Key] = &[
@@ -117,6 +120,86 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(Gpu, "nvml-library", ("PATH", "auto"), "NVML library; auto asks the dynamic linker for libnvidia-ml.so.1"),
     key(Gpu, "kernel-log", ("PATH", "/dev/kmsg"), "Kernel log in which driver errors (XIDs) are looked for, or none"),
+    key(
+        Sharing,
+        "split-count",
+        ("NUMBER", "auto"),
+        "How many containers may share a GPU; auto takes deviceSplitCount of the device configuration, else 10",
+    ),
+    key(
+        Sharing,
+        "split-count-by-model",
+        ("MODEL=NUMBER,...", "none"),
+        "Another number for models whose name holds MODEL, the first that fits: A100=20,T4=4",
+    ),
+    key(
+        Sharing,
+        "memory-scaling",
+        ("FACTOR", "auto"),
+        "How much memory may be promised for each byte of a GPU; auto takes deviceMemoryScaling, else 1",
+    ),
+    key(
+        Sharing,
+        "core-scaling",
+        ("FACTOR", "auto"),
+        "How much SM time may be promised for each percent of a GPU; auto takes deviceCoreScaling, else 1",
+    ),
+    key(
+        Sharing,
+        "resource-name",
+        ("NAME", "auto"),
+        "Resource that counts GPUs; auto takes resourceCountName, else nvidia.com/gpu",
+    ),
+    key(
+        Sharing,
+        "device-config-file",
+        ("PATH", "none"),
+        "HAMi's device YAML, read as it is: names, scaling, counts, overrides of single nodes",
+    ),
+    key(
+        Sharing,
+        "registration",
+        ("auto|watcher|classic", "auto"),
+        "How kubelet comes to know the plugin: its plugin registry, or Register as kubelets of old want it; auto tries in this order",
+    ),
+    key(
+        Sharing,
+        "without-claim",
+        ("auto|share|refuse", "auto"),
+        "What a pod gets that no scheduler with an extender placed: the GPUs of its slots as time-slicing gives them, or no start; \
+         auto shares only where no such scheduler has ever served this node",
+    ),
+    key(
+        Sharing,
+        "device-strategy",
+        ("auto|cdi|envvar", "auto"),
+        "Who puts devices into containers: we by CDI, or the NVIDIA runtime by NVIDIA_VISIBLE_DEVICES; auto is cdi",
+    ),
+    key(
+        Sharing,
+        "register-format",
+        ("json|colon", "json"),
+        "How this node's GPUs are written on its Node: json for HAMi 2.8 and later, colon for older schedulers",
+    ),
+    key(
+        Sharing,
+        "handshake",
+        (SWITCH, "true"),
+        "Write a sign of life on our Node every four minutes, for HAMi's scheduler",
+    ),
+    key(
+        Sharing,
+        "kubelet-root",
+        ("DIR", "/var/lib/kubelet"),
+        "kubelet's directory, with its device plugins and registry",
+    ),
+    key(
+        Sharing,
+        "cdi-dir",
+        ("DIR", "/var/run/cdi"),
+        "Where the container runtime looks for CDI specs that are made while it runs",
+    ),
+    key(Sharing, "dev-root", ("DIR", "/dev"), "Where the host's device nodes lie"),
     key(Host, "procfs-root", ("DIR", "/proc"), "Where the host's /proc is mounted"),
     key(Host, "cgroup-root", ("DIR", "/sys/fs/cgroup"), "Where the host's cgroup hierarchies are mounted"),
     key(Host, "sysfs-root", ("DIR", "/sys"), "Where the host's /sys is mounted"),

@@ -4,6 +4,7 @@ use model::gpu::MAX_GPUS;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use wire::device_config::Scaling;
 
 /// Where GPUs come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +80,103 @@ pub(crate) fn time(text: &str) -> Result<Duration, Why> {
         _ => return Err("the unit of a time is one of ms, s, m, h".into()),
     };
     Ok(Duration::from_millis(number.saturating_mul(milliseconds)))
+}
+
+/// A number of containers that may share a GPU.
+pub(crate) fn split_count(text: &str) -> Result<u32, Why> {
+    let most = u32::from(model::share::MAX_SLOTS_PER_DEVICE);
+    match text.parse() {
+        Ok(count) if (1..=most).contains(&count) => Ok(count),
+        _ => Err(format!("expected a whole number from 1 to {most}")),
+    }
+}
+
+/// `A100=20,T4=4`.
+pub(crate) fn split_counts(text: &str) -> Result<Vec<(String, u32)>, Why> {
+    let pair = |pair: &str| {
+        let (model, count) = pair.split_once('=').ok_or_else(|| format!("{pair:?} is not MODEL=NUMBER"))?;
+        if model.trim().is_empty() {
+            return Err(format!("{pair:?} names no model"));
+        }
+        Ok((model.trim().to_owned(), split_count(count.trim())?))
+    };
+    text.split(',').map(pair).collect()
+}
+
+/// A factor above zero. Ten times a card's memory is more than any swapping could serve.
+pub(crate) fn scaling(text: &str) -> Result<Scaling, Why> {
+    let factor = text.parse::<f64>().ok().filter(|factor| *factor <= 10.0).and_then(Scaling::new);
+    factor.ok_or_else(|| "expected a factor above 0 and at most 10".into())
+}
+
+/// A resource as kubelet takes it: `domain/name`.
+pub(crate) fn resource(text: &str) -> Result<String, Why> {
+    let part = |part: &str, most: usize| {
+        let end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = part.as_bytes();
+        part.len() <= most
+            && end(bytes.first())
+            && end(bytes.last())
+            && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+    };
+    match text.split_once('/') {
+        Some((domain, name)) if part(domain, 253) && part(name, 63) && !text.contains("kubernetes.io/") => {
+            Ok(text.into())
+        }
+        _ => {
+            Err("expected a resource such as nvidia.com/gpu: a domain that is not kubernetes.io, a slash and a name"
+                .into())
+        }
+    }
+}
+
+/// How kubelet comes to know the plugin.
+pub(crate) fn registration(text: &str) -> Result<effects::plugin::Registration, Why> {
+    use effects::plugin::Registration::{Auto, Classic, Watcher};
+    match text {
+        "auto" => Ok(Auto),
+        "watcher" => Ok(Watcher),
+        "classic" => Ok(Classic),
+        _ => Err("expected auto, watcher or classic".into()),
+    }
+}
+
+/// What a pod gets that nobody placed.
+pub(crate) fn without_claim(text: &str) -> Result<decide::share::WithoutClaim, Why> {
+    use decide::share::WithoutClaim::{Auto, Refuse, Share};
+    match text {
+        "auto" => Ok(Auto),
+        "share" => Ok(Share),
+        "refuse" => Ok(Refuse),
+        _ => Err("expected auto, share or refuse".into()),
+    }
+}
+
+/// The form of the register annotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RegisterFormat {
+    /// HAMi 2.8 and later.
+    Json,
+    /// HAMi up to 2.7.
+    Colon,
+}
+
+/// The form of the register annotation.
+pub(crate) fn register_format(text: &str) -> Result<RegisterFormat, Why> {
+    match text {
+        "json" => Ok(RegisterFormat::Json),
+        "colon" => Ok(RegisterFormat::Colon),
+        _ => Err("expected json or colon".into()),
+    }
+}
+
+/// Whether the container runtime injects devices by a variable, so that we give none.
+pub(crate) fn runtime_injects(text: &str) -> Result<bool, Why> {
+    match text {
+        "auto" | "cdi" => Ok(false),
+        "envvar" => Ok(true),
+        _ => Err("expected auto, cdi or envvar".into()),
+    }
 }
 
 /// A time between two looks: below 100 ms the looking would be the load, above an hour nothing would be current.

@@ -5,7 +5,8 @@ take any GPU. Keys of users (nvidia.com/use-gputype, hami.io/enable-realtime-che
 */}}
 {{- define "steward.podKeys" -}}
 ['hami.io/vgpu-node', 'hami.io/vgpu-time', 'hami.io/vgpu-devices-to-allocate', 'hami.io/vgpu-devices-allocated',
- 'hami.io/vgpu-mig-allocations', 'hami.io/bind-time', 'hami.io/bind-phase', 'gpu-steward.io/epoch']
+ 'hami.io/vgpu-mig-allocations', 'hami.io/bind-time', 'hami.io/bind-phase', 'gpu-steward.io/epoch',
+ 'gpu-steward.io/placed-by']
 {{- end }}
 
 {{- define "steward.podLabels" -}}

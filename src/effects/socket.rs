@@ -12,17 +12,17 @@ const MODE: Mode = Mode::from_raw_mode(0o660);
 /// Of a folder that had to be made.
 const FOLDER_MODE: u32 = 0o755;
 
-/// Opens the socket, replacing a stale one.
-pub(super) fn bind(path: &Path) -> Result<UnixListener> {
-    let named = |what: &str, error: &Error| Error::new(error.kind(), format!("{what} {}: {error}", path.display()));
+/// Opens the socket that is `what` ("usage socket"), replacing a stale one.
+pub(super) fn bind(what: &str, path: &Path) -> Result<UnixListener> {
+    let named = |doing: &str, error: &Error| Error::new(error.kind(), format!("{doing} {}: {error}", path.display()));
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(|error| {
-            Error::new(error.kind(), format!("create folder {} of the usage socket: {error}", folder.display()))
+            Error::new(error.kind(), format!("create folder {} of the {what}: {error}", folder.display()))
         })?;
     }
     clear(path)?;
-    let listener = UnixListener::bind(path).map_err(|error| named("listen on usage socket", &error))?;
-    rustix::fs::chmod(path, MODE).map_err(|error| named("set the mode of usage socket", &error.into()))?;
+    let listener = UnixListener::bind(path).map_err(|error| named(&format!("listen on {what}"), &error))?;
+    rustix::fs::chmod(path, MODE).map_err(|error| named(&format!("set the mode of {what}"), &error.into()))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -64,6 +64,11 @@ impl SocketFile {
         Some(SocketFile { path, inode })
     }
 
+    /// Whether the path still leads to it.
+    pub(super) fn stands(&self) -> bool {
+        inode(&self.path) == Some(self.inode)
+    }
+
     /// Removes the file unless somebody else's stands in its place by now.
     pub(super) fn remove(&self) {
         if inode(&self.path) == Some(self.inode) {
@@ -85,7 +90,7 @@ mod tests {
     fn a_missing_folder_is_made_and_the_socket_is_for_owner_and_group() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/gpu-steward/agent.sock");
-        let _listener = bind(&path).unwrap();
+        let _listener = bind("test socket", &path).unwrap();
         assert_eq!(fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o660);
     }
 
@@ -94,9 +99,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         drop(UnixListener::bind(&path).unwrap());
-        let living = bind(&path).unwrap();
+        let living = bind("test socket", &path).unwrap();
 
-        let refused = bind(&path).unwrap_err();
+        let refused = bind("test socket", &path).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::AddrInUse);
         assert!(refused.to_string().contains(path.to_str().unwrap()), "{refused}");
         assert!(UnixStream::connect(&path).is_ok(), "the living one still listens");
@@ -108,7 +113,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         fs::write(&path, "precious").unwrap();
-        assert_eq!(bind(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(bind("test socket", &path).unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
@@ -116,13 +121,13 @@ mod tests {
     fn only_our_own_file_is_removed_at_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
-        let ours = bind(&path).unwrap();
+        let ours = bind("test socket", &path).unwrap();
         let file = SocketFile::of(&ours).unwrap();
         drop(ours);
         // Held until the successor is there, so that its inode cannot be the same number again.
         let kept = folder.path().join("old");
         fs::rename(&path, &kept).unwrap();
-        let _successor = bind(&path).unwrap();
+        let _successor = bind("test socket", &path).unwrap();
         file.remove();
         assert!(path.exists(), "the successor's file stays");
         fs::rename(&kept, &path).unwrap();

@@ -1,0 +1,263 @@
+//! A container is about to start: whose ids are these, and what was promised?
+
+use super::ledger::of_pod;
+use super::state::{Share, WithoutClaim};
+use model::id::{GpuUuid, PodRef, PodUid, Ticket};
+use model::share::{Assignment, ContainerKey, Held, MemoryAsk, Portion, Slot, Tenant};
+use model::unit::Bytes;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+/// One container with all that it gets. All containers that share a set of ids are answered together: kubelet's call does
+/// not say which of them starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Who.
+    pub holder: ContainerKey,
+    /// Names of the pod.
+    pub pod: PodRef,
+    /// The ticket that is to be filled.
+    pub ticket: Ticket,
+    /// What it may use, in the order of the claim.
+    pub portions: Vec<Portion>,
+    /// Whether kubelet counts other devices than those of the claim.
+    pub differs: bool,
+}
+
+/// What to do about a start.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Fill these tickets; then the container may start.
+    Fill {
+        /// The containers, in the order of kubelet's books.
+        bound: Vec<Bound>,
+        /// Whether the pod was placed by nobody and this was made up here: it must be written on the pod.
+        shared: bool,
+    },
+    /// Ids of a plugin that ran here before us, whose answer was complete: nothing is to be done.
+    Foreign,
+    /// Not known yet: look again when books or pods have changed.
+    Wait(Waiting),
+    /// It must not start.
+    Refuse {
+        /// The pod.
+        uid: PodUid,
+        /// Its names.
+        pod: PodRef,
+        /// Why.
+        why: Refusal,
+    },
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// kubelet's books do not name the ids yet.
+    Books,
+    /// The pod has not been seen yet.
+    Pod,
+}
+
+/// Why a container must not start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No scheduler that knows GPUs placed the pod, and the setting or this node's history says that this is wrong.
+    NotPlaced,
+    /// The assignment cannot be read.
+    Unreadable(Arc<str>),
+    /// The claim has another number of devices than kubelet gave.
+    Count {
+        /// In the claim.
+        claimed: usize,
+        /// From kubelet.
+        given: usize,
+    },
+    /// The claim names a device that this node does not have.
+    NoSuchDevice(GpuUuid),
+    /// With what has started already, the claim does not fit.
+    DoesNotFit {
+        /// Where.
+        device: GpuUuid,
+        /// What there is too little of.
+        what: &'static str,
+        /// What may be promised in all.
+        total: u64,
+        /// What the others were promised.
+        promised: u64,
+        /// What this pod was promised.
+        wanted: u64,
+    },
+    /// The pod has finished.
+    Finished,
+}
+
+impl Refusal {
+    /// One word for events and metrics.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Refusal::NotPlaced => "NotPlaced",
+            Refusal::Unreadable(_) => "UnreadableClaim",
+            Refusal::Count { .. } => "CountDiffers",
+            Refusal::NoSuchDevice(_) => "NoSuchDevice",
+            Refusal::DoesNotFit { .. } => "DoesNotFit",
+            Refusal::Finished => "Finished",
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NotPlaced => f.write_str(
+                "no scheduler that knows GPUs placed this pod (it has no hami.io/vgpu-devices-allocated); set schedulerName \
+                 to the scheduler with the extender, or start the agent with --without-claim=share",
+            ),
+            Refusal::Unreadable(why) => write!(f, "the pod's assignment cannot be read: {why}"),
+            Refusal::Count { claimed, given } => {
+                write!(f, "the assignment names {claimed} devices for this container and kubelet gave it {given}")
+            }
+            Refusal::NoSuchDevice(device) => write!(f, "the assignment names {device}, which this node does not have"),
+            Refusal::DoesNotFit { device, what, total, promised, wanted } => write!(
+                f,
+                "{what} of {device}: {wanted} were promised to this pod, {promised} to pods that have started, and there are {total}"
+            ),
+            Refusal::Finished => f.write_str("the pod has finished"),
+        }
+    }
+}
+
+impl Share {
+    /// Judges a start of the container that holds `ids`, by kubelet's books as they are now.
+    pub fn start(&mut self, ids: &[Arc<str>], books: &[Held]) -> Verdict {
+        self.books_are(books);
+        let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
+        let rows: Vec<&Held> =
+            books.iter().filter(|row| row.ids.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == asked).collect();
+        let Some(uid) = self.whose(&rows) else { return Verdict::Wait(Waiting::Books) };
+        let rows: Vec<&Held> = rows.into_iter().filter(|row| row.holder.pod == uid).collect();
+        if rows.iter().all(|row| row.ticket.is_none()) {
+            return Verdict::Foreign;
+        }
+        let Some(tenant) = self.tenants.get(&uid).cloned() else { return Verdict::Wait(Waiting::Pod) };
+        let refuse = |why| Verdict::Refuse { uid: uid.clone(), pod: tenant.pod.clone(), why };
+        if tenant.finished {
+            return refuse(Refusal::Finished);
+        }
+        let (portions, shared) = match self.assignment(&tenant) {
+            Assignment::Given(portions) => (portions, false),
+            Assignment::Unreadable(why) => return refuse(Refusal::Unreadable(why)),
+            Assignment::None if !self.may_share() => return refuse(Refusal::NotPlaced),
+            Assignment::None => match self.share_out(&tenant, books) {
+                Ok(portions) => (portions, true),
+                Err(why) => return refuse(why),
+            },
+        };
+        let bound = match bind(&tenant, &portions, &rows) {
+            Ok(bound) => bound,
+            Err(why) => return refuse(why),
+        };
+        if let Err(why) = self.fits(&tenant, &portions) {
+            return refuse(why);
+        }
+        if shared {
+            self.shared.insert(uid.clone(), Assignment::Given(portions));
+        }
+        self.started.insert(uid);
+        Verdict::Fill { bound, shared }
+    }
+
+    /// The pod that holds these rows. Two pods can stand there only while kubelet has not yet forgotten a finished one.
+    fn whose(&self, rows: &[&Held]) -> Option<PodUid> {
+        let pods: BTreeSet<&PodUid> = rows.iter().map(|row| &row.holder.pod).collect();
+        let live = |uid: &&&PodUid| self.tenants.get(**uid).is_some_and(|tenant| !tenant.finished);
+        match pods.len() {
+            0 => None,
+            1 => pods.first().map(|uid| (*uid).clone()),
+            _ => {
+                let mut alive = pods.iter().filter(live);
+                match (alive.next(), alive.next()) {
+                    (Some(one), None) => Some((*one).clone()),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    fn may_share(&self) -> bool {
+        match self.without_claim {
+            WithoutClaim::Share => true,
+            WithoutClaim::Refuse => false,
+            WithoutClaim::Auto => !self.served_by_scheduler,
+        }
+    }
+
+    /// What a pod that nobody placed gets: the devices of the slots that kubelet chose, limited only where the pod itself
+    /// names a limit.
+    fn share_out(&self, tenant: &Tenant, books: &[Held]) -> Result<Vec<Vec<Portion>>, Refusal> {
+        let mut all = Vec::with_capacity(tenant.asks.len());
+        for ask in &tenant.asks {
+            let row = books.iter().find(|row| row.holder.pod == tenant.uid && row.holder.container == ask.container);
+            let mut portions = Vec::new();
+            for slot in row.iter().flat_map(|row| row.ids.iter()).filter_map(|id| Slot::parse(id)) {
+                let card = self.cards.get(&slot.device).ok_or_else(|| Refusal::NoSuchDevice(slot.device.clone()))?;
+                let memory = ask.memory.map(|memory| match memory {
+                    MemoryAsk::Bytes(bytes) => bytes,
+                    MemoryAsk::Percent(percent) => Bytes(card.memory.0.saturating_mul(u64::from(percent)) / 100),
+                });
+                portions.push(Portion { device: slot.device, memory, cores: ask.cores });
+            }
+            all.push(portions);
+        }
+        Ok(all)
+    }
+
+    /// Whether the claim fits beside what has started. A pod that has started is not judged again: what it holds it holds.
+    fn fits(&self, tenant: &Tenant, portions: &[Vec<Portion>]) -> Result<(), Refusal> {
+        let devices: BTreeSet<&GpuUuid> = portions.iter().flatten().map(|portion| &portion.device).collect();
+        for device in devices {
+            let card = self.cards.get(device).ok_or_else(|| Refusal::NoSuchDevice(device.clone()))?;
+            if self.started.contains(&tenant.uid) {
+                continue;
+            }
+            let (wanted, others) = (of_pod(tenant, portions, device), self.promised(device, &tenant.uid));
+            for (what, wanted, promised, total) in [
+                ("bytes of memory", wanted.memory, others.memory, card.memory.0),
+                ("percent of SM time", wanted.cores, others.cores, u64::from(card.cores)),
+                ("slots", wanted.containers, others.containers, u64::from(card.slots)),
+            ] {
+                if wanted > 0 && promised.saturating_add(wanted) > total {
+                    return Err(Refusal::DoesNotFit { device: device.clone(), what, total, promised, wanted });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ties each row to the part of the claim that is its container's.
+fn bind(tenant: &Tenant, portions: &[Vec<Portion>], rows: &[&Held]) -> Result<Vec<Bound>, Refusal> {
+    let mut bound = Vec::with_capacity(rows.len());
+    for row in rows {
+        let Some(ticket) = row.ticket.clone() else { continue };
+        let at = tenant.asks.iter().position(|ask| ask.container == row.holder.container);
+        let own = at.and_then(|at| portions.get(at)).cloned().unwrap_or_default();
+        if own.len() != row.ids.len() {
+            return Err(Refusal::Count { claimed: own.len(), given: row.ids.len() });
+        }
+        let mut counted: Vec<GpuUuid> =
+            row.ids.iter().filter_map(|id| Slot::parse(id)).map(|slot| slot.device).collect();
+        let mut claimed: Vec<GpuUuid> = own.iter().map(|portion| portion.device.clone()).collect();
+        counted.sort();
+        claimed.sort();
+        bound.push(Bound {
+            holder: row.holder.clone(),
+            pod: tenant.pod.clone(),
+            ticket,
+            portions: own,
+            differs: counted != claimed,
+        });
+    }
+    Ok(bound)
+}

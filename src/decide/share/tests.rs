@@ -1,0 +1,281 @@
+//! The promise that everything else rests on, played through: nobody gets what is another's.
+
+use super::*;
+use model::id::{GpuUuid, PodRef, PodUid, Ticket};
+use model::share::{Ask, Assignment, ContainerKey, Held, MemoryAsk, Portion, Role, Slot, Tenant};
+use model::unit::Bytes;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+const GIB: u64 = 1 << 30;
+
+fn device(n: u32) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-{n:08x}-0000-4000-8000-000000000000")).unwrap()
+}
+
+fn uid(n: u32) -> PodUid {
+    PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).unwrap()
+}
+
+fn card(n: u32, slots: u16) -> Card {
+    Card {
+        device: device(n),
+        index: n,
+        model: "NVIDIA H100".into(),
+        slots,
+        memory: Bytes(80 * GIB),
+        cores: 100,
+        numa: Some(n / 2),
+        healthy: true,
+    }
+}
+
+fn ask(container: &str, role: Role, slots: u32) -> Ask {
+    Ask { container: container.into(), role, slots, memory: None, cores: None }
+}
+
+fn portion(n: u32, gib: u64, cores: u32) -> Portion {
+    Portion { device: device(n), memory: Some(Bytes(gib * GIB)), cores: Some(cores) }
+}
+
+fn tenant(n: u32, asks: Vec<Ask>, assignment: Assignment) -> Tenant {
+    let pod = PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
+    Tenant { uid: uid(n), pod, asks, assignment, placed_here: false, started: false, finished: false }
+}
+
+/// A pod of one container `main` with one grant.
+fn single(n: u32, grant: Portion) -> Tenant {
+    tenant(n, vec![ask("main", Role::App, 1)], Assignment::Given(vec![vec![grant]]))
+}
+
+fn ids(slots: &[(u32, u16)]) -> Vec<Arc<str>> {
+    slots.iter().map(|(n, number)| Slot { device: device(*n), number: *number }.to_string().into()).collect()
+}
+
+fn row(pod: u32, container: &str, slots: &[(u32, u16)], ticket: u8) -> Held {
+    Held {
+        holder: ContainerKey { pod: uid(pod), container: container.into() },
+        ids: ids(slots),
+        ticket: (ticket != 0).then(|| Ticket::of_random([ticket; 16])),
+    }
+}
+
+fn share(tenants: Vec<Tenant>) -> Share {
+    let mut share = Share::new(WithoutClaim::Auto, false);
+    share.cards_are(vec![card(0, 10), card(1, 10)]);
+    share.tenants_are(tenants);
+    share
+}
+
+fn filled(verdict: Verdict) -> Vec<Bound> {
+    match verdict {
+        Verdict::Fill { bound, .. } => bound,
+        other => panic!("not filled: {other:?}"),
+    }
+}
+
+fn refused(verdict: Verdict) -> Refusal {
+    match verdict {
+        Verdict::Refuse { why, .. } => why,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn the_claim_wins_over_the_ids_that_kubelet_chose() {
+    let mut share = share(vec![single(1, portion(1, 8, 30))]);
+    let bound = filled(share.start(&ids(&[(0, 3)]), &[row(1, "main", &[(0, 3)], 7)]));
+    assert_eq!(bound.len(), 1);
+    assert_eq!(bound[0].portions, vec![portion(1, 8, 30)]);
+    assert_eq!(bound[0].ticket, Ticket::of_random([7; 16]));
+    assert!(bound[0].differs);
+}
+
+#[test]
+fn a_start_waits_for_books_and_pod_and_never_guesses() {
+    let mut share = share(vec![]);
+    let row = row(1, "main", &[(0, 3)], 7);
+    assert_eq!(share.start(&ids(&[(0, 3)]), &[]), Verdict::Wait(Waiting::Books));
+    assert_eq!(share.start(&ids(&[(0, 3)]), std::slice::from_ref(&row)), Verdict::Wait(Waiting::Pod));
+    share.tenant_is(single(1, portion(0, 8, 30)));
+    assert!(matches!(share.start(&ids(&[(0, 3)]), &[row]), Verdict::Fill { .. }));
+}
+
+#[test]
+fn all_containers_that_share_ids_are_filled_at_once_each_with_its_own_part() {
+    let asks = vec![ask("warm", Role::Init, 1), ask("main", Role::App, 1)];
+    let given = Assignment::Given(vec![vec![portion(0, 2, 10)], vec![portion(1, 8, 30)]]);
+    let mut share = share(vec![tenant(1, asks, given)]);
+    let books = [row(1, "main", &[(0, 3)], 8), row(1, "warm", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 9)];
+    let bound = filled(share.start(&ids(&[(0, 3)]), &books));
+    let got: Vec<_> = bound.iter().map(|b| (&*b.holder.container, b.portions[0].device.clone())).collect();
+    assert_eq!(got, [("main", device(1)), ("warm", device(0))]);
+}
+
+#[test]
+fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_may_restart() {
+    let mut share = share(vec![single(1, portion(0, 50, 30)), single(2, portion(0, 50, 30))]);
+    let books = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+    filled(share.start(&ids(&[(0, 0)]), &books));
+    let why = refused(share.start(&ids(&[(0, 1)]), &books));
+    assert_eq!(
+        why,
+        Refusal::DoesNotFit {
+            device: device(0),
+            what: "bytes of memory",
+            total: 80 * GIB,
+            promised: 50 * GIB,
+            wanted: 50 * GIB
+        }
+    );
+    filled(share.start(&ids(&[(0, 0)]), &books));
+    share.tenant_gone(&uid(1));
+    filled(share.start(&ids(&[(0, 1)]), &books));
+}
+
+#[test]
+fn what_an_earlier_life_gave_out_is_still_held() {
+    let mut share = Share::new(WithoutClaim::Auto, false);
+    share.cards_are(vec![card(0, 10)]);
+    share.recall(BTreeSet::from([uid(1), uid(9)]));
+    share.tenants_are(vec![single(1, portion(0, 50, 30)), single(2, portion(0, 50, 30))]);
+    let books = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+    assert!(matches!(refused(share.start(&ids(&[(0, 1)]), &books)), Refusal::DoesNotFit { .. }));
+    filled(share.start(&ids(&[(0, 0)]), &books));
+}
+
+#[test]
+fn init_containers_take_turns_and_sidecars_do_not() {
+    let asks = vec![
+        ask("side", Role::Sidecar, 1),
+        ask("a", Role::Init, 1),
+        ask("b", Role::Init, 1),
+        ask("main", Role::App, 1),
+    ];
+    let given = [10, 40, 50, 20].map(|gib| vec![portion(0, gib, 0)]).to_vec();
+    let pod = tenant(1, asks, Assignment::Given(given.clone()));
+    // Beside the sidecar the larger of the two init containers, later the sidecar and the app: 60 beats 30.
+    assert_eq!(ledger::of_pod(&pod, &given, &device(0)).memory, 60 * GIB);
+    assert_eq!(ledger::of_pod(&pod, &given, &device(1)), ledger::Promised::default());
+}
+
+#[test]
+fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
+    let asks = vec![Ask { memory: Some(MemoryAsk::Percent(50)), ..ask("main", Role::App, 1) }];
+    let books = [row(1, "main", &[(0, 3)], 7)];
+    let free = tenant(1, asks, Assignment::None);
+    let mut share = self::share(vec![free.clone()]);
+    match share.start(&ids(&[(0, 3)]), &books) {
+        Verdict::Fill { bound, shared: true } => {
+            assert_eq!(
+                bound[0].portions,
+                vec![Portion { device: device(0), memory: Some(Bytes(40 * GIB)), cores: None }]
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut share = self::share(vec![free.clone(), single(2, portion(0, 8, 30))]);
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::NotPlaced);
+    let mut share = Share::new(WithoutClaim::Share, true);
+    share.cards_are(vec![card(0, 10)]);
+    share.tenants_are(vec![free]);
+    assert!(matches!(share.start(&ids(&[(0, 3)]), &books), Verdict::Fill { shared: true, .. }));
+}
+
+#[test]
+fn what_cannot_be_right_is_refused_with_its_reason() {
+    let missing = single(1, portion(7, 8, 30));
+    let mut share = share(vec![missing]);
+    let books = [row(1, "main", &[(0, 3)], 7)];
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::NoSuchDevice(device(7)));
+    share.tenant_is(tenant(1, vec![ask("main", Role::App, 1)], Assignment::Unreadable("torn".into())));
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::Unreadable("torn".into()));
+    share.tenant_is(tenant(1, vec![ask("main", Role::App, 1)], Assignment::Given(vec![vec![]])));
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::Count { claimed: 0, given: 1 });
+    share.tenant_is(Tenant { finished: true, ..single(1, portion(0, 8, 30)) });
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::Finished);
+}
+
+#[test]
+fn ids_of_an_earlier_plugin_are_left_alone() {
+    let mut share = share(vec![single(1, portion(0, 8, 30))]);
+    let old = Held { ids: vec!["GPU-old::3".into()], ..row(1, "main", &[], 0) };
+    assert_eq!(share.start(&["GPU-old::3".into()], &[old]), Verdict::Foreign);
+}
+
+#[test]
+fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
+    let mut share = share(vec![single(1, portion(1, 8, 30))]);
+    // Its claim is on card 1, kubelet counts it as slot 3 of card 0.
+    let books = [row(1, "main", &[(0, 3)], 7)];
+    filled(share.start(&ids(&[(0, 3)]), &books));
+    share.cards_are(vec![card(0, 10), Card { healthy: false, ..card(1, 10) }]);
+    let sick: Vec<String> =
+        share.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot.to_string()).collect();
+    assert_eq!(sick.len(), 10);
+    assert!(sick.contains(&format!("{}-3", device(0))), "the id that stands for a claim on it");
+    assert_eq!(sick.iter().filter(|id| id.starts_with(device(1).as_str())).count(), 9);
+    assert!(share.cards_are(vec![card(0, 10), card(1, 10)]), "it is well again, and kubelet is told");
+    assert!(share.list().iter().all(|listed| listed.healthy));
+}
+
+#[test]
+fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
+    let all: Vec<Slot> = (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number })).collect();
+    let share = share(vec![single(1, portion(1, 8, 30))]);
+    assert_eq!(share.prefer(&all, &[], 1)[0].device, device(1));
+    let two = self::share(vec![]).prefer(&all[1..], &[], 2);
+    assert_eq!(two.iter().map(|slot| slot.device.clone()).collect::<Vec<_>>(), [device(1), device(0)]);
+    let must = [all[0].clone()];
+    assert_eq!(self::share(vec![]).prefer(&all, &must, 1), must);
+    assert_eq!(self::share(vec![]).prefer(&all[..1], &[], 3).len(), 1);
+}
+
+proptest! {
+    /// Promise 28 in docs/specification.md: whatever order pods, books and starts come in, each ticket is filled from the
+    /// claim of the pod in whose row it stands, and what has started never exceeds a card.
+    #[test]
+    fn no_order_of_calls_gives_a_container_what_is_anothers(
+        pods in prop::collection::vec((0_u32..3, 1_u64..60, 0_u32..60), 1..12),
+        order in prop::collection::vec((0_u8..12, any::<bool>()), 1..60),
+    ) {
+        let mut share = Share::new(WithoutClaim::Refuse, true);
+        share.cards_are(vec![card(0, 4), card(1, 10)]);
+        share.tenants_are(vec![]);
+        let number = |n: u8| u32::from(n);
+        let count = u8::try_from(pods.len()).unwrap();
+        let of = |n: u8| pods[usize::from(n)];
+        let books: Vec<Held> =
+            (0..count).map(|n| row(number(n), "main", &[(number(n) % 2, u16::from(n))], n + 1)).collect();
+        let mut running: BTreeSet<u8> = BTreeSet::new();
+        for (n, leaves) in order {
+            let n = n % count;
+            let (gpu, gib, cores) = of(n);
+            if leaves {
+                share.tenant_gone(&uid(number(n)));
+                running.remove(&n);
+                continue;
+            }
+            let own = &books[usize::from(n)];
+            share.tenant_is(single(number(n), portion(gpu, gib, cores)));
+            match share.start(&own.ids, &books) {
+                Verdict::Fill { bound, .. } => {
+                    prop_assert_eq!(bound.len(), 1);
+                    prop_assert_eq!(&bound[0].holder.pod, &uid(number(n)));
+                    prop_assert_eq!(Some(&bound[0].ticket), own.ticket.as_ref());
+                    prop_assert_eq!(&bound[0].portions, &vec![portion(gpu, gib, cores)]);
+                    running.insert(n);
+                }
+                Verdict::Refuse { .. } => {}
+                other => prop_assert!(false, "{:?}", other),
+            }
+            for gpu in 0..2 {
+                let on: Vec<u8> = running.iter().copied().filter(|n| of(*n).0 == gpu).collect();
+                let (memory, cores) = on.iter().fold((0, 0), |sum, n| (sum.0 + of(*n).1, sum.1 + of(*n).2));
+                prop_assert!(memory <= 80 && cores <= 100);
+                prop_assert!(gpu != 0 || on.len() <= 4);
+            }
+        }
+    }
+}

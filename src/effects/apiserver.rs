@@ -1,0 +1,192 @@
+//! What we write at the API server: annotations of our own Node and of pods that we serve, and events.
+//!
+//! Each write is one call with a bound on its time. A pod is always named with its UID, so that a write meant for one that
+//! is gone never lands on its successor of the same name.
+//!
+//! What must never happen here: a write that nothing asked for, a retry (who decided on the write decides on the next one),
+//! a body that carries more than the keys that change.
+
+use http_body_util::BodyExt;
+use kube::Client;
+use kube::client::Body;
+use model::id::{NodeName, PodRef, PodUid};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// A write that takes longer is given up; the API server's own limit is a minute, and kubelet waits for us meanwhile.
+const WITHIN: Duration = Duration::from_secs(10);
+/// Text of a refusal that is kept for the log.
+const MAX_REFUSAL: usize = 4 * 1024;
+/// The API server's bound of an event's note.
+const MAX_NOTE: usize = 1024;
+
+/// Annotations to write: a key without a value is taken away.
+pub type Annotations<'a> = &'a [(&'a str, Option<&'a str>)];
+
+/// Why a write did not reach the server or was refused there.
+#[derive(Debug, thiserror::Error)]
+pub enum NotWritten {
+    /// No answer in time.
+    #[error("{what}: no answer within {} s", WITHIN.as_secs())]
+    Slow {
+        /// What was to be written.
+        what: String,
+    },
+    /// No connection, or it broke.
+    #[error("{0}: {1}")]
+    Broken(String, String),
+    /// The server says no.
+    #[error("{what}: {code} {text}")]
+    Refused {
+        /// What was to be written.
+        what: String,
+        /// HTTP status.
+        code: u16,
+        /// The server's words.
+        text: String,
+    },
+}
+
+/// How much an event matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weight {
+    /// Worth knowing.
+    Normal,
+    /// Somebody should look.
+    Warning,
+}
+
+/// Something that happened, told where `kubectl describe` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// How much it matters.
+    pub weight: Weight,
+    /// One word in CamelCase.
+    pub reason: &'static str,
+    /// A sentence; cut to what the API server takes.
+    pub note: String,
+    /// When: RFC 3339 with exactly six digits of the second, as the API server wants it.
+    pub at: String,
+}
+
+/// One call.
+struct Call<'a> {
+    method: &'a str,
+    path: String,
+    content: &'a str,
+    /// What is written, for the log.
+    what: String,
+}
+
+/// Writes with one identity.
+#[derive(Clone)]
+pub struct ApiServer {
+    client: Client,
+    node: NodeName,
+}
+
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiServer").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl ApiServer {
+    /// Writes for `node`.
+    #[must_use]
+    pub fn new(client: Client, node: NodeName) -> ApiServer {
+        ApiServer { client, node }
+    }
+
+    /// Changes annotations of our own Node.
+    ///
+    /// # Errors
+    /// [`NotWritten`].
+    pub async fn annotate_node(&self, annotations: Annotations<'_>) -> Result<(), NotWritten> {
+        let patch = json!({ "metadata": { "annotations": object(annotations) } });
+        self.patch(format!("/api/v1/nodes/{}", self.node), format!("annotations of node {}", self.node), &patch).await
+    }
+
+    /// Takes away an annotation of our own Node if it still has this value.
+    ///
+    /// # Errors
+    /// [`NotWritten`]; code 422 when it has another value by now.
+    pub async fn release_node(&self, key: &str, value: &str) -> Result<(), NotWritten> {
+        let at = format!("/metadata/annotations/{}", key.replace('~', "~0").replace('/', "~1"));
+        let patch = json!([{ "op": "test", "path": at, "value": value }, { "op": "remove", "path": at }]);
+        let what = format!("annotation {key} of node {}", self.node);
+        let path = format!("/api/v1/nodes/{}", self.node);
+        self.send(Call { method: "PATCH", path, content: "application/json-patch+json", what }, &patch).await
+    }
+
+    /// Changes annotations of a pod.
+    ///
+    /// # Errors
+    /// [`NotWritten`]; code 409 when the pod of that name is another by now, 404 when there is none.
+    pub async fn annotate_pod(
+        &self,
+        uid: &PodUid,
+        pod: &PodRef,
+        annotations: Annotations<'_>,
+    ) -> Result<(), NotWritten> {
+        let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": object(annotations) } });
+        let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
+        self.patch(path, format!("annotations of pod {pod}"), &patch).await
+    }
+
+    /// Tells something about a pod.
+    ///
+    /// # Errors
+    /// [`NotWritten`].
+    pub async fn pod_event(&self, uid: &PodUid, pod: &PodRef, event: &Event) -> Result<(), NotWritten> {
+        let regarding = json!({
+            "apiVersion": "v1", "kind": "Pod", "namespace": &*pod.namespace, "name": &*pod.name, "uid": uid.as_str(),
+        });
+        let kind = if event.weight == Weight::Warning { "Warning" } else { "Normal" };
+        let note: String = event.note.chars().take(MAX_NOTE).collect();
+        let body = json!({
+            "apiVersion": "events.k8s.io/v1", "kind": "Event",
+            "metadata": { "generateName": format!("{:.200}-", pod.name), "namespace": &*pod.namespace },
+            "regarding": regarding, "type": kind, "reason": event.reason, "note": note, "action": "Allocate",
+            "reportingController": "gpu-steward", "reportingInstance": self.node.as_str(), "eventTime": event.at,
+        });
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", pod.namespace);
+        let what = format!("event {} of pod {pod}", event.reason);
+        self.send(Call { method: "POST", path, content: "application/json", what }, &body).await
+    }
+
+    async fn patch(&self, path: String, what: String, patch: &Value) -> Result<(), NotWritten> {
+        self.send(Call { method: "PATCH", path, content: "application/merge-patch+json", what }, patch).await
+    }
+
+    async fn send(&self, call: Call<'_>, body: &Value) -> Result<(), NotWritten> {
+        let Call { method, path, content, what } = call;
+        let broken = |error: &dyn std::fmt::Display| NotWritten::Broken(what.clone(), error.to_string());
+        let request = hyper::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", content)
+            .body(Body::from(body.to_string().into_bytes()))
+            .map_err(|error| broken(&error))?;
+        let ask = async {
+            let answer = self.client.send(request).await.map_err(|error| broken(&error))?;
+            let code = answer.status().as_u16();
+            if answer.status().is_success() {
+                return Ok(());
+            }
+            let body = http_body_util::Limited::new(answer.into_body(), MAX_REFUSAL).collect().await;
+            let bytes = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            let text = serde_json::from_slice::<Value>(&bytes)
+                .ok()
+                .and_then(|status| status["message"].as_str().map(str::to_owned))
+                .unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
+            Err(NotWritten::Refused { what: what.clone(), code, text })
+        };
+        timeout(WITHIN, ask).await.unwrap_or_else(|_| Err(NotWritten::Slow { what: what.clone() }))
+    }
+}
+
+fn object(annotations: Annotations<'_>) -> Map<String, Value> {
+    annotations.iter().map(|(key, value)| ((*key).to_owned(), value.map_or(Value::Null, Value::from))).collect()
+}

@@ -1,0 +1,309 @@
+//! What a container finds when it starts: its devices, its variables, its limits.
+//!
+//! ```text
+//!   ContainerPromise ──edits──▶ CDI spec  <cdi>/gpu-steward.io-gpu-<ticket>.json   the runtime reads it at create
+//!                    └────────▶ limits    <state>/pods/<uid>/<container>/limits.json   mounted read-only
+//! ```
+//!
+//! Both are written to a hidden file in the same folder and renamed, because runtimes look at renames only and must never
+//! see half a file. What belongs to a pod lies in one folder, so that it goes with the pod.
+//!
+//! What must never happen here: a file is written for a container whose promise is not known; a path is made from a name
+//! that was not checked; a spec of another vendor is touched.
+
+mod edits;
+
+pub use edits::{Kit, Node};
+
+use model::id::{PodUid, Ticket};
+use model::promise::ContainerPromise;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use wire::fault::Fault;
+use wire::{cdi, limits, ticket};
+
+/// Read by the container's user, whoever that is; written by nobody.
+const FILE_MODE: u32 = 0o444;
+/// The names of pods and what they were promised are not for every user of the node.
+const FOLDER_MODE: u32 = 0o711;
+/// Entries of a folder that are looked at in one sweep: more than ten times what the largest node holds.
+const MAX_ENTRIES: usize = 65_536;
+
+/// Writes for one node.
+#[derive(Debug)]
+pub struct Delivery {
+    pods: PathBuf,
+    cdi: PathBuf,
+    kit: Kit,
+}
+
+/// What could not be written, and where.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} {}: {error}", path.display())]
+pub struct Failed {
+    doing: &'static str,
+    path: PathBuf,
+    error: io::Error,
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failed {
+    let path = path.to_owned();
+    move |error| Failed { doing, path, error }
+}
+
+impl Delivery {
+    /// Files of pods under `state`, specs in `cdi`; both folders are made when they are missing.
+    ///
+    /// # Errors
+    /// When a folder cannot be made or nothing can be written into it: better told at start than at the first pod.
+    pub fn new(state: &Path, cdi: &Path, kit: Kit) -> Result<Delivery, Failed> {
+        let delivery = Delivery { pods: state.join("pods"), cdi: cdi.to_owned(), kit };
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(FOLDER_MODE)
+            .create(&delivery.pods)
+            .map_err(failed("make folder", &delivery.pods))?;
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(cdi).map_err(failed("make folder", cdi))?;
+        let probe = cdi.join(".gpu-steward-probe");
+        fs::write(&probe, b"").map_err(failed("write into the folder of CDI specs:", &probe))?;
+        fs::remove_file(&probe).map_err(failed("remove", &probe))?;
+        Ok(delivery)
+    }
+
+    /// The same with other things that containers are given beside their promise.
+    pub fn with(&self, kit: Kit) -> Delivery {
+        Delivery { pods: self.pods.clone(), cdi: self.cdi.clone(), kit }
+    }
+
+    /// Fills `ticket` for a container. Doing it again gives the same files.
+    ///
+    /// # Errors
+    /// What could not be written. Nothing that the runtime would read is left half done.
+    pub fn deliver(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(), Failed> {
+        let folder = self.folder(promise);
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(FOLDER_MODE)
+            .create(&folder)
+            .map_err(failed("make folder", &folder))?;
+        let file = folder.join("limits.json");
+        let path = self.cdi.join(ticket::file_name(ticket));
+        let spoiled = |path: &Path| {
+            let path = path.to_owned();
+            move |fault: Fault| Failed { doing: "make the text of", path, error: io::Error::other(fault.to_string()) }
+        };
+        put(&file, limits::encode(promise).map_err(spoiled(&file))?.as_bytes())?;
+        let edits = self.kit.edits(promise, &file);
+        let spec = cdi::Spec::of_device(ticket::KIND, ticket.as_str(), edits, self.kit.carried);
+        put(&path, cdi::encode(&spec).map_err(spoiled(&path))?.as_bytes())?;
+        Ok(())
+    }
+
+    /// Pods that have files: those for which a start was answered, in this life of the program or an earlier one.
+    #[must_use]
+    pub fn delivered(&self) -> BTreeSet<PodUid> {
+        let entries = fs::read_dir(&self.pods).into_iter().flatten().take(MAX_ENTRIES).flatten();
+        entries.filter_map(|entry| PodUid::parse(entry.file_name().to_str()?).ok()).collect()
+    }
+
+    /// Takes away everything of pods that are not in `pods`, and specs whose ticket is not in `tickets`. Says how many of
+    /// either.
+    pub fn sweep(&self, pods: &BTreeSet<PodUid>, tickets: &BTreeSet<Ticket>) -> (usize, usize) {
+        let mut removed = (0, 0);
+        for entry in fs::read_dir(&self.pods).into_iter().flatten().take(MAX_ENTRIES).flatten() {
+            let gone = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| PodUid::parse(name).ok())
+                .is_some_and(|uid| !pods.contains(&uid));
+            if gone && fs::remove_dir_all(entry.path()).is_ok() {
+                removed.0 += 1;
+            }
+        }
+        for entry in fs::read_dir(&self.cdi).into_iter().flatten().take(MAX_ENTRIES).flatten() {
+            let gone = entry
+                .file_name()
+                .to_str()
+                .and_then(ticket::of_file_name)
+                .is_some_and(|ticket| !tickets.contains(&ticket));
+            if gone && fs::remove_file(entry.path()).is_ok() {
+                removed.1 += 1;
+            }
+        }
+        removed
+    }
+
+    fn folder(&self, promise: &ContainerPromise) -> PathBuf {
+        // A UID was checked when it was parsed; a container's name is a DNS label by the API server's word, which is not
+        // ours: what is no plain name is spelled in hexadecimal digits.
+        let name = &*promise.container;
+        let plain = !name.is_empty()
+            && name.len() <= 63
+            && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        let name = if plain {
+            Arc::clone(&promise.container)
+        } else {
+            let digits: String = name.bytes().take(100).map(|b| format!("{b:02x}")).collect();
+            format!("0x{digits}").into()
+        };
+        self.pods.join(promise.uid.as_str()).join(&*name)
+    }
+}
+
+/// Writes a file whole or not at all: a hidden one beside it, then a rename.
+fn put(path: &Path, bytes: &[u8]) -> Result<(), Failed> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let hidden = path.with_file_name(format!(".{name}.new"));
+    // A left-over of an earlier life is read-only and could not be opened for writing.
+    let _ = fs::remove_file(&hidden);
+    let write = || {
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&hidden)?;
+        file.write_all(bytes)
+    };
+    write().map_err(failed("write", &hidden))?;
+    fs::rename(&hidden, path).map_err(failed("put in place", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::{GpuUuid, PodRef};
+    use model::promise::DevicePromise;
+    use model::unit::{Bytes, CorePercent};
+    use std::os::unix::fs::PermissionsExt;
+
+    fn uid(n: u8) -> PodUid {
+        PodUid::parse(&format!("{n:032x}")).unwrap()
+    }
+
+    fn promise(n: u8, container: &str) -> ContainerPromise {
+        let device = |gpu: u8, mib: u64, cores| DevicePromise {
+            uuid: GpuUuid::parse(&format!("GPU-{gpu}")).unwrap(),
+            index: u32::from(gpu),
+            model: "NVIDIA H100".into(),
+            memory: Bytes(mib << 20),
+            cores,
+        };
+        ContainerPromise {
+            uid: uid(n),
+            pod: PodRef { namespace: "ml".into(), name: "train".into() },
+            container: container.into(),
+            devices: vec![device(1, 3000, Some(CorePercent(30))), device(0, 2000, None)],
+            priority: None,
+        }
+    }
+
+    fn kit() -> Kit {
+        let mut kit = Kit::default();
+        for minor in 0..2 {
+            let node = Node { path: format!("/dev/nvidia{minor}"), host: "/dev/null".into() };
+            kit.nodes.insert(GpuUuid::parse(&format!("GPU-{minor}")).unwrap(), vec![node]);
+        }
+        kit
+    }
+
+    fn delivery(folder: &Path) -> Delivery {
+        Delivery::new(&folder.join("state"), &folder.join("cdi"), kit()).unwrap()
+    }
+
+    fn names(folder: &Path) -> BTreeSet<String> {
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_container_gets_its_devices_its_limits_and_every_variable_that_limits_rest_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        let ticket = Ticket::of_random([7; 16]);
+        for _ in 0..2 {
+            delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+        }
+        let file = folder.path().join("state/pods").join(uid(1).as_str()).join("main/limits.json");
+        assert_eq!(limits::decode(&fs::read(&file).unwrap()).unwrap(), promise(1, "main"));
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o444);
+        assert_eq!(names(&folder.path().join("cdi")), BTreeSet::from([ticket::file_name(&ticket)]));
+        let spec = cdi::decode(&fs::read(folder.path().join("cdi").join(ticket::file_name(&ticket))).unwrap()).unwrap();
+        assert_eq!(spec.kind, ticket::KIND);
+        let edits = &spec.device(ticket.as_str()).unwrap().container_edits;
+        let nodes: Vec<&str> = edits.device_nodes.iter().map(|node| node.path.as_str()).collect();
+        assert_eq!(nodes, ["/dev/nvidia1", "/dev/nvidia0"], "in the order of the claim");
+        assert_eq!(edits.mounts, [cdi::Mount::read_only(file.to_str().unwrap(), limits::PATH)]);
+        for expect in [
+            "NVIDIA_VISIBLE_DEVICES=void",
+            "CUDA_DEVICE_MEMORY_LIMIT_0=3000m",
+            "CUDA_DEVICE_MEMORY_LIMIT_1=2000m",
+            "CUDA_DEVICE_MEMORY_LIMIT_15=2000m",
+            "CUDA_DEVICE_MEMORY_LIMIT=2000m",
+            "CUDA_DEVICE_SM_LIMIT_0=30",
+            "CUDA_DEVICE_SM_LIMIT_1=0",
+            "CUDA_DEVICE_SM_LIMIT=30",
+        ] {
+            assert!(edits.env.iter().any(|said| said == expect), "{expect} in {:?}", edits.env);
+        }
+    }
+
+    #[test]
+    fn our_own_edits_stand_against_those_of_the_hosts_spec() {
+        let mut kit = kit();
+        kit.common.env.push("NVIDIA_VISIBLE_DEVICES=all".into());
+        kit.common.mounts.push(cdi::Mount::read_only("/tmp/loose", limits::PATH));
+        let edits = kit.edits(&promise(1, "main"), Path::new("/limits"));
+        let visible: Vec<&String> = edits.env.iter().filter(|said| said.starts_with("NVIDIA_VISIBLE")).collect();
+        assert_eq!(visible, ["NVIDIA_VISIBLE_DEVICES=void"]);
+        assert_eq!(edits.mounts, [cdi::Mount::read_only("/limits", limits::PATH)]);
+    }
+
+    #[test]
+    fn the_nvidia_runtime_is_told_the_devices_and_gets_no_nodes_from_us() {
+        let kit = Kit { runtime_injects: true, ..kit() };
+        let edits = kit.edits(&promise(1, "main"), Path::new("/limits"));
+        assert!(edits.env.contains(&"NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-0".to_owned()));
+        assert!(edits.device_nodes.is_empty());
+    }
+
+    #[test]
+    fn a_sweep_takes_what_is_gone_and_leaves_what_is_not_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        let (kept, gone) = (Ticket::of_random([1; 16]), Ticket::of_random([2; 16]));
+        delivery.deliver(&kept, &promise(1, "main")).unwrap();
+        delivery.deliver(&gone, &promise(2, "main")).unwrap();
+        let strange = ["nvidia.json", "gpu-steward.io-gpu-.json", "gpu-steward.io-gpu-xyz.yaml"];
+        for name in strange {
+            fs::write(folder.path().join("cdi").join(name), "{}").unwrap();
+        }
+        fs::create_dir(folder.path().join("state/pods/lost+found")).unwrap();
+        assert_eq!(delivery.delivered(), BTreeSet::from([uid(1), uid(2)]));
+        assert_eq!(delivery.sweep(&BTreeSet::from([uid(1)]), &BTreeSet::from([kept.clone()])), (1, 1));
+        let mut left: BTreeSet<String> = strange.map(str::to_owned).into();
+        left.insert(ticket::file_name(&kept));
+        assert_eq!(names(&folder.path().join("cdi")), left);
+        let pods = BTreeSet::from([uid(1).to_string(), "lost+found".to_owned()]);
+        assert_eq!(names(&folder.path().join("state/pods")), pods);
+    }
+
+    #[test]
+    fn a_name_that_is_no_name_makes_no_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        for name in ["../../../escape", "", "a/b", "\u{fc}"] {
+            let made = delivery.folder(&promise(1, name));
+            let pod = folder.path().join("state/pods").join(uid(1).as_str());
+            assert_eq!(made.parent().unwrap(), pod, "{name:?}");
+            assert!(!made.to_str().unwrap().contains(".."), "{made:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_told_at_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("cdi");
+        fs::write(&file, "").unwrap();
+        let error = Delivery::new(folder.path(), &file, Kit::default()).unwrap_err().to_string();
+        assert!(error.contains(file.to_str().unwrap()), "{error}");
+    }
+}

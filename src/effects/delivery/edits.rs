@@ -1,0 +1,115 @@
+//! The edits that make a container see its share and nothing else. The runtime applies them last, so that neither the
+//! pod's own variables nor the image's stand against them.
+
+use model::id::GpuUuid;
+use model::promise::ContainerPromise;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use wire::cdi::{DeviceNode, Edits, Mount, Version};
+use wire::limits;
+
+/// Limits by index that HAMi-core reads: 16 devices, as many as it has room for.
+const INDEXES: usize = 16;
+
+/// A device node of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Where the container sees it.
+    pub path: String,
+    /// Where it is.
+    pub host: PathBuf,
+}
+
+/// What containers of this node are given beside their promise.
+#[derive(Clone, Debug)]
+pub struct Kit {
+    /// Nodes of each device.
+    pub nodes: BTreeMap<GpuUuid, Vec<Node>>,
+    /// Nodes that every container with a GPU gets.
+    pub shared_nodes: Vec<Node>,
+    /// The host's own edits for every container with a GPU (libraries, hooks), inlined from its CDI spec.
+    pub common: Edits,
+    /// The version of the spec that these came from.
+    pub carried: Version,
+    /// Whether the runtime injects devices by `NVIDIA_VISIBLE_DEVICES`, so that we give none.
+    pub runtime_injects: bool,
+    /// Whether more memory is promised than the cards have.
+    pub oversubscribed: bool,
+    /// HAMi-core's log level, if it is set.
+    pub log_level: Option<String>,
+    /// What HAMi-core does about SM time: `default` (as far as others wait), `force`, `disable`.
+    pub core_policy: &'static str,
+}
+
+impl Default for Kit {
+    fn default() -> Kit {
+        Kit {
+            nodes: BTreeMap::new(),
+            shared_nodes: Vec::new(),
+            common: Edits::default(),
+            carried: Version::OLDEST,
+            runtime_injects: false,
+            oversubscribed: false,
+            log_level: None,
+            core_policy: "default",
+        }
+    }
+}
+
+impl Kit {
+    /// All edits for one container. `limits_file` is its file on the host.
+    #[must_use]
+    pub fn edits(&self, promise: &ContainerPromise, limits_file: &Path) -> Edits {
+        let mut edits = Edits::default();
+        if !self.runtime_injects {
+            edits.add(&self.common);
+            let own = promise.devices.iter().filter_map(|device| self.nodes.get(&device.uuid)).flatten();
+            let nodes: Vec<DeviceNode> = own
+                .chain(&self.shared_nodes)
+                .map(|node| DeviceNode {
+                    host_path: Some(node.host.display().to_string()),
+                    ..DeviceNode::at(&node.path)
+                })
+                .collect();
+            edits.add(&Edits { device_nodes: nodes, ..Edits::default() });
+        }
+        // Last: what limits must stand against everything else.
+        edits.add(&Edits {
+            env: self.variables(promise),
+            mounts: vec![Mount::read_only(&limits_file.display().to_string(), limits::PATH)],
+            ..Edits::default()
+        });
+        edits
+    }
+
+    /// Every variable that limits rest on, each with a value, so that none is left for the pod to fill.
+    fn variables(&self, promise: &ContainerPromise) -> Vec<String> {
+        let uuids: Vec<&str> = promise.devices.iter().map(|device| device.uuid.as_str()).collect();
+        let visible = if self.runtime_injects { uuids.join(",") } else { "void".into() };
+        let mut env = vec![
+            format!("NVIDIA_VISIBLE_DEVICES={visible}"),
+            format!("GPU_STEWARD_LIMITS={}", limits::PATH),
+            format!("GPU_STEWARD_DEVICES={}", uuids.join(",")),
+            "CUDA_DISABLE_CONTROL=false".into(),
+            format!("GPU_CORE_UTILIZATION_POLICY={}", self.core_policy),
+            format!("CUDA_OVERSUBSCRIBE={}", self.oversubscribed),
+            format!("CUDA_TASK_PRIORITY={}", promise.priority.unwrap_or(1)),
+        ];
+        if let Some(level) = &self.log_level {
+            env.push(format!("LIBCUDA_LOG_LEVEL={level}"));
+        }
+        // The general limits count for devices that have none of their own, so they are the smallest there is.
+        let memory = promise.devices.iter().map(|device| device.memory.0 >> 20).min().unwrap_or(0);
+        let cores = promise.devices.iter().filter_map(|device| device.cores).map(|cores| cores.0).min().unwrap_or(0);
+        env.push(format!("CUDA_DEVICE_MEMORY_LIMIT={memory}m"));
+        env.push(format!("CUDA_DEVICE_SM_LIMIT={cores}"));
+        for index in 0..INDEXES {
+            let device = promise.devices.get(index);
+            let memory = device.map_or(memory, |device| device.memory.0 >> 20);
+            let cores = device.map_or(cores, |device| device.cores.map_or(0, |cores| cores.0));
+            env.push(format!("CUDA_DEVICE_MEMORY_LIMIT_{index}={memory}m"));
+            env.push(format!("CUDA_DEVICE_SM_LIMIT_{index}={cores}"));
+        }
+        env
+    }
+}

@@ -1,0 +1,21 @@
+//! The device plugin: kubelet's questions are passed on to the one who owns the state, and its answers are passed back.
+//!
+//! ```text
+//!   kubelet ──▶ service ──Call──▶ owner (steward)          list: watch channel ──▶ ListAndWatch
+//!      ▲           ▲                    │ answer
+//!      └─ register └────────────────────┘
+//! ```
+//!
+//! What must never happen here: nothing is decided; no call is answered from anything but the owner's word; two
+//! registrations of one resource never stand beside each other, because kubelet then drops the newer with the older.
+
+mod call;
+mod service;
+mod notice;
+mod site;
+mod register;
+mod rival;
+
+pub use call::{Answer, Call, Calls, Device, Field, Refused};
+pub use register::{Registration, Settings, State, serve};
+pub use rival::{Rival, find as find_rival};

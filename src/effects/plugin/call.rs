@@ -1,0 +1,94 @@
+//! What kubelet asks, as a message to the owner of the state.
+
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// Calls that may wait for the owner. kubelet admits pods one at a time and starts containers in parallel; 110 pods of a
+/// node, all starting at once, fit.
+pub(super) const QUEUE: usize = 256;
+
+/// One device of the list, as kubelet is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// `<uuid>-<number>`.
+    pub id: Arc<str>,
+    /// Whether kubelet may hand it out.
+    pub healthy: bool,
+    /// NUMA node, where the machine tells one.
+    pub numa: Option<u32>,
+}
+
+/// What `Allocate` gives a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// Full names of CDI devices.
+    pub cdi: Vec<String>,
+    /// Everything else, where the runtime has no CDI.
+    pub fields: Vec<Field>,
+}
+
+/// One thing that a container gets without CDI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// A variable.
+    Env(String, String),
+    /// A device node: path in the container, path on the host.
+    Device(String, String),
+    /// A file or folder: path in the container, path on the host, whether it is read-only.
+    Mount(String, String, bool),
+}
+
+/// Why a call is refused: the sentence that kubelet writes into the pod's status.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// A call of kubelet.
+#[derive(Debug)]
+pub enum Call {
+    /// Which of these ids would be best?
+    Prefer {
+        /// Those that are free.
+        available: Vec<Arc<str>>,
+        /// Those that must be among them.
+        must: Vec<Arc<str>>,
+        /// How many in all.
+        size: usize,
+        /// The ids.
+        reply: oneshot::Sender<Vec<Arc<str>>>,
+    },
+    /// A container of some pod gets these ids.
+    Allocate {
+        /// The ids.
+        ids: Vec<Arc<str>>,
+        /// What it gets.
+        reply: oneshot::Sender<Result<Answer, Refused>>,
+    },
+    /// A container that holds these ids is about to start.
+    Start {
+        /// The ids.
+        ids: Vec<Arc<str>>,
+        /// Whether it may.
+        reply: oneshot::Sender<Result<(), Refused>>,
+    },
+}
+
+/// The way to the owner.
+#[derive(Clone, Debug)]
+pub struct Calls(mpsc::Sender<Call>);
+
+impl Calls {
+    /// The two ends.
+    #[must_use]
+    pub fn channel() -> (Calls, mpsc::Receiver<Call>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Calls(sender), receiver)
+    }
+
+    /// Asks and waits for the answer; `None` when the owner has gone.
+    pub(super) async fn ask<T>(&self, call: impl FnOnce(oneshot::Sender<T>) -> Call) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(call(reply)).await.ok()?;
+        answer.await.ok()
+    }
+}

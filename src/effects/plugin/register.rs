@@ -1,0 +1,292 @@
+//! How kubelet comes to know us, and comes to know us again.
+//!
+//! *Watcher*: our socket lies in kubelet's registry folder and kubelet dials it, also after its own restart.
+//! *Classic*: our socket lies in the plugin folder and we call `Register`; kubelet deletes every socket there when it
+//! starts, so we look whether ours still stands.
+//!
+//! Both ways end in an open `ListAndWatch`. When the last one ends and we did not end it, kubelet has lost us (its restart,
+//! or the end of an older registration that took ours with it), and the whole way is gone again.
+
+use super::call::{Calls, Device};
+use super::notice::{Notice, Progress};
+use super::service::{Service, encoded_len, options};
+use super::site::{MAX_REQUEST, Site};
+use proto::device_plugin::RegisterRequest;
+use proto::device_plugin::device_plugin_server::DevicePluginServer;
+use proto::device_plugin::registration_client::RegistrationClient;
+use proto::plugin_registration::registration_server::RegistrationServer;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+/// kubelet's receive bound is 4 MiB; a list above it ends the stream and the resource is gone. A twentieth stays free, for
+/// what a later kubelet may add to a device.
+const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
+/// kubelet asks a new socket about 0.8 s after it was made, and again with back-off; after this long it has no watcher.
+const ASKED_WITHIN: Duration = Duration::from_secs(10);
+/// A question follows its connection within milliseconds.
+const HEARD_WITHIN: Duration = Duration::from_millis(500);
+/// A list is watched right after a registration; kubelet that does not do so within this time has lost us.
+const WATCHED_WITHIN: Duration = Duration::from_secs(15);
+/// How often our own socket is looked at: one `stat`.
+const LOOK: Duration = Duration::from_secs(1);
+/// kubelet dials us inside `Register` for at most 10 s.
+const REGISTER_WITHIN: Duration = Duration::from_secs(15);
+/// Between two tries: a kubelet's socket may come a second or two after its Node is ready, or minutes later.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// The watcher, and the classic way where kubelet does not ask.
+    Auto,
+    /// The watcher only.
+    Watcher,
+    /// `Register` only.
+    Classic,
+}
+
+/// Where and as what.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `nvidia.com/gpu`.
+    pub resource: Arc<str>,
+    /// Which way.
+    pub registration: Registration,
+    /// `/var/lib/kubelet/plugins_registry`.
+    pub registry: PathBuf,
+    /// `/var/lib/kubelet/device-plugins`.
+    pub plugins: PathBuf,
+}
+
+/// How it stands with kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// kubelet does not know us, and what is waited for.
+    Waiting(Arc<str>),
+    /// kubelet watches our list; which way it came.
+    Registered(&'static str),
+}
+
+impl Settings {
+    /// The file name of our sockets: one for each resource.
+    #[must_use]
+    pub fn socket(&self) -> String {
+        format!("gpu-steward-{}.sock", self.resource.replace('/', "-"))
+    }
+}
+
+/// Serves kubelet until `stop` is cancelled. `state` tells how it stands.
+///
+/// # Errors
+/// When the list is longer than kubelet can take: no restart would help, the configuration must change.
+pub async fn serve(
+    settings: Settings,
+    list: watch::Receiver<Arc<[Device]>>,
+    calls: Calls,
+    state: watch::Sender<State>,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let len = encoded_len(&list.borrow());
+    if len > MAX_LIST {
+        return Err(io::Error::other(format!(
+            "{} devices of {} are {len} bytes on the wire and kubelet takes 4 MiB: lower --split-count",
+            list.borrow().len(),
+            settings.resource
+        )));
+    }
+    let desk = Desk { settings, list, calls, state, stop };
+    let mut way = if desk.settings.registration == Registration::Classic { Way::Classic } else { Way::Watcher };
+    let mut pause = BACK_OFF.0;
+    loop {
+        let end = match way {
+            Way::Watcher => desk.watcher().await,
+            Way::Classic => desk.classic().await,
+        };
+        match end {
+            End::Stopped => return Ok(()),
+            End::Unasked if desk.settings.registration == Registration::Auto => {
+                tracing::info!(
+                    registry = %desk.settings.registry.display(),
+                    "kubelet does not come to know us by its registry: registering the classic way"
+                );
+                way = Way::Classic;
+                continue;
+            }
+            End::Unasked => desk.wait_for("kubelet to ask at its plugin registry"),
+            End::Lost(why) => {
+                tracing::warn!(reason = %why, "kubelet does not know us any more: registering again");
+                desk.wait_for(&why);
+                pause = BACK_OFF.0;
+            }
+            End::Failed(why) => desk.wait_for(&why),
+        }
+        tokio::select! {
+            () = desk.stop.cancelled() => return Ok(()),
+            () = sleep(pause) => {}
+        }
+        pause = (pause * 2).min(BACK_OFF.1);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Watcher,
+    Classic,
+}
+
+/// How one registration ended.
+enum End {
+    Stopped,
+    /// kubelet never asked.
+    Unasked,
+    /// It never came to be.
+    Failed(String),
+    /// It was, and is not any more.
+    Lost(String),
+}
+
+struct Desk {
+    settings: Settings,
+    list: watch::Receiver<Arc<[Device]>>,
+    calls: Calls,
+    state: watch::Sender<State>,
+    stop: CancellationToken,
+}
+
+impl Desk {
+    fn wait_for(&self, what: &str) {
+        let changed = self.state.send_if_modified(|state| {
+            let new = State::Waiting(what.into());
+            let changed = *state != new;
+            *state = new;
+            changed
+        });
+        if changed {
+            tracing::warn!(resource = &*self.settings.resource, waiting_for = what, "not registered with kubelet");
+        }
+    }
+
+    fn registered(&self, way: &'static str) {
+        let devices = self.list.borrow().len();
+        tracing::info!(resource = &*self.settings.resource, way, devices, "registered with kubelet");
+        self.state.send_replace(State::Registered(way));
+    }
+
+    /// A fresh service with its own end: nothing of an earlier registration is shared.
+    fn service(&self) -> (Service, watch::Receiver<usize>) {
+        let (watched, seen) = watch::channel(0);
+        let (calls, list) = (self.calls.clone(), self.list.clone());
+        (Service { calls, list, watched, end: CancellationToken::new() }, seen)
+    }
+
+    async fn watcher(&self) -> End {
+        let (service, watched) = self.service();
+        let (progress, mut seen) = watch::channel(Progress::Unasked);
+        let notice = Notice { resource: Arc::clone(&self.settings.resource), progress };
+        let routes = Routes::new(RegistrationServer::new(notice)).add_service(plugin(&service));
+        let path = self.settings.registry.join(self.settings.socket());
+        if !self.settings.registry.is_dir() {
+            return End::Unasked;
+        }
+        let site = match Site::open(&path, service, routes) {
+            Ok(site) => site,
+            Err(error) => return End::Failed(error.to_string()),
+        };
+        let end = async {
+            let mut callers = site.callers();
+            let unheard = async {
+                // Some kubelets name the socket's path as the authority of their question, which HTTP/2 here refuses.
+                let called = callers.wait_for(|count| *count > 0).await.is_ok();
+                sleep(if called { HEARD_WITHIN } else { ASKED_WITHIN }).await;
+            };
+            tokio::select! {
+                asked = seen.wait_for(|progress| *progress != Progress::Unasked) => if asked.is_err() {
+                    return End::Failed("the registration server ended".into());
+                },
+                () = unheard => return End::Unasked,
+                () = sleep(ASKED_WITHIN) => return End::Unasked,
+            }
+            let taken = seen.wait_for(|progress| !matches!(progress, Progress::Unasked | Progress::Asked));
+            match timeout(WATCHED_WITHIN, taken).await.map(|progress| progress.map(|progress| progress.clone())) {
+                Ok(Ok(Progress::Refused(why))) => return End::Failed(format!("kubelet refused us: {why}")),
+                Ok(Ok(_)) => {}
+                _ => return End::Failed("kubelet asked and never said whether it took us".into()),
+            }
+            self.hold(&site, watched, "watcher").await
+        };
+        let end = tokio::select! { end = end => end, () = self.stop.cancelled() => End::Stopped };
+        site.close().await;
+        end
+    }
+
+    async fn classic(&self) -> End {
+        let (service, watched) = self.service();
+        let routes = Routes::new(plugin(&service));
+        let path = self.settings.plugins.join(self.settings.socket());
+        let kubelet = self.settings.plugins.join("kubelet.sock");
+        if !kubelet.exists() {
+            return End::Failed(format!("kubelet's socket {} is not there yet", kubelet.display()));
+        }
+        // Listening comes before `Register`: kubelet dials us inside that call.
+        let site = match Site::open(&path, service, routes) {
+            Ok(site) => site,
+            Err(error) => return End::Failed(error.to_string()),
+        };
+        let end = async {
+            match timeout(REGISTER_WITHIN, self.call_register(&kubelet)).await {
+                Ok(Ok(())) => self.hold(&site, watched, "classic").await,
+                Ok(Err(why)) => End::Failed(why),
+                Err(_) => End::Failed(format!("kubelet did not answer Register on {}", kubelet.display())),
+            }
+        };
+        let end = tokio::select! { end = end => end, () = self.stop.cancelled() => End::Stopped };
+        site.close().await;
+        end
+    }
+
+    async fn call_register(&self, kubelet: &std::path::Path) -> Result<(), String> {
+        let told = |error: &dyn std::fmt::Display| format!("Register on {}: {error}", kubelet.display());
+        let endpoint = tonic::transport::Endpoint::try_from(format!("unix://{}", kubelet.display()))
+            .map_err(|error| told(&error))?;
+        let channel = endpoint.connect().await.map_err(|error| told(&error))?;
+        let request = RegisterRequest {
+            version: "v1beta1".into(),
+            endpoint: self.settings.socket(),
+            resource_name: self.settings.resource.to_string(),
+            options: Some(options()),
+        };
+        RegistrationClient::new(channel).register(request).await.map_err(|status| told(&status.message())).map(drop)
+    }
+
+    /// Stays while kubelet watches the list and the socket is ours.
+    async fn hold(&self, site: &Site, mut watched: watch::Receiver<usize>, way: &'static str) -> End {
+        match timeout(WATCHED_WITHIN, watched.wait_for(|count| *count > 0)).await {
+            Ok(Ok(_)) => {}
+            _ => return End::Failed("kubelet took us and never asked for the list".into()),
+        }
+        self.registered(way);
+        loop {
+            tokio::select! {
+                ended = watched.wait_for(|count| *count == 0) => match ended {
+                    Ok(_) => return End::Lost("kubelet ended its watch of the list".into()),
+                    Err(_) => return End::Lost("our server ended".into()),
+                },
+                () = sleep(LOOK) => {
+                    if !site.stands() {
+                        return End::Lost(format!("{} is not ours any more", site.path().display()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn plugin(service: &Service) -> DevicePluginServer<Service> {
+    DevicePluginServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST)
+}

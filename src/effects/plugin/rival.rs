@@ -1,0 +1,63 @@
+//! Another plugin that serves the same resource: kubelet would take the newer of the two and drop both later, so we look
+//! before we register.
+
+use proto::device_plugin::Empty;
+use proto::device_plugin::device_plugin_client::DevicePluginClient;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// A living plugin answers in milliseconds; a dead one's socket refuses at once.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// Sockets looked at; a node has a handful of plugins.
+const MAX_SOCKETS: usize = 64;
+
+/// A plugin that hands out devices whose ids are GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rival {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Its process, where the kernel tells one.
+    pub pid: Option<i32>,
+    /// How many devices it lists.
+    pub devices: usize,
+    /// One of them.
+    pub example: String,
+}
+
+impl std::fmt::Display for Rival {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({} devices such as {}", self.socket.display(), self.devices, self.example)?;
+        match self.pid {
+            Some(pid) => write!(f, ", process {pid})"),
+            None => f.write_str(")"),
+        }
+    }
+}
+
+/// The first living plugin in `folder` that lists GPUs, other than the sockets named in `but`.
+pub async fn find(folder: &Path, but: &[String]) -> Option<Rival> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    for entry in entries.take(MAX_SOCKETS).flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = entry.path();
+        if name == "kubelet.sock" || but.contains(&name) || path.extension().is_none_or(|end| end != "sock") {
+            continue;
+        }
+        if let Ok(Some(rival)) = timeout(ANSWERS_WITHIN, ask(&path)).await {
+            return Some(rival);
+        }
+    }
+    None
+}
+
+async fn ask(path: &Path) -> Option<Rival> {
+    let pid = UnixStream::connect(path).await.ok()?.peer_cred().ok()?.pid();
+    let endpoint = tonic::transport::Endpoint::try_from(format!("unix://{}", path.display())).ok()?;
+    let mut client = DevicePluginClient::new(endpoint.connect().await.ok()?);
+    let list = client.list_and_watch(Empty {}).await.ok()?.into_inner().message().await.ok()??;
+    let example =
+        list.devices.iter().map(|device| &device.id).find(|id| id.starts_with("GPU-") || id.starts_with("MIG-"))?;
+    Some(Rival { socket: path.to_owned(), pid, devices: list.devices.len(), example: example.clone() })
+}

@@ -1,0 +1,176 @@
+//! `v1beta1.DevicePlugin` as kubelet calls it.
+
+use super::call::{Answer, Call, Calls, Device, Field, Refused};
+use proto::device_plugin as v1beta1;
+use proto::device_plugin::device_plugin_server::DevicePlugin;
+use std::pin::Pin;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio_stream::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// Both options are always on; kubelets before 1.25 take them from `Register`, later ones from the call.
+pub(super) fn options() -> v1beta1::DevicePluginOptions {
+    v1beta1::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true }
+}
+
+/// Serves one kubelet.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    /// To the owner.
+    pub calls: Calls,
+    /// The list, always the newest.
+    pub list: watch::Receiver<Arc<[Device]>>,
+    /// How many lists are being watched now.
+    pub watched: watch::Sender<usize>,
+    /// The end of this registration: streams end with it, because a server does not stop while one is open.
+    pub end: CancellationToken,
+}
+
+/// Counts one open stream for as long as it lives.
+#[derive(Debug)]
+struct Watching(watch::Sender<usize>);
+
+impl Watching {
+    fn new(count: &watch::Sender<usize>) -> Watching {
+        count.send_modify(|count| *count += 1);
+        Watching(count.clone())
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
+}
+
+fn message(list: &[Device]) -> v1beta1::ListAndWatchResponse {
+    let device = |device: &Device| v1beta1::Device {
+        id: device.id.to_string(),
+        health: if device.healthy { "Healthy" } else { "Unhealthy" }.into(),
+        topology: device
+            .numa
+            .map(|node| v1beta1::TopologyInfo { nodes: vec![v1beta1::NumaNode { id: i64::from(node) }] }),
+    };
+    v1beta1::ListAndWatchResponse { devices: list.iter().map(device).collect() }
+}
+
+/// How many bytes the list takes on the wire.
+pub(super) fn encoded_len(list: &[Device]) -> usize {
+    prost::Message::encoded_len(&message(list))
+}
+
+fn ids(ids: Vec<String>) -> Vec<Arc<str>> {
+    ids.into_iter().map(Arc::from).collect()
+}
+
+fn gone() -> Status {
+    Status::unavailable("gpu-steward is stopping")
+}
+
+fn refused(Refused(why): Refused) -> Status {
+    Status::failed_precondition(why)
+}
+
+fn container(answer: Answer) -> v1beta1::ContainerAllocateResponse {
+    let mut response = v1beta1::ContainerAllocateResponse {
+        cdi_devices: answer.cdi.into_iter().map(|name| v1beta1::CdiDevice { name }).collect(),
+        ..Default::default()
+    };
+    for field in answer.fields {
+        match field {
+            Field::Env(name, value) => {
+                response.envs.insert(name, value);
+            }
+            Field::Device(container_path, host_path) => {
+                response.devices.push(v1beta1::DeviceSpec { container_path, host_path, permissions: "rw".into() });
+            }
+            Field::Mount(container_path, host_path, read_only) => {
+                response.mounts.push(v1beta1::Mount { container_path, host_path, read_only });
+            }
+        }
+    }
+    response
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Service {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<v1beta1::Empty>,
+    ) -> Result<Response<v1beta1::DevicePluginOptions>, Status> {
+        Ok(Response::new(options()))
+    }
+
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<v1beta1::ListAndWatchResponse, Status>> + Send>>;
+
+    async fn list_and_watch(&self, _: Request<v1beta1::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let watching = Watching::new(&self.watched);
+        // The newest list only: a kubelet that reads slowly gets the state, not a queue of its changes.
+        let lists = tokio_stream::wrappers::WatchStream::new(self.list.clone()).map(move |list| {
+            let _ = &watching;
+            tracing::debug!(devices = list.len(), "kubelet is told the list of devices");
+            Ok(message(&list))
+        });
+        let end = self.end.clone();
+        let until = Box::pin(async move { end.cancelled().await });
+        Ok(Response::new(Box::pin(Until { lists: Box::pin(lists), until })))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<v1beta1::PreferredAllocationRequest>,
+    ) -> Result<Response<v1beta1::PreferredAllocationResponse>, Status> {
+        let mut responses = Vec::new();
+        for asked in request.into_inner().container_requests {
+            let (available, must) = (ids(asked.available_device_ids), ids(asked.must_include_device_ids));
+            let size = usize::try_from(asked.allocation_size).unwrap_or(0);
+            let chosen =
+                self.calls.ask(|reply| Call::Prefer { available, must, size, reply }).await.ok_or_else(gone)?;
+            let device_ids = chosen.iter().map(ToString::to_string).collect();
+            responses.push(v1beta1::ContainerPreferredAllocationResponse { device_ids });
+        }
+        Ok(Response::new(v1beta1::PreferredAllocationResponse { container_responses: responses }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<v1beta1::AllocateRequest>,
+    ) -> Result<Response<v1beta1::AllocateResponse>, Status> {
+        let mut responses = Vec::new();
+        for asked in request.into_inner().container_requests {
+            let ids = ids(asked.device_ids);
+            let answer = self.calls.ask(|reply| Call::Allocate { ids, reply }).await.ok_or_else(gone)?;
+            responses.push(container(answer.map_err(refused)?));
+        }
+        Ok(Response::new(v1beta1::AllocateResponse { container_responses: responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<v1beta1::PreStartContainerRequest>,
+    ) -> Result<Response<v1beta1::PreStartContainerResponse>, Status> {
+        let ids = ids(request.into_inner().device_ids);
+        let answer = self.calls.ask(|reply| Call::Start { ids, reply }).await.ok_or_else(gone)?;
+        answer.map_err(refused)?;
+        Ok(Response::new(v1beta1::PreStartContainerResponse {}))
+    }
+}
+
+/// A stream that ends when something else does.
+struct Until<S> {
+    lists: Pin<Box<S>>,
+    until: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl<S: Stream> Stream for Until<S> {
+    type Item = S::Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Option<S::Item>> {
+        if self.until.as_mut().poll(cx).is_ready() {
+            return std::task::Poll::Ready(None);
+        }
+        self.lists.as_mut().poll_next(cx)
+    }
+}

@@ -1,0 +1,151 @@
+//! The task that writes on our own Node: what this node has, and that it lives.
+//!
+//! ```text
+//!   view ──cards──▶ register annotation ─┐
+//!   Node, looked at every 10 s ──────────┴─▶ decide::announce ──▶ one PATCH, when it is due
+//! ```
+
+use super::sharing::cards;
+use crate::settings::value::RegisterFormat;
+use decide::announce::{Announce, Question, Said, Write};
+use effects::apiserver::ApiServer;
+use model::observation::GpuSourceState;
+use model::registered::RegisteredGpu;
+use model::unit::{CorePercent, Mib};
+use model::view::NodeView;
+use sources::kubernetes::own_node::{Looked, OwnNode};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use wire::device_config::DeviceConfig;
+use wire::handshake::{self, Handshake};
+use wire::{key, register};
+
+/// Between two looks at our Node. A scheduler that asks for a sign of life waits 60 s; a look costs the API server one
+/// answer from its cache.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// What it needs.
+#[derive(Debug)]
+pub(crate) struct Announcing {
+    /// How GPUs are cut.
+    pub config: DeviceConfig,
+    /// Another number of slots for models of these names.
+    pub split_counts: Vec<(String, u32)>,
+    /// In which form.
+    pub format: RegisterFormat,
+    /// Whether the handshake is written.
+    pub handshakes: bool,
+    /// What is seen of the node.
+    pub view: watch::Receiver<Arc<NodeView>>,
+    /// Our Node, as the API server has it.
+    pub node: OwnNode,
+    /// Who writes.
+    pub api: ApiServer,
+}
+
+impl Announcing {
+    /// Runs until `stop` is cancelled.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut announce = Announce::new(self.handshakes);
+        let mut refused = false;
+        let work = async {
+            loop {
+                let text = self.register();
+                announce.register_is(text);
+                match self.node.look().await {
+                    Ok(seen) => self.write(&mut announce, &seen, &mut refused).await,
+                    Err(why) => tracing::debug!(why, "our Node cannot be looked at"),
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::select! { () = stop.cancelled() => {}, () = work => {} }
+    }
+
+    async fn write(&self, announce: &mut Announce, seen: &Looked, refused: &mut bool) {
+        let said = said(seen);
+        let Some(write) = announce.due(&said, sources::clock::now(), fraction()) else { return };
+        let shake = write.handshake.map(handshake::encode);
+        let mut annotations = Vec::new();
+        if let Some(text) = &write.register {
+            annotations.push((key::REGISTER, Some(&**text)));
+        }
+        if let Some(text) = &shake {
+            annotations.push((key::HANDSHAKE, Some(text.as_str())));
+        }
+        match self.api.annotate_node(&annotations).await {
+            Ok(()) => {
+                told(&write, refused);
+                announce.written(&write, sources::clock::now());
+            }
+            Err(error) => {
+                // Once; the next success says that it is over.
+                if !std::mem::replace(refused, true) {
+                    tracing::warn!(%error, "cannot write on our Node: schedulers do not learn what this node has");
+                }
+                announce.failed(sources::clock::now());
+            }
+        }
+    }
+
+    /// What this node has, as text. `None` before the first answer about GPUs: nothing known is not nothing there.
+    fn register(&mut self) -> Option<Arc<str>> {
+        let view = Arc::clone(&self.view.borrow_and_update());
+        let answered = matches!(view.gpu_source, GpuSourceState::Working { .. }) || !view.gpus.is_empty();
+        if !answered {
+            return None;
+        }
+        let gpus: Vec<RegisteredGpu> =
+            cards::of(&view, &self.config, &self.split_counts).into_iter().map(registered).collect();
+        let text = match self.format {
+            RegisterFormat::Json => register::encode(&gpus),
+            RegisterFormat::Colon => register::encode_colons(&gpus),
+        };
+        text.map(Arc::from).inspect_err(|fault| tracing::error!(%fault, "this node's GPUs cannot be written down")).ok()
+    }
+}
+
+fn registered(card: decide::share::Card) -> RegisteredGpu {
+    RegisteredGpu {
+        uuid: card.device,
+        index: card.index,
+        slots: u32::from(card.slots),
+        memory: Mib::within(card.memory),
+        cores: CorePercent(card.cores),
+        product: card.model,
+        numa: card.numa.unwrap_or(0),
+        mode: "hami-core".into(),
+        healthy: card.healthy,
+        mig_profiles: Vec::new(),
+    }
+}
+
+fn said(seen: &Looked) -> Said {
+    let question = match seen.annotation(key::HANDSHAKE).map(handshake::decode) {
+        Some(Handshake::Requesting { stated }) => Question::Asked(stated),
+        _ => Question::None,
+    };
+    Said { register: seen.annotation(key::REGISTER).map(Arc::from), question }
+}
+
+fn told(write: &Write, refused: &mut bool) {
+    if std::mem::take(refused) {
+        tracing::info!("our Node can be written on again");
+    }
+    if let Some(text) = &write.register {
+        tracing::info!(bytes = text.len(), "what this node has is written on its Node");
+    }
+    if write.handshake.is_some() {
+        tracing::debug!("a handshake is written on our Node");
+    }
+}
+
+/// A number between 0 and 1 that differs from node to node and from call to call.
+fn fraction() -> f64 {
+    let mut bytes = [0; 4];
+    // Without random bytes the nodes write in step, which is no error.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX)
+}

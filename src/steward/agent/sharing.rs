@@ -1,0 +1,17 @@
+//! The task that owns what is shared: answers kubelet from the state, and keeps the files of containers.
+//!
+//! ```text
+//!   views (GPUs) ─┐
+//!   pods ─────────┼─▶ Share ──list──▶ ListAndWatch
+//!   kubelet ──────┘     └──verdict──▶ delivery ──▶ answer to kubelet
+//! ```
+
+pub(crate) mod cards;
+mod promise;
+mod config;
+mod tell;
+mod owner;
+mod start;
+
+pub(crate) use start::open;
+pub(crate) use tell::Teller;

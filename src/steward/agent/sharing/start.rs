@@ -1,0 +1,114 @@
+//! Opens everything that sharing needs, and says at once what is missing.
+
+use super::owner::Sharing;
+use super::tell::Teller;
+use super::{cards, config};
+use crate::settings::Settings;
+use decide::share::Share;
+use effects::delivery::{Delivery, Kit};
+use effects::plugin::{self, Calls, Device};
+use model::id::NodeName;
+use model::pod::PodList;
+use model::view::NodeView;
+use sources::kubelet::Books;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The folder of device plugins; compiled into kubelet below its own root.
+const PLUGINS: &str = "device-plugins";
+/// The folder of its plugin watcher.
+const REGISTRY: &str = "plugins_registry";
+/// Where it is kept that a scheduler has placed pods here.
+const SERVED: &str = "served-by-scheduler";
+
+/// What runs: the owner, and the server that kubelet calls.
+pub(crate) struct Opened {
+    /// The owner of the state.
+    pub owner: Sharing,
+    settings: plugin::Settings,
+    calls: Calls,
+    list: watch::Receiver<Arc<[Device]>>,
+}
+
+/// Opens for this node.
+///
+/// # Errors
+/// A sentence that says what cannot be used, and which setting names it.
+pub(crate) fn open(
+    settings: &Settings,
+    node: &NodeName,
+    (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
+    teller: Teller,
+) -> Result<Opened, String> {
+    let sharing = &settings.sharing;
+    let config = config::read(sharing, node)?;
+    let plugins = sharing.kubelet_root.join(PLUGINS);
+    let resource: Arc<str> = config.rules.names.count.as_str().into();
+    let delivery = Delivery::new(&settings.state_dir, &sharing.cdi_dir, Kit::default())
+        .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))?;
+    let served = settings.state_dir.join(SERVED);
+    let (calls, asked) = Calls::channel();
+    let (list, listed) = watch::channel(Arc::from([]));
+    let mut share = Share::new(sharing.without_claim, served.exists());
+    share.recall(delivery.delivered());
+    let owner = Sharing {
+        share,
+        teller,
+        served,
+        node: node.clone(),
+        devices: cards::Devices::new(&sharing.dev_root, sharing.runtime_injects),
+        split_counts: sharing.split_counts.clone(),
+        config,
+        delivery: Arc::new(delivery),
+        books: Books::new(&plugins, Arc::clone(&resource)),
+        calls: asked,
+        view,
+        pods,
+        list,
+    };
+    let registry = sharing.kubelet_root.join(REGISTRY);
+    let settings = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
+    Ok(Opened { owner, settings, calls, list: listed })
+}
+
+impl Opened {
+    /// The two tasks: the owner, and what registers with kubelet and serves it.
+    pub(crate) fn split(
+        self,
+        stop: CancellationToken,
+    ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
+        let Opened { owner, settings, calls, mut list } = self;
+        let ended = stop.clone();
+        let owning = async move {
+            owner.run(ended).await;
+            Ok(())
+        };
+        let serving = async move {
+            // A plugin without devices would make kubelet write a capacity of 0 that nobody can tell from a broken one.
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                seen = list.wait_for(|list| !list.is_empty()) => if seen.is_err() { return Ok(()) },
+            }
+            let state = watch::channel(plugin::State::Waiting("kubelet".into())).0;
+            for folder in [&settings.plugins, &settings.registry] {
+                refuse_rival(folder, &settings).await?;
+            }
+            plugin::serve(settings, list, calls, state, stop).await
+        };
+        (owning, serving)
+    }
+}
+
+/// Two plugins of one resource take it from each other until kubelet has neither.
+async fn refuse_rival(folder: &Path, settings: &plugin::Settings) -> io::Result<()> {
+    match plugin::find_rival(folder, &[settings.socket()]).await {
+        None => Ok(()),
+        Some(rival) => Err(io::Error::other(format!(
+            "another plugin already serves GPUs to kubelet: {rival}; stop it before this agent shares {}",
+            settings.resource
+        ))),
+    }
+}

@@ -1,0 +1,197 @@
+//! A pod as sharing sees it: what each container asks for, and what a scheduler promised it.
+
+use crate::resource::{self, Rules};
+use crate::{assignment, key};
+use model::claim;
+use model::id::NodeName;
+use model::pod::{ContainerKind, ContainerState, Phase, Pod, PodContainer};
+use model::request::MemoryRequest;
+use model::share::{Ask, Assignment, MemoryAsk, Portion, Role, Tenant};
+use std::collections::BTreeMap;
+
+/// Reads a pod that is bound to `node`. `None` for one that asks for no GPU.
+#[must_use]
+pub fn of(pod: &Pod, rules: &Rules, node: &NodeName) -> Option<Tenant> {
+    let mut unreadable = None;
+    let asks: Vec<Ask> = pod
+        .containers
+        .iter()
+        .filter_map(|container| {
+            let role = match container.kind {
+                ContainerKind::Init => Role::Init,
+                ContainerKind::Sidecar => Role::Sidecar,
+                ContainerKind::App => Role::App,
+                // Cannot ask for resources.
+                ContainerKind::Ephemeral => return None,
+            };
+            Some(ask(container, role, rules).unwrap_or_else(|why| {
+                unreadable.get_or_insert(why);
+                Ask { container: container.name.clone(), role, slots: 0, memory: None, cores: None }
+            }))
+        })
+        .collect();
+    let assignment = match unreadable {
+        Some(why) => Assignment::Unreadable(why.into()),
+        None => read(pod, &asks, node),
+    };
+    let asking = asks.iter().any(|ask| ask.slots > 0) || matches!(assignment, Assignment::Unreadable(_));
+    asking.then(|| Tenant {
+        // kubelet calls a static pod by the hash of its manifest.
+        uid: pod.cgroup_uid().clone(),
+        pod: pod.name.clone(),
+        placed_here: pod.annotation(key::PLACED_BY) == Some(key::PLACED_BY_AGENT),
+        started: pod.containers.iter().any(has_run) || pod.phase == Phase::Running,
+        finished: pod.ended(),
+        asks,
+        assignment,
+    })
+}
+
+fn has_run(container: &PodContainer) -> bool {
+    matches!(container.state, ContainerState::Running | ContainerState::Terminated)
+}
+
+fn ask(container: &PodContainer, role: Role, rules: &Rules) -> Result<Ask, String> {
+    let limits: BTreeMap<String, String> =
+        container.limits.iter().map(|(name, quantity)| (name.to_string(), quantity.to_string())).collect();
+    let request = resource::request(rules, &limits, &BTreeMap::new())
+        .map_err(|bad| format!("container {}: {bad}", container.name))?;
+    // A memory that the pod did not name is the whole card, which is no limit.
+    let named = |name: &String| limits.contains_key(name.as_str());
+    Ok(Ask {
+        container: container.name.clone(),
+        role,
+        slots: request.as_ref().map_or(0, |request| request.count),
+        memory: request.as_ref().and_then(|request| match request.memory {
+            MemoryRequest::Amount(amount) => Some(MemoryAsk::Bytes(amount.bytes())),
+            MemoryRequest::Percent(percent) => {
+                named(&rules.names.memory_percentage).then_some(MemoryAsk::Percent(u32::from(percent)))
+            }
+        }),
+        cores: request.map(|request| request.cores.0).filter(|cores| *cores > 0),
+    })
+}
+
+fn read(pod: &Pod, asks: &[Ask], node: &NodeName) -> Assignment {
+    let Some(text) = pod.annotation(key::ALLOCATED) else {
+        return match pod.annotations_left_out {
+            0 => Assignment::None,
+            _ => Assignment::Unreadable("the pod's annotations are too large to be kept".into()),
+        };
+    };
+    // HAMi leaves an older assignment on a pod whose later filter failed.
+    if let Some(assigned) = pod.annotation(key::ASSIGNED_NODE)
+        && assigned != node.as_str()
+    {
+        let why = format!("{} names node {assigned:.80} and the pod is bound to {node}", key::ASSIGNED_NODE);
+        return Assignment::Unreadable(why.into());
+    }
+    let wants: Vec<u32> = asks.iter().map(|ask| ask.slots).collect();
+    let slots = match assignment::decode(key::ALLOCATED, text) {
+        Ok(slots) => slots,
+        Err(fault) => return Assignment::Unreadable(fault.to_string().into()),
+    };
+    match slots.by_container(&wants) {
+        Ok(grants) => Assignment::Given(grants.iter().map(|grants| grants.iter().map(portion).collect()).collect()),
+        Err(why) => Assignment::Unreadable(format!("{}: {why}", key::ALLOCATED).into()),
+    }
+}
+
+fn portion(grant: &claim::Grant) -> Portion {
+    Portion {
+        device: grant.uuid.clone(),
+        memory: Some(grant.memory.bytes()),
+        // 0 is HAMi's word for no limit.
+        cores: Some(grant.cores.0).filter(|cores| *cores > 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::decode;
+    use model::unit::Mib;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+
+    fn pod(annotations: &Value, limits: &Value) -> Pod {
+        let text = json!({
+            "metadata": { "name": "train", "namespace": "ml", "uid": UID, "annotations": annotations },
+            "spec": {
+                "nodeName": "node-1",
+                "initContainers": [{ "name": "warm" }, { "name": "side", "restartPolicy": "Always", "resources": { "limits": limits } }],
+                "containers": [{ "name": "main", "resources": { "limits": limits } }],
+            },
+            "status": { "phase": "Pending" },
+        });
+        decode(text.to_string().as_bytes()).unwrap()
+    }
+
+    fn tenant(annotations: &Value, limits: &Value) -> Option<Tenant> {
+        of(&pod(annotations, limits), &Rules::default(), &NodeName::parse("node-1").unwrap())
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_no_gpu_is_no_tenant() {
+        assert_eq!(tenant(&json!({}), &json!({ "cpu": "1" })), None);
+    }
+
+    #[test]
+    fn each_container_finds_its_own_part_of_the_claim() {
+        let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30" });
+        let claim =
+            json!({ key::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;GPU-2,NVIDIA,2000,0:;", key::ASSIGNED_NODE: "node-1" });
+        let tenant = tenant(&claim, &limits).unwrap();
+        let shapes: Vec<_> = tenant.asks.iter().map(|ask| (&*ask.container, ask.role, ask.slots)).collect();
+        assert_eq!(shapes, [("warm", Role::Init, 0), ("side", Role::Sidecar, 1), ("main", Role::App, 1)]);
+        assert_eq!(tenant.asks[2].memory, Some(MemoryAsk::Bytes(Mib(3000).bytes())));
+        let Assignment::Given(portions) = &tenant.assignment else { panic!("{:?}", tenant.assignment) };
+        let flat: Vec<_> =
+            portions.iter().map(|own| own.iter().map(|p| (p.device.as_str(), p.cores)).collect::<Vec<_>>()).collect();
+        assert_eq!(flat, [vec![], vec![("GPU-1", Some(30))], vec![("GPU-2", None)]]);
+        assert!(!tenant.placed_here && !tenant.started && !tenant.finished);
+    }
+
+    #[test]
+    fn a_claim_that_cannot_be_right_is_unreadable_and_says_why() {
+        let limits = json!({ "nvidia.com/gpu": "1" });
+        for (annotations, word) in [
+            (json!({ key::ALLOCATED: "x" }), key::ALLOCATED),
+            (json!({ key::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;;" }), "2 ask for GPUs"),
+            (
+                json!({ key::ALLOCATED: ";GPU-1,NVIDIA,1,0:;GPU-1,NVIDIA,1,0:;", key::ASSIGNED_NODE: "node-2" }),
+                "node-2",
+            ),
+        ] {
+            match tenant(&annotations, &limits).unwrap().assignment {
+                Assignment::Unreadable(why) => assert!(why.contains(word), "{why}"),
+                other => panic!("{annotations}: {other:?}"),
+            }
+        }
+        let torn = tenant(&json!({}), &json!({ "nvidia.com/gpu": "1.5" })).unwrap();
+        assert!(matches!(torn.assignment, Assignment::Unreadable(why) if why.contains("side")));
+        assert_eq!(tenant(&json!({}), &limits).unwrap().assignment, Assignment::None);
+    }
+
+    #[test]
+    fn a_claim_that_this_node_made_says_so() {
+        let claim =
+            json!({ key::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;", key::PLACED_BY: key::PLACED_BY_AGENT });
+        assert!(tenant(&claim, &json!({ "nvidia.com/gpu": "1" })).unwrap().placed_here);
+    }
+
+    proptest! {
+        #[test]
+        fn no_annotation_and_no_quantity_panics(claim in "\\PC{0,80}", gpus in "\\PC{0,12}", node in "\\PC{0,12}") {
+            let annotations = json!({ key::ALLOCATED: claim, key::ASSIGNED_NODE: node });
+            let tenant = tenant(&annotations, &json!({ "nvidia.com/gpu": gpus }));
+            if let Some(Tenant { asks, assignment: Assignment::Given(portions), .. }) = tenant {
+                let counts: Vec<usize> = portions.iter().map(Vec::len).collect();
+                let asked: Vec<usize> = asks.iter().map(|ask| ask.slots as usize).collect();
+                prop_assert_eq!(counts, asked);
+            }
+        }
+    }
+}

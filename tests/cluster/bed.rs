@@ -1,0 +1,236 @@
+//! What tests of sharing need: the chart's rights applied, the agent running on a node with a token that is bound to it,
+//! pods with the claims that a scheduler would have written.
+
+use crate::chart;
+use lab::agent::{Agent, Recipe};
+use lab::cluster::{Cluster, Namespace, Wanted};
+use lab::eventually::eventually;
+use lab::kubectl::Kubectl;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Generous: tests share two cores with compilers.
+pub(crate) const SOON: Duration = Duration::from_secs(90);
+const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
+
+/// A cluster of one node with an agent on it.
+#[derive(Debug)]
+pub(crate) struct Bed {
+    pub cluster: Cluster,
+    pub space: Namespace,
+    pub admin: Kubectl,
+    dir: TempDir,
+}
+
+/// One container and its claim: name, kind (`init`, `sidecar`, `app`), and for each GPU its number, MiB and percent.
+pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
+
+impl Bed {
+    /// Ready for an agent.
+    pub(crate) fn up(name: &str) -> Bed {
+        Bed::with(name, &Wanted::nodes(1))
+    }
+
+    pub(crate) fn with(name: &str, wanted: &Wanted) -> Bed {
+        let cluster = Cluster::up(wanted);
+        let (admin, space) = (cluster.admin(), cluster.namespace(name));
+        // What an earlier test in a cluster that was kept has placed here would say that a scheduler serves this node.
+        eventually("the end of an earlier test's pods", SOON, || {
+            let pods = admin.get(&["pods", "-A", "--field-selector", "spec.nodeName=node-1"]);
+            let claims = |pod: &&Value| pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].is_string();
+            (pods["items"].as_array()?.iter().filter(claims).count() == 0).then_some(())
+        });
+        let bed = Bed { cluster, space, admin, dir: tempfile::tempdir().expect("a directory") };
+        chart::install(&bed.cluster, &[]);
+        bed
+    }
+
+    /// A kubeconfig of the agent's account with a token that is bound to this node.
+    pub(crate) fn kubeconfig(&self, node: &str) -> PathBuf {
+        let bound = ["--bound-object-kind", "Node", "--bound-object-name", node];
+        let token = chart::token(&self.admin, chart::AGENT, &bound);
+        let status = self.cluster.status();
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{ "name": "c", "cluster": { "server": status.server, "certificate-authority": status.ca } }],
+            "users": [{ "name": "u", "user": { "token": token } }],
+            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+        });
+        let path = self.dir.path().join(format!("{node}.kubeconfig"));
+        std::fs::write(&path, config.to_string()).expect("the kubeconfig is written");
+        path
+    }
+
+    /// An agent on `node-1`, ready and known to kubelet.
+    pub(crate) fn agent(&self, flags: &[&str]) -> Agent {
+        let agent = self.launch(flags);
+        self.registered(&agent);
+        agent
+    }
+
+    pub(crate) fn launch(&self, flags: &[&str]) -> Agent {
+        let node = self.cluster.node("node-1");
+        let mut recipe = Recipe::of(BINARY)
+            .in_mounts_of(node.pid)
+            .with("--kubelet-root", "/var/lib/kubelet")
+            .with("--cdi-dir", "/var/run/cdi")
+            .with("--kubeconfig", self.kubeconfig("node-1"))
+            .with("--node-name", "node-1")
+            .with("--state-dir", self.state())
+            .with("-v", "4");
+        if !flags.iter().any(|flag| flag.starts_with("--gpus")) {
+            recipe = recipe.with("--gpus", "simulated=H100:2");
+        }
+        for flag in flags {
+            recipe = recipe.switch(flag);
+        }
+        recipe.start()
+    }
+
+    pub(crate) fn registered(&self, agent: &Agent) {
+        agent.logs("registered with kubelet");
+        eventually("allocatable GPUs on the node", SOON, || {
+            let node = self.admin.get(&["node", "node-1"]);
+            let count: Option<u32> = node["status"]["allocatable"]["nvidia.com/gpu"].as_str()?.parse().ok();
+            assert!(agent.get("/healthz").status == 200, "{}", agent.log());
+            count.filter(|count| *count > 0)
+        });
+    }
+
+    /// UUIDs in the order of their index.
+    pub(crate) fn gpus(agent: &Agent) -> Vec<String> {
+        let answer: Value = serde_json::from_str(&agent.get("/api/v1/gpus").text()).expect("JSON");
+        answer["gpus"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|gpu| gpu["uuid"].as_str().expect("a UUID").to_owned())
+            .collect()
+    }
+
+    /// A pod that is bound to `node-1`, with its claim as a scheduler writes it; `extra` goes into every container.
+    pub(crate) fn pod(&self, name: &str, gpus: &[String], claims: &[Claim<'_>], extra: &Value) -> Value {
+        let mut allocated = String::new();
+        for (_, _, devices) in claims {
+            for (gpu, mib, cores) in *devices {
+                write!(allocated, "{},NVIDIA,{mib},{cores}:", gpus[*gpu]).expect("a string grows");
+            }
+            allocated.push(';');
+        }
+        let mut pod = self.bare_pod(name, claims, extra);
+        pod["metadata"]["annotations"] = json!({
+            "hami.io/vgpu-node": "node-1", "hami.io/vgpu-devices-allocated": allocated,
+        });
+        pod
+    }
+
+    /// The same without a claim.
+    pub(crate) fn bare_pod(&self, name: &str, claims: &[Claim<'_>], extra: &Value) -> Value {
+        let container = |(container, kind, devices): &Claim<'_>| {
+            let command = if *kind == "init" {
+                "cat /etc/gpu-steward/limits.json"
+            } else {
+                "trap exit TERM; sleep 100000 & wait"
+            };
+            let mut text = json!({
+                "name": container, "image": "registry.local/busybox:1", "command": ["sh", "-c", command],
+            });
+            if !devices.is_empty() {
+                text["resources"]["limits"]["nvidia.com/gpu"] = devices.len().to_string().into();
+            }
+            if *kind == "sidecar" {
+                text["restartPolicy"] = "Always".into();
+            }
+            for (key, value) in extra.as_object().into_iter().flatten() {
+                text[key] = value.clone();
+            }
+            text
+        };
+        let of = |app: bool| -> Vec<Value> {
+            claims.iter().filter(|(_, kind, _)| (*kind == "app") == app).map(container).collect()
+        };
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": name, "namespace": self.space.name },
+            "spec": {
+                "nodeName": "node-1", "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
+                "automountServiceAccountToken": false,
+                "initContainers": of(false), "containers": of(true),
+            },
+        })
+    }
+
+    /// The agent's state directory.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    pub(crate) fn create(&self, pod: &Value) {
+        let _ = self.admin.create(&pod.to_string()).ok();
+    }
+
+    pub(crate) fn ready(&self, pods: &[&str]) {
+        let names: Vec<String> = pods.iter().map(|pod| format!("pod/{pod}")).collect();
+        let mut args: Vec<&str> = vec!["-n", &self.space.name];
+        args.extend(names.iter().map(String::as_str));
+        self.admin.wait("condition=Ready", SOON, &args);
+    }
+
+    /// Waits until every pod is Ready. One that kubelet failed for good at its door, because the plugin was away at that
+    /// moment, is made again as its controller would; says which.
+    pub(crate) fn ready_in_the_end(&self, pods: &[(String, Value)]) -> Vec<String> {
+        let mut failed = Vec::new();
+        eventually("every pod Ready", Duration::from_secs(180), || {
+            let list = self.admin.get(&["pods", "-n", &self.space.name]);
+            let items = list["items"].as_array()?;
+            let mut ready = 0;
+            for (name, pod) in pods {
+                let Some(now) = items.iter().find(|item| item["metadata"]["name"] == **name) else {
+                    self.create(pod);
+                    continue;
+                };
+                if now["status"]["phase"] == "Failed" {
+                    let reason = now["status"]["reason"].as_str().unwrap_or_default();
+                    assert!(
+                        reason == "UnexpectedAdmissionError" || reason.starts_with("OutOf"),
+                        "{name}: {}",
+                        now["status"]
+                    );
+                    failed.push(format!("{name}: {}", now["status"]["message"]));
+                    let _ = self.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok();
+                }
+                let conditions = now["status"]["conditions"].as_array().into_iter().flatten();
+                let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+                ready += usize::from(conditions.clone().any(is_ready));
+            }
+            (ready == pods.len()).then_some(())
+        });
+        failed
+    }
+
+    /// `limits.json` as the container reads it.
+    pub(crate) fn limits(&self, pod: &str, container: &str) -> Value {
+        let words = ["exec", "-n", &self.space.name, pod, "-c", container, "--", "cat", "/etc/gpu-steward/limits.json"];
+        serde_json::from_str(&self.admin.run(&words).ok()).expect("JSON")
+    }
+
+    /// What a container sees.
+    pub(crate) fn sh(&self, pod: &str, container: &str, script: &str) -> String {
+        let words = ["exec", "-n", &self.space.name, pod, "-c", container, "--", "sh", "-c", script];
+        self.admin.run(&words).ok()
+    }
+}
+
+/// What a container must have read: for each device UUID and bytes.
+pub(crate) fn promised(limits: &Value) -> Vec<(String, u64)> {
+    let devices = limits["devices"].as_array().expect("a list of devices");
+    devices
+        .iter()
+        .map(|device| {
+            (device["uuid"].as_str().expect("a UUID").to_owned(), device["memory_bytes"].as_u64().expect("bytes"))
+        })
+        .collect()
+}

@@ -1,0 +1,266 @@
+//! Sharing through a real kubelet and a real containerd: each container gets what it was promised, and nothing else.
+
+use crate::bed::{Bed, Claim, SOON, promised};
+use lab::eventually::eventually;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const NOTHING: Value = Value::Null;
+
+/// Promise 28 in docs/specification.md.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn each_container_reads_its_own_promise() {
+    let bed = Bed::up("sharing-own");
+    let agent = bed.agent(&[]);
+    let gpus = Bed::gpus(&agent);
+    let claims: [Claim<'_>; 5] = [
+        ("warm", "init", &[(0, 1000, 10)]),
+        ("beside", "sidecar", &[(1, 500, 5)]),
+        ("one", "app", &[(1, 3000, 30)]),
+        ("both", "app", &[(1, 2000, 20), (0, 4000, 40)]),
+        ("none", "app", &[]),
+    ];
+    bed.create(&bed.pod("many", &gpus, &claims, &NOTHING));
+    bed.ready(&["many"]);
+    for (container, kind, devices) in claims {
+        let expect: Vec<(String, u64)> = devices.iter().map(|(gpu, mib, _)| (gpus[*gpu].clone(), mib * MIB)).collect();
+        let limits = if kind == "init" {
+            let log = bed.admin.run(&["logs", "-n", &bed.space.name, "many", "-c", container]).ok();
+            serde_json::from_str(&log).expect("JSON")
+        } else if devices.is_empty() {
+            let seen = bed.sh(
+                "many",
+                container,
+                "ls /etc/gpu-steward /dev | grep -e limits -e nvidia; env | grep -i -e cuda -e nvidia; true",
+            );
+            assert_eq!(seen, "", "a container that asks for no GPU sees none");
+            continue;
+        } else {
+            bed.limits("many", container)
+        };
+        assert_eq!(promised(&limits), expect, "{container}: {limits}");
+        assert_eq!(limits["container"], container);
+        assert_eq!(limits["pod"]["name"], "many");
+    }
+    assert_eq!(
+        bed.sh("many", "one", "ls /dev | grep nvidia | sort | tr '\\n' ' '").trim(),
+        "nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidia1 nvidiactl"
+    );
+}
+
+/// Promise 29 in docs/specification.md: what a pod says of itself does not loosen what it was promised.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn neither_variables_nor_the_container_itself_loosen_a_limit() {
+    let bed = Bed::up("sharing-loosen");
+    let agent = bed.agent(&[]);
+    let gpus = Bed::gpus(&agent);
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "loose", "namespace": bed.space.name },
+        "data": { "CUDA_DEVICE_SM_LIMIT": "100", "CUDA_DEVICE_SM_LIMIT_0": "100", "GPU_CORE_UTILIZATION_POLICY": "DISABLE" },
+    });
+    bed.create(&map);
+    let loose = json!({
+        "env": [
+            { "name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "999999m" },
+            { "name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "999999m" },
+            { "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" },
+            { "name": "CUDA_DISABLE_CONTROL", "value": "true" },
+        ],
+        "envFrom": [{ "configMapRef": { "name": "loose" } }],
+    });
+    bed.create(&bed.pod("loose", &gpus, &[("main", "app", &[(0, 3000, 30)])], &loose));
+    bed.create(&bed.bare_pod("outside", &[("main", "app", &[])], &loose));
+    bed.ready(&["loose", "outside"]);
+    // The shell's own variables and those of the container's first process.
+    for script in ["env", "tr '\\0' '\\n' </proc/1/environ"] {
+        let env = bed.sh("loose", "main", script);
+        for line in [
+            "CUDA_DEVICE_MEMORY_LIMIT_0=3000m",
+            "CUDA_DEVICE_MEMORY_LIMIT=3000m",
+            "CUDA_DEVICE_SM_LIMIT_0=30",
+            "CUDA_DEVICE_SM_LIMIT=30",
+            "NVIDIA_VISIBLE_DEVICES=void",
+            "CUDA_DISABLE_CONTROL=false",
+            "GPU_CORE_UTILIZATION_POLICY=default",
+        ] {
+            let name = line.split('=').next().expect("a name");
+            let said: Vec<&str> = env.lines().filter(|said| said.split('=').next() == Some(name)).collect();
+            assert_eq!(said, [line], "{script}");
+        }
+    }
+    let tried = bed.sh(
+        "loose",
+        "main",
+        "f=/etc/gpu-steward/limits.json; (echo x >$f) 2>&1; rm -f $f 2>&1; mv $f /tmp 2>&1; mount -o remount,rw $f 2>&1; true",
+    );
+    assert!(tried.contains("Read-only file system"), "{tried}");
+    assert_eq!(promised(&bed.limits("loose", "main")), [(gpus[0].clone(), 3000 * MIB)]);
+    let seen = bed.sh("outside", "main", "ls /dev | grep nvidia; ls /etc/gpu-steward 2>/dev/null; true");
+    assert_eq!(seen, "", "a pod that asks for no GPU sees none, whatever its variables say");
+}
+
+/// Promise 30 in docs/specification.md: what cannot be right does not start, and says why where people look.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_claim_that_cannot_be_kept_does_not_start_and_says_why() {
+    let bed = Bed::up("sharing-refuse");
+    let agent = bed.agent(&["--without-claim=refuse"]);
+    let gpus = Bed::gpus(&agent);
+    let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
+    let mut torn = bed.pod("torn", &gpus, &one, &NOTHING);
+    torn["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = "GPU-x,NVIDIA,many,30:;".into();
+    let mut elsewhere = bed.pod("elsewhere", &gpus, &one, &NOTHING);
+    elsewhere["metadata"]["annotations"]["hami.io/vgpu-node"] = "node-9".into();
+    let mut missing = bed.pod("missing", &gpus, &one, &NOTHING);
+    missing["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = "GPU-none,NVIDIA,3000,30:;".into();
+    let first = bed.pod("first", &gpus, &[("main", "app", &[(1, 60_000, 30)])], &NOTHING);
+    let second = bed.pod("second", &gpus, &[("main", "app", &[(1, 60_000, 30)])], &NOTHING);
+    let unplaced = bed.bare_pod("unplaced", &one, &NOTHING);
+    bed.create(&first);
+    bed.ready(&["first"]);
+    for (name, pod, reason, words) in [
+        ("torn", torn, "UnreadableClaim", "hami.io/vgpu-devices-allocated"),
+        ("elsewhere", elsewhere, "UnreadableClaim", "node-9"),
+        ("missing", missing, "NoSuchDevice", "GPU-none"),
+        ("second", second, "DoesNotFit", "bytes of memory"),
+        ("unplaced", unplaced, "NotPlaced", "--without-claim=share"),
+    ] {
+        bed.create(&pod);
+        eventually(&format!("an event that says why {name} does not start"), SOON, || {
+            let selector = format!("involvedObject.name={name}");
+            let events = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
+            let said = |event: &Value| {
+                event["reason"] == reason && event["message"].as_str().unwrap_or_default().contains(words)
+            };
+            events["items"].as_array()?.iter().any(said).then_some(())
+        });
+        let pod = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
+        assert_ne!(pod["status"]["phase"], "Running", "{name}");
+        let _ = bed.admin.run(&["delete", "pod", name, "-n", &bed.space.name, "--wait=false"]).ok();
+    }
+}
+
+/// Promise 28 in docs/specification.md: restarts of either side, with pods that run and pods that come.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn restarts_of_agent_and_kubelet_mistake_nobody() {
+    let bed = Bed::up("sharing-restart");
+    let mut agent = bed.agent(&[]);
+    let gpus = Bed::gpus(&agent);
+    let shape = |n: usize| ((n % 2), 1000 + 100 * n as u64, 5);
+    let mut pods: Vec<(String, Value)> = Vec::new();
+    for round in 0..4 {
+        for _ in 0..3 {
+            let n = pods.len();
+            let name = format!("pod-{n}");
+            let own = [shape(n)];
+            let pod = bed.pod(&name, &gpus, &[("warm", "init", &own), ("main", "app", &own)], &NOTHING);
+            bed.create(&pod);
+            pods.push((name, pod));
+        }
+        match round {
+            0 => {
+                // In the middle of the allocations.
+                agent.signal(9);
+                drop(agent);
+                agent = bed.agent(&[]);
+            }
+            1 => {
+                bed.cluster.part("kill", "node-1-kubelet");
+                bed.cluster.part("start", "node-1-kubelet");
+                agent.logs("registering again");
+            }
+            2 => {
+                bed.cluster.part("kill", "node-1-containerd");
+                bed.cluster.part("start", "node-1-containerd");
+            }
+            _ => {
+                bed.cluster.part("stop", "apiserver");
+                agent.signal(15);
+                drop(agent);
+                bed.cluster.part("start", "apiserver");
+                agent = bed.agent(&[]);
+            }
+        }
+    }
+    println!("failed for good by kubelet: {:?}", bed.ready_in_the_end(&pods));
+    for (n, (name, _)) in pods.iter().enumerate() {
+        let (gpu, mib, _) = shape(n);
+        let limits = bed.limits(name, "main");
+        assert_eq!(promised(&limits), [(gpus[gpu].clone(), mib * MIB)], "{name}: {limits}");
+        assert_eq!(limits["pod"]["name"], **name);
+    }
+    // Slots: what is allocatable is everything, whatever was restarted.
+    bed.registered(&agent);
+    let node = bed.admin.get(&["node", "node-1"]);
+    assert_eq!(node["status"]["allocatable"]["nvidia.com/gpu"], "20");
+    // Files of pods that are gone go with them.
+    let _ = bed.admin.run(&["delete", "pods", "--all", "-n", &bed.space.name, "--now"]).ok();
+    let cdi = bed.cluster.node("node-1").cdi.clone();
+    eventually("no CDI spec of ours", Duration::from_secs(90), || {
+        let ours = std::fs::read_dir(&cdi).ok()?.flatten();
+        let ours = ours.filter(|entry| entry.file_name().to_string_lossy().starts_with("gpu-steward.io")).count();
+        (ours == 0).then_some(())
+    });
+}
+
+/// Many at once: 60 pods of two containers, each with another promise.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn sixty_pods_at_once_each_get_their_own() {
+    let bed = Bed::up("sharing-burst");
+    let agent = bed.agent(&["--gpus=simulated=H100:8", "--split-count=20"]);
+    let gpus = Bed::gpus(&agent);
+    let shape = |n: usize| (n % 8, 1000 + n as u64, 1);
+    let pods: Vec<Value> = (0..60)
+        .map(|n| {
+            bed.pod(
+                &format!("pod-{n}"),
+                &gpus,
+                &[("warm", "init", &[shape(n)]), ("main", "app", &[shape(n)])],
+                &NOTHING,
+            )
+        })
+        .collect();
+    bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
+    let began = std::time::Instant::now();
+    let names: Vec<String> = (0..60).map(|n| format!("pod-{n}")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    bed.ready(&all);
+    println!("60 pods of 2 containers are Ready {:.1} s after they were made", began.elapsed().as_secs_f64());
+    for (n, name) in names.iter().enumerate() {
+        let (gpu, mib, _) = shape(n);
+        // From outside: what was written, and from inside for a few.
+        let uid =
+            bed.admin.get(&["pod", name, "-n", &bed.space.name])["metadata"]["uid"].as_str().expect("a UID").to_owned();
+        let file = bed.state().join("pods").join(&uid).join("main/limits.json");
+        let limits: Value = serde_json::from_slice(&std::fs::read(&file).expect("limits")).expect("JSON");
+        assert_eq!(promised(&limits), [(gpus[gpu].clone(), mib * MIB)], "{name}");
+        if n % 10 == 0 {
+            assert_eq!(bed.limits(name, "main"), limits, "{name}");
+        }
+    }
+}
+
+/// A pod that nobody placed, on a node that no scheduler of ours has served: as with time-slicing.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_unplaced_pod_shares_where_no_scheduler_ever_served() {
+    let bed = Bed::up("sharing-unplaced");
+    let agent = bed.agent(&[]);
+    let gpus = Bed::gpus(&agent);
+    bed.create(&bed.bare_pod("plain", &[("main", "app", &[(0, 0, 0)])], &NOTHING));
+    bed.ready(&["plain"]);
+    let limits = bed.limits("plain", "main");
+    let devices = promised(&limits);
+    assert_eq!(devices.len(), 1);
+    assert!(gpus.contains(&devices[0].0), "{limits}");
+    eventually("the claim on the pod", SOON, || {
+        let pod = bed.admin.get(&["pod", "plain", "-n", &bed.space.name]);
+        let claim = pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].as_str()?.to_owned();
+        claim.contains(&devices[0].0).then_some(())
+    });
+}
