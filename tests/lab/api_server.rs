@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Objects are JSON as kubectl shows it, kept by plural, namespace and name; each change takes the next version, and a
-//! watch tells the changes after the version it was asked from. New verbs are routes in [`router`].
+//! watch tells the changes after the version it was asked from. New verbs are routes in `router`.
 
 use crate::eventually::eventually;
 use axum::Router;
