@@ -224,7 +224,7 @@ impl Supervisor {
                 // One that was replaced ends by itself; any other goes on.
                 (Some(stuck), None) if !seat.pulse.dismissed() => {
                     seat.hung = None;
-                    tracing::warn!(gpu_index = ?stuck.gpu, "NVML call returned after all");
+                    tracing::warn!(gpu_index = stuck.gpu, "NVML call returned after all");
                 }
                 (Some(_), Some(stuck)) => seat.hung = Some(stuck),
                 _ => {}
@@ -233,9 +233,11 @@ impl Supervisor {
         for stuck in newly {
             self.reporter.trouble(Trouble::NvmlFailed);
             let known = self.known.iter().find(|known| Some(known.gpu.index) == stuck.gpu);
-            let uuid = known.map_or("", |known| known.gpu.uuid.as_str());
+            let uuid = known.map(|known| known.gpu.uuid.as_str());
             tracing::error!(
-                gpu_uuid = uuid, gpu_index = ?stuck.gpu, after = ?self.settings.hang_after,
+                gpu_uuid = uuid,
+                gpu_index = stuck.gpu,
+                after_seconds = self.settings.hang_after.as_secs_f64(),
                 "NVML call does not return: the GPU is left alone until it does"
             );
             if let Some(known) = known {
@@ -260,7 +262,7 @@ impl Supervisor {
         if deaf {
             self.reporter.trouble(Trouble::NvmlFailed);
             tracing::error!(
-                ?after,
+                after_seconds = after.as_secs_f64(),
                 "the wait for NVML's events does not return, so XIDs come from the kernel log only until it does"
             );
         } else {
