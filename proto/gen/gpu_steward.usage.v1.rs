@@ -186,7 +186,7 @@ pub struct Gpu {
     /// Processes on it, those of its MIG instances included.
     #[prost(message, optional, tag = "10")]
     pub processes: ::core::option::Option<Count>,
-    /// Processes on it that belong to no pod.
+    /// Processes on it that belong to no pod. Says nothing while `processes` is absent.
     #[prost(uint32, tag = "11")]
     pub strangers: u32,
     /// What `memory_used` holds beyond the sum of the pods' processes: never spread over the pods.
@@ -195,9 +195,12 @@ pub struct Gpu {
     /// Sum of the SM use of the strangers.
     #[prost(message, optional, tag = "13")]
     pub unattributed_sm: ::core::option::Option<Percent>,
-    /// MIG instances, ordered by GPU instance and compute instance; empty while MIG is off.
+    /// MIG instances, ordered by GPU instance and compute instance; empty while MIG is off, and while `mig_absent` is set.
     #[prost(message, repeated, tag = "14")]
     pub mig: ::prost::alloc::vec::Vec<MigInstance>,
+    /// Why it is not known which MIG instances there are.
+    #[prost(message, optional, tag = "16")]
+    pub mig_absent: ::core::option::Option<Absence>,
     /// What each pod's processes do on it, ordered by namespace, name and UID.
     #[prost(message, repeated, tag = "15")]
     pub pods: ::prost::alloc::vec::Vec<PodShare>,

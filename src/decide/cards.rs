@@ -206,7 +206,7 @@ mod tests {
             memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
             power_limit: Reading::NOT_YET,
             mig_mode: Reading::NOT_YET,
-            mig: vec![],
+            mig: Reading::NOT_YET,
             links: vec![],
             nvlinks_active: Reading::NOT_YET,
         }

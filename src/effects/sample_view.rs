@@ -186,7 +186,7 @@ fn gpu(index: u32, model: &str) -> Gpu {
         memory_total: m(Bytes(80 * GIB)),
         power_limit: m(Watts(700.0)),
         mig_mode: m(false),
-        mig: Vec::new(),
+        mig: m(Vec::new()),
         links: Vec::new(),
         nvlinks_active: m(18),
     }
@@ -266,7 +266,7 @@ fn divided(index: u32, holder: &PodView) -> GpuView {
     let mut view = card(index, vec![GpuProcess { mig: Some(mig_uuid(0)), ..process(holder, 5001, 5 * GIB, 0.0) }]);
     let mut known = gpu(index, "NVIDIA A100-SXM4-80GB");
     known.mig_mode = m(true);
-    known.mig = vec![instance(0, 7, "1g.10gb", 10 * GIB), instance(1, 3, "2g.20gb", 20 * GIB)];
+    known.mig = m(vec![instance(0, 7, "1g.10gb", 10 * GIB), instance(1, 3, "2g.20gb", 20 * GIB)]);
     let mut sample = (*view.sample).clone();
     sample.utilization = Reading::Absent(Absence::MigEnabled);
     sample.gpm = GpmSample::absent(Absence::NotThisArchitecture);

@@ -34,12 +34,20 @@ pub struct Gpu {
     pub power_limit: Reading<Watts>,
     /// Whether MIG is on.
     pub mig_mode: Reading<bool>,
-    /// The MIG instances, ordered by GPU instance and compute instance.
-    pub mig: Vec<MigInstance>,
+    /// The MIG instances, ordered by GPU instance and compute instance; measured as none where MIG is off or not offered.
+    pub mig: Reading<Vec<MigInstance>>,
     /// How it is tied to the other GPUs of the node, ordered by their index.
     pub links: Vec<Link>,
     /// NVLinks that are up.
     pub nvlinks_active: Reading<u32>,
+}
+
+impl Gpu {
+    /// The MIG instances that are known. Empty is not "none": whoever concludes from that looks at [`Gpu::mig`].
+    #[must_use]
+    pub fn instances(&self) -> &[MigInstance] {
+        self.mig.value().map_or(&[], Vec::as_slice)
+    }
 }
 
 /// A GPU that NVML counts and that could never be identified: lost, hanging or closed to us since the start. At most
@@ -77,9 +85,9 @@ pub struct Link {
     /// The other GPU.
     pub peer: GpuUuid,
     /// The nearest common place of both.
-    pub path: Path,
-    /// Direct NVLinks between the two (0 when they go through a switch or there are none).
-    pub nvlinks: u32,
+    pub path: Reading<Path>,
+    /// Direct NVLinks between the two; 0 where there are none, absent where they go through a switch.
+    pub nvlinks: Reading<u32>,
 }
 
 /// NVML's topology levels, nearest first; the words of `nvidia-smi topo -m` are in brackets.

@@ -55,6 +55,8 @@ pub enum Absence {
     CounterReset,
     /// It cannot be said whose it is (the process could not be tied to a container).
     NotAttributable,
+    /// NVLinks that end at a switch, and not at the other GPU.
+    ThroughSwitch,
     /// Switched off by a setting.
     SwitchedOff,
     /// NVML answered with an error that has no reason of its own here; the number is NVML's.
@@ -86,6 +88,7 @@ impl Absence {
             Absence::NeedsPtrace => "needs_ptrace",
             Absence::CounterReset => "counter_reset",
             Absence::NotAttributable => "not_attributable",
+            Absence::ThroughSwitch => "through_switch",
             Absence::SwitchedOff => "switched_off",
             Absence::Nvml(_) => "nvml_error",
         }
@@ -116,6 +119,7 @@ impl fmt::Display for Absence {
             Absence::NeedsPtrace => "needs CAP_SYS_PTRACE",
             Absence::CounterReset => "counter went backwards",
             Absence::NotAttributable => "cannot be attributed",
+            Absence::ThroughSwitch => "through an NVLink switch",
             Absence::SwitchedOff => "switched off",
             Absence::Nvml(code) => return write!(f, "NVML error {code}"),
         })

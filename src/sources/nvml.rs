@@ -4,7 +4,7 @@
 //!   settings                 what the host is like
 //!   absence pulse raw        what an error means; the heartbeat; calls the wrapper lacks (all unsafe code)
 //!   library                  opening it, and advice when that fails
-//!   instance inventory       who: MIG instances, GPUs, links
+//!   look instance inventory tie   who: MIG instances, GPUs, and what ties them
 //!   card                     one GPU while it is polled
 //!   utilization gpm read process   what is read of it
 //!   xid message event        driver errors: the thread `nvml-events`
@@ -19,8 +19,10 @@ mod absence;
 mod pulse;
 mod raw;
 mod library;
+mod look;
 mod instance;
 mod inventory;
+mod tie;
 mod card;
 mod utilization;
 mod gpm;

@@ -204,7 +204,11 @@ impl Witness<'_> {
 
     fn gpu(&self, gpu: &Value) {
         self.pod(&gpu["holders"], "pod_uid");
-        assert_eq!((&gpu["strangers"], &gpu["unattributed_memory_bytes"]["value"]), (&0.into(), &0.into()), "{gpu}");
+        assert_eq!(
+            (&gpu["strangers"]["value"], &gpu["unattributed_memory_bytes"]["value"]),
+            (&0.into(), &0.into()),
+            "{gpu}"
+        );
         let process = &gpu["processes"]["value"][0];
         assert_eq!((&process["pid"], &process["memory_used_bytes"]["value"]), (&self.pid.into(), &MEMORY.into()));
         for (what, reading) in [("process", &process["sm_ratio"]), ("card", &gpu["utilization_ratio"])] {

@@ -55,7 +55,7 @@ fn gpu(number: u32) -> Gpu {
         memory_total: Reading::NOT_YET,
         power_limit: Reading::NOT_YET,
         mig_mode: Reading::NOT_YET,
-        mig: vec![],
+        mig: Reading::NOT_YET,
         links: vec![],
         nvlinks_active: Reading::NOT_YET,
     }

@@ -158,7 +158,7 @@ impl Memory {
 }
 
 fn instances(gpu: &GpuView) -> impl Iterator<Item = (&MigInstance, &MigSample)> {
-    gpu.gpu.mig.iter().filter_map(|instance| {
+    gpu.gpu.instances().iter().filter_map(|instance| {
         let sample = gpu.sample.mig.iter().find(|sample| sample.uuid == instance.uuid)?;
         Some((instance, sample))
     })

@@ -4,10 +4,10 @@ use super::number::{Row, number};
 use super::scene::Scene;
 use super::subject::Subjects;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
-use model::Reading;
 use model::gpu::{MigInstance, MigSample};
 use model::time::Monotonic;
 use model::view::{GpuView, Health};
+use model::{Absence, Reading};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
@@ -58,6 +58,10 @@ static CARD: &[Row<GpuView>] = &[
     Row::gauge("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Received over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_rx)),
     Row::gauge("processes", "", "Processes on the card.", |g| match &g.processes {
         Reading::Measured(list, at) => Reading::Measured(Number::Whole(list.len() as u64 + u64::from(g.processes_left_out)), *at),
+        Reading::Absent(why) => Reading::Absent(*why),
+    }),
+    Row::gauge("mig_instances", "", "MIG instances on the card.", |g| match &g.gpu.mig {
+        Reading::Measured(list, at) => Reading::Measured(Number::Whole(list.len() as u64), *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }),
     Row::gauge("unattributed_memory_bytes", "bytes", "Memory in use beyond the sum of the pods' processes.", |g| number(&g.unattributed_memory)),
@@ -127,9 +131,18 @@ fn identity(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>
             .with("architecture", &text(&known.architecture))
             .with("numa_node", &number(&known.numa_node))
             .with("minor", &number(&known.minor))
-            .with("mig", if known.mig_mode.get() == Some(true) { "on" } else { "off" })
+            .with("mig", mig_mode(&known.mig_mode))
             .with("simulated", if scene.view.gpu_source.simulated() { "true" } else { "false" });
         out.sample(&[gpu.labels.as_str(), more.as_str()], Number::Whole(1));
+    }
+}
+
+/// Nothing, as with the other labels, where it could not be read.
+fn mig_mode(mode: &Reading<bool>) -> &'static str {
+    match mode {
+        Reading::Measured(true, _) => "on",
+        Reading::Measured(false, _) | Reading::Absent(Absence::NotSupported | Absence::NotInThisDriver) => "off",
+        Reading::Absent(_) => "",
     }
 }
 
@@ -193,7 +206,7 @@ fn mig(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     let instances: Vec<(&MigInstance, Option<&MigSample>, Labels)> = subjects
         .gpus
         .iter()
-        .flat_map(|gpu| gpu.seen.gpu.mig.iter().map(move |instance| (gpu, instance)))
+        .flat_map(|gpu| gpu.seen.gpu.instances().iter().map(move |instance| (gpu, instance)))
         .map(|(gpu, instance)| {
             let sample = gpu.seen.sample.mig.iter().find(|mig| mig.uuid == instance.uuid);
             (instance, sample, gpu.labels.clone().with("mig_uuid", instance.uuid.as_str()))

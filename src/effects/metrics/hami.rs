@@ -155,7 +155,7 @@ fn migs(family: &Family, view: &NodeView, slots: &[Slot<'_>], legacy: bool, out:
     out.family(family);
     for slot in slots {
         let Some(uuid) = &slot.share.mig else { continue };
-        let mut instances = view.gpus.iter().flat_map(|gpu| &gpu.gpu.mig);
+        let mut instances = view.gpus.iter().flat_map(|gpu| gpu.gpu.instances());
         let Some(instance) = instances.find(|instance| &instance.uuid == uuid) else { continue };
         let labels = if legacy {
             slot.old.clone().with("instanceid", &instance.gpu_instance.to_string())

@@ -71,8 +71,9 @@ impl Telling {
             strangers: view.strangers,
             unattributed_memory: self.bytes(&view.unattributed_memory),
             unattributed_sm: self.percent(&view.unattributed_sm),
+            mig_absent: gpu.mig.absence().map(absence),
             mig: gpu
-                .mig
+                .instances()
                 .iter()
                 .map(|instance| self.mig(instance, sample.mig.iter().find(|read| read.uuid == instance.uuid)))
                 .collect(),
@@ -201,7 +202,7 @@ pub(super) mod tests {
             memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
             power_limit: Reading::NOT_YET,
             mig_mode: Reading::NOT_YET,
-            mig: Vec::new(),
+            mig: Reading::NOT_YET,
             links: Vec::new(),
             nvlinks_active: Reading::NOT_YET,
         }

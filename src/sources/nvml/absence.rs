@@ -3,7 +3,9 @@
 use model::Absence;
 use nvml_wrapper::error::NvmlError;
 
-/// `NVML_ERROR_NOT_FOUND`: for sample buffers, nothing newer than what was asked after.
+/// `NVML_ERROR_INVALID_ARGUMENT`: for lists that are asked by place, behind the end.
+pub(super) const INVALID_ARGUMENT: Absence = Absence::Nvml(2);
+/// `NVML_ERROR_NOT_FOUND`: for lists that are asked by place, an empty one; for sample buffers, nothing newer than what was asked after.
 pub(super) const NOT_FOUND: Absence = Absence::Nvml(6);
 /// `NVML_ERROR_INSUFFICIENT_SIZE`: the list grew between the question for its length and the question for itself.
 pub(super) const INSUFFICIENT_SIZE: Absence = Absence::Nvml(7);
@@ -37,6 +39,11 @@ pub(super) fn lasting(why: Absence) -> bool {
         why,
         Absence::NotSupported | Absence::NotInThisDriver | Absence::NoPermission | Absence::NotThisArchitecture
     )
+}
+
+/// Whether the answer says that there is no such thing at all, so that none is what was measured.
+pub(super) fn none_of_it(why: Absence) -> bool {
+    matches!(why, Absence::NotSupported | Absence::NotInThisDriver)
 }
 
 /// Whether the answer is one that a healthy GPU may give.

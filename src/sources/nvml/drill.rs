@@ -1,6 +1,7 @@
 //! The real wrapper over the fake driver library, and everything it can be made to answer.
 
 mod event;
+mod every_call;
 mod fault;
 mod hang;
 mod identity;

@@ -123,7 +123,7 @@ impl Events {
         });
         let mig = gpu.filter(|_| told.gpu_instance != NO_INSTANCE).and_then(|known| {
             let compute = Some(told.compute_instance).filter(|number| *number != NO_INSTANCE);
-            instance(&known.gpu.mig, told.gpu_instance, compute)
+            instance(known.gpu.instances(), told.gpu_instance, compute)
         });
         let xid = Xid {
             gpu: gpu.map(|known| known.gpu.uuid.clone()),

@@ -1,7 +1,8 @@
 //! MIG instances: GPUs inside a GPU.
 
 use crate::clock::monotonic;
-use crate::nvml::pulse::Pulse;
+use crate::nvml::absence::{INVALID_ARGUMENT, NOT_FOUND};
+use crate::nvml::look::{Look, settle};
 use crate::nvml::raw;
 use model::gpu::{MAX_MIG, MigInstance};
 use model::id::GpuUuid;
@@ -9,6 +10,9 @@ use model::unit::Bytes;
 use model::{Absence, Reading};
 use nvml_wrapper::Device;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
+
+/// What a slot without an instance answers.
+const EMPTY: [Absence; 2] = [NOT_FOUND, INVALID_ARGUMENT];
 
 /// An instance with the handle to ask it by.
 #[derive(Debug)]
@@ -26,46 +30,49 @@ impl Clone for Instance {
 /// The instances of a GPU, ordered by GPU instance and compute instance. `total` is the whole card's memory.
 ///
 /// # Errors
-/// When the GPU does not tell how many it may have.
+/// When it cannot be said of one of its slots what is in it: a list without that one would look whole.
 pub(super) fn list(
-    pulse: &Pulse,
+    look: &mut Look<'_>,
     device: &Device<'static>,
-    index: u32,
-    total: Bytes,
+    total: Option<Bytes>,
 ) -> Result<Vec<Instance>, Absence> {
-    let slots = pulse.call(Some(index), || device.mig_device_count())?;
+    let slots = look.ask("MIG slots", || device.mig_device_count())?;
     let bound = u32::try_from(MAX_MIG).unwrap_or(u32::MAX);
     let mut instances = Vec::new();
     for slot in 0..slots.min(bound) {
-        // Empty slots answer that they are not found; a slot whose instance goes away meanwhile does so as well.
-        let Ok(instance) = pulse.call(Some(index), || device.mig_device_by_index(slot)) else { continue };
-        if let Some(identity) = identify(pulse, &instance, (index, slot), total) {
-            instances.push(Instance { identity, device: instance });
-        }
+        let handle = look.place("MIG handle", &EMPTY, || device.mig_device_by_index(slot))?;
+        let Some(instance) = handle else { continue };
+        instances.push(Instance { identity: identify(look, &instance, slot, total)?, device: instance });
     }
     instances.sort_by_key(|instance| (instance.identity.gpu_instance, instance.identity.compute_instance));
     Ok(instances)
 }
 
-fn identify(pulse: &Pulse, device: &Device<'static>, (parent, index): (u32, u32), total: Bytes) -> Option<MigInstance> {
-    let parent = Some(parent);
-    let uuid = GpuUuid::parse(&pulse.call(parent, || device.uuid()).ok()?).ok()?;
-    let (gpu_instance, compute_instance) = pulse.call(parent, || raw::instance_ids(device)).ok()?;
-    let attributes = pulse.call(parent, || device.attributes());
+/// Who an instance is. One that goes away meanwhile is an error, and the next look knows.
+fn identify(
+    look: &mut Look<'_>,
+    device: &Device<'static>,
+    index: u32,
+    total: Option<Bytes>,
+) -> Result<MigInstance, Absence> {
+    let uuid = look.ask("MIG UUID", || device.uuid())?;
+    let uuid = GpuUuid::parse(&uuid).map_err(|_| Absence::Unreadable)?;
+    let (gpu_instance, compute_instance) = look.ask("MIG instance ids", || raw::instance_ids(device))?;
+    let attributes = look.ask("MIG attributes", || device.attributes());
     let at = monotonic();
-    let memory = pulse
-        .call(parent, || device.memory_info())
+    let memory = look
+        .ask("MIG memory", || device.memory_info())
         .map(|info| Bytes(info.total))
         .or_else(|why| attributes.as_ref().map(|a| Bytes(a.memory_size_mb * Bytes::MIB)).map_err(|_| why));
-    let profile = match &attributes {
-        Ok(attributes) => profile(attributes, total),
+    let profile = match (&attributes, total) {
+        (Ok(attributes), Some(total)) => profile(attributes, total),
         // The name ends in it: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
-        Err(_) => {
-            let name = pulse.call(parent, || device.name()).unwrap_or_default();
+        _ => {
+            let name = look.ask("MIG name", || device.name()).unwrap_or_default();
             name.rsplit_once(" MIG ").map_or("unknown", |(_, profile)| profile).to_owned()
         }
     };
-    Some(MigInstance {
+    Ok(MigInstance {
         uuid,
         index,
         gpu_instance,
@@ -99,16 +106,6 @@ fn gigabytes(mebibytes: u64, total: Bytes) -> u64 {
     (eighths * total.0.div_ceil(1 << 30) as f64).round() as u64
 }
 
-/// An identity does not change because it could not be read this time.
-pub(super) fn settle<T: PartialEq>(old: Reading<T>, fresh: Reading<T>) -> Reading<T> {
-    let says_nothing_new = match (&old, &fresh) {
-        (Reading::Measured(was, _), Reading::Measured(is, _)) => was == is,
-        (Reading::Measured(..), Reading::Absent(_)) => true,
-        _ => false,
-    };
-    if says_nothing_new { old } else { fresh }
-}
-
 /// Gives instances that were known before the times of then, so that an unchanged layout compares as unchanged.
 pub(super) fn keep_times(before: &[MigInstance], now: &mut [MigInstance]) {
     for instance in now {
@@ -121,7 +118,6 @@ pub(super) fn keep_times(before: &[MigInstance], now: &mut [MigInstance]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::time::Monotonic;
 
     #[test]
     fn profiles_are_named_as_nvidia_names_them() {
@@ -148,13 +144,5 @@ mod tests {
             };
             assert_eq!(profile(&attributes, Bytes(total_mib * Bytes::MIB)), name);
         }
-    }
-
-    #[test]
-    fn an_identity_outlives_a_look_that_failed() {
-        let old = Reading::Measured(1, Monotonic(5));
-        assert_eq!(settle(old, Reading::Absent(Absence::GpuLost)), old);
-        assert_eq!(settle(old, Reading::Measured(1, Monotonic(9))), old, "and keeps its time while it says the same");
-        assert_eq!(settle(old, Reading::Measured(2, Monotonic(9))), Reading::Measured(2, Monotonic(9)));
     }
 }

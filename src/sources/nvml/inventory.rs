@@ -1,22 +1,20 @@
 //! Which GPUs there are and who each of them is.
 
 use crate::clock::monotonic;
-use crate::nvml::instance::{self, Instance, settle};
+use crate::nvml::absence::none_of_it;
+use crate::nvml::instance::{self, Instance};
+use crate::nvml::look::{Failed, Look, renew, settle};
 use crate::nvml::pulse::Pulse;
 use crate::nvml::raw;
-use model::gpu::{Gpu, Link, MAX_GPUS, Path as Nearest, Unidentified};
+use model::gpu::{Gpu, MAX_GPUS, MigInstance, Unidentified};
 use model::id::GpuUuid;
 use model::unit::{Bytes, Watts};
 use model::{Absence, Reading};
-use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::{Device, Nvml};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use wire::kernel_log::{PciSlot, pci_slot};
-
-/// NVML's own bound of NVLinks on one GPU (`NVML_NVLINK_MAX_LINKS`).
-const MAX_NVLINKS: u32 = 18;
 
 /// A GPU with the handles to ask it by.
 #[derive(Debug)]
@@ -47,6 +45,8 @@ pub(super) struct Inventory {
     pub(super) known: Vec<Known>,
     /// Indices that NVML counts but that could never be identified, and why.
     pub(super) unidentified: Vec<(u32, Absence)>,
+    /// What failed on those that were looked at.
+    pub(super) failed: Vec<(GpuUuid, Failed)>,
 }
 
 /// Looks at all GPUs; what was known before is kept where nothing new could be read, with its time.
@@ -59,7 +59,10 @@ pub(super) fn take(place: Place<'_>, before: &[Known]) -> Result<Inventory, Abse
     for index in 0..count.min(u32::try_from(MAX_GPUS).unwrap_or(u32::MAX)) {
         let answer = if place.pulse.skips(index) { Err(Absence::CallHangs) } else { identify(place, index, before) };
         match answer {
-            Ok(known) => found.known.push(known),
+            Ok((known, failed)) => {
+                found.failed.push((known.gpu.uuid.clone(), failed));
+                found.known.push(known);
+            }
             Err(why) => match before.iter().find(|known| known.gpu.index == index) {
                 Some(known) => found.known.push(known.clone()),
                 None => found.unidentified.push((index, why)),
@@ -72,32 +75,37 @@ pub(super) fn take(place: Place<'_>, before: &[Known]) -> Result<Inventory, Abse
     Ok(found)
 }
 
-fn identify(place: Place<'_>, index: u32, before: &[Known]) -> Result<Known, Absence> {
-    let pulse = place.pulse;
-    let device = pulse.call(Some(index), || place.nvml.device_by_index(index))?;
-    let text = pulse.call(Some(index), || device.uuid())?;
+fn identify(place: Place<'_>, index: u32, before: &[Known]) -> Result<(Known, Failed), Absence> {
+    let mut look = Look::new(place.pulse, index);
+    let device = look.ask("handle", || place.nvml.device_by_index(index))?;
+    let text = look.ask("UUID", || device.uuid())?;
     let uuid = GpuUuid::parse(&text).map_err(|_| Absence::Unreadable)?;
     let old = before.iter().find(|known| known.gpu.uuid == uuid);
-    let fresh = read(place, &device, index, uuid);
+    let fresh = read(&mut look, place.sysfs, &device, uuid);
     let mut gpu = match old {
         Some(old) => merge(&old.gpu, fresh),
         None => fresh,
     };
-    let instances = match gpu.mig_mode {
-        Reading::Measured(true, _) => {
-            let total = gpu.memory_total.get().unwrap_or_default();
-            match instance::list(pulse, &device, index, total) {
-                Ok(instances) => instances,
-                Err(_) => old.map(|old| old.instances.clone()).unwrap_or_default(),
-            }
-        }
-        _ => Vec::new(),
+    let listed = match gpu.mig_mode {
+        Reading::Measured(true, _) => instance::list(&mut look, &device, gpu.memory_total.get()),
+        Reading::Measured(false, _) => Ok(Vec::new()),
+        // Without MIG there are none; else it is not known whether there are any.
+        Reading::Absent(why) if none_of_it(why) => Ok(Vec::new()),
+        Reading::Absent(why) => Err(why),
     };
-    gpu.mig = instances.iter().map(|instance| instance.identity.clone()).collect();
-    if let Some(old) = old {
-        instance::keep_times(&old.gpu.mig, &mut gpu.mig);
-    }
-    Ok(Known { gpu, device, instances })
+    let instances = match listed {
+        Ok(instances) => {
+            let mut mig: Vec<MigInstance> = instances.iter().map(|instance| instance.identity.clone()).collect();
+            instance::keep_times(gpu.instances(), &mut mig);
+            gpu.mig = settle(gpu.mig, Reading::Measured(mig, monotonic()));
+            instances
+        }
+        Err(why) => {
+            gpu.mig = settle(gpu.mig, Reading::Absent(why));
+            old.map(|old| old.instances.clone()).unwrap_or_default()
+        }
+    };
+    Ok((Known { gpu, device, instances }, look.failed()))
 }
 
 /// The slots that the kernel's driver serves (`/proc/driver/nvidia/gpus`) and that NVML does not list: GPUs that were
@@ -126,37 +134,37 @@ pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<Unidentified> {
 }
 
 /// Reads an identity, all but MIG instances and links.
-fn read(place: Place<'_>, device: &Device<'static>, index: u32, uuid: GpuUuid) -> Gpu {
+fn read(look: &mut Look<'_>, sysfs: &Path, device: &Device<'static>, uuid: GpuUuid) -> Gpu {
     let at = monotonic();
-    let pulse = place.pulse;
-    let gpu = Some(index);
     let text = |answer: Result<String, Absence>| Reading::from_result(answer.map(Arc::<str>::from), at);
-    let pci_bus_id = text(pulse.call(gpu, || device.pci_info()).map(|pci| pci.bus_id));
+    let pci_bus_id = text(look.ask("PCI slot", || device.pci_info()).map(|pci| pci.bus_id));
     let numa = pci_bus_id
         .value()
-        .and_then(|id| numa_of_slot(place.sysfs, id))
-        .map_or_else(|| pulse.call(gpu, || device.numa_node_id()), Ok);
+        .and_then(|id| numa_of_slot(sysfs, id))
+        .map_or_else(|| look.ask("NUMA node", || device.numa_node_id()), Ok);
+    let power_limit = look.ask("power limit", || device.enforced_power_limit());
     Gpu {
         uuid,
-        index,
-        minor: Reading::from_result(pulse.call(gpu, || device.minor_number()), at),
-        model: pulse.call(gpu, || device.name()).map_or_else(|_| Arc::from("unknown"), Arc::from),
+        index: look.index(),
+        minor: Reading::from_result(look.ask("minor number", || device.minor_number()), at),
+        model: look.ask("name", || device.name()).map_or_else(|_| Arc::from("unknown"), Arc::from),
         numa_node: Reading::from_result(numa, at),
         pci_bus_id,
-        architecture: text(pulse.call(gpu, || device.architecture()).map(|architecture| architecture.to_string())),
-        memory_total: Reading::from_result(pulse.call(gpu, || device.memory_info()).map(|info| Bytes(info.total)), at),
-        power_limit: Reading::from_result(
-            pulse.call(gpu, || device.enforced_power_limit()).map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)),
+        architecture: text(look.ask("architecture", || device.architecture()).map(|it| it.to_string())),
+        memory_total: Reading::from_result(
+            look.ask("memory size", || device.memory_info()).map(|info| Bytes(info.total)),
             at,
         ),
-        mig_mode: Reading::from_result(pulse.call(gpu, || device.mig_mode()).map(|mode| mode.current == 1), at),
-        mig: Vec::new(),
+        power_limit: Reading::from_result(power_limit.map(|milliwatts| Watts(f64::from(milliwatts) / 1000.0)), at),
+        mig_mode: Reading::from_result(look.ask("MIG mode", || device.mig_mode()).map(|mode| mode.current == 1), at),
+        mig: Reading::NOT_YET,
         links: Vec::new(),
         nvlinks_active: Reading::NOT_YET,
     }
 }
 
-/// What was known stays with its time where the new look says the same or nothing.
+/// What was known stays with its time where the new look says the same or nothing; but for the power limit, which somebody
+/// may have set anew.
 fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
     Gpu {
         minor: settle(old.minor, fresh.minor),
@@ -165,8 +173,9 @@ fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
         numa_node: settle(old.numa_node, fresh.numa_node),
         architecture: settle(old.architecture.clone(), fresh.architecture),
         memory_total: settle(old.memory_total, fresh.memory_total),
-        power_limit: settle(old.power_limit, fresh.power_limit),
+        power_limit: renew(old.power_limit, fresh.power_limit),
         mig_mode: settle(old.mig_mode, fresh.mig_mode),
+        mig: old.mig.clone(),
         links: old.links.clone(),
         nvlinks_active: old.nvlinks_active,
         ..fresh
@@ -179,76 +188,6 @@ fn numa_of_slot(sysfs: &Path, bus_id: &str) -> Option<u32> {
     let slot = format!("bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.0/numa_node");
     // The kernel writes -1 where the machine does not tell, which is no number here either.
     std::fs::read_to_string(sysfs.join(slot)).ok()?.trim().parse().ok()
-}
-
-/// Reads how the GPUs are tied together. Costs a call for each pair and some for each NVLink, so it is done when the set
-/// of GPUs changed, and seldom besides (an NVLink may go down).
-pub(super) fn tie(place: Place<'_>, known: &mut [Known]) {
-    let slots: Vec<(GpuUuid, Option<PciSlot>)> = known
-        .iter()
-        .map(|known| (known.gpu.uuid.clone(), known.gpu.pci_bus_id.value().and_then(|id| pci_slot(id))))
-        .collect();
-    for here in 0..known.len() {
-        let Some(one) = known.get(here) else { continue };
-        if place.pulse.skips(one.gpu.index) {
-            continue;
-        }
-        let (active, remotes) = nvlinks(place.pulse, one);
-        let mut links = Vec::new();
-        for (there, other) in known.iter().enumerate() {
-            if there == here {
-                continue;
-            }
-            let Some(path) = nearest(place.pulse, one, other) else { continue };
-            let slot = slots.get(there).and_then(|(_, slot)| *slot);
-            let direct = remotes.iter().filter(|remote| slot.is_some() && **remote == slot).count();
-            links.push(Link { peer: other.gpu.uuid.clone(), path, nvlinks: u32::try_from(direct).unwrap_or(u32::MAX) });
-        }
-        if let Some(one) = known.get_mut(here) {
-            one.gpu.nvlinks_active = settle(one.gpu.nvlinks_active, active);
-            one.gpu.links = links;
-        }
-    }
-}
-
-/// The nearest common place of two GPUs; what was known of it if it cannot be asked now.
-fn nearest(pulse: &Pulse, one: &Known, other: &Known) -> Option<Nearest> {
-    let before = one.gpu.links.iter().find(|link| link.peer == other.gpu.uuid).map(|link| link.path);
-    if pulse.skips(other.gpu.index) {
-        return before;
-    }
-    let level = pulse.call(Some(one.gpu.index), || one.device.topology_common_ancestor(raw::again(&other.device)));
-    match level {
-        Ok(TopologyLevel::Internal) => Some(Nearest::Internal),
-        Ok(TopologyLevel::Single) => Some(Nearest::SingleSwitch),
-        Ok(TopologyLevel::Multiple) => Some(Nearest::MultipleSwitches),
-        Ok(TopologyLevel::HostBridge) => Some(Nearest::HostBridge),
-        Ok(TopologyLevel::Node) => Some(Nearest::NumaNode),
-        Ok(TopologyLevel::System) => Some(Nearest::System),
-        Err(_) => before,
-    }
-}
-
-/// How many NVLinks are up, and where each of them ends (at another GPU or at a switch).
-fn nvlinks(pulse: &Pulse, known: &Known) -> (Reading<u32>, Vec<Option<PciSlot>>) {
-    let index = Some(known.gpu.index);
-    let at = monotonic();
-    let mut active = 0;
-    let mut remotes = Vec::new();
-    for number in 0..MAX_NVLINKS {
-        let link = known.device.link_wrapper_for(number);
-        match pulse.call(index, || link.is_active()) {
-            Ok(true) => {
-                active += 1;
-                remotes.push(pulse.call(index, || link.remote_pci_info()).ok().and_then(|pci| pci_slot(&pci.bus_id)));
-            }
-            Ok(false) => {}
-            // The first link that does not exist ends the list; if that is the very first, there are none at all.
-            Err(why) if number == 0 => return (Reading::Absent(why), remotes),
-            Err(_) => break,
-        }
-    }
-    (Reading::Measured(active, at), remotes)
 }
 
 /// Whether both inventories are of the same GPUs.

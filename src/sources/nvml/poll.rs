@@ -4,21 +4,24 @@ use crate::clock::{self, monotonic};
 use crate::nvml::card::{Asker, Card};
 use crate::nvml::inventory::{self, Known, Place};
 use crate::nvml::library::{self, Missing};
+use crate::nvml::look::Failed;
 use crate::nvml::message::Message;
 use crate::nvml::process::{self, Clients};
 use crate::nvml::pulse::Pulse;
 use crate::nvml::settings::Settings;
+use crate::nvml::tie::tie;
 use crate::nvml::{gpm, raw, read};
 use crate::owner::Owners;
 use crate::report::Reporter;
 use model::gpu::{GpuSample, Unidentified};
+use model::id::GpuUuid;
 use model::observation::{GpuSourceState, Observation, Trouble};
 use model::process::GpuProcesses;
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::{Absence, Reading};
 use nvml_wrapper::Nvml;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
@@ -53,6 +56,8 @@ pub(super) struct Poller {
     /// There are others than at the last look for slots that NVML does not list.
     unidentified_anew: bool,
     inventory_failed: Option<Absence>,
+    /// What failed in the last look of each kind.
+    failed: BTreeMap<&'static str, Vec<(GpuUuid, Failed)>>,
     new_session: bool,
     /// Slots for which the library was opened anew already, whether that helped or not.
     reopened_for: BTreeSet<PciSlot>,
@@ -93,6 +98,7 @@ impl Poller {
             unidentified: Vec::new(),
             unidentified_anew: false,
             inventory_failed: None,
+            failed: BTreeMap::new(),
             new_session: true,
             reopened_for: BTreeSet::new(),
         }
@@ -225,8 +231,10 @@ impl Poller {
         let place = Place { nvml, pulse: &pulse, sysfs: &settings.roots.sysfs };
         let mut found = inventory::take(place, &before)?;
         self.inventory_failed = None;
+        self.say("identity", std::mem::take(&mut found.failed));
         if monotonic() >= *ties_due || !inventory::same_set(&before, &found.known) {
-            inventory::tie(place, &mut found.known);
+            let failed = tie(place, &mut found.known);
+            self.say("ties", failed);
             *ties_due = monotonic().after(self.settings.process_period * TIES);
         }
         if pulse.dismissed() {
@@ -243,6 +251,24 @@ impl Poller {
             self.take_over(found.known);
         }
         Ok(())
+    }
+
+    /// Logs what failed in this look and did not fail so in the last one of its kind.
+    fn say(&mut self, look: &'static str, failed: Vec<(GpuUuid, Failed)>) {
+        if self.pulse.dismissed() {
+            return;
+        }
+        let before = self.failed.remove(look).unwrap_or_default();
+        for (uuid, calls) in &failed {
+            let old = before.iter().find(|(known, _)| known == uuid).map(|(_, calls)| calls);
+            for (call, why) in calls {
+                self.reporter.trouble(Trouble::NvmlFailed);
+                if old.is_none_or(|old| old.get(call) != Some(why)) {
+                    tracing::warn!(gpu_uuid = %uuid, call, reason = %why, "NVML call failed, said once");
+                }
+            }
+        }
+        self.failed.insert(look, failed);
     }
 
     /// Reports the GPUs that NVML counts but does not let us know when they are others than before, or may have been

@@ -5,8 +5,8 @@
 //! only a new one costs a second list.
 
 use crate::clock::monotonic;
-use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
-use crate::nvml::card::Card;
+use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND, none_of_it};
+use crate::nvml::card::{Asker, Card};
 use crate::owner::{Identified, Owners};
 use model::gpu::MigInstance;
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, MAX_GPU_PROCESSES, Owner};
@@ -14,6 +14,7 @@ use model::time::{Monotonic, Now, WallTime};
 use model::unit::{Bytes, Percent};
 use model::{Absence, Reading};
 use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::{ProcessInfo, ProcessUtilizationSample};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -134,25 +135,44 @@ fn settled(card: &mut Card, clients: &Clients, owners: &mut Owners) -> Result<Li
 }
 
 /// The three lists of NVML in one, by number.
+///
+/// # Errors
+/// When one of them is not known: what is left would look like all.
 fn lists(card: &mut Card) -> Result<BTreeMap<u32, Listed>, Absence> {
     let device = &card.known.device;
-    let mut compute = card.asker.ask("compute processes", || device.running_compute_processes());
-    if compute.as_ref().err() == Some(&INSUFFICIENT_SIZE) {
-        compute = card.asker.ask("compute processes", || device.running_compute_processes());
-    }
-    let graphics = card.asker.ask("graphics processes", || device.running_graphics_processes());
-    let mps = card.asker.ask("mps processes", || device.mps_running_compute_processes());
+    let asker = &mut card.asker;
+    let compute = whole(asker, "compute processes", || device.running_compute_processes())?;
+    let graphics = or_none(whole(asker, "graphics processes", || device.running_graphics_processes()))?;
+    let mps = or_none(whole(asker, "mps processes", || device.mps_running_compute_processes()))?;
     let mut all = BTreeMap::new();
-    for (infos, kind) in [
-        (compute?, GpuProcessKind::Compute),
-        (mps.unwrap_or_default(), GpuProcessKind::Mps),
-        (graphics.unwrap_or_default(), GpuProcessKind::Graphics),
-    ] {
+    for (infos, kind) in
+        [(compute, GpuProcessKind::Compute), (mps, GpuProcessKind::Mps), (graphics, GpuProcessKind::Graphics)]
+    {
         for info in infos {
             put(&mut all, &info, kind);
         }
     }
     Ok(all)
+}
+
+/// Asks for a list, and once more if it grew meanwhile.
+fn whole(
+    asker: &mut Asker,
+    name: &'static str,
+    call: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>,
+) -> Result<Vec<ProcessInfo>, Absence> {
+    match asker.ask(name, &call) {
+        Err(INSUFFICIENT_SIZE) => asker.ask(name, &call),
+        answer => answer,
+    }
+}
+
+/// A GPU or a driver without such a list has no process in it.
+fn or_none(answer: Result<Vec<ProcessInfo>, Absence>) -> Result<Vec<ProcessInfo>, Absence> {
+    match answer {
+        Err(why) if none_of_it(why) => Ok(Vec::new()),
+        answer => answer,
+    }
 }
 
 /// A process may be in more than one list, each time with all of its memory.
@@ -191,7 +211,7 @@ fn process(card: &Card, pid: u32, entry: &Listed, who: Option<&Identified>, uses
         command: who.map_or_else(|| Arc::from(""), |who| Arc::clone(&who.command)),
         owner: who.map_or(Owner::Unknown, |who| who.owner.clone()),
         kind: entry.kind,
-        mig: entry.instance.and_then(|ids| instance(&card.known.gpu.mig, ids)).map(|mig| mig.uuid.clone()),
+        mig: entry.instance.and_then(|ids| instance(card.known.gpu.instances(), ids)).map(|mig| mig.uuid.clone()),
         memory_used: entry.memory.map_or(Reading::Absent(without), |bytes| Reading::Measured(bytes, monotonic())),
         sm: uses.sm,
         encoder: uses.encoder,

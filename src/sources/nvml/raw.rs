@@ -114,6 +114,16 @@ fn whole(value: &nvmlFieldValue_t) -> Result<u64, NvmlError> {
     }
 }
 
+/// What is at the far end of an NVLink: `NVML_NVLINK_DEVICE_TYPE_…`. (The wrapper lets NVML write its answer to where nobody
+/// looks.)
+pub(super) fn far_end(device: &Device<'static>, link: u32) -> Result<u32, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
+    let mut kind = 0;
+    // SAFETY: the handle is live, and the number outlives the call.
+    nvml_try(unsafe { call(device.handle(), link, &mut kind) })?;
+    Ok(kind)
+}
+
 /// Adds a device's events to a set. (The wrapper throws the whole set away when one device refuses.)
 pub(super) fn register(device: &Device<'static>, kinds: u64, set: &EventSet<'static>) -> Result<(), NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceRegisterEvents.as_ref())?;

@@ -42,10 +42,9 @@ pub(super) fn often(card: &mut Card, now: Now) -> bool {
     let reasons = asker.ask("throttle reasons", || device.current_throttle_reasons());
     sample.throttle_reasons = Reading::from_result(reasons.map(|reasons| reasons.bits()), at);
     let temperature = asker.ask("temperature", || device.temperature(TemperatureSensor::Gpu));
-    sample.temperature = Reading::from_result(temperature.map(degrees), at);
+    sample.temperature = Reading::from_result(temperature.and_then(|number| degrees(number.into())), at);
     let memory = asker.ask("temperature memory", || field(device, NVML_FI_DEV_MEMORY_TEMP, 0));
-    sample.temperature_memory =
-        Reading::from_result(memory.map(|number| degrees(u32::try_from(number).unwrap_or(u32::MAX))), at);
+    sample.temperature_memory = Reading::from_result(memory.and_then(degrees), at);
     instances(card, at);
     !card.asker.take_lost()
 }
@@ -158,6 +157,7 @@ fn field(device: &nvml_wrapper::Device<'static>, id: u32, scope: u32) -> Result<
     value
 }
 
-fn degrees(number: u32) -> Celsius {
-    Celsius(i32::try_from(number).unwrap_or(i32::MAX))
+/// NVML has no negative temperatures, so one that is too large is none.
+fn degrees(number: u64) -> Result<Celsius, Absence> {
+    i32::try_from(number).map(Celsius).map_err(|_| Absence::Unreadable)
 }

@@ -62,7 +62,7 @@ pub(super) fn from_log(line: &KernelXid, known: &[Known], at: Monotonic) -> Xid 
         .iter()
         .map(|known| &known.gpu)
         .find(|gpu| gpu.pci_bus_id.value().and_then(|id| pci_slot(id)) == Some(line.slot));
-    let mig = line.gpu_instance.and_then(|number| instance(&gpu?.mig, number, line.compute_instance));
+    let mig = line.gpu_instance.and_then(|number| instance(gpu?.instances(), number, line.compute_instance));
     let slot = line.slot;
     Xid {
         gpu: gpu.map(|gpu| gpu.uuid.clone()),

@@ -33,10 +33,11 @@ pub(super) struct Card {
 pub(super) fn tied(cards: &[Card]) -> Vec<Gpu> {
     let half = cards.len().div_ceil(2);
     let node = |place: usize| u32::from(place >= half);
+    let at = crate::clock::monotonic();
     let link = |one: usize, other: usize| Link {
         peer: cards[other].gpu.uuid.clone(),
-        path: if node(one) == node(other) { Path::NumaNode } else { Path::System },
-        nvlinks: 0,
+        path: Reading::Measured(if node(one) == node(other) { Path::NumaNode } else { Path::System }, at),
+        nvlinks: Reading::from_result(through(cards[one].product), at),
     };
     let with_ties = |(place, card): (usize, &Card)| Gpu {
         numa_node: card.gpu.minor.map(|_| node(place)),
@@ -44,6 +45,11 @@ pub(super) fn tied(cards: &[Card]) -> Vec<Gpu> {
         ..card.gpu.clone()
     };
     cards.iter().enumerate().map(with_ties).collect()
+}
+
+/// Direct NVLinks: the models that have any are those of boards with a switch.
+fn through(product: &Product) -> Result<u32, Absence> {
+    if product.nvlinks > 0 { Err(Absence::ThroughSwitch) } else { Ok(0) }
 }
 
 /// Bytes in a share of a whole.
@@ -91,7 +97,7 @@ impl Card {
                 memory_total: Reading::from_result(product.memory.ok_or(Absence::NotSupported), at),
                 power_limit: Reading::from_result(limit, at),
                 mig_mode: Reading::from_result(known(product.mig).map(|()| false), at),
-                mig: Vec::new(),
+                mig: Reading::Measured(Vec::new(), at),
                 links: Vec::new(),
                 nvlinks_active: Reading::from_result(known(product.nvlinks > 0).map(|()| product.nvlinks), at),
             },
@@ -340,8 +346,9 @@ mod tests {
     #[test]
     fn each_card_is_tied_to_each_other_one() {
         let gpus = tied(&[card("H100", 0), card("H100", 1), card("H100", 2), card("H100", 3)]);
-        let paths: Vec<Path> = gpus[0].links.iter().map(|link| link.path).collect();
+        let paths: Vec<Path> = gpus[0].links.iter().filter_map(|link| link.path.get()).collect();
         assert_eq!(paths, [Path::NumaNode, Path::System, Path::System]);
         assert_eq!(gpus[3].numa_node.get(), Some(1));
+        assert!(gpus[0].links.iter().all(|link| link.nvlinks.absence() == Some(Absence::ThroughSwitch)));
     }
 }

@@ -35,6 +35,9 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
     let (util, memory) = if wide { (22, 20) } else { (8, 8) };
     let line = |gpu: &Gpu| {
         let mut cells = Cells::default();
+        if let Some(reason) = gpu.mig.reason() {
+            cells.remark(format!("MIG instances of GPU {}: {reason}", gpu.index));
+        }
         cells.text(gpu.index.to_string()).text(model(gpu));
         let used = cells.note("use", &gpu.utilization_ratio, percent);
         cells.text(format!("{}{used:>5}", bar(gpu.utilization_ratio.value().copied(), util)));
@@ -45,7 +48,7 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
         cells.reading("temperature", &gpu.temperature_celsius, |it| format!("{it}C"));
         cells.reading("clock", &gpu.clock_sm_hertz, |it| format!("{} MHz", it / 1_000_000));
         cells.text(&gpu.health);
-        let children = gpu.mig.iter().map(|mig| instance_line(gpu, mig, util, memory)).collect();
+        let children = gpu.instances().iter().map(|mig| instance_line(gpu, mig, util, memory)).collect();
         Row { id: gpu.uuid.clone(), name: card_name(gpu), cells, head: true, children, ..Row::default() }
     };
     snapshot.gpus.gpus.iter().map(line).chain(snapshot.gpus.gpus_unidentified.iter().map(nameless)).collect()

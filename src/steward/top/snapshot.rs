@@ -32,7 +32,7 @@ impl Snapshot {
     /// `3` or, for a MIG instance, `3:1`: what people call the device of that UUID.
     pub(crate) fn device(&self, uuid: &str, mig: Option<&str>) -> String {
         let Some(gpu) = self.gpus.gpus.iter().find(|gpu| gpu.uuid == uuid) else { return "?".to_owned() };
-        match mig.and_then(|mig| gpu.mig.iter().find(|instance| instance.uuid == mig)) {
+        match mig.and_then(|mig| gpu.instances().iter().find(|instance| instance.uuid == mig)) {
             Some(instance) => format!("{}:{}", gpu.index, instance.index),
             None => gpu.index.to_string(),
         }

@@ -59,7 +59,7 @@ fn card(index: u32, model: &str) -> Gpu {
         memory_total: read(Bytes(80 * GIB)),
         power_limit: read(Watts(700.0)),
         mig_mode: read(false),
-        mig: Vec::new(),
+        mig: read(Vec::new()),
         links: Vec::new(),
         nvlinks_active: Reading::NOT_YET,
     }
@@ -124,14 +124,14 @@ fn cards() -> Vec<GpuView> {
 
     let mut divided = card(2, "NVIDIA A100-SXM4-80GB");
     divided.mig_mode = read(true);
-    divided.mig = vec![MigInstance {
+    divided.mig = read(vec![MigInstance {
         uuid: uuid("MIG-1"),
         index: 0,
         gpu_instance: 1,
         compute_instance: 0,
         profile: Arc::from("3g.40gb"),
         memory_total: read(Bytes(40 * GIB)),
-    }];
+    }]);
     let mut sample = busy(0.0, 5);
     sample.utilization = Reading::Absent(Absence::MigEnabled);
     sample.mig = vec![MigSample {

@@ -60,6 +60,7 @@ fn gpu(gpu: &Gpu) -> Value {
         "unattributed_memory": bytes(gpu.unattributed_memory.as_ref()),
         "unattributed_sm": percent(gpu.unattributed_sm.as_ref()),
         "mig": gpu.mig.iter().map(mig).collect::<Vec<_>>(),
+        "mig_absent": gpu.mig_absent.as_ref().map(absence),
         "pods": gpu.pods.iter().map(pod).collect::<Vec<_>>(),
     })
 }

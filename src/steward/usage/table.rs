@@ -62,6 +62,9 @@ impl Table {
             memory,
             processes,
         });
+        if let Some(why) = &gpu.mig_absent {
+            self.absent(&place, "MIG instances", Some(why));
+        }
         for instance in &gpu.mig {
             self.mig(&place, instance);
         }

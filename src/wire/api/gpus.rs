@@ -75,12 +75,13 @@ pub struct Gpu {
     pub gpm: Gpm,
     pub xids: Vec<XidCount>,
     pub last_xid: Option<LastXid>,
+    /// The way to each other GPU of the node.
     pub links: Vec<Link>,
-    pub mig: Vec<Mig>,
-    /// Pods with at least one process here, and pods that kubelet gave it to.
+    pub mig: Reading<Vec<Mig>>,
+    /// Pods with at least one process here (as far as `processes` is known), and pods that kubelet gave it to.
     pub holders: Vec<Holder>,
     /// Processes here that belong to no pod.
-    pub strangers: u32,
+    pub strangers: Reading<u32>,
     /// What is used beyond the sum of the pods' processes.
     pub unattributed_memory_bytes: Reading<u64>,
     /// SM use of the strangers.
@@ -152,9 +153,9 @@ pub struct Link {
     /// The other one's UUID.
     pub peer: String,
     /// Word of `nvidia-smi topo -m`.
-    pub path: String,
-    /// Direct NVLinks.
-    pub nvlinks: u32,
+    pub path: Reading<String>,
+    /// NVLinks from one GPU straight to the other: 0 where there are none, `through_switch` where they go through a switch.
+    pub nvlinks: Reading<u32>,
 }
 
 /// One MIG instance.
@@ -201,6 +202,11 @@ pub struct GpuProcess {
 // === conversions ===
 
 impl Gpu {
+    /// The MIG instances that are known.
+    pub fn instances(&self) -> &[Mig] {
+        self.mig.value().map_or(&[], Vec::as_slice)
+    }
+
     /// One GPU of a view whose names are `names`.
     #[must_use]
     pub fn of(seen: &GpuView, names: &Names<'_>, ages: Ages) -> Gpu {
@@ -243,10 +249,10 @@ impl Gpu {
             gpm: Gpm::of(&sample.gpm, ages),
             xids: seen.xids.iter().map(|&(code, count)| XidCount { code, count }).collect(),
             last_xid: seen.last_xid.as_ref().map(|xid| LastXid::of(xid, ages)),
-            links: gpu.links.iter().map(Link::of).collect(),
-            mig: gpu.mig.iter().map(|instance| Mig::of(instance, sample, ages)).collect(),
+            links: gpu.links.iter().map(|link| Link::of(link, ages)).collect(),
+            mig: ages.with(&gpu.mig, |mig| mig.iter().map(|instance| Mig::of(instance, sample, ages)).collect()),
             holders: seen.holders.iter().map(|uid| Holder::of(uid, names)).collect(),
-            strangers: seen.strangers,
+            strangers: ages.with(&seen.processes, |_| seen.strangers),
             unattributed_memory_bytes: ages.of(&seen.unattributed_memory),
             unattributed_sm_ratio: ages.of(&seen.unattributed_sm),
             processes: ages.with(&seen.processes, |list| {
@@ -318,8 +324,12 @@ impl LastXid {
 }
 
 impl Link {
-    fn of(link: &noun::Link) -> Link {
-        Link { peer: link.peer.to_string(), path: link.path.code().to_owned(), nvlinks: link.nvlinks }
+    fn of(link: &noun::Link, ages: Ages) -> Link {
+        Link {
+            peer: link.peer.to_string(),
+            path: ages.with(&link.path, |path| path.code().to_owned()),
+            nvlinks: ages.of(&link.nvlinks),
+        }
     }
 }
 

@@ -45,7 +45,7 @@ fn an_xid_in_a_mig_instance_is_told_of_that_instance() {
     drill.change(|scenario| scenario.xids = vec![xid(1, 0, 43, Some(1))]);
     drill.wait("the event", |seen| seen.xids.len() == 1);
     assert_eq!(drill.seen.xids[0].gpu.as_ref(), Some(&gpus[0].uuid));
-    assert_eq!(drill.seen.xids[0].mig.as_ref(), Some(&gpus[0].mig[1].uuid));
+    assert_eq!(drill.seen.xids[0].mig.as_ref(), Some(&gpus[0].instances()[1].uuid));
 }
 
 #[test]

@@ -23,10 +23,13 @@ fn a_gpu_is_told_with_all_that_it_is() {
     assert_eq!(one.architecture.value().map(|name| &**name), Some("Hopper"));
     assert_eq!(one.memory_total.get(), Some(Bytes(81_559 << 20)));
     assert_eq!(one.power_limit.get(), Some(Watts(700.0)));
-    assert_eq!((one.mig_mode.get(), one.mig.len()), (Some(false), 0));
+    assert_eq!((one.mig_mode.get(), one.mig.value().map(Vec::len)), (Some(false), Some(0)));
     assert_eq!(one.nvlinks_active.get(), Some(18));
     assert_eq!(one.links.len(), 1);
-    assert_eq!((&one.links[0].peer, one.links[0].path, one.links[0].nvlinks), (&gpus[1].uuid, Path::SingleSwitch, 4));
+    let tie = &one.links[0];
+    assert_eq!((&tie.peer, tie.path.get(), tie.nvlinks.get()), (&gpus[1].uuid, Some(Path::SingleSwitch), Some(4)));
+    let back = &gpus[1].links[0];
+    assert_eq!((back.path.get(), back.nvlinks.absence()), (Some(Path::SingleSwitch), Some(Absence::ThroughSwitch)));
     assert_eq!(gpus[1].architecture.value().map(|name| &**name), Some("Ampere"));
     assert_eq!(gpus[1].numa_node.get(), Some(1), "from NVML, for want of a slot in sysfs");
     let expected = GpuSourceState::Working {
@@ -45,9 +48,12 @@ fn mig_instances_are_told_and_a_new_layout_is_seen() {
     let mut drill = Drill::start(of(vec![card]));
     let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
     assert_eq!(gpus[0].mig_mode.get(), Some(true));
-    let profiles = |gpu: &model::gpu::Gpu| gpu.mig.iter().map(|mig| mig.profile.to_string()).collect::<Vec<_>>();
+    let profiles =
+        |gpu: &model::gpu::Gpu| gpu.instances().iter().map(|mig| mig.profile.to_string()).collect::<Vec<_>>();
     assert_eq!(profiles(&gpus[0]), ["3g.40gb", "1g.10gb"]);
-    assert!(gpus[0].mig.iter().all(|mig| mig.uuid.as_str().starts_with("MIG-") && mig.memory_total.get().is_some()));
+    assert!(
+        gpus[0].instances().iter().all(|mig| mig.uuid.as_str().starts_with("MIG-") && mig.memory_total.get().is_some())
+    );
     let sample = drill.sample(0, "the instances' readings", |sample| {
         sample.mig.len() == 2 && sample.mig.iter().all(|mig| mig.gpm.sm_active.get().is_some())
     });

@@ -53,7 +53,7 @@ fn under_mig_the_instance_is_told_and_use_is_not_known() {
     let card = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes: vec![inside], ..cards("A100", 1) };
     let mut drill = Drill::start(of(vec![card]));
     let list = listed(&mut drill, "the process", |list| list.len() == 1);
-    let instance = drill.until("the instance", |seen| Some(seen.gpus.as_ref()?[0].mig.get(1)?.uuid.clone()));
+    let instance = drill.until("the instance", |seen| Some(seen.gpus.as_ref()?[0].instances().get(1)?.uuid.clone()));
     assert_eq!(list[0].mig, Some(instance));
     assert_eq!(list[0].sm.absence(), Some(Absence::MigEnabled));
 }

@@ -36,7 +36,7 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
     if gpu.mig_mode.get() == Some(true) {
         // A MIG instance is a partition: its memory is what it is, no scaling makes it more.
         let instance = |mig: &model::gpu::MigInstance| Some(card(&mig.uuid, mig.memory_total.get()?));
-        return gpu.mig.iter().filter_map(instance).collect();
+        return gpu.instances().iter().filter_map(instance).collect();
     }
     let total = gpu.memory_total.get().or(config.preconfigured_memory.map(|memory| memory.bytes()));
     total.map(|total| card(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
@@ -94,7 +94,7 @@ impl Devices {
         for gpu in &view.gpus {
             let Some(minor) = gpu.gpu.minor.get() else { continue };
             let nodes = vec![node(format!("nvidia{minor}"))];
-            for mig in &gpu.gpu.mig {
+            for mig in gpu.gpu.instances() {
                 kit.nodes.insert(mig.uuid.clone(), nodes.clone());
             }
             kit.nodes.insert(gpu.gpu.uuid.clone(), nodes);

@@ -1,0 +1,245 @@
+//! Every call that is made of a GPU, failing with every kind of error: nothing that depends on it may look measured.
+
+use super::{Card, Code, Drill, Fault, Scenario, Seen, cards, error, of};
+use lab::scenario::{CardLink, MigSlot, Way, process};
+use model::gpu::{GpmSample, Gpu, GpuSample, MigSample};
+use model::process::GpuProcesses;
+use model::{Absence, Reading};
+
+/// `INVALID_ARGUMENT`, `NOT_SUPPORTED`, `NO_PERMISSION`, `NOT_FOUND`, `TIMEOUT`, `FUNCTION_NOT_FOUND`, `UNKNOWN`.
+const CODES: [u32; 7] = [2, 3, 4, 6, 10, 13, 999];
+/// Those that say that there is no such thing.
+const NONE_OF_IT: &[u32] = &[3, 13];
+/// Direct NVLinks from each card to the next; the others go to the switch.
+const DIRECT: u32 = 4;
+
+/// What has been told of one GPU.
+struct Told<'a> {
+    gpus: &'a [Gpu],
+    gpu: &'a Gpu,
+    sample: &'a GpuSample,
+    processes: &'a GpuProcesses,
+}
+
+/// Reasons of the readings that depend on a call; `None` for one that looks measured.
+type Reasons = fn(&Told<'_>) -> Vec<Option<Absence>>;
+
+/// Calls that fail together, the codes that are an answer to them, and what depends on them.
+struct Case {
+    calls: &'static [&'static str],
+    answers: &'static [u32],
+    reasons: Reasons,
+}
+
+macro_rules! absences {
+    ($from:expr; $($field:ident).+ $(, $more:ident $(. $rest:ident)*)*) => {
+        vec![$from.$($field).+.absence(), $($from.$more $(.$rest)*.absence()),*]
+    };
+}
+
+fn counters(gpm: &GpmSample) -> Vec<Option<Absence>> {
+    absences!(gpm; graphics_active, sm_active, sm_occupancy, tensor_active, dram_active, fp64_active, fp32_active,
+        fp16_active, pcie_tx, pcie_rx, nvlink_tx, nvlink_rx)
+}
+
+fn of_instances(told: &Told<'_>, one: fn(&MigSample) -> Vec<Option<Absence>>) -> Vec<Option<Absence>> {
+    told.sample.mig.iter().flat_map(one).collect()
+}
+
+const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: Reasons) -> Case {
+    Case { calls, answers, reasons }
+}
+
+/// Calls of a whole card.
+const WHOLE: [Case; 33] = [
+    case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
+        let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
+        links.map(|link| link.nvlinks.absence()).chain([t.gpu.pci_bus_id.absence()]).collect()
+    }),
+    case(&["nvmlDeviceGetNumaNodeId"], &[], |t| absences!(t.gpu; numa_node)),
+    case(&["nvmlDeviceGetMinorNumber"], &[], |t| absences!(t.gpu; minor)),
+    case(&["nvmlDeviceGetName"], &[], |t| vec![(&*t.gpu.model == "unknown").then_some(Absence::Unreadable)]),
+    case(&["nvmlDeviceGetArchitecture"], &[], |t| absences!(t.gpu; architecture)),
+    case(&["nvmlDeviceGetMemoryInfo*"], &[], |t| {
+        let mut all = absences!(t.sample; memory_used, memory_free, memory_reserved);
+        all.push(t.gpu.memory_total.absence());
+        all
+    }),
+    case(&["nvmlDeviceGetEnforcedPowerLimit"], &[], |t| absences!(t.gpu; power_limit)),
+    case(&["nvmlDeviceGetMigMode"], &[], |t| absences!(t.gpu; mig_mode)),
+    case(&["nvmlDeviceGetMigMode"], NONE_OF_IT, |t| absences!(t.gpu; mig_mode, mig)),
+    case(&["nvmlDeviceGetTopologyCommonAncestor"], &[], |t| t.gpu.links.iter().map(|l| l.path.absence()).collect()),
+    case(&["nvmlDeviceGetNvLinkState"], &[], |t| absences!(t.gpu; nvlinks_active)),
+    case(&["nvmlDeviceGetNvLinkState"], NONE_OF_IT, |t| t.gpu.links.iter().map(|l| l.nvlinks.absence()).collect()),
+    case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], NONE_OF_IT, |t| {
+        t.gpu.links.iter().map(|link| link.nvlinks.absence()).collect()
+    }),
+    case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], &[], |t| {
+        // The slot tells which links are direct; where the others end is not known.
+        t.gpu.links.iter().filter(|l| l.nvlinks.get() != Some(DIRECT)).map(|l| l.nvlinks.absence()).collect()
+    }),
+    case(&["nvmlDeviceGetNvLinkRemotePciInfo*"], &[], |t| t.gpu.links.iter().map(|l| l.nvlinks.absence()).collect()),
+    case(&["nvmlDeviceGetPowerUsage"], &[], |t| absences!(t.sample; power)),
+    case(&["nvmlDeviceGetTotalEnergyConsumption"], &[], |t| absences!(t.sample; energy)),
+    case(&["nvmlDeviceGetClockInfo"], &[], |t| absences!(t.sample; clock_sm, clock_memory)),
+    case(&["nvmlDeviceGetCurrentClocks*"], &[], |t| absences!(t.sample; throttle_reasons)),
+    case(&["nvmlDeviceGetTemperature*"], &[], |t| absences!(t.sample; temperature)),
+    case(&["nvmlDeviceGetFieldValues"], &[], |t| absences!(t.sample; temperature_memory, recovery, nvlink_bytes)),
+    case(&["nvmlDeviceGetSamples"], &[], |t| absences!(t.sample; utilization_stamp)),
+    case(
+        &["nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"],
+        &[],
+        |t| absences!(t.sample; utilization, utilization_stamp, memory_copy),
+    ),
+    case(&["nvmlDeviceGetSamples", "nvmlDeviceGetEncoderUtilization"], &[], |t| absences!(t.sample; encoder)),
+    case(&["nvmlDeviceGetSamples", "nvmlDeviceGetDecoderUtilization"], &[], |t| absences!(t.sample; decoder)),
+    case(&["nvmlDeviceGetPcieReplayCounter"], &[], |t| absences!(t.sample; pcie_replays)),
+    case(
+        &["nvmlDeviceGetRemappedRows"],
+        &[],
+        |t| absences!(t.sample.remapped; correctable, uncorrectable, pending, failed),
+    ),
+    case(&["nvmlDeviceGetTotalEccErrors"], &[], |t| {
+        absences!(t.sample; ecc_volatile.corrected, ecc_volatile.uncorrected, ecc_aggregate.corrected,
+            ecc_aggregate.uncorrected)
+    }),
+    case(&["nvmlDeviceGetPcieThroughput"], &[], |t| absences!(t.sample; pcie_tx, pcie_rx)),
+    case(&["nvmlGpmSampleGet"], &[], |t| counters(&t.sample.gpm)),
+    case(&["nvmlDeviceGetComputeRunningProcesses*"], &[], |t| absences!(t.processes; list)),
+    case(&["nvmlDeviceGetGraphicsRunningProcesses*"], NONE_OF_IT, |t| absences!(t.processes; list)),
+    case(&["nvmlDeviceGetMPSComputeRunningProcesses*"], NONE_OF_IT, |t| absences!(t.processes; list)),
+];
+
+/// More of them.
+const MORE: [Case; 2] = [
+    case(&["nvmlGpmQueryDeviceSupport"], &[], |t| counters(&t.sample.gpm)),
+    // `NOT_FOUND`: the driver keeps no sample of processes that did nothing.
+    case(&["nvmlDeviceGetProcessUtilization"], &[6], |t| {
+        t.processes.list.value().unwrap().iter().flat_map(|p| absences!(p; sm, encoder, decoder)).collect()
+    }),
+];
+
+/// Calls of a card with MIG instances.
+const DIVIDED: [Case; 8] = [
+    case(&["nvmlDeviceGetMigMode"], NONE_OF_IT, |t| absences!(t.gpu; mig_mode, mig)),
+    case(&["nvmlDeviceGetMaxMigDeviceCount"], &[], |t| absences!(t.gpu; mig)),
+    // Empty slots answer so.
+    case(&["nvmlDeviceGetMigDeviceHandleByIndex*"], &[2, 6], |t| absences!(t.gpu; mig)),
+    case(&["nvmlDeviceGetGpuInstanceId"], &[], |t| absences!(t.gpu; mig)),
+    case(&["nvmlDeviceGetComputeInstanceId"], &[], |t| absences!(t.gpu; mig)),
+    case(&["nvmlDeviceGetAttributes*", "nvmlDeviceGetName"], &[], |t| {
+        t.gpu.instances().iter().map(|mig| (&*mig.profile == "unknown").then_some(Absence::Unreadable)).collect()
+    }),
+    case(&["nvmlDeviceGetAttributes*", "nvmlDeviceGetMemoryInfo*"], &[], |t| {
+        let totals = t.gpu.instances().iter().map(|mig| mig.memory_total.absence());
+        let read = of_instances(t, |mig| absences!(mig; memory_used, memory_free, memory_reserved));
+        totals.chain(read).collect()
+    }),
+    case(&["nvmlGpmMigSampleGet"], &[], |t| of_instances(t, |mig| counters(&mig.gpm))),
+];
+
+fn whole(place: u32) -> Card {
+    let tie = CardLink { peer: (place + 1) % 16, path: Way::Pix, nvlinks: DIRECT };
+    Card { processes: vec![process(4711, 1 << 30, 40.0)], links: vec![tie], ..cards("H100", 1) }
+}
+
+fn divided(_: u32) -> Card {
+    let slot = |profile: &str| MigSlot::Profile(profile.into());
+    Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) }
+}
+
+/// What was told of the GPU at a place, once everything about it has been asked.
+fn told(seen: &Seen, place: usize) -> Option<Told<'_>> {
+    let gpus = seen.gpus.as_deref()?;
+    let gpu = gpus.get(place)?;
+    let (sample, processes) = (seen.samples.get(&gpu.uuid)?, seen.processes.get(&gpu.uuid)?);
+    let asked = [sample.pcie_rx.absence(), sample.gpm.sm_active.absence(), gpu.nvlinks_active.absence()];
+    let listed = match &processes.list {
+        Reading::Measured(list, _) => list.iter().all(|process| process.sm.absence() != Some(Absence::NotYet)),
+        Reading::Absent(_) => true,
+    };
+    let instances = sample.mig.iter().all(|mig| mig.gpm.sm_active.absence() != Some(Absence::NotYet));
+    let ready = listed && instances && !asked.contains(&Some(Absence::NotYet));
+    ready.then_some(Told { gpus, gpu, sample, processes })
+}
+
+/// Runs every case with every code that is a failure of it, as many at a time as there may be cards.
+fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> Card) {
+    let all: Vec<(&Case, u32)> = cases
+        .iter()
+        .flat_map(|case| CODES.into_iter().filter(|code| !case.answers.contains(code)).map(move |code| (case, code)))
+        .collect();
+    for some in all.chunks(16) {
+        let faults =
+            (0..).zip(some).flat_map(|(gpu, (case, code))| case.calls.iter().map(move |call| error(call, gpu, *code)));
+        let mut drill = Drill::start(Scenario { faults: faults.collect(), ..of((0..16).map(card).collect()) });
+        for (place, (case, code)) in some.iter().enumerate() {
+            let reasons = drill.until(case.calls[0], |seen| Some((case.reasons)(&told(seen, place)?)));
+            let known = |why: &Option<Absence>| why.is_some_and(|why| why != Absence::NotYet);
+            assert!(!reasons.is_empty() && reasons.iter().all(known), "{:?} error {code}: {reasons:?}", case.calls);
+        }
+    }
+}
+
+/// Promise 10 in docs/specification.md.
+#[test]
+fn whatever_a_card_does_not_answer_is_absent_with_the_reason() {
+    nothing_looks_measured(&WHOLE, whole);
+    nothing_looks_measured(&MORE, whole);
+}
+
+/// Promise 10 in docs/specification.md.
+#[test]
+fn whatever_a_card_with_mig_does_not_answer_is_absent_with_the_reason() {
+    nothing_looks_measured(&DIVIDED, divided);
+}
+
+#[test]
+fn a_call_that_fails_in_the_middle_of_a_list_does_not_end_it() {
+    let mut faults = Vec::new();
+    // The sixth link of one card; on another, the second of its MIG slots; on a third, the UUID of an instance.
+    for (gpu, call, after) in [
+        (0, "nvmlDeviceGetNvLinkState", 5),
+        (1, "nvmlDeviceGetMigDeviceHandleByIndex*", 1),
+        (2, "nvmlDeviceGetUUID", 2),
+    ] {
+        faults.push(Fault { after, ..error(call, gpu, 999) });
+    }
+    let mut drill = Drill::start(Scenario { faults, ..of(vec![whole(0), divided(1), divided(2)]) });
+    let gpus = drill.until("all three", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
+    assert_eq!(gpus[0].nvlinks_active.absence(), Some(Absence::Nvml(999)));
+    assert_eq!(gpus[1].mig.absence(), Some(Absence::Nvml(999)));
+    assert_eq!(gpus[2].mig.absence(), Some(Absence::Nvml(999)));
+    assert!(drill.sample(1, "the card itself", |_| true).power.get().is_some());
+}
+
+#[test]
+fn a_state_that_can_no_longer_be_read_is_absent_and_an_identity_stays() {
+    let mut drill = Drill::start(of(vec![whole(0), divided(1)]));
+    drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+    let faults = ["NvLinkState", "EnforcedPowerLimit", "TopologyCommonAncestor", "MaxMigDeviceCount", "MinorNumber"];
+    let faults =
+        faults.map(|call| Fault { call: format!("nvmlDeviceGet{call}"), error: Some(Code(999)), ..Fault::default() });
+    drill.change(|scenario| scenario.faults = faults.into());
+    let gpus = drill.until("states that are gone", |seen| {
+        let gone = |gpu: &Gpu| gpu.nvlinks_active.absence().and(gpu.power_limit.absence()) == Some(Absence::Nvml(999));
+        seen.gpus.clone().filter(|gpus| gpus.iter().all(gone))
+    });
+    assert!(gpus[0].links[0].nvlinks.absence().is_some());
+    assert!(gpus[0].links[0].path.get().is_some() && gpus[0].minor.get().is_some());
+    assert_eq!(gpus[1].instances().len(), 2);
+}
+
+#[test]
+fn calls_of_no_card_in_particular_fail_without_a_number_made_up() {
+    for call in ["nvmlGpmMetricsGet", "nvmlGpmSampleAlloc"] {
+        let faults = vec![Fault { call: call.into(), error: Some(Code(999)), ..Fault::default() }];
+        let mut drill = Drill::start(Scenario { faults, ..of(vec![whole(0), divided(1)]) });
+        for place in 0..2 {
+            drill.sample(place, call, |sample| {
+                let instances = sample.mig.iter().flat_map(|mig| counters(&mig.gpm));
+                counters(&sample.gpm).into_iter().chain(instances).all(|why| why == Some(Absence::Nvml(999)))
+            });
+        }
+    }
+}

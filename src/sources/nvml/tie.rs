@@ -1,0 +1,139 @@
+//! How the GPUs are tied together: the nearest common place of each two, and their NVLinks.
+//!
+//! What must never happen here: a link, a card or a level that could not be asked, counted as one that is not there.
+
+use crate::clock::monotonic;
+use crate::nvml::absence::{INVALID_ARGUMENT, none_of_it};
+use crate::nvml::inventory::{Known, Place};
+use crate::nvml::look::{Failed, Look, renew, settle};
+use crate::nvml::raw;
+use model::gpu::{Link, Path};
+use model::id::GpuUuid;
+use model::{Absence, Reading};
+use nvml_wrapper::enum_wrappers::device::TopologyLevel;
+use std::collections::BTreeSet;
+use wire::kernel_log::{PciSlot, pci_slot};
+
+/// NVML's own bound of NVLinks on one GPU (`NVML_NVLINK_MAX_LINKS`).
+const MAX_NVLINKS: u32 = 18;
+/// `NVML_NVLINK_DEVICE_TYPE_SWITCH`.
+const SWITCH: u32 = 2;
+
+/// What a link answers that the card does not have.
+const BEHIND_THE_LAST: [Absence; 2] = [Absence::NotSupported, INVALID_ARGUMENT];
+
+/// Where an NVLink that is up ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Switch,
+    Slot(PciSlot),
+    /// A slot of which this driver does not tell what sits there, and why it does not.
+    Untold(PciSlot, Absence),
+}
+
+/// Reads how the GPUs are tied together. Costs a call for each pair and some for each NVLink, so it is done when the set
+/// of GPUs changed, and seldom besides (an NVLink may go down). What failed is returned for each GPU.
+pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed)> {
+    let mut failed = Vec::new();
+    let cards: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
+    for here in 0..known.len() {
+        let Some(one) = known.get(here) else { continue };
+        let mut look = Look::new(place.pulse, one.gpu.index);
+        let hangs = place.pulse.skips(one.gpu.index);
+        let ends = if hangs { Err(Absence::CallHangs) } else { nvlinks(&mut look, one) };
+        let others = known.iter().enumerate().filter(|(there, _)| *there != here);
+        let links = others.map(|(_, other)| {
+            let before = one.gpu.links.iter().find(|link| link.peer == other.gpu.uuid);
+            let asked = !hangs && !place.pulse.skips(other.gpu.index);
+            let path = if asked { nearest(&mut look, one, other) } else { Err(Absence::CallHangs) };
+            let path = Reading::from_result(path, monotonic());
+            let nvlinks = Reading::from_result(direct(&ends, other, &cards), monotonic());
+            Link {
+                peer: other.gpu.uuid.clone(),
+                path: before.map_or(path, |before| settle(before.path, path)),
+                nvlinks: before.map_or(nvlinks, |before| renew(before.nvlinks, nvlinks)),
+            }
+        });
+        let links = links.collect();
+        let active = ends.map(|ends| u32::try_from(ends.len()).unwrap_or(u32::MAX));
+        failed.push((one.gpu.uuid.clone(), look.failed()));
+        if let Some(one) = known.get_mut(here) {
+            one.gpu.nvlinks_active = renew(one.gpu.nvlinks_active, Reading::from_result(active, monotonic()));
+            one.gpu.links = links;
+        }
+    }
+    failed
+}
+
+/// The nearest common place of two GPUs.
+fn nearest(look: &mut Look<'_>, one: &Known, other: &Known) -> Result<Path, Absence> {
+    let level = look.ask("topology", || one.device.topology_common_ancestor(raw::again(&other.device)))?;
+    Ok(match level {
+        TopologyLevel::Internal => Path::Internal,
+        TopologyLevel::Single => Path::SingleSwitch,
+        TopologyLevel::Multiple => Path::MultipleSwitches,
+        TopologyLevel::HostBridge => Path::HostBridge,
+        TopologyLevel::Node => Path::NumaNode,
+        TopologyLevel::System => Path::System,
+    })
+}
+
+/// The NVLinks that are up, each with where it ends.
+fn nvlinks(look: &mut Look<'_>, one: &Known) -> Result<Vec<Result<End, Absence>>, Absence> {
+    let mut ends = Vec::new();
+    for number in 0..MAX_NVLINKS {
+        // The first link that does not exist ends the list; if that is the very first, there are none at all.
+        let nothing: &[Absence] = if number == 0 { &[] } else { &BEHIND_THE_LAST };
+        match look.place("NVLink state", nothing, || one.device.link_wrapper_for(number).is_active())? {
+            Some(true) => ends.push(end(look, one, number)),
+            Some(false) => {}
+            None => break,
+        }
+    }
+    Ok(ends)
+}
+
+/// Where a link ends.
+fn end(look: &mut Look<'_>, one: &Known, number: u32) -> Result<End, Absence> {
+    let untold = match look.ask("NVLink far end", || raw::far_end(&one.device, number)) {
+        Ok(SWITCH) => return Ok(End::Switch),
+        Ok(_) => None,
+        Err(why) if none_of_it(why) => Some(why),
+        Err(why) => return Err(why),
+    };
+    let pci = look.ask("NVLink far slot", || one.device.link_wrapper_for(number).remote_pci_info())?;
+    let slot = pci_slot(&pci.bus_id).ok_or(Absence::Unreadable)?;
+    Ok(untold.map_or(End::Slot(slot), |why| End::Untold(slot, why)))
+}
+
+/// How many NVLinks end at the other GPU itself; `cards` are the slots of all.
+fn direct(
+    ends: &Result<Vec<Result<End, Absence>>, Absence>,
+    other: &Known,
+    cards: &BTreeSet<PciSlot>,
+) -> Result<u32, Absence> {
+    let ends = match ends {
+        Ok(ends) => ends,
+        Err(why) if none_of_it(*why) => return Ok(0),
+        Err(why) => return Err(*why),
+    };
+    let ends = ends.iter().copied().collect::<Result<Vec<End>, Absence>>()?;
+    if ends.is_empty() {
+        return Ok(0);
+    }
+    let slot = match &other.gpu.pci_bus_id {
+        Reading::Measured(id, _) => pci_slot(id).ok_or(Absence::Unreadable)?,
+        Reading::Absent(why) => return Err(*why),
+    };
+    let here = |end: &&End| matches!(end, End::Slot(at) | End::Untold(at, _) if *at == slot);
+    let direct = ends.iter().filter(here).count();
+    let otherwise = ends.iter().find_map(|end| match end {
+        End::Switch => Some(Absence::ThroughSwitch),
+        End::Untold(at, why) if !cards.contains(at) => Some(*why),
+        End::Untold(..) | End::Slot(_) => None,
+    });
+    match otherwise {
+        Some(why) if direct == 0 => Err(why),
+        _ => Ok(u32::try_from(direct).unwrap_or(u32::MAX)),
+    }
+}
