@@ -38,6 +38,10 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
         let instance = |mig: &model::gpu::MigInstance| Some(card(&mig.uuid, mig.memory_total.get()?));
         return gpu.instances().iter().filter_map(instance).collect();
     }
+    // Whether a card is divided must be known before it is offered whole.
+    if gpu.mig.value().is_none() {
+        return Vec::new();
+    }
     let total = gpu.memory_total.get().or(config.preconfigured_memory.map(|memory| memory.bytes()));
     total.map(|total| card(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
 }
