@@ -129,8 +129,10 @@ impl fmt::Display for Refusal {
 }
 
 impl Share {
-    /// Judges a start of the container that holds `ids`, by kubelet's books as they are now.
-    pub fn start(&mut self, ids: &[Arc<str>], books: &[Held]) -> Verdict {
+    /// Judges a start of the container that holds `ids`, by kubelet's books as they are now; `None` where they cannot be
+    /// read, which is not the same as empty: what was read before stays.
+    pub fn start(&mut self, ids: &[Arc<str>], books: Option<&[Held]>) -> Verdict {
+        let Some(books) = books else { return Verdict::Wait(Waiting::Books) };
         self.books_are(books);
         let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
         let rows: Vec<&Held> =

@@ -85,7 +85,7 @@ fn refused(verdict: Verdict) -> Refusal {
 #[test]
 fn the_claim_wins_over_the_ids_that_kubelet_chose() {
     let mut share = share(vec![single(1, portion(1, 8, 30))]);
-    let bound = filled(share.start(&ids(&[(0, 3)]), &[row(1, "main", &[(0, 3)], 7)]));
+    let bound = filled(share.start(&ids(&[(0, 3)]), Some(&[row(1, "main", &[(0, 3)], 7)])));
     assert_eq!(bound.len(), 1);
     assert_eq!(bound[0].portions, vec![portion(1, 8, 30)]);
     assert_eq!(bound[0].ticket, Ticket::of_random([7; 16]));
@@ -96,10 +96,25 @@ fn the_claim_wins_over_the_ids_that_kubelet_chose() {
 fn a_start_waits_for_books_and_pod_and_never_guesses() {
     let mut share = share(vec![]);
     let row = row(1, "main", &[(0, 3)], 7);
-    assert_eq!(share.start(&ids(&[(0, 3)]), &[]), Verdict::Wait(Waiting::Books));
-    assert_eq!(share.start(&ids(&[(0, 3)]), std::slice::from_ref(&row)), Verdict::Wait(Waiting::Pod));
+    assert_eq!(share.start(&ids(&[(0, 3)]), Some(&[])), Verdict::Wait(Waiting::Books));
+    assert_eq!(share.start(&ids(&[(0, 3)]), Some(std::slice::from_ref(&row))), Verdict::Wait(Waiting::Pod));
     share.tenant_is(single(1, portion(0, 8, 30)));
-    assert!(matches!(share.start(&ids(&[(0, 3)]), &[row]), Verdict::Fill { .. }));
+    assert!(matches!(share.start(&ids(&[(0, 3)]), Some(&[row])), Verdict::Fill { .. }));
+}
+
+#[test]
+fn books_that_cannot_be_read_are_not_empty_ones() {
+    let mut share = share(vec![single(1, portion(1, 8, 30)), single(2, portion(0, 8, 30))]);
+    let books = [row(1, "main", &[(0, 3)], 7)];
+    filled(share.start(&ids(&[(0, 3)]), Some(&books)));
+    share.cards_are(vec![card(0, 10), Card { healthy: false, ..card(1, 10) }]);
+    let before = share.list();
+    assert!(before.iter().any(|listed| !listed.healthy && listed.slot.device == device(0)));
+    for ids in [ids(&[(0, 3)]), ids(&[(0, 4)])] {
+        assert_eq!(share.start(&ids, None), Verdict::Wait(Waiting::Books));
+    }
+    assert_eq!(share.list(), before, "who holds what is still known");
+    filled(share.start(&ids(&[(0, 3)]), Some(&books)));
 }
 
 #[test]
@@ -108,7 +123,7 @@ fn all_containers_that_share_ids_are_filled_at_once_each_with_its_own_part() {
     let given = Assignment::Given(vec![vec![portion(0, 2, 10)], vec![portion(1, 8, 30)]]);
     let mut share = share(vec![tenant(1, asks, given)]);
     let books = [row(1, "main", &[(0, 3)], 8), row(1, "warm", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 9)];
-    let bound = filled(share.start(&ids(&[(0, 3)]), &books));
+    let bound = filled(share.start(&ids(&[(0, 3)]), Some(&books)));
     let got: Vec<_> = bound.iter().map(|b| (&*b.holder.container, b.portions[0].device.clone())).collect();
     assert_eq!(got, [("main", device(1)), ("warm", device(0))]);
 }
@@ -117,8 +132,8 @@ fn all_containers_that_share_ids_are_filled_at_once_each_with_its_own_part() {
 fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_may_restart() {
     let mut share = share(vec![single(1, portion(0, 50, 30)), single(2, portion(0, 50, 30))]);
     let books = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
-    filled(share.start(&ids(&[(0, 0)]), &books));
-    let why = refused(share.start(&ids(&[(0, 1)]), &books));
+    filled(share.start(&ids(&[(0, 0)]), Some(&books)));
+    let why = refused(share.start(&ids(&[(0, 1)]), Some(&books)));
     assert_eq!(
         why,
         Refusal::DoesNotFit {
@@ -129,9 +144,9 @@ fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_
             wanted: 50 * GIB
         }
     );
-    filled(share.start(&ids(&[(0, 0)]), &books));
+    filled(share.start(&ids(&[(0, 0)]), Some(&books)));
     share.tenant_gone(&uid(1));
-    filled(share.start(&ids(&[(0, 1)]), &books));
+    filled(share.start(&ids(&[(0, 1)]), Some(&books)));
 }
 
 #[test]
@@ -141,8 +156,8 @@ fn what_an_earlier_life_gave_out_is_still_held() {
     share.recall(BTreeSet::from([uid(1), uid(9)]));
     share.tenants_are(vec![single(1, portion(0, 50, 30)), single(2, portion(0, 50, 30))]);
     let books = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
-    assert!(matches!(refused(share.start(&ids(&[(0, 1)]), &books)), Refusal::DoesNotFit { .. }));
-    filled(share.start(&ids(&[(0, 0)]), &books));
+    assert!(matches!(refused(share.start(&ids(&[(0, 1)]), Some(&books))), Refusal::DoesNotFit { .. }));
+    filled(share.start(&ids(&[(0, 0)]), Some(&books)));
 }
 
 #[test]
@@ -166,7 +181,7 @@ fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
     let books = [row(1, "main", &[(0, 3)], 7)];
     let free = tenant(1, asks, Assignment::None);
     let mut share = self::share(vec![free.clone()]);
-    match share.start(&ids(&[(0, 3)]), &books) {
+    match share.start(&ids(&[(0, 3)]), Some(&books)) {
         Verdict::Fill { bound, shared: true } => {
             assert_eq!(
                 bound[0].portions,
@@ -176,11 +191,11 @@ fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
         other => panic!("{other:?}"),
     }
     let mut share = self::share(vec![free.clone(), single(2, portion(0, 8, 30))]);
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::NotPlaced);
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::NotPlaced);
     let mut share = Share::new(WithoutClaim::Share, true);
     share.cards_are(vec![card(0, 10)]);
     share.tenants_are(vec![free]);
-    assert!(matches!(share.start(&ids(&[(0, 3)]), &books), Verdict::Fill { shared: true, .. }));
+    assert!(matches!(share.start(&ids(&[(0, 3)]), Some(&books)), Verdict::Fill { shared: true, .. }));
 }
 
 #[test]
@@ -188,20 +203,20 @@ fn what_cannot_be_right_is_refused_with_its_reason() {
     let missing = single(1, portion(7, 8, 30));
     let mut share = share(vec![missing]);
     let books = [row(1, "main", &[(0, 3)], 7)];
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::NoSuchDevice(device(7)));
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::NoSuchDevice(device(7)));
     share.tenant_is(tenant(1, vec![ask("main", Role::App, 1)], Assignment::Unreadable("torn".into())));
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::Unreadable("torn".into()));
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::Unreadable("torn".into()));
     share.tenant_is(tenant(1, vec![ask("main", Role::App, 1)], Assignment::Given(vec![vec![]])));
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::Count { claimed: 0, given: 1 });
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::Count { claimed: 0, given: 1 });
     share.tenant_is(Tenant { finished: true, ..single(1, portion(0, 8, 30)) });
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), &books)), Refusal::Finished);
+    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::Finished);
 }
 
 #[test]
 fn ids_of_an_earlier_plugin_are_left_alone() {
     let mut share = share(vec![single(1, portion(0, 8, 30))]);
     let old = Held { ids: vec!["GPU-old::3".into()], ..row(1, "main", &[], 0) };
-    assert_eq!(share.start(&["GPU-old::3".into()], &[old]), Verdict::Foreign);
+    assert_eq!(share.start(&["GPU-old::3".into()], Some(&[old])), Verdict::Foreign);
 }
 
 #[test]
@@ -209,7 +224,7 @@ fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
     let mut share = share(vec![single(1, portion(1, 8, 30))]);
     // Its claim is on card 1, kubelet counts it as slot 3 of card 0.
     let books = [row(1, "main", &[(0, 3)], 7)];
-    filled(share.start(&ids(&[(0, 3)]), &books));
+    filled(share.start(&ids(&[(0, 3)]), Some(&books)));
     share.cards_are(vec![card(0, 10), Card { healthy: false, ..card(1, 10) }]);
     let sick: Vec<String> =
         share.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot.to_string()).collect();
@@ -259,7 +274,7 @@ proptest! {
             }
             let own = &books[usize::from(n)];
             share.tenant_is(single(number(n), portion(gpu, gib, cores)));
-            match share.start(&own.ids, &books) {
+            match share.start(&own.ids, Some(&books)) {
                 Verdict::Fill { bound, .. } => {
                     prop_assert_eq!(bound.len(), 1);
                     prop_assert_eq!(&bound[0].holder.pod, &uid(number(n)));

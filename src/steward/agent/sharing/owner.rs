@@ -77,6 +77,10 @@ impl Sharing {
         let mut batch = Vec::with_capacity(BATCH);
         let mut again = Instant::now();
         let mut sweep = Instant::now() + SWEEP;
+        // Before the first list is told: a sick device takes away the ids of those that use it.
+        if let Ok(rows) = self.read_books().await {
+            self.share.books_are(&rows);
+        }
         self.look_at_cards();
         self.look_at_pods();
         loop {
@@ -176,7 +180,7 @@ impl Sharing {
             return;
         }
         let books = self.read_books().await;
-        let rows: &[Held] = books.as_deref().unwrap_or_default();
+        let rows: Option<&[Held]> = books.as_deref().ok();
         for start in std::mem::take(waiting) {
             // kubelet has given up on it.
             if start.reply.is_closed() {
