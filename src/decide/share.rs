@@ -7,22 +7,30 @@
 //!                                ──▶ start     whose ids these are, and what was promised to whom
 //! ```
 //!
-//! Nothing is given at `Allocate`, because `Allocate` names no pod: it takes a ticket, and the ticket is filled when the
-//! container starts and kubelet's books say whose it is.
+//! Where the runtime has CDI nothing is given at `Allocate`, because `Allocate` names no pod: it takes a ticket, and the
+//! ticket is filled when the container starts and kubelet's books say whose it is (*late*). Elsewhere devices are given with
+//! the ticket to whom they must be for, and the books confirm it before the container starts (*early*).
 //!
 //! What must never happen here: no container gets what was promised to another, whatever order calls come in; when in
 //! doubt the answer is *wait* or *refuse*, never a guess.
 
 mod card;
+mod tickets;
 mod state;
 mod list;
 mod ledger;
 mod prefer;
+mod seat;
 mod start;
+mod early;
+mod listing;
 
 pub use card::{Card, Listed};
+pub use early::Meant;
+pub use listing::Disagreement;
 pub use start::{Bound, Refusal, Verdict, Waiting};
-pub use state::{MAX_TENANTS, Share, WithoutClaim};
+pub use state::{Changes, MAX_TENANTS, Share, WithoutClaim};
+pub use tickets::MAX_ISSUED;
 
 #[cfg(test)]
 mod tests;

@@ -136,6 +136,33 @@ pub struct Held {
     pub ids: Vec<Arc<str>>,
     /// Our ticket; absent in an answer that was not ours or carried none.
     pub ticket: Option<Ticket>,
+    /// Whether everything was given with the ticket, before it was known whose it is.
+    pub early: bool,
+}
+
+/// A ticket as it was given out at `Allocate`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issued {
+    /// Which.
+    pub ticket: Ticket,
+    /// Higher than that of every ticket given out before it.
+    pub order: u64,
+    /// The ids that it stands for.
+    pub ids: Vec<Arc<str>>,
+    /// For whom it was meant, where devices were given with it.
+    pub meant: Option<ContainerKey>,
+    /// Whose it is, once kubelet has said so.
+    pub holder: Option<ContainerKey>,
+    /// What its container has, where the claim alone does not say it.
+    pub given: Option<Vec<Portion>>,
+}
+
+impl Issued {
+    /// Whether devices were given with it.
+    #[must_use]
+    pub fn early(&self) -> bool {
+        self.meant.is_some()
+    }
 }
 
 #[cfg(test)]

@@ -61,9 +61,11 @@ impl Books {
 }
 
 fn held(row: checkpoint::Allocation) -> Held {
+    let late = row.cdi_devices.iter().find_map(|name| ticket::parse(name).ok());
     Held {
         holder: ContainerKey { pod: row.pod, container: row.container },
         ids: row.ids,
-        ticket: row.cdi_devices.iter().find_map(|name| ticket::parse(name).ok()),
+        early: late.is_none() && row.ticket.is_some(),
+        ticket: late.or(row.ticket),
     }
 }

@@ -42,6 +42,8 @@ pub struct Allocation {
     pub ids: Vec<Arc<str>>,
     /// CDI devices in the plugin's answer.
     pub cdi_devices: Vec<Arc<str>>,
+    /// The ticket that stands in the plugin's answer beside devices, where the runtime has no CDI.
+    pub ticket: Option<Ticket>,
 }
 
 /// The file.
@@ -56,7 +58,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Who holds a ticket. None also where two containers do, which no ticket may: then nobody can be sure.
+    /// Who holds a ticket of a CDI device. None also where two containers do, which no ticket may: then nobody can be sure.
     #[must_use]
     pub fn holder(&self, ticket: &Ticket) -> Option<&Allocation> {
         let name = ticket::qualified(ticket);
@@ -148,33 +150,57 @@ fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
     ids.sort();
     ids.dedup();
     let who = || format!("{}, {}", shown(&entry.container), shown(&entry.resource));
+    let told = match &entry.answer {
+        None => Told::default(),
+        Some(answer) => told(answer).ok_or_else(|| format!("the answer of the plugin cannot be read ({})", who()))?,
+    };
     Ok(Allocation {
         pod: PodUid::parse(&entry.pod).map_err(|error| error.to_string())?,
         container: entry.container.as_ref().into(),
         resource: entry.resource.as_ref().into(),
         ids,
-        cdi_devices: match &entry.answer {
-            None => Vec::new(),
-            Some(answer) => {
-                cdi_devices(answer).ok_or_else(|| format!("the answer of the plugin cannot be read ({})", who()))?
-            }
-        },
+        cdi_devices: told.cdi_devices,
+        ticket: told.ticket,
     })
 }
 
-/// The names of the CDI devices (field 5, each a message with its name in field 1) in a plugin's answer.
-fn cdi_devices(answer: &str) -> Option<Vec<Arc<str>>> {
+/// What of a plugin's answer is wanted.
+#[derive(Default)]
+struct Told {
+    cdi_devices: Vec<Arc<str>>,
+    ticket: Option<Ticket>,
+}
+
+/// The names of the CDI devices (field 5, each a message with its name in field 1) and the ticket among the annotations
+/// (field 4, each a message of key and value) in a plugin's answer.
+fn told(answer: &str) -> Option<Told> {
     let bytes = base64::decode(answer)?;
-    let mut names = Vec::new();
+    let mut told = Told::default();
     for (number, field) in fields(&bytes)? {
-        let (5, Field::Bytes(device)) = (number, field) else { continue };
-        for (number, field) in fields(device)? {
-            if let (1, Field::Bytes(name)) = (number, field) {
-                names.push(Arc::from(std::str::from_utf8(name).ok()?));
+        match (number, field) {
+            (5, Field::Bytes(device)) => {
+                if let Some(name) = text(device, 1)? {
+                    told.cdi_devices.push(name.into());
+                }
             }
+            (4, Field::Bytes(annotation)) if text(annotation, 1)? == Some(ticket::ANNOTATION) => {
+                told.ticket = text(annotation, 2)?.and_then(|value| Ticket::parse(value).ok());
+            }
+            _ => {}
         }
     }
-    Some(names)
+    Some(told)
+}
+
+/// The last text of this number in a message, which is the one that counts. `None` where it is no message or no text.
+fn text(message: &[u8], wanted: u64) -> Option<Option<&str>> {
+    let mut found = None;
+    for (number, field) in fields(message)? {
+        if let (true, Field::Bytes(bytes)) = (number == wanted, field) {
+            found = Some(std::str::from_utf8(bytes).ok()?);
+        }
+    }
+    Some(found)
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ pub mod ticket;
 pub mod cdi;
 pub mod checkpoint;
 pub mod limits;
+pub mod issued;
 pub mod api;
 
 #[cfg(test)]

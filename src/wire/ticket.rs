@@ -8,6 +8,9 @@ use model::id::Ticket;
 
 /// Vendor and class of all tickets, as CDI writes a kind.
 pub const KIND: &str = "gpu-steward.io/gpu";
+/// The annotation of a plugin's answer that carries a ticket where there are no CDI devices. Runtimes drop it; kubelet's
+/// checkpoint keeps it.
+pub const ANNOTATION: &str = "gpu-steward.io/ticket";
 /// What the file of every ticket begins with: the kind, as CDI proposes for file names.
 const FILE_PREFIX: &str = "gpu-steward.io-gpu-";
 const FILE_SUFFIX: &str = ".json";

@@ -17,7 +17,7 @@ pub(super) struct Promised {
 }
 
 impl Promised {
-    fn add(&mut self, other: Promised) {
+    pub(super) fn add(&mut self, other: Promised) {
         self.memory = self.memory.saturating_add(other.memory);
         self.cores = self.cores.saturating_add(other.cores);
         self.containers = self.containers.saturating_add(other.containers);

@@ -36,6 +36,11 @@ impl Share {
 
     /// The devices of the first container that waits for its slots and asks for `size` of them.
     fn next_claim(&self, size: usize) -> Vec<GpuUuid> {
+        if self.early {
+            let next = self.next_container(size, true);
+            let claim = next.and_then(|(uid, at)| self.claim(&uid)?.get(at).cloned());
+            return claim.into_iter().flatten().map(|portion| portion.device).collect();
+        }
         let waiting = self.tenants.values().filter(|tenant| !tenant.finished && !self.started.contains(&tenant.uid));
         for tenant in waiting {
             let Assignment::Given(portions) = &tenant.assignment else { continue };

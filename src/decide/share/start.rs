@@ -3,7 +3,7 @@
 use super::ledger::of_pod;
 use super::state::{Share, WithoutClaim};
 use model::id::{GpuUuid, PodRef, PodUid, Ticket};
-use model::share::{Assignment, ContainerKey, Held, MemoryAsk, Portion, Slot, Tenant};
+use model::share::{Ask, Assignment, ContainerKey, Held, Issued, MemoryAsk, Portion, Slot, Tenant};
 use model::unit::Bytes;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,6 +23,8 @@ pub struct Bound {
     pub portions: Vec<Portion>,
     /// Whether kubelet counts other devices than those of the claim.
     pub differs: bool,
+    /// Whether its devices were given already, at `Allocate`.
+    pub early: bool,
 }
 
 /// What to do about a start.
@@ -90,9 +92,22 @@ pub enum Refusal {
     },
     /// The pod has finished.
     Finished,
+    /// At `Allocate`, which names nobody, it was given what was promised to another.
+    Mistaken {
+        /// In what they differ.
+        what: &'static str,
+    },
+    /// It was given something at `Allocate`, and what that was is not known any more.
+    Forgotten,
 }
 
 impl Refusal {
+    /// Whether no later try can help: somebody who may must take the pod away, and its controller makes it again.
+    #[must_use]
+    pub fn for_good(&self) -> bool {
+        matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten)
+    }
+
     /// One word for events and metrics.
     #[must_use]
     pub fn code(&self) -> &'static str {
@@ -103,6 +118,8 @@ impl Refusal {
             Refusal::NoSuchDevice(_) => "NoSuchDevice",
             Refusal::DoesNotFit { .. } => "DoesNotFit",
             Refusal::Finished => "Finished",
+            Refusal::Mistaken { .. } => "MistakenForAnother",
+            Refusal::Forgotten => "Forgotten",
         }
     }
 }
@@ -124,6 +141,15 @@ impl fmt::Display for Refusal {
                 "{what} of {device}: {wanted} were promised to this pod, {promised} to pods that have started, and there are {total}"
             ),
             Refusal::Finished => f.write_str("the pod has finished"),
+            Refusal::Mistaken { what } => write!(
+                f,
+                "kubelet asked for this pod's GPUs when another was expected, and it was given {what} that are not its own, which \
+                 cannot be changed any more: the pod must be deleted and made again"
+            ),
+            Refusal::Forgotten => f.write_str(
+                "what this container was given when kubelet asked for it is not known any more (was the state directory lost?): \
+                 the pod must be deleted and made again",
+            ),
         }
     }
 }
@@ -134,6 +160,11 @@ impl Share {
     pub fn start(&mut self, ids: &[Arc<str>], books: Option<&[Held]>) -> Verdict {
         let Some(books) = books else { return Verdict::Wait(Waiting::Books) };
         self.books_are(books);
+        self.judge(ids, books)
+    }
+
+    /// The same by rows that need not be all of the books.
+    pub(super) fn judge(&mut self, ids: &[Arc<str>], books: &[Held]) -> Verdict {
         let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
         let rows: Vec<&Held> =
             books.iter().filter(|row| row.ids.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == asked).collect();
@@ -147,6 +178,8 @@ impl Share {
         if tenant.finished {
             return refuse(Refusal::Finished);
         }
+        self.settle(books);
+        self.follow_kubelet(&tenant, &rows);
         let (portions, shared) = match self.assignment(&tenant) {
             Assignment::Given(portions) => (portions, false),
             Assignment::Unreadable(why) => return refuse(Refusal::Unreadable(why)),
@@ -160,14 +193,59 @@ impl Share {
             Ok(bound) => bound,
             Err(why) => return refuse(why),
         };
+        for bound in bound.iter().filter(|bound| bound.early) {
+            match self.tickets.get(&bound.ticket) {
+                None => return refuse(Refusal::Forgotten),
+                Some(issued) if issued.holder.as_ref() == Some(&bound.holder) => {}
+                Some(issued) => return refuse(Refusal::Mistaken { what: self.mistaken(issued, &bound.portions) }),
+            }
+        }
         if let Err(why) = self.fits(&tenant, &portions) {
             return refuse(why);
+        }
+        for bound in &bound {
+            self.known_now(bound);
         }
         if shared {
             self.shared.insert(uid.clone(), Assignment::Given(portions));
         }
+        if self.seated.contains_key(&uid) {
+            self.due.rewritten.insert(uid.clone());
+        }
         self.started.insert(uid);
         Verdict::Fill { bound, shared }
+    }
+
+    /// Where kubelet keeps to a topology of its own, a claim that has not started yet moves to the devices that kubelet
+    /// chose, if all promises can be kept there.
+    fn follow_kubelet(&mut self, tenant: &Tenant, rows: &[&Held]) {
+        if !self.follows_kubelet {
+            return;
+        }
+        for row in rows.iter().filter(|row| !row.early) {
+            let new = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
+            let Some(issued) = new.filter(|issued| issued.holder.is_none()).cloned() else { continue };
+            let Some(at) = tenant.asks.iter().position(|ask| ask.container == row.holder.container) else { continue };
+            let own = self.claim(&tenant.uid).and_then(|claim| claim.get(at).cloned());
+            let moved = own.and_then(|own| Share::where_kubelet_is(&own, &row.ids));
+            let Some(moved) = moved.filter(|moved| self.could_sit(&tenant.uid, at, moved)) else { continue };
+            if self.seat((&tenant.uid, at), &moved, None).is_some() {
+                self.due.reseated += 1;
+                let kept = Issued { holder: Some(row.holder.clone()), given: Some(moved), ..issued };
+                self.tickets.keep(kept.clone());
+                self.due.tickets.insert(kept.ticket.clone(), kept);
+            }
+        }
+    }
+
+    /// Keeps whose a ticket is, for the time when the books cannot say it.
+    fn known_now(&mut self, bound: &Bound) {
+        let Some(issued) = self.tickets.get(&bound.ticket).filter(|issued| issued.holder.is_none()).cloned() else {
+            return;
+        };
+        let known = Issued { holder: Some(bound.holder.clone()), ..issued };
+        self.tickets.keep(known.clone());
+        self.due.tickets.insert(known.ticket.clone(), known);
     }
 
     /// The pod that holds these rows. Two pods can stand there only while kubelet has not yet forgotten a finished one.
@@ -187,7 +265,7 @@ impl Share {
         }
     }
 
-    fn may_share(&self) -> bool {
+    pub(super) fn may_share(&self) -> bool {
         match self.without_claim {
             WithoutClaim::Share => true,
             WithoutClaim::Refuse => false,
@@ -198,21 +276,22 @@ impl Share {
     /// What a pod that nobody placed gets: the devices of the slots that kubelet chose, limited only where the pod itself
     /// names a limit.
     fn share_out(&self, tenant: &Tenant, books: &[Held]) -> Result<Vec<Vec<Portion>>, Refusal> {
-        let mut all = Vec::with_capacity(tenant.asks.len());
-        for ask in &tenant.asks {
-            let row = books.iter().find(|row| row.holder.pod == tenant.uid && row.holder.container == ask.container);
-            let mut portions = Vec::new();
-            for slot in row.iter().flat_map(|row| row.ids.iter()).filter_map(|id| Slot::parse(id)) {
-                let card = self.cards.get(&slot.device).ok_or_else(|| Refusal::NoSuchDevice(slot.device.clone()))?;
-                let memory = ask.memory.map(|memory| match memory {
-                    MemoryAsk::Bytes(bytes) => bytes,
-                    MemoryAsk::Percent(percent) => Bytes(card.memory.0.saturating_mul(u64::from(percent)) / 100),
-                });
-                portions.push(Portion { device: slot.device, memory, cores: ask.cores });
-            }
-            all.push(portions);
-        }
-        Ok(all)
+        let row =
+            |ask: &Ask| books.iter().find(|row| row.holder.pod == tenant.uid && row.holder.container == ask.container);
+        tenant.asks.iter().map(|ask| row(ask).map_or(Ok(Vec::new()), |row| self.share_of(ask, &row.ids))).collect()
+    }
+
+    /// The same for one container of it.
+    pub(super) fn share_of(&self, ask: &Ask, ids: &[Arc<str>]) -> Result<Vec<Portion>, Refusal> {
+        let portion = |slot: Slot| {
+            let card = self.cards.get(&slot.device).ok_or_else(|| Refusal::NoSuchDevice(slot.device.clone()))?;
+            let memory = ask.memory.map(|memory| match memory {
+                MemoryAsk::Bytes(bytes) => bytes,
+                MemoryAsk::Percent(percent) => Bytes(card.memory.0.saturating_mul(u64::from(percent)) / 100),
+            });
+            Ok(Portion { device: slot.device, memory, cores: ask.cores })
+        };
+        ids.iter().filter_map(|id| Slot::parse(id)).map(portion).collect()
     }
 
     /// Whether the claim fits beside what has started. A pod that has started is not judged again: what it holds it holds.
@@ -259,6 +338,7 @@ fn bind(tenant: &Tenant, portions: &[Vec<Portion>], rows: &[&Held]) -> Result<Ve
             ticket,
             portions: own,
             differs: counted != claimed,
+            early: row.early,
         });
     }
     Ok(bound)

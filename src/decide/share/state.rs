@@ -1,8 +1,9 @@
 //! What is known: devices, pods, kubelet's books, and what was given.
 
 use super::card::Card;
-use model::id::{GpuUuid, PodUid};
-use model::share::{Assignment, ContainerKey, Held, Tenant};
+use super::tickets::Tickets;
+use model::id::{GpuUuid, PodUid, Ticket};
+use model::share::{Assignment, ContainerKey, Held, Issued, Portion, Tenant};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Tenants that are kept. kubelet's own bound is 110 pods a node by default and 500 in the largest setups; beyond this the
@@ -36,6 +37,40 @@ pub struct Share {
     pub(super) held: BTreeMap<ContainerKey, Held>,
     /// What was given to pods without a claim; for the others the assignment says it.
     pub(super) shared: BTreeMap<PodUid, Assignment>,
+    /// Whether devices are given at `Allocate`.
+    pub(super) early: bool,
+    /// Whether a claim moves to the devices that kubelet chose.
+    pub(super) follows_kubelet: bool,
+    /// Tickets that were given out.
+    pub(super) tickets: Tickets,
+    /// Claims that are not as they stand on the pod: the devices that its containers really have.
+    pub(super) seated: BTreeMap<PodUid, Vec<Vec<Portion>>>,
+    /// In which order pods were first seen, which is near to that in which kubelet saw them.
+    pub(super) seen: BTreeMap<PodUid, u64>,
+    /// What others must be told.
+    pub(super) due: Due,
+}
+
+/// What has changed and must be kept or told.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    pub(super) tickets: BTreeMap<Ticket, Issued>,
+    pub(super) rewritten: BTreeSet<PodUid>,
+    pub(super) exchanged: u64,
+    pub(super) reseated: u64,
+}
+
+/// The same, for whoever keeps and tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Tickets of which more is known.
+    pub tickets: Vec<Issued>,
+    /// Claims that are to be written on their pods.
+    pub claims: Vec<(Tenant, Vec<Vec<Portion>>)>,
+    /// Containers that exchanged devices.
+    pub exchanged: u64,
+    /// Containers that moved to other devices.
+    pub reseated: u64,
 }
 
 impl Share {
@@ -51,6 +86,29 @@ impl Share {
             started: BTreeSet::new(),
             held: BTreeMap::new(),
             shared: BTreeMap::new(),
+            early: false,
+            follows_kubelet: false,
+            tickets: Tickets::default(),
+            seated: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            due: Due::default(),
+        }
+    }
+
+    /// Whether a claim moves to the devices that kubelet chose, where they can keep it.
+    pub fn follow_topology(&mut self, follow: bool) {
+        self.follows_kubelet = follow;
+    }
+
+    /// What has changed since this was last asked.
+    pub fn take_changes(&mut self) -> Changes {
+        let due = std::mem::take(&mut self.due);
+        let claim = |uid: &PodUid| Some((self.tenants.get(uid)?.clone(), self.seated.get(uid)?.clone()));
+        Changes {
+            claims: due.rewritten.iter().filter_map(claim).collect(),
+            tickets: due.tickets.into_values().collect(),
+            exchanged: due.exchanged,
+            reseated: due.reseated,
         }
     }
 
@@ -89,8 +147,36 @@ impl Share {
         if tenant.started && !tenant.finished {
             self.started.insert(tenant.uid.clone());
         }
+        self.overlay(&tenant);
         if self.tenants.len() < MAX_TENANTS || self.tenants.contains_key(&tenant.uid) {
+            if !self.seen.contains_key(&tenant.uid) {
+                let number = self.seen.values().max().map_or(0, |last| last + 1);
+                self.seen.insert(tenant.uid.clone(), number);
+            }
             self.tenants.insert(tenant.uid.clone(), tenant);
+        }
+    }
+
+    /// What a container really has stands against what is written on its pod, until that says the same.
+    fn overlay(&mut self, tenant: &Tenant) {
+        let Assignment::Given(written) = &tenant.assignment else { return };
+        match self.seated.get(&tenant.uid) {
+            Some(seated) if seated == written => {
+                self.seated.remove(&tenant.uid);
+            }
+            Some(_) => {}
+            None => {
+                let mut real = written.clone();
+                for (ask, portions) in tenant.asks.iter().zip(&mut real) {
+                    let key = ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() };
+                    if let Some(given) = self.tickets.given_to(&key) {
+                        *portions = given.to_vec();
+                    }
+                }
+                if real != *written {
+                    self.seated.insert(tenant.uid.clone(), real);
+                }
+            }
         }
     }
 
@@ -99,6 +185,13 @@ impl Share {
         self.tenants.remove(uid);
         self.started.remove(uid);
         self.shared.remove(uid);
+        self.seated.remove(uid);
+        self.seen.remove(uid);
+        let of_it = |row: &&Held| &row.holder.pod == uid;
+        let tickets: Vec<Ticket> = self.held.values().filter(of_it).filter_map(|row| row.ticket.clone()).collect();
+        for ticket in tickets {
+            self.tickets.forget(&ticket);
+        }
         self.held.retain(|key, _| &key.pod != uid);
     }
 
@@ -129,6 +222,9 @@ impl Share {
 
     /// What holds of a pod: what a scheduler wrote, or what it was given without one.
     pub(super) fn assignment(&self, tenant: &Tenant) -> Assignment {
+        if let Some(seated) = self.seated.get(&tenant.uid) {
+            return Assignment::Given(seated.clone());
+        }
         match &tenant.assignment {
             Assignment::None => self.shared.get(&tenant.uid).cloned().unwrap_or(Assignment::None),
             written => written.clone(),

@@ -8,17 +8,17 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-const GIB: u64 = 1 << 30;
+pub(super) const GIB: u64 = 1 << 30;
 
-fn device(n: u32) -> GpuUuid {
+pub(super) fn device(n: u32) -> GpuUuid {
     GpuUuid::parse(&format!("GPU-{n:08x}-0000-4000-8000-000000000000")).unwrap()
 }
 
-fn uid(n: u32) -> PodUid {
+pub(super) fn uid(n: u32) -> PodUid {
     PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).unwrap()
 }
 
-fn card(n: u32, slots: u16) -> Card {
+pub(super) fn card(n: u32, slots: u16) -> Card {
     Card {
         device: device(n),
         index: n,
@@ -31,51 +31,52 @@ fn card(n: u32, slots: u16) -> Card {
     }
 }
 
-fn ask(container: &str, role: Role, slots: u32) -> Ask {
+pub(super) fn ask(container: &str, role: Role, slots: u32) -> Ask {
     Ask { container: container.into(), role, slots, memory: None, cores: None }
 }
 
-fn portion(n: u32, gib: u64, cores: u32) -> Portion {
+pub(super) fn portion(n: u32, gib: u64, cores: u32) -> Portion {
     Portion { device: device(n), memory: Some(Bytes(gib * GIB)), cores: Some(cores) }
 }
 
-fn tenant(n: u32, asks: Vec<Ask>, assignment: Assignment) -> Tenant {
+pub(super) fn tenant(n: u32, asks: Vec<Ask>, assignment: Assignment) -> Tenant {
     let pod = PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
     Tenant { uid: uid(n), pod, asks, assignment, placed_here: false, started: false, finished: false }
 }
 
 /// A pod of one container `main` with one grant.
-fn single(n: u32, grant: Portion) -> Tenant {
+pub(super) fn single(n: u32, grant: Portion) -> Tenant {
     tenant(n, vec![ask("main", Role::App, 1)], Assignment::Given(vec![vec![grant]]))
 }
 
-fn ids(slots: &[(u32, u16)]) -> Vec<Arc<str>> {
+pub(super) fn ids(slots: &[(u32, u16)]) -> Vec<Arc<str>> {
     slots.iter().map(|(n, number)| Slot { device: device(*n), number: *number }.to_string().into()).collect()
 }
 
-fn row(pod: u32, container: &str, slots: &[(u32, u16)], ticket: u8) -> Held {
+pub(super) fn row(pod: u32, container: &str, slots: &[(u32, u16)], ticket: u8) -> Held {
     Held {
         holder: ContainerKey { pod: uid(pod), container: container.into() },
         ids: ids(slots),
         ticket: (ticket != 0).then(|| Ticket::of_random([ticket; 16])),
+        early: false,
     }
 }
 
-fn share(tenants: Vec<Tenant>) -> Share {
+pub(super) fn share(tenants: Vec<Tenant>) -> Share {
     let mut share = Share::new(WithoutClaim::Auto, false);
     share.cards_are(vec![card(0, 10), card(1, 10)]);
     share.tenants_are(tenants);
     share
 }
 
-fn filled(verdict: Verdict) -> Vec<Bound> {
+pub(super) fn filled(verdict: Verdict) -> Vec<Bound> {
     match verdict {
         Verdict::Fill { bound, .. } => bound,
         other => panic!("not filled: {other:?}"),
     }
 }
 
-fn refused(verdict: Verdict) -> Refusal {
+pub(super) fn refused(verdict: Verdict) -> Refusal {
     match verdict {
         Verdict::Refuse { why, .. } => why,
         other => panic!("not refused: {other:?}"),

@@ -56,6 +56,16 @@ fn layouts_of_old_kubelets_are_read() {
 }
 
 #[test]
+fn a_ticket_stands_among_annotations_where_there_is_no_cdi() {
+    // `annotations { key: "a" value: "b" }` and then ours.
+    let answer = "IgYKAWESAWIiOgoVZ3B1LXN0ZXdhcmQuaW8vdGlja2V0EiF0MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";
+    let read = parse(&file(&[entry(UID, "main", "[]", &format!("\"{answer}\""))])).unwrap();
+    assert_eq!((read.allocations[0].ticket.clone(), read.allocations[0].cdi_devices.len()), (Some(ticket()), 0));
+    let late = parse(&file(&[entry(UID, "main", "[]", &format!("\"{ANSWER}\""))])).unwrap();
+    assert_eq!(late.allocations[0].ticket, None);
+}
+
+#[test]
 fn a_ticket_that_two_containers_hold_has_no_holder() {
     let answer = format!("\"{ANSWER}\"");
     let twice = [entry(UID, "a", "[]", &answer), entry(UID, "b", "[]", &answer)];

@@ -1,0 +1,191 @@
+//! Early binding, for runtimes that know no CDI: everything is given at `Allocate`, which names nobody.
+//!
+//! ```text
+//!   Allocate ──▶ meant      the pod that kubelet must be admitting, by its books, the order of pods and of containers
+//!   the next Allocate, or the start ──▶ settle      kubelet's books say whose the ticket is
+//!       devices and numbers are what it was promised           fine, whoever was meant
+//!       the numbers are, and the devices are another's          the two claims exchange devices
+//!       else                                                    it never starts
+//! ```
+//!
+//! kubelet admits one pod at a time, asks for its containers one after the other (init containers first), and writes its
+//! books before it asks for the next; so at each call everything before it is certain, and one wrong guess does not lead to
+//! the next.
+//!
+//! What must never happen here: a container starts with devices or numbers that are not its own by the books.
+
+use super::seat::{Moved, same_shape};
+use super::state::Share;
+use super::tickets;
+use model::id::{PodRef, PodUid, Ticket};
+use model::share::{Assignment, ContainerKey, Held, Issued, Portion};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// For whom an `Allocate` must be, and what it gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meant {
+    /// Who.
+    pub holder: ContainerKey,
+    /// Names of the pod.
+    pub pod: PodRef,
+    /// What it gets.
+    pub portions: Vec<Portion>,
+}
+
+impl Share {
+    /// Whether devices are given at `Allocate`: then kubelet is advised to take the ids of the pod that it admits.
+    pub fn bind_early(&mut self, early: bool) {
+        self.early = early;
+    }
+
+    /// Tickets of an earlier life of the program.
+    pub fn recall_tickets(&mut self, issued: Vec<Issued>) {
+        for issued in issued {
+            self.tickets.keep(issued);
+        }
+    }
+
+    /// Keeps a ticket that is about to be given out for `ids`, with what is given with it.
+    pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>], early: Option<Meant>) -> Issued {
+        let early = early.map(|meant| (meant.holder, meant.portions));
+        let issued = tickets::new(self.tickets.next(), ticket, ids, early);
+        self.tickets.keep(issued.clone());
+        issued
+    }
+
+    /// For whom these ids are. None while no pod is known that waits for so many, and, for as long as there is patience,
+    /// while kubelet has admitted a pod that is not known yet: what it was given was meant for another.
+    pub fn allocate(&mut self, ids: &[Arc<str>], books: Option<&[Held]>, patient: bool) -> Option<Meant> {
+        if let Some(books) = books {
+            self.books_are(books);
+            self.settle(books);
+            if patient && books.iter().any(|row| self.of_a_stranger(row)) {
+                return None;
+            }
+        }
+        let (uid, at) = self.next_container(ids.len(), books.is_some())?;
+        let tenant = self.tenants.get(&uid)?;
+        let holder = ContainerKey { pod: uid.clone(), container: tenant.asks.get(at)?.container.clone() };
+        let pod = tenant.pod.clone();
+        let portions = match self.assignment(tenant) {
+            Assignment::Given(claim) => {
+                let own = claim.get(at)?.clone();
+                let moved = self.follows_kubelet.then(|| Share::where_kubelet_is(&own, ids)).flatten();
+                moved.filter(|moved| self.could_sit(&uid, at, moved)).unwrap_or(own)
+            }
+            Assignment::None => self.share_of(tenant.asks.get(at)?, ids).ok()?,
+            Assignment::Unreadable(_) => return None,
+        };
+        Some(Meant { holder, pod, portions })
+    }
+
+    /// Looks in kubelet's books whose the tickets are that were given out early.
+    pub(super) fn settle(&mut self, books: &[Held]) {
+        for row in books.iter().filter(|row| row.early) {
+            let issued = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
+            let Some(issued) = issued.filter(|issued| issued.holder.is_none()).cloned() else { continue };
+            let Some(given) = &issued.given else { continue };
+            let Some(tenant) = self.tenants.get(&row.holder.pod).filter(|tenant| !tenant.finished) else { continue };
+            let Some(at) = tenant.asks.iter().position(|ask| ask.container == row.holder.container) else { continue };
+            let own = match self.assignment(tenant) {
+                Assignment::Given(claim) => claim.get(at).cloned(),
+                Assignment::None if self.may_share() => self.share_of(&tenant.asks[at], &row.ids).ok(),
+                _ => None,
+            };
+            let Some(own) = own else { continue };
+            let right = own == *given
+                || match self.seat((&row.holder.pod, at), given, issued.meant.as_ref()) {
+                    Some(Moved::Exchanged) => {
+                        self.due.exchanged += 1;
+                        true
+                    }
+                    Some(Moved::Alone) => {
+                        self.due.reseated += 1;
+                        true
+                    }
+                    None => false,
+                };
+            if right {
+                let settled = Issued { holder: Some(row.holder.clone()), ..issued };
+                self.tickets.keep(settled.clone());
+                self.due.tickets.insert(settled.ticket.clone(), settled);
+            }
+        }
+    }
+
+    /// The container that kubelet asks for, by its number of devices. With `certain` books, what does not stand there is not
+    /// held by anybody.
+    pub(super) fn next_container(&self, size: usize, certain: bool) -> Option<(PodUid, usize)> {
+        let on_the_way: BTreeSet<&ContainerKey> = self
+            .tickets
+            .iter()
+            .filter(|issued| issued.holder.is_none() && !self.in_books(&issued.ticket))
+            .filter_map(|issued| issued.meant.as_ref())
+            .collect();
+        let next_of = |uid: &PodUid| {
+            let tenant = self.tenants.get(uid)?;
+            let mut key = ContainerKey { pod: uid.clone(), container: "".into() };
+            let mut taken = 0_usize;
+            for (at, ask) in tenant.asks.iter().enumerate().filter(|(_, ask)| ask.slots > 0) {
+                key.container = ask.container.clone();
+                if self.held.contains_key(&key) || !certain && on_the_way.contains(&key) {
+                    taken += 1;
+                } else {
+                    return Some((at, ask.slots as usize, taken));
+                }
+            }
+            None
+        };
+        // A pod that kubelet is in the middle of.
+        if let Some(newest) = self.tickets.newest() {
+            let holder = self.held.values().find(|row| row.ticket.as_ref() == Some(&newest.ticket));
+            let holder = holder.map(|row| &row.holder).or(newest.meant.as_ref().filter(|_| !certain));
+            if let Some(key) = holder.filter(|key| self.tenants.get(&key.pod).is_some_and(|tenant| !tenant.finished))
+                && let Some((at, slots, _)) = next_of(&key.pod)
+                && slots == size
+            {
+                return Some((key.pod.clone(), at));
+            }
+        }
+        // A new one. What was on its way to a pod and is not in the books went wrong, and kubelet has given that pod up.
+        let given_up: BTreeSet<&PodUid> = on_the_way.iter().map(|key| &key.pod).collect();
+        let mut fresh: Vec<(bool, u64, &PodUid, usize)> = Vec::new();
+        for tenant in self.tenants.values().filter(|tenant| !tenant.finished && !self.started.contains(&tenant.uid)) {
+            let readable = match self.assignment(tenant) {
+                Assignment::Given(_) => true,
+                Assignment::None => self.may_share(),
+                Assignment::Unreadable(_) => false,
+            };
+            if let Some((at, slots, 0)) = next_of(&tenant.uid)
+                && readable
+                && slots == size
+            {
+                let seen = self.seen.get(&tenant.uid).copied().unwrap_or(u64::MAX);
+                fresh.push((given_up.contains(&tenant.uid), seen, &tenant.uid, at));
+            }
+        }
+        fresh.into_iter().min().map(|(_, _, uid, at)| (uid.clone(), at))
+    }
+
+    /// Whether a pod that is not known holds something that was meant for another.
+    fn of_a_stranger(&self, row: &Held) -> bool {
+        let issued = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
+        row.early && issued.is_some_and(|issued| issued.holder.is_none()) && !self.tenants.contains_key(&row.holder.pod)
+    }
+
+    fn in_books(&self, ticket: &Ticket) -> bool {
+        self.held.values().any(|row| row.ticket.as_ref() == Some(ticket))
+    }
+
+    /// What was given with a ticket that is not its holder's.
+    pub(super) fn mistaken(&self, issued: &Issued, own: &[Portion]) -> &'static str {
+        match &issued.given {
+            Some(given) if same_shape(given, own) => "devices",
+            _ => "memory or SM time",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! When kubelet's checkpoint cannot be read: its PodResources service names the containers that hold ids, by pod name and
+//! without tickets. With the tickets that were given out, in order, that is enough where it leaves no choice.
+//!
+//! kubelet lists no init containers that have ended or will end. An app container takes over the ids of init containers
+//! that asked for as many, and each of them had its own `Allocate` before; so the tickets of a set of ids are those of these
+//! init containers, in the order of the spec, and then that of the listed container.
+
+use super::start::{Verdict, Waiting};
+use super::state::Share;
+use model::id::{PodRef, PodUid};
+use model::observation::ContainerDevices;
+use model::share::{ContainerKey, Held, Role, Tenant};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Checkpoint and PodResources name different pods for the same ids.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Disagreement {
+    /// By the checkpoint.
+    pub books: PodRef,
+    /// By PodResources.
+    pub listed: PodRef,
+    /// The ids.
+    pub ids: Vec<Arc<str>>,
+}
+
+impl Share {
+    /// Judges a start by what PodResources lists of our resource now. Never refuses for want of knowledge.
+    pub fn start_by_listing(&mut self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> Verdict {
+        let Some(rows) = self.rows_of(ids, listed) else { return Verdict::Wait(Waiting::Books) };
+        let verdict = self.judge(ids, &rows);
+        if matches!(verdict, Verdict::Fill { .. }) {
+            self.held.extend(rows.into_iter().map(|row| (row.holder.clone(), row)));
+        }
+        verdict
+    }
+
+    /// Where the books that were last read and PodResources contradict each other. Pods that have ended do not count:
+    /// kubelets before 1.34 list them on.
+    #[must_use]
+    pub fn disagreements(&self, listed: &[ContainerDevices]) -> Vec<Disagreement> {
+        let mut found = BTreeSet::new();
+        for listed in listed {
+            let ids: BTreeSet<&str> = listed.ids.iter().map(|id| &**id).collect();
+            let name = PodRef { namespace: listed.namespace.clone(), name: listed.pod.clone() };
+            let rows = self.held.values().filter(|row| row.ids.iter().map(|id| &**id).collect::<BTreeSet<_>>() == ids);
+            let holders: Vec<&Tenant> =
+                rows.filter_map(|row| self.tenants.get(&row.holder.pod)).filter(|tenant| !tenant.finished).collect();
+            if let Some(other) = holders.first()
+                && holders.iter().all(|tenant| tenant.pod != name)
+                && self.tenants.values().any(|tenant| tenant.pod == name && !tenant.finished)
+            {
+                found.insert(Disagreement { books: other.pod.clone(), listed: name, ids: listed.ids.clone() });
+            }
+        }
+        found.into_iter().collect()
+    }
+
+    /// The rows that the checkpoint must have for these ids; none where that is not certain.
+    fn rows_of(&self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> Option<Vec<Held>> {
+        let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
+        let tenant = self.named(&asked, listed)?;
+        let of_pod = |one: &&ContainerDevices| one.namespace == tenant.pod.namespace && one.pod == tenant.pod.name;
+        let mut own = listed
+            .iter()
+            .filter(of_pod)
+            .filter(|one| one.ids.len() == asked.len() && one.ids.iter().all(|id| asked.contains(&**id)));
+        let (last, None) = (own.next()?, own.next()) else { return None };
+        let last = tenant.asks.iter().position(|ask| ask.container == last.container)?;
+        let before =
+            tenant.asks[..last].iter().filter(|ask| ask.role == Role::Init && ask.slots as usize == asked.len());
+        let holders: Vec<ContainerKey> = before
+            .chain(std::iter::once(&tenant.asks[last]))
+            .map(|ask| ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() })
+            .collect();
+        let issued = self.tickets.of(&asked);
+        // Tickets of these ids that a pod before this one held.
+        let gone = |holder: &ContainerKey| {
+            holder.pod != tenant.uid && self.tenants.get(&holder.pod).is_none_or(|tenant| tenant.finished)
+        };
+        let issued: Vec<_> = issued.into_iter().filter(|one| !one.holder.as_ref().is_some_and(gone)).collect();
+        let agrees = |(issued, holder): (&&model::share::Issued, &ContainerKey)| {
+            issued.holder.as_ref().is_none_or(|known| known == holder)
+                && self.tickets.held_by(holder).is_none_or(|known| known.ticket == issued.ticket)
+        };
+        if issued.len() != holders.len() || !issued.iter().zip(&holders).all(agrees) {
+            return None;
+        }
+        let row = |(issued, holder): (&model::share::Issued, ContainerKey)| Held {
+            holder,
+            ids: issued.ids.clone(),
+            ticket: Some(issued.ticket.clone()),
+            early: issued.early(),
+        };
+        Some(issued.into_iter().zip(holders).map(row).collect())
+    }
+
+    /// The one live pod whose containers are listed with these ids.
+    fn named(&self, asked: &BTreeSet<&str>, listed: &[ContainerDevices]) -> Option<&Tenant> {
+        let mut found: BTreeSet<&PodUid> = BTreeSet::new();
+        for one in listed.iter().filter(|one| one.ids.iter().any(|id| asked.contains(&**id))) {
+            let same = |tenant: &&Tenant| tenant.pod.namespace == one.namespace && tenant.pod.name == one.pod;
+            let mut pods = self.tenants.values().filter(same).peekable();
+            // A pod of that name that we have not seen, or its successor.
+            pods.peek()?;
+            found.extend(pods.filter(|tenant| !tenant.finished).map(|tenant| &tenant.uid));
+        }
+        match (found.len(), found.first()) {
+            (1, Some(uid)) => self.tenants.get(*uid),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

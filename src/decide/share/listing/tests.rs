@@ -1,0 +1,96 @@
+//! Starts without kubelet's checkpoint: known where PodResources leaves no choice, and waited for where it does.
+
+use crate::share::tests::{ask, device, filled, ids, portion, row, share, single, tenant, uid};
+use crate::share::{Disagreement, Share, Verdict, Waiting};
+use model::id::{PodRef, Ticket};
+use model::observation::ContainerDevices;
+use model::share::{Assignment, Role, Tenant};
+
+fn listed(pod: u32, container: &str, slots: &[(u32, u16)]) -> ContainerDevices {
+    ContainerDevices {
+        namespace: "ml".into(),
+        pod: format!("pod-{pod}").into(),
+        container: container.into(),
+        resource: "nvidia.com/gpu".into(),
+        ids: ids(slots),
+    }
+}
+
+fn issue(share: &mut Share, ticket: u8, slots: &[(u32, u16)]) {
+    share.issue(Ticket::of_random([ticket; 16]), &ids(slots), None);
+}
+
+/// An init container and an app that takes over its ids.
+fn two(n: u32) -> Tenant {
+    let asks = vec![ask("warm", Role::Init, 1), ask("main", Role::App, 1)];
+    tenant(n, asks, Assignment::Given(vec![vec![portion(0, 2, 10)], vec![portion(1, 8, 30)]]))
+}
+
+#[test]
+fn tickets_go_to_containers_in_the_order_in_which_they_were_given_out() {
+    let mut share = share(vec![two(1), single(2, portion(0, 8, 30))]);
+    issue(&mut share, 7, &[(0, 3)]);
+    issue(&mut share, 9, &[(0, 4)]);
+    issue(&mut share, 8, &[(0, 3)]);
+    let bound =
+        filled(share.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)]), listed(2, "main", &[(0, 4)])]));
+    let got: Vec<_> =
+        bound.iter().map(|b| (&*b.holder.container, b.ticket.clone(), b.portions[0].device.clone())).collect();
+    assert_eq!(got, [("warm", Ticket::of_random([7; 16]), device(0)), ("main", Ticket::of_random([8; 16]), device(1))]);
+    assert_eq!(share.take_changes().tickets.len(), 2, "whose they are is kept");
+    // Again, after the container ended.
+    filled(share.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)])]));
+}
+
+#[test]
+fn what_leaves_a_choice_is_waited_for() {
+    let start = |share: &mut Share, listed: &[ContainerDevices]| share.start_by_listing(&ids(&[(0, 3)]), listed);
+    let wait = Verdict::Wait(Waiting::Books);
+    let mut share = share(vec![single(1, portion(0, 8, 30)), single(2, portion(0, 8, 30))]);
+    let own = listed(1, "main", &[(0, 3)]);
+    assert_eq!(start(&mut share, std::slice::from_ref(&own)), wait, "no ticket is known for it");
+    issue(&mut share, 7, &[(0, 3)]);
+    assert_eq!(start(&mut share, &[]), wait, "nobody is listed");
+    assert_eq!(start(&mut share, &[listed(9, "main", &[(0, 3)])]), wait, "a pod that was not seen");
+    assert_eq!(start(&mut share, &[own.clone(), listed(2, "main", &[(0, 3)])]), wait, "two pods");
+    issue(&mut share, 8, &[(0, 3)]);
+    assert_eq!(start(&mut share, std::slice::from_ref(&own)), wait, "two tickets and one container");
+}
+
+#[test]
+fn a_pod_of_the_same_name_is_not_its_predecessor() {
+    let mut share = share(vec![single(1, portion(0, 8, 30))]);
+    issue(&mut share, 7, &[(0, 3)]);
+    filled(share.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)])]));
+    // Its successor of the same name is admitted with other ids, and our watch is late.
+    issue(&mut share, 8, &[(0, 4)]);
+    let successor = [listed(1, "main", &[(0, 4)])];
+    assert_eq!(share.start_by_listing(&ids(&[(0, 4)]), &successor), Verdict::Wait(Waiting::Books));
+    let mut new = single(2, portion(1, 8, 30));
+    new.pod = PodRef { namespace: "ml".into(), name: "pod-1".into() };
+    share.tenants_are(vec![new]);
+    let bound = filled(share.start_by_listing(&ids(&[(0, 4)]), &successor));
+    assert_eq!((bound[0].holder.pod.clone(), bound[0].ticket.clone()), (uid(2), Ticket::of_random([8; 16])));
+}
+
+#[test]
+fn tickets_survive_a_restart() {
+    let mut before = share(vec![two(1)]);
+    let tickets = [7, 8].map(|n| before.issue(Ticket::of_random([n; 16]), &ids(&[(0, 3)]), None));
+    let mut share = share(vec![two(1)]);
+    share.recall_tickets(tickets.to_vec());
+    assert_eq!(filled(share.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)])])).len(), 2);
+}
+
+#[test]
+fn checkpoint_and_pod_resources_that_differ_are_told_and_the_checkpoint_holds() {
+    let mut share = share(vec![single(1, portion(0, 8, 30)), single(2, portion(1, 8, 30))]);
+    let books = [row(1, "main", &[(0, 3)], 7)];
+    assert_eq!(filled(share.start(&ids(&[(0, 3)]), Some(&books)))[0].holder.pod, uid(1));
+    assert_eq!(share.disagreements(&[listed(1, "main", &[(0, 3)]), listed(2, "main", &[(0, 4)])]), []);
+    let name = |n: u32| PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
+    let told = share.disagreements(&[listed(2, "main", &[(0, 3)])]);
+    assert_eq!(told, [Disagreement { books: name(1), listed: name(2), ids: ids(&[(0, 3)]) }]);
+    share.tenant_is(Tenant { finished: true, ..single(2, portion(1, 8, 30)) });
+    assert_eq!(share.disagreements(&[listed(2, "main", &[(0, 3)])]), [], "kubelets of old list pods that have ended");
+}

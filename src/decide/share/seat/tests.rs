@@ -1,0 +1,106 @@
+//! Moves: only where every promise can be kept, and only devices change.
+
+use crate::share::tests::{card, device, filled, ids, portion, row, share, single};
+use crate::share::{Card, Share};
+use model::share::{Portion, Slot};
+use model::unit::Bytes;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+fn following(tenants: Vec<model::share::Tenant>) -> Share {
+    let mut share = share(tenants);
+    share.follow_topology(true);
+    share
+}
+
+#[test]
+fn a_claim_moves_to_the_devices_that_kubelet_chose_if_it_fits_there() {
+    let mut share = following(vec![single(1, portion(1, 8, 30)), single(2, portion(0, 70, 30))]);
+    for (n, pod, slots) in [(7, 1, [(0, 3)]), (8, 2, [(1, 4)])] {
+        share.issue(model::id::Ticket::of_random([n; 16]), &ids(&slots), None);
+        let bound =
+            filled(share.start(&ids(&slots), Some(&[row(1, "main", &[(0, 3)], 7), row(pod, "main", &slots, n)])));
+        let changes = share.take_changes();
+        assert_eq!((bound[0].portions[0].device.clone(), changes.reseated), (device(slots[0].0), 1), "{n}");
+        assert_eq!(changes.claims[0].1, vec![bound[0].portions.clone()]);
+        assert!(!bound[0].differs);
+    }
+}
+
+#[test]
+fn a_claim_stays_where_kubelets_choice_could_not_keep_it() {
+    let one = [(0, 3)];
+    for (tenants, why) in [
+        (vec![single(1, portion(1, 20, 30)), single(2, portion(0, 70, 30))], "memory, of a pod that has not started"),
+        (vec![single(1, portion(1, 20, 80)), single(2, portion(0, 7, 30))], "SM time"),
+    ] {
+        let mut share = following(tenants);
+        share.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+        let bound = filled(share.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
+        assert_eq!(bound[0].portions[0].device, device(1), "{why}");
+        assert_eq!(share.take_changes().claims, [], "{why}");
+    }
+    let mut share = following(vec![single(1, portion(1, 8, 30))]);
+    share.cards_are(vec![Card { healthy: false, ..card(0, 10) }, card(1, 10)]);
+    share.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    assert_eq!(filled(share.start(&ids(&one), Some(&[row(1, "main", &one, 7)])))[0].portions[0].device, device(1));
+}
+
+#[test]
+fn a_container_that_has_started_does_not_move() {
+    let one = [(0, 3)];
+    let books = [row(1, "main", &one, 7)];
+    let mut share = share(vec![single(1, portion(1, 8, 30))]);
+    share.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    filled(share.start(&ids(&one), Some(&books)));
+    share.follow_topology(true);
+    assert_eq!(filled(share.start(&ids(&one), Some(&books)))[0].portions[0].device, device(1));
+}
+
+#[test]
+fn what_has_moved_is_known_after_a_restart_though_it_was_never_written() {
+    let one = [(0, 3)];
+    let books = [row(1, "main", &one, 7)];
+    let mut before = following(vec![single(1, portion(1, 8, 30))]);
+    before.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    filled(before.start(&ids(&one), Some(&books)));
+    let kept = before.take_changes().tickets;
+    let mut share = Share::new(crate::share::WithoutClaim::Refuse, true);
+    share.cards_are(vec![card(0, 10), card(1, 10)]);
+    share.recall_tickets(kept);
+    share.tenants_are(vec![single(1, portion(1, 8, 30))]);
+    assert_eq!(filled(share.start(&ids(&one), Some(&books)))[0].portions[0].device, device(0));
+    assert_eq!(share.take_changes().claims.len(), 1, "and is written now");
+    share.tenants_are(vec![single(1, portion(0, 8, 30))]);
+    filled(share.start(&ids(&one), Some(&books)));
+    assert_eq!(share.take_changes().claims, [], "once");
+}
+
+proptest! {
+    #[test]
+    fn a_move_changes_devices_only_and_to_kubelets(
+        own in prop::collection::vec((0_u32..4, 1_u64..9, 0_u32..9), 1..4),
+        slots in prop::collection::btree_set((0_u32..4, 0_u16..4), 1..4),
+    ) {
+        let own: Vec<Portion> = own.into_iter().map(|(n, gib, cores)| portion(n, gib, cores)).collect();
+        let slots: Vec<(u32, u16)> = slots.into_iter().collect();
+        let devices = |of: &[Portion]| {
+            let mut devices: Vec<_> = of.iter().map(|portion| portion.device.clone()).collect();
+            devices.sort();
+            devices
+        };
+        let mut chosen: Vec<_> = ids(&slots).iter().map(|id| Slot::parse(id).unwrap().device).collect();
+        chosen.sort();
+        match Share::where_kubelet_is(&own, &ids(&slots)) {
+            Some(moved) => {
+                prop_assert_eq!(devices(&moved), chosen);
+                let numbers = |of: &[Portion]| of.iter().map(|p| (p.memory, p.cores)).collect::<Vec<(Option<Bytes>, _)>>();
+                prop_assert_eq!(numbers(&moved), numbers(&own));
+            }
+            None => prop_assert!(
+                chosen.len() != own.len() || chosen == devices(&own)
+                    || chosen.iter().collect::<BTreeSet<_>>().len() < own.iter().map(|p| &p.device).collect::<BTreeSet<_>>().len()
+            ),
+        }
+    }
+}
