@@ -11,6 +11,7 @@ mod promise;
 mod config;
 mod tell;
 mod owner;
+mod turn;
 mod start;
 
 pub(crate) use start::open;

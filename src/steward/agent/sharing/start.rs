@@ -2,7 +2,7 @@
 
 use super::owner::Sharing;
 use super::tell::Teller;
-use super::{cards, config};
+use super::{cards, config, turn};
 use crate::settings::Settings;
 use decide::share::Share;
 use effects::delivery::{Delivery, Kit};
@@ -12,9 +12,9 @@ use model::pod::PodList;
 use model::view::NodeView;
 use sources::kubelet::Books;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 /// The folder of device plugins; compiled into kubelet below its own root.
@@ -28,6 +28,7 @@ const SERVED: &str = "served-by-scheduler";
 pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
+    state_dir: PathBuf,
     settings: plugin::Settings,
     calls: Calls,
     list: watch::Receiver<Arc<[Device]>>,
@@ -52,10 +53,8 @@ pub(crate) fn open(
     let served = settings.state_dir.join(SERVED);
     let (calls, asked) = Calls::channel();
     let (list, listed) = watch::channel(Arc::from([]));
-    let mut share = Share::new(sharing.without_claim, served.exists());
-    share.recall(delivery.delivered());
     let owner = Sharing {
-        share,
+        share: Share::new(sharing.without_claim, served.exists()),
         teller,
         served,
         node: node.clone(),
@@ -70,8 +69,8 @@ pub(crate) fn open(
         list,
     };
     let registry = sharing.kubelet_root.join(REGISTRY);
-    let settings = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
-    Ok(Opened { owner, settings, calls, list: listed })
+    let plugin = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
+    Ok(Opened { owner, state_dir: settings.state_dir.clone(), settings: plugin, calls, list: listed })
 }
 
 impl Opened {
@@ -80,13 +79,26 @@ impl Opened {
         self,
         stop: CancellationToken,
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
-        let Opened { owner, settings, calls, mut list } = self;
+        let Opened { mut owner, state_dir, settings, calls, mut list } = self;
         let ended = stop.clone();
+        let (tell, told) = oneshot::channel();
         let owning = async move {
+            let turn = tokio::select! {
+                () = ended.cancelled() => return Ok(()),
+                turn = turn::wait_for(&state_dir) => turn?,
+            };
+            // Not before: the one before us may have given something until its last moment.
+            owner.share.recall(owner.delivery.delivered());
+            let _ = tell.send(());
             owner.run(ended).await;
+            drop(turn);
             Ok(())
         };
         let serving = async move {
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                turn = told => if turn.is_err() { return Ok(()) },
+            }
             // A plugin without devices would make kubelet write a capacity of 0 that nobody can tell from a broken one.
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
