@@ -92,6 +92,9 @@ fn through_a_fake_proc(target: u64) -> Outcome<Grown> {
         if seen >= FIRST_MARK && first.is_none() {
             first = Some(settled_rss_kib(agent.pid())?);
         }
+        if seen / FIRST_MARK > (seen - count) / FIRST_MARK {
+            println!("      {seen} made-up processes: {}", parts(agent.pid())?);
+        }
         if seen >= target {
             break;
         }
@@ -175,6 +178,13 @@ fn replace(proc: &Path, old: &[u64], new: &[u64], generation: u64) -> Outcome<()
 
 fn processes_seen(agent: &Agent) -> Option<u64> {
     agent.get("/api/v1/node").json().pointer("/processes/value")?.as_u64()
+}
+
+/// What the resident size consists of: what the program allocated, and the pages of its file that it has run through.
+fn parts(pid: u32) -> Outcome<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let lines: Vec<&str> = status.lines().filter(|line| line.starts_with("Rss")).collect();
+    Ok(lines.join(", ").replace(char::is_whitespace, " "))
 }
 
 /// Freed pages go back within the allocator's decay time of a second; both marks are taken after the same wait.

@@ -6,9 +6,10 @@ use lab::agent::{Agent, Recipe};
 use lab::cluster::{Cluster, Namespace, Wanted};
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
+use lab::relay::Relay;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -50,12 +51,18 @@ impl Bed {
 
     /// A kubeconfig of the agent's account with a token that is bound to this node.
     pub(crate) fn kubeconfig(&self, node: &str) -> PathBuf {
+        let server = self.cluster.status().server.clone();
+        self.kubeconfig_of(node, &json!({ "server": server }))
+    }
+
+    fn kubeconfig_of(&self, node: &str, server: &Value) -> PathBuf {
         let bound = ["--bound-object-kind", "Node", "--bound-object-name", node];
         let token = chart::token(&self.admin, chart::AGENT, &bound);
-        let status = self.cluster.status();
+        let mut server = server.clone();
+        server["certificate-authority"] = self.cluster.status().ca.as_str().into();
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{ "name": "c", "cluster": { "server": status.server, "certificate-authority": status.ca } }],
+            "clusters": [{ "name": "c", "cluster": server }],
             "users": [{ "name": "u", "user": { "token": token } }],
             "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
         });
@@ -66,28 +73,56 @@ impl Bed {
 
     /// An agent on `node-1`, ready and known to kubelet.
     pub(crate) fn agent(&self, flags: &[&str]) -> Agent {
-        let agent = self.launch(flags);
+        let agent = self.recipe(self.kubeconfig("node-1"), flags).start();
         self.registered(&agent);
         agent
     }
 
+    /// One that hears the API server over this line.
+    pub(crate) fn agent_by(&self, relay: &Relay, flags: &[&str]) -> Agent {
+        let server = &self.cluster.status().server;
+        let name = server.trim_start_matches("https://").split(':').next();
+        let line = json!({ "server": format!("https://{}", relay.address), "tls-server-name": name });
+        let agent = self.recipe(self.kubeconfig_of("node-1", &line), flags).start();
+        self.registered(&agent);
+        agent
+    }
+
+    /// One with variables of its own.
+    pub(crate) fn agent_with(&self, environment: &[(&str, &str)], flags: &[&str]) -> Agent {
+        let recipe = self.recipe(self.kubeconfig("node-1"), flags);
+        let agent = environment.iter().fold(recipe, |recipe, (name, value)| recipe.env(name, value)).start();
+        self.registered(&agent);
+        agent
+    }
+
+    /// An agent on `node-1` that listens; whether it is ready is another matter.
     pub(crate) fn launch(&self, flags: &[&str]) -> Agent {
+        self.recipe(self.dir.path().join("node-1.kubeconfig"), flags).launch()
+    }
+
+    fn recipe(&self, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {
         let node = self.cluster.node("node-1");
         let mut recipe = Recipe::of(BINARY)
             .in_mounts_of(node.pid)
             .with("--kubelet-root", "/var/lib/kubelet")
             .with("--cdi-dir", "/var/run/cdi")
-            .with("--kubeconfig", self.kubeconfig("node-1"))
+            .with("--kubeconfig", kubeconfig)
             .with("--node-name", "node-1")
             .with("--state-dir", self.state())
             .with("-v", "4");
         if !flags.iter().any(|flag| flag.starts_with("--gpus")) {
             recipe = recipe.with("--gpus", "simulated=H100:2");
         }
-        for flag in flags {
-            recipe = recipe.switch(flag);
+        if !flags.iter().any(|flag| flag.starts_with("--pod-resources-socket")) {
+            recipe = recipe.with("--pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock");
         }
-        recipe.start()
+        flags.iter().fold(recipe, |recipe, flag| recipe.switch(flag))
+    }
+
+    /// A directory of this test's own.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     pub(crate) fn registered(&self, agent: &Agent) {

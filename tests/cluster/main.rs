@@ -17,3 +17,7 @@ mod names;
 mod bed;
 #[cfg(test)]
 mod sharing;
+#[cfg(test)]
+mod fleet;
+#[cfg(test)]
+mod restarts;

@@ -194,7 +194,8 @@ impl Recipe {
         };
         command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null());
         for (flag, value) in defaults {
-            if !self.args.iter().any(|given| given == flag) {
+            let own = format!("{flag}=");
+            if !self.args.iter().any(|given| given == flag || given.to_string_lossy().starts_with(&own)) {
                 command.arg(flag).arg(value);
             }
         }

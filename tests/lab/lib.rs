@@ -9,6 +9,7 @@
 //!   pods         real cgroups with real processes, under kubelet's paths (needs root)
 //!   kubectl      real `kubectl` calls, as somebody
 //!   cluster      a real cluster on this machine (needs root)
+//!   relay        a slow line to a server
 //!   prometheus   a real server that scrapes, and questions to it
 //! ```
 //!
@@ -23,4 +24,5 @@ pub mod agent;
 pub mod pods;
 pub mod kubectl;
 pub mod cluster;
+pub mod relay;
 pub mod prometheus;

@@ -1,7 +1,7 @@
 # The programs of the cluster: built from the Go modules under program/, unpacked from Debian packages. Nothing is installed.
 # shellcheck shell=bash
 
-modules=(kubernetes containerd helm)
+modules=(kubernetes containerd helm stub)
 debian=(runc containernetworking-plugins busybox-static)
 
 # What a module's programs say of their version.
@@ -19,11 +19,12 @@ main_module() {
     kubernetes) printf k8s.io/kubernetes ;;
     containerd) printf github.com/containerd/containerd/v2 ;;
     helm) printf helm.sh/helm/v3 ;;
+    stub) printf k8s.io/kubelet ;;
   esac
 }
 
 # The folder of a module's programs: named by what they are built from, so that a change builds anew.
-module_folder() { printf '%s/%s-%s' "$tools" "$1" "$(cat "$cluster_folder/program/$1"/go.* | sha256sum | cut -c1-12)"; }
+module_folder() { printf '%s/%s-%s' "$tools" "$1" "$(find "$cluster_folder/program/$1" -name 'go.*' -o -name '*.go' | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-12)"; }
 
 need_go() {
   PATH=$PATH:/usr/local/go/bin
@@ -94,7 +95,7 @@ provide() {
   [ "$runtime" != containerd1.6 ] || unpack "$(old_containerd)" containerd
   for module in "${modules[@]}"; do build_module "$module"; done
   build_images
-  programs=$(module_folder kubernetes):$(module_folder helm)
+  programs=$(module_folder kubernetes):$(module_folder helm):$(module_folder stub)
   case $runtime in
     containerd1.6) programs=$(old_containerd)/usr/bin:$programs ;;
     *) programs=$(module_folder containerd):$programs ;;

@@ -1,0 +1,244 @@
+//! Pods in numbers, and the truth about them: what each running container of theirs really has, read from its own process
+//! and held against the claim on its pod.
+
+use crate::bed::Bed;
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+/// Nothing may be lost for longer.
+const LOST: Duration = Duration::from_secs(60);
+const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
+
+/// Pods with a claim each, no two alike, and what kubelet did to them.
+#[derive(Debug)]
+pub(crate) struct Fleet<'a> {
+    bed: &'a Bed,
+    /// UUIDs by index.
+    pub gpus: Vec<String>,
+    pods: Vec<(String, Value)>,
+    made: usize,
+    /// Pods that kubelet failed for good, with its reason. Their successors run.
+    pub failed: Vec<String>,
+}
+
+impl<'a> Fleet<'a> {
+    pub(crate) fn new(bed: &'a Bed, agent: &Agent) -> Fleet<'a> {
+        Fleet { bed, gpus: Bed::gpus(agent), pods: Vec::new(), made: 0, failed: Vec::new() }
+    }
+
+    /// One more pod: an init container and an app, with a share that no other pod has; GPUs in turn.
+    pub(crate) fn one_more(&mut self) -> String {
+        self.plan();
+        let (name, pod) = self.pods.last().expect("the newest");
+        self.bed.create(pod);
+        name.clone()
+    }
+
+    fn plan(&mut self) {
+        let n = self.made;
+        self.made += 1;
+        let own = [(n % self.gpus.len(), 1000 + n as u64, 1)];
+        let name = format!("pod-{n}");
+        let pod = self.bed.pod(&name, &self.gpus, &[("warm", "init", &own), ("main", "app", &own)], &Value::Null);
+        self.pods.push((name, pod));
+    }
+
+    /// So many at once.
+    pub(crate) fn burst(&mut self, pods: usize) {
+        let before = self.pods.len();
+        for _ in 0..pods {
+            self.plan();
+        }
+        let items: Vec<&Value> = self.pods[before..].iter().map(|(_, pod)| pod).collect();
+        self.bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": items }));
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.pods.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    /// Waits until no pod of the namespace is left but ours.
+    pub(crate) fn gone(&self) {
+        eventually("the end of pods that were deleted", LOST, || {
+            let list = self.bed.admin.get(&["pods", "-n", &self.bed.space.name]);
+            (list["items"].as_array()?.len() <= self.pods.len()).then_some(())
+        });
+    }
+
+    /// Takes away all pods but the newest.
+    pub(crate) fn keep(&mut self, newest: usize) {
+        let old = self.pods.len().saturating_sub(newest);
+        let names: Vec<String> = self.pods.drain(..old).map(|(name, _)| name).collect();
+        if names.is_empty() {
+            return;
+        }
+        let mut words = vec!["delete", "pod", "-n", &self.bed.space.name, "--now", "--wait=false", "--ignore-not-found"];
+        words.extend(names.iter().map(String::as_str));
+        let _ = self.bed.admin.run(&words).ok();
+    }
+
+    /// All are Ready, in the end; every container has its own.
+    pub(crate) fn settle(&mut self) {
+        self.failed.extend(self.bed.ready_in_the_end(&self.pods));
+        let containers = everybody_has_his_own(self.bed);
+        assert!(containers >= self.pods.len(), "{containers} containers of {} pods were seen", self.pods.len());
+    }
+
+    /// No slot is lost: kubelet counts all of them, and those that nobody holds can be used, each by a pod of its own.
+    pub(crate) fn nothing_is_lost(&mut self, total: usize) {
+        let node = || self.bed.admin.get(&["node", "node-1"]);
+        eventually("every slot allocatable", LOST, || {
+            (node()["status"]["allocatable"]["nvidia.com/gpu"] == total.to_string()).then_some(())
+        });
+        // The room on each GPU goes by claims, so that the free places are filled where they are.
+        let each = total / self.gpus.len();
+        let mut fillers = Vec::new();
+        for (number, gpu) in self.gpus.iter().enumerate() {
+            // The containers of such a pod take turns on one slot.
+            let on = |pod: &&Vec<Devices>| pod.iter().flatten().any(|(uuid, _)| uuid == gpu);
+            let used = claims(self.bed).values().filter(on).count();
+            for _ in used..each {
+                let name = format!("filler-{}", fillers.len());
+                let pod = self.bed.pod(&name, &self.gpus, &[("main", "app", &[(number, 1, 0)])], &Value::Null);
+                fillers.push((name, pod));
+            }
+        }
+        let items: Vec<&Value> = fillers.iter().map(|(_, pod)| pod).collect();
+        if !items.is_empty() {
+            self.bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": items }));
+        }
+        let failed = self.bed.ready_in_the_end(&fillers);
+        assert!(failed.is_empty(), "a free slot was not to be had: {failed:?}");
+        everybody_has_his_own(self.bed);
+        let mut words = vec!["delete", "pod", "-n", &self.bed.space.name, "--now"];
+        words.extend(fillers.iter().map(|(name, _)| name.as_str()));
+        if !fillers.is_empty() {
+            let _ = self.bed.admin.run(&words).ok();
+        }
+    }
+
+    /// Says what kubelet failed for good.
+    pub(crate) fn tell(&self, what: &str) {
+        println!("{what}: {} pods made, {} failed for good by kubelet", self.made, self.failed.len());
+        for line in &self.failed {
+            println!("    {line}");
+        }
+    }
+}
+
+/// The devices of one container: UUID and MiB.
+type Devices = Vec<(String, u64)>;
+
+/// Of each pod with a claim that has not ended, by name: what each container was promised, init containers first.
+fn claims(bed: &Bed) -> BTreeMap<String, Vec<Devices>> {
+    let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
+    let living = list["items"].as_array().expect("a list").iter().filter(|pod| !ended(pod));
+    living
+        .filter_map(|pod| {
+            let text = pod["metadata"]["annotations"][ALLOCATED].as_str()?;
+            Some((pod["metadata"]["name"].as_str().expect("a name").to_owned(), parse(text)))
+        })
+        .collect()
+}
+
+fn ended(pod: &Value) -> bool {
+    pod["status"]["phase"] == "Failed" || pod["status"]["phase"] == "Succeeded"
+}
+
+/// `UUID,NVIDIA,MiB,cores:` for each device, `;` after each container.
+fn parse(text: &str) -> Vec<Devices> {
+    let device = |text: &str| {
+        let mut words = text.split(',');
+        let uuid = words.next().expect("a UUID").to_owned();
+        (uuid, words.nth(1).expect("memory").parse().expect("MiB"))
+    };
+    let container = |text: &str| text.split(':').filter(|text| !text.is_empty()).map(device).collect();
+    text.strip_suffix(';').unwrap_or(text).split(';').map(container).collect()
+}
+
+/// Holds every running container of the namespace that asks for GPUs against the claim on its pod; says how many there
+/// were. What a container has is read from its first process: its file of limits and its variables.
+pub(crate) fn everybody_has_his_own(bed: &Bed) -> usize {
+    let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
+    let cgroup = bed.cluster.node("node-1").cgroup.clone();
+    let mut seen = 0;
+    for pod in list["items"].as_array().expect("a list").iter().filter(|pod| !ended(pod)) {
+        let (name, uid) = (pod["metadata"]["name"].as_str().expect("a name"), pod["metadata"]["uid"].as_str());
+        let inits = pod["spec"]["initContainers"].as_array().into_iter().flatten();
+        let containers: Vec<&Value> = inits.chain(pod["spec"]["containers"].as_array().into_iter().flatten()).collect();
+        let asks = |container: &Value| container["resources"]["limits"]["nvidia.com/gpu"].is_string();
+        if !containers.iter().any(|container| asks(container)) {
+            continue;
+        }
+        let status = &pod["status"];
+        let states = ["initContainerStatuses", "containerStatuses"].map(|key| status[key].as_array());
+        for state in states.into_iter().flatten().flatten().filter(|state| state["state"]["running"].is_object()) {
+            let place = containers.iter().position(|container| container["name"] == state["name"]).expect("its place");
+            if !asks(containers[place]) {
+                continue;
+            }
+            let claim = eventually(&format!("a claim on {name}"), LOST, || {
+                let own = pod["metadata"]["annotations"][ALLOCATED].as_str().map(str::to_owned);
+                own.or_else(|| {
+                    let now = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
+                    now["metadata"]["annotations"][ALLOCATED].as_str().map(str::to_owned)
+                })
+            });
+            let id = state["containerID"].as_str().and_then(|id| id.rsplit('/').next()).expect("an id");
+            let uid = uid.expect("a UID");
+            // One that ended between the list and this look shows nothing.
+            let Some(process) = process(&cgroup, uid, id) else { continue };
+            let Ok(text) = std::fs::read(process.join("root/etc/gpu-steward/limits.json")) else {
+                assert!(!process.exists(), "{name}/{}: no limits.json in a container with a GPU", state["name"]);
+                continue;
+            };
+            let limits: Value = serde_json::from_slice(&text).expect("JSON");
+            assert_eq!(limits["pod"]["uid"], uid, "{name}: {limits}");
+            assert_eq!(limits["container"], state["name"], "{name}: {limits}");
+            let expect = parse(&claim)[place].clone();
+            let devices: Vec<(String, u64)> = limits["devices"]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .map(|device| (device["uuid"].as_str().expect("a UUID").into(), device["memory_bytes"].as_u64().expect("bytes") / MIB))
+                .collect();
+            assert_eq!(devices.len(), expect.len(), "{name}: {limits}");
+            let environ = std::fs::read(process.join("environ")).unwrap_or_default();
+            let environ: Vec<&[u8]> = environ.split(|byte| *byte == 0).collect();
+            for (index, ((uuid, mib), (own, own_mib))) in devices.iter().zip(&expect).enumerate() {
+                assert_eq!(uuid, own, "{name}: {limits}");
+                // 0 is no limit: what the card has.
+                assert!(*own_mib == 0 || mib == own_mib, "{name}: {claim}: {limits}");
+                let line = format!("CUDA_DEVICE_MEMORY_LIMIT_{index}={mib}m");
+                assert!(environ.contains(&line.as_bytes()), "{name}: {line} is not among its variables");
+            }
+            seen += 1;
+        }
+    }
+    seen
+}
+
+/// `/proc/<pid>` of a process of this container.
+fn process(cgroup: &str, uid: &str, id: &str) -> Option<PathBuf> {
+    for hierarchy in ["pids", "memory", "unified", "."] {
+        for class in ["besteffort", "burstable", "."] {
+            let file = format!("/sys/fs/cgroup/{hierarchy}{cgroup}/kubepods/{class}/pod{uid}/{id}/cgroup.procs");
+            let Ok(text) = std::fs::read_to_string(file) else { continue };
+            if let Some(pid) = text.lines().next() {
+                return Some(PathBuf::from(format!("/proc/{pid}")));
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,79 @@
+//! What sharing costs a pod's start, beside a plugin that answers at once and knows nothing (`program/stub`): five pairs in
+//! one run, one after the other, so that whatever else the machine does falls on both. Promise 32 in docs/specification.md.
+
+use crate::bed::{Bed, SOON};
+use crate::fleet::Fleet;
+use lab::eventually::eventually;
+use lab::http;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+const PAIRS: usize = 5;
+const PODS: usize = 60;
+const GPUS: &str = "--gpus=simulated=H100:8";
+
+/// The yardstick, while it lives.
+struct Stub(Child);
+
+impl Stub {
+    fn start(bed: &Bed) -> Stub {
+        let mut command = bed.cluster.node("node-1").command(bed.cluster.program("stub"));
+        command.args(["nvidia.com/gpu", "80", "/var/lib/kubelet/device-plugins"]);
+        let stub = Stub(command.stdin(Stdio::null()).spawn().expect("the stub can be run"));
+        eventually("the stub's devices", SOON, || {
+            let node = bed.admin.get(&["node", "node-1"]);
+            (node["status"]["allocatable"]["nvidia.com/gpu"] == "80").then_some(())
+        });
+        stub
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+/// From the creation of all pods to the last one's Ready; then they are taken away.
+fn burst(bed: &Bed, fleet: &mut Fleet<'_>) -> Duration {
+    let began = Instant::now();
+    fleet.burst(PODS);
+    let names = fleet.names();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    bed.ready(&names);
+    let took = began.elapsed();
+    fleet.keep(0);
+    fleet.gone();
+    took
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// `60 × 2 containers Running ≤ 10 % later (median)`.
+#[test]
+#[ignore = "takes 15 minutes and a cluster: tests/run --long"]
+fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
+    let bed = Bed::up("numbers");
+    let (mut ours, mut stubs) = (Vec::new(), Vec::new());
+    for pair in 1..=PAIRS {
+        let agent = bed.agent(&[GPUS]);
+        let mut fleet = Fleet::new(&bed, &agent);
+        ours.push(burst(&bed, &mut fleet).as_secs_f64());
+        for call in ["allocate", "pre_start"] {
+            let (calls, p99) = slowest(&http::get(agent.metrics, "/metrics").expect("metrics").text(), call);
+            println!("pair {pair}: {call}: {calls} calls, 99 of 100 within {p99} s");
+        }
+        agent.signal(15);
+        drop(agent);
+        let stub = Stub::start(&bed);
+        stubs.push(burst(&bed, &mut fleet).as_secs_f64());
+        drop(stub);
+        println!("pair {pair}: {:.1} s, stub {:.1} s", ours[pair - 1], stubs[pair - 1]);
+    }
+    let (ours, stubs) = (median(ours), median(stubs));
+    println!("median of {PAIRS}: {ours:.1} s, stub {stubs:.1} s, ratio {:.3}", ours / stubs);
+    assert!(ours <= stubs * 1.10, "{ours:.1} s beside {stubs:.1} s");
+}

@@ -1,0 +1,443 @@
+//! Restarts and losses, each on a real cluster with pods that run and pods that come. In all of them: no container has
+//! what was promised to another, and no slot is lost. Promise 28 in docs/specification.md.
+//!
+//! `GPU_STEWARD_LONG=1` (`tests/run --long cluster`) makes the numbers those of the record.
+
+use crate::bed::{Bed, SOON};
+use crate::fleet::{Fleet, everybody_has_his_own};
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use lab::relay::Relay;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Two GPUs of ten slots.
+const TOTAL: usize = 20;
+/// After a reboot, from the node's Ready.
+const BACK: Duration = Duration::from_secs(60);
+
+/// `ordinary`, or in a long run `long`.
+fn number<T>(ordinary: T, long: T) -> T {
+    if std::env::var_os("GPU_STEWARD_LONG").is_some() { long } else { ordinary }
+}
+
+/// Numbers that look random and are told, so that a failure can be had again: `GPU_STEWARD_SEED`.
+#[derive(Debug)]
+struct Dice(u64);
+
+impl Dice {
+    fn new() -> Dice {
+        let given = std::env::var("GPU_STEWARD_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = given.unwrap_or_else(|| u64::from(std::process::id()) ^ 0x9e37_79b9_7f4a_7c15);
+        println!("GPU_STEWARD_SEED={seed}");
+        Dice(seed)
+    }
+
+    /// Below `bound` milliseconds (SplitMix64, Steele and others 2014).
+    fn millis(&mut self, bound: u64) -> Duration {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Duration::from_millis((z ^ (z >> 31)) % bound)
+    }
+}
+
+/// Somebody else's work on both processors, while it lives.
+struct Busy(Vec<Child>);
+
+impl Busy {
+    fn all() -> Busy {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().expect("sh");
+        Busy((0..cores).map(|_| spin()).collect())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = (child.kill(), child.wait());
+        }
+    }
+}
+
+/// Ends it at once, in the middle of whatever it does, and starts the next one.
+fn kill(bed: &Bed, agent: Agent) -> Agent {
+    agent.signal(9);
+    drop(agent);
+    bed.agent(&[])
+}
+
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_agent_killed_at_any_point_of_an_allocation_mistakes_nobody() {
+    let bed = Bed::up("restart-kills");
+    let mut agent = bed.agent(&[]);
+    let (mut fleet, mut dice) = (Fleet::new(&bed, &agent), Dice::new());
+    let kills = number(10, 100);
+    for done in 1..=kills {
+        fleet.one_more();
+        std::thread::sleep(dice.millis(600));
+        agent = kill(&bed, agent);
+        if done % 10 == 0 {
+            fleet.settle();
+            fleet.keep(4);
+        }
+    }
+    fleet.settle();
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell(&format!("{kills} kills of the agent"));
+}
+
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn kubelet_and_runtime_killed_mistake_nobody() {
+    let bed = Bed::up("restart-node");
+    let agent = bed.agent(&[]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    for _ in 0..number(2, 10) {
+        for part in ["node-1-kubelet", "node-1-containerd"] {
+            fleet.one_more();
+            bed.cluster.part("kill", part);
+            bed.cluster.part("start", part);
+            fleet.one_more();
+        }
+        bed.registered(&agent);
+        fleet.settle();
+        fleet.keep(6);
+    }
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell("kubelet and containerd killed");
+}
+
+/// What runs goes on while the API server is away, through a restart of the agent and one of kubelet; what comes after it
+/// starts.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_api_server_that_is_away_changes_nothing() {
+    let bed = Bed::up("restart-api");
+    let mut agent = bed.agent(&[]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    for _ in 0..6 {
+        fleet.one_more();
+    }
+    fleet.settle();
+    let began = Instant::now();
+    let away = number(Duration::from_secs(45), Duration::from_secs(300));
+    bed.cluster.part("kill", "apiserver");
+    agent.signal(15);
+    drop(agent);
+    agent = bed.launch(&[]);
+    std::thread::sleep(away.saturating_sub(began.elapsed()));
+    bed.cluster.part("start", "apiserver");
+    bed.registered(&agent);
+    for _ in 0..4 {
+        fleet.one_more();
+    }
+    fleet.settle();
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell(&format!("API server away for {} s", away.as_secs()));
+}
+
+/// The agent is away for a minute while pods come and processors are busy.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_agent_that_is_away_under_load_comes_back_to_whole_books() {
+    let bed = Bed::up("restart-away");
+    let agent = bed.agent(&[]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    for _ in 0..4 {
+        fleet.one_more();
+    }
+    fleet.settle();
+    let busy = Busy::all();
+    agent.signal(9);
+    drop(agent);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(60) {
+        if fleet.len() < 10 {
+            fleet.one_more();
+        }
+        std::thread::sleep(Duration::from_secs(6));
+    }
+    let agent = bed.agent(&[]);
+    fleet.settle();
+    drop(busy);
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell("agent away for 60 s");
+    drop(agent);
+}
+
+/// A machine that is switched off and on: kubelet comes first, with its checkpoint and pods to admit again; the agent later.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn after_a_reboot_every_owned_pod_runs_again() {
+    let bed = Bed::up("restart-reboot");
+    let agent = bed.agent(&["--without-claim=share"]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    for _ in 0..4 {
+        fleet.one_more();
+    }
+    bed.create(&deployment(&bed, "owned", 5));
+    fleet.settle();
+    let owned = || -> Vec<Value> {
+        let list = bed.admin.get(&["pods", "-n", &bed.space.name, "-l", "app=owned"]);
+        list["items"].as_array().expect("a list").clone()
+    };
+    let ready = |pod: &&Value| {
+        let conditions = pod["status"]["conditions"].as_array();
+        conditions.into_iter().flatten().any(|one| one["type"] == "Ready" && one["status"] == "True")
+    };
+    eventually("the owned pods to be Ready", SOON, || (owned().iter().filter(ready).count() == 5).then_some(()));
+    let before = started(&owned());
+    agent.signal(9);
+    drop(agent);
+    bed.cluster.part("reboot", "node-1");
+    let began = Instant::now();
+    let agent = bed.agent(&["--without-claim=share"]);
+    // Ready as kubelet says after the reboot, of containers that were started after it.
+    eventually("every owned pod runs again", BACK, || {
+        let now = owned();
+        let again: Vec<Value> = now.iter().filter(ready).cloned().collect();
+        (again.len() == 5 && started(&again).is_disjoint(&before)).then_some(())
+    });
+    println!("5 owned pods run again {:.1} s after the node was Ready", began.elapsed().as_secs_f64());
+    fleet.settle();
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell("reboot");
+    drop(agent);
+}
+
+/// The running containers, by their ids.
+fn started(pods: &[Value]) -> BTreeSet<String> {
+    let states = pods.iter().filter_map(|pod| pod["status"]["containerStatuses"].as_array()).flatten();
+    let running = states.filter(|state| state["state"]["running"].is_object());
+    running.filter_map(|state| Some(state["containerID"].as_str()?.to_owned())).collect()
+}
+
+/// Pods that no scheduler of ours placed, with an owner.
+fn deployment(bed: &Bed, name: &str, replicas: u32) -> Value {
+    let mut pod = bed.bare_pod(name, &[("main", "app", &[(0, 0, 0)])], &Value::Null);
+    let spec = pod["spec"].take();
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": name, "namespace": bed.space.name },
+        "spec": {
+            "replicas": replicas, "selector": { "matchLabels": { "app": name } },
+            "template": { "metadata": { "labels": { "app": name } }, "spec": scheduled(spec) },
+        },
+    })
+}
+
+/// Left to the scheduler.
+fn scheduled(mut spec: Value) -> Value {
+    spec.as_object_mut().expect("an object").remove("nodeName");
+    spec
+}
+
+/// The next version starts while this one still runs: it waits for its end, and kubelet has one plugin at every moment.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_new_agent_takes_over_from_the_old_one() {
+    let bed = Bed::up("restart-upgrade");
+    let mut agent = bed.agent(&[]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    for _ in 0..number(3, 20) {
+        fleet.one_more();
+        let next = bed.launch(&[]);
+        next.logs("another agent shares the GPUs of this node");
+        fleet.one_more();
+        agent.signal(15);
+        drop(agent);
+        agent = next;
+        bed.registered(&agent);
+        fleet.settle();
+        fleet.keep(6);
+    }
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell("agents that overlap");
+}
+
+/// 60 pods of two containers at once while both processors are busy.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn bursts_under_load_mistake_nobody() {
+    let bed = Bed::up("restart-bursts");
+    let agent = bed.agent(&["--gpus=simulated=H100:8"]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    let busy = Busy::all();
+    let bursts = number(3, 20);
+    for _ in 0..bursts {
+        fleet.burst(60);
+        fleet.settle();
+        fleet.keep(0);
+        fleet.gone();
+    }
+    drop(busy);
+    fleet.nothing_is_lost(8 * TOTAL / 2);
+    fleet.tell(&format!("{bursts} bursts of 60 pods of two containers"));
+}
+
+/// Deleted as soon as kubelet has written that it has GPUs, before its container runs.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
+    let bed = Bed::up("restart-deleted");
+    let agent = bed.agent(&[]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    let books = bed.cluster.node("node-1").checkpoint.clone();
+    for _ in 0..number(10, 100) {
+        let name = fleet.one_more();
+        let uid = bed.admin.get(&["pod", &name, "-n", &bed.space.name])["metadata"]["uid"].as_str().expect("a UID").to_owned();
+        eventually("the pod in kubelet's books", SOON, || std::fs::read_to_string(&books).ok()?.contains(&uid).then_some(()));
+        fleet.keep(0);
+    }
+    fleet.gone();
+    for _ in 0..4 {
+        fleet.one_more();
+    }
+    fleet.settle();
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell("pods deleted between Allocate and start");
+    drop(agent);
+}
+
+/// The same name again and again, each time another pod, while our watch tells everything two seconds late.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_recreated_pod_is_never_taken_for_its_forerunner() {
+    let bed = Bed::up("restart-recreated");
+    let server = bed.cluster.status().server.trim_start_matches("https://").to_owned();
+    let server = if server.contains(':') { server } else { server + ":443" };
+    let relay = Relay::to(server.parse().expect("an address"), Duration::ZERO);
+    let agent = bed.agent_by(&relay, &["--without-claim=share"]);
+    let mut set = deployment(&bed, "again", 2);
+    set["kind"] = "StatefulSet".into();
+    set["spec"]["serviceName"] = "again".into();
+    set["spec"]["podManagementPolicy"] = "Parallel".into();
+    bed.create(&set);
+    relay.delay(Duration::from_secs(2));
+    let times = number(10, 100);
+    let mut seen = BTreeSet::new();
+    for _ in 0..times {
+        let uids = eventually("both pods run, and are new", SOON, || {
+            let list = bed.admin.get(&["pods", "-n", &bed.space.name, "-l", "app=again"]);
+            let items = list["items"].as_array()?;
+            let uids: BTreeSet<String> = items.iter().filter_map(|pod| Some(pod["metadata"]["uid"].as_str()?.to_owned())).collect();
+            (started(items).len() == 2 && uids.len() == 2 && uids.is_disjoint(&seen)).then_some(uids)
+        });
+        assert_eq!(everybody_has_his_own(&bed), 2);
+        seen.extend(uids);
+        let _ = bed.admin.run(&["delete", "pod", "-n", &bed.space.name, "again-0", "again-1", "--now", "--wait=false"]).ok();
+    }
+    let _ = bed.admin.run(&["delete", "statefulset", "-n", &bed.space.name, "again"]).ok();
+    relay.delay(Duration::ZERO);
+    let mut fleet = Fleet::new(&bed, &agent);
+    fleet.gone();
+    fleet.nothing_is_lost(TOTAL);
+    println!("{times} times two pods were made again under their names");
+}
+
+/// kubelet's books are garbage while pods come, and gone at kubelet's next start.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
+    let bed = Bed::up("restart-books");
+    let agent = bed.agent(&[]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    let books = bed.cluster.node("node-1").checkpoint.clone();
+    for _ in 0..3 {
+        fleet.one_more();
+    }
+    fleet.settle();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let _ = std::fs::write(&books, b"{\"Data\":{\"PodDeviceEntries\":[");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        for _ in 0..3 {
+            fleet.one_more();
+        }
+        let until = Instant::now() + Duration::from_secs(8);
+        while Instant::now() < until {
+            everybody_has_his_own(&bed);
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    fleet.settle();
+    bed.cluster.part("stop", "node-1-kubelet");
+    std::fs::remove_file(&books).expect("the books are there");
+    bed.cluster.part("start", "node-1-kubelet");
+    bed.registered(&agent);
+    fleet.one_more();
+    fleet.settle();
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell("kubelet's books torn, then gone");
+}
+
+/// PodResources accepts and never answers; nothing waits for it.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_silent_pod_resources_service_holds_up_nobody() {
+    let bed = Bed::up("restart-silent");
+    let socket = bed.dir().join("silent.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    std::thread::spawn(move || {
+        let held: Vec<_> = listener.incoming().map_while(Result::ok).take(1000).collect();
+        drop(held);
+    });
+    let flag = format!("--pod-resources-socket={}", socket.display());
+    let agent = bed.agent(&[&flag]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    for _ in 0..4 {
+        fleet.one_more();
+    }
+    let began = Instant::now();
+    fleet.settle();
+    println!("4 pods in {:.1} s beside a silent PodResources", began.elapsed().as_secs_f64());
+    fleet.nothing_is_lost(TOTAL);
+    drop(agent);
+    let agent = bed.agent(&["--pod-resources-socket=/nonexistent/kubelet.sock"]);
+    fleet.one_more();
+    fleet.settle();
+    drop(agent);
+}
+
+/// The agent's wall clock jumps an hour ahead and two back while pods come.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_clock_that_jumps_mistakes_nobody() {
+    let bed = Bed::up("restart-clock");
+    let (library, offset) = wall_clock(bed.dir());
+    let agent = bed.agent_with(&[("LD_PRELOAD", &library), ("WALL_CLOCK_OFFSET", &offset)], &[]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    for seconds in [3600_i64, -3600, 0] {
+        fleet.one_more();
+        std::fs::write(&offset, seconds.to_ne_bytes()).expect("the clock can be set");
+        fleet.one_more();
+        fleet.settle();
+        bed.registered(&agent);
+    }
+    fleet.nothing_is_lost(TOTAL);
+    fleet.tell("a clock that jumps an hour either way");
+    drop(agent);
+}
+
+/// A wall clock of the agent's own: the library to preload, and the file that holds its offset in seconds.
+fn wall_clock(folder: &Path) -> (String, String) {
+    let [library, source, offset] = ["wall_clock.so", "wall_clock.c", "offset"].map(|name| folder.join(name));
+    std::fs::write(&source, include_str!("../node/wall_clock.c")).expect("the source is written");
+    std::fs::write(&offset, 0_i64.to_ne_bytes()).expect("the offset is written");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]);
+    assert!(cc.status().expect("cc is installed: Rust links with it").success());
+    (library.display().to_string(), offset.display().to_string())
+}

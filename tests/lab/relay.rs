@@ -1,0 +1,120 @@
+//! A slow line: a port that passes everything on to another, and lets the answers wait. What is said arrives as it was
+//! said, in order, only later.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Pieces of an answer that are under way on one connection; a reader ahead of this waits.
+const UNDER_WAY: usize = 4096;
+
+/// The line; dropping it takes no new connections.
+#[derive(Debug)]
+pub struct Relay {
+    /// Where it listens.
+    pub address: SocketAddr,
+    delay: Arc<AtomicU64>,
+    end: Arc<AtomicBool>,
+}
+
+impl Relay {
+    /// To `server`, whose answers come so much later.
+    ///
+    /// # Panics
+    /// When no port can be had.
+    #[must_use]
+    pub fn to(server: SocketAddr, delay: Duration) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (late, end) = (Arc::new(AtomicU64::new(millis(delay))), Arc::new(AtomicBool::new(false)));
+        let (delay, ended) = (Arc::clone(&late), Arc::clone(&end));
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                // A server that is away is a connection that breaks.
+                let Ok(server) = TcpStream::connect(server) else { continue };
+                let late = Arc::clone(&late);
+                thread::spawn(move || pass(&client, &server, &late));
+            }
+        });
+        Relay { address, delay, end }
+    }
+
+    /// From now on answers come so much later.
+    pub fn delay(&self, delay: Duration) {
+        self.delay.store(millis(delay), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
+        // Wakes the one who waits for a connection.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn millis(delay: Duration) -> u64 {
+    u64::try_from(delay.as_millis()).expect("a delay of a lifetime at most")
+}
+
+/// Both directions of one connection, until either side ends it.
+fn pass(client: &TcpStream, server: &TcpStream, late: &AtomicU64) {
+    let (tell, told) = mpsc::sync_channel::<(Instant, Vec<u8>)>(UNDER_WAY);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut from, mut to) = (client, server);
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = server.shutdown(Shutdown::Write);
+        });
+        scope.spawn(move || {
+            let (mut from, mut piece) = (server, vec![0; 16 * 1024]);
+            while let Ok(read @ 1..) = from.read(&mut piece) {
+                let due = Instant::now() + Duration::from_millis(late.load(Ordering::Relaxed));
+                if tell.send((due, piece[..read].to_vec())).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut to = client;
+        for (due, piece) in told {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            if to.write_all(&piece).is_err() {
+                break;
+            }
+        }
+        let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_comes_later_and_whole() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let (mut peer, _) = listener.accept().unwrap();
+            let mut word = [0; 4];
+            peer.read_exact(&mut word).unwrap();
+            peer.write_all(&word).unwrap();
+            peer.write_all(b" and more").unwrap();
+        });
+        let relay = Relay::to(server, Duration::from_millis(200));
+        let mut client = TcpStream::connect(relay.address).unwrap();
+        let began = Instant::now();
+        client.write_all(b"word").unwrap();
+        let mut said = String::new();
+        client.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "word and more");
+        assert!(began.elapsed() >= Duration::from_millis(200));
+    }
+}
