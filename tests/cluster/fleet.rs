@@ -83,7 +83,8 @@ impl<'a> Fleet<'a> {
         if names.is_empty() {
             return;
         }
-        let mut words = vec!["delete", "pod", "-n", &self.bed.space.name, "--now", "--wait=false", "--ignore-not-found"];
+        let mut words =
+            vec!["delete", "pod", "-n", &self.bed.space.name, "--now", "--wait=false", "--ignore-not-found"];
         words.extend(names.iter().map(String::as_str));
         let _ = self.bed.admin.run(&words).ok();
     }
@@ -99,7 +100,7 @@ impl<'a> Fleet<'a> {
     pub(crate) fn nothing_is_lost(&mut self, total: usize) {
         let node = || self.bed.admin.get(&["node", "node-1"]);
         eventually("every slot allocatable", LOST, || {
-            (node()["status"]["allocatable"]["nvidia.com/gpu"] == total.to_string()).then_some(())
+            (node()["status"]["allocatable"]["nvidia.com/gpu"] == *total.to_string()).then_some(())
         });
         // The room on each GPU goes by claims, so that the free places are filled where they are.
         let each = total / self.gpus.len();
@@ -211,7 +212,12 @@ pub(crate) fn everybody_has_his_own(bed: &Bed) -> usize {
                 .as_array()
                 .expect("a list")
                 .iter()
-                .map(|device| (device["uuid"].as_str().expect("a UUID").into(), device["memory_bytes"].as_u64().expect("bytes") / MIB))
+                .map(|device| {
+                    (
+                        device["uuid"].as_str().expect("a UUID").into(),
+                        device["memory_bytes"].as_u64().expect("bytes") / MIB,
+                    )
+                })
                 .collect();
             assert_eq!(devices.len(), expect.len(), "{name}: {limits}");
             let environ = std::fs::read(process.join("environ")).unwrap_or_default();

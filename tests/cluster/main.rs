@@ -21,3 +21,5 @@ mod sharing;
 mod fleet;
 #[cfg(test)]
 mod restarts;
+#[cfg(test)]
+mod numbers;

@@ -292,8 +292,13 @@ fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
     let books = bed.cluster.node("node-1").checkpoint.clone();
     for _ in 0..number(10, 100) {
         let name = fleet.one_more();
-        let uid = bed.admin.get(&["pod", &name, "-n", &bed.space.name])["metadata"]["uid"].as_str().expect("a UID").to_owned();
-        eventually("the pod in kubelet's books", SOON, || std::fs::read_to_string(&books).ok()?.contains(&uid).then_some(()));
+        let uid = bed.admin.get(&["pod", &name, "-n", &bed.space.name])["metadata"]["uid"]
+            .as_str()
+            .expect("a UID")
+            .to_owned();
+        eventually("the pod in kubelet's books", SOON, || {
+            std::fs::read_to_string(&books).ok()?.contains(&uid).then_some(())
+        });
         fleet.keep(0);
     }
     fleet.gone();
@@ -327,12 +332,16 @@ fn a_recreated_pod_is_never_taken_for_its_forerunner() {
         let uids = eventually("both pods run, and are new", SOON, || {
             let list = bed.admin.get(&["pods", "-n", &bed.space.name, "-l", "app=again"]);
             let items = list["items"].as_array()?;
-            let uids: BTreeSet<String> = items.iter().filter_map(|pod| Some(pod["metadata"]["uid"].as_str()?.to_owned())).collect();
+            let uids: BTreeSet<String> =
+                items.iter().filter_map(|pod| Some(pod["metadata"]["uid"].as_str()?.to_owned())).collect();
             (started(items).len() == 2 && uids.len() == 2 && uids.is_disjoint(&seen)).then_some(uids)
         });
         assert_eq!(everybody_has_his_own(&bed), 2);
         seen.extend(uids);
-        let _ = bed.admin.run(&["delete", "pod", "-n", &bed.space.name, "again-0", "again-1", "--now", "--wait=false"]).ok();
+        let _ = bed
+            .admin
+            .run(&["delete", "pod", "-n", &bed.space.name, "again-0", "again-1", "--now", "--wait=false"])
+            .ok();
     }
     let _ = bed.admin.run(&["delete", "statefulset", "-n", &bed.space.name, "again"]).ok();
     relay.delay(Duration::ZERO);
