@@ -20,6 +20,7 @@ pub mod kernel_log;
 pub mod log_link;
 pub mod pod;
 pub mod watch;
+pub mod node;
 pub mod heap_dump;
 pub mod register;
 pub mod handshake;

@@ -13,13 +13,14 @@ use model::observation::GpuSourceState;
 use model::registered::RegisteredGpu;
 use model::unit::{CorePercent, Mib};
 use model::view::NodeView;
-use sources::kubernetes::own_node::{Looked, OwnNode};
+use sources::kubernetes::own_node::OwnNode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 use wire::handshake::{self, Handshake};
+use wire::node::Node;
 use wire::{key, register};
 
 /// Between two looks at our Node. A scheduler that asks for a sign of life waits 60 s; a look costs the API server one
@@ -64,7 +65,7 @@ impl Announcing {
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
     }
 
-    async fn write(&self, announce: &mut Announce, seen: &Looked, refused: &mut bool) {
+    async fn write(&self, announce: &mut Announce, seen: &Node, refused: &mut bool) {
         let said = said(seen);
         let Some(write) = announce.due(&said, sources::clock::now(), fraction()) else { return };
         let shake = write.handshake.map(handshake::encode);
@@ -122,7 +123,7 @@ fn registered(card: decide::share::Card) -> RegisteredGpu {
     }
 }
 
-fn said(seen: &Looked) -> Said {
+fn said(seen: &Node) -> Said {
     let question = match seen.annotation(key::HANDSHAKE).map(handshake::decode) {
         Some(Handshake::Requesting { stated }) => Question::Asked(stated),
         _ => Question::None,

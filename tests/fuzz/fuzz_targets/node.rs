@@ -1,0 +1,16 @@
+//! Our own Node's metadata: whatever the bytes, a Node or an error, and a label's writer only where there is the label.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(node) = wire::node::decode(bytes) {
+        for (label, value) in node.labels() {
+            assert_eq!(node.label(label), Some(value));
+            if let Some(other) = node.written_by_another(label, "us") {
+                assert!(node.written_by(label, other) && other != "us");
+            }
+        }
+        assert!(node.label("absent").is_some() || node.written_by_another("absent", "").is_none());
+    }
+});
