@@ -261,11 +261,11 @@ pub enum Health {
     Unspecified = 0,
     /// Nothing has been read yet.
     Unknown = 1,
-    /// Answers, and NVML advises nothing.
+    /// Answers, and nothing is wrong.
     Healthy = 2,
-    /// Answers, but NVML advises an action, or a row remapping is pending or failed.
+    /// Answers, and nothing is wrong any more; no new containers until the quiet period is over.
     Degraded = 3,
-    /// Lost, hanging, or its driver asks for a reset.
+    /// Lost, hanging, a row remapping is pending or failed, or NVML advises an action: no new containers.
     Unhealthy = 4,
 }
 impl Health {

@@ -1,12 +1,13 @@
 //! The GPUs of the node: what was last read of each, what happened to it, and what is worth saying.
 
-use crate::health::{judge, silence};
+use crate::health::{Change, Policy, Record, silence, untold};
 use crate::remark::Remark;
 use model::gpu::{Gpu, GpuSample, MAX_GPUS, Unidentified, Xid};
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
 use model::process::{GpuProcess, GpuProcesses};
 use model::reading::{Absence, Reading};
+use model::time::Monotonic;
 use model::view::MAX_XID_CODES;
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub struct Card {
     pub last_xid: Option<Xid>,
     /// XIDs by code.
     pub xids: Vec<(u32, u64)>,
+    /// What condemns it.
+    pub record: Record,
 }
 
 impl Card {
@@ -36,25 +39,37 @@ impl Card {
             left_out: 0,
             last_xid: None,
             xids: Vec::new(),
+            record: Record::default(),
         }
     }
 
-    /// Takes new readings; says so when the card fell silent or speaks again.
-    fn read(&mut self, sample: Arc<GpuSample>) -> Option<Remark> {
+    /// Takes new readings; says so when the card fell silent or speaks again, and what that makes of its health.
+    fn read(&mut self, sample: Arc<GpuSample>, policy: &Policy, now: Monotonic) -> Vec<Remark> {
         let before = silence(&self.sample);
         let after = silence(&sample);
-        let first = judge(&self.sample) == model::view::Health::Unknown;
+        let first = untold(&self.sample);
         self.sample = sample;
-        match (before, after) {
+        let spoken = match (before, after) {
             (None, Some(why)) => Some(Remark::GpuSick(self.gpu.uuid.clone(), why)),
             (Some(old), Some(why)) if old != why => Some(Remark::GpuSick(self.gpu.uuid.clone(), why)),
             (Some(_), None) if !first => Some(Remark::GpuWell(self.gpu.uuid.clone())),
             _ => None,
+        };
+        let changes = self.record.read(&self.sample, policy, now);
+        spoken.into_iter().chain(changes.into_iter().map(|change| self.changed(change))).collect()
+    }
+
+    fn changed(&self, change: Change) -> Remark {
+        match change {
+            Change::Condemned(incident) => Remark::GpuCondemned(self.gpu.uuid.clone(), incident),
+            Change::Fit => Remark::GpuFit(self.gpu.uuid.clone()),
         }
     }
 
-    fn silent(&mut self, why: Absence) {
+    fn silent(&mut self, why: Absence, policy: &Policy, now: Monotonic) {
         self.sample = Arc::new(GpuSample::absent(why));
+        // The source's own remark says it of all cards.
+        let _ = self.record.read(&self.sample, policy, now);
         self.processes = Reading::Absent(why);
         self.left_out = 0;
     }
@@ -78,17 +93,24 @@ pub struct Cards {
     pub cards: Vec<Card>,
     /// Those that could never be identified, ordered by index; at most [`MAX_GPUS`].
     pub unidentified: Vec<Unidentified>,
+    /// What condemns a card.
+    pub policy: Policy,
 }
 
 impl Default for Cards {
     fn default() -> Self {
-        Cards { source: GpuSourceState::Starting, cards: Vec::new(), unidentified: Vec::new() }
+        Cards {
+            source: GpuSourceState::Starting,
+            cards: Vec::new(),
+            unidentified: Vec::new(),
+            policy: Policy::default(),
+        }
     }
 }
 
 impl Cards {
     /// The source changed. Cards that are known stay known; their readings become absent for the source's reason.
-    pub fn source(&mut self, state: GpuSourceState) -> Vec<Remark> {
+    pub fn source(&mut self, state: GpuSourceState, now: Monotonic) -> Vec<Remark> {
         if self.source == state {
             return Vec::new();
         }
@@ -99,7 +121,7 @@ impl Cards {
             GpuSourceState::Starting | GpuSourceState::Working { .. } => None,
         };
         if let Some(why) = why {
-            self.cards.iter_mut().for_each(|card| card.silent(why));
+            self.cards.iter_mut().for_each(|card| card.silent(why, &self.policy, now));
             self.unidentified.iter_mut().for_each(|gpu| gpu.why = why);
         }
         self.source = state.clone();
@@ -144,8 +166,9 @@ impl Cards {
     }
 
     /// Readings of one card. Of a card that is not listed they are dropped: the list comes first.
-    pub fn read(&mut self, uuid: &GpuUuid, sample: GpuSample) -> Vec<Remark> {
-        self.find(uuid).and_then(|card| card.read(Arc::new(sample))).into_iter().collect()
+    pub fn read(&mut self, uuid: &GpuUuid, sample: GpuSample, now: Monotonic) -> Vec<Remark> {
+        let Some(card) = self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid) else { return Vec::new() };
+        card.read(Arc::new(sample), &self.policy, now)
     }
 
     /// Processes of one card.
@@ -157,7 +180,7 @@ impl Cards {
     }
 
     /// A driver error: counted on its card, and said in any case.
-    pub fn xid(&mut self, mut xid: Xid) -> Vec<Remark> {
+    pub fn xid(&mut self, mut xid: Xid, now: Monotonic) -> Vec<Remark> {
         let card = match (&xid.gpu, &xid.pci_bus_id) {
             (Some(uuid), _) => self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid),
             (None, Some(told)) => self.cards.iter_mut().find(|card| {
@@ -165,11 +188,13 @@ impl Cards {
             }),
             (None, None) => None,
         };
+        let mut change = None;
         if let Some(card) = card {
             xid.gpu = Some(card.gpu.uuid.clone());
             card.count(&xid);
+            change = card.record.xid(xid.code, &self.policy, now).map(|change| card.changed(change));
         }
-        vec![Remark::Xid(xid)]
+        std::iter::once(Remark::Xid(xid)).chain(change).collect()
     }
 
     fn find(&mut self, uuid: &GpuUuid) -> Option<&mut Card> {
@@ -191,8 +216,10 @@ fn slot(address: &str) -> Option<(u32, u32, u32)> {
 mod tests {
     use super::*;
     use model::gpu::XidSource;
-    use model::time::Monotonic;
+    use model::incident::Incident;
     use model::unit::{Bytes, Celsius};
+
+    const AT: Monotonic = Monotonic(1);
 
     fn gpu(number: u32) -> Gpu {
         Gpu {
@@ -233,21 +260,24 @@ mod tests {
         let mut cards = Cards::default();
         let uuid = gpu(0).uuid;
         assert_eq!(cards.listed(vec![gpu(0)]).len(), 1);
-        assert_eq!(cards.read(&uuid, well()), []);
+        assert_eq!(cards.read(&uuid, well(), AT), []);
         assert_eq!(
-            cards.read(&uuid, GpuSample::absent(Absence::GpuLost)),
-            [Remark::GpuSick(uuid.clone(), Absence::GpuLost)]
+            cards.read(&uuid, GpuSample::absent(Absence::GpuLost), AT),
+            [
+                Remark::GpuSick(uuid.clone(), Absence::GpuLost),
+                Remark::GpuCondemned(uuid.clone(), Incident::Silent(Absence::GpuLost)),
+            ]
         );
-        assert_eq!(cards.read(&uuid, GpuSample::absent(Absence::GpuLost)), []);
-        assert_eq!(cards.read(&uuid, well()), [Remark::GpuWell(uuid)]);
+        assert_eq!(cards.read(&uuid, GpuSample::absent(Absence::GpuLost), AT), []);
+        assert_eq!(cards.read(&uuid, well(), AT), [Remark::GpuWell(uuid)]);
     }
 
     #[test]
     fn hot_plug_keeps_the_neighbours_readings_and_counts() {
         let mut cards = Cards::default();
         cards.listed(vec![gpu(0), gpu(1)]);
-        cards.read(&gpu(1).uuid, well());
-        cards.xid(xid("0000:01:00"));
+        cards.read(&gpu(1).uuid, well(), AT);
+        cards.xid(xid("0000:01:00"), AT);
         let remarks = cards.listed(vec![gpu(2), gpu(1)]);
         assert_eq!(remarks.len(), 2, "one came, one went");
         assert_eq!(cards.cards[0].gpu.uuid, gpu(1).uuid, "ordered by index");
@@ -259,8 +289,10 @@ mod tests {
     fn the_kernels_address_and_nvmls_are_one_slot() {
         let mut cards = Cards::default();
         cards.listed(vec![gpu(0), gpu(0x65)]);
-        let remarks = cards.xid(xid("0000:65:00"));
-        assert!(matches!(&remarks[..], [Remark::Xid(told)] if told.gpu == Some(gpu(0x65).uuid)));
+        let remarks = cards.xid(xid("0000:65:00"), AT);
+        assert!(
+            matches!(&remarks[..], [Remark::Xid(told), Remark::GpuCondemned(..)] if told.gpu == Some(gpu(0x65).uuid))
+        );
         for (address, expect) in
             [("0000:65:00", Some((0, 0x65, 0))), ("65:00", None), ("x:65:00", None), ("0:1:2:3", None), ("", None)]
         {
@@ -273,10 +305,10 @@ mod tests {
     fn without_a_source_every_reading_is_absent_for_its_reason() {
         let mut cards = Cards::default();
         cards.listed(vec![gpu(0)]);
-        cards.read(&gpu(0).uuid, well());
-        assert_eq!(cards.source(GpuSourceState::Hanging).len(), 1);
+        cards.read(&gpu(0).uuid, well(), AT);
+        assert_eq!(cards.source(GpuSourceState::Hanging, AT).len(), 1);
         assert_eq!(cards.cards[0].sample.temperature.absence(), Some(Absence::CallHangs));
-        assert_eq!(cards.source(GpuSourceState::Hanging), [], "said once");
+        assert_eq!(cards.source(GpuSourceState::Hanging, AT), [], "said once");
     }
 
     #[test]
@@ -285,7 +317,7 @@ mod tests {
         let mut cards = Cards::default();
         cards.nameless(vec![nameless(3), nameless(1), nameless(3)]);
         assert_eq!(cards.unidentified, [nameless(1), nameless(3)]);
-        cards.source(GpuSourceState::Hanging);
+        cards.source(GpuSourceState::Hanging, AT);
         assert!(cards.unidentified.iter().all(|gpu| gpu.why == Absence::CallHangs), "the source's reason is theirs");
         cards.nameless((0..1000).map(nameless).collect());
         assert_eq!(cards.unidentified.len(), MAX_GPUS);
@@ -293,12 +325,29 @@ mod tests {
         assert_eq!(cards.unidentified, [], "identified after all, or gone");
     }
 
+    /// Promise 33 in docs/specification.md.
+    #[test]
+    fn what_hits_one_card_condemns_no_neighbour() {
+        let mut cards = Cards::default();
+        cards.listed((0..4).map(gpu).collect());
+        for number in 0..4 {
+            cards.read(&gpu(number).uuid, well(), AT);
+        }
+        cards.xid(xid("0000:02:00"), AT);
+        cards.read(&gpu(3).uuid, GpuSample::absent(Absence::GpuLost), AT);
+        let fit: Vec<bool> = cards.cards.iter().map(|card| card.record.condition(&cards.policy).fit()).collect();
+        assert_eq!(fit, [true, true, false, false]);
+        cards.xid(xid("0000:77:00"), AT);
+        let still: Vec<bool> = cards.cards.iter().map(|card| card.record.condition(&cards.policy).fit()).collect();
+        assert_eq!(still, fit, "an error of no known card condemns none");
+    }
+
     #[test]
     fn codes_of_xids_are_bounded() {
         let mut cards = Cards::default();
         cards.listed(vec![gpu(0)]);
         for code in 0..1000 {
-            cards.xid(Xid { code, ..xid("0000:00:00") });
+            cards.xid(Xid { code, ..xid("0000:00:00") }, AT);
         }
         assert_eq!(cards.cards[0].xids.len(), MAX_XID_CODES);
     }

@@ -13,7 +13,7 @@
 use crate::api_pods::ApiPods;
 use crate::attribute::{self, Shares};
 use crate::cards::{Card, Cards};
-use crate::health;
+use crate::health::Policy;
 use crate::names::{Names, device_is_of};
 use crate::pods::{self, Holdings};
 use crate::remark::Remark;
@@ -22,6 +22,7 @@ use model::cgroup::NetworkSample;
 use model::host::{HostFacts, HostSample};
 use model::id::{NodeName, PodUid};
 use model::observation::{Observation, Trouble};
+use model::plugin::PluginView;
 use model::reading::Reading;
 use model::time::Now;
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
@@ -46,16 +47,17 @@ pub struct Node {
     disk: [Rated<Bytes>; 2],
     net: [Rated<Bytes>; 2],
     troubles: BTreeMap<Trouble, u64>,
+    plugin: Option<Arc<PluginView>>,
 }
 
 impl Node {
     /// Nothing is known yet.
     #[must_use]
-    pub fn new(name: NodeName) -> Self {
+    pub fn new(name: NodeName, policy: Policy) -> Self {
         Node {
             name,
             sequence: 0,
-            cards: Cards::default(),
+            cards: Cards { policy, ..Cards::default() },
             events_hang: false,
             workload: Workload::default(),
             names: Names::default(),
@@ -66,19 +68,20 @@ impl Node {
             disk: [Rated::default(); 2],
             net: [Rated::default(); 2],
             troubles: BTreeMap::new(),
+            plugin: None,
         }
     }
 
     /// Takes one observation in; returns what is worth a log line.
-    pub fn apply(&mut self, observation: Observation, _now: Now) -> Vec<Remark> {
+    pub fn apply(&mut self, observation: Observation, now: Now) -> Vec<Remark> {
         match observation {
-            Observation::GpuSource(state) => return self.cards.source(state),
+            Observation::GpuSource(state) => return self.cards.source(state, now.monotonic),
             Observation::GpuEventsHang(hang) => self.events_hang = hang,
             Observation::Gpus(gpus) => return self.cards.listed(gpus),
             Observation::GpusUnidentified(gpus) => self.cards.nameless(gpus),
-            Observation::GpuSample(uuid, sample) => return self.cards.read(&uuid, *sample),
+            Observation::GpuSample(uuid, sample) => return self.cards.read(&uuid, *sample, now.monotonic),
             Observation::GpuProcesses(told) => self.cards.processes(told),
-            Observation::Xid(xid) => return self.cards.xid(xid),
+            Observation::Xid(xid) => return self.cards.xid(xid, now.monotonic),
             Observation::HostFacts(facts) => self.facts = facts,
             Observation::Host(sample) => self.host_read(sample),
             Observation::Cgroups(pass) => {
@@ -100,6 +103,7 @@ impl Node {
                 return left_out("pods of the API server", before, self.api_pods.left_out());
             }
             Observation::PodWatch(watch) => self.api_pods.watched(watch),
+            Observation::Plugin(plugin) => self.plugin = Some(plugin),
             Observation::Devices(devices) => self.names.devices_told(devices),
             Observation::Trouble(trouble) => *self.troubles.entry(trouble).or_default() += 1,
         }
@@ -135,7 +139,9 @@ impl Node {
         self.sequence += 1;
         let shares: Vec<Shares> = self.cards.cards.iter().map(|card| self.shares(card)).collect();
         let (pods, containers) = pods::show(&self.workload, &self.names, Holdings::of(&shares));
-        let gpus = self.cards.cards.iter().zip(&shares).map(|(card, shares)| gpu_view(card, shares, &pods)).collect();
+        let gpus = self.cards.cards.iter().zip(&shares);
+        let policy = &self.cards.policy;
+        let gpus = gpus.map(|(card, shares)| gpu_view(card, policy, shares, &pods)).collect();
         NodeView {
             sequence: self.sequence,
             now,
@@ -152,6 +158,7 @@ impl Node {
             processes: self.workload.processes(),
             processes_left_out: self.workload.processes_left_out(),
             pod_watch: self.api_pods.view(),
+            plugin: self.plugin.clone(),
             cgroups_left_out: self.workload.left_out(),
             pass_us: self.workload.took_us(),
             deadlines_missed: self.workload.missed(),
@@ -175,7 +182,7 @@ impl Node {
     }
 }
 
-fn gpu_view(card: &Card, shares: &Shares, pods: &[PodView]) -> GpuView {
+fn gpu_view(card: &Card, policy: &Policy, shares: &Shares, pods: &[PodView]) -> GpuView {
     let mut holders: BTreeSet<PodUid> = shares.holders.keys().filter_map(|(holder, _)| holder.pod().cloned()).collect();
     let uuid = card.gpu.uuid.as_str();
     let given = |pod: &&PodView| pod.containers.iter().any(|c| c.devices.iter().any(|id| device_is_of(id, uuid)));
@@ -184,7 +191,8 @@ fn gpu_view(card: &Card, shares: &Shares, pods: &[PodView]) -> GpuView {
     GpuView {
         gpu: Arc::clone(&card.gpu),
         sample: Arc::clone(&card.sample),
-        health: health::judge(&card.sample),
+        health: card.record.health(&card.sample),
+        condition: card.record.condition(policy),
         processes: card.processes.clone(),
         processes_left_out: card.left_out,
         holders: holders.into_iter().collect(),

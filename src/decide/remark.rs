@@ -2,6 +2,7 @@
 
 use model::gpu::Xid;
 use model::id::GpuUuid;
+use model::incident::Incident;
 use model::observation::GpuSourceState;
 use model::reading::Absence;
 use std::sync::Arc;
@@ -37,6 +38,10 @@ pub enum Remark {
     GpuSick(GpuUuid, Absence),
     /// It answers again.
     GpuWell(GpuUuid),
+    /// A GPU gets no new containers, for this reason as well.
+    GpuCondemned(GpuUuid, Incident),
+    /// It gets new containers again.
+    GpuFit(GpuUuid),
     /// A driver error.
     Xid(Xid),
     /// More pods, containers or processes than are kept.
@@ -53,7 +58,10 @@ impl Remark {
     #[must_use]
     pub fn weight(&self) -> Weight {
         match self {
-            Remark::GpuSource(GpuSourceState::Hanging) | Remark::GpuSick(..) | Remark::Xid(_) => Weight::Error,
+            Remark::GpuSource(GpuSourceState::Hanging)
+            | Remark::GpuSick(..)
+            | Remark::GpuCondemned(..)
+            | Remark::Xid(_) => Weight::Error,
             Remark::GpuSource(GpuSourceState::Missing { .. }) | Remark::GpuDisappeared(_) | Remark::LeftOut { .. } => {
                 Weight::Warning
             }

@@ -24,6 +24,7 @@ mod seat;
 mod start;
 mod early;
 mod listing;
+mod tally;
 
 pub use card::{Card, Listed};
 pub use early::Meant;

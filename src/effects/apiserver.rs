@@ -64,6 +64,8 @@ pub struct Event {
     pub weight: Weight,
     /// One word in CamelCase.
     pub reason: &'static str,
+    /// What was being done, in one word in CamelCase.
+    pub action: &'static str,
     /// A sentence; cut to what the API server takes.
     pub note: String,
     /// When: RFC 3339 with exactly six digits of the second, as the API server wants it.
@@ -143,16 +145,37 @@ impl ApiServer {
         let regarding = json!({
             "apiVersion": "v1", "kind": "Pod", "namespace": &*pod.namespace, "name": &*pod.name, "uid": uid.as_str(),
         });
+        let what = format!("event {} of pod {pod}", event.reason);
+        self.event((&pod.namespace, &pod.name), regarding, event, what).await
+    }
+
+    /// Tells something about our own Node, whose identity at the API server is `uid`. Nodes stand in no namespace; their
+    /// events stand in `default`, where `kubectl describe node` looks.
+    ///
+    /// # Errors
+    /// [`NotWritten`].
+    pub async fn node_event(&self, uid: &str, event: &Event) -> Result<(), NotWritten> {
+        let node = self.node.as_str();
+        let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": node, "uid": uid });
+        self.event(("default", node), regarding, event, format!("event {} of node {node}", event.reason)).await
+    }
+
+    async fn event(
+        &self,
+        (namespace, name): (&str, &str),
+        regarding: Value,
+        event: &Event,
+        what: String,
+    ) -> Result<(), NotWritten> {
         let kind = if event.weight == Weight::Warning { "Warning" } else { "Normal" };
         let note: String = event.note.chars().take(MAX_NOTE).collect();
         let body = json!({
             "apiVersion": "events.k8s.io/v1", "kind": "Event",
-            "metadata": { "generateName": format!("{:.200}-", pod.name), "namespace": &*pod.namespace },
-            "regarding": regarding, "type": kind, "reason": event.reason, "note": note, "action": "Allocate",
+            "metadata": { "generateName": format!("{name:.200}-"), "namespace": namespace },
+            "regarding": regarding, "type": kind, "reason": event.reason, "note": note, "action": event.action,
             "reportingController": "gpu-steward", "reportingInstance": self.node.as_str(), "eventTime": event.at,
         });
-        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", pod.namespace);
-        let what = format!("event {} of pod {pod}", event.reason);
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
         self.send(Call { method: "POST", path, content: "application/json", what }, &body).await
     }
 

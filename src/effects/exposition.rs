@@ -3,6 +3,7 @@
 //! ```text
 //!   family(&FAMILY)            remembers the header; nothing is written yet
 //!   sample(&[labels], value)   writes HELP, TYPE, UNIT before the first sample, then the line
+//!   histogram(&[labels], …)    the same for all lines of a histogram
 //!   finish()                   `# EOF` where OpenMetrics wants it
 //! ```
 //!
@@ -14,8 +15,10 @@
 //! What must never happen here: a family without samples in the text, a label value that breaks a line, a name that the
 //! program did not declare as a [`Family`].
 
+use model::plugin::{BOUNDS_US, Histogram};
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::time::Duration;
 
 /// Longest label value in bytes. cgroup paths of nested systemd slices reach about 300, image references about 350;
 /// what is longer is cut and ends in a hash, so that two long values stay two.
@@ -52,6 +55,8 @@ pub enum Kind {
     ForeignCounter,
     /// Always 1, the labels are the news; its name ends in `_info`.
     Info,
+    /// Counts of what did not exceed each of some bounds, with the sum of all.
+    Histogram,
 }
 
 /// One name, declared once, in a table.
@@ -179,11 +184,29 @@ impl<'b> Exposition<'b> {
 
     /// One line. `labels` are joined; empty ones are passed over.
     pub fn sample(&mut self, labels: &[&str], value: Number) {
+        self.line("", labels, value);
+    }
+
+    /// All lines of a histogram of times.
+    pub fn histogram(&mut self, labels: &[&str], calls: &Histogram) {
+        let mut sum = 0;
+        for (place, count) in calls.counts.iter().enumerate() {
+            sum += count;
+            let bound = BOUNDS_US.get(place).map_or(f64::INFINITY, |us| Duration::from_micros(*us).as_secs_f64());
+            let bound = Labels::new().with("le", &Number::Real(bound).as_bound());
+            self.line("_bucket", &[labels, &[bound.as_str()]].concat(), Number::Whole(sum));
+        }
+        self.line("_sum", labels, Number::Real(calls.sum.as_secs_f64()));
+        self.line("_count", labels, Number::Whole(sum));
+    }
+
+    fn line(&mut self, suffix: &str, labels: &[&str], value: Number) {
         if self.header_due {
             self.header_due = false;
             self.header();
         }
         self.out.extend_from_slice(self.name.as_bytes());
+        self.out.extend_from_slice(suffix.as_bytes());
         let mut before = b'{';
         for pairs in labels.iter().filter(|pairs| !pairs.is_empty()) {
             self.out.push(before);
@@ -229,13 +252,14 @@ impl Kind {
             (Kind::Counter, _) | (Kind::ForeignCounter, Format::Classic) => "counter",
             (Kind::ForeignCounter, Format::OpenMetrics) => "unknown",
             (Kind::Info, Format::OpenMetrics) => "info",
+            (Kind::Histogram, _) => "histogram",
         }
     }
 
     /// The family's name in OpenMetrics, where suffixes belong to the samples.
     fn trim(self, name: &str) -> &str {
         let suffix = match self {
-            Kind::Gauge | Kind::ForeignCounter => "",
+            Kind::Gauge | Kind::ForeignCounter | Kind::Histogram => "",
             Kind::Counter => "_total",
             Kind::Info => "_info",
         };
@@ -261,6 +285,17 @@ impl std::fmt::Display for Help {
 }
 
 impl Number {
+    /// As the bound of a bucket: OpenMetrics wants a point in whole numbers too, and both forms the same text.
+    fn as_bound(self) -> String {
+        let mut text = Vec::new();
+        self.write(&mut text);
+        let mut text = String::from_utf8_lossy(&text).into_owned();
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            text.push_str(".0");
+        }
+        text
+    }
+
     fn write(self, out: &mut Vec<u8>) {
         // Writing to memory does not fail.
         let _ = match self {
@@ -319,6 +354,37 @@ mod tests {
              # HELP DCGM_ENERGY mJ.\n# TYPE DCGM_ENERGY unknown\nDCGM_ENERGY -Inf\n\
              # HELP x Who.\n# TYPE x info\nx_info{a=\"b\"} 1\n# EOF\n"
         );
+    }
+
+    #[test]
+    fn a_histogram_counts_up_to_each_bound_and_ends_in_all() {
+        const TOOK: Family = Family { name: "x_seconds", kind: Kind::Histogram, unit: "seconds", help: "Time." };
+        let mut calls = Histogram { sum: Duration::from_micros(1_030), ..Histogram::default() };
+        for micros in [30, 1_000, 40_000_000] {
+            calls.counts[Histogram::place(Duration::from_micros(micros))] += 1;
+        }
+        let mut out = Vec::new();
+        let mut exposition = Exposition::new(&mut out, Format::OpenMetrics);
+        exposition.family(&TOOK);
+        exposition.histogram(&["a=\"b\""], &calls);
+        exposition.finish();
+        let text = String::from_utf8(out).unwrap();
+        assert!(
+            text.starts_with("# HELP x_seconds Time.\n# TYPE x_seconds histogram\n# UNIT x_seconds seconds\n"),
+            "{text}"
+        );
+        for line in [
+            "x_seconds_bucket{a=\"b\",le=\"0.000025\"} 0",
+            "x_seconds_bucket{a=\"b\",le=\"0.00005\"} 1",
+            "x_seconds_bucket{a=\"b\",le=\"0.001\"} 2",
+            "x_seconds_bucket{a=\"b\",le=\"1.0\"} 2",
+            "x_seconds_bucket{a=\"b\",le=\"30.0\"} 2",
+            "x_seconds_bucket{a=\"b\",le=\"+Inf\"} 3",
+            "x_seconds_sum{a=\"b\"} 0.00103",
+            "x_seconds_count{a=\"b\"} 3",
+        ] {
+            assert!(text.lines().any(|told| told == line), "{line}: {text}");
+        }
     }
 
     #[test]

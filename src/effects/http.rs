@@ -293,12 +293,14 @@ mod tests {
         served.ready.send(Err("GPU calls hang".into())).unwrap();
         let told = served.get("/readyz", "");
         let heard = "watch of pods at the API server: heard 12 s ago";
-        assert_eq!((told.status, told.text()), (503, &*format!("GPU calls hang\n{heard}\n")));
+        let kubelet = "nvidia.com/gpu at kubelet: registered (watcher)";
+        assert_eq!((told.status, told.text()), (503, &*format!("GPU calls hang\n{heard}\n{kubelet}\n")));
         assert_eq!(served.get("/healthz", "").status, 200);
         assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));
         let mut view = sample_view::small();
         view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
         view.pod_watch = None;
+        view.plugin = None;
         served.view.send(Arc::new(view)).unwrap();
         served.ready.send(Ok(())).unwrap();
         assert_eq!(served.get("/readyz", "").text(), "ready\n", "nobody asks an API server");

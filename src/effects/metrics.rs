@@ -3,7 +3,7 @@
 //! ```text
 //!   counts scene        what is counted of the program itself; what a scrape is made of
 //!   number subject      values in base units; who a line is about, escaped once
-//!   gpu pod node own    gpu_steward_*: base units, absent = no series
+//!   gpu pod node plugin own    gpu_steward_*: base units, absent = no series
 //!   dcgm hami cadvisor  the names, labels and units that others gave
 //! ```
 //!
@@ -24,6 +24,7 @@ pub mod subject;
 pub mod gpu;
 pub mod pod;
 pub mod node;
+pub mod plugin;
 pub mod own;
 pub mod dcgm;
 pub mod hami;
@@ -63,6 +64,7 @@ fn write(sets: &[Set], scene: &Scene<'_>, out: &mut Exposition<'_>) {
                 gpu::write(scene, &subjects, out);
                 pod::write(&subjects, out);
                 node::write(scene, out);
+                plugin::write(scene, out);
                 own::write(scene, out);
             }
             Set::Dcgm => dcgm::write(scene, out),
@@ -213,7 +215,7 @@ mod tests {
             match family.kind {
                 Kind::Counter => assert!(name.ends_with("_total"), "{name}"),
                 Kind::Info => assert!(name.ends_with("_info"), "{name}"),
-                Kind::Gauge | Kind::ForeignCounter => assert!(!name.ends_with("_total"), "{name}"),
+                Kind::Gauge | Kind::ForeignCounter | Kind::Histogram => assert!(!name.ends_with("_total"), "{name}"),
             }
             let stem = name.trim_end_matches("_total");
             assert!(family.unit.is_empty() || stem.ends_with(&format!("_{}", family.unit)), "{name} {}", family.unit);

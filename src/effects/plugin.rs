@@ -9,6 +9,7 @@
 //! What must never happen here: nothing is decided; no call is answered from anything but the owner's word; two
 //! registrations of one resource never stand beside each other, because kubelet then drops the newer with the older.
 
+mod meter;
 mod call;
 mod service;
 mod notice;
@@ -17,5 +18,6 @@ mod register;
 mod rival;
 
 pub use call::{Answer, Call, Calls, Device, Field, Refused};
-pub use register::{Registration, Settings, State, serve};
+pub use meter::Meter;
+pub use register::{Registration, Settings, serve};
 pub use rival::{Rival, find as find_rival};

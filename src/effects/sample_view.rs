@@ -8,7 +8,9 @@ use model::gpu::{
 };
 use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
+use model::incident::{Condition, Incident};
 use model::observation::{GpuSourceState, Trouble};
+use model::plugin::{DeviceSlots, Histogram, Outcome, PluginView, Standing};
 use model::pod::PodWatch;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
 use model::time::{Monotonic, Now, WallTime};
@@ -71,9 +73,15 @@ pub(crate) fn small() -> NodeView {
     view.gpus[0].holders = vec![train.uid.clone()];
     view.gpus[1].holders = vec![serve_a.uid.clone(), serve_b.uid.clone()];
     view.gpus[1].strangers = 1;
+    view.gpus[1].health = Health::Degraded;
+    view.gpus[1].condition = Condition {
+        incidents: vec![(Incident::Xid(48), AT)],
+        fit_at: Some(Monotonic(NOW.monotonic.0 + 90_000_000_000)),
+    };
     view.gpus[1].unattributed_memory = m(Bytes(2 * GIB));
     view.gpus[1].unattributed_sm = m(Percent(5.0));
     view.gpus[2].holders = vec![mig_a.uid.clone()];
+    view.plugin = Some(Arc::new(plugin(&view)));
     view.processes = Arc::from([
         host_process(1001, train.containers[0].cgroup.clone()),
         host_process(1002, train.containers[0].cgroup.clone()),
@@ -109,6 +117,34 @@ pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
         gpu.holders = holders;
     }
     view
+}
+
+/// The first card is well, the second cordoned, the last lost.
+fn plugin(view: &NodeView) -> PluginView {
+    let slots = |gpu: usize, free, used, unhealthy, used_unhealthy| DeviceSlots {
+        device: view.gpus[gpu].gpu.uuid.clone(),
+        free,
+        used,
+        unhealthy,
+        used_unhealthy,
+        claims: used + used_unhealthy,
+        healthy: gpu != 3,
+        cordoned: gpu == 1,
+    };
+    let mut start = Histogram { sum: std::time::Duration::from_millis(21), ..Histogram::default() };
+    start.counts[6] = 3;
+    PluginView {
+        resource: "nvidia.com/gpu".into(),
+        standing: Standing::Registered("watcher"),
+        registrations: 2,
+        slots: vec![slots(0, 9, 1, 0, 0), slots(1, 0, 2, 8, 0), slots(3, 0, 0, 9, 1)],
+        allocations: 4,
+        starts: vec![(Outcome::Filled, 3), (Outcome::Refused("DoesNotFit"), 1)],
+        waited: vec![("Books", 1)],
+        differing: 1,
+        allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
+        start,
+    }
 }
 
 fn empty() -> NodeView {
@@ -236,6 +272,7 @@ fn view_of(gpu: Gpu, sample: GpuSample, health: Health, processes: Reading<Arc<[
         gpu: Arc::new(gpu),
         sample: Arc::new(sample),
         health,
+        condition: Condition::default(),
         processes,
         processes_left_out: 0,
         holders: Vec::new(),
@@ -306,6 +343,7 @@ fn lost(index: u32) -> GpuView {
     view.unattributed_memory = Reading::Absent(why);
     view.unattributed_sm = Reading::Absent(why);
     view.xids = vec![(48, 1), (79, 2)];
+    view.condition.incidents = vec![(Incident::Silent(why), AT), (Incident::Xid(79), AT)];
     view.last_xid = Some(Xid {
         gpu: Some(uuid(index)),
         pci_bus_id: None,

@@ -202,7 +202,7 @@ pub struct RemappedRows {
 }
 
 /// NVML field 230.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecoveryAction {
     /// Nothing to do.
     None,
@@ -229,6 +229,19 @@ impl RecoveryAction {
             3 => RecoveryAction::DrainPeers,
             4 => RecoveryAction::DrainAndReset,
             other => RecoveryAction::Unknown(other),
+        }
+    }
+
+    /// A stable short word.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            RecoveryAction::None => "none",
+            RecoveryAction::ResetGpu => "reset_gpu",
+            RecoveryAction::RebootNode => "reboot_node",
+            RecoveryAction::DrainPeers => "drain_peers",
+            RecoveryAction::DrainAndReset => "drain_and_reset",
+            RecoveryAction::Unknown(_) => "unknown",
         }
     }
 

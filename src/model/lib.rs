@@ -7,7 +7,9 @@
 //!   gpu cgroup pod process host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
 //!   usage               what follows from two raw samples: rates, shares
 //!   xid                 NVIDIA's catalogue of driver errors: what each asks for, and which of them condemn a GPU
+//!   incident            what makes a GPU unfit for new containers, and what to do about it
 //!   request registered claim promise   sharing: what a container asks for, what a node offers, what was given, what is owed
+//!   plugin              the device plugin: how it stands with kubelet, what was asked of it
 //!   observation         everything an eye (`sources`) may report
 //!   view                one node as one believes it at one moment; what every server shows
 //! ```
@@ -27,10 +29,12 @@ pub mod process;
 pub mod host;
 pub mod usage;
 pub mod xid;
+pub mod incident;
 pub mod request;
 pub mod registered;
 pub mod claim;
 pub mod promise;
+pub mod plugin;
 pub mod observation;
 pub mod view;
 

@@ -4,6 +4,7 @@ use crate::cgroup::{CgroupReport, ContainerName, NameSource};
 use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::GpuUuid;
+use crate::plugin::PluginView;
 use crate::pod::{PodList, PodWatch};
 use crate::process::{GpuProcesses, ProcessPass};
 use crate::reading::Absence;
@@ -52,6 +53,8 @@ pub enum Observation {
     Pods(PodList),
     /// How the watch of these pods fares, whenever the server said something or stopped to answer.
     PodWatch(PodWatch),
+    /// How the device plugin fares, whenever that changed, at most once a second.
+    Plugin(Arc<PluginView>),
     /// Something a source could not do, for the counters shown at `/metrics`; it was logged where it happened.
     Trouble(Trouble),
 }

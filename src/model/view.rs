@@ -5,7 +5,9 @@ use crate::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Qos};
 use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid};
+use crate::incident::Condition;
 use crate::observation::{GpuSourceState, Trouble};
+use crate::plugin::PluginView;
 use crate::pod::PodWatch;
 use crate::process::{GpuProcess, HostProcess};
 use crate::reading::Reading;
@@ -46,6 +48,8 @@ pub struct NodeView {
     pub processes_left_out: u32,
     /// What is known of the API server's pods; `None` where it is not asked.
     pub pod_watch: Option<PodWatchView>,
+    /// The device plugin; `None` where GPUs are not shared.
+    pub plugin: Option<Arc<PluginView>>,
     /// Pods and containers beyond the bound.
     pub cgroups_left_out: u32,
     /// How long the last pass over cgroups took, in microseconds.
@@ -78,6 +82,8 @@ pub struct GpuView {
     pub sample: Arc<GpuSample>,
     /// Whether it can be trusted with work.
     pub health: Health,
+    /// Why it gets no new containers, if it does not, and until when.
+    pub condition: Condition,
     /// Its processes, or why they are not known.
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Processes beyond the bound.
@@ -103,11 +109,11 @@ pub const MAX_XID_CODES: usize = 64;
 /// What one may expect of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Answers, and NVML advises nothing.
+    /// Answers, and nothing is wrong.
     Healthy,
-    /// Answers, but NVML advises an action or a row remapping is pending or failed.
+    /// Answers, and nothing is wrong any more; it gets no new containers until it has been so for the quiet period.
     Degraded,
-    /// Lost, hanging, or its driver asks for a reset.
+    /// Lost, hanging, a row remapping is pending or failed, or NVML advises an action. It gets no new containers.
     Unhealthy,
     /// Nothing has been read yet.
     Unknown,
@@ -266,6 +272,7 @@ impl NodeView {
             processes: Arc::from([]),
             processes_left_out: 0,
             pod_watch: None,
+            plugin: None,
             cgroups_left_out: 0,
             pass_us: 0,
             deadlines_missed: 0,

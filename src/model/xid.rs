@@ -79,6 +79,13 @@ pub fn fatal(code: u32) -> bool {
     find(code).is_some_and(|entry| entry.fatal)
 }
 
+/// Whether the error is one that an application makes and that ends with it: the card is well. A contained memory error
+/// (94) ends with the application too, but is the card's.
+#[must_use]
+pub fn of_application(code: u32) -> bool {
+    application(code).is_some() || matches!(code, 43 | 45)
+}
+
 /// The whole catalogue, in order.
 pub fn catalogue() -> impl Iterator<Item = XidEntry> {
     (1..=LAST).filter_map(find)
@@ -219,6 +226,11 @@ mod tests {
     fn what_an_application_can_do_to_itself_condemns_no_gpu() {
         for code in [13, 31, 43, 45, 68, 109, 94, 63, 92] {
             assert!(!fatal(code), "{code}");
+        }
+        for (code, own) in
+            [(13, true), (31, true), (43, true), (45, true), (68, true), (94, false), (109, false), (48, false)]
+        {
+            assert_eq!(of_application(code), own, "{code}");
         }
         assert_eq!(find(109).map(|entry| entry.bucket), Some(Bucket::ResetGpu));
     }

@@ -186,7 +186,7 @@ impl Agent {
         let (ready, ready_seen) = watch::channel(latch.readiness());
         let (usage_broken, usage) = watch::channel(None);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
-        let node = decide::node::Node::new(name);
+        let node = decide::node::Node::new(name, settings.health.clone());
         let (pods, pods_seen) = watch::channel(None);
         let owner = Owner { node, latch, observations, usage, pods, view, ready, period, repeats };
         let certificates = Arc::<Notify>::default();
@@ -239,7 +239,9 @@ impl Agent {
         let api = ApiServer::new(connection.client.clone(), node.clone());
         let own = OwnNode::new(connection, node.clone());
         let teller = sharing::Teller::new(api.clone(), own.clone(), node.clone());
-        let opened = sharing::open(settings, node, (self.view.clone(), self.pods.clone()), teller).map_err(unusable)?;
+        let opened =
+            sharing::open(settings, node, (self.view.clone(), self.pods.clone()), (teller, self.reporter.clone()))
+                .map_err(unusable)?;
         let announcing = Announcing {
             config: opened.owner.config.clone(),
             split_counts: settings.sharing.split_counts.clone(),
@@ -248,6 +250,7 @@ impl Agent {
             view: self.view.clone(),
             node: own,
             api,
+            cordoned: opened.cordoned.clone(),
         };
         let (owning, serving) = opened.split(self.stop.clone());
         let stop = self.stop.clone();

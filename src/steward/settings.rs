@@ -12,6 +12,7 @@ pub(crate) mod value;
 pub(crate) mod file;
 pub(crate) mod layer;
 
+use decide::health::Policy;
 use effects::http::Sets;
 use layer::{Layers, Problem, Said, Spoken};
 use model::id::NodeName;
@@ -37,6 +38,7 @@ pub(crate) struct Settings {
     /// `None`: ask the dynamic linker.
     pub nvml_library: Option<PathBuf>,
     pub kernel_log: Option<PathBuf>,
+    pub health: Policy,
     pub roots: HostRoots,
     pub names: sources::names::Settings,
     pub sharing: Sharing,
@@ -145,6 +147,7 @@ impl Reader<'_> {
         let gpus = self.take("gpus", value::gpus);
         let nvml_library = self.take("nvml-library", |text| value::unless_auto(text, value::path));
         let kernel_log = self.take("kernel-log", |text| value::unless_none(text, value::path));
+        let health = self.health();
         let roots = self.roots();
         let names = self.names();
         let sharing = self.sharing();
@@ -167,6 +170,7 @@ impl Reader<'_> {
             gpus: gpus?,
             nvml_library: nvml_library?,
             kernel_log: kernel_log?,
+            health: health?,
             roots: roots?,
             names: names?,
             sharing: sharing?,
@@ -188,6 +192,12 @@ impl Reader<'_> {
         let cgroup = self.take("cgroup-root", value::path);
         let sysfs = self.take("sysfs-root", value::path);
         Some(HostRoots { procfs: procfs?, cgroup: cgroup?, sysfs: sysfs? })
+    }
+
+    fn health(&mut self) -> Option<Policy> {
+        let fatal = self.take("fatal-xids", |text| value::unless_auto(text, value::xids));
+        let quiet = self.take("health-quiet-period", value::quiet);
+        Some(Policy { fatal: fatal?.unwrap_or_else(|| Policy::default().fatal), quiet: quiet? })
     }
 
     fn names(&mut self) -> Option<sources::names::Settings> {

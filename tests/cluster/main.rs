@@ -23,3 +23,4 @@ mod fleet;
 mod restarts;
 #[cfg(test)]
 mod numbers;
+mod health;

@@ -97,7 +97,7 @@ fn name(container: u8, called: Option<&str>) -> ContainerName {
 }
 
 fn node(observations: Vec<Observation>) -> Node {
-    let mut node = Node::new(NodeName::parse("n1").unwrap());
+    let mut node = Node::new(NodeName::parse("n1").unwrap(), Policy::default());
     for observation in observations {
         node.apply(observation, now(1));
     }

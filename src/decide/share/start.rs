@@ -61,6 +61,17 @@ pub enum Waiting {
     Pod,
 }
 
+impl Waiting {
+    /// One word for metrics.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Waiting::Books => "Books",
+            Waiting::Pod => "Pod",
+        }
+    }
+}
+
 /// Why a container must not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {

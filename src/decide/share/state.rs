@@ -26,6 +26,8 @@ pub enum WithoutClaim {
 pub struct Share {
     pub(super) without_claim: WithoutClaim,
     pub(super) cards: BTreeMap<GpuUuid, Card>,
+    /// Devices that get no new containers because an operator says so; ids that are no device's do no harm.
+    pub(super) cordoned: BTreeSet<GpuUuid>,
     pub(super) tenants: BTreeMap<PodUid, Tenant>,
     /// Whether the list of pods has been seen once: before that, an unknown pod is no stranger.
     pub(super) synced: bool,
@@ -80,6 +82,7 @@ impl Share {
         Share {
             without_claim,
             cards: BTreeMap::new(),
+            cordoned: BTreeSet::new(),
             tenants: BTreeMap::new(),
             synced: false,
             served_by_scheduler,
@@ -121,6 +124,13 @@ impl Share {
     pub fn cards_are(&mut self, cards: Vec<Card>) -> bool {
         let before = self.list();
         self.cards = cards.into_iter().map(|card| (card.device.clone(), card)).collect();
+        self.list() != before
+    }
+
+    /// Takes over which devices an operator keeps from new containers. Says whether kubelet's list changes by it.
+    pub fn cordoned_are(&mut self, cordoned: BTreeSet<GpuUuid>) -> bool {
+        let before = self.list();
+        self.cordoned = cordoned;
         self.list() != before
     }
 

@@ -237,6 +237,29 @@ fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
 }
 
 #[test]
+fn a_cordoned_card_offers_none_of_its_places_and_keeps_what_runs_on_it() {
+    let mut share = share(vec![single(1, portion(1, 8, 30)), single(2, portion(0, 8, 30))]);
+    // The claim of pod 1 is on card 1 and counted as slot 3 of card 0; pod 2 is where it is counted. Pod 9 is gone.
+    let books = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8), row(9, "main", &[(1, 0)], 9)];
+    share.books_are(&books);
+    assert!(share.cordoned_are([device(1), device(7)].into()), "kubelet is told");
+    let marked = |share: &Share| -> Vec<String> {
+        share.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot.to_string()).collect()
+    };
+    let now = marked(&share);
+    assert_eq!(now.len(), 9, "one of ten is in use: {now:?}");
+    assert!(now.iter().all(|id| id.starts_with(device(1).as_str())), "{now:?}");
+    let tally: Vec<_> =
+        share.tally().into_iter().map(|one| (one.free, one.used, one.unhealthy, one.cordoned)).collect();
+    assert_eq!(tally, [(8, 2, 0, false), (1, 0, 9, true)]);
+    // Sick as well: then what runs on it is told too.
+    share.cards_are(vec![card(0, 10), Card { healthy: false, ..card(1, 10) }]);
+    assert_eq!(marked(&share).len(), 10);
+    share.cards_are(vec![card(0, 10), card(1, 10)]);
+    assert!(share.cordoned_are(BTreeSet::new()) && marked(&share).is_empty());
+}
+
+#[test]
 fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
     let all: Vec<Slot> = (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number })).collect();
     let share = share(vec![single(1, portion(1, 8, 30))]);
@@ -249,6 +272,44 @@ fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
 }
 
 proptest! {
+    /// Promise 33 in docs/specification.md: whatever ids kubelet chose, a sick card takes as many slots as it has, a cordoned
+    /// one as many as it has free, and no id that a pod on a well card holds is marked.
+    #[test]
+    fn sick_and_cordoned_cards_take_their_slots_and_no_neighbours(
+        pods in prop::collection::vec((0_u32..3, 0_u32..3), 0..12),
+        sick in 0_u32..4,
+        cordoned in 0_u32..4,
+    ) {
+        let cards = |sick: u32| (0..3).map(|n| Card { healthy: n != sick, ..card(n, 8) }).collect::<Vec<Card>>();
+        let mut share = Share::new(WithoutClaim::Refuse, true);
+        share.cards_are(cards(9));
+        let number = |n: usize| u32::try_from(n).unwrap();
+        // A scheduler that knows slots places at most eight on a card.
+        let fits = |n: usize| pods[..n].iter().filter(|(claim, _)| *claim == pods[n].0).count() < 8;
+        let kept: Vec<usize> = (0..pods.len()).filter(|n| fits(*n)).collect();
+        share.tenants_are(kept.iter().map(|n| single(number(*n), portion(pods[*n].0, 1, 1))).collect());
+        let mut next = [0_u16; 3];
+        let mut books = Vec::new();
+        for n in &kept {
+            let counted = (0..3).map(|turn| (pods[*n].1 + turn) % 3).find(|gpu| next[*gpu as usize] < 8).unwrap();
+            books.push(row(number(*n), "main", &[(counted, next[counted as usize])], 1));
+            next[counted as usize] += 1;
+        }
+        share.books_are(&books);
+        share.cards_are(cards(sick));
+        share.cordoned_are([device(cordoned)].into());
+        let marked: BTreeSet<Slot> =
+            share.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot).collect();
+        let on = |gpu: u32| kept.iter().filter(|n| pods[**n].0 == gpu).count();
+        let of_sick = if sick < 3 { 8 } else { 0 };
+        let of_cordoned = if cordoned < 3 && cordoned != sick { 8 - on(cordoned) } else { 0 };
+        prop_assert_eq!(marked.len(), of_sick + of_cordoned);
+        for (n, row) in kept.iter().zip(&books) {
+            let slot = Slot::parse(&row.ids[0]).unwrap();
+            prop_assert_eq!(marked.contains(&slot), pods[*n].0 == sick, "{}", slot);
+        }
+    }
+
     /// Promise 28 in docs/specification.md: whatever order pods, books and starts come in, each ticket is filled from the
     /// claim of the pod in whose row it stands, and what has started never exceeds a card.
     #[test]

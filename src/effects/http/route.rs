@@ -10,6 +10,7 @@ use crate::metrics::{self, Own, Scene, Set};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
+use model::plugin::Standing;
 use model::view::NodeView;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -133,10 +134,18 @@ impl Server {
         }
     }
 
-    /// Whether we are ready, and where the API server is asked, how long ago it said anything. Why it does not is for
-    /// those who may ask the API: it names addresses.
+    /// Whether we are ready, and where the API server is asked, how long ago it said anything, and where GPUs are shared,
+    /// whether kubelet knows us. Why it does not is for those who may ask the API: it names addresses.
     fn readiness(&self) -> Response<Answer> {
-        let watch = self.view.borrow().pod_watch.as_ref().map(|view| view.watch.clone());
+        let view = Arc::clone(&self.view.borrow());
+        let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
+            let standing = match plugin.standing {
+                Standing::Registered(way) => format!("registered ({way})"),
+                Standing::Waiting(_) => "not registered".to_owned(),
+            };
+            format!("\n{} at kubelet: {standing}", plugin.resource)
+        });
+        let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {
             let heard = watch.heard.map(|at| (self.settings.clock)().monotonic.since(at).as_secs());
             let heard = heard.map_or_else(|| "not heard yet".to_owned(), |age| format!("heard {age} s ago"));
@@ -144,8 +153,8 @@ impl Server {
             format!("\nwatch of pods at the API server: {heard}{broken}")
         });
         match &*self.ready.borrow() {
-            Ok(()) => sentence(StatusCode::OK, &format!("ready{watch}")),
-            Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}{watch}")),
+            Ok(()) => sentence(StatusCode::OK, &format!("ready{watch}{kubelet}")),
+            Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}{watch}{kubelet}")),
         }
     }
 

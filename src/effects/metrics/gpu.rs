@@ -69,8 +69,20 @@ static CARD: &[Row<GpuView>] = &[
 ];
 
 const INFO: Family = family("info", Kind::Info, "", "Who the card is.");
-const HEALTH: Family =
-    family("health", Kind::Gauge, "", "1 for the state the card is in: healthy, degraded, unhealthy, unknown.");
+const HEALTH: Family = family(
+    "health",
+    Kind::Gauge,
+    "",
+    "1 for the state the card is in: healthy, degraded (recovering), unhealthy, unknown.",
+);
+const INCIDENT: Family =
+    family("incident", Kind::Gauge, "", "1 for each reason for which the card gets no new containers.");
+const FIT_IN: Family = family(
+    "fit_in_seconds",
+    Kind::Gauge,
+    "seconds",
+    "Time until the card gets new containers again if nothing more happens; no series while something stands.",
+);
 const STRANGERS: Family = family("strangers", Kind::Gauge, "", "Processes on the card that belong to no pod.");
 const HOLDERS: Family =
     family("holders", Kind::Gauge, "", "Pods that have a process on the card or were given it by kubelet.");
@@ -113,6 +125,7 @@ pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_
         }
     }
     state(subjects, out);
+    incidents(scene.now.monotonic, subjects, out);
     ages(scene.now.monotonic, subjects, out);
     absences(subjects, out);
     mig(subjects, out);
@@ -167,6 +180,23 @@ fn state(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
         for (code, count) in &gpu.seen.xids {
             let label = Labels::new().with("xid", &code.to_string());
             out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(*count));
+        }
+    }
+}
+
+/// A wait that is over and not yet judged is no negative time.
+fn incidents(now: Monotonic, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    out.prefixed(PREFIX, &INCIDENT);
+    for gpu in &subjects.gpus {
+        for (incident, _) in &gpu.seen.condition.incidents {
+            let label = Labels::new().with("incident", &incident.code());
+            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(1));
+        }
+    }
+    out.prefixed(PREFIX, &FIT_IN);
+    for gpu in &subjects.gpus {
+        if let Some(at) = gpu.seen.condition.fit_at {
+            out.sample(&[gpu.labels.as_str()], Number::Real(at.since(now).as_secs_f64()));
         }
     }
 }

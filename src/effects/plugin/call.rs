@@ -1,5 +1,6 @@
 //! What kubelet asks, as a message to the owner of the state.
 
+use super::meter::Meter;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
@@ -75,20 +76,29 @@ pub enum Call {
 
 /// The way to the owner.
 #[derive(Clone, Debug)]
-pub struct Calls(mpsc::Sender<Call>);
+pub struct Calls {
+    queue: mpsc::Sender<Call>,
+    meter: Arc<Meter>,
+}
 
 impl Calls {
     /// The two ends.
     #[must_use]
     pub fn channel() -> (Calls, mpsc::Receiver<Call>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        (Calls(sender), receiver)
+        (Calls { queue: sender, meter: Arc::default() }, receiver)
+    }
+
+    /// How long answers take.
+    #[must_use]
+    pub fn meter(&self) -> &Arc<Meter> {
+        &self.meter
     }
 
     /// Asks and waits for the answer; `None` when the owner has gone.
     pub(super) async fn ask<T>(&self, call: impl FnOnce(oneshot::Sender<T>) -> Call) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(call(reply)).await.ok()?;
+        self.queue.send(call(reply)).await.ok()?;
         answer.await.ok()
     }
 }

@@ -11,6 +11,7 @@ use super::call::{Calls, Device};
 use super::notice::{Notice, Progress};
 use super::service::{Service, encoded_len, options};
 use super::site::{MAX_REQUEST, Site};
+use model::plugin::Standing;
 use proto::device_plugin::RegisterRequest;
 use proto::device_plugin::device_plugin_server::DevicePluginServer;
 use proto::device_plugin::registration_client::RegistrationClient;
@@ -64,15 +65,6 @@ pub struct Settings {
     pub plugins: PathBuf,
 }
 
-/// How it stands with kubelet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// kubelet does not know us, and what is waited for.
-    Waiting(Arc<str>),
-    /// kubelet watches our list; which way it came.
-    Registered(&'static str),
-}
-
 impl Settings {
     /// The file name of our sockets: one for each resource.
     #[must_use]
@@ -89,7 +81,7 @@ pub async fn serve(
     settings: Settings,
     list: watch::Receiver<Arc<[Device]>>,
     calls: Calls,
-    state: watch::Sender<State>,
+    state: watch::Sender<Standing>,
     stop: CancellationToken,
 ) -> io::Result<()> {
     let len = encoded_len(&list.borrow());
@@ -155,14 +147,14 @@ struct Desk {
     settings: Settings,
     list: watch::Receiver<Arc<[Device]>>,
     calls: Calls,
-    state: watch::Sender<State>,
+    state: watch::Sender<Standing>,
     stop: CancellationToken,
 }
 
 impl Desk {
     fn wait_for(&self, what: &str) {
         let changed = self.state.send_if_modified(|state| {
-            let new = State::Waiting(what.into());
+            let new = Standing::Waiting(what.into());
             let changed = *state != new;
             *state = new;
             changed
@@ -175,7 +167,7 @@ impl Desk {
     fn registered(&self, way: &'static str) {
         let devices = self.list.borrow().len();
         tracing::info!(resource = &*self.settings.resource, way, devices, "registered with kubelet");
-        self.state.send_replace(State::Registered(way));
+        self.state.send_replace(Standing::Registered(way));
     }
 
     /// A fresh service with its own end: nothing of an earlier registration is shared.

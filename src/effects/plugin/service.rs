@@ -5,6 +5,7 @@ use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_server::DevicePlugin;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
@@ -140,8 +141,9 @@ impl DevicePlugin for Service {
     ) -> Result<Response<v1beta1::AllocateResponse>, Status> {
         let mut responses = Vec::new();
         for asked in request.into_inner().container_requests {
-            let ids = ids(asked.device_ids);
+            let (ids, since) = (ids(asked.device_ids), Instant::now());
             let answer = self.calls.ask(|reply| Call::Allocate { ids, reply }).await.ok_or_else(gone)?;
+            self.calls.meter().allocate.answered(since);
             responses.push(container(answer.map_err(refused)?));
         }
         Ok(Response::new(v1beta1::AllocateResponse { container_responses: responses }))
@@ -151,8 +153,9 @@ impl DevicePlugin for Service {
         &self,
         request: Request<v1beta1::PreStartContainerRequest>,
     ) -> Result<Response<v1beta1::PreStartContainerResponse>, Status> {
-        let ids = ids(request.into_inner().device_ids);
+        let (ids, since) = (ids(request.into_inner().device_ids), Instant::now());
         let answer = self.calls.ask(|reply| Call::Start { ids, reply }).await.ok_or_else(gone)?;
+        self.calls.meter().start.answered(since);
         answer.map_err(refused)?;
         Ok(Response::new(v1beta1::PreStartContainerResponse {}))
     }

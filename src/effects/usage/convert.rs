@@ -241,6 +241,7 @@ pub(super) mod tests {
                 gpu: Arc::new(gpu(&uuid)),
                 sample: Arc::new(sample),
                 health: Health::Healthy,
+                condition: model::incident::Condition::default(),
                 processes: Reading::Measured(Arc::from([]), at),
                 processes_left_out: 2,
                 holders: Vec::new(),

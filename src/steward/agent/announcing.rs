@@ -3,17 +3,20 @@
 //! ```text
 //!   view ──cards──▶ register annotation ─┐
 //!   Node, looked at every 10 s ──────────┴─▶ decide::announce ──▶ one PATCH, when it is due
+//!                              └─ GPUs that are cordoned ──▶ who shares them
 //! ```
 
 use super::sharing::cards;
 use crate::settings::value::RegisterFormat;
 use decide::announce::{Announce, Question, Said, Write};
 use effects::apiserver::ApiServer;
+use model::id::GpuUuid;
 use model::observation::GpuSourceState;
 use model::registered::RegisteredGpu;
 use model::unit::{CorePercent, Mib};
 use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -21,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 use wire::handshake::{self, Handshake};
 use wire::node::Node;
-use wire::{key, register};
+use wire::{cordon, key, register};
 
 /// Between two looks at our Node. A scheduler that asks for a sign of life waits 60 s; a look costs the API server one
 /// answer from its cache.
@@ -44,6 +47,8 @@ pub(crate) struct Announcing {
     pub node: OwnNode,
     /// Who writes.
     pub api: ApiServer,
+    /// To who shares the GPUs: those that an operator keeps from new containers.
+    pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
 }
 
 impl Announcing {
@@ -51,12 +56,18 @@ impl Announcing {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut announce = Announce::new(self.handshakes);
         let mut refused = false;
+        let mut cordon = Cordon::default();
         let work = async {
             loop {
                 let text = self.register();
                 announce.register_is(text);
                 match self.node.look().await {
-                    Ok(seen) => self.write(&mut announce, &seen, &mut refused).await,
+                    Ok(seen) => {
+                        if let Some(cordoned) = cordon.said(seen.annotation(key::CORDON)) {
+                            self.cordoned.send_replace(Arc::new(cordoned));
+                        }
+                        self.write(&mut announce, &seen, &mut refused).await;
+                    }
                     Err(why) => tracing::debug!(why, "our Node cannot be looked at"),
                 }
                 tokio::time::sleep(LOOK).await;
@@ -108,6 +119,34 @@ impl Announcing {
     }
 }
 
+/// What an operator wrote last, and whether it could be read.
+#[derive(Debug, Default)]
+struct Cordon {
+    text: Option<String>,
+}
+
+impl Cordon {
+    /// The GPUs that are cordoned now, if the annotation has changed. One that cannot be read changes nothing: a GPU that
+    /// somebody keeps free must not be given away by a typing error.
+    fn said(&mut self, text: Option<&str>) -> Option<BTreeSet<GpuUuid>> {
+        if self.text.as_deref() == text {
+            return None;
+        }
+        self.text = text.map(str::to_owned);
+        match cordon::decode(text.unwrap_or_default()) {
+            Ok(cordoned) => {
+                let gpus: Vec<&str> = cordoned.iter().map(GpuUuid::as_str).collect();
+                tracing::info!(?gpus, "GPUs that get no new containers ({}) are these", key::CORDON);
+                Some(cordoned)
+            }
+            Err(fault) => {
+                tracing::warn!(%fault, "cannot read which GPUs are cordoned; what was read last holds on");
+                None
+            }
+        }
+    }
+}
+
 fn registered(card: decide::share::Card) -> RegisteredGpu {
     RegisteredGpu {
         uuid: card.device,
@@ -149,4 +188,21 @@ fn fraction() -> f64 {
     // Without random bytes the nodes write in step, which is no error.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cordon_that_cannot_be_read_keeps_the_last_that_could() {
+        let gpu = |name: &str| GpuUuid::parse(name).unwrap();
+        let mut cordon = Cordon::default();
+        assert_eq!(cordon.said(None), None, "nothing was there and nothing is");
+        assert_eq!(cordon.said(Some("GPU-a, GPU-b")), Some([gpu("GPU-a"), gpu("GPU-b")].into()));
+        assert_eq!(cordon.said(Some("GPU-a, GPU-b")), None, "told once");
+        assert_eq!(cordon.said(Some("GPU a")), None);
+        assert_eq!(cordon.said(Some("GPU-a")), Some([gpu("GPU-a")].into()));
+        assert_eq!(cordon.said(None), Some(BTreeSet::new()), "taken away");
+    }
 }

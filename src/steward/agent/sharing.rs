@@ -9,6 +9,8 @@
 pub(crate) mod cards;
 mod promise;
 mod config;
+mod counts;
+mod health;
 mod tell;
 mod owner;
 mod turn;

@@ -18,6 +18,10 @@ pub(crate) fn tell(remark: &Remark, view: &NodeView) {
         Remark::GpuDisappeared(gpu) => tracing::warn!(gpu_uuid = %gpu, "GPU is not in the driver's list any more"),
         Remark::GpuSick(gpu, why) => tracing::error!(gpu_uuid = %gpu, reason = %why, "GPU cannot be read"),
         Remark::GpuWell(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU can be read again"),
+        Remark::GpuCondemned(gpu, incident) => {
+            tracing::error!(gpu_uuid = %gpu, incident = incident.code(), advice = incident.advice(), "GPU gets no new containers: {incident}");
+        }
+        Remark::GpuFit(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU gets new containers again"),
         Remark::Xid(told) => xid(told, view),
         Remark::LeftOut { what, count } => {
             tracing::warn!(what, count, "more than can be kept; the rest is left out of what is served");

@@ -121,6 +121,19 @@ pub(crate) const KEYS: &[Key] = &[
     key(Gpu, "nvml-library", ("PATH", "auto"), "NVML library; auto asks the dynamic linker for libnvidia-ml.so.1"),
     key(Gpu, "kernel-log", ("PATH", "/dev/kmsg"), "Kernel log in which driver errors (XIDs) are looked for, or none"),
     key(
+        Gpu,
+        "fatal-xids",
+        ("NUMBER,...", "auto"),
+        "Driver errors (XIDs) after which a GPU gets no new containers; auto takes those for which NVIDIA's catalogue wants a reset, \
+         a restart or a look at the hardware, but for 109. Errors of applications (13, 31, 43, 45, ...) are refused",
+    ),
+    key(
+        Gpu,
+        "health-quiet-period",
+        ("TIME", "5m"),
+        "How long nothing must happen to a GPU, and NVML advise nothing, before it gets new containers again",
+    ),
+    key(
         Sharing,
         "split-count",
         ("NUMBER", "auto"),

@@ -1,6 +1,8 @@
 //! Texts of settings, read into what they mean. Pure: the same text gives the same value on every machine.
 
 use model::gpu::MAX_GPUS;
+use model::xid;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -179,6 +181,28 @@ pub(crate) fn runtime_injects(text: &str) -> Result<bool, Why> {
     }
 }
 
+/// XIDs that NVIDIA's catalogue knows and that are not an application's own: `48,79`, or `none` of them.
+pub(crate) fn xids(text: &str) -> Result<BTreeSet<u32>, Why> {
+    if text == "none" {
+        return Ok(BTreeSet::new());
+    }
+    let one = |text: &str| {
+        let code: u32 = text.trim().parse().map_err(|_| format!("{text:?} is no number of an XID"))?;
+        let entry = xid::find(code).ok_or_else(|| format!("NVIDIA's catalogue has no XID {code}"))?;
+        if xid::of_application(code) {
+            return Err(format!("XID {code} ({}) is an application's own error and condemns no GPU", entry.meaning));
+        }
+        Ok(code)
+    };
+    text.split(',').map(one).collect()
+}
+
+/// A time in which nothing must happen: a day is longer than anybody would wait for a card.
+pub(crate) fn quiet(text: &str) -> Result<Duration, Why> {
+    let quiet = time(text)?;
+    if quiet <= Duration::from_secs(86_400) { Ok(quiet) } else { Err("at most 24h".into()) }
+}
+
 /// A time between two looks: below 100 ms the looking would be the load, above an hour nothing would be current.
 pub(crate) fn period(text: &str) -> Result<Duration, Why> {
     let period = time(text)?;
@@ -295,6 +319,22 @@ mod tests {
             let milliseconds = time(text).ok().map(|time| time.as_millis());
             assert_eq!(milliseconds, expect, "{text}");
         }
+    }
+
+    #[test]
+    fn xids_are_those_of_the_catalogue_and_no_applications() {
+        assert_eq!(xids("79, 48"), Ok([48, 79].into()));
+        assert_eq!(xids("none"), Ok([].into()));
+        for (text, why) in [
+            ("79,x", "\"x\" is no number of an XID"),
+            ("", "\"\" is no number of an XID"),
+            ("999", "NVIDIA's catalogue has no XID 999"),
+            ("48,31", "XID 31 (GPU memory page fault) is an application's own error and condemns no GPU"),
+        ] {
+            assert_eq!(xids(text), Err(why.into()), "{text}");
+        }
+        assert_eq!(quiet("0s"), Ok(Duration::ZERO));
+        assert!(quiet("25h").is_err());
     }
 
     #[test]

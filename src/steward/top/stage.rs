@@ -96,6 +96,7 @@ fn seen(gpu: Gpu, sample: GpuSample, list: Vec<GpuProcess>, holders: Vec<PodUid>
         gpu: Arc::new(gpu),
         sample: Arc::new(sample),
         health: Health::Healthy,
+        condition: model::incident::Condition::default(),
         processes: read(Arc::from(list)),
         processes_left_out: 0,
         holders,

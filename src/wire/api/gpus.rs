@@ -6,6 +6,7 @@ use super::reading::{Ages, Reading};
 use model::gpu as noun;
 use model::id::PodUid;
 use model::process::{self, GpuProcessKind};
+use model::time::Monotonic;
 use model::view::GpuView;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +48,12 @@ pub struct Gpu {
     pub architecture: Reading<String>,
     pub mig_mode: Reading<bool>,
     pub health: String,
+    /// Why it gets no new containers.
+    #[serde(default)]
+    pub incidents: Vec<Incident>,
+    /// When it gets new ones again if nothing more happens; missing while something stands, and where nothing is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit_in_seconds: Option<f64>,
     pub memory_total_bytes: Reading<u64>,
     pub memory_used_bytes: Reading<u64>,
     pub memory_reserved_bytes: Reading<u64>,
@@ -90,6 +97,19 @@ pub struct Gpu {
     pub processes: Reading<Vec<GpuProcess>>,
     /// Processes beyond the bound.
     pub processes_left_out: u32,
+}
+
+/// One reason for which a GPU gets no new containers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Incident {
+    /// A stable short word, such as `xid_79`.
+    pub incident: String,
+    /// The same for people.
+    pub what: String,
+    /// What to do.
+    pub advice: String,
+    /// How long ago it was seen first.
+    pub age_seconds: f64,
 }
 
 /// ECC errors.
@@ -221,6 +241,8 @@ impl Gpu {
             architecture: ages.of(&gpu.architecture),
             mig_mode: ages.of(&gpu.mig_mode),
             health: seen.health.code().to_owned(),
+            incidents: seen.condition.incidents.iter().map(|one| Incident::of(*one, ages)).collect(),
+            fit_in_seconds: seen.condition.fit_at.map(|at| at.since(ages.0).as_secs_f64()),
             memory_total_bytes: ages.of(&gpu.memory_total),
             memory_used_bytes: ages.of(&sample.memory_used),
             memory_reserved_bytes: ages.of(&sample.memory_reserved),
@@ -272,6 +294,17 @@ impl Unidentified {
             pci_bus_id: ages.of(&gpu.pci_bus_id),
             absent: gpu.why.code().to_owned(),
             reason: gpu.why.to_string(),
+        }
+    }
+}
+
+impl Incident {
+    fn of((incident, since): (model::incident::Incident, Monotonic), ages: Ages) -> Incident {
+        Incident {
+            incident: incident.code(),
+            what: incident.to_string(),
+            advice: incident.advice().to_owned(),
+            age_seconds: ages.since(since),
         }
     }
 }

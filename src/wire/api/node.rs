@@ -6,6 +6,7 @@ use super::reading::{Ages, Reading};
 use model::cgroup::NetworkSample;
 use model::host::HostPressure;
 use model::observation::{GpuSourceState, Trouble};
+use model::plugin::{DeviceSlots, PluginView, Standing};
 use model::time::Now;
 use model::view::{NodeView, PodWatchView};
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,8 @@ pub struct Document {
     pub troubles: Vec<TroubleCount>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_watch: Option<PodWatch>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plugin: Option<Plugin>,
 }
 
 /// Time spent waiting, since boot.
@@ -97,6 +100,37 @@ pub struct PodWatch {
     pub left_out: u32,
     /// Pods whose newest version could not be read.
     pub unreadable: u32,
+}
+
+/// The device plugin; missing where GPUs are not shared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plugin {
+    /// `nvidia.com/gpu`.
+    pub resource: String,
+    /// Whether kubelet watches our list of devices.
+    pub registered: bool,
+    /// `watcher` or `classic`, while it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub way: Option<String>,
+    /// What is waited for, while it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
+    /// Ordered by device.
+    pub slots: Vec<Slots>,
+}
+
+/// Slots and claims of one GPU or MIG instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::plugin::DeviceSlots`")]
+pub struct Slots {
+    pub uuid: String,
+    pub free: u32,
+    pub used: u32,
+    pub unhealthy: u32,
+    pub used_unhealthy: u32,
+    pub claims: u32,
+    pub healthy: bool,
+    pub cordoned: bool,
 }
 
 /// Whether GPUs can be seen.
@@ -186,6 +220,7 @@ impl Document {
             deadlines_missed: view.deadlines_missed,
             troubles: view.troubles.iter().map(|&(kind, count)| TroubleCount::of(kind, count)).collect(),
             pod_watch: view.pod_watch.as_ref().map(|watch| PodWatch::of(watch, now)),
+            plugin: view.plugin.as_deref().map(Plugin::of),
         }
     }
 }
@@ -217,6 +252,29 @@ impl PodWatch {
             left_out: view.left_out,
             unreadable: view.unreadable,
         }
+    }
+}
+
+impl Plugin {
+    fn of(view: &PluginView) -> Plugin {
+        let (way, waiting_for) = match &view.standing {
+            Standing::Registered(way) => (Some((*way).to_owned()), None),
+            Standing::Waiting(what) => (None, Some(what.to_string())),
+        };
+        Plugin {
+            resource: view.resource.to_string(),
+            registered: way.is_some(),
+            way,
+            waiting_for,
+            slots: view.slots.iter().map(Slots::of).collect(),
+        }
+    }
+}
+
+impl Slots {
+    fn of(slots: &DeviceSlots) -> Slots {
+        let DeviceSlots { device, free, used, unhealthy, used_unhealthy, claims, healthy, cordoned } = slots.clone();
+        Slots { uuid: device.to_string(), free, used, unhealthy, used_unhealthy, claims, healthy, cordoned }
     }
 }
 

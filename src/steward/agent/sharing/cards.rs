@@ -5,7 +5,8 @@ use effects::delivery::{Kit, Node};
 use model::gpu::Gpu;
 use model::id::GpuUuid;
 use model::unit::Bytes;
-use model::view::{GpuView, Health, NodeView};
+use model::view::{GpuView, NodeView};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use wire::device_config::{CorePolicy, DeviceConfig};
 use wire::register;
@@ -13,6 +14,13 @@ use wire::register;
 /// The devices of a view: every GPU, or its MIG instances where MIG is on.
 pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<Card> {
     view.gpus.iter().filter(|gpu| !filtered(&gpu.gpu, config)).flat_map(|gpu| cards(gpu, config, counts)).collect()
+}
+
+/// The devices that an operator keeps from new containers: a GPU with all its MIG instances, or one instance.
+pub(super) fn cordoned(view: &NodeView, named: &BTreeSet<GpuUuid>) -> BTreeSet<GpuUuid> {
+    let whole = view.gpus.iter().filter(|gpu| named.contains(&gpu.gpu.uuid));
+    let inside = whole.flat_map(|gpu| gpu.gpu.instances().iter().map(|instance| instance.uuid.clone()));
+    named.iter().cloned().chain(inside).collect()
 }
 
 fn filtered(gpu: &Gpu, config: &DeviceConfig) -> bool {
@@ -31,7 +39,7 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
         memory,
         cores: config.offered_cores().0,
         numa: gpu.numa_node.get(),
-        healthy: view.health != Health::Unhealthy,
+        healthy: view.condition.fit(),
     };
     if gpu.mig_mode.get() == Some(true) {
         // A MIG instance is a partition: its memory is what it is, no scaling makes it more.

@@ -1,15 +1,20 @@
 //! The owner: one loop that takes calls, views and pods, and answers.
 
-use super::tell::Teller;
+use super::counts::Counts;
+use super::health::Watched;
+use super::tell::{self, Teller};
 use super::{cards, promise};
 use decide::share::{Share, Verdict, Waiting};
 use effects::delivery::Delivery;
 use effects::plugin::{Answer, Call, Device, Refused};
-use model::id::{NodeName, PodUid, Ticket};
+use model::id::{GpuUuid, NodeName, PodUid, Ticket};
+use model::observation::Observation;
+use model::plugin::Outcome;
 use model::pod::PodList;
 use model::share::{Held, Slot, Tenant};
 use model::view::NodeView;
 use sources::kubelet::Books;
+use sources::report::Reporter;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(25);
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often files of pods that are gone are looked for, beside every change of the pods.
 const SWEEP: Duration = Duration::from_secs(60);
+/// How often what was counted is reported, if it changed: as often as the view is made.
+const REPORT: Duration = Duration::from_secs(1);
 /// Calls judged against one reading of the books.
 const BATCH: usize = 64;
 /// Starts that wait at a time. kubelet has at most one start under way for each pod of the node.
@@ -48,14 +55,22 @@ pub(crate) struct Sharing {
     pub devices: cards::Devices,
     /// Writes for containers.
     pub delivery: Arc<Delivery>,
+    /// What is counted.
+    pub counts: Counts,
+    /// To whoever shows it.
+    pub reporter: Reporter,
     /// kubelet's books.
     pub books: Books,
     /// From kubelet.
     pub calls: mpsc::Receiver<Call>,
     /// What is seen of the node.
     pub view: watch::Receiver<Arc<NodeView>>,
+    /// GPUs that an operator keeps from new containers.
+    pub cordoned: watch::Receiver<Arc<BTreeSet<GpuUuid>>>,
     /// Pods of this node; `None` before the first list.
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
+    /// The health of GPUs, as it was told last.
+    pub watched: Watched,
     /// To people and schedulers.
     pub teller: Teller,
     /// To kubelet.
@@ -67,6 +82,8 @@ pub(crate) struct Sharing {
 struct Start {
     ids: Vec<Arc<str>>,
     since: Instant,
+    /// Whether it was judged before and had to wait.
+    waited: bool,
     reply: oneshot::Sender<Result<(), Refused>>,
 }
 
@@ -81,6 +98,7 @@ impl Sharing {
         if let Ok(rows) = self.read_books().await {
             self.share.books_are(&rows);
         }
+        let mut report = Instant::now();
         self.look_at_cards();
         self.look_at_pods();
         loop {
@@ -101,10 +119,15 @@ impl Sharing {
                     again = Instant::now() + AGAIN;
                 }
                 Ok(()) = self.view.changed() => self.look_at_cards(),
+                Ok(()) = self.cordoned.changed() => self.look_at_cards(),
                 Ok(()) = self.pods.changed() => {
                     self.look_at_pods();
                     self.judge(&mut waiting).await;
                     sweep = sweep.min(Instant::now() + Duration::from_secs(1));
+                }
+                () = sleep_until(report) => {
+                    self.report();
+                    report = Instant::now() + REPORT;
                 }
                 () = sleep_until(sweep) => {
                     self.sweep().await;
@@ -120,23 +143,38 @@ impl Sharing {
         if let Some(kit) = self.devices.kit(&view, &self.config) {
             self.delivery = Arc::new(self.delivery.with(kit));
         }
-        if self.share.cards_are(cards) {
+        let cordoned = cards::cordoned(&view, &self.cordoned.borrow_and_update());
+        let changed = self.share.cards_are(cards);
+        if self.share.cordoned_are(cordoned) || changed {
             self.tell_list();
+        }
+        for news in self.watched.look(&view, &tell::now()) {
+            let holders = self.share.holders(&news.devices);
+            self.teller.health(news, holders);
         }
     }
 
-    fn tell_list(&self) {
+    fn tell_list(&mut self) {
         let devices: Arc<[Device]> = self
             .share
             .list()
             .into_iter()
             .map(|listed| Device { id: listed.slot.to_string().into(), healthy: listed.healthy, numa: listed.numa })
             .collect();
+        self.counts.slots_are(self.share.tally());
         self.list.send_if_modified(|now| {
             let changed = *now != devices;
             *now = devices;
             changed
         });
+    }
+
+    fn report(&mut self) {
+        if let Some(view) = self.counts.changed()
+            && !self.reporter.report(Observation::Plugin(view))
+        {
+            self.counts.untold();
+        }
     }
 
     fn look_at_pods(&mut self) {
@@ -165,12 +203,14 @@ impl Sharing {
                 let _ = reply.send(chosen.into_iter().map(|slot| slot.to_string().into()).collect());
             }
             Call::Allocate { ids, reply } => {
+                self.counts.allocated();
                 let _ = reply.send(issue(&ids));
             }
             Call::Start { reply, .. } if waiting.len() >= MAX_WAITING => {
+                self.counts.ended(Outcome::Refused("TooManyWait"));
                 let _ = reply.send(Err(Refused(format!("{MAX_WAITING} starts wait already"))));
             }
-            Call::Start { ids, reply } => waiting.push(Start { ids, since: Instant::now(), reply }),
+            Call::Start { ids, reply } => waiting.push(Start { ids, since: Instant::now(), waited: false, reply }),
         }
     }
 
@@ -181,7 +221,7 @@ impl Sharing {
         }
         let books = self.read_books().await;
         let rows: Option<&[Held]> = books.as_deref().ok();
-        for start in std::mem::take(waiting) {
+        for mut start in std::mem::take(waiting) {
             // kubelet has given up on it.
             if start.reply.is_closed() {
                 continue;
@@ -190,19 +230,25 @@ impl Sharing {
                 Verdict::Fill { bound, shared } => self.fill(start, &bound, shared),
                 Verdict::Foreign => {
                     tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps what it was given");
+                    self.counts.ended(Outcome::Foreign);
                     let _ = start.reply.send(Ok(()));
                 }
                 Verdict::Refuse { uid, pod: name, why } => {
+                    self.counts.ended(Outcome::Refused(why.code()));
                     self.teller.refused(&uid, &name, &why);
                     tracing::warn!(pod = %name, reason = why.code(), "a container may not start: {why}");
                     let _ = start.reply.send(Err(Refused(format!("{name}: {why}"))));
                 }
                 Verdict::Wait(what) if start.since.elapsed() < PATIENCE => {
                     tracing::trace!(?what, "a start waits");
+                    if !std::mem::replace(&mut start.waited, true) {
+                        self.counts.waits(what.code());
+                    }
                     waiting.push(start);
                 }
                 Verdict::Wait(what) => {
                     let why = late(what, &books, &start.ids);
+                    self.counts.ended(Outcome::Late(what.code()));
                     tracing::warn!("{why}");
                     let _ = start.reply.send(Err(Refused(why)));
                 }
@@ -218,6 +264,9 @@ impl Sharing {
         let promises: Vec<_> =
             bound.iter().map(|bound| (bound.ticket.clone(), promise::of(bound, &self.share, &view))).collect();
         for bound in bound {
+            if bound.differs {
+                self.counts.differs();
+            }
             let devices: Vec<&str> = bound.portions.iter().map(|portion| portion.device.as_str()).collect();
             let waited_ms = u64::try_from(start.since.elapsed().as_millis()).unwrap_or(u64::MAX);
             tracing::info!(
@@ -235,8 +284,10 @@ impl Sharing {
                 self.teller.shared(tenant, bound);
             }
         }
+        let written = self.counts.writing();
         spawn_blocking(move || {
             let result = promises.iter().try_for_each(|(ticket, promise)| delivery.deliver(ticket, promise));
+            written.with(result.is_ok());
             if let Err(error) = &result {
                 tracing::error!(%error, "a container cannot get its GPUs");
             }

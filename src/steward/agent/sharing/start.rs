@@ -1,5 +1,7 @@
 //! Opens everything that sharing needs, and says at once what is missing.
 
+use super::counts::Counts;
+use super::health::Watched;
 use super::owner::Sharing;
 use super::tell::Teller;
 use super::{cards, config, turn};
@@ -7,10 +9,13 @@ use crate::settings::Settings;
 use decide::share::Share;
 use effects::delivery::{Delivery, Kit};
 use effects::plugin::{self, Calls, Device};
-use model::id::NodeName;
+use model::id::{GpuUuid, NodeName};
+use model::plugin::Standing;
 use model::pod::PodList;
 use model::view::NodeView;
 use sources::kubelet::Books;
+use sources::report::Reporter;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +37,9 @@ pub(crate) struct Opened {
     settings: plugin::Settings,
     calls: Calls,
     list: watch::Receiver<Arc<[Device]>>,
+    /// To be told which GPUs an operator keeps from new containers.
+    pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
+    standing: watch::Sender<Standing>,
 }
 
 /// Opens for this node.
@@ -42,7 +50,7 @@ pub(crate) fn open(
     settings: &Settings,
     node: &NodeName,
     (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
-    teller: Teller,
+    (teller, reporter): (Teller, Reporter),
 ) -> Result<Opened, String> {
     let sharing = &settings.sharing;
     let config = config::read(sharing, node)?;
@@ -53,8 +61,11 @@ pub(crate) fn open(
     let served = settings.state_dir.join(SERVED);
     let (calls, asked) = Calls::channel();
     let (list, listed) = watch::channel(Arc::from([]));
+    let (standing, stands) = watch::channel(Standing::Waiting("a list of GPUs".into()));
+    let (cordoned, named) = watch::channel(Arc::default());
     let owner = Sharing {
         share: Share::new(sharing.without_claim, served.exists()),
+        watched: Watched::default(),
         teller,
         served,
         node: node.clone(),
@@ -62,15 +73,19 @@ pub(crate) fn open(
         split_counts: sharing.split_counts.clone(),
         config,
         delivery: Arc::new(delivery),
+        counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), stands),
+        reporter,
         books: Books::new(&plugins, Arc::clone(&resource)),
         calls: asked,
         view,
+        cordoned: named,
         pods,
         list,
     };
     let registry = sharing.kubelet_root.join(REGISTRY);
     let plugin = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
-    Ok(Opened { owner, state_dir: settings.state_dir.clone(), settings: plugin, calls, list: listed })
+    let state_dir = settings.state_dir.clone();
+    Ok(Opened { owner, state_dir, settings: plugin, calls, list: listed, cordoned, standing })
 }
 
 impl Opened {
@@ -79,7 +94,7 @@ impl Opened {
         self,
         stop: CancellationToken,
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
-        let Opened { mut owner, state_dir, settings, calls, mut list } = self;
+        let Opened { mut owner, state_dir, settings, calls, mut list, standing, .. } = self;
         let ended = stop.clone();
         let (tell, told) = oneshot::channel();
         let owning = async move {
@@ -104,11 +119,10 @@ impl Opened {
                 () = stop.cancelled() => return Ok(()),
                 seen = list.wait_for(|list| !list.is_empty()) => if seen.is_err() { return Ok(()) },
             }
-            let state = watch::channel(plugin::State::Waiting("kubelet".into())).0;
             for folder in [&settings.plugins, &settings.registry] {
                 refuse_rival(folder, &settings).await?;
             }
-            plugin::serve(settings, list, calls, state, stop).await
+            plugin::serve(settings, list, calls, standing, stop).await
         };
         (owning, serving)
     }

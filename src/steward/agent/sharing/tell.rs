@@ -1,6 +1,7 @@
 //! What others must learn of a start: the pod's owner why it does not start, HAMi's scheduler that it has, and everybody
 //! what was given without a scheduler. Each once, beside kubelet's call and never in its way.
 
+use super::health::News;
 use decide::share::{Bound, Refusal};
 use effects::apiserver::{ApiServer, Event, Weight};
 use model::claim::{BindPhase, Grant, Slots};
@@ -42,11 +43,31 @@ impl Teller {
             return;
         }
         let (api, uid, pod) = (self.api.clone(), uid.clone(), pod.clone());
-        let at = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
-        let event = Event { weight: Weight::Warning, reason: why.code(), note: why.to_string(), at };
+        let event =
+            Event { weight: Weight::Warning, reason: why.code(), action: "Allocate", note: why.to_string(), at: now() };
         tokio::spawn(async move {
             if let Err(error) = api.pod_event(&uid, &pod, &event).await {
                 tracing::warn!(%pod, %error, "cannot write the event that says why a container does not start");
+            }
+        });
+    }
+
+    /// The health of a GPU has changed: its Node hears it, and every pod that was promised something of it.
+    pub(super) fn health(&self, news: News, holders: Vec<(PodUid, PodRef)>) {
+        let (api, own) = (self.api.clone(), self.own.clone());
+        let News { event, .. } = news;
+        tokio::spawn(async move {
+            let told = match own.look().await {
+                Ok(node) => api.node_event(&node.uid, &event).await.map_err(|error| error.to_string()),
+                Err(why) => Err(why),
+            };
+            if let Err(why) = told {
+                tracing::warn!(reason = event.reason, why, "cannot write the event about a GPU's health on our Node");
+            }
+            for (uid, pod) in holders {
+                if let Err(error) = api.pod_event(&uid, &pod, &event).await {
+                    tracing::warn!(%pod, %error, "cannot write the event about a GPU's health on a pod that holds it");
+                }
             }
         });
     }
@@ -103,6 +124,11 @@ impl Teller {
             }
         });
     }
+}
+
+/// Now, as the API server wants the times of events.
+pub(super) fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
 fn grant(portion: &Portion) -> Grant {

@@ -1,0 +1,51 @@
+//! How long kubelet waits for our answers.
+
+use model::plugin::Histogram;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Calls of both kinds since the program began.
+#[derive(Debug, Default)]
+pub struct Meter {
+    pub(super) allocate: Timer,
+    pub(super) start: Timer,
+}
+
+impl Meter {
+    /// `Allocate`.
+    #[must_use]
+    pub fn allocate(&self) -> Histogram {
+        self.allocate.read()
+    }
+
+    /// `PreStartContainer`.
+    #[must_use]
+    pub fn start(&self) -> Histogram {
+        self.start.read()
+    }
+}
+
+/// One kind of call.
+#[derive(Debug, Default)]
+pub(super) struct Timer {
+    counts: [AtomicU64; Histogram::PLACES],
+    nanos: AtomicU64,
+}
+
+impl Timer {
+    /// The call that came at `since` is answered now.
+    pub(super) fn answered(&self, since: Instant) {
+        let took = since.elapsed();
+        if let Some(count) = self.counts.get(Histogram::place(took)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        self.nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn read(&self) -> Histogram {
+        Histogram {
+            counts: std::array::from_fn(|place| self.counts[place].load(Ordering::Relaxed)),
+            sum: Duration::from_nanos(self.nanos.load(Ordering::Relaxed)),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What makes a GPU unfit for new containers: each incident with its word, its sentence, and what to do about it.
+
+use crate::gpu::RecoveryAction;
+use crate::reading::Absence;
+use crate::time::Monotonic;
+use crate::xid::{self, Bucket};
+use std::fmt;
+
+/// One reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Incident {
+    /// It does not answer: lost, hanging, or its driver wants a reset or is gone.
+    Silent(Absence),
+    /// A driver error that condemns it, by its number in NVIDIA's catalogue.
+    Xid(u32),
+    /// ECC errors that were not corrected.
+    EccUncorrected,
+    /// A memory row waits for a reset to be remapped.
+    RemapPending,
+    /// A memory row could not be remapped.
+    RemapFailed,
+    /// NVML advises to do something with it.
+    Advised(RecoveryAction),
+}
+
+/// Whether a GPU is fit for new containers, and if not, why and until when.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// The reasons, ordered, each with when it was seen first. None: it is fit.
+    pub incidents: Vec<(Incident, Monotonic)>,
+    /// When it is fit again if nothing more happens; absent while something stands.
+    pub fit_at: Option<Monotonic>,
+}
+
+impl Condition {
+    /// Whether it gets new containers.
+    #[must_use]
+    pub fn fit(&self) -> bool {
+        self.incidents.is_empty()
+    }
+}
+
+impl Incident {
+    /// A stable short word, for label values and JSON.
+    #[must_use]
+    pub fn code(self) -> String {
+        match self {
+            Incident::Silent(why) => why.code().into(),
+            Incident::Xid(code) => format!("xid_{code}"),
+            Incident::EccUncorrected => "ecc_uncorrected".into(),
+            Incident::RemapPending => "row_remap_pending".into(),
+            Incident::RemapFailed => "row_remap_failed".into(),
+            Incident::Advised(action) => format!("advised_{}", action.code()),
+        }
+    }
+
+    /// What to do, as a sentence.
+    #[must_use]
+    pub fn advice(self) -> &'static str {
+        match self {
+            Incident::Silent(Absence::CallHangs) => {
+                "See the kernel's log (dmesg); if the driver does not come back, drain and restart the node."
+            }
+            Incident::Silent(Absence::DriverNotLoaded | Absence::LibraryNotFound) => "Load NVIDIA's driver.",
+            Incident::Silent(_) => "See the kernel's log (dmesg); reset the GPU or restart the node.",
+            Incident::Xid(code) => match xid::find(code).map(|entry| entry.bucket) {
+                Some(Bucket::RestartNode) => "Drain and restart the node.",
+                Some(Bucket::RestartGuest) => "Restart the virtual machine.",
+                Some(Bucket::CheckMechanics) => "Look at power, seating and cables of the card.",
+                Some(Bucket::NvlinkWorkflow) => "Reset the GPU; if it comes again, look at the NVLink.",
+                _ => "End what runs on the GPU and reset it; if it comes again, have the card looked at.",
+            },
+            Incident::EccUncorrected => {
+                "End what runs on the GPU and reset it; if it comes again, have the card looked at."
+            }
+            Incident::RemapPending => "End what runs on the GPU and reset it: then the row is remapped.",
+            Incident::RemapFailed => "Have the card replaced: it has no spare rows left.",
+            Incident::Advised(action) => match action {
+                RecoveryAction::RebootNode => "Drain and restart the node.",
+                RecoveryAction::DrainPeers => "End what uses the GPU's peers over NVLink.",
+                RecoveryAction::DrainAndReset => "Let what runs on the GPU end, then reset it.",
+                _ => "End what runs on the GPU and reset it.",
+            },
+        }
+    }
+}
+
+/// Half a sentence.
+impl fmt::Display for Incident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Incident::Silent(why) => write!(f, "it cannot be read: {why}"),
+            Incident::Xid(code) => match xid::find(*code) {
+                Some(entry) => write!(f, "XID {code}: {}", entry.meaning),
+                None => write!(f, "XID {code}"),
+            },
+            Incident::EccUncorrected => f.write_str("ECC errors that were not corrected"),
+            Incident::RemapPending => f.write_str("a memory row waits for a reset to be remapped"),
+            Incident::RemapFailed => f.write_str("a memory row could not be remapped"),
+            Incident::Advised(action) => write!(f, "NVML advises: {}", action.code().replace('_', " ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_incident_has_its_own_word_and_something_to_do() {
+        let mut all = vec![Incident::EccUncorrected, Incident::RemapPending, Incident::RemapFailed];
+        all.extend([Absence::GpuLost, Absence::CallHangs, Absence::ResetRequired].map(Incident::Silent));
+        all.extend((1..6).map(|number| Incident::Advised(RecoveryAction::from_nvml(number))));
+        all.extend(xid::catalogue().filter(|entry| entry.fatal).map(|entry| Incident::Xid(entry.code)));
+        let words: BTreeSet<String> = all.iter().map(|incident| incident.code()).collect();
+        assert_eq!(words.len(), all.len());
+        for incident in all {
+            assert!(incident.advice().ends_with('.') && !incident.to_string().ends_with('.'), "{incident}");
+        }
+        assert_eq!(Incident::Xid(79).to_string(), "XID 79: GPU has fallen off the bus");
+        assert_eq!(Incident::Advised(RecoveryAction::DrainAndReset).code(), "advised_drain_and_reset");
+    }
+}

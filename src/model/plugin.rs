@@ -1,0 +1,145 @@
+//! The device plugin as an operator sees it: how it stands with kubelet, what was asked of it, how long answers took.
+
+use crate::id::GpuUuid;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Upper bounds of the buckets of [`Histogram`], in microseconds. `Allocate` takes tens of microseconds, a start that finds
+/// everything known a few milliseconds, one that waits for the API server up to 25 s: each of these lies between some.
+pub const BOUNDS_US: [u64; 20] = [
+    25, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
+    2_000_000, 5_000_000, 10_000_000, 20_000_000, 30_000_000,
+];
+
+/// How long calls took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Histogram {
+    /// Calls by the first of [`BOUNDS_US`] that they did not exceed; the last place is for those beyond all.
+    pub counts: [u64; Histogram::PLACES],
+    /// All of it together.
+    pub sum: Duration,
+}
+
+impl Histogram {
+    /// How many buckets there are.
+    pub const PLACES: usize = BOUNDS_US.len() + 1;
+
+    /// The place in [`Histogram::counts`] of a call that took so long.
+    #[must_use]
+    pub fn place(took: Duration) -> usize {
+        BOUNDS_US.partition_point(|bound| Duration::from_micros(*bound) < took)
+    }
+
+    /// How many calls.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// How it stands with kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// kubelet does not know us, and what is waited for.
+    Waiting(Arc<str>),
+    /// kubelet watches our list; by which way it came.
+    Registered(&'static str),
+}
+
+/// How a start of a container ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// It got what it was promised.
+    Filled,
+    /// It holds ids of a plugin that ran here before us, and what that one gave.
+    Foreign,
+    /// It must not start: the code of the refusal.
+    Refused(&'static str),
+    /// It was waited for in vain: what was waited for.
+    Late(&'static str),
+    /// What it gets could not be written.
+    Failed,
+}
+
+impl Outcome {
+    /// A stable short word.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Outcome::Filled => "filled",
+            Outcome::Foreign => "foreign",
+            Outcome::Refused(_) => "refused",
+            Outcome::Late(_) => "late",
+            Outcome::Failed => "failed",
+        }
+    }
+
+    /// Why, where there is a why.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Outcome::Refused(why) | Outcome::Late(why) => why,
+            Outcome::Filled | Outcome::Foreign | Outcome::Failed => "",
+        }
+    }
+}
+
+/// Slots and claims of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSlots {
+    /// The GPU or MIG instance.
+    pub device: GpuUuid,
+    /// Slots that kubelet may hand out.
+    pub free: u32,
+    /// Slots that containers hold.
+    pub used: u32,
+    /// Slots that nobody holds and kubelet may not hand out.
+    pub unhealthy: u32,
+    /// Slots that containers hold and that are told as unhealthy.
+    pub used_unhealthy: u32,
+    /// Pods that were promised something of it and have not ended.
+    pub claims: u32,
+    /// Whether it can be trusted with new work.
+    pub healthy: bool,
+    /// Whether an operator keeps it from new containers.
+    pub cordoned: bool,
+}
+
+/// The plugin, once it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluginView {
+    /// `nvidia.com/gpu`.
+    pub resource: Arc<str>,
+    /// How it stands with kubelet.
+    pub standing: Standing,
+    /// How often kubelet came to know us.
+    pub registrations: u64,
+    /// Ordered by device.
+    pub slots: Vec<DeviceSlots>,
+    /// Containers that kubelet allocated.
+    pub allocations: u64,
+    /// Containers whose start was answered, by how; ordered.
+    pub starts: Vec<(Outcome, u64)>,
+    /// Starts that had to wait, by what for; ordered.
+    pub waited: Vec<(&'static str, u64)>,
+    /// Containers for which kubelet counts other devices than those of the claim.
+    pub differing: u64,
+    /// `Allocate`, from its request to its answer.
+    pub allocate: Histogram,
+    /// `PreStartContainer`, from its request to its answer.
+    pub start: Histogram,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_stands_in_the_first_bucket_that_holds_it() {
+        for (micros, place) in [(0, 0), (25, 0), (26, 1), (1_000, 5), (30_000_000, 19), (30_000_001, 20)] {
+            assert_eq!(Histogram::place(Duration::from_micros(micros)), place, "{micros}");
+        }
+        assert_eq!(Histogram::place(Duration::from_nanos(25_001)), 1);
+        assert!(BOUNDS_US.is_sorted());
+    }
+}

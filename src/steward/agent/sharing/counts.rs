@@ -1,0 +1,123 @@
+//! What is counted of the plugin, for whoever looks at the node.
+
+use effects::plugin::Meter;
+use model::plugin::{DeviceSlots, Outcome, PluginView, Standing};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
+
+/// The counts of one program's life.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    resource: Arc<str>,
+    meter: Arc<Meter>,
+    standing: watch::Receiver<Standing>,
+    registrations: u64,
+    slots: Vec<DeviceSlots>,
+    allocations: u64,
+    /// At most one for each code of a refusal.
+    starts: BTreeMap<Outcome, u64>,
+    written: Arc<Written>,
+    waited: BTreeMap<&'static str, u64>,
+    differing: u64,
+    last: Option<Arc<PluginView>>,
+}
+
+/// Files are written on other threads, which count by themselves.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    well: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Written {
+    /// What a container gets has been written, or could not be.
+    pub(super) fn with(&self, well: bool) {
+        let count = if well { &self.well } else { &self.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Counts {
+    /// Nothing was asked yet.
+    pub(super) fn new(resource: Arc<str>, meter: Arc<Meter>, standing: watch::Receiver<Standing>) -> Counts {
+        Counts {
+            resource,
+            meter,
+            standing,
+            registrations: 0,
+            slots: Vec::new(),
+            allocations: 0,
+            starts: BTreeMap::new(),
+            written: Arc::default(),
+            waited: BTreeMap::new(),
+            differing: 0,
+            last: None,
+        }
+    }
+
+    pub(super) fn allocated(&mut self) {
+        self.allocations += 1;
+    }
+
+    /// A start that is answered, other than by writing.
+    pub(super) fn ended(&mut self, how: Outcome) {
+        *self.starts.entry(how).or_default() += 1;
+    }
+
+    /// To be told how the writing for a start ended.
+    pub(super) fn writing(&self) -> Arc<Written> {
+        Arc::clone(&self.written)
+    }
+
+    pub(super) fn waits(&mut self, what: &'static str) {
+        *self.waited.entry(what).or_default() += 1;
+    }
+
+    pub(super) fn differs(&mut self) {
+        self.differing += 1;
+    }
+
+    pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>) {
+        self.slots = slots;
+    }
+
+    /// What [`Counts::changed`] said last was not heard.
+    pub(super) fn untold(&mut self) {
+        self.last = None;
+    }
+
+    /// All of it, if it is not what it was.
+    pub(super) fn changed(&mut self) -> Option<Arc<PluginView>> {
+        if self.standing.has_changed().unwrap_or(false) && matches!(*self.standing.borrow(), Standing::Registered(_)) {
+            self.registrations += 1;
+        }
+        let standing = self.standing.borrow_and_update().clone();
+        let mut starts = self.starts.clone();
+        for (how, count) in [(Outcome::Filled, &self.written.well), (Outcome::Failed, &self.written.failed)] {
+            let count = count.load(Ordering::Relaxed);
+            if count > 0 {
+                starts.insert(how, count);
+            }
+        }
+        let view = PluginView {
+            resource: Arc::clone(&self.resource),
+            standing,
+            registrations: self.registrations,
+            slots: self.slots.clone(),
+            allocations: self.allocations,
+            starts: starts.into_iter().collect(),
+            waited: self.waited.iter().map(|(what, count)| (*what, *count)).collect(),
+            differing: self.differing,
+            allocate: self.meter.allocate(),
+            start: self.meter.start(),
+        };
+        if self.last.as_deref() == Some(&view) {
+            return None;
+        }
+        let view = Arc::new(view);
+        self.last = Some(Arc::clone(&view));
+        Some(view)
+    }
+}

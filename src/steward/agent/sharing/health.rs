@@ -1,0 +1,138 @@
+//! What has changed about the health of GPUs since the last look, as events for people: each change once.
+
+use effects::apiserver::{Event, Weight};
+use model::gpu::Gpu;
+use model::id::GpuUuid;
+use model::incident::{Condition, Incident};
+use model::view::NodeView;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a pod or Node is told of a health that changed.
+const ACTION: &str = "HealthCheck";
+
+/// What was seen last.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    gpus: BTreeMap<GpuUuid, (Arc<Gpu>, Condition)>,
+}
+
+/// Something about one GPU that its Node and its pods must hear.
+#[derive(Debug)]
+pub(super) struct News {
+    /// The GPU and its MIG instances.
+    pub devices: Vec<GpuUuid>,
+    /// What to tell.
+    pub event: Event,
+}
+
+impl Watched {
+    /// Looks at a view; says what is new in it. A GPU that comes fit is no news.
+    pub(super) fn look(&mut self, view: &NodeView, at: &str) -> Vec<News> {
+        let mut news = Vec::new();
+        let now: BTreeMap<GpuUuid, (Arc<Gpu>, Condition)> =
+            view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), (Arc::clone(&gpu.gpu), gpu.condition.clone()))).collect();
+        for (uuid, (gpu, condition)) in &now {
+            let before = self.gpus.get(uuid).map(|(_, condition)| condition);
+            let known = |incident: &Incident| {
+                before.is_some_and(|before| before.incidents.iter().any(|(other, _)| other == incident))
+            };
+            for (incident, _) in condition.incidents.iter().filter(|(incident, _)| !known(incident)) {
+                news.push(condemned(gpu, *incident, at));
+            }
+            if condition.fit() && before.is_some_and(|before| !before.fit()) {
+                let note = format!("{}: nothing is wrong any more; it gets new containers again.", named(gpu));
+                news.push(of(gpu, Weight::Normal, "GpuHealthy", note, at));
+            }
+        }
+        // Where no GPU can be seen it is the driver that is gone, and each of them says so.
+        for (gpu, _) in self.gpus.iter().filter(|(uuid, _)| !now.contains_key(uuid)).map(|(_, seen)| seen) {
+            let note = format!("{}: the driver does not list it any more; its slots are gone.", named(gpu));
+            news.push(of(gpu, Weight::Warning, "GpuRemoved", note, at));
+        }
+        self.gpus = now;
+        news
+    }
+}
+
+fn condemned(gpu: &Gpu, incident: Incident, at: &str) -> News {
+    let note = format!(
+        "{}: {incident}. It gets no new containers; what runs on it is left alone. {}",
+        named(gpu),
+        incident.advice()
+    );
+    of(gpu, Weight::Warning, "GpuUnhealthy", note, at)
+}
+
+fn named(gpu: &Gpu) -> String {
+    format!("GPU {} ({}, {})", gpu.index, gpu.model, gpu.uuid)
+}
+
+fn of(gpu: &Gpu, weight: Weight, reason: &'static str, note: String, at: &str) -> News {
+    let inside = gpu.instances().iter().map(|instance| instance.uuid.clone());
+    let devices = std::iter::once(gpu.uuid.clone()).chain(inside).collect();
+    News { devices, event: Event { weight, reason, action: ACTION, note, at: at.to_owned() } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::NodeName;
+    use model::reading::{Absence, Reading};
+    use model::time::{Monotonic, Now};
+    use model::view::{GpuView, Health};
+
+    fn gpu(number: u32, incidents: &[Incident]) -> GpuView {
+        let gpu = Gpu {
+            uuid: GpuUuid::parse(&format!("GPU-{number}")).unwrap(),
+            index: number,
+            minor: Reading::NOT_YET,
+            model: "H100".into(),
+            pci_bus_id: Reading::NOT_YET,
+            numa_node: Reading::NOT_YET,
+            architecture: Reading::NOT_YET,
+            memory_total: Reading::NOT_YET,
+            power_limit: Reading::NOT_YET,
+            mig_mode: Reading::NOT_YET,
+            mig: Reading::NOT_YET,
+            links: Vec::new(),
+            nvlinks_active: Reading::NOT_YET,
+        };
+        let incidents = incidents.iter().map(|incident| (*incident, Monotonic(1))).collect();
+        GpuView {
+            gpu: Arc::new(gpu),
+            sample: Arc::default(),
+            health: Health::Healthy,
+            condition: Condition { incidents, fit_at: None },
+            processes: Reading::NOT_YET,
+            processes_left_out: 0,
+            holders: Vec::new(),
+            strangers: 0,
+            unattributed_memory: Reading::NOT_YET,
+            unattributed_sm: Reading::NOT_YET,
+            last_xid: None,
+            xids: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn each_change_is_told_once_and_names_what_happened_and_what_to_do() {
+        let mut watched = Watched::default();
+        let mut look = |gpus: Vec<GpuView>| -> Vec<(&'static str, String)> {
+            let mut view = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
+            view.gpus = gpus;
+            watched.look(&view, "").into_iter().map(|news| (news.event.reason, news.event.note)).collect()
+        };
+        let (fell, lost) = (Incident::Xid(79), Incident::Silent(Absence::GpuLost));
+        assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])]), []);
+        let told = look(vec![gpu(0, &[]), gpu(1, &[fell])]);
+        let text = "GPU 1 (H100, GPU-1): XID 79: GPU has fallen off the bus. It gets no new containers; what runs on it is \
+                    left alone. Drain and restart the node.";
+        assert_eq!(told, [("GpuUnhealthy", text.to_owned())]);
+        assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[fell])]), []);
+        assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[lost, fell])]).len(), 1, "another reason");
+        assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])])[0].0, "GpuHealthy");
+        assert_eq!(look(vec![gpu(0, &[])])[0].0, "GpuRemoved");
+        assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])]), []);
+    }
+}

@@ -1,0 +1,213 @@
+//! GPUs that fall ill and come back, and GPUs that an operator cordons, through a real kubelet: the driver is our fake NVML
+//! library, all else is real.
+
+use crate::bed::{Bed, SOON, promised};
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use lab::scenario::{Card, FakeNvml, Quantity, Scenario, Value as Number, Which, XidEvent, cards};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SLOTS: u32 = 4;
+const CORDON: &str = "hami.io/device-cordon";
+
+/// Three cards whose driver the test is.
+struct Driver {
+    fake: FakeNvml,
+    scenario: Scenario,
+    dir: tempfile::TempDir,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        let dir = tempfile::tempdir().expect("a directory");
+        let fake = FakeNvml::install(dir.path()).expect("the fake library was built");
+        let scenario = Scenario { gpus: (0..3).map(|_| cards("H100", 1)).collect(), ..Scenario::default() };
+        let mut driver = Driver { fake, scenario, dir };
+        driver.change(|_| {});
+        driver
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Scenario)) {
+        change(&mut self.scenario);
+        self.fake.write(&self.scenario).expect("the scenario is written");
+    }
+
+    fn card(&mut self, number: usize, change: impl FnOnce(&mut Card)) {
+        self.change(|scenario| change(&mut scenario.gpus[number]));
+    }
+
+    fn xid(&mut self, gpu: u32, code: u64) {
+        self.change(|scenario| {
+            let id = scenario.xids.len() as u64 + 1;
+            scenario.xids.push(XidEvent { id, gpu: Which::Place(gpu), code, event: 8, at_s: 0.0, mig: None });
+        });
+    }
+
+    /// Device nodes that a container can be given: there is no driver that would have made any.
+    fn nodes(&self) -> PathBuf {
+        let dev = self.dir.path().join("dev");
+        std::fs::create_dir(&dev).expect("a directory");
+        for name in ["nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"] {
+            make_null(&dev.join(name));
+        }
+        dev
+    }
+
+    fn agent(&self, bed: &Bed, more: &[&str]) -> Agent {
+        let library = format!("--nvml-library={}", self.fake.library().display());
+        let (dev, slots) = (format!("--dev-root={}", self.nodes().display()), format!("--split-count={SLOTS}"));
+        bed.agent(&[&["--gpus=nvml", &library, &dev, &slots], more].concat())
+    }
+}
+
+fn make_null(path: &Path) {
+    let made = Command::new("mknod").arg(path).args(["c", "1", "3"]).status().expect("mknod can be run");
+    assert!(made.success(), "{}", path.display());
+}
+
+fn allocatable(bed: &Bed, expected: u32) {
+    eventually(&format!("{expected} allocatable GPUs"), SOON, || {
+        let node = bed.admin.get(&["node", "node-1"]);
+        (node["status"]["allocatable"]["nvidia.com/gpu"].as_str() == Some(&expected.to_string())).then_some(())
+    });
+}
+
+/// The UUIDs that the Node's annotation calls healthy, in order.
+fn registered_healthy(bed: &Bed) -> Option<Vec<String>> {
+    let node = bed.admin.get(&["node", "node-1"]);
+    let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str()?.to_owned();
+    let entries: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+    let healthy = entries.iter().filter(|entry| entry["health"] == true);
+    Some(healthy.map(|entry| entry["id"].as_str().expect("a UUID").to_owned()).collect())
+}
+
+fn register_says(bed: &Bed, healthy: &[&String]) {
+    eventually("the register annotation", SOON, || {
+        (registered_healthy(bed)?.iter().collect::<Vec<_>>() == healthy).then_some(())
+    });
+}
+
+/// How many events of this reason there are about an object whose note holds `words`.
+fn events(bed: &Bed, namespace: &str, about: &str, reason: &str, words: &str) -> usize {
+    let selector = format!("involvedObject.name={about},reason={reason}");
+    let list = bed.admin.get(&["events", "-n", namespace, "--field-selector", &selector]);
+    let items = list["items"].as_array().expect("a list");
+    items.iter().filter(|event| event["message"].as_str().unwrap_or_default().contains(words)).count()
+}
+
+/// What must stay as it is while a container runs on: which one it is, and how often it was started.
+fn life(bed: &Bed, pod: &str) -> (String, u64) {
+    let pod = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
+    assert_eq!(pod["status"]["phase"], "Running", "{}", pod["status"]);
+    let container = &pod["status"]["containerStatuses"][0];
+    (container["containerID"].as_str().expect("an id").to_owned(), container["restartCount"].as_u64().expect("a count"))
+}
+
+fn metric(agent: &Agent, line: &str) {
+    eventually(&format!("{line:?} in the metrics"), SOON, || {
+        agent.get("/metrics").text().lines().any(|told| told == line).then_some(())
+    });
+}
+
+/// Promise 33 in docs/specification.md.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_sick_gpu_takes_its_own_slots_only_and_comes_back() {
+    let bed = Bed::up("health");
+    let mut driver = Driver::new();
+    let agent = driver.agent(&bed, &["--health-quiet-period=3s", "--process-period=1s"]);
+    let gpus = Bed::gpus(&agent);
+    allocatable(&bed, 3 * SLOTS);
+    register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
+    bed.create(&bed.pod("beside", &gpus, &[("main", "app", &[(0, 1000, 10)])], &Value::Null));
+    bed.create(&bed.pod("on-it", &gpus, &[("main", "app", &[(1, 1000, 10)])], &Value::Null));
+    bed.ready(&["beside", "on-it"]);
+    let lives = [life(&bed, "beside"), life(&bed, "on-it")];
+    let on_node = |words: &str, reason: &str| events(&bed, "default", "node-1", reason, words);
+    let on_pod = |pod: &str, reason: &str| events(&bed, &bed.space.name, pod, reason, &gpus[1]);
+    let before = [on_node("XID 79", "GpuUnhealthy"), on_node(&gpus[1], "GpuHealthy")];
+
+    // It falls off the bus, and the driver advises a reset, which stands until it is done.
+    driver.card(1, |card| drop(card.values.insert(Quantity::RecoveryAction, Number::Constant(1.0))));
+    driver.xid(1, 79);
+    allocatable(&bed, 2 * SLOTS);
+    register_says(&bed, &[&gpus[0], &gpus[2]]);
+    eventually("the event on the Node", SOON, || (on_node("XID 79", "GpuUnhealthy") > before[0]).then_some(()));
+    eventually("the event on the pod", SOON, || (on_pod("on-it", "GpuUnhealthy") >= 2).then_some(()));
+    metric(&agent, &format!("gpu_steward_gpu_incident{{gpu=\"1\",uuid=\"{}\",incident=\"xid_79\"}} 1", gpus[1]));
+    metric(&agent, &format!("gpu_steward_plugin_claims{{uuid=\"{}\",healthy=\"false\"}} 1", gpus[1]));
+    metric(&agent, &format!("gpu_steward_plugin_slots{{uuid=\"{}\",state=\"unhealthy\"}} 3", gpus[1]));
+    let told: Value = serde_json::from_str(&agent.get("/api/v1/gpus?gpu=1").text()).expect("JSON");
+    let incidents: Vec<&str> = told["gpus"][0]["incidents"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|one| one["incident"].as_str())
+        .collect();
+    assert_eq!((incidents, &told["gpus"][0]["health"]), (vec!["xid_79", "advised_reset_gpu"], &json!("unhealthy")));
+    // Its neighbours take new work meanwhile.
+    bed.create(&bed.pod("new", &gpus, &[("main", "app", &[(2, 1000, 10)])], &Value::Null));
+    bed.ready(&["new"]);
+
+    // It was reset.
+    driver.card(1, |card| drop(card.values.remove(&Quantity::RecoveryAction)));
+    allocatable(&bed, 3 * SLOTS);
+    register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
+    eventually("the event of the way back", SOON, || (on_node(&gpus[1], "GpuHealthy") > before[1]).then_some(()));
+    eventually("the same on the pod", SOON, || (on_pod("on-it", "GpuHealthy") == 1).then_some(()));
+    assert_eq!(on_node("XID 79", "GpuUnhealthy"), before[0] + 1, "once");
+    assert_eq!(on_pod("on-it", "GpuUnhealthy"), 2, "the error and the advice, once each");
+    assert_eq!([on_pod("beside", "GpuUnhealthy"), on_pod("beside", "GpuHealthy")], [0, 0]);
+
+    // An application's own error condemns nothing.
+    driver.xid(0, 31);
+    metric(&agent, &format!("gpu_steward_gpu_xids_total{{gpu=\"0\",uuid=\"{}\",xid=\"31\"}} 1", gpus[0]));
+    metric(&agent, &format!("gpu_steward_plugin_slots{{uuid=\"{}\",state=\"unhealthy\"}} 0", gpus[0]));
+
+    // One that is lost, and back.
+    driver.card(2, |card| card.lost = true);
+    allocatable(&bed, 2 * SLOTS);
+    register_says(&bed, &[&gpus[0], &gpus[1]]);
+    driver.card(2, |card| card.lost = false);
+    allocatable(&bed, 3 * SLOTS);
+    register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
+    assert_eq!([life(&bed, "beside"), life(&bed, "on-it")], lives, "what runs was not touched");
+}
+
+/// An operator's cordon: no new containers, what runs stays, and a typing error gives nothing away.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_cordoned_gpu_gets_no_new_containers_and_keeps_what_it_has() {
+    let bed = Bed::up("cordon");
+    let driver = Driver::new();
+    let agent = driver.agent(&bed, &["--without-claim=share"]);
+    let gpus = Bed::gpus(&agent);
+    allocatable(&bed, 3 * SLOTS);
+    bed.create(&bed.pod("there", &gpus, &[("main", "app", &[(0, 1000, 10)])], &Value::Null));
+    bed.ready(&["there"]);
+    let before = life(&bed, "there");
+    let cordon = |value: &str| {
+        let _ = bed.admin.run(&["annotate", "--overwrite", "node", "node-1", &format!("{CORDON}={value}")]).ok();
+    };
+    cordon(&format!(" {}, ", gpus[0]));
+    allocatable(&bed, 3 * SLOTS - (SLOTS - 1));
+    metric(&agent, &format!("gpu_steward_plugin_cordoned{{uuid=\"{}\"}} 1", gpus[0]));
+    metric(&agent, &format!("gpu_steward_plugin_slots{{uuid=\"{}\",state=\"used\"}} 1", gpus[0]));
+    // Nobody placed these, so kubelet's own choice decides: none of them comes to the cordoned card.
+    for name in ["one", "two", "three"] {
+        bed.create(&bed.bare_pod(name, &[("main", "app", &[(1, 0, 0)])], &Value::Null));
+    }
+    bed.ready(&["one", "two", "three"]);
+    for name in ["one", "two", "three"] {
+        let limits = bed.limits(name, "main");
+        assert!(promised(&limits).iter().all(|(gpu, _)| *gpu != gpus[0]), "{name}: {limits}");
+    }
+    cordon("GPU x");
+    agent.logs("cannot read which GPUs are cordoned");
+    metric(&agent, &format!("gpu_steward_plugin_cordoned{{uuid=\"{}\"}} 1", gpus[0]));
+    let _ = bed.admin.run(&["annotate", "node", "node-1", &format!("{CORDON}-")]).ok();
+    allocatable(&bed, 3 * SLOTS);
+    assert_eq!(life(&bed, "there"), before, "what runs was not touched");
+}
