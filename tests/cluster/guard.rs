@@ -14,7 +14,7 @@ const READY: Duration = Duration::from_secs(60);
 const REFUSED: &str = "system-owned keys are written by the GPU scheduler and the agents alone";
 const HAMI: [&str; 2] = ["guard.hami[0].namespace=kube-system", "guard.hami[0].name=hami-scheduler"];
 
-const POD_KEYS: [&str; 8] = [
+const POD_KEYS: [&str; 9] = [
     "hami.io/vgpu-node",
     "hami.io/vgpu-time",
     "hami.io/vgpu-devices-to-allocate",
@@ -23,6 +23,7 @@ const POD_KEYS: [&str; 8] = [
     "hami.io/bind-time",
     "hami.io/bind-phase",
     "gpu-steward.io/epoch",
+    "gpu-steward.io/placed-by",
 ];
 const NODE_KEYS: [&str; 6] = [
     "hami.io/node-nvidia-register",
@@ -293,6 +294,11 @@ fn an_agent_touches_its_own_node_and_no_other() {
             assert!(said.contains("the agent of node node-1 may write only to pods bound to it"), "{said}");
         }
     }
+    // The same for labels.
+    let _ = agent.run(&["label", "--overwrite", "node", "node-1", "nvidia.com/gpu.count=8"]).ok();
+    let _ = agent.run(&["label", "node", "node-1", "nvidia.com/gpu.count-"]).ok();
+    let said = agent.run(&["label", "node", "node-2", "nvidia.com/gpu.count=8"]).refused();
+    assert!(said.contains("the agent of node node-1 may not write to node node-2"), "{said}");
     for (verb, object) in [("delete", ["pod", "here"]), ("delete", ["node", "node-1"])] {
         let said = agent.run(&[&[verb], &object[..], &["-n", namespace]].concat()).refused();
         assert!(said.contains("cannot delete resource"), "{said}");

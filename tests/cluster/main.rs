@@ -24,3 +24,5 @@ mod restarts;
 #[cfg(test)]
 mod numbers;
 mod health;
+#[cfg(test)]
+mod announce;

@@ -1,0 +1,120 @@
+//! What a node writes about itself, as others find it: the script that HAMi's users run over all nodes, and the API
+//! server's audit log.
+
+use crate::bed::{Bed, SOON};
+use crate::chart::{AGENT, NAMESPACE};
+use lab::cluster::Wanted;
+use lab::eventually::eventually;
+use serde_json::Value;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cluster/check-node-annotations.sh");
+
+/// What the script says of each node.
+fn checked(bed: &Bed) -> Vec<(String, Vec<String>)> {
+    let status = bed.cluster.status();
+    let path = format!("{}:{}", status.programs, std::env::var("PATH").unwrap_or_default());
+    let output = Command::new("bash")
+        .arg(SCRIPT)
+        .env("PATH", path)
+        .env("KUBECONFIG", &status.kubeconfig)
+        .output()
+        .expect("bash can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    let mut nodes: Vec<(String, Vec<String>)> = Vec::new();
+    for line in said.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        match (line.strip_prefix("--- node: "), nodes.last_mut()) {
+            (Some(name), _) => nodes.push((name.trim_end_matches(" ---").to_owned(), Vec::new())),
+            (None, Some((_, lines))) => lines.push(line.to_owned()),
+            (None, None) => panic!("{line}"),
+        }
+    }
+    nodes
+}
+
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_check_of_all_nodes_finds_ours_well_a_silent_one_stale_and_the_others_bare() {
+    let bed = Bed::with("announce", &Wanted::nodes(2));
+    for key in ["hami.io/node-nvidia-register-", "hami.io/node-handshake-"] {
+        let _ = bed.admin.run(&["annotate", "node", "node-1", "node-2", key]).ok();
+    }
+    let agent = bed.agent(&[]);
+    let said = eventually("what this node has, and that it lives", SOON, || {
+        let said = checked(&bed);
+        said[0].1.iter().all(|line| line.starts_with("[OK]")).then_some(said)
+    });
+    let names: Vec<&str> = said.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["node-1", "node-2"]);
+    assert_eq!(said[0].1[0], "[OK] GPUs registered");
+    assert!(said[0].1[1].starts_with("[OK] handshake ("), "{said:?}");
+    assert_eq!(said[1].1, ["[WARNING] no GPUs registered", "[WARNING] no handshake"]);
+
+    // A node whose agent has been silent for longer than 300 s.
+    drop(agent);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+    let stale = format!("hami.io/node-handshake={}", now - 301);
+    let _ = bed.admin.run(&["annotate", "--overwrite", "node", "node-1", &stale]).ok();
+    let said = checked(&bed);
+    assert_eq!(said[0].1[0], "[OK] GPUs registered");
+    assert!(said[0].1[1].starts_with("[ERROR] handshake is stale ("), "{said:?}");
+}
+
+/// Where the audit log ends now.
+fn end_of(log: &Path) -> u64 {
+    std::fs::metadata(log).expect("the audit log").len()
+}
+
+/// What the agents have written since then: verb and object.
+fn writes_since(log: &Path, from: u64) -> Vec<String> {
+    let mut file = std::fs::File::open(log).expect("the audit log");
+    file.seek(SeekFrom::Start(from)).expect("a place in it");
+    let mut text = String::new();
+    file.read_to_string(&mut text).expect("text");
+    let user = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
+    text.lines()
+        // The last line may be half written.
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|entry| entry["user"]["username"] == *user)
+        .filter(|entry| !["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb))
+        .map(|entry| format!("{} {}", entry["verb"], entry["objectRef"]))
+        .collect()
+}
+
+/// Promise 31 in docs/specification.md: counted for 20 minutes with `tests/run --long`, else for 90 seconds, in which nothing
+/// is due.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
+    let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
+    let (span, most) = if long { (Duration::from_secs(20 * 60), 16 * 20 / 60) } else { (Duration::from_secs(90), 0) };
+    let bed = Bed::up("idle");
+    let log = bed.cluster.status().audit.clone();
+    let from = end_of(&log);
+    let agent = bed.agent(&["--gpus=simulated=H100:8"]);
+    let gpus = Bed::gpus(&agent);
+    // One with work is idle too, once its containers run.
+    bed.create(&bed.pod("at-work", &gpus, &[("main", "app", &[(0, 1000, 10)])], &Value::Null));
+    bed.ready(&["at-work"]);
+    // What it writes when it comes up is that it is there; from then on it is idle. Its next sign of life is due within 240 s.
+    eventually("the first handshake", SOON, || {
+        writes_since(&log, from).iter().any(|write| write.contains("nodes")).then_some(())
+    });
+    let node = bed.admin.get(&["node", "node-1"]);
+    assert!(node["metadata"]["annotations"]["hami.io/node-handshake"].is_string());
+    let from = end_of(&log);
+    let end = Instant::now() + span;
+    while Instant::now() < end {
+        assert_eq!(agent.get("/healthz").status, 200);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let writes = writes_since(&log, from);
+    println!("{} writes in {} s: {writes:#?}", writes.len(), span.as_secs());
+    assert!(writes.len() <= most, "{writes:#?}");
+    assert!(writes.iter().all(|write| write.contains("\"nodes\"")), "{writes:#?}");
+    assert!(!long || writes.len() >= 4, "the sign of life is due every 240 s: {writes:#?}");
+}
