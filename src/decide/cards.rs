@@ -230,6 +230,7 @@ mod tests {
             pci_bus_id: Reading::Measured(format!("00000000:{number:02X}:00.0").into(), Monotonic(1)),
             numa_node: Reading::NOT_YET,
             architecture: Reading::NOT_YET,
+            compute: Reading::NOT_YET,
             memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
             power_limit: Reading::NOT_YET,
             mig_mode: Reading::NOT_YET,

@@ -18,3 +18,4 @@ pub mod pods;
 pub mod node;
 pub mod share;
 pub mod announce;
+pub mod labels;

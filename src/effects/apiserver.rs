@@ -21,6 +21,9 @@ const MAX_REFUSAL: usize = 4 * 1024;
 /// The API server's bound of an event's note.
 const MAX_NOTE: usize = 1024;
 
+/// The field manager of the labels that we write.
+pub const LABELLER: &str = "gpu-steward-labels";
+
 /// Annotations to write: a key without a value is taken away.
 pub type Annotations<'a> = &'a [(&'a str, Option<&'a str>)];
 
@@ -108,6 +111,16 @@ impl ApiServer {
     pub async fn annotate_node(&self, annotations: Annotations<'_>) -> Result<(), NotWritten> {
         let patch = json!({ "metadata": { "annotations": object(annotations) } });
         self.patch(format!("/api/v1/nodes/{}", self.node), format!("annotations of node {}", self.node), &patch).await
+    }
+
+    /// Changes labels of our own Node, under a name of their own, by which they are known as ours later.
+    ///
+    /// # Errors
+    /// [`NotWritten`].
+    pub async fn label_node(&self, labels: Annotations<'_>) -> Result<(), NotWritten> {
+        let patch = json!({ "metadata": { "labels": object(labels) } });
+        let path = format!("/api/v1/nodes/{}?fieldManager={LABELLER}", self.node);
+        self.patch(path, format!("labels of node {}", self.node), &patch).await
     }
 
     /// Takes away an annotation of our own Node if it still has this value.

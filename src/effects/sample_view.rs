@@ -219,6 +219,7 @@ fn gpu(index: u32, model: &str) -> Gpu {
         pci_bus_id: m(format!("00000000:{:02X}:00.0", 0x18 + index).into()),
         numa_node: m(index / 2),
         architecture: m("Hopper".into()),
+        compute: Reading::NOT_YET,
         memory_total: m(Bytes(80 * GIB)),
         power_limit: m(Watts(700.0)),
         mig_mode: m(false),

@@ -28,6 +28,8 @@ pub struct Gpu {
     pub numa_node: Reading<u32>,
     /// Architecture, as NVML names it: `Hopper`.
     pub architecture: Reading<Arc<str>>,
+    /// CUDA compute capability.
+    pub compute: Reading<ComputeCapability>,
     /// All of the card's memory (v2 call: with what the driver reserves).
     pub memory_total: Reading<Bytes>,
     /// Limit of power as it is set now.
@@ -48,6 +50,15 @@ impl Gpu {
     pub fn instances(&self) -> &[MigInstance] {
         self.mig.value().map_or(&[], Vec::as_slice)
     }
+}
+
+/// What CUDA programs can be built for: 9.0 is Hopper's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComputeCapability {
+    /// Before the point.
+    pub major: u32,
+    /// Behind it.
+    pub minor: u32,
 }
 
 /// A GPU that NVML counts and that could never be identified: lost, hanging or closed to us since the start. At most

@@ -247,6 +247,7 @@ impl Agent {
             split_counts: settings.sharing.split_counts.clone(),
             format: settings.sharing.register_format,
             handshakes: settings.sharing.handshakes,
+            labelling: settings.sharing.labelling,
             view: self.view.clone(),
             node: own,
             api,

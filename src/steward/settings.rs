@@ -13,6 +13,7 @@ pub(crate) mod file;
 pub(crate) mod layer;
 
 use decide::health::Policy;
+use decide::labels::Labelling;
 use effects::http::Sets;
 use layer::{Layers, Problem, Said, Spoken};
 use model::id::NodeName;
@@ -68,6 +69,7 @@ pub(crate) struct Sharing {
     pub runtime_injects: bool,
     pub register_format: value::RegisterFormat,
     pub handshakes: bool,
+    pub labelling: Labelling,
     pub kubelet_root: PathBuf,
     pub cdi_dir: PathBuf,
     pub dev_root: PathBuf,
@@ -223,6 +225,7 @@ impl Reader<'_> {
         let runtime_injects = self.take("device-strategy", value::runtime_injects);
         let register_format = self.take("register-format", value::register_format);
         let handshakes = self.take("handshake", value::switch);
+        let labelling = self.take("node-labels", value::labelling);
         let kubelet_root = self.take("kubelet-root", value::path);
         let cdi_dir = self.take("cdi-dir", value::path);
         let dev_root = self.take("dev-root", value::path);
@@ -238,6 +241,7 @@ impl Reader<'_> {
             runtime_injects: runtime_injects?,
             register_format: register_format?,
             handshakes: handshakes?,
+            labelling: labelling?,
             kubelet_root: kubelet_root?,
             cdi_dir: cdi_dir?,
             dev_root: dev_root?,

@@ -38,3 +38,63 @@ pub const NVIDIA: &str = "NVIDIA";
 pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
 /// Its value on a pod that the node gave something by itself.
 pub const PLACED_BY_AGENT: &str = "agent";
+
+/// What GPU feature discovery leaves on a Node that it labels.
+pub const DISCOVERY: &str = "nvidia.com/gfd.timestamp";
+/// Node, label ([`crate::labels`]), as the next ones: there are GPUs.
+pub const LABEL_PRESENT: &str = "nvidia.com/gpu.present";
+/// How many.
+pub const LABEL_COUNT: &str = "nvidia.com/gpu.count";
+/// Their name.
+pub const LABEL_PRODUCT: &str = "nvidia.com/gpu.product";
+/// Memory of each, in MiB.
+pub const LABEL_MEMORY: &str = "nvidia.com/gpu.memory";
+/// Their generation.
+pub const LABEL_FAMILY: &str = "nvidia.com/gpu.family";
+/// CUDA compute capability, before the point.
+pub const LABEL_COMPUTE_MAJOR: &str = "nvidia.com/gpu.compute.major";
+/// Behind the point.
+pub const LABEL_COMPUTE_MINOR: &str = "nvidia.com/gpu.compute.minor";
+/// Into how many each is cut.
+pub const LABEL_REPLICAS: &str = "nvidia.com/gpu.replicas";
+/// How they are shared.
+pub const LABEL_SHARING: &str = "nvidia.com/gpu.sharing-strategy";
+/// Whether one of them can be divided by MIG.
+pub const LABEL_MIG_CAPABLE: &str = "nvidia.com/mig.capable";
+/// How they are divided, where they are.
+pub const LABEL_MIG_STRATEGY: &str = "nvidia.com/mig.strategy";
+/// Version of the driver.
+pub const LABEL_DRIVER: &str = "nvidia.com/cuda.driver-version.full";
+/// Its parts, each by its new and its old name.
+pub const LABELS_DRIVER: [[&str; 2]; 3] = [
+    ["nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"],
+    ["nvidia.com/cuda.driver-version.minor", "nvidia.com/cuda.driver.minor"],
+    ["nvidia.com/cuda.driver-version.revision", "nvidia.com/cuda.driver.rev"],
+];
+/// Version of CUDA that the driver brings.
+pub const LABEL_RUNTIME: &str = "nvidia.com/cuda.runtime-version.full";
+/// Its parts, each by its new and its old name.
+pub const LABELS_RUNTIME: [[&str; 2]; 2] = [
+    ["nvidia.com/cuda.runtime-version.major", "nvidia.com/cuda.runtime.major"],
+    ["nvidia.com/cuda.runtime-version.minor", "nvidia.com/cuda.runtime.minor"],
+];
+/// Every label that we may write on our Node.
+pub const LABELS: [&[&str]; 3] = [
+    &[
+        LABEL_PRESENT,
+        LABEL_COUNT,
+        LABEL_PRODUCT,
+        LABEL_MEMORY,
+        LABEL_FAMILY,
+        LABEL_COMPUTE_MAJOR,
+        LABEL_COMPUTE_MINOR,
+        LABEL_REPLICAS,
+        LABEL_SHARING,
+        LABEL_MIG_CAPABLE,
+        LABEL_MIG_STRATEGY,
+        LABEL_DRIVER,
+        LABEL_RUNTIME,
+    ],
+    LABELS_DRIVER.as_flattened(),
+    LABELS_RUNTIME.as_flattened(),
+];

@@ -21,6 +21,7 @@ pub mod log_link;
 pub mod pod;
 pub mod watch;
 pub mod node;
+pub mod labels;
 pub mod heap_dump;
 pub mod register;
 pub mod handshake;

@@ -118,3 +118,54 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     assert!(writes.iter().all(|write| write.contains("\"nodes\"")), "{writes:#?}");
     assert!(!long || writes.len() >= 4, "the sign of life is due every 240 s: {writes:#?}");
 }
+
+const LABEL: &str = "nvidia.com/gpu.";
+
+/// The labels of the node's GPUs.
+fn labels(bed: &Bed) -> Vec<(String, String)> {
+    let node = bed.admin.get(&["node", "node-1"]);
+    let all = node["metadata"]["labels"].as_object().expect("labels").clone();
+    let text = |value: Value| value.as_str().expect("a text").to_owned();
+    all.into_iter().filter(|(key, _)| key.starts_with("nvidia.com/")).map(|(key, value)| (key, text(value))).collect()
+}
+
+/// Written as GPU feature discovery writes them; not beside it, not over what others wrote, and taken away when switched off.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_node_is_labelled_by_its_gpus_unless_somebody_else_does() {
+    let bed = Bed::up("labels");
+    let agent = bed.agent(&["--gpus=simulated=H100:2"]);
+    let value =
+        |name: &str| labels(&bed).into_iter().find(|(key, _)| *key == format!("{LABEL}{name}")).map(|(_, value)| value);
+    eventually("the labels", SOON, || (value("count")? == "2").then_some(()));
+    for (name, expected) in [
+        ("product", "NVIDIA-H100-80GB-HBM3-simulated"),
+        ("memory", "81559"),
+        ("family", "hopper"),
+        ("compute.major", "9"),
+        ("compute.minor", "0"),
+        ("replicas", "10"),
+        ("present", "true"),
+        ("sharing-strategy", "time-slicing"),
+    ] {
+        assert_eq!(value(name).as_deref(), Some(expected), "{name}");
+    }
+    // GPU feature discovery comes, and goes again.
+    let label = |pair: &str| drop(bed.admin.run(&["label", "--overwrite", "node", "node-1", pair]).ok());
+    label("nvidia.com/gfd.timestamp=1763730000");
+    eventually("the end of our labels", SOON, || (labels(&bed).len() == 1).then_some(()));
+    label("nvidia.com/gfd.timestamp-");
+    eventually("our labels again", SOON, || value("count"));
+    // Somebody else writes one of them: it is theirs, and the rest goes.
+    label("nvidia.com/gpu.product=Other");
+    eventually("nothing but theirs", SOON, || {
+        (labels(&bed) == [(format!("{LABEL}product"), "Other".to_owned())]).then_some(())
+    });
+    drop(agent);
+    label("nvidia.com/gpu.product-");
+    let agent = bed.agent(&["--gpus=simulated=H100:2"]);
+    eventually("all of them", SOON, || value("product"));
+    drop(agent);
+    let _agent = bed.agent(&["--gpus=simulated=H100:2", "--node-labels=off"]);
+    eventually("none of them", SOON, || labels(&bed).is_empty().then_some(()));
+}

@@ -78,8 +78,10 @@ mod tests {
         let keys: Vec<&str> = keys.split('"').skip(1).step_by(2).filter(|word| word.contains('/')).collect();
         assert!(keys.len() >= 13, "{keys:?}");
         for key in keys {
+            // Labels that tell what hardware there is give nobody anything.
+            let free = FREE.contains(&key) || key.starts_with("nvidia.com/");
             let holds = guarded.contains(&format!("'{key}'"));
-            assert!(holds != FREE.contains(&key), "{key}: guard it in _keys.tpl, or list it as free here");
+            assert!(holds != free, "{key}: guard it in _keys.tpl, or list it as free here");
         }
     }
 

@@ -52,6 +52,7 @@ fn gpu(number: u32) -> Gpu {
         pci_bus_id: Reading::NOT_YET,
         numa_node: Reading::NOT_YET,
         architecture: Reading::NOT_YET,
+        compute: Reading::NOT_YET,
         memory_total: Reading::NOT_YET,
         power_limit: Reading::NOT_YET,
         mig_mode: Reading::NOT_YET,

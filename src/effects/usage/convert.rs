@@ -199,6 +199,7 @@ pub(super) mod tests {
             pci_bus_id: Reading::NOT_YET,
             numa_node: Reading::NOT_YET,
             architecture: Reading::NOT_YET,
+            compute: Reading::NOT_YET,
             memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
             power_limit: Reading::NOT_YET,
             mig_mode: Reading::NOT_YET,

@@ -6,10 +6,11 @@ use crate::nvml::instance::{self, Instance};
 use crate::nvml::look::{Failed, Look, renew, settle};
 use crate::nvml::pulse::Pulse;
 use crate::nvml::raw;
-use model::gpu::{Gpu, MAX_GPUS, MigInstance, Unidentified};
+use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, Unidentified};
 use model::id::GpuUuid;
 use model::unit::{Bytes, Watts};
 use model::{Absence, Reading};
+use nvml_wrapper::structs::device::CudaComputeCapability;
 use nvml_wrapper::{Device, Nvml};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -151,6 +152,10 @@ fn read(look: &mut Look<'_>, sysfs: &Path, device: &Device<'static>, uuid: GpuUu
         numa_node: Reading::from_result(numa, at),
         pci_bus_id,
         architecture: text(look.ask("architecture", || device.architecture()).map(|it| it.to_string())),
+        compute: Reading::from_result(
+            look.ask("compute capability", || device.cuda_compute_capability()).and_then(compute),
+            at,
+        ),
         memory_total: Reading::from_result(
             look.ask("memory size", || device.memory_info()).map(|info| Bytes(info.total)),
             at,
@@ -163,6 +168,11 @@ fn read(look: &mut Look<'_>, sysfs: &Path, device: &Device<'static>, uuid: GpuUu
     }
 }
 
+fn compute(told: CudaComputeCapability) -> Result<ComputeCapability, Absence> {
+    let part = |number: i32| u32::try_from(number).map_err(|_| Absence::Unreadable);
+    Ok(ComputeCapability { major: part(told.major)?, minor: part(told.minor)? })
+}
+
 /// What was known stays with its time where the new look says the same or nothing; but for the power limit, which somebody
 /// may have set anew.
 fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
@@ -172,6 +182,7 @@ fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
         pci_bus_id: settle(old.pci_bus_id.clone(), fresh.pci_bus_id),
         numa_node: settle(old.numa_node, fresh.numa_node),
         architecture: settle(old.architecture.clone(), fresh.architecture),
+        compute: settle(old.compute, fresh.compute),
         memory_total: settle(old.memory_total, fresh.memory_total),
         power_limit: renew(old.power_limit, fresh.power_limit),
         mig_mode: settle(old.mig_mode, fresh.mig_mode),

@@ -94,6 +94,7 @@ impl Card {
                 pci_bus_id: Reading::Measured(format!("00000000:{:02X}:00.0", 0x10 + index * 8).into(), at),
                 numa_node: Reading::NOT_YET,
                 architecture: Reading::Measured(product.architecture.into(), at),
+                compute: Reading::Measured(product.compute(), at),
                 memory_total: Reading::from_result(product.memory.ok_or(Absence::NotSupported), at),
                 power_limit: Reading::from_result(limit, at),
                 mig_mode: Reading::from_result(known(product.mig).map(|()| false), at),

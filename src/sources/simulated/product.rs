@@ -1,5 +1,6 @@
 //! Cards as they are sold: what the data sheets say.
 
+use model::gpu::ComputeCapability;
 use model::unit::Bytes;
 
 /// What all cards of a model have in common.
@@ -138,6 +139,21 @@ pub(super) const PRODUCTS: [Product; 12] = [
 ];
 
 impl Product {
+    /// CUDA compute capability.
+    pub(super) fn compute(&self) -> ComputeCapability {
+        let (major, minor) = match (self.architecture, self.model) {
+            ("Volta", _) => (7, 0),
+            ("Turing", _) => (7, 5),
+            ("Ampere", "A10") => (8, 6),
+            ("Ampere", _) => (8, 0),
+            ("Ada", _) => (8, 9),
+            ("Blackwell", "GB10") => (12, 1),
+            ("Blackwell", _) => (10, 0),
+            _ => (9, 0),
+        };
+        ComputeCapability { major, minor }
+    }
+
     /// By its short name, large or small letters.
     pub(super) fn named(model: &str) -> Option<&'static Product> {
         PRODUCTS.iter().find(|product| product.model.eq_ignore_ascii_case(model))

@@ -3,20 +3,22 @@
 //! ```text
 //!   view ──cards──▶ register annotation ─┐
 //!   Node, looked at every 10 s ──────────┴─▶ decide::announce ──▶ one PATCH, when it is due
-//!                              └─ GPUs that are cordoned ──▶ who shares them
+//!                              ├─ GPUs that are cordoned ──▶ who shares them
+//!                              └─ decide::labels ──▶ one PATCH, when the GPUs are others than the labels say
 //! ```
 
 use super::sharing::cards;
 use crate::settings::value::RegisterFormat;
 use decide::announce::{Announce, Question, Said, Write};
-use effects::apiserver::ApiServer;
+use decide::labels::{self, Labelling, Standing};
+use effects::apiserver::{ApiServer, LABELLER};
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
 use model::registered::RegisteredGpu;
 use model::unit::{CorePercent, Mib};
 use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -41,6 +43,8 @@ pub(crate) struct Announcing {
     pub format: RegisterFormat,
     /// Whether the handshake is written.
     pub handshakes: bool,
+    /// Whether labels are.
+    pub labelling: Labelling,
     /// What is seen of the node.
     pub view: watch::Receiver<Arc<NodeView>>,
     /// Our Node, as the API server has it.
@@ -55,7 +59,7 @@ impl Announcing {
     /// Runs until `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut announce = Announce::new(self.handshakes);
-        let mut refused = false;
+        let (mut refused, mut unlabelled) = (false, false);
         let mut cordon = Cordon::default();
         let work = async {
             loop {
@@ -67,6 +71,7 @@ impl Announcing {
                             self.cordoned.send_replace(Arc::new(cordoned));
                         }
                         self.write(&mut announce, &seen, &mut refused).await;
+                        self.label(&seen, &mut unlabelled).await;
                     }
                     Err(why) => tracing::debug!(why, "our Node cannot be looked at"),
                 }
@@ -99,6 +104,40 @@ impl Announcing {
                 }
                 announce.failed(sources::clock::now());
             }
+        }
+    }
+
+    /// Labels that are not as they should be; another try is made at the next look.
+    async fn label(&self, seen: &Node, unlabelled: &mut bool) {
+        let wanted = {
+            let view = self.view.borrow();
+            let slots = |card: decide::share::Card| u32::from(card.slots);
+            let replicas = cards::of(&view, &self.config, &self.split_counts).into_iter().map(slots).max();
+            wire::labels::of(&view, replicas.unwrap_or(1))
+        };
+        let standing: BTreeMap<&str, Standing> = key::LABELS
+            .into_iter()
+            .flatten()
+            .filter_map(|key| {
+                let (ours, others) = (seen.written_by(key, LABELLER), seen.written_by_another(key, LABELLER).is_some());
+                Some((*key, Standing { value: seen.label(key)?.to_owned(), ours, others }))
+            })
+            .collect();
+        let discovery = seen.label(key::DISCOVERY).is_some();
+        let due = labels::due(self.labelling, wanted.as_ref(), &standing, (discovery, key::LABEL_PRESENT));
+        if due.is_empty() {
+            return;
+        }
+        let pairs: Vec<(&str, Option<&str>)> = due.iter().map(|(key, value)| (*key, value.as_deref())).collect();
+        match self.api.label_node(&pairs).await {
+            Ok(()) => {
+                *unlabelled = false;
+                tracing::info!(labels = pairs.len(), "labels of our Node are written anew");
+            }
+            Err(error) if !std::mem::replace(unlabelled, true) => {
+                tracing::warn!(%error, "cannot write labels of our Node: nobody can select it by its GPUs");
+            }
+            Err(_) => {}
         }
     }
 

@@ -202,6 +202,12 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
+        "node-labels",
+        ("auto|on|off", "auto"),
+        "Describe this node's GPUs by the labels that GPU feature discovery writes (nvidia.com/gpu.product, ...); auto does so unless somebody else does",
+    ),
+    key(
+        Sharing,
         "kubelet-root",
         ("DIR", "/var/lib/kubelet"),
         "kubelet's directory, with its device plugins and registry",

@@ -1,5 +1,6 @@
 //! Texts of settings, read into what they mean. Pure: the same text gives the same value on every machine.
 
+use decide::labels::Labelling;
 use model::gpu::MAX_GPUS;
 use model::xid;
 use std::collections::BTreeSet;
@@ -178,6 +179,16 @@ pub(crate) fn runtime_injects(text: &str) -> Result<bool, Why> {
         "auto" | "cdi" => Ok(false),
         "envvar" => Ok(true),
         _ => Err("expected auto, cdi or envvar".into()),
+    }
+}
+
+/// `auto`, `on`, `off`.
+pub(crate) fn labelling(text: &str) -> Result<Labelling, Why> {
+    match text {
+        "auto" => Ok(Labelling::Auto),
+        "on" => Ok(Labelling::On),
+        "off" => Ok(Labelling::Off),
+        _ => Err("expected auto, on or off".into()),
     }
 }
 

@@ -56,6 +56,7 @@ fn card(index: u32, model: &str) -> Gpu {
         pci_bus_id: Reading::NOT_YET,
         numa_node: Reading::NOT_YET,
         architecture: Reading::NOT_YET,
+        compute: Reading::NOT_YET,
         memory_total: read(Bytes(80 * GIB)),
         power_limit: read(Watts(700.0)),
         mig_mode: read(false),

@@ -51,7 +51,7 @@ const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: 
 }
 
 /// Calls of a whole card.
-const WHOLE: [Case; 33] = [
+const WHOLE: [Case; 34] = [
     case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
         let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
         links.map(|link| link.nvlinks.absence()).chain([t.gpu.pci_bus_id.absence()]).collect()
@@ -60,6 +60,7 @@ const WHOLE: [Case; 33] = [
     case(&["nvmlDeviceGetMinorNumber"], &[], |t| absences!(t.gpu; minor)),
     case(&["nvmlDeviceGetName"], &[], |t| vec![(&*t.gpu.model == "unknown").then_some(Absence::Unreadable)]),
     case(&["nvmlDeviceGetArchitecture"], &[], |t| absences!(t.gpu; architecture)),
+    case(&["nvmlDeviceGetCudaComputeCapability"], &[], |t| absences!(t.gpu; compute)),
     case(&["nvmlDeviceGetMemoryInfo*"], &[], |t| {
         let mut all = absences!(t.sample; memory_used, memory_free, memory_reserved);
         all.push(t.gpu.memory_total.absence());

@@ -3,7 +3,7 @@
 use super::{Card, Drill, Scenario, Which, XidEvent, cards, of, put};
 use lab::scenario::{CardLink, List, MigSlot, Way};
 use model::Absence;
-use model::gpu::{Path, RecoveryAction};
+use model::gpu::{ComputeCapability, Path, RecoveryAction};
 use model::observation::GpuSourceState;
 use model::unit::{Bytes, Watts};
 
@@ -21,6 +21,7 @@ fn a_gpu_is_told_with_all_that_it_is() {
     assert_eq!(one.pci_bus_id.value().map(|id| &**id), Some("00000000:65:00.0"));
     assert_eq!(one.numa_node.get(), Some(1), "from the slot in sysfs");
     assert_eq!(one.architecture.value().map(|name| &**name), Some("Hopper"));
+    assert_eq!(one.compute.get(), Some(ComputeCapability { major: 9, minor: 0 }));
     assert_eq!(one.memory_total.get(), Some(Bytes(81_559 << 20)));
     assert_eq!(one.power_limit.get(), Some(Watts(700.0)));
     assert_eq!((one.mig_mode.get(), one.mig.value().map(Vec::len)), (Some(false), Some(0)));

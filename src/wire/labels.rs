@@ -1,0 +1,259 @@
+//! What a node's GPUs are, as labels that GPU feature discovery (GFD) writes and that people select nodes by.
+//!
+//! ```text
+//!   nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3   gpu.count: "8"   gpu.memory: "81559"   gpu.family: hopper
+//!   nvidia.com/gpu.compute.major: "9"   gpu.replicas: "10"   cuda.driver-version.full: 550.127.08   mig.capable: "true"
+//! ```
+//!
+//! A node of several models is told by the first, as GFD tells one. What NVML does not tell has no label. One difference:
+//! the product never ends in `-SHARED`, because here every GPU is shared and what was promised is not a time slice.
+
+use crate::key;
+use model::gpu::Gpu;
+use model::observation::GpuSourceState;
+use model::unit::Bytes;
+use model::view::NodeView;
+use std::collections::BTreeMap;
+
+/// Labels by key.
+pub type Labels = BTreeMap<&'static str, String>;
+
+/// Kubernetes' bound of a label's value.
+const MAX_VALUE: usize = 63;
+
+/// The labels of a node whose GPUs are cut into `replicas`. `None` while it is not known what the node has.
+#[must_use]
+pub fn of(view: &NodeView, replicas: u32) -> Option<Labels> {
+    let GpuSourceState::Working { driver, cuda, .. } = &view.gpu_source else { return None };
+    let mut labels = Labels::new();
+    let Some(first) = view.gpus.first().map(|gpu| &*gpu.gpu) else { return Some(labels) };
+    let mut tell = |key, value: Option<String>| {
+        if let Some(value) = value.map(|value| fit(&value)).filter(|value| !value.is_empty()) {
+            labels.insert(key, value);
+        }
+    };
+    tell(key::LABEL_PRESENT, Some("true".into()));
+    tell(key::LABEL_COUNT, Some(view.gpus.len().to_string()));
+    tell(key::LABEL_PRODUCT, Some(product(first, &view.gpus.iter().map(|gpu| &*gpu.gpu).collect::<Vec<_>>())));
+    tell(key::LABEL_MEMORY, first.memory_total.get().map(|total| (total.0 / Bytes::MIB).to_string()));
+    tell(key::LABEL_REPLICAS, Some(replicas.to_string()));
+    let strategy = if replicas > 1 { "time-slicing" } else { "none" };
+    tell(key::LABEL_SHARING, Some(strategy.into()));
+    if let Some(compute) = first.compute.get() {
+        tell(key::LABEL_COMPUTE_MAJOR, Some(compute.major.to_string()));
+        tell(key::LABEL_COMPUTE_MINOR, Some(compute.minor.to_string()));
+        tell(key::LABEL_FAMILY, family(compute.major, compute.minor).map(str::to_owned));
+    }
+    let capable = view.gpus.iter().any(|gpu| gpu.gpu.mig_mode.value().is_some());
+    tell(key::LABEL_MIG_CAPABLE, Some(capable.to_string()));
+    tell(key::LABEL_MIG_STRATEGY, mig_strategy(view).map(str::to_owned));
+    versions(driver, cuda.as_deref(), &mut tell);
+    Some(labels)
+}
+
+fn versions(driver: &str, cuda: Option<&str>, tell: &mut impl FnMut(&'static str, Option<String>)) {
+    let part = |text: &str, place: usize| text.split('.').nth(place).map(str::to_owned);
+    tell(key::LABEL_DRIVER, Some(driver.to_owned()));
+    for (place, keys) in key::LABELS_DRIVER.iter().enumerate() {
+        keys.iter().for_each(|key| tell(key, part(driver, place)));
+    }
+    tell(key::LABEL_RUNTIME, cuda.map(str::to_owned));
+    for (place, keys) in key::LABELS_RUNTIME.iter().enumerate() {
+        keys.iter().for_each(|key| tell(key, cuda.and_then(|cuda| part(cuda, place))));
+    }
+}
+
+/// The name; on a node that is divided alike everywhere, with the profile, as GFD's strategy `single` tells it.
+fn product(first: &Gpu, all: &[&Gpu]) -> String {
+    let words = |name: &str| name.split_whitespace().collect::<Vec<_>>().join("-");
+    match single_profile(all) {
+        Some(profile) => format!("{}-MIG-{profile}", words(&first.model)),
+        None => words(&first.model),
+    }
+}
+
+/// The one profile of all instances, where every card is divided.
+fn single_profile<'a>(gpus: &[&'a Gpu]) -> Option<&'a str> {
+    let mut instances = gpus.iter().flat_map(|gpu| gpu.instances());
+    let profile = &*instances.next()?.profile;
+    let all = gpus.iter().all(|gpu| gpu.mig_mode.get() == Some(true)) && instances.all(|one| &*one.profile == profile);
+    all.then_some(profile)
+}
+
+/// None where no card is in MIG mode.
+fn mig_strategy(view: &NodeView) -> Option<&'static str> {
+    let gpus: Vec<&Gpu> = view.gpus.iter().map(|gpu| &*gpu.gpu).collect();
+    gpus.iter()
+        .any(|gpu| gpu.mig_mode.get() == Some(true))
+        .then(|| if single_profile(&gpus).is_some() { "single" } else { "mixed" })
+}
+
+/// NVIDIA's name for a compute capability.
+fn family(major: u32, minor: u32) -> Option<&'static str> {
+    Some(match (major, minor) {
+        (5, _) => "maxwell",
+        (6, _) => "pascal",
+        (7, 0..=4) => "volta",
+        (7, _) => "turing",
+        (8, 9) => "ada-lovelace",
+        (8, _) => "ampere",
+        (9, _) => "hopper",
+        (10..=12, _) => "blackwell",
+        _ => return None,
+    })
+}
+
+/// What Kubernetes takes: letters, digits, `-`, `_`, `.`, of which the first and the last are letters or digits.
+fn fit(text: &str) -> String {
+    let plain: String =
+        text.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).take(MAX_VALUE).collect();
+    plain.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::gpu::{ComputeCapability, MigInstance};
+    use model::id::{GpuUuid, NodeName};
+    use model::incident::Condition;
+    use model::reading::{Absence, Reading};
+    use model::time::{Monotonic, Now};
+    use model::view::{GpuView, Health};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn m<T>(value: T) -> Reading<T> {
+        Reading::Measured(value, Monotonic(1))
+    }
+
+    fn gpu(index: u32, profiles: &[&str]) -> Gpu {
+        let uuid = |kind: &str, n: usize| GpuUuid::parse(&format!("{kind}-{index}-{n}")).unwrap();
+        let instance = |(n, profile): (usize, &&str)| MigInstance {
+            uuid: uuid("MIG", n),
+            index: 0,
+            gpu_instance: 1,
+            compute_instance: 0,
+            profile: (*profile).into(),
+            memory_total: m(Bytes(10 << 30)),
+        };
+        Gpu {
+            uuid: uuid("GPU", 0),
+            index,
+            minor: m(index),
+            model: "NVIDIA H100 80GB HBM3".into(),
+            pci_bus_id: Reading::NOT_YET,
+            numa_node: Reading::NOT_YET,
+            architecture: m("Hopper".into()),
+            compute: m(ComputeCapability { major: 9, minor: 0 }),
+            memory_total: m(Bytes(81_559 << 20)),
+            power_limit: Reading::NOT_YET,
+            mig_mode: m(!profiles.is_empty()),
+            mig: m(profiles.iter().enumerate().map(instance).collect()),
+            links: Vec::new(),
+            nvlinks_active: Reading::NOT_YET,
+        }
+    }
+
+    fn view(gpus: Vec<Gpu>) -> NodeView {
+        let shown = |gpu: Gpu| GpuView {
+            gpu: Arc::new(gpu),
+            sample: Arc::default(),
+            health: Health::Healthy,
+            condition: Condition::default(),
+            processes: Reading::NOT_YET,
+            processes_left_out: 0,
+            holders: Vec::new(),
+            strangers: 0,
+            unattributed_memory: Reading::NOT_YET,
+            unattributed_sm: Reading::NOT_YET,
+            last_xid: None,
+            xids: Vec::new(),
+        };
+        NodeView {
+            gpus: gpus.into_iter().map(shown).collect(),
+            gpu_source: GpuSourceState::Working {
+                driver: "550.127.08".into(),
+                nvml: "12".into(),
+                cuda: Some("12.4".into()),
+                simulated: false,
+            },
+            ..NodeView::empty(NodeName::parse("n").unwrap(), Now::default())
+        }
+    }
+
+    #[test]
+    fn a_node_is_told_as_gfd_tells_it() {
+        let labels = of(&view(vec![gpu(0, &[]), gpu(1, &[])]), 10).unwrap();
+        let told: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        assert_eq!(
+            told,
+            [
+                "nvidia.com/cuda.driver-version.full=550.127.08",
+                "nvidia.com/cuda.driver-version.major=550",
+                "nvidia.com/cuda.driver-version.minor=127",
+                "nvidia.com/cuda.driver-version.revision=08",
+                "nvidia.com/cuda.driver.major=550",
+                "nvidia.com/cuda.driver.minor=127",
+                "nvidia.com/cuda.driver.rev=08",
+                "nvidia.com/cuda.runtime-version.full=12.4",
+                "nvidia.com/cuda.runtime-version.major=12",
+                "nvidia.com/cuda.runtime-version.minor=4",
+                "nvidia.com/cuda.runtime.major=12",
+                "nvidia.com/cuda.runtime.minor=4",
+                "nvidia.com/gpu.compute.major=9",
+                "nvidia.com/gpu.compute.minor=0",
+                "nvidia.com/gpu.count=2",
+                "nvidia.com/gpu.family=hopper",
+                "nvidia.com/gpu.memory=81559",
+                "nvidia.com/gpu.present=true",
+                "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3",
+                "nvidia.com/gpu.replicas=10",
+                "nvidia.com/gpu.sharing-strategy=time-slicing",
+                "nvidia.com/mig.capable=true",
+            ]
+        );
+    }
+
+    #[test]
+    fn divided_cards_are_told_by_their_profile_where_it_is_one() {
+        let alike = of(&view(vec![gpu(0, &["1g.10gb", "1g.10gb"])]), 1).unwrap();
+        assert_eq!(alike[key::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
+        assert_eq!((&*alike[key::LABEL_MIG_STRATEGY], &*alike[key::LABEL_SHARING]), ("single", "none"));
+        for odd in [vec![gpu(0, &["1g.10gb", "2g.20gb"])], vec![gpu(0, &["1g.10gb"]), gpu(1, &[])]] {
+            let labels = of(&view(odd), 1).unwrap();
+            assert_eq!(labels[key::LABEL_MIG_STRATEGY], "mixed");
+            assert_eq!(labels[key::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_has_no_label() {
+        let mut bare = gpu(0, &[]);
+        bare.memory_total = Reading::Absent(Absence::NotSupported);
+        bare.compute = Reading::Absent(Absence::NotSupported);
+        bare.model = "H100 (simulated)".into();
+        let labels = of(&view(vec![bare]), 1).unwrap();
+        assert!(!labels.contains_key(key::LABEL_MEMORY) && !labels.contains_key(key::LABEL_FAMILY));
+        assert_eq!(labels[key::LABEL_PRODUCT], "H100-simulated");
+        assert_eq!(of(&view(Vec::new()), 1), Some(Labels::new()), "no GPU");
+        let starting = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
+        assert_eq!(of(&starting, 1), None);
+        assert_eq!((family(8, 9), family(10, 3), family(4, 0)), (Some("ada-lovelace"), Some("blackwell"), None));
+    }
+
+    proptest! {
+        #[test]
+        fn every_value_is_one_that_kubernetes_takes(model in ".{0,100}", driver in ".{0,80}") {
+            let mut one = gpu(0, &[]);
+            one.model = model.into();
+            let mut view = view(vec![one]);
+            view.gpu_source = GpuSourceState::Working {
+                driver: driver.into(), nvml: "".into(), cuda: None, simulated: false,
+            };
+            for (key, value) in of(&view, 3).unwrap() {
+                let end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+                prop_assert!(value.len() <= MAX_VALUE && end(value.chars().next()) && end(value.chars().last()), "{}", key);
+            }
+        }
+    }
+}
