@@ -14,6 +14,7 @@
 //! What must never happen here: no container gets what was promised to another, whatever order calls come in; when in
 //! doubt the answer is *wait* or *refuse*, never a guess.
 
+mod binding;
 mod card;
 mod tickets;
 mod state;
@@ -26,6 +27,7 @@ mod early;
 mod listing;
 mod tally;
 
+pub use binding::{Binding, Choice, choose};
 pub use card::{Card, Listed};
 pub use early::Meant;
 pub use listing::Disagreement;

@@ -5,31 +5,43 @@
 //!                    └────────▶ limits    <state>/pods/<uid>/<container>/limits.json   mounted read-only
 //! ```
 //!
+//! Where the runtime has no CDI, the edits are the answer to `Allocate`, and the container mounts the limits from the folder of
+//! its ticket, which is filled when it is known whose that is.
+//!
 //! Both are written to a hidden file in the same folder and renamed, because runtimes look at renames only and must never
 //! see half a file. What belongs to a pod lies in one folder, so that it goes with the pod.
 //!
 //! What must never happen here: a file is written for a container whose promise is not known; a path is made from a name
 //! that was not checked; a spec of another vendor is touched.
 
+mod file;
 mod edits;
+mod fields;
+mod tickets;
 
 pub use edits::{Kit, Node};
+pub use file::Failed;
+pub use tickets::Tickets;
+
+use file::{failed, put};
+
+use crate::plugin::Field;
 
 use model::id::{PodUid, Ticket};
 use model::promise::ContainerPromise;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::fault::Fault;
 use wire::{cdi, limits, ticket};
 
-/// Read by the container's user, whoever that is; written by nobody.
-const FILE_MODE: u32 = 0o444;
 /// The names of pods and what they were promised are not for every user of the node.
 const FOLDER_MODE: u32 = 0o711;
+/// What a container was promised, in its folder.
+const LIMITS: &str = "limits.json";
 /// Entries of a folder that are looked at in one sweep: more than ten times what the largest node holds.
 const MAX_ENTRIES: usize = 65_536;
 
@@ -39,20 +51,6 @@ pub struct Delivery {
     pods: PathBuf,
     cdi: PathBuf,
     kit: Kit,
-}
-
-/// What could not be written, and where.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} {}: {error}", path.display())]
-pub struct Failed {
-    doing: &'static str,
-    path: PathBuf,
-    error: io::Error,
-}
-
-fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failed {
-    let path = path.to_owned();
-    move |error| Failed { doing, path, error }
 }
 
 impl Delivery {
@@ -85,22 +83,39 @@ impl Delivery {
     /// What could not be written. Nothing that the runtime would read is left half done.
     pub fn deliver(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(), Failed> {
         let folder = self.folder(promise);
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(FOLDER_MODE)
-            .create(&folder)
-            .map_err(failed("make folder", &folder))?;
-        let file = folder.join("limits.json");
+        let file = self.fill(&folder, promise)?;
         let path = self.cdi.join(ticket::file_name(ticket));
-        let spoiled = |path: &Path| {
-            let path = path.to_owned();
-            move |fault: Fault| Failed { doing: "make the text of", path, error: io::Error::other(fault.to_string()) }
-        };
-        put(&file, limits::encode(promise).map_err(spoiled(&file))?.as_bytes())?;
         let edits = self.kit.edits(promise, &file);
         let spec = cdi::Spec::of_device(ticket::KIND, ticket.as_str(), edits, self.kit.carried);
         put(&path, cdi::encode(&spec).map_err(spoiled(&path))?.as_bytes())?;
         Ok(())
+    }
+
+    /// The same edits as an answer to `Allocate`, with the limits in `folder`, and what of them such an answer cannot carry.
+    #[must_use]
+    pub fn answer(&self, ticket: &Ticket, promise: &ContainerPromise, folder: &Path) -> (Vec<Field>, Vec<String>) {
+        fields::of(&self.kit.edits(promise, &folder.join(LIMITS)), ticket)
+    }
+
+    /// Fills `folder`, of which a container that was given its devices at `Allocate` mounts the limits.
+    ///
+    /// # Errors
+    /// What could not be written.
+    pub fn deliver_early(&self, folder: &Path, promise: &ContainerPromise) -> Result<(), Failed> {
+        self.fill(&self.folder(promise), promise)?;
+        self.fill(folder, promise).map(drop)
+    }
+
+    /// What lies in a folder of the state directory for one container; the path of its limits.
+    fn fill(&self, folder: &Path, promise: &ContainerPromise) -> Result<PathBuf, Failed> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(FOLDER_MODE)
+            .create(folder)
+            .map_err(failed("make folder", folder))?;
+        let file = folder.join(LIMITS);
+        put(&file, limits::encode(promise).map_err(spoiled(&file))?.as_bytes())?;
+        Ok(file)
     }
 
     /// Pods that have files: those for which a start was answered, in this life of the program or an earlier one.
@@ -154,18 +169,9 @@ impl Delivery {
     }
 }
 
-/// Writes a file whole or not at all: a hidden one beside it, then a rename.
-fn put(path: &Path, bytes: &[u8]) -> Result<(), Failed> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let hidden = path.with_file_name(format!(".{name}.new"));
-    // A left-over of an earlier life is read-only and could not be opened for writing.
-    let _ = fs::remove_file(&hidden);
-    let write = || {
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&hidden)?;
-        file.write_all(bytes)
-    };
-    write().map_err(failed("write", &hidden))?;
-    fs::rename(&hidden, path).map_err(failed("put in place", path))
+fn spoiled(path: &Path) -> impl FnOnce(Fault) -> Failed {
+    let path = path.to_owned();
+    move |fault: Fault| failed("make the text of", &path)(io::Error::other(fault.to_string()))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 
 pub mod connect;
 pub mod own_node;
+pub mod versions;
 mod ask;
 mod store;
 mod follow;

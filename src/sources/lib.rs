@@ -27,6 +27,7 @@ pub mod sampler;
 pub mod names;
 pub mod kubernetes;
 pub mod kubelet;
+pub mod arrival;
 pub mod kernel_log;
 pub mod nvml;
 pub mod simulated;

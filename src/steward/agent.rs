@@ -237,11 +237,10 @@ impl Agent {
     fn share(&mut self, connection: Connection, node: &NodeName, settings: &Settings) -> Result<(), Failure> {
         let unusable = |what: String| Failure { what, exit: Exit::Unavailable };
         let api = ApiServer::new(connection.client.clone(), node.clone());
-        let own = OwnNode::new(connection, node.clone());
+        let own = OwnNode::new(connection.clone(), node.clone());
         let teller = sharing::Teller::new(api.clone(), own.clone(), node.clone());
-        let opened =
-            sharing::open(settings, node, (self.view.clone(), self.pods.clone()), (teller, self.reporter.clone()))
-                .map_err(unusable)?;
+        let out = (teller, self.reporter.clone(), connection);
+        let opened = sharing::open(settings, node, (self.view.clone(), self.pods.clone()), out).map_err(unusable)?;
         let announcing = Announcing {
             config: opened.owner.config.clone(),
             split_counts: settings.sharing.split_counts.clone(),

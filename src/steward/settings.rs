@@ -66,6 +66,10 @@ pub(crate) struct Sharing {
     pub device_config: Option<PathBuf>,
     pub registration: effects::plugin::Registration,
     pub without_claim: decide::share::WithoutClaim,
+    /// `None`: by versions, and by what comes of it.
+    pub binding: Option<decide::share::Binding>,
+    /// `None`: as kubelet's configuration says.
+    pub topology: Option<value::Topology>,
     pub runtime_injects: bool,
     pub register_format: value::RegisterFormat,
     pub handshakes: bool,
@@ -222,6 +226,8 @@ impl Reader<'_> {
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
         let registration = self.take("registration", value::registration);
         let without_claim = self.take("without-claim", value::without_claim);
+        let binding = self.take("binding", |text| value::unless_auto(text, value::binding));
+        let topology = self.take("topology-policy", |text| value::unless_auto(text, value::topology));
         let runtime_injects = self.take("device-strategy", value::runtime_injects);
         let register_format = self.take("register-format", value::register_format);
         let handshakes = self.take("handshake", value::switch);
@@ -238,6 +244,8 @@ impl Reader<'_> {
             device_config: device_config?,
             registration: registration?,
             without_claim: without_claim?,
+            binding: binding?,
+            topology: topology?,
             runtime_injects: runtime_injects?,
             register_format: register_format?,
             handshakes: handshakes?,

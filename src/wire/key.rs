@@ -34,6 +34,9 @@ pub const BIND_PHASE: &str = "hami.io/bind-phase";
 /// The word of the vendor in device strings.
 pub const NVIDIA: &str = "NVIDIA";
 
+/// Pod: why it can never start here; who may is asked to evict it.
+pub const EVICT: &str = "gpu-steward.io/evict";
+
 /// Pod: who made its assignment, where that was no scheduler.
 pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
 /// Its value on a pod that the node gave something by itself.

@@ -38,6 +38,7 @@ pub mod cdi;
 pub mod checkpoint;
 pub mod limits;
 pub mod issued;
+pub mod versions;
 pub mod api;
 
 #[cfg(test)]

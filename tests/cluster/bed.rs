@@ -105,7 +105,6 @@ impl Bed {
         let node = self.cluster.node("node-1");
         let mut recipe = Recipe::of(BINARY)
             .in_mounts_of(node.pid)
-            .with("--kubelet-root", "/var/lib/kubelet")
             .with("--cdi-dir", "/var/run/cdi")
             .with("--kubeconfig", kubeconfig)
             .with("--node-name", "node-1")
@@ -116,6 +115,9 @@ impl Bed {
         }
         if !flags.iter().any(|flag| flag.starts_with("--pod-resources-socket")) {
             recipe = recipe.with("--pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock");
+        }
+        if !flags.iter().any(|flag| flag.starts_with("--kubelet-root")) {
+            recipe = recipe.with("--kubelet-root", "/var/lib/kubelet");
         }
         flags.iter().fold(recipe, |recipe, flag| recipe.switch(flag))
     }

@@ -26,3 +26,5 @@ mod numbers;
 mod health;
 #[cfg(test)]
 mod announce;
+#[cfg(test)]
+mod early;

@@ -48,7 +48,7 @@ pub struct Status {
     pub ca: String,
     /// Folders of programs, as in `PATH`.
     pub programs: String,
-    /// `containerd2` or `containerd1.6`.
+    /// `containerd2`, `containerd2-cdi-off` or `containerd1.6`.
     pub runtime: String,
     /// The API server's audit log, one request a line.
     pub audit: PathBuf,
@@ -117,6 +117,13 @@ impl Wanted {
     #[must_use]
     pub fn without_cdi(mut self) -> Wanted {
         self.runtime = "containerd1.6";
+        self
+    }
+
+    /// With the runtime that has CDI by its version and is told not to use it.
+    #[must_use]
+    pub fn with_cdi_off(mut self) -> Wanted {
+        self.runtime = "containerd2-cdi-off";
         self
     }
 

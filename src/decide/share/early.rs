@@ -46,6 +46,13 @@ impl Share {
         }
     }
 
+    /// Tickets that nobody holds any more.
+    pub fn forget_tickets(&mut self, tickets: &[Ticket]) {
+        for ticket in tickets {
+            self.tickets.forget(ticket);
+        }
+    }
+
     /// Keeps a ticket that is about to be given out for `ids`, with what is given with it.
     pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>], early: Option<Meant>) -> Issued {
         let early = early.map(|meant| (meant.holder, meant.portions));

@@ -2,14 +2,14 @@
 //! without tickets. With the tickets that were given out, in order, that is enough where it leaves no choice.
 //!
 //! kubelet lists no init containers that have ended or will end. An app container takes over the ids of init containers
-//! that asked for as many, and each of them had its own `Allocate` before; so the tickets of a set of ids are those of these
-//! init containers, in the order of the spec, and then that of the listed container.
+//! that asked for as many, and each of them had its own `Allocate` before; so the last tickets of a set of ids are those of
+//! these init containers, in the order of the spec, and then that of the listed container.
 
 use super::start::{Verdict, Waiting};
 use super::state::Share;
 use model::id::{PodRef, PodUid};
 use model::observation::ContainerDevices;
-use model::share::{ContainerKey, Held, Role, Tenant};
+use model::share::{Ask, ContainerKey, Held, Role, Tenant};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -67,32 +67,41 @@ impl Share {
             .filter(|one| one.ids.len() == asked.len() && one.ids.iter().all(|id| asked.contains(&**id)));
         let (last, None) = (own.next()?, own.next()) else { return None };
         let last = tenant.asks.iter().position(|ask| ask.container == last.container)?;
-        let before =
-            tenant.asks[..last].iter().filter(|ask| ask.role == Role::Init && ask.slots as usize == asked.len());
-        let holders: Vec<ContainerKey> = before
-            .chain(std::iter::once(&tenant.asks[last]))
-            .map(|ask| ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() })
-            .collect();
         let issued = self.tickets.of(&asked);
         // Tickets of these ids that a pod before this one held.
         let gone = |holder: &ContainerKey| {
             holder.pod != tenant.uid && self.tenants.get(&holder.pod).is_none_or(|tenant| tenant.finished)
         };
         let issued: Vec<_> = issued.into_iter().filter(|one| !one.holder.as_ref().is_some_and(gone)).collect();
+        let key = |ask: &Ask| ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() };
+        // Init containers that may have had these ids: not those that are known to have had others.
+        let elsewhere = |holder: &ContainerKey| {
+            self.tickets.held_by(holder).is_some_and(|known| issued.iter().all(|one| one.ticket != known.ticket))
+        };
+        let before =
+            tenant.asks[..last].iter().filter(|ask| ask.role == Role::Init && ask.slots as usize == asked.len());
+        let mut holders: Vec<ContainerKey> = before.map(key).filter(|holder| !elsewhere(holder)).collect();
+        // The last ticket is that of the container that is listed; if it is the only one, no other container had these ids.
+        if issued.len() == 1 {
+            holders.clear();
+        }
+        holders.push(key(&tenant.asks[last]));
         let agrees = |(issued, holder): (&&model::share::Issued, &ContainerKey)| {
             issued.holder.as_ref().is_none_or(|known| known == holder)
                 && self.tickets.held_by(holder).is_none_or(|known| known.ticket == issued.ticket)
         };
-        if issued.len() != holders.len() || !issued.iter().zip(&holders).all(agrees) {
+        // Tickets before these were for pods that kubelet gave up in the middle.
+        let issued = &issued[issued.len().checked_sub(holders.len())?..];
+        if !issued.iter().zip(&holders).all(agrees) {
             return None;
         }
-        let row = |(issued, holder): (&model::share::Issued, ContainerKey)| Held {
+        let row = |(issued, holder): (&&model::share::Issued, ContainerKey)| Held {
             holder,
             ids: issued.ids.clone(),
             ticket: Some(issued.ticket.clone()),
             early: issued.early(),
         };
-        Some(issued.into_iter().zip(holders).map(row).collect())
+        Some(issued.iter().zip(holders).map(row).collect())
     }
 
     /// The one live pod whose containers are listed with these ids.

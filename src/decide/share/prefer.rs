@@ -37,7 +37,7 @@ impl Share {
     /// The devices of the first container that waits for its slots and asks for `size` of them.
     fn next_claim(&self, size: usize) -> Vec<GpuUuid> {
         if self.early {
-            let next = self.next_container(size, true);
+            let next = self.next_container(size, false);
             let claim = next.and_then(|(uid, at)| self.claim(&uid)?.get(at).cloned());
             return claim.into_iter().flatten().map(|portion| portion.device).collect();
         }

@@ -37,6 +37,8 @@ pub enum Field {
     Device(String, String),
     /// A file or folder: path in the container, path on the host, whether it is read-only.
     Mount(String, String, bool),
+    /// An annotation of the container; runtimes drop it, kubelet's checkpoint keeps it.
+    Annotation(String, String),
 }
 
 /// Why a call is refused: the sentence that kubelet writes into the pod's status.

@@ -84,6 +84,9 @@ fn container(answer: Answer) -> v1beta1::ContainerAllocateResponse {
             Field::Env(name, value) => {
                 response.envs.insert(name, value);
             }
+            Field::Annotation(key, value) => {
+                response.annotations.insert(key, value);
+            }
             Field::Device(container_path, host_path) => {
                 response.devices.push(v1beta1::DeviceSpec { container_path, host_path, permissions: "rw".into() });
             }

@@ -7,7 +7,7 @@ use model::observation::{ContainerDevices, Observation};
 use proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use proto::pod_resources::{ListPodResourcesRequest, ListPodResourcesResponse};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::Code;
@@ -53,6 +53,19 @@ impl Ask for PodResources {
         }
         Ok(())
     }
+}
+
+/// Asks once, for whom the periodic answer would come too late.
+///
+/// # Errors
+/// A sentence that says what was asked, and where.
+pub async fn list_once(path: &Path) -> Result<Vec<ContainerDevices>, String> {
+    let ask = async {
+        let client = PodResourcesListerClient::new(dial(path).await?);
+        let mut client = client.max_decoding_message_size(MAX_ANSWER);
+        answer("List", path, client.list(ListPodResourcesRequest {})).await
+    };
+    ask.await.map(gather).map_err(|why| why.to_string())
 }
 
 /// One entry for each container and resource, in order, with no more ids in all than any node has. kubelet makes an entry

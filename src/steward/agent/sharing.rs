@@ -11,8 +11,14 @@ mod promise;
 mod config;
 mod counts;
 mod health;
+mod topology;
+mod binding;
+mod listing;
+mod arrival;
+mod waiting;
 mod tell;
 mod owner;
+mod allocation;
 mod turn;
 mod start;
 

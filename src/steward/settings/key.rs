@@ -184,6 +184,20 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
+        "binding",
+        ("auto|late|early", "auto"),
+        "When a container gets its devices: when it starts and is known (late; needs CDI), or when kubelet allocates, confirmed \
+         at the start (early); auto goes by the versions of kubelet and runtime, and by whether the first container got them",
+    ),
+    key(
+        Sharing,
+        "topology-policy",
+        ("auto|none|best-effort|restricted|single-numa-node", "auto"),
+        "kubelet's topology manager policy: with any but none a claim moves to the devices that kubelet chose, where it fits; \
+         auto reads config.yaml in kubelet's directory, else none",
+    ),
+    key(
+        Sharing,
         "device-strategy",
         ("auto|cdi|envvar", "auto"),
         "Who puts devices into containers: we by CDI, or the NVIDIA runtime by NVIDIA_VISIBLE_DEVICES; auto is cdi",

@@ -144,6 +144,33 @@ pub(crate) fn registration(text: &str) -> Result<effects::plugin::Registration, 
     }
 }
 
+/// When a container gets its devices.
+pub(crate) fn binding(text: &str) -> Result<decide::share::Binding, Why> {
+    match text {
+        "late" => Ok(decide::share::Binding::Late),
+        "early" => Ok(decide::share::Binding::Early),
+        _ => Err("expected auto, late or early".into()),
+    }
+}
+
+/// Whether kubelet's topology manager has a say in which devices a container gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Topology {
+    /// It has none.
+    None,
+    /// It aligns them with processors and memory.
+    Aligned,
+}
+
+/// kubelet's words.
+pub(crate) fn topology(text: &str) -> Result<Topology, Why> {
+    match text {
+        "none" => Ok(Topology::None),
+        "best-effort" | "restricted" | "single-numa-node" => Ok(Topology::Aligned),
+        _ => Err("expected auto, none, best-effort, restricted or single-numa-node".into()),
+    }
+}
+
 /// What a pod gets that nobody placed.
 pub(crate) fn without_claim(text: &str) -> Result<decide::share::WithoutClaim, Why> {
     use decide::share::WithoutClaim::{Auto, Refuse, Share};

@@ -76,7 +76,7 @@ version = 3
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "registry.local/pause:1"
 [$runtime]
-  enable_cdi = true
+  enable_cdi = $([[ $(cat "$state/runtime") = *-cdi-off ]] && printf false || printf true)
   cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true

@@ -4,6 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
+    let _ = wire::versions::decode(bytes);
     if let Ok(node) = wire::node::decode(bytes) {
         for (label, value) in node.labels() {
             assert_eq!(node.label(label), Some(value));

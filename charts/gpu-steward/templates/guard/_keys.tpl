@@ -6,7 +6,7 @@ take any GPU. Keys of users (nvidia.com/use-gputype, hami.io/enable-realtime-che
 {{- define "steward.podKeys" -}}
 ['hami.io/vgpu-node', 'hami.io/vgpu-time', 'hami.io/vgpu-devices-to-allocate', 'hami.io/vgpu-devices-allocated',
  'hami.io/vgpu-mig-allocations', 'hami.io/bind-time', 'hami.io/bind-phase', 'gpu-steward.io/epoch',
- 'gpu-steward.io/placed-by']
+ 'gpu-steward.io/placed-by', 'gpu-steward.io/evict']
 {{- end }}
 
 {{- define "steward.podLabels" -}}

@@ -43,6 +43,20 @@ fn tickets_go_to_containers_in_the_order_in_which_they_were_given_out() {
 }
 
 #[test]
+fn an_app_container_that_took_over_nothing_has_its_own_ticket() {
+    let asks = vec![ask("warm", Role::Init, 1), ask("one", Role::App, 1), ask("two", Role::App, 1)];
+    let claim = vec![vec![portion(0, 2, 10)], vec![portion(0, 4, 10)], vec![portion(1, 8, 10)]];
+    let mut share = share(vec![tenant(1, asks, Assignment::Given(claim))]);
+    for (ticket, slot) in [(7, (0, 3)), (8, (0, 3)), (9, (0, 4))] {
+        issue(&mut share, ticket, &[slot]);
+    }
+    let listed = [listed(1, "one", &[(0, 3)]), listed(1, "two", &[(0, 4)])];
+    let two = filled(share.start_by_listing(&ids(&[(0, 4)]), &listed));
+    assert_eq!((two.len(), &*two[0].holder.container, two[0].ticket.clone()), (1, "two", Ticket::of_random([9; 16])));
+    assert_eq!(filled(share.start_by_listing(&ids(&[(0, 3)]), &listed)).len(), 2);
+}
+
+#[test]
 fn what_leaves_a_choice_is_waited_for() {
     let start = |share: &mut Share, listed: &[ContainerDevices]| share.start_by_listing(&ids(&[(0, 3)]), listed);
     let wait = Verdict::Wait(Waiting::Books);
@@ -53,8 +67,17 @@ fn what_leaves_a_choice_is_waited_for() {
     assert_eq!(start(&mut share, &[]), wait, "nobody is listed");
     assert_eq!(start(&mut share, &[listed(9, "main", &[(0, 3)])]), wait, "a pod that was not seen");
     assert_eq!(start(&mut share, &[own.clone(), listed(2, "main", &[(0, 3)])]), wait, "two pods");
+    // A pod that kubelet gave up had these ids before.
     issue(&mut share, 8, &[(0, 3)]);
-    assert_eq!(start(&mut share, std::slice::from_ref(&own)), wait, "two tickets and one container");
+    assert_eq!(filled(start(&mut share, std::slice::from_ref(&own)))[0].ticket, Ticket::of_random([8; 16]));
+    // An init container and an app, and one ticket too few for three containers.
+    let asks = vec![ask("a", Role::Init, 1), ask("b", Role::Init, 1), ask("main", Role::App, 1)];
+    let claim = vec![vec![portion(0, 2, 10)]; 3];
+    share.tenants_are(vec![tenant(3, asks, Assignment::Given(claim))]);
+    issue(&mut share, 9, &[(0, 5)]);
+    issue(&mut share, 10, &[(0, 5)]);
+    let start = share.start_by_listing(&ids(&[(0, 5)]), &[listed(3, "main", &[(0, 5)])]);
+    assert_eq!(start, wait, "one of three containers had other ids, and it is not known which");
 }
 
 #[test]

@@ -1,20 +1,25 @@
 //! The owner: one loop that takes calls, views and pods, and answers.
 
+use super::arrival::{self, Arrived};
+use super::binding::Way;
 use super::counts::Counts;
 use super::health::Watched;
+use super::listing::Listing;
 use super::tell::{self, Teller};
+use super::waiting::Allocation;
 use super::{cards, promise};
-use decide::share::{Share, Verdict, Waiting};
-use effects::delivery::Delivery;
-use effects::plugin::{Answer, Call, Device, Refused};
+use decide::share::{Binding, Bound, Share, Verdict, Waiting};
+use effects::delivery::{Delivery, Tickets};
+use effects::plugin::{Call, Device, Refused};
 use model::id::{GpuUuid, NodeName, PodUid, Ticket};
-use model::observation::Observation;
+use model::observation::{ContainerDevices, Observation, Trouble};
 use model::plugin::Outcome;
 use model::pod::PodList;
-use model::share::{Held, Slot, Tenant};
+use model::share::{Held, Role, Slot, Tenant};
 use model::view::NodeView;
 use sources::kubelet::Books;
 use sources::report::Reporter;
+use sources::roots::HostRoots;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,10 +28,12 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
-use wire::{tenant, ticket};
+use wire::tenant;
 
 /// kubelet gives a start 30 s and then tries it again; what is not known after this long is told with its reason.
 const PATIENCE: Duration = Duration::from_secs(25);
+/// A row that does not stand in a checkpoint that can be read after this long cannot be read itself.
+const UNREADABLE: Duration = Duration::from_secs(1);
 /// How often a start that waits is judged again: kubelet writes its books within milliseconds of `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often files of pods that are gone are looked for, beside every change of the pods.
@@ -59,8 +66,28 @@ pub(crate) struct Sharing {
     pub counts: Counts,
     /// To whoever shows it.
     pub reporter: Reporter,
+    /// What was given out.
+    pub tickets: Tickets,
     /// kubelet's books.
     pub books: Books,
+    /// kubelet's other word on who holds what.
+    pub listing: Listing,
+    /// When containers get their devices, once that is known.
+    pub way: watch::Receiver<Option<Way>>,
+    /// To change it.
+    pub say_way: watch::Sender<Option<Way>>,
+    /// The first container that was given something late, when it has been looked at.
+    pub arrived: (mpsc::Sender<Arrived>, mpsc::Receiver<Arrived>),
+    /// Whether such a container is being looked at, or was.
+    pub looked: bool,
+    /// Whether it was told that something cannot be given early.
+    pub told_lost: bool,
+    /// Calls of `Allocate` that wait.
+    pub allocations: Vec<Allocation>,
+    /// The state directory.
+    pub state_dir: std::path::PathBuf,
+    /// Where the host's `/proc` and cgroups are.
+    pub roots: HostRoots,
     /// From kubelet.
     pub calls: mpsc::Receiver<Call>,
     /// What is seen of the node.
@@ -99,11 +126,23 @@ impl Sharing {
             self.share.books_are(&rows);
         }
         let mut report = Instant::now();
+        self.look_at_way();
         self.look_at_cards();
         self.look_at_pods();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
+                Ok(()) = self.way.changed() => {
+                    self.look_at_way();
+                    self.allocate().await;
+                }
+                Some(listed) = self.listing.answers.recv() => {
+                    if let Some(listed) = self.listing.take(listed) {
+                        self.compare(&listed).await;
+                        self.judge(&mut waiting).await;
+                    }
+                }
+                Some(arrived) = self.arrived.1.recv() => self.look_at_arrival(&arrived),
                 count = self.calls.recv_many(&mut batch, BATCH) => {
                     if count == 0 {
                         return;
@@ -111,18 +150,18 @@ impl Sharing {
                     for call in batch.drain(..) {
                         self.take(call, &mut waiting);
                     }
-                    self.judge(&mut waiting).await;
+                    self.answer(&mut waiting).await;
                     again = Instant::now() + AGAIN;
                 }
-                () = sleep_until(again), if !waiting.is_empty() => {
-                    self.judge(&mut waiting).await;
+                () = sleep_until(again), if !waiting.is_empty() || !self.allocations.is_empty() => {
+                    self.answer(&mut waiting).await;
                     again = Instant::now() + AGAIN;
                 }
                 Ok(()) = self.view.changed() => self.look_at_cards(),
                 Ok(()) = self.cordoned.changed() => self.look_at_cards(),
                 Ok(()) = self.pods.changed() => {
                     self.look_at_pods();
-                    self.judge(&mut waiting).await;
+                    self.answer(&mut waiting).await;
                     sweep = sweep.min(Instant::now() + Duration::from_secs(1));
                 }
                 () = sleep_until(report) => {
@@ -135,6 +174,12 @@ impl Sharing {
                 }
             }
         }
+    }
+
+    /// Answers every call that can be answered by now.
+    async fn answer(&mut self, waiting: &mut Vec<Start>) {
+        self.allocate().await;
+        self.judge(waiting).await;
     }
 
     fn look_at_cards(&mut self) {
@@ -204,7 +249,7 @@ impl Sharing {
             }
             Call::Allocate { ids, reply } => {
                 self.counts.allocated();
-                let _ = reply.send(issue(&ids));
+                self.asks_for(ids, reply);
             }
             Call::Start { reply, .. } if waiting.len() >= MAX_WAITING => {
                 self.counts.ended(Outcome::Refused("TooManyWait"));
@@ -226,7 +271,14 @@ impl Sharing {
             if start.reply.is_closed() {
                 continue;
             }
-            match self.share.start(&start.ids, rows) {
+            let mut verdict = self.share.start(&start.ids, rows);
+            if verdict == Verdict::Wait(Waiting::Books)
+                && (rows.is_none() || start.since.elapsed() > UNREADABLE)
+                && let Some(listed) = self.listing.since(start.since)
+            {
+                verdict = self.share.start_by_listing(&start.ids, &listed);
+            }
+            match verdict {
                 Verdict::Fill { bound, shared } => self.fill(start, &bound, shared),
                 Verdict::Foreign => {
                     tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps what it was given");
@@ -235,7 +287,9 @@ impl Sharing {
                 }
                 Verdict::Refuse { uid, pod: name, why } => {
                     self.counts.ended(Outcome::Refused(why.code()));
-                    self.teller.refused(&uid, &name, &why);
+                    if self.teller.refused(&uid, &name, &why) && why.for_good() {
+                        self.reporter.trouble(Trouble::StartMistaken);
+                    }
                     tracing::warn!(pod = %name, reason = why.code(), "a container may not start: {why}");
                     let _ = start.reply.send(Err(Refused(format!("{name}: {why}"))));
                 }
@@ -254,15 +308,80 @@ impl Sharing {
                 }
             }
         }
+        self.keep_changes().await;
         self.tell_list();
     }
 
+    /// kubelet's two words on who holds what.
+    async fn compare(&mut self, listed: &[ContainerDevices]) {
+        // A look at the checkpoint that is younger than the list: what the list has and it has not is a contradiction.
+        let Ok(rows) = self.read_books().await else { return };
+        self.share.books_are(&rows);
+        for one in self.listing.disagree(self.share.disagreements(listed)) {
+            self.reporter.trouble(Trouble::HoldersDisagree);
+            tracing::warn!(
+                checkpoint = %one.books, pod_resources = %one.listed, ids = ?one.ids,
+                "kubelet's checkpoint and its PodResources name different pods; the checkpoint holds, the ticket stands in it"
+            );
+        }
+    }
+
+    /// What the first container that was given something late really has.
+    fn look_at_arrival(&mut self, arrived: &Arrived) {
+        let Arrived { key, pod, has } = arrived;
+        match has {
+            Some(true) => {
+                tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
+            }
+            None => {
+                tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
+                self.looked = false;
+            }
+            Some(false) => {
+                self.reporter.trouble(Trouble::EditsNotApplied);
+                let way = self.way.borrow().clone().filter(|way| way.auto);
+                tracing::error!(
+                    %pod, container = &*key.container, over = way.is_some(),
+                    "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
+                     (enable_cdi of containerd?)"
+                );
+                self.teller.not_applied(&key.pod, pod);
+                match way {
+                    Some(way) => {
+                        tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
+                        let state = self.state_dir.clone();
+                        self.goes_over_to_early(&way, &state);
+                    }
+                    None => self.looked = false,
+                }
+            }
+        }
+    }
+
+    /// Has the first container that is given something late looked at.
+    fn look_whether_it_arrives(&mut self, bound: &[Bound]) {
+        let late = self.way.borrow().as_ref().is_some_and(|way| way.binding == Binding::Late);
+        // An init container may be over before anybody looks.
+        let stays = |bound: &&Bound| {
+            let asks = self.share.tenant(&bound.holder.pod).map_or(&[][..], |tenant| &tenant.asks);
+            asks.iter().any(|ask| ask.container == bound.holder.container && ask.role != Role::Init)
+        };
+        let Some(one) = bound.iter().filter(|_| late && !self.looked).find(stays) else { return };
+        let about = (one.holder.clone(), one.pod.clone());
+        self.looked = true;
+        let seen = (self.view.clone(), self.pods.clone());
+        tokio::spawn(arrival::watch(about, self.roots.clone(), seen, self.arrived.0.clone()));
+    }
+
     /// Writes what the containers get, then lets them start. The next start need not wait for the disk.
-    fn fill(&mut self, start: Start, bound: &[decide::share::Bound], shared: bool) {
+    fn fill(&mut self, start: Start, bound: &[Bound], shared: bool) {
+        self.look_whether_it_arrives(bound);
+        self.listing.compare_now_and_then();
+        let tickets = self.tickets.clone();
         let delivery = Arc::clone(&self.delivery);
         let view = Arc::clone(&self.view.borrow());
         let promises: Vec<_> =
-            bound.iter().map(|bound| (bound.ticket.clone(), promise::of(bound, &self.share, &view))).collect();
+            bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share, &view))).collect();
         for bound in bound {
             if bound.differs {
                 self.counts.differs();
@@ -286,7 +405,10 @@ impl Sharing {
         }
         let written = self.counts.writing();
         spawn_blocking(move || {
-            let result = promises.iter().try_for_each(|(ticket, promise)| delivery.deliver(ticket, promise));
+            let result = promises.iter().try_for_each(|(bound, promise)| match bound.early {
+                true => delivery.deliver_early(&tickets.folder(&bound.ticket), promise),
+                false => delivery.deliver(&bound.ticket, promise),
+            });
             written.with(result.is_ok());
             if let Err(error) = &result {
                 tracing::error!(%error, "a container cannot get its GPUs");
@@ -295,7 +417,7 @@ impl Sharing {
         });
     }
 
-    async fn read_books(&mut self) -> Result<Arc<[Held]>, String> {
+    pub(super) async fn read_books(&mut self) -> Result<Arc<[Held]>, String> {
         let mut books = self.books.clone();
         match spawn_blocking(move || (books.read(), books)).await {
             Ok((rows, books)) => {
@@ -314,25 +436,15 @@ impl Sharing {
         // kubelet forgets a pod's row only when it needs its ids; the pod itself is gone long before.
         let here = |row: &&Held| uids.contains(&row.holder.pod);
         let tickets: BTreeSet<Ticket> = rows.iter().filter(here).filter_map(|row| row.ticket.clone()).collect();
-        let delivery = Arc::clone(&self.delivery);
-        if let Ok((pods, specs)) = spawn_blocking(move || delivery.sweep(&uids, &tickets)).await
-            && pods + specs > 0
+        let (delivery, given_out) = (Arc::clone(&self.delivery), self.tickets.clone());
+        let swept = spawn_blocking(move || (delivery.sweep(&uids, &tickets), given_out.sweep(&tickets))).await;
+        if let Ok(((pods, specs), gone)) = swept
+            && pods + specs + gone.len() > 0
         {
-            tracing::debug!(pods, specs, "files of pods that are gone were taken away");
+            tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone were taken away");
+            self.share.forget_tickets(&gone);
         }
     }
-}
-
-/// The answer to `Allocate`: a ticket, and nothing that could be wrong.
-fn issue(ids: &[Arc<str>]) -> Result<Answer, Refused> {
-    let mut bytes = [0; 16];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    if filled != Ok(bytes.len()) {
-        return Err(Refused(format!("the kernel gave no random bytes for a ticket: {filled:?}")));
-    }
-    let ticket = Ticket::of_random(bytes);
-    tracing::debug!(?ids, %ticket, "kubelet allocates");
-    Ok(Answer { cdi: vec![ticket::qualified(&ticket)], fields: Vec::new() })
 }
 
 fn late(what: Waiting, books: &Result<Arc<[Held]>, String>, ids: &[Arc<str>]) -> String {

@@ -1,25 +1,29 @@
 //! Opens everything that sharing needs, and says at once what is missing.
 
+use super::binding::Finder;
 use super::counts::Counts;
 use super::health::Watched;
+use super::listing::Listing;
 use super::owner::Sharing;
 use super::tell::Teller;
-use super::{cards, config, turn};
+use super::{cards, config, topology, turn};
 use crate::settings::Settings;
+use crate::settings::value::Topology;
 use decide::share::Share;
-use effects::delivery::{Delivery, Kit};
+use effects::delivery::{Delivery, Kit, Tickets};
 use effects::plugin::{self, Calls, Device};
 use model::id::{GpuUuid, NodeName};
 use model::plugin::Standing;
 use model::pod::PodList;
 use model::view::NodeView;
 use sources::kubelet::Books;
+use sources::kubernetes::Connection;
 use sources::report::Reporter;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 /// The folder of device plugins; compiled into kubelet below its own root.
@@ -34,6 +38,7 @@ pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
     state_dir: PathBuf,
+    finder: Finder,
     settings: plugin::Settings,
     calls: Calls,
     list: watch::Receiver<Arc<[Device]>>,
@@ -50,7 +55,7 @@ pub(crate) fn open(
     settings: &Settings,
     node: &NodeName,
     (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
-    (teller, reporter): (Teller, Reporter),
+    (teller, reporter, connection): (Teller, Reporter, Connection),
 ) -> Result<Opened, String> {
     let sharing = &settings.sharing;
     let config = config::read(sharing, node)?;
@@ -63,8 +68,12 @@ pub(crate) fn open(
     let (list, listed) = watch::channel(Arc::from([]));
     let (standing, stands) = watch::channel(Standing::Waiting("a list of GPUs".into()));
     let (cordoned, named) = watch::channel(Arc::default());
+    let mut share = Share::new(sharing.without_claim, served.exists());
+    share.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
+    let (say_way, way) = watch::channel(None);
+    let finder = Finder::new(sharing.binding, connection, node.clone(), &settings.state_dir);
     let owner = Sharing {
-        share: Share::new(sharing.without_claim, served.exists()),
+        share,
         watched: Watched::default(),
         teller,
         served,
@@ -75,7 +84,17 @@ pub(crate) fn open(
         delivery: Arc::new(delivery),
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), stands),
         reporter,
+        tickets: Tickets::new(&settings.state_dir),
         books: Books::new(&plugins, Arc::clone(&resource)),
+        listing: Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(&resource)),
+        way,
+        say_way,
+        arrived: mpsc::channel(1),
+        looked: false,
+        told_lost: false,
+        allocations: Vec::new(),
+        state_dir: settings.state_dir.clone(),
+        roots: settings.roots.clone(),
         calls: asked,
         view,
         cordoned: named,
@@ -85,7 +104,7 @@ pub(crate) fn open(
     let registry = sharing.kubelet_root.join(REGISTRY);
     let plugin = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
     let state_dir = settings.state_dir.clone();
-    Ok(Opened { owner, state_dir, settings: plugin, calls, list: listed, cordoned, standing })
+    Ok(Opened { owner, finder, state_dir, settings: plugin, calls, list: listed, cordoned, standing })
 }
 
 impl Opened {
@@ -94,7 +113,7 @@ impl Opened {
         self,
         stop: CancellationToken,
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
-        let Opened { mut owner, state_dir, settings, calls, mut list, standing, .. } = self;
+        let Opened { mut owner, finder, state_dir, settings, calls, mut list, standing, .. } = self;
         let ended = stop.clone();
         let (tell, told) = oneshot::channel();
         let owning = async move {
@@ -104,8 +123,15 @@ impl Opened {
             };
             // Not before: the one before us may have given something until its last moment.
             owner.share.recall(owner.delivery.delivered());
+            owner.share.recall_tickets(owner.tickets.recall());
             let _ = tell.send(());
-            owner.run(ended).await;
+            let find = finder.run(owner.say_way.clone());
+            // Found out beside the work; the work ends when it is told to.
+            let find = async {
+                find.await;
+                std::future::pending::<()>().await;
+            };
+            tokio::select! { () = owner.run(ended) => {}, () = find => {} }
             drop(turn);
             Ok(())
         };

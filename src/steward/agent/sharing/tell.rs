@@ -37,17 +37,54 @@ impl Teller {
         self.served.retain(|uid| here.contains(uid));
     }
 
-    /// A container may not start. kubelet tries it again and again; the event is written when the reason is new.
-    pub(super) fn refused(&mut self, uid: &PodUid, pod: &PodRef, why: &Refusal) {
+    /// A container may not start. kubelet tries it again and again; the event is written when the reason is new, which is
+    /// what this says. A pod that can never start here is marked for whoever may evict it.
+    pub(super) fn refused(&mut self, uid: &PodUid, pod: &PodRef, why: &Refusal) -> bool {
         if self.refused.insert(uid.clone(), why.code()) == Some(why.code()) {
-            return;
+            return false;
         }
+        self.event(uid, pod, why.code(), why.to_string());
+        if why.for_good() {
+            let (api, uid, pod, code) = (self.api.clone(), uid.clone(), pod.clone(), why.code());
+            tokio::spawn(async move {
+                if let Err(error) = api.annotate_pod(&uid, &pod, &[(key::EVICT, Some(code))]).await {
+                    tracing::warn!(%pod, %error, "cannot mark the pod for eviction: delete it by hand");
+                }
+            });
+        }
+        true
+    }
+
+    /// A container runs without what the runtime was to give it.
+    pub(super) fn not_applied(&self, uid: &PodUid, pod: &PodRef) {
+        let note = "this container has neither its GPUs nor its limits: the container runtime did not make the edits of its CDI \
+                    device (is CDI switched off there?); delete the pod";
+        self.event(uid, pod, "LimitsNotApplied", note.into());
+    }
+
+    fn event(&self, uid: &PodUid, pod: &PodRef, reason: &'static str, note: String) {
         let (api, uid, pod) = (self.api.clone(), uid.clone(), pod.clone());
-        let event =
-            Event { weight: Weight::Warning, reason: why.code(), action: "Allocate", note: why.to_string(), at: now() };
+        let event = Event { weight: Weight::Warning, reason, action: "Allocate", note, at: now() };
         tokio::spawn(async move {
             if let Err(error) = api.pod_event(&uid, &pod, &event).await {
-                tracing::warn!(%pod, %error, "cannot write the event that says why a container does not start");
+                tracing::warn!(%pod, reason, %error, "cannot write an event on the pod");
+            }
+        });
+    }
+
+    /// A claim is on other devices than stands on its pod.
+    pub(super) fn moved(&self, tenant: &Tenant, claim: &[Vec<Portion>]) {
+        let slots = Slots(claim.iter().map(|own| own.iter().map(grant).collect()).collect());
+        let (api, uid, pod) = (self.api.clone(), tenant.uid.clone(), tenant.pod.clone());
+        tokio::spawn(async move {
+            let text = match assignment::encode(key::ALLOCATED, &slots) {
+                Ok(text) => text,
+                Err(fault) => {
+                    return tracing::warn!(%pod, %fault, "where this claim has moved cannot be written on its pod");
+                }
+            };
+            if let Err(error) = api.annotate_pod(&uid, &pod, &[(key::ALLOCATED, Some(text.as_str()))]).await {
+                tracing::warn!(%pod, %error, "where this claim has moved cannot be written on its pod");
             }
         });
     }

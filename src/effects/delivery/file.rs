@@ -1,0 +1,43 @@
+//! Files that containers read: whole or not there.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Read by the container's user, whoever that is; written by nobody.
+const FILE_MODE: u32 = 0o444;
+
+/// What could not be done, and where.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} {}: {error}", path.display())]
+pub struct Failed {
+    doing: &'static str,
+    path: PathBuf,
+    error: io::Error,
+}
+
+/// Says what was being done, and where.
+pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failed {
+    let path = path.to_owned();
+    move |error| Failed { doing, path, error }
+}
+
+/// Writes a file whole or not at all: a hidden one beside it, then a rename.
+pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), Failed> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let hidden = path.with_file_name(format!(".{name}.new"));
+    // A left-over of an earlier life is read-only and could not be opened for writing.
+    let _ = fs::remove_file(&hidden);
+    let write = || {
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&hidden)?;
+        file.write_all(bytes)
+    };
+    let written = write().map_err(failed("write", &hidden));
+    let placed = written.and_then(|()| fs::rename(&hidden, path).map_err(failed("put in place", path)));
+    if placed.is_err() {
+        // On a full disk the half that was written is in the way of others.
+        let _ = fs::remove_file(&hidden);
+    }
+    placed
+}

@@ -1,0 +1,143 @@
+//! Tickets on disk: a folder for each, with what was given out for it, and with the limits that its container mounts where
+//! everything was given at `Allocate`.
+
+use super::file::{Failed, failed, put};
+use model::id::Ticket;
+use model::share::Issued;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use wire::issued;
+
+/// What was promised is not for every user of the node; a container reaches its own file by its mount.
+const FOLDER_MODE: u32 = 0o711;
+/// Tickets that are looked at: twice as many as are kept in memory.
+const MAX_ENTRIES: usize = 16_384;
+/// kubelet writes its books within milliseconds of an answer; what does not stand there after this long never will.
+const SETTLED: Duration = Duration::from_secs(300);
+/// What is known of a ticket, in its folder.
+const RECORD: &str = "ticket.json";
+
+/// The folders.
+#[derive(Clone, Debug)]
+pub struct Tickets {
+    root: PathBuf,
+}
+
+impl Tickets {
+    /// Under the state directory.
+    #[must_use]
+    pub fn new(state: &Path) -> Tickets {
+        Tickets { root: state.join("tickets") }
+    }
+
+    /// The folder of a ticket.
+    #[must_use]
+    pub fn folder(&self, ticket: &Ticket) -> PathBuf {
+        self.root.join(ticket.as_str())
+    }
+
+    /// Keeps what is known of a ticket.
+    ///
+    /// # Errors
+    /// What could not be written.
+    pub fn keep(&self, issued: &Issued) -> Result<(), Failed> {
+        let folder = self.folder(&issued.ticket);
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(FOLDER_MODE)
+            .create(&folder)
+            .map_err(failed("make folder", &folder))?;
+        let path = folder.join(RECORD);
+        let text = issued::encode(issued)
+            .map_err(|fault| failed("make the text of", &path)(io::Error::other(fault.to_string())))?;
+        put(&path, text.as_bytes())
+    }
+
+    /// All that was kept. What cannot be read is left out and told in the log.
+    #[must_use]
+    pub fn recall(&self) -> Vec<Issued> {
+        let mut recalled = Vec::new();
+        for (ticket, folder) in self.all() {
+            let path = folder.join(RECORD);
+            let read = || {
+                let mut bytes = Vec::new();
+                fs::File::open(&path)?.take(issued::MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+                issued::decode(&bytes).map_err(|fault| io::Error::other(fault.to_string()))
+            };
+            match read() {
+                Ok(issued) if issued.ticket == ticket => recalled.push(issued),
+                Ok(_) => tracing::warn!(file = %path.display(), "is of another ticket"),
+                Err(error) => {
+                    tracing::warn!(file = %path.display(), %error, "what was kept of a ticket cannot be read")
+                }
+            }
+        }
+        recalled
+    }
+
+    /// Takes away the tickets that are not in `held` and were given out long enough ago to be there. Says which.
+    pub fn sweep(&self, held: &BTreeSet<Ticket>) -> Vec<Ticket> {
+        let old = |folder: &Path| {
+            let changed = fs::metadata(folder).and_then(|about| about.modified()).ok();
+            changed.and_then(|changed| changed.elapsed().ok()).is_some_and(|age| age > SETTLED)
+        };
+        let gone = self.all().into_iter().filter(|(ticket, folder)| !held.contains(ticket) && old(folder));
+        gone.filter(|(_, folder)| fs::remove_dir_all(folder).is_ok()).map(|(ticket, _)| ticket).collect()
+    }
+
+    fn all(&self) -> Vec<(Ticket, PathBuf)> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().take(MAX_ENTRIES).flatten();
+        entries.filter_map(|entry| Some((Ticket::parse(entry.file_name().to_str()?).ok()?, entry.path()))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    fn issued(n: u8) -> Issued {
+        Issued {
+            ticket: Ticket::of_random([n; 16]),
+            order: u64::from(n),
+            ids: vec!["GPU-a-1".into()],
+            meant: None,
+            holder: None,
+            given: None,
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_recalled_and_what_is_torn_hides_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let tickets = Tickets::new(folder.path());
+        assert_eq!(tickets.recall(), []);
+        for n in [1, 2, 3] {
+            tickets.keep(&issued(n)).unwrap();
+        }
+        tickets.keep(&Issued { order: 9, ..issued(1) }).unwrap();
+        fs::remove_file(tickets.folder(&issued(2).ticket).join(RECORD)).unwrap();
+        fs::rename(tickets.folder(&issued(3).ticket), tickets.folder(&issued(4).ticket)).unwrap();
+        fs::create_dir(folder.path().join("tickets/strange")).unwrap();
+        assert_eq!(tickets.recall(), [Issued { order: 9, ..issued(1) }]);
+    }
+
+    #[test]
+    fn a_sweep_leaves_what_is_held_and_what_is_new() {
+        let folder = tempfile::tempdir().unwrap();
+        let tickets = Tickets::new(folder.path());
+        for n in [1, 2, 3] {
+            tickets.keep(&issued(n)).unwrap();
+        }
+        for n in [1, 2] {
+            let long_ago = SystemTime::now() - SETTLED - Duration::from_secs(10);
+            fs::File::open(tickets.folder(&issued(n).ticket)).unwrap().set_modified(long_ago).unwrap();
+        }
+        assert_eq!(tickets.sweep(&BTreeSet::from([issued(1).ticket])), [issued(2).ticket]);
+        assert_eq!(tickets.recall().len(), 2);
+    }
+}

@@ -1,0 +1,35 @@
+//! What runs on our Node, by its own word: the versions of kubelet and of the container runtime.
+
+use super::Connection;
+use http_body_util::BodyExt;
+use kube::client::Body;
+use model::id::NodeName;
+use std::time::Duration;
+use tokio::time::timeout;
+use wire::versions::{self, Versions};
+
+/// A server that is silent for longer hangs.
+const WITHIN: Duration = Duration::from_secs(10);
+/// A whole Node, which lists every image that it holds: etcd takes 1.5 MiB for an object.
+const MAX_BYTES: usize = 4 << 20;
+
+/// Asks once.
+///
+/// # Errors
+/// A sentence for the log.
+pub async fn of_own_node(connection: &Connection, node: &NodeName) -> Result<Versions, String> {
+    let told = |why: &dyn std::fmt::Display| format!("node {node} at {}: {why}", connection.server);
+    let request = http::Request::get(format!("/api/v1/nodes/{node}?resourceVersion=0"))
+        .body(Body::empty())
+        .map_err(|error| told(&error))?;
+    let ask = async {
+        let answer = connection.client.send(request).await.map_err(|error| told(&error))?;
+        let code = answer.status();
+        if !code.is_success() {
+            return Err(told(&code));
+        }
+        let body = http_body_util::Limited::new(answer.into_body(), MAX_BYTES).collect().await;
+        versions::decode(&body.map_err(|error| told(&error))?.to_bytes()).map_err(|error| told(&error))
+    };
+    timeout(WITHIN, ask).await.unwrap_or_else(|_| Err(told(&format!("no answer within {} s", WITHIN.as_secs()))))
+}

@@ -1,0 +1,167 @@
+//! `Allocate`: a ticket, and, where the runtime has no CDI, everything else with it.
+
+use super::binding::Way;
+use super::owner::Sharing;
+use super::promise;
+use super::waiting::Allocation;
+use decide::share::{Binding, Bound, Meant};
+use effects::plugin::{Answer, Refused};
+use model::id::Ticket;
+use model::observation::Trouble;
+use model::share::Issued;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+use wire::ticket;
+
+/// A refused `Allocate` is the end of its pod, and a slow one holds up every other: as long as our watch of pods may lag
+/// behind kubelet's.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// So long of it is waited for pods that kubelet has admitted and our watch has not seen.
+const FOR_STRANGERS: Duration = Duration::from_secs(1);
+/// Calls that wait at a time: kubelet makes one after the other.
+const MAX_WAITING: usize = 64;
+
+impl Sharing {
+    /// Takes a call in.
+    pub(super) fn asks_for(&mut self, ids: Vec<Arc<str>>, reply: oneshot::Sender<Result<Answer, Refused>>) {
+        if self.allocations.len() >= MAX_WAITING {
+            let _ = reply.send(Err(Refused(format!("{MAX_WAITING} allocations wait already"))));
+        } else {
+            self.allocations.push(Allocation { ids, since: Instant::now(), reply });
+        }
+    }
+
+    /// Answers every call that can be answered.
+    pub(super) async fn allocate(&mut self) {
+        for call in std::mem::take(&mut self.allocations) {
+            // kubelet has given up on it.
+            if call.reply.is_closed() {
+                continue;
+            }
+            let binding = self.way.borrow().as_ref().map(|way| way.binding);
+            let patient = call.since.elapsed() < PATIENCE;
+            match binding {
+                Some(Binding::Late) => {
+                    let answer = self.give_ticket(&call.ids).await;
+                    let _ = call.reply.send(answer);
+                }
+                Some(Binding::Early) => {
+                    let books = self.read_books().await;
+                    let for_strangers = call.since.elapsed() < FOR_STRANGERS;
+                    match self.share.allocate(&call.ids, books.as_deref().ok(), for_strangers) {
+                        Some(meant) => {
+                            let answer = self.give(&call.ids, meant).await;
+                            let _ = call.reply.send(answer);
+                        }
+                        None if patient => self.allocations.push(call),
+                        None => {
+                            let why = nobody(&call.ids);
+                            tracing::warn!("{why}");
+                            let _ = call.reply.send(Err(Refused(why)));
+                        }
+                    }
+                    self.keep_changes().await;
+                }
+                None if patient => self.allocations.push(call),
+                None => {
+                    let _ = call.reply.send(Err(Refused("it is not known yet whether the runtime has CDI".into())));
+                }
+            }
+        }
+    }
+
+    /// A ticket and nothing that could be wrong.
+    async fn give_ticket(&mut self, ids: &[Arc<str>]) -> Result<Answer, Refused> {
+        let ticket = new_ticket()?;
+        tracing::debug!(?ids, %ticket, "kubelet allocates");
+        let issued = self.share.issue(ticket.clone(), ids, None);
+        // Without this file only a checkpoint that is lost later cannot be made good.
+        if let Err(why) = self.keep(vec![issued]).await {
+            tracing::warn!(why, "a ticket is not kept");
+        }
+        Ok(Answer { cdi: vec![ticket::qualified(&ticket)], fields: Vec::new() })
+    }
+
+    /// Everything at once, for whom it must be.
+    async fn give(&mut self, ids: &[Arc<str>], meant: Meant) -> Result<Answer, Refused> {
+        let ticket = new_ticket()?;
+        let bound = Bound {
+            holder: meant.holder.clone(),
+            pod: meant.pod.clone(),
+            ticket: ticket.clone(),
+            portions: meant.portions.clone(),
+            differs: false,
+            early: true,
+        };
+        let promised = promise::of(&bound, &self.share, &self.view.borrow().clone());
+        let (fields, lost) = self.delivery.answer(&ticket, &promised, &self.tickets.folder(&ticket));
+        if !lost.is_empty() && !std::mem::replace(&mut self.told_lost, true) {
+            tracing::warn!(?lost, "containers of this node do without these: an answer to Allocate cannot carry them");
+        }
+        let devices: Vec<&str> = meant.portions.iter().map(|portion| portion.device.as_str()).collect();
+        tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
+        let issued = self.share.issue(ticket, ids, Some(meant.clone()));
+        // What was given must be known after a restart.
+        self.keep(vec![issued]).await.map_err(Refused)?;
+        Ok(Answer { cdi: Vec::new(), fields })
+    }
+
+    /// Writes what is known of tickets.
+    async fn keep(&self, issued: Vec<Issued>) -> Result<(), String> {
+        let tickets = self.tickets.clone();
+        let kept = spawn_blocking(move || issued.iter().try_for_each(|issued| tickets.keep(issued))).await;
+        kept.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    }
+
+    /// Keeps and tells what has changed.
+    pub(super) async fn keep_changes(&mut self) {
+        let changes = self.share.take_changes();
+        for (count, trouble) in [(changes.exchanged, Trouble::ClaimsExchanged), (changes.reseated, Trouble::ClaimMoved)]
+        {
+            (0..count).for_each(|_| self.reporter.trouble(trouble));
+        }
+        for (tenant, claim) in &changes.claims {
+            let devices: Vec<&str> = claim.iter().flatten().map(|portion| portion.device.as_str()).collect();
+            tracing::info!(pod = %tenant.pod, ?devices, "a claim has moved: it is written anew");
+            self.teller.moved(tenant, claim);
+        }
+        if !changes.tickets.is_empty()
+            && let Err(why) = self.keep(changes.tickets).await
+        {
+            tracing::warn!(why, "whose a ticket is is not kept");
+        }
+    }
+
+    /// The way has been found, or has changed.
+    pub(super) fn look_at_way(&mut self) {
+        let early = self.way.borrow_and_update().as_ref().is_some_and(|way| way.binding == Binding::Early);
+        self.share.bind_early(early);
+    }
+
+    /// The runtime did not do as CDI told it.
+    pub(super) fn goes_over_to_early(&mut self, way: &Way, state: &std::path::Path) {
+        self.say_way.send_replace(Some(way.disproved(state)));
+        self.look_at_way();
+    }
+}
+
+fn new_ticket() -> Result<Ticket, Refused> {
+    let mut bytes = [0; 16];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    if filled != Ok(bytes.len()) {
+        return Err(Refused(format!("the kernel gave no random bytes for a ticket: {filled:?}")));
+    }
+    Ok(Ticket::of_random(bytes))
+}
+
+fn nobody(ids: &[Arc<str>]) -> String {
+    format!(
+        "after {} s no pod is known on this node that waits for {} GPUs: is the API server reachable from here, and is a claim \
+         needed that no scheduler wrote?",
+        PATIENCE.as_secs(),
+        ids.len()
+    )
+}

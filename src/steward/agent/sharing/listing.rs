@@ -1,0 +1,128 @@
+//! kubelet's PodResources, asked beside its checkpoint: instead of it where that cannot be read, and now and then to see
+//! whether the two agree. Asked in a task of its own, so that a kubelet that is slow there holds up no start.
+
+use decide::share::Disagreement;
+use model::observation::ContainerDevices;
+use sources::names::pod_resources::list_once;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+/// Between two questions: kubelet answers all its callers together a hundred times a second.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Between two comparisons.
+const COMPARE: Duration = Duration::from_secs(15);
+/// After a first disagreement: what was only a change between two looks is over by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// An answer, and when it was asked for.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    asked: Instant,
+    answer: Result<Arc<[ContainerDevices]>, String>,
+}
+
+/// Asks, and keeps the last answer.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    path: PathBuf,
+    resource: Arc<str>,
+    say: mpsc::Sender<Listed>,
+    /// Answers as they come.
+    pub answers: mpsc::Receiver<Listed>,
+    asked: Option<Instant>,
+    under_way: bool,
+    compare: Option<Instant>,
+    last: Option<(Instant, Arc<[ContainerDevices]>)>,
+    failed: bool,
+    suspected: BTreeSet<Disagreement>,
+    told: BTreeSet<Disagreement>,
+}
+
+impl Listing {
+    /// Asks at this socket, about one resource.
+    pub(crate) fn new(path: PathBuf, resource: Arc<str>) -> Listing {
+        let (say, answers) = mpsc::channel(1);
+        Listing {
+            path,
+            resource,
+            say,
+            answers,
+            asked: None,
+            under_way: false,
+            compare: None,
+            last: None,
+            failed: false,
+            suspected: BTreeSet::new(),
+            told: BTreeSet::new(),
+        }
+    }
+
+    /// What kubelet listed when it was asked after `since`; asks if that is not there or has become old.
+    pub(super) fn since(&mut self, since: Instant) -> Option<Arc<[ContainerDevices]>> {
+        self.ask(PAUSE, Duration::ZERO);
+        self.last.as_ref().filter(|(asked, _)| *asked >= since).map(|(_, listed)| Arc::clone(listed))
+    }
+
+    /// A start was answered by the checkpoint: now and then the two are compared.
+    pub(super) fn compare_now_and_then(&mut self) {
+        if self.compare.is_none_or(|last| last.elapsed() >= COMPARE) {
+            self.compare = Some(Instant::now());
+            self.ask(PAUSE, Duration::ZERO);
+        }
+    }
+
+    fn ask(&mut self, pause: Duration, delay: Duration) {
+        if self.under_way || self.asked.is_some_and(|asked| asked.elapsed() < pause) {
+            return;
+        }
+        self.under_way = true;
+        self.asked = Some(Instant::now());
+        let (path, resource, say) = (self.path.clone(), Arc::clone(&self.resource), self.say.clone());
+        tokio::spawn(async move {
+            sleep(delay).await;
+            let asked = Instant::now();
+            let answer = list_once(&path).await;
+            let own =
+                |listed: Vec<ContainerDevices>| listed.into_iter().filter(|one| one.resource == resource).collect();
+            let _ = say.send(Listed { asked, answer: answer.map(own) }).await;
+        });
+    }
+
+    /// Takes an answer; gives what is to be compared with the checkpoint, if it is one.
+    pub(super) fn take(&mut self, Listed { asked, answer }: Listed) -> Option<Arc<[ContainerDevices]>> {
+        self.under_way = false;
+        match answer {
+            Ok(listed) => {
+                self.failed = false;
+                self.last = Some((asked, Arc::clone(&listed)));
+                Some(listed)
+            }
+            Err(why) => {
+                if !std::mem::replace(&mut self.failed, true) {
+                    tracing::warn!(
+                        why,
+                        "kubelet does not list which container holds which devices; its checkpoint alone says it"
+                    );
+                }
+                None
+            }
+        }
+    }
+
+    /// Takes what disagrees; gives what is new and was so twice.
+    pub(super) fn disagree(&mut self, found: Vec<Disagreement>) -> Vec<Disagreement> {
+        let found: BTreeSet<Disagreement> = found.into_iter().collect();
+        let certain: Vec<Disagreement> = found.intersection(&self.suspected).cloned().collect();
+        self.told.retain(|told| found.contains(told));
+        let new = certain.into_iter().filter(|one| self.told.insert(one.clone())).collect();
+        if found != self.suspected && !found.is_empty() {
+            self.ask(Duration::ZERO, LOOK_AGAIN);
+        }
+        self.suspected = found;
+        new
+    }
+}

@@ -1,0 +1,61 @@
+//! kubelet's topology manager policy, as far as a file of kubelet tells it.
+
+use crate::settings::value::{self, Topology};
+use std::io::Read;
+use std::path::Path;
+
+/// Where kubeadm puts kubelet's configuration, in kubelet's directory.
+const FILE: &str = "config.yaml";
+/// kubeadm's is 1 KiB.
+const MAX_BYTES: u64 = 256 * 1024;
+/// The key in it.
+const KEY: &str = "topologyManagerPolicy";
+
+/// The policy that holds: as the setting says, else as kubelet's file does, else none.
+pub(super) fn read(setting: Option<Topology>, kubelet_root: &Path) -> Topology {
+    let policy = setting.or_else(|| of_file(&kubelet_root.join(FILE))).unwrap_or(Topology::None);
+    if policy == Topology::Aligned {
+        tracing::info!("kubelet keeps to a topology: a claim moves to the devices that it chose, where it fits there");
+    }
+    policy
+}
+
+fn of_file(path: &Path) -> Option<Topology> {
+    let mut text = String::new();
+    std::fs::File::open(path).ok()?.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    let config: serde_json::Value = match serde_saphyr::from_str(&text) {
+        Ok(config) => config,
+        Err(error) => {
+            tracing::warn!(file = %path.display(), %error, "kubelet's configuration cannot be read: give --topology-policy");
+            return None;
+        }
+    };
+    let word = config.get(KEY)?.as_str()?;
+    let policy = value::topology(word);
+    if policy.is_err() {
+        tracing::warn!(file = %path.display(), policy = word, "this topology policy is not known: give --topology-policy");
+    }
+    policy.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_comes_first_then_kubelets_file_then_none() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(read(None, root.path()), Topology::None);
+        for (text, policy) in [
+            ("kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n", Topology::Aligned),
+            ("topologyManagerPolicy: none\n", Topology::None),
+            ("topologyManagerPolicy: later\n", Topology::None),
+            ("kind: KubeletConfiguration\n", Topology::None),
+            ("{", Topology::None),
+        ] {
+            std::fs::write(root.path().join(FILE), text).unwrap();
+            assert_eq!(read(None, root.path()), policy, "{text}");
+            assert_eq!(read(Some(Topology::None), root.path()), Topology::None, "{text}");
+        }
+    }
+}
