@@ -187,7 +187,7 @@ fn it_asks_for_this_nodes_pods_alone_from_the_servers_cache_and_goes_on_where_a_
     assert_eq!(node.watch()["pods"], 2);
 }
 
-/// Promise 19 in docs/specification.md.
+/// Promise 25 in docs/specification.md.
 #[test]
 fn while_the_server_is_away_names_stay_and_it_is_said_once() {
     let server = ApiServer::start();
