@@ -62,7 +62,7 @@ fn go_lists_source_lines_with_their_time() {
 /// Promise 21 in docs/specification.md.
 #[test]
 #[ignore = "needs go: tests/run"]
-fn go_reads_heap_and_allocs_and_their_difference() {
+fn go_reads_heap_and_allocs_and_their_differences() {
     let program = Program::start(&["hold", "grow"]);
     let base = format!("http://{}/debug/pprof", program.address);
     let top = pprof(&["-top", "-unit=MB", "-nodecount=1000"], &format!("{base}/heap"));
@@ -72,6 +72,10 @@ fn go_reads_heap_and_allocs_and_their_difference() {
     let top = pprof(&["-top", "-nodecount=1000", "-sample_index=inuse_objects"], &format!("{base}/heap"));
     let (_, blocks) = row(&top, "work::keep_blocks");
     assert!((768.0..1280.0).contains(&blocks), "{blocks} blocks\n{top}");
+    let top = pprof(&["-top", "-unit=MB", "-nodecount=1000", "-seconds=4"], &format!("{base}/heap"));
+    assert!(top.contains("Type: inuse_space") && !top.contains("work::keep_blocks"), "{top}");
+    let (_, stayed) = row(&top, "work::keep_more");
+    assert!((8.0..48.0).contains(&stayed), "{stayed} MB in 4 s\n{top}");
     let top = pprof(&["-top", "-unit=MB", "-nodecount=1000", "-seconds=4"], &format!("{base}/allocs"));
     assert!(top.contains("Type: alloc_space") && !top.contains("work::keep_blocks"), "{top}");
     let (_, grown) = row(&top, "work::keep_more");

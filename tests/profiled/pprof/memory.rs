@@ -30,6 +30,18 @@ fn seconds_on_allocs_show_only_what_came_in_that_time() {
     assert_eq!(opened.string(opened.profile.default_sample_type), "alloc_space");
 }
 
+/// Promise 21 in docs/specification.md.
+#[test]
+fn seconds_on_heap_show_what_came_to_stay_in_that_time() {
+    let program = Program::start(&["hold", "grow"]);
+    let opened = program.profile("/debug/pprof/heap?seconds=4");
+    let grown = opened.sum("inuse_space", "work::keep_more");
+    assert!((16 * MIB..48 * MIB).contains(&grown), "8 MiB a second for 4 s, seen: {} MiB", grown / MIB);
+    assert_eq!(opened.sum("inuse_space", "work::keep_blocks"), 0, "what was there before is not in the difference");
+    assert!(opened.profile.duration_nanos >= 4_000_000_000);
+    assert_eq!(opened.string(opened.profile.default_sample_type), "inuse_space");
+}
+
 #[test]
 fn an_allocator_that_does_not_sample_says_so() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_profiled"));
