@@ -7,6 +7,9 @@
 //!
 //! What must never happen here: no clock, file, socket, async or logger; what it would log is in what it returns.
 
+// A pure room answers every input; what cannot be is an error or a type, not an end of the program.
+#![deny(clippy::expect_used)]
+
 pub mod health;
 pub mod attribute;
 pub mod remark;

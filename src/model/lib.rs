@@ -17,6 +17,9 @@
 //! What must never happen here: no file, no clock, no socket, no async, no serialisation format. Time is an argument.
 //! A value that could not be read is [`Reading::Absent`] with its reason, never zero.
 
+// A pure room answers every input; what cannot be is an error or a type, not an end of the program.
+#![deny(clippy::expect_used)]
+
 pub mod time;
 pub mod unit;
 pub mod id;

@@ -8,6 +8,9 @@
 //! What must never happen here: no file, socket, clock or log; no panic on any input (each decoder has a property test and
 //! a fuzz target under `tests/fuzz`); no guess: what cannot be understood is an error that says what and where.
 
+// A pure room answers every input; what cannot be is an error or a type, not an end of the program.
+#![deny(clippy::expect_used)]
+
 pub mod fault;
 mod base64;
 mod protobuf;
