@@ -8,3 +8,4 @@ mod process;
 mod mig;
 mod event;
 mod replay;
+mod recordings;

@@ -98,23 +98,3 @@ fn a_recording_runs_with_the_clock_and_a_missing_one_leaves_the_old_scenario() {
     bench.write(&still(vec![replaying(Q::PcieReplays, Replay::of("no-such.csv", "a"))], 0.0));
     assert_eq!(got(), last);
 }
-
-/// Also the whole files of a directory that `FAKE_NVML_TRACES` names.
-#[test]
-fn every_log_of_nvidia_smi_is_read() {
-    let further = std::env::var_os("FAKE_NVML_TRACES").map(PathBuf::from);
-    let mut read = 0;
-    for directory in further.into_iter().chain([golden("")]) {
-        for entry in std::fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            match Trace::read(&path, "power.draw", None) {
-                Ok(trace) => {
-                    assert!(trace.rows() >= 200 && trace.length() > 1.0, "{}", path.display());
-                    read += 1;
-                }
-                Err(problem) => assert!(problem.contains("has no"), "{problem}"),
-            }
-        }
-    }
-    assert!(read >= 2, "{read} logs were read");
-}

@@ -1,0 +1,221 @@
+//! Whole recordings drive the driver: every log of `nvidia-smi`, every tenant of Helios, every pod of GenTD26. The folder
+//! that `FAKE_NVML_TRACES` names holds them, each kind in a folder of its name; `tests/run traces` says where they come from.
+//!
+//! What the driver must say is read from the files here, by other means than its own: it does not judge itself.
+
+#![expect(clippy::unwrap_used, reason = "a test's own tools may panic")]
+
+use crate::bench::{Bench, card, eventually, still};
+use fake_nvml::scenario::{Card, Quantity as Q, Scenario};
+use fake_nvml::value::{Program, Replay, Value};
+use flate2::read::GzDecoder;
+use nvml_wrapper::{Device, Nvml};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The cells of a file, line by line.
+type Table = Vec<Vec<String>>;
+/// Looks at a card for what a series says.
+type Look = fn(&Device<'_>) -> Result<f64, String>;
+
+/// Moments at which a recording is looked at, its first row and its last among them.
+const MOMENTS: u32 = 9;
+/// Cards in one scenario.
+const CARDS: usize = 16;
+
+/// What one card shows, as it stands in a file: seconds since the first row, and the number or a gap.
+struct Series {
+    rows: Vec<(f64, Option<f64>)>,
+    what: Q,
+    replay: Replay,
+    look: Look,
+    /// What the driver's units round away.
+    within: f64,
+}
+
+impl Series {
+    fn at(&self, time: f64) -> Option<f64> {
+        let after = self.rows.partition_point(|(stamp, _)| *stamp <= time);
+        self.rows[after.max(1) - 1].1
+    }
+}
+
+/// The files of one kind.
+fn files(kind: &str) -> Vec<PathBuf> {
+    let folder = std::env::var_os("FAKE_NVML_TRACES").expect("FAKE_NVML_TRACES names the folder of the recordings");
+    let folder = Path::new(&folder).join(kind);
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.to_string_lossy().ends_with(".csv.gz"));
+    files.sort();
+    assert!(!files.is_empty(), "{} has no recording", folder.display());
+    files
+}
+
+fn table(path: &Path) -> Table {
+    let text = std::io::read_to_string(GzDecoder::new(std::fs::File::open(path).unwrap())).unwrap();
+    text.lines().map(|line| line.split(',').map(|cell| cell.trim().to_owned()).collect()).collect()
+}
+
+/// Unix time, or a date: no recording is longer than a month, so the day of the month is enough to tell rows apart.
+fn seconds(cell: &str) -> f64 {
+    let Some((date, time)) = cell.split_once(' ') else { return cell.parse().unwrap() };
+    let day: f64 = date[8..10].parse().unwrap();
+    day * 86_400.0 + time.split(':').fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().unwrap())
+}
+
+/// Rows by time; what is earlier than the row before it is not replayed.
+fn rows<'t>(cells: impl Iterator<Item = (&'t str, &'t str)>) -> Vec<(f64, Option<f64>)> {
+    let mut rows: Vec<(f64, Option<f64>)> = Vec::new();
+    let mut first = None;
+    for (time, value) in cells {
+        let time = seconds(time);
+        let since = time - *first.get_or_insert(time);
+        if rows.last().is_none_or(|(last, _)| since >= *last) {
+            rows.push((since, value.split(' ').next().and_then(|number| number.parse().ok())));
+        }
+    }
+    rows
+}
+
+/// The place of the column whose name begins so.
+fn column(header: &[String], name: &str) -> Option<usize> {
+    header.iter().position(|cell| cell.split(" [").next() == Some(name))
+}
+
+fn replay(path: &Path, column: &str, filter: Option<(&str, &str)>) -> Replay {
+    let filter = filter.map(|(name, text)| (name.to_owned(), text.to_owned()));
+    Replay { repeat: false, filter, ..Replay::of(path, column) }
+}
+
+/// A card that replays these.
+fn showing(series: &[Series]) -> Card {
+    let values = series.iter().map(|one| (one.what, Program::Replay(one.replay.clone()).into()));
+    // Samples at whole seconds: rows of what is sampled are a minute apart.
+    Card { values: values.chain([(Q::SampleMillis, Value::Constant(1000.0))]).collect(), ..card("A100") }
+}
+
+/// Looks at all cards at moments over the whole recording, `late` seconds after a row.
+fn replays(cards: &[Vec<Series>], late: f64) {
+    let longest = cards.iter().flatten().max_by(|a, b| a.rows.len().cmp(&b.rows.len())).expect("a recording");
+    let scenario = |time| still(cards.iter().map(|card| showing(card)).collect(), time);
+    let mut loaded: Option<(Bench, Nvml)> = None;
+    for moment in 0..MOMENTS {
+        let row = (longest.rows.len() - 1) * moment as usize / (MOMENTS as usize - 1);
+        let time = longest.rows[row].0 + late;
+        let scenario = Scenario { driver: moment.to_string(), ..scenario(time) };
+        let (bench, nvml) = loaded.get_or_insert_with(|| {
+            let bench = Bench::new(&scenario);
+            let nvml = bench.load().unwrap();
+            (bench, nvml)
+        });
+        bench.write(&scenario);
+        eventually("the moment is read", || nvml.sys_driver_version().unwrap() == scenario.driver);
+        for (place, card) in (0..).zip(cards) {
+            let device = nvml.device_by_index(place).unwrap();
+            for series in card {
+                let (told, stood) = ((series.look)(&device), series.at(time));
+                let agree = match (&told, stood) {
+                    (Ok(told), Some(stood)) => (told - stood).abs() <= series.within,
+                    (Err(_), None) => true,
+                    _ => false,
+                };
+                assert!(agree, "{:?} {time} s in: {told:?}, in the file {stood:?}", series.replay.path);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs recordings: tests/run --long"]
+fn whole_logs_of_nvidia_smi_are_replayed() {
+    let mut replayed = 0;
+    for path in files("nvidia-smi") {
+        let table = table(&path);
+        // Of each run there is also a list of the moments at which its load changed.
+        if table[0].len() == 1 {
+            continue;
+        }
+        let series = |name: &str, what, look: Look, within| {
+            let at = column(&table[0], name).unwrap_or_else(|| panic!("{} has no {name}", path.display()));
+            let cells = table[1..].iter().map(|row| (row[0].as_str(), row[at].as_str()));
+            Series { rows: rows(cells), what, replay: replay(&path, name, None), look, within }
+        };
+        let card = vec![
+            series("power.draw", Q::PowerWatts, |gpu| told(gpu.power_usage()).map(|mw| mw / 1000.0), 0.001),
+            series(
+                "temperature.gpu",
+                Q::TemperatureCelsius,
+                |gpu| told(gpu.temperature(nvml_wrapper::enum_wrappers::device::TemperatureSensor::Gpu)),
+                0.0,
+            ),
+            series(
+                "clocks.current.sm",
+                Q::ClockSmMhz,
+                |gpu| told(gpu.clock_info(nvml_wrapper::enum_wrappers::device::Clock::SM)),
+                0.0,
+            ),
+        ];
+        assert!(card[0].rows.len() > 200, "{}", path.display());
+        replays(&[card], 0.0005);
+        replayed += 1;
+    }
+    assert!(replayed >= 2, "{replayed} logs");
+}
+
+#[test]
+#[ignore = "needs recordings: tests/run --long"]
+fn whole_months_of_helios_are_replayed() {
+    for path in files("helios") {
+        let table = table(&path);
+        let cards: Vec<Vec<Series>> = (1..table[0].len())
+            .map(|at| {
+                let cells = table[1..].iter().map(|row| (row[0].as_str(), row[at].as_str()));
+                let look: Look = |gpu| told(gpu.pcie_replay_counter());
+                let replay = replay(&path, &table[0][at], None);
+                vec![Series { rows: rows(cells), what: Q::PcieReplays, replay, look, within: 0.0 }]
+            })
+            .collect();
+        for cards in cards.chunks(CARDS) {
+            replays(cards, 0.5);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs recordings: tests/run --long"]
+fn every_pod_of_gentd26_is_replayed() {
+    let mut cards: BTreeMap<String, Vec<Series>> = BTreeMap::new();
+    for path in files("gentd26") {
+        let name = path.file_name().unwrap().to_string_lossy();
+        let (what, look, within): (Q, Look, f64) = if name.contains("duty_cycle") {
+            (Q::UtilizationPercent, |gpu| told(gpu.utilization_rates().map(|rates| rates.gpu)), 0.5)
+        } else if name.contains("memory_used") {
+            // Means over a minute, so the recording has fractions of a byte.
+            #[expect(clippy::cast_precision_loss, reason = "bytes below 2^53")]
+            (Q::MemoryUsedBytes, |gpu| gpu.memory_info().map(|it| it.used as f64).map_err(|e| e.to_string()), 0.5)
+        } else {
+            panic!("{name}: of what?")
+        };
+        let table = table(&path);
+        let place = |name| column(&table[0], name).unwrap();
+        let (time, value, pod) = (place("timestamp_anon"), place("value"), place("container_ip"));
+        let mut pods: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
+        for row in &table[1..] {
+            pods.entry(&row[pod]).or_default().push((&row[time], &row[value]));
+        }
+        for (pod, cells) in pods {
+            let replay = replay(&path, "value", Some(("container_ip", pod)));
+            let series = Series { rows: rows(cells.into_iter()), what, replay, look, within };
+            cards.entry(pod.to_owned()).or_default().push(series);
+        }
+    }
+    let cards: Vec<Vec<Series>> = cards.into_values().collect();
+    for cards in cards.chunks(CARDS) {
+        replays(cards, 1.5);
+    }
+}
+
+fn told(answer: Result<u32, nvml_wrapper::error::NvmlError>) -> Result<f64, String> {
+    answer.map(f64::from).map_err(|error| error.to_string())
+}
