@@ -36,6 +36,8 @@ mod metrics;
 #[cfg(test)]
 mod api;
 #[cfg(test)]
+mod cgroup_namespace;
+#[cfg(test)]
 mod ghosts;
 #[cfg(test)]
 mod prometheus;
