@@ -18,6 +18,7 @@ mod house {
     mod order;
     pub(crate) mod names;
     mod promises;
+    mod decoders;
     #[cfg(test)]
     mod broken;
 
@@ -39,6 +40,7 @@ mod house {
         names::machine_paths(&tree, &mut findings);
         names::pictures(&tree, &mut findings);
         promises::check(&tree, &mut findings);
+        decoders::check(&tree, &mut findings);
         findings.sort();
         findings
     }

@@ -4,8 +4,9 @@
 //!   ?namespace=  ?pod=  ?gpu=   each narrows the lists; a GPU is named by UUID or index
 //! ```
 //!
-//! What must never happen here: a list that is not bounded by the view's own bounds, an unknown query key that is
-//! silently passed over (who misspells a filter would read everything as the answer).
+//! What must never happen here: a list that is not bounded by the view's own bounds.
+
+pub mod query;
 
 use model::gpu::Unidentified;
 use model::id::PodUid;
@@ -15,6 +16,8 @@ use wire::api::head::Head;
 use wire::api::owner::{Names, Owner};
 use wire::api::reading::Ages;
 use wire::api::{gpus, node, pods, processes};
+
+pub use query::Filter;
 
 /// One of the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,48 +32,7 @@ pub enum Document {
     Processes,
 }
 
-/// What the query asks for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
-    /// Only this namespace.
-    pub namespace: Option<String>,
-    /// Only pods of this name.
-    pub pod: Option<String>,
-    /// Only this GPU: UUID or index.
-    pub gpu: Option<String>,
-}
-
-/// Why a query cannot be answered: a sentence for the caller.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadQuery {
-    /// No such key.
-    #[error("query key {0:?} is not known: use namespace, pod or gpu")]
-    UnknownKey(String),
-    /// A `%` that is not followed by two hexadecimal digits, or bytes that are not UTF-8.
-    #[error("value of query key {0:?} is not percent-encoded UTF-8")]
-    BadEncoding(String),
-}
-
 impl Filter {
-    /// From what stands behind `?`.
-    ///
-    /// # Errors
-    /// [`BadQuery`], a sentence for the caller.
-    pub fn parse(query: &str) -> Result<Filter, BadQuery> {
-        let mut filter = Filter::default();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let place = match key {
-                "namespace" => &mut filter.namespace,
-                "pod" => &mut filter.pod,
-                "gpu" => &mut filter.gpu,
-                other => return Err(BadQuery::UnknownKey(other.chars().take(80).collect())),
-            };
-            *place = Some(decoded(value).ok_or_else(|| BadQuery::BadEncoding(key.to_owned()))?);
-        }
-        Ok(filter)
-    }
-
     fn named(&self) -> bool {
         self.namespace.is_some() || self.pod.is_some()
     }
@@ -98,24 +60,6 @@ impl Filter {
     fn takes_nameless(&self, gpu: &Unidentified) -> bool {
         !self.named() && self.gpu.as_ref().is_none_or(|wanted| wanted.parse() == Ok(gpu.index))
     }
-}
-
-/// Percent-decoded text; `+` is a space.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut out = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        out.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let high = char::from(bytes.next()?).to_digit(16)?;
-                let low = char::from(bytes.next()?).to_digit(16)?;
-                u8::try_from(high * 16 + low).ok()?
-            }
-            other => other,
-        });
-    }
-    String::from_utf8(out).ok()
 }
 
 /// Writes `document` to the end of `out`.
@@ -198,33 +142,5 @@ impl Asked<'_> {
             ages: Ages(self.now.monotonic),
         };
         serde_json::to_writer(out, &listing)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries_are_decoded_and_misspelt_keys_are_told() {
-        let filter = Filter::parse("namespace=ml%2Fx&pod=a+b&gpu=3").unwrap();
-        assert_eq!(filter.namespace.as_deref(), Some("ml/x"));
-        assert_eq!(filter.pod.as_deref(), Some("a b"));
-        assert_eq!(filter.gpu.as_deref(), Some("3"));
-        assert_eq!(Filter::parse("").unwrap(), Filter::default());
-        for (query, sentence) in [
-            ("pods=a", "query key \"pods\" is not known: use namespace, pod or gpu"),
-            ("pod=%f", "value of query key \"pod\" is not percent-encoded UTF-8"),
-            ("pod=%ff", "value of query key \"pod\" is not percent-encoded UTF-8"),
-        ] {
-            assert_eq!(Filter::parse(query).unwrap_err().to_string(), sentence);
-        }
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn no_query_panics(query in ".*") {
-            let _ = Filter::parse(&query);
-        }
     }
 }

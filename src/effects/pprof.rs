@@ -25,4 +25,5 @@ pub mod capture;
 pub mod cpu;
 pub mod heap;
 pub mod threads;
+pub mod asked;
 pub mod route;

@@ -23,3 +23,51 @@ pub mod node;
 
 pub use head::Head;
 pub use reading::Reading;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde::Serialize;
+    use serde::de::DeserializeOwned;
+
+    /// What is read can be written and read again.
+    fn read<T: Serialize + DeserializeOwned>(text: &[u8]) -> bool {
+        let Ok(document) = serde_json::from_slice::<T>(text) else { return false };
+        let written = serde_json::to_vec(&document).unwrap();
+        serde_json::from_slice::<T>(&written).unwrap();
+        true
+    }
+
+    fn any_of_them(text: &[u8]) -> usize {
+        let read = [
+            read::<node::Document>(text),
+            read::<gpus::Document>(text),
+            read::<pods::Document>(text),
+            read::<processes::Document>(text),
+        ];
+        read.into_iter().filter(|read| *read).count()
+    }
+
+    const SMALL: &str = r#"{"view": {"node": "n", "sequence": 1, "time_seconds": 1.5, "age_seconds": 0.25, "simulated": false},
+        "gpus": [], "gpus_unidentified": [], "left_out": 0, "pods": [], "containers": [], "processes": []}"#;
+
+    #[test]
+    fn an_answer_without_anything_in_it_is_read() {
+        assert!(any_of_them(SMALL.as_bytes()) >= 3);
+    }
+
+    proptest! {
+        /// Promise 18 in docs/specification.md.
+        #[test]
+        fn no_answer_panics(bytes: Vec<u8>) {
+            any_of_them(&bytes);
+        }
+
+        #[test]
+        fn no_answer_with_something_changed_panics(at in 0..SMALL.len(), with in "[0-9a-z\\[\\]{}:,.\"-]{0,12}", cut in 0_usize..8) {
+            let end = (at + cut).min(SMALL.len());
+            any_of_them(format!("{}{with}{}", &SMALL[..at], &SMALL[end..]).as_bytes());
+        }
+    }
+}

@@ -47,6 +47,7 @@ fn tree(changes: &[(&str, Option<&str>)]) -> io::Result<TempDir> {
         ("src/sources/raw.rs", "use crate::clock;\nfn f() { unsafe { g() } }\n"),
         ("src/sources/nvml.rs", "mod read;\nmod thread;\nuse self::thread::run;\nuse read::Reader;\n"),
         ("src/sources/nvml/read.rs", "use crate::{clock, raw::f};\n"),
+        ("tests/fuzz/README.md", "| `src/model/a.rs` | – |\n"),
         ("src/sources/nvml/thread.rs", "use super::read::Reader;\nuse super::Reader as Again;\n"),
     ];
     let replaced = |path: &str| changes.iter().any(|(changed, _)| *changed == path);
@@ -77,7 +78,7 @@ const DOCS: &str = "docs/architecture.md";
 /// Rule, file that is blamed, words of the message, and the one file that breaks the tree.
 type Case = (Rule, &'static str, &'static str, &'static str, &'static str);
 
-const CASES: [Case; 34] = [
+const CASES: [Case; 38] = [
     (
         Rule::Door,
         MODEL,
@@ -214,6 +215,28 @@ const CASES: [Case; 34] = [
     ),
     (Rule::Promise, "src/model/b.rs", "does not have", "docs/specification.md", "3. **Other**, not tested.\n"),
     (Rule::Outside, "tests/node/start.rs", "from outside", "tests/node/start.rs", "use decide::node::Node;\n"),
+    (Rule::Decoder, "src/wire/lib.rs", "`pod` has no row", "src/wire/lib.rs", "pub mod pod;\npub mod key;\n"),
+    (
+        Rule::Decoder,
+        "tests/fuzz/fuzz_targets/lost.rs",
+        "no row",
+        "tests/fuzz/fuzz_targets/lost.rs",
+        "fuzz_target!(|bytes: &[u8]| {});\n",
+    ),
+    (
+        Rule::Decoder,
+        "tests/fuzz/README.md",
+        "src/model/a.rs has no property test",
+        "tests/fuzz/README.md",
+        "| `src/model/a.rs` | `a` |\n",
+    ),
+    (
+        Rule::Decoder,
+        "tests/fuzz/README.md",
+        "no fuzz target `a`",
+        "tests/fuzz/README.md",
+        "| `src/model/a.rs` | `a` |\n",
+    ),
 ];
 
 #[test]

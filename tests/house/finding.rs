@@ -25,13 +25,15 @@ pub(crate) enum Rule {
     Outside,
     /// A promise without a test, or a test of no promise.
     Promise,
+    /// Bytes of others are read without a property test or a fuzz target.
+    Decoder,
     /// A file that could not be read or understood.
     Unreadable,
 }
 
 impl Rule {
     /// All of them, so that a test can ask for a broken tree of each.
-    pub(crate) const ALL: [Rule; 11] = [
+    pub(crate) const ALL: [Rule; 12] = [
         Rule::Door,
         Rule::StalePlan,
         Rule::UpwardImport,
@@ -42,6 +44,7 @@ impl Rule {
         Rule::Picture,
         Rule::Outside,
         Rule::Promise,
+        Rule::Decoder,
         Rule::Unreadable,
     ];
 }
@@ -59,6 +62,7 @@ impl fmt::Display for Rule {
             Rule::Picture => "picture",
             Rule::Outside => "outside",
             Rule::Promise => "promise",
+            Rule::Decoder => "decoder",
             Rule::Unreadable => "unreadable",
         })
     }

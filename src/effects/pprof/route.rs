@@ -2,7 +2,7 @@
 
 use super::order::{Begin, End, Form, Stack, Step};
 use super::worker::Worker;
-use super::{capture, cpu, heap, threads};
+use super::{asked, capture, cpu, heap, threads};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
@@ -31,9 +31,6 @@ pub const MAX_SECONDS: u64 = 300;
 /// Children at work for heap, threads and symbols at the same time; each may need 100 MiB to read the line tables. A CPU
 /// profile has a child of its own beside them.
 const CHILDREN: usize = 2;
-
-/// Most addresses in one `symbol` request; the client sends some thousands at most.
-const MAX_SYMBOLS: usize = 10_000;
 
 const INDEX: &str = include_str!("index.html");
 
@@ -198,9 +195,7 @@ async fn nothing(name: &'static str, State(children): State<Children>) -> Respon
 }
 
 async fn symbol(State(children): State<Children>, body: Bytes) -> Response {
-    let text = String::from_utf8_lossy(&body);
-    let number = |word: &str| u64::from_str_radix(word.trim().trim_start_matches("0x"), 16).ok();
-    let addresses: Vec<u64> = text.split('+').filter_map(number).take(MAX_SYMBOLS).collect();
+    let addresses = asked::addresses(&body);
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
     let work = Work::start(move |given_up| {
         let _seat = seat;

@@ -46,8 +46,11 @@ pub(crate) fn painted(state: &State, width: u16, height: u16) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::top::key::Key;
+    use crate::top::snapshot::Snapshot;
     use crate::top::stage;
     use crate::top::state::Input;
+    use proptest::prelude::*;
+    use serde_json::Value;
     use std::path::Path;
     use std::sync::Arc;
     use std::time::Duration;
@@ -196,5 +199,59 @@ mod tests {
         let text = painted(&state, 80, 24).join("\n");
         assert!(text.contains("\n3    GPU is lost") && !text.contains("No GPUs"), "{text}");
         assert!(plain(&state, 80).contains("– GPU 3 could not be identified: GPU is lost"));
+    }
+
+    /// Puts something else in place of the numbered leaf of a document.
+    fn replace(value: &mut Value, left: &mut usize, with: &Value) {
+        match value {
+            Value::Array(items) => items.iter_mut().for_each(|item| replace(item, left, with)),
+            Value::Object(fields) => fields.values_mut().for_each(|field| replace(field, left, with)),
+            leaf => {
+                if *left == 0 {
+                    leaf.clone_from(with);
+                }
+                *left = left.wrapping_sub(1);
+            }
+        }
+    }
+
+    fn strange() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u32>().prop_map(Value::from),
+            prop::num::f64::NORMAL.prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Promise 18 in docs/specification.md: of what an agent says anything may be strange, one leaf or several.
+        #[test]
+        fn whatever_can_be_read_can_be_drawn(
+            changes in prop::collection::vec((0_usize..900, strange()), 1..40), width in 1_u16..200, height in 1_u16..60,
+        ) {
+            let mut state = stage::state();
+            let mut answer = serde_json::to_value(stage::snapshot()).unwrap();
+            for (leaf, with) in changes {
+                let before = answer.clone();
+                replace(&mut answer, &mut leaf.clone(), &with);
+                // A document whose leaf is of another kind cannot be read, and is not shown.
+                let Ok(snapshot) = serde_json::from_value::<Snapshot>(answer.clone()) else {
+                    answer = before;
+                    continue;
+                };
+                state.apply(Input::Snapshot(Arc::new(snapshot)), Duration::ZERO);
+            }
+            for key in ['1', '2', '3', '4', 'c', 'm'] {
+                state.apply(Input::Key(Key::Character(key)), Duration::ZERO);
+                painted(&state, width, height);
+            }
+            plain(&state, width);
+        }
     }
 }

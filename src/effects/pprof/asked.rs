@@ -1,0 +1,56 @@
+//! The body of a `symbol` request: addresses in hexadecimal, joined by `+`, as Go's client sends them.
+
+/// Most addresses in one request; the client sends some thousands at most.
+pub const MAX_SYMBOLS: usize = 10_000;
+
+/// The addresses, at most [`MAX_SYMBOLS`]; what is no number is passed over, as Go does.
+#[must_use]
+pub fn addresses(body: &[u8]) -> Vec<u64> {
+    let number = |word: &[u8]| {
+        let word = std::str::from_utf8(word).ok()?.trim();
+        let digits = word.strip_prefix("0x").unwrap_or(word);
+        // `from_str_radix` would take a sign.
+        let hexadecimal = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        u64::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
+    };
+    body.split(|byte| *byte == b'+').filter_map(number).take(MAX_SYMBOLS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn addresses_are_hexadecimal_and_what_is_none_is_passed_over() {
+        for (body, found) in [
+            (&b"0x10+0x2A"[..], vec![16, 42]),
+            (b"10+ff\n", vec![16, 255]),
+            (b"", vec![]),
+            (b"+++", vec![]),
+            (b"0x+0x0x1+main.go+-1+0x-1+\xff+0x1_0+7", vec![7]),
+            (b"ffffffffffffffff+10000000000000000", vec![u64::MAX]),
+        ] {
+            assert_eq!(addresses(body), found, "{}", String::from_utf8_lossy(body));
+        }
+    }
+
+    #[test]
+    fn a_request_names_only_so_many() {
+        assert_eq!(addresses("0x1+".repeat(MAX_SYMBOLS + 5).as_bytes()).len(), MAX_SYMBOLS);
+    }
+
+    proptest! {
+        /// Promise 18 in docs/specification.md.
+        #[test]
+        fn any_body_is_some_addresses(body: Vec<u8>) {
+            prop_assert!(addresses(&body).len() <= body.len());
+        }
+
+        #[test]
+        fn what_the_client_writes_is_read(wanted in prop::collection::vec(any::<u64>(), 0..20)) {
+            let body: Vec<String> = wanted.iter().map(|address| format!("{address:#x}")).collect();
+            prop_assert_eq!(addresses(body.join("+").as_bytes()), wanted);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The documents of `/api/v1` as `top` reads them: what is read can be written and read again.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wire::api::{gpus, node, pods, processes};
+
+fn read<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
+    if let Ok(document) = serde_json::from_slice::<T>(bytes) {
+        let text = serde_json::to_vec(&document).expect("a document is plain values");
+        serde_json::from_slice::<T>(&text).expect("what was written is read");
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    read::<node::Document>(bytes);
+    read::<gpus::Document>(bytes);
+    read::<pods::Document>(bytes);
+    read::<processes::Document>(bytes);
+});
