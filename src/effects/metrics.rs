@@ -79,6 +79,8 @@ mod tests {
     use super::*;
     use crate::exposition::Kind;
     use crate::sample_view::{self, NOW};
+    use model::Reading;
+    use model::unit::{Bytes, Count};
     use model::view::NodeView;
     use std::collections::{BTreeMap, BTreeSet};
     use std::path::PathBuf;
@@ -86,9 +88,25 @@ mod tests {
     const ALL: [(Set, &str); 4] =
         [(Set::Own, "own"), (Set::Dcgm, "dcgm"), (Set::Hami, "hami"), (Set::Cadvisor, "cadvisor")];
 
+    /// A program that has run for a while.
+    fn footprint() -> Footprint {
+        fn m<T>(value: T) -> Reading<T> {
+            Reading::Measured(value, NOW.monotonic)
+        }
+        Footprint {
+            started_seconds: m(1_799_990_000.25),
+            cpu_seconds: m(12.5),
+            resident: m(Bytes(20 << 20)),
+            address_space: m(Bytes(300 << 20)),
+            files: m(Count(900)),
+            files_limit: m(Count(1 << 20)),
+            threads: m(Count(11)),
+        }
+    }
+
     fn text(set: Set, view: &NodeView, format: Format) -> String {
         let own = Own::default();
-        let scene = Scene { view, now: NOW, own: &own, footprint: Footprint::default() };
+        let scene = Scene { view, now: NOW, own: &own, footprint: footprint() };
         let mut out = Vec::new();
         render(&[set], &scene, format, &mut out);
         String::from_utf8(out).unwrap()
@@ -222,6 +240,20 @@ mod tests {
             let own = name.starts_with("gpu_steward_") || name.starts_with("process_");
             assert_eq!(own, set == "own", "{name}");
         }
+    }
+
+    /// A name that no kept text shows could change its place with another, and nobody would see it.
+    #[test]
+    fn every_family_has_a_series_in_the_kept_texts() {
+        let view = sample_view::small();
+        let texts: BTreeMap<&str, String> =
+            ALL.into_iter().map(|(set, name)| (name, text(set, &view, Format::Classic))).collect();
+        let missing: Vec<String> = families()
+            .into_iter()
+            .filter(|(set, name, _)| !texts[set].contains(&format!("\n# TYPE {name} ")))
+            .map(|(_, name, _)| name)
+            .collect();
+        assert!(missing.is_empty(), "the small view has no value for {missing:?}");
     }
 
     #[test]

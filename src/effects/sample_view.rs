@@ -240,8 +240,8 @@ fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
         utilization_stamp: m(WallTime(NOW.wall.0 - 600_000)),
         utilization_samples: 5,
         memory_copy: m(Percent(40.0)),
-        encoder: m(Percent(0.0)),
-        decoder: m(Percent(0.0)),
+        encoder: m(Percent(12.0)),
+        decoder: m(Percent(7.0)),
         power: m(Watts(512.5)),
         energy: m(Millijoules(1_234_567_890)),
         clock_sm: m(Megahertz(1980)),
@@ -285,14 +285,21 @@ fn view_of(gpu: Gpu, sample: GpuSample, health: Health, processes: Reading<Arc<[
     }
 }
 
+/// Every value is another, so that no two names can change places unseen.
 fn gpm(active: f64) -> GpmSample {
     GpmSample {
         graphics_active: m(Ratio(active)),
         sm_active: m(Ratio(active / 2.0)),
         sm_occupancy: m(Ratio(active / 4.0)),
         tensor_active: m(Ratio(active / 3.0)),
-        dram_active: m(Ratio(0.25)),
-        ..GpmSample::absent(Absence::NotSupported)
+        dram_active: m(Ratio(active / 5.0)),
+        fp64_active: m(Ratio(active / 8.0)),
+        fp32_active: m(Ratio(active / 6.0)),
+        fp16_active: m(Ratio(active / 10.0)),
+        pcie_tx: m(BytesPerSecond(active * 1.0e9)),
+        pcie_rx: m(BytesPerSecond(active * 2.0e9)),
+        nvlink_tx: m(BytesPerSecond(active * 3.0e9)),
+        nvlink_rx: m(BytesPerSecond(active * 4.0e9)),
     }
 }
 
@@ -493,6 +500,9 @@ fn network(spread: u32) -> NetworkSample {
         tx_bytes: Bytes(2_000_000),
         rx_packets: Count(1000),
         tx_packets: Count(2000),
-        ..NetworkSample::default()
+        rx_errors: Count(1),
+        tx_errors: Count(2),
+        rx_dropped: Count(3),
+        tx_dropped: Count(4),
     }
 }
