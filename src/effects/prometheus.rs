@@ -4,7 +4,7 @@
 
 use crate::http::{self, Sets, Settings};
 use crate::sample_view;
-use lab::prometheus::Prometheus;
+use lab::prometheus::{self, Prometheus};
 use model::view::NodeView;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -52,8 +52,10 @@ fn get(address: SocketAddr, path: &str, accept: &str) -> String {
 }
 
 /// Scrapes a node every second. `/metrics` has dcgm's names as well: its own path is scraped and understood, but its series
-/// would count twice. The agent's own pod is what service discovery would put on the target; kubelet's job honours labels.
+/// would count twice. The agent's own pod is what service discovery would put on the target; kubelet's job honours labels, and
+/// so does that of kube-state-metrics, whose list of pods the recording rules join with.
 fn scraping(node: SocketAddr) -> Prometheus {
+    let state = prometheus::target(KUBE_POD_INFO);
     Prometheus::start(&format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:\n\
          - job_name: gpu-steward\n  static_configs: &agent\n  - targets: ['{node}']\n    \
@@ -62,9 +64,19 @@ fn scraping(node: SocketAddr) -> Prometheus {
          - job_name: dcgm\n  metrics_path: /metrics/dcgm\n  static_configs: *agent\n  \
          metric_relabel_configs: [{{source_labels: [__name__], regex: '.*', action: drop}}]\n\
          - job_name: kubelet\n  metrics_path: /metrics/cadvisor\n  honor_labels: true\n  static_configs:\n  \
-         - targets: ['{node}']\n    labels: {{metrics_path: /metrics/cadvisor, node: node-a}}\n"
+         - targets: ['{node}']\n    labels: {{metrics_path: /metrics/cadvisor, node: node-a}}\n\
+         - job_name: kube-state-metrics\n  honor_labels: true\n  static_configs:\n  - targets: ['{state}']\n"
     ))
 }
+
+/// The view's pods, as kube-state-metrics tells them.
+const KUBE_POD_INFO: &str = "# TYPE kube_pod_info gauge\n\
+    kube_pod_info{namespace=\"ml\",pod=\"train-0\",node=\"node-a\"} 1\n\
+    kube_pod_info{namespace=\"ml\",pod=\"serve-a\",node=\"node-a\"} 1\n\
+    kube_pod_info{namespace=\"ml\",pod=\"mig-a\",node=\"node-a\"} 1\n\
+    kube_pod_info{namespace=\"web\",pod=\"serve-b\",node=\"node-a\"} 1\n\
+    kube_pod_info{namespace=\"kube-system\",pod=\"proxy\",node=\"node-a\"} 1\n\
+    kube_pod_info{namespace=\"ml\",pod=\"waiting\",node=\"\"} 1\n";
 
 /// Query, how many answers, and their sum where it is known. Of 21833 those queries are missing that ask for
 /// `vGPU_device_memory_limit_in_bytes`, `Device_memory_desc_of_container` or `Device_last_kernel_of_container`: these need the
@@ -109,7 +121,53 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     (r"sum by (podnamespace, podname, ctrname, deviceuuid) (vGPU_device_memory_usage_in_bytes)", 4, Some(75.0 * GIB)),
     (r#"Device_utilization_desc_of_container{podname="serve-a"}"#, 1, Some(20.0)),
     (r#"hami_vgpu_memory_used_bytes{exported_pod="serve-b", exported_container="server"}"#, 1, Some(20.0 * GIB)),
-    // kube-prometheus
+    // kube-prometheus, the recording rules of `k8s.rules` as they stand: each container once, its pod's sum not beside it
+    (
+        r#"sum by (cluster, namespace, pod, container) (
+             irate(container_cpu_usage_seconds_total{job="kubelet", metrics_path="/metrics/cadvisor", image!=""}[5m])
+           ) * on (cluster, namespace, pod) group_left(node) topk by (cluster, namespace, pod) (
+             1, max by(cluster, namespace, pod, node) (kube_pod_info{node!=""}))"#,
+        6,
+        Some(0.0),
+    ),
+    (
+        r#"container_memory_working_set_bytes{job="kubelet", metrics_path="/metrics/cadvisor", image!=""}
+           * on (namespace, pod) group_left(node) topk by(namespace, pod) (1,
+             max by(namespace, pod, node) (kube_pod_info{node!=""}))"#,
+        6,
+        Some(3015.0 * MIB),
+    ),
+    (
+        r#"container_memory_rss{job="kubelet", metrics_path="/metrics/cadvisor", image!=""}
+           * on (namespace, pod) group_left(node) topk by(namespace, pod) (1,
+             max by(namespace, pod, node) (kube_pod_info{node!=""}))"#,
+        6,
+        Some(2400.0 * MIB),
+    ),
+    (
+        r#"container_memory_cache{job="kubelet", metrics_path="/metrics/cadvisor", image!=""}
+           * on (namespace, pod) group_left(node) topk by(namespace, pod) (1,
+             max by(namespace, pod, node) (kube_pod_info{node!=""}))"#,
+        6,
+        Some(900.0 * MIB),
+    ),
+    (
+        r#"container_memory_swap{job="kubelet", metrics_path="/metrics/cadvisor", image!=""}
+           * on (namespace, pod) group_left(node) topk by(namespace, pod) (1,
+             max by(namespace, pod, node) (kube_pod_info{node!=""}))"#,
+        6,
+        Some(180.0 * MIB),
+    ),
+    // with `image` alone: two containers more, one of a pod that nobody has named and one of no pod
+    (r#"container_memory_cache{image!=""}"#, 8, Some(1200.0 * MIB)),
+    (r#"container_memory_working_set_bytes{image!=""}"#, 8, Some(4028.0 * MIB)),
+    (r#"container_memory_swap{image!=""}"#, 8, Some(240.0 * MIB)),
+    // and its dashboards
+    (
+        r#"sum(container_memory_swap{job="kubelet", metrics_path="/metrics/cadvisor", namespace="web", container!=""}) by (pod)"#,
+        1,
+        Some(60.0 * MIB),
+    ),
     (
         r#"sum by (cluster, namespace, pod, container) (rate(container_cpu_usage_seconds_total{job="kubelet", metrics_path="/metrics/cadvisor", image!="", container!=""}[5m]))"#,
         6,
@@ -153,7 +211,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
 fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go() {
     let node = node();
     let prometheus = scraping(node.address);
-    prometheus.until("min_over_time(up[1m]) == 1 and count_over_time(up[1m]) >= 4", |up| up.len() == 4);
+    prometheus.until("min_over_time(up[1m]) == 1 and count_over_time(up[1m]) >= 4", |up| up.len() == 5);
     for (query, answers, sum) in QUERIES {
         let values = prometheus.ask(query);
         assert_eq!(values.len(), *answers, "{query}: {values:?}");
@@ -166,10 +224,10 @@ fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go(
     node.view.send(Arc::new(view)).unwrap();
     let begun = Instant::now();
     for label in ["exported_pod", "podname", "pod"] {
-        prometheus.until(&format!(r#"{{{label}="serve-a", __name__!~"ALERTS.*"}}"#), <[f64]>::is_empty);
+        prometheus.until(&format!(r#"{{{label}="serve-a", __name__!~"ALERTS.*|kube_.*"}}"#), <[f64]>::is_empty);
     }
     assert!(begun.elapsed() < Duration::from_secs(10), "one scrape: {:?}", begun.elapsed());
-    assert_eq!(prometheus.ask("min_over_time(up[5m])"), [1.0; 4], "every scrape was understood");
+    assert_eq!(prometheus.ask("min_over_time(up[5m])"), [1.0; 5], "every scrape was understood");
 }
 
 /// What promtool says of one path.

@@ -481,6 +481,7 @@ fn counted(spread: u32) -> CgroupSample {
         memory_working_set: m(Bytes((500 + spread) << 20)),
         memory_rss: m(Bytes(400 << 20)),
         memory_cache: m(Bytes(150 << 20)),
+        memory_swap: m(Bytes(30 << 20)),
         memory_limit: m(if spread % 2 == 0 { Some(Bytes(GIB)) } else { None }),
         oom_kills: m(Count(0)),
         io_read: m(Bytes(4096 * spread)),

@@ -119,6 +119,8 @@ pub struct CgroupSample {
     pub memory_rss: Reading<Bytes>,
     /// Page cache.
     pub memory_cache: Reading<Bytes>,
+    /// Memory that was swapped out; absent where the kernel does not account for swap.
+    pub memory_swap: Reading<Bytes>,
     /// Limit; `Measured(None)` when there is none.
     pub memory_limit: Reading<Option<Bytes>>,
     /// Processes the kernel killed here for memory.

@@ -169,6 +169,8 @@ pub struct MemoryStat {
     pub cache: Bytes,
     /// File pages that were not used lately.
     pub inactive_file: Bytes,
+    /// Swapped out (v1, where swap is accounted for; v2 has a file of its own).
+    pub swap: Option<Bytes>,
 }
 
 /// `memory.stat`: v1's `total_…` lines (with everything below), else v2's names.
@@ -176,12 +178,14 @@ pub struct MemoryStat {
 /// # Errors
 /// [`Malformed`].
 pub fn memory_stat(text: &[u8]) -> Result<MemoryStat, Malformed> {
-    let [rss, cache, inactive, anon, file, inactive_v2] =
-        keys(text, [b"total_rss", b"total_cache", b"total_inactive_file", b"anon", b"file", b"inactive_file"])?;
+    let [rss, cache, inactive, swap, anon, file, inactive_v2] = keys(
+        text,
+        [b"total_rss", b"total_cache", b"total_inactive_file", b"total_swap", b"anon", b"file", b"inactive_file"],
+    )?;
     let v1 = rss.zip(cache).zip(inactive);
     let v2 = anon.zip(file).zip(inactive_v2);
     let ((rss, cache), inactive) = v1.or(v2).ok_or(Malformed::Missing("rss, cache or inactive_file"))?;
-    Ok(MemoryStat { rss: Bytes(rss), cache: Bytes(cache), inactive_file: Bytes(inactive) })
+    Ok(MemoryStat { rss: Bytes(rss), cache: Bytes(cache), inactive_file: Bytes(inactive), swap: swap.map(Bytes) })
 }
 
 /// `oom_kill` of `memory.events` or `memory.oom_control`; `None` on a kernel before 4.13, which has no such line in v1.
@@ -388,8 +392,10 @@ mod tests {
         let v1 =
             memory_stat(b"cache 1\nrss 1\ninactive_file 1\ntotal_cache 30\ntotal_rss 20\ntotal_inactive_file 10\n");
         let v2 = memory_stat(b"anon 20\nfile 30\nkernel 4\ninactive_file 10\n");
-        let expected = MemoryStat { rss: Bytes(20), cache: Bytes(30), inactive_file: Bytes(10) };
+        let expected = MemoryStat { rss: Bytes(20), cache: Bytes(30), inactive_file: Bytes(10), swap: None };
         assert_eq!((v1, v2), (Ok(expected), Ok(expected)));
+        let accounted = memory_stat(b"swap 1\ntotal_cache 30\ntotal_rss 20\ntotal_inactive_file 10\ntotal_swap 7\n");
+        assert_eq!(accounted, Ok(MemoryStat { swap: Some(Bytes(7)), ..expected }));
         assert!(memory_stat(b"anon 20\nfile 30\n").is_err());
     }
 

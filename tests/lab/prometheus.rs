@@ -1,6 +1,7 @@
-//! A real Prometheus server (Debian's package `prometheus`) in a folder of its own, and questions to it.
+//! A real Prometheus server (Debian's package `prometheus`) in a folder of its own, questions to it, and a target of others.
 
 use crate::http;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,6 +9,27 @@ use tempfile::TempDir;
 
 /// How long an answer may take to become the expected one: some scrapes, beside tests that compile.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A target that always answers with this text: what another exporter of a cluster would say. It lives as long as the test.
+///
+/// # Panics
+/// When there is no port for it.
+#[must_use]
+pub fn target(text: &str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("its address");
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
+        text.len()
+    );
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            // Who leaves before the end asks again at the next scrape.
+            let _ = stream.read(&mut [0; 4096]).and_then(|_| stream.write_all(answer.as_bytes()));
+        }
+    });
+    address
+}
 
 /// A running server; killed when the test is over.
 #[derive(Debug)]

@@ -27,6 +27,7 @@ static CGROUP: &[Row<CgroupSample>] = &[
     Row::gauge("container_memory_working_set_bytes", "", "Current working set in bytes.", |s| number(&s.memory_working_set)),
     Row::gauge("container_memory_rss", "", "Size of RSS in bytes.", |s| number(&s.memory_rss)),
     Row::gauge("container_memory_cache", "", "Number of bytes of page cache memory.", |s| number(&s.memory_cache)),
+    Row::gauge("container_memory_swap", "", "Container swap usage in bytes.", |s| number(&s.memory_swap)),
     Row::gauge("container_spec_memory_limit_bytes", "", "Memory limit for the container; 0 for none.", |s| number(&s.memory_limit.map(|limit| limit.map_or(0, |bytes| bytes.0)))),
     Row::counter("container_oom_events_total", "", "Count of out of memory events observed for the container.", |s| number(&s.oom_kills)),
     Row::counter("container_fs_reads_bytes_total", "", "Cumulative count of bytes read.", |s: &CgroupSample| number(&s.io_read)).labelled("device=\"/dev/*\""),

@@ -25,6 +25,7 @@ static CGROUP: &[Row<CgroupSample>] = &[
     Row::gauge("memory_working_set_bytes", "bytes", "Memory without inactive file pages: what kubelet evicts by.", |s| number(&s.memory_working_set)),
     Row::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |s| number(&s.memory_rss)),
     Row::gauge("memory_cache_bytes", "bytes", "Page cache.", |s| number(&s.memory_cache)),
+    Row::gauge("memory_swap_bytes", "bytes", "Memory swapped out; no series where the kernel does not account for swap.", |s| number(&s.memory_swap)),
     Row::gauge("memory_limit_bytes", "bytes", "Memory limit; no series where there is none.", |s| limit(&s.memory_limit, |bytes| Number::Whole(bytes.0))),
     Row::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |s| number(&s.oom_kills)),
     Row::counter("io_read_bytes_total", "bytes", "Bytes read from block devices.", |s| number(&s.io_read)),

@@ -151,7 +151,7 @@ impl Tracked {
         if still {
             stamp(&mut self.sample, v2, clock::monotonic());
         } else {
-            self.read_memory(kernel, v2);
+            self.read_memory(kernel, v2, limits);
             self.read_tasks(kernel);
         }
         if limits {
@@ -173,12 +173,19 @@ impl Tracked {
         kernel.gone(&self.identity.path)
     }
 
-    fn read_memory(&mut self, kernel: &mut Kernel, v2: bool) {
+    /// A kernel without swap accounting has no v2 file for it: asked again with the limits.
+    fn read_memory(&mut self, kernel: &mut Kernel, v2: bool, limits: bool) {
         let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
         let stat =
             kernel.keep((&mut self.slow.memory, directories), (Controller::Memory, path, "/memory.stat"), memory_stat);
         sample.memory_rss = stat.map(|stat| stat.rss);
         sample.memory_cache = stat.map(|stat| stat.cache);
+        if !v2 {
+            sample.memory_swap = optional_with(stat.map(|stat| stat.swap), Absence::KernelDoesNotCount);
+        } else if limits || sample.memory_swap.absence() != Some(Absence::NoSuchFile) {
+            let file = (Controller::Memory, path, "/memory.swap.current");
+            sample.memory_swap = kernel.take(directories, file, number).map(Bytes);
+        }
         sample.memory_working_set = match (stat, sample.memory_usage) {
             (Reading::Measured(stat, at), Reading::Measured(usage, _)) => {
                 Reading::Measured(usage.less(stat.inactive_file), at)
@@ -384,6 +391,7 @@ fn stamp(sample: &mut CgroupSample, v2: bool, now: Monotonic) {
     anew(&mut sample.memory_working_set, now);
     anew(&mut sample.memory_rss, now);
     anew(&mut sample.memory_cache, now);
+    anew(&mut sample.memory_swap, now);
     anew(&mut sample.oom_kills, now);
     anew(&mut sample.tasks, now);
     anew(&mut sample.processes, now);

@@ -130,6 +130,7 @@ fn a_container_is_read_whole_under_v2() {
     check_common(sample);
     assert_eq!(sample.cpu_total.get(), Some(Nanos(7000)));
     assert_eq!(sample.cpu_limit.get(), Some(Some(1.5)));
+    assert_eq!(sample.memory_swap.absence(), Some(Absence::NoSuchFile), "a kernel without swap accounting");
     assert_eq!(sample.cfs_periods.absence(), Some(Absence::NoSuchFile), "no cpu controller, no enforcement");
     assert_eq!((sample.io_read.get(), sample.io_writes.get()), (Some(Bytes(1)), Some(Count(4))));
     assert_eq!(sample.pressure.get().unwrap().io_stalled, Nanos(5000));
@@ -180,6 +181,20 @@ fn use_is_read_every_pass_and_the_rest_by_turns() {
         assert!((0..4).all(|n| of(&reports, &container(n)).sample.cpu_total.get() == Some(Nanos(50_000))));
         assert_eq!(stats(&reports), read, "one more each pass");
     }
+}
+
+#[test]
+fn swap_is_read_where_the_kernel_accounts_for_it() {
+    let two = Tree::new(true);
+    two.v2(&container(1), 7, 400);
+    two.write(&format!("cgroup{}/memory.swap.current", container(1)), "4096\n");
+    let one = Tree::new(false);
+    one.v1(&container(1), 7, 400);
+    let stat = format!("cgroup/memory{}/memory.stat", container(1));
+    let swap = |tree: &Tree| of(&tree.table(5, 100).pass(), &container(1)).sample.memory_swap;
+    assert_eq!((swap(&two).get(), swap(&one).absence()), (Some(Bytes(4096)), Some(Absence::KernelDoesNotCount)));
+    one.write(&stat, "swap 1\ntotal_cache 200\ntotal_rss 100\ntotal_inactive_file 150\ntotal_swap 8192\n");
+    assert_eq!(swap(&one).get(), Some(Bytes(8192)));
 }
 
 #[test]
