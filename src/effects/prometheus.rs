@@ -79,8 +79,8 @@ const KUBE_POD_INFO: &str = "# TYPE kube_pod_info gauge\n\
     kube_pod_info{namespace=\"ml\",pod=\"waiting\",node=\"\"} 1\n";
 
 /// Query, how many answers, and their sum where it is known. Of 21833 those queries are missing that ask for
-/// `vGPU_device_memory_limit_in_bytes`, `Device_memory_desc_of_container` or `Device_last_kernel_of_container`: these need the
-/// region that HAMi-core shares inside the container, and without it they have no series. That they have none is checked.
+/// `Device_memory_desc_of_container` or `Device_last_kernel_of_container`: these need the region that HAMi-core shares inside
+/// the container, and without it they have no series. That they have none is checked.
 const QUERIES: &[(&str, usize, Option<f64>)] = &[
     // 12239
     (r#"DCGM_FI_DEV_GPU_TEMP{instance=~".+", gpu=~"0|1"}"#, 2, Some(122.0)),
@@ -111,11 +111,11 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     ),
     (r"sum(gpu_steward_container_gpu_memory_used_bytes)", 1, Some(75.0 * GIB)),
     // 21833
-    (
-        r#"{__name__=~"vGPU_device_memory_limit_in_bytes|Device_memory_desc_of_container|Device_last_kernel_of_container"}"#,
-        0,
-        None,
-    ),
+    (r#"{__name__=~"Device_memory_desc_of_container|Device_last_kernel_of_container"}"#, 0, None),
+    (r#"vGPU_device_memory_limit_in_bytes{zone="vGPU", podname=~"train-0"}"#, 1, Some(48.0 * GIB)),
+    (r"sum by (podnamespace, podname, ctrname, deviceuuid) (vGPU_device_memory_limit_in_bytes)", 4, Some(98.0 * GIB)),
+    (r"vGPU_device_memory_usage_in_bytes / vGPU_device_memory_limit_in_bytes <= 1", 4, None),
+    (r"hami_vgpu_memory_used_bytes / hami_vgpu_memory_limit_bytes <= 1", 4, None),
     (r#"HostGPUMemoryUsage{nodeid="node-a"}"#, 3, Some(77.0 * GIB)),
     (r#"avg(HostCoreUtilization{nodeid=~"node-a"})"#, 1, Some(85.0)),
     (r"sum by (podnamespace, podname, ctrname, deviceuuid) (vGPU_device_memory_usage_in_bytes)", 4, Some(75.0 * GIB)),
@@ -258,7 +258,13 @@ fn promtool_has_nothing_to_say_but_of_names_that_others_chose() {
             && (complaint == "label names should be written in 'snake_case' not 'camelCase'"
                 || complaint == "counter metrics should have \"_total\" suffix"
                 || complaint == "metric name should not include type 'counter'");
-        let hami = ["HostCoreUtilization", "HostGPUMemoryUsage", "MigInfo", "vGPU_device_memory_usage_in_bytes"];
+        let hami = [
+            "HostCoreUtilization",
+            "HostGPUMemoryUsage",
+            "MigInfo",
+            "vGPU_device_memory_usage_in_bytes",
+            "vGPU_device_memory_limit_in_bytes",
+        ];
         dcgm || (hami.contains(&name) && complaint == "metric names should be written in 'snake_case' not 'camelCase'")
     };
     for path in ["/metrics", "/metrics/dcgm", "/metrics/hami"] {

@@ -13,6 +13,7 @@ use model::observation::{GpuSourceState, Trouble};
 use model::plugin::{DeviceSlots, Histogram, Outcome, PluginView, Standing};
 use model::pod::PodWatch;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
+use model::share::{Claim, ContainerKey, Portion};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::*;
 use model::view::{ContainerView, GpuShare, GpuView, Health, NodeView, PodView, PodWatchView, ProcessView, Rates};
@@ -121,6 +122,10 @@ pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
 
 /// The first card is well, the second cordoned, the last lost.
 fn plugin(view: &NodeView) -> PluginView {
+    let claim = |pod: u32, container: &str, device: &GpuUuid, gib: Option<u64>| Claim {
+        holder: ContainerKey { pod: pod_uid(pod), container: container.into() },
+        portions: vec![Portion { device: device.clone(), memory: gib.map(|gib| Bytes(gib * GIB)), cores: Some(30) }],
+    };
     let slots = |gpu: usize, free, used, unhealthy, used_unhealthy| DeviceSlots {
         device: view.gpus[gpu].gpu.uuid.clone(),
         free,
@@ -138,6 +143,14 @@ fn plugin(view: &NodeView) -> PluginView {
         standing: Standing::Registered("watcher"),
         registrations: 2,
         slots: vec![slots(0, 9, 1, 0, 0), slots(1, 0, 2, 8, 0), slots(3, 0, 0, 9, 1)],
+        claims: vec![
+            claim(1, "main", &uuid(0), Some(48)),
+            claim(2, "server", &uuid(1), Some(16)),
+            claim(3, "server", &uuid(1), Some(24)),
+            claim(3, "side\"car", &uuid(0), None),
+            claim(4, "main", &mig_uuid(0), Some(10)),
+            claim(9, "waiting", &uuid(1), Some(8)),
+        ],
         allocations: 4,
         starts: vec![(Outcome::Filled, 3), (Outcome::Refused("DoesNotFit"), 1)],
         waited: vec![("Books", 1)],

@@ -1,6 +1,7 @@
 //! The device plugin as an operator sees it: how it stands with kubelet, what was asked of it, how long answers took.
 
-use crate::id::GpuUuid;
+use crate::id::{GpuUuid, PodUid};
+use crate::share::Claim;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -116,6 +117,8 @@ pub struct PluginView {
     pub registrations: u64,
     /// Ordered by device.
     pub slots: Vec<DeviceSlots>,
+    /// What containers of pods that have not ended were promised, ordered by pod and container.
+    pub claims: Vec<Claim>,
     /// Containers that kubelet allocated.
     pub allocations: u64,
     /// Containers whose start was answered, by how; ordered.
@@ -128,6 +131,15 @@ pub struct PluginView {
     pub allocate: Histogram,
     /// `PreStartContainer`, from its request to its answer.
     pub start: Histogram,
+}
+
+impl PluginView {
+    /// What this container was promised.
+    #[must_use]
+    pub fn claim(&self, pod: &PodUid, container: &str) -> Option<&Claim> {
+        let key = |claim: &Claim| (&claim.holder.pod, &*claim.holder.container).cmp(&(pod, container));
+        self.claims.binary_search_by(key).ok().and_then(|at| self.claims.get(at))
+    }
 }
 
 #[cfg(test)]

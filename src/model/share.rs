@@ -127,6 +127,15 @@ pub struct ContainerKey {
     pub container: Arc<str>,
 }
 
+/// What one container was promised, as it holds now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Whose.
+    pub holder: ContainerKey,
+    /// In the order in which the container counts its devices.
+    pub portions: Vec<Portion>,
+}
+
 /// One row of kubelet's books: which container holds which slots, and the ticket that we gave for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {

@@ -14,8 +14,8 @@ const MIB: f64 = 1_048_576.0;
 /// What the pod holds of the first card, in MiB.
 const HELD: u32 = 4096;
 
-/// Query, how many answers, and their sum where it is known. Those of 21833 that need HAMi-core's region are missing, as
-/// docs/specification.md says.
+/// Query, how many answers, and their sum where it is known. Those of 21833 that need HAMi-core's region are missing, and those
+/// of limits, which an agent that stands alone does not know, as docs/specification.md says.
 fn queries() -> Vec<(&'static str, usize, Option<f64>)> {
     let held = f64::from(HELD);
     vec![

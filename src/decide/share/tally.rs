@@ -3,7 +3,8 @@
 use super::state::Share;
 use model::id::{GpuUuid, PodRef, PodUid};
 use model::plugin::DeviceSlots;
-use model::share::{Assignment, Tenant};
+use model::share::{Assignment, Claim, ContainerKey, Tenant};
+use std::sync::Arc;
 
 impl Share {
     /// What is free, held and told as unhealthy of each device, ordered by device.
@@ -41,6 +42,22 @@ impl Share {
     #[must_use]
     pub fn holders(&self, devices: &[GpuUuid]) -> Vec<(PodUid, PodRef)> {
         self.claimants(devices).map(|tenant| (tenant.uid.clone(), tenant.pod.clone())).collect()
+    }
+
+    /// What containers of pods that have not ended were promised, ordered by pod and container.
+    #[must_use]
+    pub fn claims(&self) -> Vec<Claim> {
+        let mut all = Vec::new();
+        for tenant in self.tenants.values().filter(|tenant| !tenant.finished) {
+            let Assignment::Given(portions) = self.assignment(tenant) else { continue };
+            let of_containers = tenant.asks.iter().zip(portions).filter(|(_, portions)| !portions.is_empty());
+            all.extend(of_containers.map(|(ask, portions)| {
+                let holder = ContainerKey { pod: tenant.uid.clone(), container: Arc::clone(&ask.container) };
+                Claim { holder, portions }
+            }));
+        }
+        all.sort_by(|a, b| a.holder.cmp(&b.holder));
+        all
     }
 
     fn claimants(&self, devices: &[GpuUuid]) -> impl Iterator<Item = &Tenant> {

@@ -221,6 +221,30 @@ fn ids_of_an_earlier_plugin_are_left_alone() {
 }
 
 #[test]
+fn claims_are_those_of_pods_that_have_not_ended_with_and_without_a_scheduler() {
+    let asks = vec![ask("none", Role::App, 0), ask("main", Role::App, 1)];
+    let two = tenant(2, asks, Assignment::Given(vec![vec![], vec![portion(1, 8, 30)]]));
+    let over = Tenant { finished: true, ..single(3, portion(0, 8, 30)) };
+    let mut share = share(vec![two, single(1, portion(0, 24, 50)), over]);
+    let shown = |share: &Share| -> Vec<(PodUid, String, Vec<Portion>)> {
+        let claims = share.claims().into_iter();
+        claims.map(|claim| (claim.holder.pod, claim.holder.container.to_string(), claim.portions)).collect()
+    };
+    let main = |n, portions| (uid(n), "main".to_owned(), portions);
+    assert_eq!(shown(&share), [main(1, vec![portion(0, 24, 50)]), main(2, vec![portion(1, 8, 30)])]);
+    share.tenant_gone(&uid(1));
+    assert_eq!(shown(&share), [main(2, vec![portion(1, 8, 30)])]);
+
+    // Nobody placed it: what it was given at its start is its claim, without a limit that it did not ask for.
+    let mut alone = Share::new(WithoutClaim::Share, false);
+    alone.cards_are(vec![card(0, 10)]);
+    alone.tenants_are(vec![tenant(4, vec![ask("main", Role::App, 1)], Assignment::None)]);
+    assert_eq!(shown(&alone), []);
+    filled(alone.start(&ids(&[(0, 3)]), Some(&[row(4, "main", &[(0, 3)], 7)])));
+    assert_eq!(shown(&alone), [main(4, vec![Portion { device: device(0), memory: None, cores: None }])]);
+}
+
+#[test]
 fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
     let mut share = share(vec![single(1, portion(1, 8, 30))]);
     // Its claim is on card 1, kubelet counts it as slot 3 of card 0.

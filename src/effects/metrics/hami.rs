@@ -1,16 +1,18 @@
 //! The names of HAMi's node monitor, new and legacy, as far as what it shows can be known from outside the container.
 //!
 //! HAMi reads limits, kinds of memory and the time of the last kernel from a file that its library keeps inside each
-//! container. We do not read that file, so `hami_vgpu_memory_limit_bytes`, `hami_vgpu_memory_{context,module,buffer}_bytes`,
-//! `hami_container_last_kernel_elapsed_seconds` and their legacy names have no series here, and neither has
-//! `Device_memory_desc_of_container`, whose labels are those kinds. Use is what the driver tells of the container's
-//! processes. Every series carries `zone="vGPU"`, and ratios are 0 to 100, as in HAMi.
+//! container. We do not read that file: use is what the driver tells of the container's processes, and a limit is what the
+//! container was promised, which only the device plugin knows. So an agent that stands alone has no limits, and nobody has
+//! `hami_vgpu_memory_{context,module,buffer}_bytes`, `hami_container_last_kernel_elapsed_seconds` and their legacy names, nor
+//! `Device_memory_desc_of_container`, whose labels are those kinds. Every series carries `zone="vGPU"`, and ratios are 0 to
+//! 100, as in HAMi.
 
 use super::scene::Scene;
 use super::subject::{Subjects, pod_name};
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;
 use model::id::GpuUuid;
+use model::share::{Claim, Portion};
 use model::unit::{Bytes, Percent};
 use model::view::{GpuShare, GpuView, NodeView};
 
@@ -19,6 +21,10 @@ const HOST_UTIL: Family = gauge("hami_host_gpu_utilization_ratio", "GPU utilizat
 const HOST_COPY: Family =
     gauge("hami_host_gpu_memory_controller_utilization_ratio", "Memory controller utilization on the host, 0 to 100.");
 const MEMORY: Family = gauge("hami_vgpu_memory_used_bytes", "GPU memory that the container's processes hold.");
+const LIMIT: Family = gauge(
+    "hami_vgpu_memory_limit_bytes",
+    "GPU memory that the container was promised; no series where it is not limited.",
+);
 const DEVICE_MEMORY: Family = gauge("hami_container_device_memory_bytes", "The same as hami_vgpu_memory_used_bytes.");
 const DEVICE_UTIL: Family =
     gauge("hami_container_device_utilization_ratio", "SM use of the container's processes, 0 to 100.");
@@ -27,6 +33,8 @@ const OLD_HOST_MEMORY: Family = gauge("HostGPUMemoryUsage", "GPU memory in use o
 const OLD_HOST_UTIL: Family = gauge("HostCoreUtilization", "GPU utilization on the host (0 to 100; legacy name).");
 const OLD_MEMORY: Family =
     gauge("vGPU_device_memory_usage_in_bytes", "GPU memory that the container's processes hold (legacy name).");
+const OLD_LIMIT: Family =
+    gauge("vGPU_device_memory_limit_in_bytes", "GPU memory that the container was promised (legacy name).");
 const OLD_UTIL: Family =
     gauge("Device_utilization_desc_of_container", "SM use of the container's processes (0 to 100; legacy name).");
 const OLD_MIG: Family = gauge("MigInfo", "1 for each MIG instance that a container uses (legacy name).");
@@ -37,7 +45,10 @@ const fn gauge(name: &'static str, help: &'static str) -> Family {
 
 /// A container on one device, in both spellings of its labels.
 struct Slot<'a> {
-    share: &'a GpuShare,
+    /// What its processes do there, if it has any.
+    share: Option<&'a GpuShare>,
+    /// What it was promised there.
+    portion: Option<&'a Portion>,
     new: Labels,
     old: Labels,
 }
@@ -45,12 +56,14 @@ struct Slot<'a> {
 /// Writes all of it.
 pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     hosts(scene.view, out);
-    let slots = slots(subjects);
+    let slots = slots(scene.view, subjects);
     shares(&MEMORY, &slots, |slot| &slot.new, memory, out);
+    shares(&LIMIT, &slots, |slot| &slot.new, limit, out);
     shares(&DEVICE_MEMORY, &slots, |slot| &slot.new, memory, out);
     shares(&DEVICE_UTIL, &slots, |slot| &slot.new, sm, out);
     migs(&MIG, scene.view, &slots, false, out);
     shares(&OLD_MEMORY, &slots, |slot| &slot.old, memory, out);
+    shares(&OLD_LIMIT, &slots, |slot| &slot.old, limit, out);
     shares(&OLD_UTIL, &slots, |slot| &slot.old, sm, out);
     migs(&OLD_MIG, scene.view, &slots, true, out);
 }
@@ -101,15 +114,22 @@ fn cards(
     }
 }
 
-/// Only containers of pods, by name, as HAMi has it. The virtual device's index is the place among the container's devices.
-fn slots<'a>(subjects: &Subjects<'a>) -> Vec<Slot<'a>> {
+/// Only containers of pods, by name, as HAMi has it. The virtual device's index is the place in the container's claim, and
+/// behind it the place among the other devices that its processes use.
+fn slots<'a>(view: &'a NodeView, subjects: &Subjects<'a>) -> Vec<Slot<'a>> {
     let mut slots = Vec::new();
     for pod in &subjects.pods {
         let (namespace, name) = pod_name(Some(pod.seen));
         for container in pod.seen.containers.iter().filter(|container| !container.sandbox) {
             let own = container.name.as_deref().unwrap_or(container.id.short());
-            for (index, share) in container.gpus.iter().enumerate() {
-                let (index, uuid) = (index.to_string(), short(&share.gpu));
+            let claim = view.plugin.as_deref().and_then(|plugin| plugin.claim(&pod.seen.uid, own));
+            for (index, (portion, share)) in places(claim, &container.gpus).into_iter().enumerate() {
+                let uuid = match (share, portion) {
+                    (Some(share), _) => short(&share.gpu),
+                    (None, Some(portion)) => short(card_of(view, &portion.device)),
+                    (None, None) => continue,
+                };
+                let index = index.to_string();
                 let new = Labels::new()
                     .with("container", own)
                     .with("device_uuid", uuid)
@@ -124,11 +144,32 @@ fn slots<'a>(subjects: &Subjects<'a>) -> Vec<Slot<'a>> {
                     .with("podnamespace", namespace)
                     .with("vdeviceid", &index)
                     .with("zone", "vGPU");
-                slots.push(Slot { share, new, old });
+                slots.push(Slot { share, portion, new, old });
             }
         }
     }
     slots
+}
+
+/// One place on a device: what was promised there, and what processes do there.
+type Place<'a> = (Option<&'a Portion>, Option<&'a GpuShare>);
+
+/// The devices of a claim in its order, each with what the container's processes do there; then those that no claim names.
+fn places<'a>(claim: Option<&'a Claim>, shares: &'a [GpuShare]) -> Vec<Place<'a>> {
+    let on = |share: &GpuShare, device: &GpuUuid| share.mig.as_ref().unwrap_or(&share.gpu) == device;
+    let portions = claim.map_or(&[][..], |claim| &claim.portions);
+    let promised = portions.iter().map(|portion| {
+        let share = shares.iter().find(|share| on(share, &portion.device));
+        (Some(portion), share)
+    });
+    let others = shares.iter().filter(|share| !portions.iter().any(|portion| on(share, &portion.device)));
+    promised.chain(others.map(|share| (None, Some(share)))).collect()
+}
+
+/// The GPU of a MIG instance, or the GPU itself.
+fn card_of<'a>(view: &'a NodeView, device: &'a GpuUuid) -> &'a GpuUuid {
+    let has = |gpu: &&GpuView| gpu.gpu.instances().iter().any(|instance| &instance.uuid == device);
+    view.gpus.iter().find(has).map_or(device, |gpu| &gpu.gpu.uuid)
 }
 
 /// HAMi shows the first 40 bytes.
@@ -140,12 +181,12 @@ fn shares(
     family: &Family,
     slots: &[Slot<'_>],
     labels: impl for<'s> Fn(&'s Slot<'_>) -> &'s Labels,
-    read: impl Fn(&GpuShare) -> Option<Number>,
+    read: impl Fn(&Slot<'_>) -> Option<Number>,
     out: &mut Exposition<'_>,
 ) {
     out.family(family);
     for slot in slots {
-        if let Some(value) = read(slot.share) {
+        if let Some(value) = read(slot) {
             out.sample(&[labels(slot).as_str()], value);
         }
     }
@@ -154,7 +195,7 @@ fn shares(
 fn migs(family: &Family, view: &NodeView, slots: &[Slot<'_>], legacy: bool, out: &mut Exposition<'_>) {
     out.family(family);
     for slot in slots {
-        let Some(uuid) = &slot.share.mig else { continue };
+        let Some(uuid) = slot.share.and_then(|share| share.mig.as_ref()) else { continue };
         let mut instances = view.gpus.iter().flat_map(|gpu| gpu.gpu.instances());
         let Some(instance) = instances.find(|instance| &instance.uuid == uuid) else { continue };
         let labels = if legacy {
@@ -171,12 +212,16 @@ fn migs(family: &Family, view: &NodeView, slots: &[Slot<'_>], legacy: bool, out:
     }
 }
 
-fn memory(share: &GpuShare) -> Option<Number> {
-    bytes(&share.memory_used)
+fn memory(slot: &Slot<'_>) -> Option<Number> {
+    bytes(&slot.share?.memory_used)
 }
 
-fn sm(share: &GpuShare) -> Option<Number> {
-    percent(&share.sm)
+fn limit(slot: &Slot<'_>) -> Option<Number> {
+    slot.portion?.memory.map(|memory| Number::Whole(memory.0))
+}
+
+fn sm(slot: &Slot<'_>) -> Option<Number> {
+    percent(&slot.share?.sm)
 }
 
 fn bytes(reading: &Reading<Bytes>) -> Option<Number> {

@@ -2,6 +2,7 @@
 
 use effects::plugin::Meter;
 use model::plugin::{DeviceSlots, Outcome, PluginView, Standing};
+use model::share::Claim;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +16,7 @@ pub(crate) struct Counts {
     standing: watch::Receiver<Standing>,
     registrations: u64,
     slots: Vec<DeviceSlots>,
+    claims: Vec<Claim>,
     allocations: u64,
     /// At most one for each code of a refusal.
     starts: BTreeMap<Outcome, u64>,
@@ -48,6 +50,7 @@ impl Counts {
             standing,
             registrations: 0,
             slots: Vec::new(),
+            claims: Vec::new(),
             allocations: 0,
             starts: BTreeMap::new(),
             written: Arc::default(),
@@ -79,8 +82,9 @@ impl Counts {
         self.differing += 1;
     }
 
-    pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>) {
+    pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>, claims: Vec<Claim>) {
         self.slots = slots;
+        self.claims = claims;
     }
 
     /// What [`Counts::changed`] said last was not heard.
@@ -106,6 +110,7 @@ impl Counts {
             standing,
             registrations: self.registrations,
             slots: self.slots.clone(),
+            claims: self.claims.clone(),
             allocations: self.allocations,
             starts: starts.into_iter().collect(),
             waited: self.waited.iter().map(|(what, count)| (*what, *count)).collect(),

@@ -206,7 +206,7 @@ impl Sharing {
             .into_iter()
             .map(|listed| Device { id: listed.slot.to_string().into(), healthy: listed.healthy, numa: listed.numa })
             .collect();
-        self.counts.slots_are(self.share.tally());
+        self.counts.slots_are(self.share.tally(), self.share.claims());
         self.list.send_if_modified(|now| {
             let changed = *now != devices;
             *now = devices;
