@@ -57,21 +57,33 @@ pub fn models() -> impl Iterator<Item = &'static str> {
     PRODUCTS.iter().map(|product| product.model)
 }
 
+/// Whether that many cards of that model can be made up; settings are checked by this before anything starts.
+///
+/// # Errors
+/// The sentence for who asked for them.
+pub fn check(model: &str, count: u32) -> Result<(), String> {
+    product(model, count).map(|_| ())
+}
+
+fn product(model: &str, count: u32) -> Result<&'static Product, String> {
+    let product = Product::named(model).ok_or_else(|| {
+        let known: Vec<&str> = models().collect();
+        format!("no GPU model {model:?} to simulate; known are {}", known.join(", "))
+    })?;
+    if COUNT.contains(&count) {
+        Ok(product)
+    } else {
+        Err(format!("{count} GPUs to simulate; from {} to {} are possible", COUNT.start(), COUNT.end()))
+    }
+}
+
 /// Starts the thread `gpu-simulated`.
 ///
 /// # Errors
-/// When the model is not known (the text lists those that are) or the operating system has no thread to give.
+/// When such cards cannot be made up ([`check`]) or the operating system has no thread to give.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> io::Result<()> {
-    let product = Product::named(&settings.model).ok_or_else(|| {
-        let known: Vec<&str> = models().collect();
-        let text = format!("no GPU model {:?} to simulate; known are {}", settings.model, known.join(", "));
-        io::Error::new(io::ErrorKind::InvalidInput, text)
-    })?;
-    if !COUNT.contains(&settings.count) {
-        let text =
-            format!("{} GPUs to simulate; from {} to {} are possible", settings.count, COUNT.start(), COUNT.end());
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-    }
+    let product =
+        product(&settings.model, settings.count).map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))?;
     let thread = std::thread::Builder::new().name("gpu-simulated".into());
     thread.spawn(move || run(&settings, product, &reporter, &stop))?;
     Ok(())

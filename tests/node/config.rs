@@ -63,11 +63,12 @@ fn what_is_wrong_is_told_with_its_place_and_ends_with_64() {
     let unknown = format!("{file}:2: unknown key \"usage_sockt\"; did you mean usage-socket?");
     let unreadable = format!("cannot read configuration file {no_such}");
     std::fs::write(&path, "v: 0\nusage_sockt: /x\n").unwrap();
-    let cases: [Case<'_>; 8] = [
+    let cases: [Case<'_>; 9] = [
         (&["agent", "--config", file], &[], &unknown),
         (&["print-config", "--config", no_such], &[], &unreadable),
         (&["agent", "--period", "5"], &[], "invalid value \"5\" for period (from flag): a time needs a unit"),
         (&["agent"], &[("GPU_STEWARD_LISTEN", "here")], "for listen (from GPU_STEWARD_LISTEN): expected ADDRESS:PORT"),
+        (&["print-config", "--gpus", "simulated=H100:17"], &[], "17 GPUs to simulate; from 1 to 16 are possible"),
         (&["agent", "--perod", "1s"], &[], "unexpected argument '--perod'"),
         (&["agent", "--admin-tls-cert", "/c"], &[], "admin-tls-cert and admin-tls-key belong together"),
         (&["extender"], &[], "unrecognized subcommand 'extender'"),

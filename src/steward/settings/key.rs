@@ -116,7 +116,7 @@ pub(crate) const KEYS: &[Key] = &[
         Gpu,
         "gpus",
         ("SOURCE", "nvml"),
-        "Where GPUs come from: nvml, none, or simulated[=MODEL[:COUNT]] (H100:8): made-up GPUs, marked as such everywhere",
+        "Where GPUs come from: nvml, none, or simulated[=MODEL[:COUNT]] (H100:8, at most 16): made-up GPUs, marked as such everywhere",
     ),
     key(Gpu, "nvml-library", ("PATH", "auto"), "NVML library; auto asks the dynamic linker for libnvidia-ml.so.1"),
     key(Gpu, "kernel-log", ("PATH", "/dev/kmsg"), "Kernel log in which driver errors (XIDs) are looked for, or none"),

@@ -1,8 +1,8 @@
 //! Texts of settings, read into what they mean. Pure: the same text gives the same value on every machine.
 
 use decide::labels::Labelling;
-use model::gpu::MAX_GPUS;
 use model::xid;
+use sources::simulated;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -307,10 +307,9 @@ pub(crate) fn gpus(text: &str) -> Result<Gpus, Why> {
     if model.is_empty() {
         return Err(EXPECTED.into());
     }
-    match count.parse::<u32>() {
-        Ok(count) if (1..=MAX_GPUS).contains(&(count as usize)) => Ok(Gpus::Simulated { model: model.into(), count }),
-        _ => Err(format!("the count of simulated GPUs lies between 1 and {MAX_GPUS}")),
-    }
+    let count = count.parse::<u32>().map_err(|_| EXPECTED)?;
+    simulated::check(model, count)?;
+    Ok(Gpus::Simulated { model: model.into(), count })
 }
 
 /// `text`, `json`, `journald`, `auto`.
@@ -386,7 +385,10 @@ mod tests {
             ("simulated=T4:2", made_up("T4", 2)),
             ("simulated=", None),
             ("simulated=T4:0", None),
-            ("simulated=T4:65", None),
+            ("simulated=T4:16", made_up("T4", 16)),
+            ("simulated=T4:17", None),
+            ("simulated=T4:-1", None),
+            ("simulated=T5:2", None),
             ("simulated:T4", None),
             ("cuda", None),
         ] {
