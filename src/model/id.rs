@@ -88,14 +88,6 @@ impl Ticket {
     }
 }
 
-impl ContainerId {
-    /// The first 12 digits, as runtimes print it.
-    #[must_use]
-    pub fn short(&self) -> &str {
-        self.as_str().get(..12).unwrap_or(self.as_str())
-    }
-}
-
 /// Namespace and name of a pod. Not an identity (a pod of the same name may come again): that is [`PodUid`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {

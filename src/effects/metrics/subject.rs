@@ -22,7 +22,8 @@ pub struct Subjects<'a> {
 pub struct Subject<'a, T> {
     /// What is believed of it.
     pub seen: &'a T,
-    /// `gpu,uuid` or `namespace,pod,pod_uid` or `namespace,pod,container,id`.
+    /// `gpu,uuid` or `namespace,pod,pod_uid` or `namespace,pod,container,id`. The id is whole: while nobody has told names
+    /// it alone tells containers apart, and nobody promises that its first digits differ.
     pub labels: Labels,
 }
 
@@ -77,5 +78,5 @@ fn of_container(pod: Option<&PodView>, container: &ContainerView) -> Labels {
         .with("namespace", namespace)
         .with("pod", name)
         .with("container", container.name.as_deref().unwrap_or_default())
-        .with("id", container.id.short())
+        .with("id", container.id.as_str())
 }
