@@ -332,7 +332,7 @@ pub enum Way {
 pub struct Fault {
     /// C function, `*`, or a beginning with `*` behind it.
     pub call: String,
-    /// Which card; any if missing. A fault of one card does not touch calls that name none.
+    /// Which card, or by its UUID which MIG instance; any if missing. A fault of one does not touch calls that name none.
     pub gpu: Option<Which>,
     /// What the call returns; without it the call goes on after the delay.
     pub error: Option<Code>,

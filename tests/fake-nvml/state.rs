@@ -1,9 +1,9 @@
 //! The running scenario, its clock, and the gate that each call enters by.
 
-use crate::card::{Board, boards, listed};
+use crate::card::{Board, Instance, boards, listed};
 use crate::code::Code;
 use crate::profile::matches;
-use crate::scenario::{Clock, Fault, Quantity, Scenario, XidEvent};
+use crate::scenario::{Clock, Fault, Quantity, Scenario, Which, XidEvent};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
@@ -25,6 +25,8 @@ pub(crate) enum Subject {
     System,
     /// By its handle.
     Handle(usize),
+    /// A GPU instance by its card's handle and its id.
+    Instance(usize, u32),
     /// By NVML's index.
     Index(u32),
     /// By UUID, of a card or a MIG instance.
@@ -195,9 +197,13 @@ impl State {
         (view.place, view.instance) = match subject {
             Subject::System => (None, None),
             Subject::Handle(handle) => {
-                let uuid = (handle / 0x100).checked_sub(1).and_then(|slot| self.handles.get(slot));
-                let place = uuid.and_then(|uuid| view.boards.iter().position(|board| board.uuid == *uuid));
-                (place, u32::try_from(handle % 0x100).ok().and_then(|instance| instance.checked_sub(1)))
+                (self.card(&view, *handle), u32::try_from(handle % 0x100).ok().and_then(|at| at.checked_sub(1)))
+            }
+            Subject::Instance(handle, id) => {
+                let place = self.card(&view, *handle);
+                let instances = place.map_or(&[][..], |place| &view.boards[place].instances);
+                let at = instances.iter().position(|instance| instance.gpu_instance == *id);
+                (place, at.and_then(|at| u32::try_from(at).ok()))
             }
             Subject::Index(index) => (view.listed.get(*index as usize).copied(), None),
             Subject::Pci(id) => (by(&|board| same_bus(&board.pci_bus_id, id)), None),
@@ -213,11 +219,22 @@ impl State {
         view
     }
 
+    /// Place of the card of a handle, or of the card whose instance it is.
+    fn card(&self, view: &View, handle: usize) -> Option<usize> {
+        let uuid = (handle / 0x100).checked_sub(1).and_then(|slot| self.handles.get(slot))?;
+        view.boards.iter().position(|board| board.uuid == *uuid)
+    }
+
     /// The first fault that touches this call, unless it has been used up.
     fn fault(&mut self, function: &str, view: &View) -> Option<Fault> {
         let board = view.place.map(|place| &view.boards[place]);
+        let instance = board.zip(view.instance).and_then(|(board, at)| board.instances.get(at as usize));
+        let means = |which: &Which| {
+            let named = |one: &Instance| matches!(which, Which::Uuid(uuid) if *uuid == one.uuid);
+            board.is_some_and(|board| board.is(which)) || instance.is_some_and(named)
+        };
         for fault in &view.scenario.faults {
-            let here = fault.gpu.as_ref().is_none_or(|which| board.is_some_and(|board| board.is(which)));
+            let here = fault.gpu.as_ref().is_none_or(means);
             if !here || !matches(&fault.call, function) {
                 continue;
             }
@@ -295,10 +312,12 @@ pub(crate) fn enter(function: &str, subject: &Subject) -> Result<View, Code> {
     let view = state.resolve(subject);
     match (subject, view.place) {
         (Subject::System, _) => {}
-        (Subject::Handle(handle), None) if *handle / 0x100 > 0 && *handle / 0x100 <= state.handles.len() => {
+        (Subject::Handle(handle) | Subject::Instance(handle, _), None)
+            if *handle / 0x100 > 0 && *handle / 0x100 <= state.handles.len() =>
+        {
             return Err(Code::GPU_IS_LOST);
         }
-        (Subject::Handle(_) | Subject::Index(_), None) => return Err(Code::INVALID_ARGUMENT),
+        (Subject::Handle(_) | Subject::Instance(..) | Subject::Index(_), None) => return Err(Code::INVALID_ARGUMENT),
         (Subject::Uuid(_) | Subject::Pci(_), None) => return Err(Code::NOT_FOUND),
         (_, Some(place)) => reachable(function, &view, place)?,
     }
@@ -321,7 +340,7 @@ fn reachable(function: &str, view: &View, place: usize) -> Result<(), Code> {
 }
 
 /// What a MIG instance's handle can be asked.
-const ON_INSTANCES: [&str; 17] = [
+const ON_INSTANCES: [&str; 18] = [
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
     "nvmlDeviceGetHandleByUUID",
@@ -336,6 +355,7 @@ const ON_INSTANCES: [&str; 17] = [
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlGpmQueryDeviceSupport",
+    "nvmlGpmMigSampleGet",
     "nvmlDeviceGetComputeMode",
     "nvmlDeviceGetArchitecture",
     "nvmlDeviceGetBrand",

@@ -29,11 +29,15 @@ pub(super) struct Asker {
     reporter: Reporter,
     uuid: GpuUuid,
     index: u32,
-    answers: BTreeMap<&'static str, Refusal>,
+    answers: BTreeMap<Call, Refusal>,
     lost: bool,
 }
 
-/// What a call answered last when it was not a value. There are at most as many as calls in this room, some thirty.
+/// A call by its name, and the MIG instance that it asks of where it asks of one: instances refuse for themselves.
+type Call = (&'static str, Option<GpuUuid>);
+
+/// What a call answered last when it was not a value. There are at most as many as calls in this room, some thirty, and
+/// two for each MIG instance that there is.
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
     why: Absence,
@@ -57,8 +61,22 @@ impl Asker {
         name: &'static str,
         call: impl FnOnce() -> Result<T, NvmlError>,
     ) -> Result<T, Absence> {
+        self.make((name, None), call)
+    }
+
+    /// As [`Asker::ask`], of one MIG instance: what it refuses, its neighbours may answer.
+    pub(super) fn ask_instance<T>(
+        &mut self,
+        name: &'static str,
+        instance: &GpuUuid,
+        call: impl FnOnce() -> Result<T, NvmlError>,
+    ) -> Result<T, Absence> {
+        self.make((name, Some(instance.clone())), call)
+    }
+
+    fn make<T>(&mut self, of: Call, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
         let now = monotonic();
-        let before = self.answers.get(name).copied();
+        let before = self.answers.get(&of).copied();
         if let Some(refusal) = before
             && lasting(refusal.why)
             && now.since(refusal.at) < REFUSAL_LASTS
@@ -68,12 +86,12 @@ impl Asker {
         match self.pulse.call(Some(self.index), call) {
             Ok(value) => {
                 if before.is_some() {
-                    self.answers.remove(name);
+                    self.answers.remove(&of);
                 }
                 Ok(value)
             }
             Err(why) => {
-                self.refused(name, why, before);
+                self.refused(of, why, before);
                 Err(why)
             }
         }
@@ -84,25 +102,31 @@ impl Asker {
         self.pulse.call(Some(self.index), call)
     }
 
-    fn refused(&mut self, call: &'static str, why: Absence, before: Option<Refusal>) {
+    fn refused(&mut self, of: Call, why: Absence, before: Option<Refusal>) {
         self.lost |= why == Absence::GpuLost;
-        self.answers.insert(call, Refusal { why, at: monotonic() });
+        let (call, instance) = (of.0, of.1.as_ref().map(GpuUuid::as_str));
         let said = before.is_some_and(|refusal| refusal.why == why);
         if ordinary(why) {
             if !said {
-                tracing::debug!(gpu_uuid = %self.uuid, call, reason = %why, "NVML has no such value of this GPU");
+                tracing::debug!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML has no such value of this GPU");
             }
         } else {
             self.reporter.trouble(Trouble::NvmlFailed);
             if !said {
-                tracing::warn!(gpu_uuid = %self.uuid, call, reason = %why, "NVML call failed, said once");
+                tracing::warn!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML call failed, said once");
             }
         }
+        self.answers.insert(of, Refusal { why, at: monotonic() });
     }
 
     /// Whether a call has answered since the last time that the GPU is lost.
     pub(super) fn take_lost(&mut self) -> bool {
         std::mem::take(&mut self.lost)
+    }
+
+    /// Forgets what instances refused that are not in the layout any more.
+    pub(super) fn forget_instances(&mut self, living: impl Fn(&GpuUuid) -> bool) {
+        self.answers.retain(|(_, instance), _| instance.as_ref().is_none_or(&living));
     }
 
     /// Forgets refusals: the GPU was away and may be another one in what it can do.

@@ -52,7 +52,7 @@ fn instances(card: &mut Card, at: Monotonic) {
     for place in 0..card.known.instances.len().min(card.sample.mig.len()) {
         let Some(instance) = card.known.instances.get(place) else { continue };
         let (uuid, number) = (instance.identity.uuid.clone(), instance.identity.gpu_instance);
-        let newer = card.asker.ask("gpm mig sample", || card.known.device.gpm_mig_sample(number));
+        let newer = card.asker.ask_instance("gpm mig sample", &uuid, || card.known.device.gpm_mig_sample(number));
         let counters = between(card, before.remove(&uuid).as_ref(), newer.as_ref(), at);
         if let Some(sample) = card.sample.mig.get_mut(place) {
             sample.gpm = counters;

@@ -307,6 +307,8 @@ impl Poller {
                     if desk.card.known.gpu.mig_mode != known.gpu.mig_mode {
                         desk.card.asker.forget();
                     }
+                    let there = |uuid: &GpuUuid| known.instances.iter().any(|one| one.identity.uuid == *uuid);
+                    desk.card.asker.forget_instances(there);
                     desk.card.known = known;
                     self.desks.push(desk);
                 }

@@ -77,7 +77,7 @@ fn instances(card: &mut Card, at: Monotonic) {
             .iter()
             .find(|sample| sample.uuid == *uuid)
             .map_or(GpmSample::absent(Absence::NotYet), |sample| sample.gpm);
-        let info = card.asker.ask("memory of a MIG instance", || instance.device.memory_info());
+        let info = card.asker.ask_instance("memory of a MIG instance", uuid, || instance.device.memory_info());
         let of = |part: fn(&nvml_wrapper::struct_wrappers::device::MemoryInfo) -> u64| {
             Reading::from_result(info.as_ref().map(|info| Bytes(part(info))).map_err(|why| *why), at)
         };

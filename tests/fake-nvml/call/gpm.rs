@@ -81,9 +81,9 @@ calls! {
 
     fn nvmlGpmMigSampleGet(
         handle: nvmlDevice_t, gpu_instance: c_uint, sample: nvmlGpmSample_t,
-    ) of device(handle); |view| {
+    ) of Subject::Instance(handle as usize, gpu_instance); |view| {
         counted(&view)?;
-        if !view.board()?.instances.iter().any(|instance| instance.gpu_instance == gpu_instance) {
+        if view.instance.is_none() {
             return Err(Code::INVALID_ARGUMENT);
         }
         put(sample.cast(), Shot { uuid: view.board()?.uuid.clone(), time: view.time, instance: Some(gpu_instance) })

@@ -1,9 +1,9 @@
 //! Every error that NVML knows, on the calls and at the door.
 
 use super::{Card, Code, Drill, Fault, cards, error, of};
-use lab::scenario::List;
+use lab::scenario::{List, MigSlot};
 use model::Absence;
-use model::gpu::GpuSample;
+use model::gpu::{GpuSample, MigSample};
 use model::observation::GpuSourceState;
 
 /// NVML's errors and what they mean, but for the GPU that is lost (which has a test of its own).
@@ -84,6 +84,29 @@ fn whichever_call_fails_only_its_reading_is_absent() {
         });
         assert_eq!(reason(&sample), Some(Absence::Nvml(999)), "{call}");
         assert!(sample.utilization.get().is_some(), "{call}: {:?}", sample.utilization);
+    }
+}
+
+/// Promise 10 in docs/specification.md.
+#[test]
+fn what_one_mig_instance_refuses_its_neighbours_still_answer() {
+    let slots = ["1g.10gb", "2g.20gb", "1g.10gb"].map(|profile| MigSlot::Profile(profile.into()));
+    let mut drill = Drill::start(of(vec![Card { mig: slots.to_vec(), ..cards("H100", 1) }]));
+    let read = |mig: &MigSample| mig.memory_used.get().is_some() && mig.gpm.sm_active.get().is_some();
+    let whole = drill.sample(0, "all three", |sample| sample.mig.len() == 3 && sample.mig.iter().all(read));
+    let middle = whole.mig[1].uuid.to_string();
+    for (call, part) in [("nvmlDeviceGetMemoryInfo_v2", 0), ("nvmlGpmMigSampleGet", 1)] {
+        let gpu = Some(super::Which::Uuid(middle.clone()));
+        drill.change(|scenario| {
+            scenario.faults = vec![Fault { call: call.into(), gpu, error: Some(Code(3)), ..Fault::default() }];
+        });
+        let reasons = |mig: &MigSample| [mig.memory_used.absence(), mig.gpm.sm_active.absence()];
+        let refused = Some(Absence::NotSupported);
+        drill.sample(0, call, |sample| sample.mig.get(1).is_some_and(|mig| reasons(mig)[part] == refused));
+        drill.rounds(0, 3);
+        let sample = drill.sample(0, "the next", |_| true);
+        assert!(read(&sample.mig[0]) && read(&sample.mig[2]), "{call}: {:?}", sample.mig);
+        assert_eq!(reasons(&sample.mig[1])[part], refused, "{call}");
     }
 }
 

@@ -1,11 +1,11 @@
 //! Who the GPUs are.
 
 use super::{Card, Drill, Scenario, Which, XidEvent, cards, of, put};
-use lab::scenario::{CardLink, List, MigSlot, Way};
+use lab::scenario::{CardLink, List, MigSlot, Process, Value, Way};
 use model::Absence;
 use model::gpu::{ComputeCapability, Path, RecoveryAction};
 use model::observation::GpuSourceState;
-use model::unit::{Bytes, Watts};
+use model::unit::{Bytes, Ratio, Watts};
 
 #[test]
 fn a_gpu_is_told_with_all_that_it_is() {
@@ -45,7 +45,16 @@ fn a_gpu_is_told_with_all_that_it_is() {
 #[test]
 fn mig_instances_are_told_and_a_new_layout_is_seen() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    let card = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
+    // Each instance has a load of its own, and none has the whole card's.
+    let load = |pid, mig, sm, memory| Process {
+        pid,
+        mig: Some(mig),
+        sm: Value::Constant(sm),
+        memory: Some(Value::Constant(memory)),
+        ..Process::default()
+    };
+    let processes = vec![load(71, 0, 60.0, 7e9), load(72, 1, 20.0, 3e9)];
+    let card = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes, ..cards("H100", 1) };
     let mut drill = Drill::start(of(vec![card]));
     let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
     assert_eq!(gpus[0].mig_mode.get(), Some(true));
@@ -58,7 +67,17 @@ fn mig_instances_are_told_and_a_new_layout_is_seen() {
     let sample = drill.sample(0, "the instances' readings", |sample| {
         sample.mig.len() == 2 && sample.mig.iter().all(|mig| mig.gpm.sm_active.get().is_some())
     });
-    assert!(sample.mig.iter().all(|mig| mig.memory_used.get().is_some() && mig.memory_free.get().is_some()));
+    let uuids: Vec<_> = gpus[0].instances().iter().map(|mig| &mig.uuid).collect();
+    for ((mig, uuid), (busy, used)) in sample.mig.iter().zip(uuids).zip([(0.6, 7_000_000_000), (0.2, 3_000_000_000)]) {
+        assert_eq!((&mig.uuid, mig.memory_used.get()), (uuid, Some(Bytes(used))));
+        assert!(mig.memory_free.get().is_some());
+        let shares = [mig.gpm.graphics_active, mig.gpm.sm_active].map(|share| share.get());
+        assert_eq!(shares, [Some(Ratio(busy)); 2], "{uuid}");
+        let halves = [mig.gpm.sm_occupancy, mig.gpm.tensor_active, mig.gpm.dram_active].map(|share| share.get());
+        assert_eq!(halves, [Some(Ratio(busy / 2.0)); 3], "{uuid}");
+        let absent = [mig.gpm.fp64_active, mig.gpm.fp32_active, mig.gpm.fp16_active].map(|share| share.absence());
+        assert_eq!(absent, [Some(Absence::NotSupported); 3], "{uuid}");
+    }
     assert_eq!(sample.utilization.absence(), Some(Absence::MigEnabled));
     drill.change(|scenario| scenario.gpus[0].mig = vec![slot("7g.80gb")]);
     drill.wait("the new layout", |seen| seen.gpus.as_ref().is_some_and(|gpus| profiles(&gpus[0]) == ["7g.80gb"]));
