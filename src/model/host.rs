@@ -36,7 +36,8 @@ pub struct HostSample {
     pub swap_used: Reading<Bytes>,
     /// Processes the kernel killed for memory since boot, in whichever cgroup.
     pub oom_kills: Reading<Count>,
-    /// Bytes read from whole disks (not partitions, not loop, ram or device-mapper devices, which would count twice).
+    /// Bytes read from whole disks (not partitions, not loop, ram or device-mapper devices, which would count twice). A disk
+    /// that goes away leaves its part in the totals.
     pub disk_read: Reading<Bytes>,
     /// Bytes written to whole disks.
     pub disk_write: Reading<Bytes>,
@@ -44,7 +45,8 @@ pub struct HostSample {
     pub disk_reads: Reading<Count>,
     /// Writes to whole disks.
     pub disk_writes: Reading<Count>,
-    /// Totals of physical and other interfaces of the host, without `lo`, bridges and pod ends of veth pairs.
+    /// Totals of the interfaces of the host that have a device behind them, so that each byte counts once: not of `lo`,
+    /// bonds, VLANs, bridges, tunnels, pod ends of veth pairs. An interface that goes away leaves its part in the totals.
     pub network: Reading<NetworkSample>,
     /// Processes and threads.
     pub tasks: Reading<Count>,

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   process      one process: its stat, its namespaces
+//!   carried      sums over disks and interfaces that come and go
+//!   interfaces   which interfaces of the machine are counted, each byte once
 //!   host         the machine as a whole
 //!   network      totals of a pod's network namespace
 //! ```
@@ -10,5 +12,7 @@
 //! namespace's number on both sides.
 
 pub mod process;
+pub(crate) mod carried;
+pub(crate) mod interfaces;
 pub mod host;
 pub mod network;

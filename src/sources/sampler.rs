@@ -143,6 +143,7 @@ impl Sampler {
         self.pass += 1;
         if slow {
             self.host.find_disks(&mut self.reader);
+            self.host.find_interfaces(&mut self.reader);
             self.host.read_slow(&mut self.reader);
             self.find_table();
         }

@@ -254,19 +254,6 @@ pub struct DiskIo {
     pub writes: Count,
 }
 
-impl DiskIo {
-    /// The sum.
-    #[must_use]
-    pub fn plus(self, other: DiskIo) -> DiskIo {
-        DiskIo {
-            read: self.read.plus(other.read),
-            write: self.write.plus(other.write),
-            reads: Count(self.reads.0.saturating_add(other.reads.0)),
-            writes: Count(self.writes.0.saturating_add(other.writes.0)),
-        }
-    }
-}
-
 /// Each device of `/proc/diskstats`. The kernel counts sectors of 512 bytes whatever the disk's own are
 /// (Documentation/block/stat.rst).
 ///

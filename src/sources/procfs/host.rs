@@ -3,6 +3,8 @@
 
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
+use crate::procfs::carried::Carried;
+use crate::procfs::interfaces::{Interfaces, MAX_INTERFACES};
 use crate::procfs::process::Fault;
 use crate::roots::{HostRoots, part};
 use model::cgroup::NetworkSample;
@@ -25,7 +27,12 @@ pub struct Host {
     kept: [Option<OwnedFd>; 9],
     oom_kills: Reading<Count>,
     pressure: Reading<HostPressure>,
-    disks: Vec<Box<[u8]>>,
+    /// Whole disks that there are, or why that is not known.
+    disks: Result<Vec<Box<[u8]>>, Absence>,
+    read_and_written: Carried<4>,
+    interfaces: Interfaces,
+    received_and_sent: Carried<8>,
+    logged: bool,
     /// Files that could not be understood since the start.
     pub faults: u64,
 }
@@ -47,16 +54,21 @@ impl Host {
     /// Under these roots.
     #[must_use]
     pub fn new(roots: &HostRoots) -> Self {
+        let procfs = part(&roots.procfs);
         let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         let block = [&part(&roots.sysfs)[..], b"/block/"].concat();
         Host {
-            procfs: part(&roots.procfs),
+            procfs,
             block,
             nanos_a_tick,
             kept: Default::default(),
             oom_kills: Reading::NOT_YET,
             pressure: Reading::NOT_YET,
-            disks: Vec::new(),
+            disks: Err(Absence::NotYet),
+            read_and_written: Carried::new(MAX_DISKS),
+            interfaces: Interfaces::new(roots),
+            received_and_sent: Carried::new(MAX_INTERFACES),
+            logged: false,
             faults: 0,
         }
     }
@@ -64,20 +76,35 @@ impl Host {
     /// Looks which whole disks there are: what `/sys/block` lists, partitions being listed below their disks, without
     /// those that lie on others or in memory and would count twice or are no disk at all.
     pub fn find_disks(&mut self, reader: &mut Reader) {
-        self.disks.clear();
-        let disks = &mut self.disks;
+        let mut disks: Vec<Box<[u8]>> = Vec::new();
         // Entries of /sys/block are links; in a tree made by hand they may be directories.
-        let _ = reader.names(&[&self.block], |name| {
+        let listed = reader.names(&[&self.block], |name| {
             let virtual_disk = [&b"loop"[..], b"ram", b"zram", b"dm-", b"md"].iter().any(|kind| name.starts_with(kind));
             if !virtual_disk && disks.len() < MAX_DISKS {
                 disks.push(name.into());
             }
         });
+        self.disks = match listed {
+            Ok(()) => Ok(disks),
+            Err(failure) => {
+                self.faults += 1;
+                if !std::mem::replace(&mut self.logged, true) {
+                    let path = String::from_utf8_lossy(&self.block);
+                    tracing::warn!(%path, error = %failure, "disks of the machine cannot be listed, so what is read from and written to them is absent; further failures are only counted");
+                }
+                Err(failure.absence())
+            }
+        };
+    }
+
+    /// Looks which interfaces there are that count.
+    pub fn find_interfaces(&mut self, reader: &mut Reader) {
+        self.interfaces.find(reader);
     }
 
     /// What is worth a look now and then; [`Host::read`] repeats it, with the time of this look.
     pub fn read_slow(&mut self, reader: &mut Reader) {
-        self.oom_kills = match self.take(reader, File::Vm, |text, _| cgroup_file::oom_kills(text)) {
+        self.oom_kills = match self.take(reader, File::Vm, cgroup_file::oom_kills) {
             Reading::Measured(Some(kills), at) => Reading::Measured(kills, at),
             Reading::Measured(None, _) => Reading::Absent(Absence::NotSupported), // a kernel before 4.13
             Reading::Absent(why) => Reading::Absent(why),
@@ -86,7 +113,7 @@ impl Host {
     }
 
     fn pressure(&mut self, reader: &mut Reader) -> Reading<HostPressure> {
-        let mut of = |file| self.take(reader, file, |text, _| cgroup_file::pressure(text));
+        let mut of = |file| self.take(reader, file, cgroup_file::pressure);
         match (of(File::CpuPressure), of(File::MemoryPressure), of(File::IoPressure)) {
             (Reading::Measured((cpu_waiting, _), _), Reading::Measured(memory, _), Reading::Measured(io, at)) => {
                 let (memory_waiting, memory_stalled) = memory;
@@ -107,7 +134,7 @@ impl Host {
         let mut sample = HostSample::default();
         let tick = self.nanos_a_tick;
         let nanos = |ticks: u64| Nanos(ticks.saturating_mul(tick));
-        let stat = self.take(reader, File::Stat, |text, _| host_stat(text));
+        let stat = self.take(reader, File::Stat, host_stat);
         let time = |field: fn(&HostStat) -> u64| stat.map(|stat| nanos(field(&stat)));
         sample.cpu_user = time(|stat| stat.user_ticks);
         sample.cpu_system = time(|stat| stat.system_ticks);
@@ -115,9 +142,9 @@ impl Host {
         sample.cpu_iowait = time(|stat| stat.iowait_ticks);
         sample.cpu_steal = time(|stat| stat.steal_ticks);
         sample.processors = stat.map(|stat| Count(stat.processors));
-        let load = self.take(reader, File::Load, |text, _| loadavg(text));
+        let load = self.take(reader, File::Load, loadavg);
         (sample.load, sample.tasks) = (load.map(|load| load.loads), load.map(|load| Count(load.tasks)));
-        let memory = self.take(reader, File::Memory, |text, _| meminfo(text));
+        let memory = self.take(reader, File::Memory, meminfo);
         let bytes = |field: fn(&MemInfo) -> Bytes| memory.map(|memory| field(&memory));
         sample.memory_total = bytes(|memory| memory.total);
         let told = |field: fn(&MemInfo) -> Option<Bytes>| match &memory {
@@ -131,35 +158,62 @@ impl Host {
         sample.memory_rss = told(|memory| memory.anonymous);
         sample.memory_cache = bytes(|memory| memory.cache);
         sample.swap_used = bytes(|memory| memory.swap_used);
-        let disks = self.take(reader, File::Disks, |text, disks| {
-            let mut sum = DiskIo::default();
-            diskstats(text, |name, io| {
-                if disks.iter().any(|disk| **disk == *name) {
-                    sum = sum.plus(io);
-                }
-            })?;
-            Ok(sum)
-        });
+        let disks = self.disks(reader);
         (sample.disk_read, sample.disk_write) = (disks.map(|sum| sum.read), disks.map(|sum| sum.write));
         (sample.disk_reads, sample.disk_writes) = (disks.map(|sum| sum.reads), disks.map(|sum| sum.writes));
-        sample.network = self.take(reader, File::Net, |text, _| {
-            let mut sum = NetworkSample::default();
-            net_dev(text, |name, counters| {
-                if host_interface(name) {
-                    sum = sum.plus(&counters);
-                }
-            })?;
-            Ok(sum)
-        });
+        sample.network = self.network(reader);
         (sample.oom_kills, sample.pressure) = (self.oom_kills, self.pressure);
         sample
+    }
+
+    fn disks(&mut self, reader: &mut Reader) -> Reading<DiskIo> {
+        let there = match &self.disks {
+            Ok(there) => there.clone(),
+            Err(why) => return Reading::Absent(*why),
+        };
+        let mut found: Vec<(usize, DiskIo)> = Vec::new();
+        let look = self.take(reader, File::Disks, |text| {
+            diskstats(text, |name, io| {
+                found.extend(there.iter().position(|disk| **disk == *name).map(|at| (at, io)));
+            })
+        });
+        let sum = &mut self.read_and_written;
+        look.map(|()| {
+            sum.begin();
+            for (at, io) in found {
+                sum.add(&there[at], [io.read.0, io.write.0, io.reads.0, io.writes.0]);
+            }
+            // A machine without disks reads nothing from them.
+            let [read, write, reads, writes] = sum.total().unwrap_or_default();
+            DiskIo { read: Bytes(read), write: Bytes(write), reads: Count(reads), writes: Count(writes) }
+        })
+    }
+
+    fn network(&mut self, reader: &mut Reader) -> Reading<NetworkSample> {
+        let mut found: Vec<(Box<[u8]>, NetworkSample)> = Vec::new();
+        let look =
+            self.take(reader, File::Net, |text| net_dev(text, |name, counters| found.push((name.into(), counters))));
+        let (sum, interfaces) = (&mut self.received_and_sent, &self.interfaces);
+        match look {
+            Reading::Absent(why) => Reading::Absent(why),
+            Reading::Measured((), at) => {
+                sum.begin();
+                for (name, sample) in found.iter().filter(|(name, _)| interfaces.counts(name)) {
+                    sum.add(name, counters(sample));
+                }
+                match sum.total() {
+                    Some(total) => Reading::Measured(network(total), at),
+                    None => Reading::Absent(Absence::NotSupported), // nothing but what lies on others
+                }
+            }
+        }
     }
 
     fn take<T>(
         &mut self,
         reader: &mut Reader,
         file: File,
-        parse: impl FnOnce(&[u8], &[Box<[u8]>]) -> Result<T, Malformed>,
+        parse: impl FnOnce(&[u8]) -> Result<T, Malformed>,
     ) -> Reading<T> {
         let text = match self.text(reader, file) {
             Ok(text) => text,
@@ -167,7 +221,7 @@ impl Host {
         };
         let at = clock::monotonic();
         Reading::from_result(
-            parse(text, &self.disks).map_err(|malformed| {
+            parse(text).map_err(|malformed| {
                 self.faults += 1;
                 Fault::from(malformed).absence()
             }),
@@ -199,37 +253,109 @@ impl Host {
     }
 }
 
-/// Whether traffic on this interface of the host is counted: not that of bridges, tunnels and pod ends, which passes a
-/// physical one as well or never leaves the machine.
-fn host_interface(name: &[u8]) -> bool {
-    const INNER: [&[u8]; 19] = [
-        b"veth",
-        b"docker",
-        b"br-",
-        b"virbr",
-        b"cni",
-        b"cali",
-        b"cilium",
-        b"lxc",
-        b"flannel",
-        b"tunl",
-        b"vxlan",
-        b"kube-",
-        b"nodelocaldns",
-        b"dummy",
-        b"ifb",
-        b"nerdctl",
-        b"podman",
-        b"tap",
-        b"weave",
-    ];
-    name != b"lo" && !INNER.iter().any(|inner| name.starts_with(inner))
+fn counters(sample: &NetworkSample) -> [u64; 8] {
+    [
+        sample.rx_bytes.0,
+        sample.tx_bytes.0,
+        sample.rx_packets.0,
+        sample.tx_packets.0,
+        sample.rx_errors.0,
+        sample.tx_errors.0,
+        sample.rx_dropped.0,
+        sample.tx_dropped.0,
+    ]
+}
+
+fn network(counters: [u64; 8]) -> NetworkSample {
+    let [rx_bytes, tx_bytes, rx_packets, tx_packets, rx_errors, tx_errors, rx_dropped, tx_dropped] = counters;
+    NetworkSample {
+        rx_bytes: Bytes(rx_bytes),
+        tx_bytes: Bytes(tx_bytes),
+        rx_packets: Count(rx_packets),
+        tx_packets: Count(tx_packets),
+        rx_errors: Count(rx_errors),
+        tx_errors: Count(tx_errors),
+        rx_dropped: Count(rx_dropped),
+        tx_dropped: Count(tx_dropped),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    /// Bytes read from a disk, or received on an interface.
+    type Counts = [(&'static str, u64)];
+
+    fn counted(root: &Path, disks: &Counts, interfaces: &Counts) {
+        let lines: String =
+            disks.iter().map(|(name, count)| format!("8 0 {name} 1 0 {count} 0 1 0 4 0 0 0 0\n")).collect();
+        fs::create_dir_all(root.join("1/net")).unwrap();
+        fs::write(root.join("diskstats"), lines).unwrap();
+        let line = |(name, count): &(&str, u64)| format!("{name}: {count} 1 0 0 0 0 0 0 20 2 0 0 0 0 0 0\n");
+        let lines: String = interfaces.iter().map(line).collect();
+        fs::write(root.join("1/net/dev"), format!("|\n|\n{lines}")).unwrap();
+    }
+
+    #[test]
+    fn what_disks_and_interfaces_counted_stays_in_the_sum_when_they_go() {
+        let base = tempfile::tempdir().unwrap();
+        let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
+        let mut reader = Reader::default();
+        counted(&roots.procfs, &[("sda", 2), ("sdb", 8)], &[("lo", 5), ("eth0", 10), ("eth1", 30)]);
+        let mut host = Host::new(&roots);
+        host.find_disks(&mut reader);
+        for _ in 0..2 {
+            let lost = host.read(&mut reader);
+            assert_eq!(lost.disk_read.absence(), Some(Absence::NoSuchFile), "without sysfs no disk is known");
+            assert_eq!(lost.disk_writes.absence(), Some(Absence::NoSuchFile));
+        }
+        assert_eq!(host.faults, 1);
+        for disk in ["sda", "sdb"] {
+            fs::create_dir_all(roots.sysfs.join("block").join(disk)).unwrap();
+        }
+        let mut look = |disks: &Counts, interfaces: &Counts| {
+            counted(&roots.procfs, disks, interfaces);
+            host.find_disks(&mut reader);
+            host.find_interfaces(&mut reader);
+            let sample = host.read(&mut reader);
+            (sample.disk_read.get().map(|bytes| bytes.0), sample.network.value().map(|sum| sum.rx_bytes.0))
+        };
+        assert_eq!(look(&[("sda", 2), ("sdb", 8)], &[("eth0", 10), ("eth1", 30)]), (Some(5120), Some(40)));
+        fs::remove_dir(roots.sysfs.join("block/sdb")).unwrap();
+        assert_eq!(look(&[("sda", 4)], &[("eth0", 11)]), (Some(6144), Some(41)));
+        fs::create_dir(roots.sysfs.join("block/sdb")).unwrap();
+        let anew = look(&[("sda", 4), ("sdb", 1)], &[("eth0", 11), ("eth1", 32)]);
+        assert_eq!(anew, (Some(6656), Some(43)), "another disk; an interface that was lent and came back");
+    }
+
+    #[test]
+    fn bytes_that_pass_several_interfaces_are_counted_once() {
+        let stacked: &Counts =
+            &[("lo", 7), ("eth0", 1000), ("eth1", 2000), ("bond0", 3000), ("bond0.100", 3000), ("br0", 3000)];
+        for with_devices in [false, true] {
+            let base = tempfile::tempdir().unwrap();
+            let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
+            counted(&roots.procfs, &[], stacked);
+            for (name, _) in stacked.iter().filter(|_| with_devices) {
+                let at = roots.sysfs.join("class/net").join(name);
+                fs::create_dir_all(&at).unwrap();
+                if name.starts_with("eth") {
+                    symlink("../../../0000:65:00.0", at.join("device")).unwrap();
+                }
+            }
+            let (mut host, mut reader) = (Host::new(&roots), Reader::default());
+            host.find_interfaces(&mut reader);
+            let sample = host.read(&mut reader);
+            assert_eq!(sample.network.value().map(|sum| sum.rx_bytes.0), Some(3000), "{with_devices}");
+            counted(&roots.procfs, &[], &[("lo", 7), ("bond0", 3000)]);
+            let sample = Host::new(&roots).read(&mut reader);
+            assert_eq!(sample.network.absence(), Some(Absence::NotSupported), "no 0 where nothing is counted");
+        }
+    }
 
     #[test]
     fn whole_disks_and_outer_interfaces_are_summed() {

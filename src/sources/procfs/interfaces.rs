@@ -1,0 +1,223 @@
+//! Which interfaces of the machine are counted, so that each byte is counted once.
+//!
+//! ```text
+//!   eth0  eth1        counted: sysfs names the device behind each
+//!   bond0  bond0.100  br0  wg0  veth…   not: what passes them passes one of those, or never leaves the machine
+//!   a VF below the synthetic interface that counts for it (Azure, virtio failover), a representor (`pf0vf1`)   not
+//! ```
+//!
+//! Where sysfs names no device at all (it is not mounted, it shows another network than process 1's, the machine is a
+//! container itself and its `eth0` is one end of a pair), names are all there is to go by.
+
+use crate::kernel_file::Reader;
+use crate::procfs::process::namespace;
+use crate::roots::{HostRoots, part};
+use std::collections::BTreeSet;
+
+/// Interfaces with a device that are told apart; a host with all virtual functions of several cards has some hundred.
+pub(crate) const MAX_INTERFACES: usize = 1024;
+
+/// Knows which are counted.
+#[derive(Debug)]
+pub(crate) struct Interfaces {
+    net: Vec<u8>,
+    procfs: Vec<u8>,
+    /// Whether sysfs was mounted elsewhere for us, and so is the host's.
+    mounted: bool,
+    /// Those with a device of their own. Once there has been one, names are not gone by any more: the sum would jump.
+    devices: BTreeSet<Box<[u8]>>,
+    by_device: bool,
+}
+
+impl Interfaces {
+    pub(crate) fn new(roots: &HostRoots) -> Self {
+        Interfaces {
+            net: [&part(&roots.sysfs)[..], b"/class/net/"].concat(),
+            procfs: part(&roots.procfs),
+            mounted: roots.sysfs != HostRoots::default().sysfs,
+            devices: BTreeSet::new(),
+            by_device: false,
+        }
+    }
+
+    /// Looks which have a device.
+    pub(crate) fn find(&mut self, reader: &mut Reader) {
+        if !self.mounted && !same_network(reader, &self.procfs) {
+            return;
+        }
+        let mut names: Vec<Box<[u8]>> = Vec::new();
+        let listed = reader.names(&[&self.net], |name| {
+            if names.len() < MAX_INTERFACES {
+                names.push(name.into());
+            }
+        });
+        if listed.is_err() {
+            return;
+        }
+        names.retain(|name| self.has_device(reader, name));
+        names.retain(|name| !self.is_below_another(reader, name) && !self.is_representor(reader, name));
+        self.by_device |= !names.is_empty();
+        self.devices = names.into_iter().collect();
+    }
+
+    /// Whether what passes this interface is counted.
+    pub(crate) fn counts(&self, name: &[u8]) -> bool {
+        if self.by_device { self.devices.contains(name) } else { outer_by_name(name) }
+    }
+
+    fn has_device(&self, reader: &mut Reader, name: &[u8]) -> bool {
+        let device: [&[u8]; 3] = [&self.net, name, b"/device"];
+        reader.link(&device).is_ok()
+    }
+
+    /// Enslaved to an interface that has a device itself, and so counts for both.
+    fn is_below_another(&self, reader: &mut Reader, name: &[u8]) -> bool {
+        let Ok(master) = reader.link(&[&self.net, name, b"/master"]) else { return false };
+        let master = master.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
+        self.has_device(reader, &master)
+    }
+
+    /// The host's end of a virtual function or subfunction, which the kernel calls `pf0vf1` at its port; the port to the
+    /// wire is `p0`.
+    fn is_representor(&self, reader: &mut Reader, name: &[u8]) -> bool {
+        reader.read(&[&self.net, name, b"/phys_port_name"]).is_ok_and(|port| port.starts_with(b"pf"))
+    }
+}
+
+/// Whether we live in process 1's network, which a `/sys` of our own shows. By the link if we may read it, else by the
+/// file of counters, which is one for each network.
+fn same_network(reader: &mut Reader, procfs: &[u8]) -> bool {
+    let by_link = |reader: &mut Reader, process| namespace(reader, procfs, process, "net");
+    if let Ok(host) = by_link(reader, b"1") {
+        return by_link(reader, b"self") == Ok(host);
+    }
+    let mut by_counters = |process: &[u8]| reader.inode(&[procfs, b"/", process, b"/net/dev"]);
+    by_counters(b"1").is_ok_and(|host| by_counters(b"self") == Ok(host))
+}
+
+/// By its name: not a bridge, bond, tunnel, VLAN or a pod's end, whose bytes pass a physical one as well or never leave the
+/// machine.
+fn outer_by_name(name: &[u8]) -> bool {
+    #[rustfmt::skip]
+    const INNER: [&[u8]; 47] = [
+        b"veth", b"docker", b"virbr", b"cni", b"cbr", b"cali", b"cilium", b"lxc", b"lxdbr", b"flannel", b"tunl", b"vxlan",
+        b"geneve", b"genev_sys", b"gre", b"erspan", b"sit", b"ip6tnl", b"ip6_vti", b"ip_vti", b"kube-", b"nodelocaldns",
+        b"dummy", b"ifb", b"nerdctl", b"podman", b"tap", b"tun", b"wg", b"tailscale", b"weave", b"bond", b"team", b"vlan",
+        b"macvlan", b"macvtap", b"ipvlan", b"vmbr", b"bridge", b"ovs", b"ovn", b"antrea", b"azv", b"gke", b"nlmon",
+        b"vcan", b"vrf",
+    ];
+    let numbered = |rest: &[u8]| !rest.is_empty() && rest.iter().all(u8::is_ascii_digit);
+    let bridge = name.strip_prefix(b"br").is_some_and(|rest| rest.starts_with(b"-") || numbered(rest));
+    let vlan = name.iter().rposition(|b| *b == b'.').is_some_and(|dot| numbered(&name[dot + 1..]));
+    // Amazon's network plugin calls pods' ends eni and eleven hexadecimal digits.
+    let pod = name.strip_prefix(b"eni").is_some_and(|rest| rest.len() == 11 && rest.iter().all(u8::is_ascii_hexdigit));
+    name != b"lo" && !bridge && !vlan && !pod && !INNER.iter().any(|inner| name.starts_with(inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    /// `/sys/class/net` as the kernel has it: with a device or without, below which master, at which port.
+    fn interface(sysfs: &Path, name: &str, device: bool, master: Option<&str>, port: Option<&str>) {
+        let at = sysfs.join("class/net").join(name);
+        fs::create_dir_all(&at).unwrap();
+        if device {
+            symlink("../../../0000:65:00.0", at.join("device")).unwrap();
+        }
+        if let Some(master) = master {
+            symlink(format!("../{master}"), at.join("master")).unwrap();
+        }
+        if let Some(port) = port {
+            fs::write(at.join("phys_port_name"), format!("{port}\n")).unwrap();
+        }
+    }
+
+    fn counted(interfaces: &Interfaces, names: &[&'static str]) -> Vec<&'static str> {
+        names.iter().copied().filter(|name| interfaces.counts(name.as_bytes())).collect()
+    }
+
+    const ALL: [&str; 10] = ["lo", "eth0", "eth1", "bond0", "bond0.100", "br0", "wg0", "vf0", "rep0", "custom"];
+
+    #[test]
+    fn those_with_a_device_are_counted_and_none_twice() {
+        let base = tempfile::tempdir().unwrap();
+        let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
+        let mut interfaces = Interfaces::new(&roots);
+        let mut reader = Reader::default();
+        interfaces.find(&mut reader);
+        let by_name = ["eth0", "eth1", "vf0", "rep0", "custom"];
+        assert_eq!(counted(&interfaces, &ALL), by_name, "without sysfs their names are gone by");
+        for name in ["lo", "bond0", "bond0.100", "br0", "wg0", "custom"] {
+            interface(&roots.sysfs, name, false, None, None);
+        }
+        interfaces.find(&mut reader);
+        assert_eq!(counted(&interfaces, &ALL), by_name, "a machine on which none has a device");
+        interface(&roots.sysfs, "eth0", true, Some("bond0"), Some("p0"));
+        interface(&roots.sysfs, "eth1", true, Some("bond0"), None);
+        interface(&roots.sysfs, "vf0", true, Some("eth1"), None);
+        interface(&roots.sysfs, "rep0", true, None, Some("pf0vf3"));
+        interfaces.find(&mut reader);
+        assert_eq!(counted(&interfaces, &ALL), ["eth0", "eth1"]);
+        fs::remove_dir_all(roots.sysfs.join("class/net")).unwrap();
+        fs::create_dir_all(roots.sysfs.join("class/net")).unwrap();
+        interfaces.find(&mut reader);
+        assert!(counted(&interfaces, &ALL).is_empty(), "one that went away does not make the names count");
+    }
+
+    #[test]
+    fn names_tell_inner_from_outer() {
+        for outer in ["eth0", "ens3", "enp1s0f0np0", "eno1", "ib0", "wlan0", "brcm0", "wwan0", "eni0", "venet0"] {
+            assert!(outer_by_name(outer.as_bytes()), "{outer}");
+        }
+        for inner in [
+            "lo",
+            "veth12ab",
+            "docker0",
+            "br-12",
+            "br0",
+            "cni0",
+            "cali1",
+            "cilium_host",
+            "bond0",
+            "team1",
+            "eth0.100",
+            "bond0.7",
+            "vlan5",
+            "ovs-system",
+            "genev_sys_6081",
+            "tun0",
+            "wg0",
+            "vmbr0",
+            "eni1a2b3c4d5e6",
+        ] {
+            assert!(!outer_by_name(inner.as_bytes()), "{inner}");
+        }
+    }
+
+    #[test]
+    fn a_sysfs_of_another_network_is_not_asked() {
+        let base = tempfile::tempdir().unwrap();
+        let procfs = part(base.path());
+        let mut reader = Reader::default();
+        let write = |process: &str| {
+            fs::create_dir_all(base.path().join(process).join("net")).unwrap();
+            fs::write(base.path().join(process).join("net/dev"), "").unwrap();
+        };
+        assert!(!same_network(&mut reader, &procfs), "nothing tells");
+        write("1");
+        write("self");
+        assert!(!same_network(&mut reader, &procfs));
+        fs::remove_file(base.path().join("self/net/dev")).unwrap();
+        fs::hard_link(base.path().join("1/net/dev"), base.path().join("self/net/dev")).unwrap();
+        assert!(same_network(&mut reader, &procfs));
+        for (process, number, same) in [("1", 7, false), ("self", 7, true)] {
+            fs::create_dir_all(base.path().join(process).join("ns")).unwrap();
+            symlink(format!("net:[{number}]"), base.path().join(process).join("ns/net")).unwrap();
+            assert_eq!(same_network(&mut reader, &procfs), same, "{process}");
+        }
+    }
+}
