@@ -412,7 +412,7 @@ fn host_process(pid: u32, cgroup: Arc<CgroupIdentity>) -> ProcessView {
         process: HostProcess {
             key: ProcessKey { pid, start_ticks: 4000 },
             command: "python3".into(),
-            cgroup: Some(cgroup),
+            owner: Owner::Cgroup(cgroup),
             cpu_user: Nanos(3_000_000_000),
             cpu_system: Nanos(500_000_000),
             rss: Bytes(3 * GIB),

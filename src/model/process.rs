@@ -82,8 +82,8 @@ pub struct HostProcess {
     pub key: ProcessKey,
     /// `comm`.
     pub command: Arc<str>,
-    /// Its container or pod, if it is in one.
-    pub cgroup: Option<Arc<CgroupIdentity>>,
+    /// Whose it is.
+    pub owner: Owner,
     /// User time since its start.
     pub cpu_user: Nanos,
     /// System time since its start.

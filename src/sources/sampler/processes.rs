@@ -2,7 +2,9 @@
 //!
 //! A pass reads `/proc/<pid>/stat` of every process (about 10 µs each), a slice at every turn of the sampler, so that a
 //! machine with 20,000 processes delays nobody. Passes follow one another so slowly that they cost at most one part in
-//! [`SHARE`] of a core. A cgroup is read once, when a process is first seen, `io` where a process has used CPU time since.
+//! [`SHARE`] of a core. Whose a process is, is read when it is first seen, when it has executed another program (a runtime
+//! moves a process into its cgroup and then lets it become what it is to be), as long as it is not known, and else by turns
+//! now and then; `io` where a process has used CPU time since.
 //!
 //! What must never happen here: memory that grows with the number of processes that ever lived. What is remembered of a
 //! process is forgotten at the end of the first pass that does not see it.
@@ -12,16 +14,16 @@ use crate::kernel_file::{Failure, Reader};
 use crate::owner::Owners;
 use crate::procfs::process::{self, Fault};
 use crate::roots::{HostRoots, part};
-use model::cgroup::{CgroupIdentity, ProcessIo};
+use model::cgroup::ProcessIo;
 use model::id::ProcessKey;
 use model::process::{HostProcess, MAX_PROCESSES, Owner, ProcessPass};
 use model::time::Monotonic;
 use model::unit::{Bytes, Count, Nanos};
 use model::{Absence, Reading};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 use wire::cgroup_file::{digits, process_io};
+use wire::proc_file::Stat;
 
 /// A pass that took this long in all is followed by a pause this many times as long: a quarter of a percent of a core.
 pub const SHARE: u32 = 400;
@@ -35,6 +37,9 @@ const LONGEST: Duration = Duration::from_secs(120);
 const SLICE: usize = 2048;
 /// Processes whose `io` is read in one turn, about 15 µs each; the others keep their older reading.
 const IO_A_SLICE: usize = 256;
+/// Passes between two looks at whose a process is, a minute at the usual period. Processes take turns by their number: with
+/// 400 processes that is 33 more looks a pass, about 1 ms.
+const OWNER_EVERY: u64 = 12;
 /// Processes that are remembered: the kernel's default limit of PIDs. Those beyond are counted only.
 const MAX_KNOWN: usize = 32_768;
 
@@ -66,6 +71,21 @@ struct Known {
     /// CPU time used between its last two readings.
     used: u64,
     pass: u64,
+}
+
+impl Known {
+    /// Takes its name in, and says whether it is another: then it has executed another program.
+    fn renamed(&mut self, stat: &Stat<'_>) -> bool {
+        let known = &mut self.process.command;
+        if *known.as_bytes() == *stat.command {
+            return false;
+        }
+        // Bytes that are shown as others differ each time, so what is shown is compared.
+        let now = process::command(stat);
+        let other = *known != now;
+        *known = now;
+        other
+    }
 }
 
 fn share(period: Duration) -> u32 {
@@ -167,7 +187,7 @@ impl Processes {
             let process = HostProcess {
                 key,
                 command: process::command(&stat),
-                cgroup: None,
+                owner: Owner::Unknown,
                 cpu_user: user,
                 cpu_system: system,
                 rss,
@@ -177,19 +197,20 @@ impl Processes {
                 at,
             };
             known.insert(pid, Known { process, used: 0, pass: *pass });
-        } else if let Some(known) = known.get_mut(&pid)
-            && *known.process.command.as_bytes() != *stat.command
-        {
-            known.process.command = process::command(&stat); // it has executed another program
         }
-        let cgroup = fresh.then(|| self.cgroup(key));
+        let mut look_again = (*pass).wrapping_add(u64::from(pid)).is_multiple_of(OWNER_EVERY);
+        if let Some(known) = known.get_mut(&pid) {
+            look_again |= known.process.owner == Owner::Unknown;
+            look_again |= known.renamed(&stat);
+        }
+        let owner = look_again.then(|| self.owner(key));
         let Some(known) = self.known.get_mut(&pid) else { return };
         let process = &mut known.process;
         known.used = (user.0 + system.0).saturating_sub(process.cpu_user.0 + process.cpu_system.0);
         (known.pass, process.at) = (self.pass, at);
         (process.cpu_user, process.cpu_system, process.rss, process.threads) = (user, system, rss, threads);
-        if let Some(cgroup) = cgroup {
-            process.cgroup = cgroup;
+        if let Some(owner) = owner {
+            process.owner = owner;
         }
         if (fresh || known.used > 0) && *io > 0 {
             *io -= 1;
@@ -199,11 +220,13 @@ impl Processes {
         }
     }
 
-    /// The cgroup of a process that was not known, if its number still is its own after it was read.
-    fn cgroup(&mut self, key: ProcessKey) -> Option<Arc<CgroupIdentity>> {
-        let Owner::Cgroup(identity) = self.owners.owner(key) else { return None };
-        let again = process::stat(&mut self.reader, &self.procfs, key.pid).ok()?;
-        (process::key(&again) == key).then_some(identity)
+    /// Whose a process is, if its number still is its own after that was read.
+    fn owner(&mut self, key: ProcessKey) -> Owner {
+        let owner = self.owners.owner(key);
+        match process::stat(&mut self.reader, &self.procfs, key.pid) {
+            Ok(again) if process::key(&again) == key => owner,
+            _ => Owner::Unknown,
+        }
     }
 
     /// Forgets who was not seen and picks who is shown.
@@ -283,7 +306,7 @@ mod tests {
         let seven = first.processes.iter().find(|process| process.key.pid == 7).unwrap();
         assert_eq!((&*seven.command, seven.cpu_user.0), ("p100", 50_000_000));
         assert_eq!(seven.write_bytes.get(), Some(Bytes(2)));
-        assert_eq!(*seven.cgroup.as_ref().unwrap().path, *format!("/docker/{:064x}", 0));
+        assert_eq!(path(seven), Some(format!("/docker/{:064x}", 0)));
 
         fs::remove_dir_all(root.path().join("8")).unwrap();
         fs::remove_dir_all(root.path().join("9")).unwrap();
@@ -292,6 +315,39 @@ mod tests {
         let second = pass(&mut processes);
         assert_eq!((second.processes.len(), second.total, processes.known.len()), (1, 1, 1));
         assert_eq!(second.processes[0].key.start_ticks, 200, "the same number is another process");
+    }
+
+    fn path(process: &HostProcess) -> Option<String> {
+        match &process.owner {
+            Owner::Cgroup(identity) => Some(identity.path.to_string()),
+            Owner::Host | Owner::Unknown => None,
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_moved_is_its_new_containers() {
+        let root = folder();
+        process(root.path(), 7, 100, 5);
+        let at = root.path().join("7");
+        let cgroup = |text: &str| fs::write(at.join("cgroup"), text).unwrap();
+        let run = |name: &str| {
+            let stat = format!("7 ({name}) S 1 1 1 0 -1 0 0 0 0 0 5 0 0 0 20 0 1 0 100 1000 5 0 0\n");
+            fs::write(at.join("stat"), stat).unwrap();
+        };
+        let container = |number: u32| format!("/docker/{number:064x}");
+        let mut processes = passes(root.path());
+        let mut owner = || pass(&mut processes).processes[0].owner.clone();
+        cgroup("0::/docker/");
+        assert_eq!(owner(), Owner::Unknown, "torn");
+        cgroup("0::/system.slice/runtime.service\n");
+        assert_eq!(owner(), Owner::Host, "read again while it is not known");
+        cgroup(&format!("0::{}\n", container(1)));
+        run("job");
+        assert!(matches!(owner(), Owner::Cgroup(identity) if *identity.path == *container(1)), "it became a program");
+        cgroup(&format!("0::{}\n", container(2)));
+        let turns =
+            (1..=OWNER_EVERY).find(|_| matches!(owner(), Owner::Cgroup(identity) if *identity.path == *container(2)));
+        assert!(turns.is_some(), "and if nothing tells of the move, it is seen by turns");
     }
 
     #[test]

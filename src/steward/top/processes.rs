@@ -79,3 +79,20 @@ fn row(process: &Process, snapshot: &Snapshot) -> Row {
         ..Row::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::NodeName;
+    use model::process::Owner as Noun;
+    use model::time::Now;
+    use model::view::NodeView;
+    use wire::api::owner::Names;
+
+    #[test]
+    fn whose_is_not_known_is_said_to_be_unknown_and_never_the_hosts() {
+        let view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
+        let shown = |owner: &Noun| owner_name(&Names::of(&view).whose(owner));
+        assert_eq!((shown(&Noun::Unknown), shown(&Noun::Host)), ("unknown".into(), "host".into()));
+    }
+}

@@ -210,7 +210,7 @@ fn host_process(pid: u32, command: &str, owner: Option<Arc<CgroupIdentity>>, cor
     let process = HostProcess {
         key: ProcessKey { pid, start_ticks: 7 },
         command: Arc::from(command),
-        cgroup: owner,
+        owner: owner.map_or(Owner::Host, Owner::Cgroup),
         cpu_user: Nanos(1),
         cpu_system: Nanos(1),
         rss: Bytes(rss_gib * GIB),

@@ -408,22 +408,12 @@ pub fn kind_word(kind: GpuProcessKind) -> &'static str {
     }
 }
 
-/// The owner of a GPU process, by name.
-#[must_use]
-pub fn owner(process: &process::GpuProcess, names: &Names<'_>) -> Owner {
-    match &process.owner {
-        process::Owner::Cgroup(cgroup) => names.owner(cgroup),
-        process::Owner::Host => Owner::host(),
-        process::Owner::Unknown => Owner::unknown(),
-    }
-}
-
 impl GpuProcess {
     fn of(process: &process::GpuProcess, names: &Names<'_>, ages: Ages) -> GpuProcess {
         GpuProcess {
             pid: process.pid,
             command: process.command.to_string(),
-            owner: owner(process, names),
+            owner: names.whose(&process.owner),
             kind: kind_word(process.kind).to_owned(),
             mig: process.mig.as_ref().map(ToString::to_string),
             memory_used_bytes: ages.of(&process.memory_used),

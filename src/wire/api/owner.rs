@@ -2,6 +2,7 @@
 
 use model::cgroup::CgroupIdentity;
 use model::id::{ContainerId, PodUid};
+use model::process;
 use model::view::{ContainerView, NodeView, PodView};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -63,6 +64,16 @@ impl<'a> Names<'a> {
     #[must_use]
     pub fn pod(&self, uid: &PodUid) -> Option<&'a PodView> {
         self.pods.get(uid).copied()
+    }
+
+    /// Whose a process is, by name.
+    #[must_use]
+    pub fn whose(&self, owner: &process::Owner) -> Owner {
+        match owner {
+            process::Owner::Cgroup(cgroup) => self.owner(cgroup),
+            process::Owner::Host => Owner::host(),
+            process::Owner::Unknown => Owner::unknown(),
+        }
     }
 
     /// Who stands behind a cgroup.

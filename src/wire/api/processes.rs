@@ -1,6 +1,6 @@
 //! `/api/v1/processes`: processes of the host, each with its container and what it does on GPUs.
 
-use super::gpus::{kind_word, owner};
+use super::gpus::kind_word;
 use super::head::Head;
 use super::owner::{Names, Owner};
 use super::pods::Each;
@@ -123,11 +123,11 @@ impl Row<'_> {
     /// Whose it is.
     #[must_use]
     pub fn owner(&self, names: &Names<'_>) -> Owner {
-        match (self.host, self.gpus.first()) {
-            (Some(host), _) => host.process.cgroup.as_ref().map_or_else(Owner::host, |cgroup| names.owner(cgroup)),
-            (None, Some((_, process))) => owner(process, names),
-            (None, None) => Owner::unknown(),
-        }
+        let host = self.host.map(|host| &host.process.owner);
+        let on_gpu = self.gpus.first().map(|(_, process)| &process.owner);
+        // The side that knows: the two are read at different times.
+        let known = host.filter(|owner| **owner != model::process::Owner::Unknown);
+        known.or(on_gpu).map_or_else(Owner::unknown, |owner| names.whose(owner))
     }
 
     fn show(&self, names: &Names<'_>, ages: Ages) -> Process {
