@@ -112,7 +112,7 @@ impl fmt::Display for Absence {
             Absence::MigEnabled => "not readable while MIG is enabled",
             Absence::HostNetwork => "host network",
             Absence::KernelDoesNotCount => "kernel does not count it",
-            Absence::NoSuchFile => "no such file on this kernel",
+            Absence::NoSuchFile => "no such file",
             Absence::Unreadable => "file could not be understood",
             Absence::Vanished => "vanished while being read",
             Absence::NoLivingProcess => "no living process to read through",

@@ -158,8 +158,12 @@ impl Sampler {
         host.processes = self.total_processes;
         self.report(Observation::Host(host), reporter);
         if let Some(pass) = self.processes.some(clock::monotonic()) {
-            self.total_processes = Reading::Measured(Count(u64::from(pass.total)), pass.at);
-            self.report(Observation::Processes(pass), reporter);
+            self.total_processes = match &pass {
+                Err(why) => Reading::Absent(*why),
+                Ok(pass) => Reading::Measured(Count(u64::from(pass.total)), pass.at),
+            };
+            // Where nobody can be listed, nobody who was listed before is shown any more.
+            self.report(Observation::Processes(pass.unwrap_or_default()), reporter);
         }
         self.tell(reporter);
     }

@@ -93,6 +93,32 @@ fn sockets_that_take_a_connection_and_never_answer_are_said_once_and_cost_names_
     }
 }
 
+/// Promise 4 in docs/specification.md.
+#[test]
+fn a_proc_and_a_sys_that_are_not_there_are_absent_with_the_reason_and_said_once() {
+    let recipe = quiet().with("--procfs-root", "/nonexistent").with("--sysfs-root", "/nonexistent/sys");
+    let agent = recipe.with("--slow-period", "1s").launch();
+    for complaint in ["processes of the machine cannot be listed", "disks of the machine cannot be listed"] {
+        agent.logs(complaint);
+    }
+    let node = eventually("a second failure", Duration::from_secs(30), || {
+        let node = agent.get("/api/v1/node").json();
+        let troubles = node["troubles"].as_array()?.iter().find(|trouble| trouble["kind"] == "proc_unreadable")?;
+        (troubles["count"].as_u64()? >= 4).then_some(node)
+    });
+    for reading in ["processes", "disk_read_bytes", "cpu_user_seconds"] {
+        assert_eq!(node[reading]["absent"], "no_such_file", "{reading}: {node}");
+    }
+    let text = agent.get("/metrics").text();
+    for series in ["gpu_steward_node_processes ", "gpu_steward_node_disk_read_bytes_total "] {
+        assert!(!text.lines().any(|line| line.starts_with(series)), "{series}");
+    }
+    let ended = agent.terminate();
+    for complaint in ["processes of the machine cannot be listed", "disks of the machine cannot be listed"] {
+        assert_eq!(ended.log.matches(complaint).count(), 1, "{complaint:?} once in {}", ended.log);
+    }
+}
+
 /// Resident memory, in MiB.
 fn resident(agent: &Agent) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();

@@ -62,6 +62,7 @@ pub struct Processes {
     known: HashMap<u32, Known>,
     malformed: u32,
     logged: bool,
+    list_failed: bool,
 }
 
 /// What is remembered of a process.
@@ -113,6 +114,7 @@ impl Processes {
             known: HashMap::new(),
             malformed: 0,
             logged: false,
+            list_failed: false,
         }
     }
 
@@ -122,13 +124,22 @@ impl Processes {
     }
 
     /// One turn: reads a slice if a pass is due. Returns the pass when it is complete.
-    pub fn some(&mut self, now: Monotonic) -> Option<ProcessPass> {
+    ///
+    /// # Errors
+    /// Why processes cannot be listed at all; all that were known are forgotten.
+    pub fn some(&mut self, now: Monotonic) -> Option<Result<ProcessPass, Absence>> {
         if self.waiting.is_none() && now < self.due {
             return None;
         }
         let mut waiting = match self.waiting.take() {
             Some(waiting) => waiting,
-            None => self.begin(now),
+            None => match self.begin(now) {
+                Ok(waiting) => waiting,
+                Err(why) => {
+                    self.known.clear();
+                    return Some(Err(why));
+                }
+            },
         };
         let mut io = IO_A_SLICE;
         for pid in waiting.drain(waiting.len().saturating_sub(SLICE)..) {
@@ -142,20 +153,29 @@ impl Processes {
         }
         // Counted from the beginning of the pass, so that a cheap one keeps to the period.
         self.due = self.due.max(now.after(self.spent.saturating_mul(self.share).min(LONGEST)));
-        Some(self.end(ended))
+        Some(Ok(self.end(ended)))
     }
 
-    fn begin(&mut self, now: Monotonic) -> Vec<u32> {
+    fn begin(&mut self, now: Monotonic) -> Result<Vec<u32>, Absence> {
+        self.due = now.after(self.period);
         let mut pids = Vec::new();
-        // An unreadable /proc has no processes, and the host's own readings say why.
-        let _ = self.reader.subdirectories(&[&self.procfs, b"/"], |name| {
+        let listed = self.reader.subdirectories(&[&self.procfs, b"/"], |name| {
             pids.extend(digits(name).and_then(|pid| u32::try_from(pid).ok()));
         });
+        // We are a process ourselves: a /proc without any is none.
+        let listed = if pids.is_empty() { listed.and(Err(Failure::NotFound)) } else { listed };
+        if let Err(failure) = listed {
+            self.malformed = self.malformed.saturating_add(1);
+            if !std::mem::replace(&mut self.list_failed, true) {
+                let path = String::from_utf8_lossy(&self.procfs);
+                tracing::warn!(%path, error = %failure, "processes of the machine cannot be listed; further failures are only counted");
+            }
+            return Err(failure.absence());
+        }
         self.total = u32::try_from(pids.len()).unwrap_or(u32::MAX);
         self.spent = Duration::ZERO;
         self.pass += 1;
-        self.due = now.after(self.period);
-        pids
+        Ok(pids)
     }
 
     fn look(&mut self, pid: u32, io: &mut usize) {
@@ -287,7 +307,7 @@ mod tests {
     fn pass(processes: &mut Processes) -> ProcessPass {
         loop {
             if let Some(pass) = processes.some(Monotonic(u64::MAX / 2)) {
-                return pass;
+                return pass.unwrap();
             }
         }
     }
@@ -348,6 +368,20 @@ mod tests {
         let turns =
             (1..=OWNER_EVERY).find(|_| matches!(owner(), Owner::Cgroup(identity) if *identity.path == *container(2)));
         assert!(turns.is_some(), "and if nothing tells of the move, it is seen by turns");
+    }
+
+    #[test]
+    fn a_proc_that_cannot_be_listed_is_absent_with_the_reason_and_said_once() {
+        let root = folder();
+        process(root.path(), 7, 100, 5);
+        let mut processes = passes(root.path());
+        assert_eq!(pass(&mut processes).total, 1);
+        for missing in ["7", ""] {
+            fs::remove_dir_all(root.path().join(missing)).unwrap();
+            let told = processes.some(Monotonic(u64::MAX / 2));
+            assert_eq!(told.map(Result::err), Some(Some(Absence::NoSuchFile)));
+            assert_eq!((processes.take_malformed(), processes.known.len()), (1, 0));
+        }
     }
 
     #[test]
