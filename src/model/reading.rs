@@ -49,6 +49,8 @@ pub enum Absence {
     Vanished,
     /// No living process of the pod could be found to read through.
     NoLivingProcess,
+    /// The agent lives in a PID namespace of its own (no `hostPID`), from which the machine's processes cannot be seen.
+    ProcessesHidden,
     /// Reading this of another user's process needs `CAP_SYS_PTRACE`.
     NeedsPtrace,
     /// The counter went backwards, so no rate follows from this pair of samples.
@@ -85,6 +87,7 @@ impl Absence {
             Absence::Unreadable => "unreadable",
             Absence::Vanished => "vanished",
             Absence::NoLivingProcess => "no_living_process",
+            Absence::ProcessesHidden => "processes_hidden",
             Absence::NeedsPtrace => "needs_ptrace",
             Absence::CounterReset => "counter_reset",
             Absence::NotAttributable => "not_attributable",
@@ -116,6 +119,7 @@ impl fmt::Display for Absence {
             Absence::Unreadable => "file could not be understood",
             Absence::Vanished => "vanished while being read",
             Absence::NoLivingProcess => "no living process to read through",
+            Absence::ProcessesHidden => "processes are hidden (no hostPID)",
             Absence::NeedsPtrace => "needs CAP_SYS_PTRACE",
             Absence::CounterReset => "counter went backwards",
             Absence::NotAttributable => "cannot be attributed",

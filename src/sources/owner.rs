@@ -15,6 +15,7 @@ use crate::cgroup::walk::{Found, Walk};
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
 use crate::procfs::process::{self, Fault};
+use crate::procfs::sight::Sight;
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, MAX_CGROUPS};
 use model::id::ProcessKey;
@@ -52,6 +53,7 @@ pub struct Identified {
 pub struct Owners {
     procfs: Vec<u8>,
     reader: Reader,
+    sight: Sight,
     ticks_a_second: u64,
     identities: HashMap<Arc<str>, Arc<CgroupIdentity>>,
     members: Option<Members>,
@@ -74,8 +76,10 @@ impl Owners {
     pub fn new(roots: HostRoots) -> Self {
         let mut reader = Reader::default();
         let members = Namespace::detect(&mut reader, &roots).mounted_above.then(|| Members::new(&mut reader, &roots));
+        let procfs = part(&roots.procfs);
         Owners {
-            procfs: part(&roots.procfs),
+            sight: Sight::detect(&mut reader, &procfs),
+            procfs,
             reader,
             ticks_a_second: rustix::param::clock_ticks_per_second().max(1),
             identities: HashMap::new(),
@@ -99,9 +103,15 @@ impl Owners {
         last
     }
 
+    /// As [`Owners::identify`], of a number that the driver told: that is the machine's, and from a PID namespace of our own
+    /// it would be found to be some process of ours.
+    pub fn identify_told(&mut self, pid: u32) -> Option<Identified> {
+        if self.sight == Sight::Private { None } else { self.identify(pid) }
+    }
+
     /// Whose the process is that has this number now. The caller makes sure that it is still the same one.
     pub fn owner(&mut self, key: ProcessKey) -> Owner {
-        let Owners { procfs, reader, ticks_a_second, identities, members } = self;
+        let Owners { procfs, reader, ticks_a_second, identities, members, .. } = self;
         if let Some(members) = members {
             let nanos = u128::from(key.start_ticks) * 1_000_000_000 / u128::from(*ticks_a_second);
             return members.owner(reader, key.pid, Monotonic(u64::try_from(nanos).unwrap_or(u64::MAX)));
@@ -212,7 +222,8 @@ impl Members {
         let mut complete = refused == 0;
         let mut pids = Vec::new();
         cgroups.retain(|identity| match members(reader, tree, &identity.path, &mut pids) {
-            Ok(()) => {
+            // Nobody asks by number for those that have none here.
+            Ok(_) => {
                 owners.extend(pids.iter().map(|pid| (*pid, Arc::clone(identity))));
                 true
             }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   process      one process: its stat, its namespaces
+//!   sight        whether what is shown there are the machine's processes or our container's
 //!   carried      sums over disks and interfaces that come and go
 //!   interfaces   which interfaces of the machine are counted, each byte once
 //!   host         the machine as a whole
@@ -12,6 +13,7 @@
 //! namespace's number on both sides.
 
 pub mod process;
+pub mod sight;
 pub(crate) mod carried;
 pub(crate) mod interfaces;
 pub mod host;

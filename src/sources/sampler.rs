@@ -13,8 +13,9 @@ use crate::cgroup::table::Table;
 use crate::clock;
 use crate::kernel_file::Reader;
 use crate::procfs::host::Host;
+use crate::procfs::sight::Sight;
 use crate::report::Reporter;
-use crate::roots::HostRoots;
+use crate::roots::{HostRoots, part};
 use crate::sampler::deadline::{Deadlines, Stop};
 use crate::sampler::processes::Processes;
 use model::host::HostFacts;
@@ -93,6 +94,7 @@ pub struct Sampler {
     table: Option<Table>,
     host: Host,
     host_faults: u64,
+    sight: Sight,
     processes: Processes,
     total_processes: Reading<Count>,
     dropped: u32,
@@ -108,6 +110,7 @@ impl Sampler {
             turns: u64::try_from(turns).unwrap_or(u64::MAX).max(1),
             pass: 0,
             room,
+            sight: Sight::detect(&mut Reader::default(), &part(&settings.roots.procfs)),
             reader: Reader::default(),
             table: None,
             host: Host::new(&settings.roots),
@@ -125,6 +128,11 @@ impl Sampler {
         let layout = Layout::detect(reader, roots);
         if let Err(missing) = &layout {
             tracing::warn!(%missing, "pods and containers cannot be seen; looked for again every slow period");
+        }
+        if self.sight != Sight::Machine {
+            tracing::warn!(
+                "this program lives in a PID namespace of its own (no hostPID), so processes of the machine and of pods, and what is read through them, are absent"
+            );
         }
         let version = layout.map(|layout| layout.version).map_err(|_| Absence::NoSuchFile);
         let private = Namespace::detect(reader, roots).private.ok_or(Absence::NoSuchFile);
@@ -160,6 +168,7 @@ impl Sampler {
         if let Some(pass) = self.processes.some(clock::monotonic()) {
             self.total_processes = match &pass {
                 Err(why) => Reading::Absent(*why),
+                Ok(_) if self.sight == Sight::Private => Reading::Absent(Absence::ProcessesHidden),
                 Ok(pass) => Reading::Measured(Count(u64::from(pass.total)), pass.at),
             };
             // Where nobody can be listed, nobody who was listed before is shown any more.

@@ -315,22 +315,24 @@ pub fn pressure(text: &[u8]) -> Result<(Nanos, Nanos), Malformed> {
     Ok((some.ok_or(Malformed::Missing("some"))?, full))
 }
 
-/// Each number in `cgroup.procs`. A 0 stands for a process outside our PID namespace: it has no number here and is
-/// passed over.
+/// Each number in `cgroup.procs`. A 0 stands for a process outside our PID namespace (v2; v1 leaves it out): it has no
+/// number here. How many there were of those is the answer.
 ///
 /// # Errors
 /// [`Malformed`]; numbers before the fault have been given.
-pub fn processes(text: &[u8], mut each: impl FnMut(u32)) -> Result<(), Malformed> {
+pub fn processes(text: &[u8], mut each: impl FnMut(u32)) -> Result<u32, Malformed> {
+    let mut hidden = 0u32;
     if text.is_empty() {
-        return Ok(()); // nobody is in it
+        return Ok(hidden); // nobody is in it
     }
     for line in lines(text)? {
         let pid = digits(line).and_then(|pid| u32::try_from(pid).ok()).ok_or(Malformed::NotANumber("a process"))?;
-        if pid != 0 {
-            each(pid);
+        match pid {
+            0 => hidden = hidden.saturating_add(1),
+            pid => each(pid),
         }
     }
-    Ok(())
+    Ok(hidden)
 }
 
 /// `/proc/<pid>/io`: what a process had fetched from storage and sent to it.
@@ -429,10 +431,11 @@ mod tests {
     }
 
     #[test]
-    fn processes_outside_our_namespace_are_passed_over() {
+    fn processes_outside_our_namespace_are_counted() {
         let mut seen = Vec::new();
-        processes(b"1\n0\n4194304\n", |pid| seen.push(pid)).unwrap();
+        assert_eq!(processes(b"1\n0\n4194304\n0\n", |pid| seen.push(pid)), Ok(2));
         assert_eq!(seen, [1, 4_194_304]);
+        assert_eq!(processes(b"", |_| {}), Ok(0));
         assert!(processes(b"1\n41", |_| {}).is_err());
         assert!(processes(b"4294967296\n", |_| {}).is_err());
     }

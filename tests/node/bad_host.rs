@@ -4,6 +4,7 @@ use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
 use lab::eventually::eventually;
 use lab::http;
+use lab::pods::Pods;
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::net::UnixListener;
@@ -91,6 +92,46 @@ fn sockets_that_take_a_connection_and_never_answer_are_said_once_and_cost_names_
         assert_eq!(said.len(), 1, "{said:#?}");
         assert!(said[0].contains("no answer within 2 s"), "{said:#?}");
     }
+}
+
+/// Promise 4 in docs/specification.md.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn without_host_pid_what_is_hidden_is_absent_and_never_zero() {
+    let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
+    let uid = pods.add(1, 2, &["sleep", "1000"]).unwrap().uid.clone();
+    // SIGTERM does not reach the first process of such a namespace through its parent: it dies with that.
+    let agent = quiet().within("exec unshare --pid --fork --kill-child --mount-proc \"$@\"").start();
+    let id = &pods.pods[0].containers[1].id;
+    let shown = |path: &str, series: &str, of: &str| -> Vec<String> {
+        let text = agent.get(path).text();
+        let lines = text.lines().filter(|line| line.starts_with(&format!("{series}{{")) && line.contains(of));
+        lines.map(str::to_owned).collect()
+    };
+    eventually("its tasks", Duration::from_secs(20), || {
+        (shown("/metrics", "gpu_steward_pod_tasks", &uid).len() == 1).then_some(())
+    });
+    for (path, series, of) in [
+        ("/metrics", "gpu_steward_pod_processes", &uid),
+        ("/metrics", "gpu_steward_pod_process_io_read_bytes", &uid),
+        ("/metrics", "gpu_steward_pod_process_io_write_bytes", &uid),
+        ("/metrics", "gpu_steward_pod_network_receive_bytes_total", &uid),
+        ("/metrics", "gpu_steward_container_processes", id),
+        ("/metrics", "gpu_steward_container_process_io_write_bytes", id),
+        ("/metrics/cadvisor", "container_processes", &uid),
+        ("/metrics/cadvisor", "container_processes", id),
+    ] {
+        assert_eq!(shown(path, series, of), Vec::<String>::new(), "{path}");
+    }
+    assert_eq!(shown("/metrics", "gpu_steward_container_tasks", id).len(), 1);
+    let reason = shown("/metrics", "gpu_steward_pod_network_absent", &uid);
+    assert!(reason.len() == 1 && reason[0].contains("reason=\"processes_hidden\""), "{reason:?}");
+    let text = agent.get("/metrics").text();
+    for prefix in ["gpu_steward_node_processes ", "gpu_steward_node_network_receive_bytes_total "] {
+        assert!(!text.lines().any(|line| line.starts_with(prefix)), "{prefix}");
+    }
+    assert!(text.contains("\ngpu_steward_node_tasks "), "what the kernel tells of the whole machine stays");
+    assert_eq!(agent.log().matches("(no hostPID)").count(), 1, "{}", agent.log());
 }
 
 /// Promise 4 in docs/specification.md.

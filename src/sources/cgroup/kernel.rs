@@ -12,6 +12,7 @@
 use crate::cgroup::layout::{Controller, Layout, Trees};
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
+use crate::procfs::sight::Sight;
 use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
 use wire::cgroup_file::Malformed;
@@ -23,6 +24,8 @@ pub struct Kernel {
     pub reader: Reader,
     /// `/proc`.
     pub procfs: Vec<u8>,
+    /// Whether the numbers in lists of processes are all, and mean the same in `/proc`.
+    pub sight: Sight,
     /// The trees.
     pub layout: Layout,
     /// One clock tick.
@@ -65,9 +68,10 @@ pub struct Gone;
 impl Kernel {
     /// For these trees; `room` files may be kept open.
     #[must_use]
-    pub fn new(reader: Reader, procfs: Vec<u8>, layout: Layout, stacked: Vec<u32>, room: usize) -> Self {
+    pub fn new(mut reader: Reader, procfs: Vec<u8>, layout: Layout, stacked: Vec<u32>, room: usize) -> Self {
         let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         Kernel {
+            sight: Sight::detect(&mut reader, &procfs),
             reader,
             procfs,
             layout,

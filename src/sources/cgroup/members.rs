@@ -11,39 +11,40 @@ pub const MAX_MEMBERS: usize = 32_768;
 const MAX_NESTED: usize = 256;
 
 /// Puts the processes in the cgroup at `path` below `tree` into `pids`, after emptying it. Containers in a pod are not
-/// looked into: they are cgroups of their own.
+/// looked into: they are cgroups of their own. The answer is how many more there are that have no number here, because
+/// they live outside our PID namespace.
 ///
 /// # Errors
 /// [`Fault`] when the cgroup's own list cannot be read; lists of nested cgroups that cannot are passed over, because
 /// those come and go.
-pub fn members(reader: &mut Reader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<(), Fault> {
+pub fn members(reader: &mut Reader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<u32, Fault> {
     pids.clear();
-    own(reader, &[tree, path.as_bytes(), b"/cgroup.procs"], pids)?;
+    let mut hidden = own(reader, &[tree, path.as_bytes(), b"/cgroup.procs"], pids)?;
     if reader.directory_links(&[tree, path.as_bytes()]) == Ok(2) {
-        return Ok(()); // nothing is nested: nearly every container
+        return Ok(hidden); // nothing is nested: nearly every container
     }
     let mut nested = children(reader, tree, path, path);
     let mut at = 0;
     while let Some(child) = nested.get(at).cloned() {
         // A threaded cgroup refuses to list processes (EOPNOTSUPP); its domain above lists them.
-        let _ = own(reader, &[tree, child.as_bytes(), b"/cgroup.procs"], pids);
+        hidden += own(reader, &[tree, child.as_bytes(), b"/cgroup.procs"], pids).unwrap_or(0);
         if nested.len() < MAX_NESTED {
             nested.append(&mut children(reader, tree, &child, path));
             nested.truncate(MAX_NESTED);
         }
         at += 1;
     }
-    Ok(())
+    Ok(hidden)
 }
 
-fn own(reader: &mut Reader, path: &[&[u8]], pids: &mut Vec<u32>) -> Result<(), Fault> {
+fn own(reader: &mut Reader, path: &[&[u8]], pids: &mut Vec<u32>) -> Result<u32, Fault> {
     let text = reader.read(path)?;
-    processes(text, |pid| {
+    let hidden = processes(text, |pid| {
         if pids.len() < MAX_MEMBERS {
             pids.push(pid);
         }
     })?;
-    Ok(())
+    Ok(hidden)
 }
 
 /// Cgroups in `parent` that belong to the cgroup at `owner`.
@@ -82,8 +83,8 @@ mod tests {
             fs::write(base.path().join(&path[1..]).join("cgroup.procs"), text).unwrap();
         }
         let (tree, mut reader, mut pids) = (part(base.path()), Reader::default(), Vec::new());
-        for (path, expected) in [(container.as_str(), vec![2, 3, 4, 5]), (pod, vec![1, 6])] {
-            members(&mut reader, &tree, path, &mut pids).unwrap();
+        for (path, expected, hidden) in [(container.as_str(), vec![2, 3, 4, 5], 1), (pod, vec![1, 6], 0)] {
+            assert_eq!(members(&mut reader, &tree, path, &mut pids), Ok(hidden));
             pids.sort_unstable();
             assert_eq!(pids, expected);
         }

@@ -8,6 +8,7 @@ use crate::cgroup::walk::{Found, Walk};
 use crate::kernel_file::Reader;
 use crate::procfs::network::{Namespaces, Net, Totals};
 use crate::procfs::process;
+use crate::procfs::sight::Sight;
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, MAX_CGROUPS, ProcessIo};
 use model::unit::Count;
@@ -37,6 +38,8 @@ pub struct Table {
     due: Vec<Arc<str>>,
     pids: Vec<u32>,
     candidates: Vec<(u64, u32)>,
+    /// The pod that was looked at last has processes that cannot be seen.
+    hidden: bool,
 }
 
 impl Table {
@@ -58,6 +61,7 @@ impl Table {
             due: Vec::new(),
             pids: Vec::new(),
             candidates: Vec::new(),
+            hidden: false,
         }
     }
 
@@ -152,6 +156,9 @@ impl Table {
     }
 
     fn read_network(&mut self, path: &str, totals: &mut Totals) -> Reading<model::cgroup::NetworkSample> {
+        if self.kernel.sight == Sight::Mounted {
+            return Reading::Absent(Absence::ProcessesHidden);
+        }
         let Some(namespaces) = self.namespaces else { return Reading::Absent(Absence::NeedsPtrace) };
         let net = Net { procfs: &self.kernel.procfs, namespaces };
         if let Some(reading) = totals.read_again(&mut self.kernel.reader, net) {
@@ -163,14 +170,23 @@ impl Table {
         self.pids.extend(candidates.iter().map(|(_, pid)| *pid));
         self.candidates = candidates;
         let net = Net { procfs: &self.kernel.procfs, namespaces };
-        totals.read_through(&mut self.kernel.reader, net, &self.pids)
+        let reading = totals.read_through(&mut self.kernel.reader, net, &self.pids);
+        match reading.absence() {
+            // Process 1 is not the machine's: that somebody shares its network says nothing of the host's.
+            Some(Absence::NoLivingProcess | Absence::HostNetwork) if self.kernel.sight == Sight::Private => {
+                Reading::Absent(Absence::ProcessesHidden)
+            }
+            Some(Absence::NoLivingProcess) if self.hidden => Reading::Absent(Absence::ProcessesHidden),
+            _ => reading,
+        }
     }
 
     /// Living processes of a pod with their start times, the oldest first: that is the sandbox's, which holds the
     /// namespace, while a container may have made one of its own.
     fn find_candidates(&mut self, path: &str, candidates: &mut Vec<(u64, u32)>) {
-        let Table { kernel, cgroups, pids, .. } = self;
+        let Table { kernel, cgroups, pids, hidden, .. } = self;
         candidates.clear();
+        *hidden = false;
         let parts = cgroups
             .range::<str, _>((Bound::Included(path), Bound::Unbounded))
             .take_while(|(part, _)| part.starts_with(path));
@@ -178,9 +194,8 @@ impl Table {
             if candidates.len() >= NETWORK_TRIES {
                 break;
             }
-            if members(&mut kernel.reader, kernel.layout.walked(), part, pids).is_err() {
-                continue;
-            }
+            let Ok(without_number) = members(&mut kernel.reader, kernel.layout.walked(), part, pids) else { continue };
+            *hidden |= without_number > 0;
             for &pid in pids.iter().take(TRIES_A_CONTAINER) {
                 if let Ok(stat) = process::stat(&mut kernel.reader, &kernel.procfs, pid) {
                     candidates.push((stat.start_ticks, pid));

@@ -20,7 +20,8 @@ use crate::clock;
 use crate::kernel_file::{Failure, Reader};
 use crate::procfs::network::Totals;
 use crate::procfs::process::Fault;
-use model::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Pressure, ProcessIo};
+use crate::procfs::sight::Sight;
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo};
 use model::time::Monotonic;
 use model::unit::{Bytes, Count, Nanos};
 use model::{Absence, Reading};
@@ -251,22 +252,35 @@ impl Tracked {
             .keep((&mut self.slow.tasks, directories), (Controller::Pids, path, "/pids.current"), number)
             .map(Count);
         let mut pids = std::mem::take(&mut kernel.pids);
-        let listed = members(&mut kernel.reader, kernel.layout.walked(), path, &mut pids);
-        self.sample.processes = match listed {
-            Ok(()) => Reading::Measured(Count(pids.len() as u64), clock::monotonic()),
-            Err(fault) => {
-                kernel.missed |= fault == Fault::File(Failure::NotFound);
-                Reading::Absent(fault.absence())
-            }
-        };
+        let listed = members(&mut kernel.reader, kernel.layout.walked(), path, &mut pids).map_err(|fault| {
+            kernel.missed |= fault == Fault::File(Failure::NotFound);
+            fault.absence()
+        });
+        let listed = listed.and_then(|hidden| self.all_listed(kernel.sight, hidden, pids.len() as u64));
+        self.sample.processes = Reading::from_result(listed, clock::monotonic());
         self.sample.process_io = match (&kernel.layout.trees, listed) {
             // Counted by cgroup, so not added up from processes.
             (Trees::One(_), _) => Reading::Absent(Absence::SwitchedOff),
-            (_, Ok(())) if self.block_io_counts => Reading::Absent(Absence::SwitchedOff),
-            (_, Ok(())) => Reading::from_result(sum_io(kernel, &pids), clock::monotonic()),
-            (_, Err(fault)) => Reading::Absent(fault.absence()),
+            _ if self.block_io_counts => Reading::Absent(Absence::SwitchedOff),
+            (_, Ok(_)) => Reading::from_result(sum_io(kernel, &pids), clock::monotonic()),
+            (_, Err(why)) => Reading::Absent(why),
         };
         kernel.pids = pids;
+    }
+
+    /// How many processes there are, if none of them is hidden from us.
+    fn all_listed(&self, sight: Sight, hidden: u32, listed: u64) -> Result<Count, Absence> {
+        let left_out = match sight {
+            Sight::Machine => false,
+            // v1 lists do not say that they leave processes out: an empty one says nothing, unless there is no task. A
+            // pod's own list is empty in any case, and its tasks are those of its containers.
+            Sight::Private => {
+                let container = matches!(self.identity.kind, CgroupKind::Container { .. });
+                container && listed == 0 && self.sample.tasks.get() != Some(Count(0))
+            }
+            Sight::Mounted => true,
+        };
+        if hidden > 0 || left_out { Err(Absence::ProcessesHidden) } else { Ok(Count(listed)) }
     }
 
     fn read_block_io_v2(&mut self, kernel: &mut Kernel) {
@@ -343,19 +357,23 @@ fn sum_io(kernel: &mut Kernel, pids: &[u32]) -> Result<ProcessIo, Absence> {
     if pids.len() > MAX_IO_PROCESSES {
         return Err(Absence::NotAttributable);
     }
-    let mut sum = ProcessIo::default();
+    let (mut sum, mut found) = (ProcessIo::default(), pids.is_empty());
     for &pid in pids {
         let mut digits = [0; 10];
         let path: [&[u8]; 4] = [&kernel.procfs, b"/", Reader::decimal(pid, &mut digits), b"/io"];
         match kernel.reader.read_piece(&path).map(process_io) {
-            Ok(Ok(io)) => sum = ProcessIo { read: sum.read.plus(io.read), write: sum.write.plus(io.write) },
+            Ok(Ok(io)) => {
+                found = true;
+                sum = ProcessIo { read: sum.read.plus(io.read), write: sum.write.plus(io.write) };
+            }
             Ok(Err(_)) => return Err(Absence::Unreadable),
             Err(Failure::NotFound | Failure::Gone) => {}
             Err(Failure::Refused) => return Err(Absence::NeedsPtrace),
             Err(failure) => return Err(failure.absence()),
         }
     }
-    Ok(sum)
+    // Not one of them could be found, be it that they ended or that they are hidden (`hidepid`): no sum, rather than 0.
+    if found { Ok(sum) } else { Err(Absence::Vanished) }
 }
 
 /// Enforcement of the CPU limit; a v2 cgroup without the cpu controller has none.

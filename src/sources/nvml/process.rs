@@ -111,7 +111,7 @@ fn settled(card: &mut Card, clients: &Clients, owners: &mut Owners) -> Result<Li
     let mut listed = lists(card)?;
     let mut befores = clients.identities.clone();
     let mut afters: BTreeMap<u32, Identified> =
-        listed.keys().filter_map(|pid| Some((*pid, owners.identify(*pid)?))).collect();
+        listed.keys().filter_map(|pid| Some((*pid, owners.identify_told(*pid)?))).collect();
     let news: Vec<u32> = listed.keys().copied().filter(|pid| befores.get(pid) != afters.get(pid)).collect();
     if !news.is_empty() {
         // For these, what was just read comes before the second list.
@@ -124,7 +124,7 @@ fn settled(card: &mut Card, clients: &Clients, owners: &mut Owners) -> Result<Li
         listed = lists(card)?;
         for pid in listed.keys() {
             if !afters.contains_key(pid)
-                && let Some(after) = owners.identify(*pid)
+                && let Some(after) = owners.identify_told(*pid)
             {
                 afters.insert(*pid, after);
             }

@@ -6,6 +6,7 @@ use crate::kernel_file::{Failure, Reader};
 use crate::procfs::carried::Carried;
 use crate::procfs::interfaces::{Interfaces, MAX_INTERFACES};
 use crate::procfs::process::Fault;
+use crate::procfs::sight::Sight;
 use crate::roots::{HostRoots, part};
 use model::cgroup::NetworkSample;
 use model::host::{HostPressure, HostSample};
@@ -32,6 +33,7 @@ pub struct Host {
     read_and_written: Carried<4>,
     interfaces: Interfaces,
     received_and_sent: Carried<8>,
+    sight: Sight,
     logged: bool,
     /// Files that could not be understood since the start.
     pub faults: u64,
@@ -58,6 +60,7 @@ impl Host {
         let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         let block = [&part(&roots.sysfs)[..], b"/block/"].concat();
         Host {
+            sight: Sight::detect(&mut Reader::default(), &procfs),
             procfs,
             block,
             nanos_a_tick,
@@ -190,6 +193,10 @@ impl Host {
     }
 
     fn network(&mut self, reader: &mut Reader) -> Reading<NetworkSample> {
+        // Process 1 is our own container's, and so is its network.
+        if self.sight == Sight::Private {
+            return Reading::Absent(Absence::ProcessesHidden);
+        }
         let mut found: Vec<(Box<[u8]>, NetworkSample)> = Vec::new();
         let look =
             self.take(reader, File::Net, |text| net_dev(text, |name, counters| found.push((name.into(), counters))));
@@ -355,6 +362,19 @@ mod tests {
             let sample = Host::new(&roots).read(&mut reader);
             assert_eq!(sample.network.absence(), Some(Absence::NotSupported), "no 0 where nothing is counted");
         }
+    }
+
+    #[test]
+    fn a_containers_own_network_is_not_the_machines() {
+        let base = tempfile::tempdir().unwrap();
+        let roots = HostRoots { procfs: base.path().into(), cgroup: "/".into(), sysfs: base.path().join("s") };
+        counted(&roots.procfs, &[], &[("eth0", 10)]);
+        let own = std::process::id();
+        fs::create_dir_all(base.path().join(format!("{own}/ns"))).unwrap();
+        symlink(own.to_string(), base.path().join("self")).unwrap();
+        symlink("pid:[4026532999]", base.path().join("self/ns/pid")).unwrap();
+        let sample = Host::new(&roots).read(&mut Reader::default());
+        assert_eq!(sample.network.absence(), Some(Absence::ProcessesHidden));
     }
 
     #[test]

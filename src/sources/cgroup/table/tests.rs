@@ -289,6 +289,69 @@ fn a_pods_network_is_read_through_its_oldest_process_and_its_processes_are_summe
     assert_eq!(rx(of(&table.pass(), &pod())), Err(Absence::NoLivingProcess));
 }
 
+/// As `/proc` shows us to ourselves in a PID namespace of our own.
+fn live_in_a_private_namespace(tree: &Tree, number: u32) {
+    fs::create_dir_all(tree.at(&format!("proc/{number}/ns"))).unwrap();
+    std::os::unix::fs::symlink(number.to_string(), tree.at("proc/self")).unwrap();
+    std::os::unix::fs::symlink("pid:[4026532999]", tree.at("proc/self/ns/pid")).unwrap();
+}
+
+/// Promise 4 in docs/specification.md.
+#[test]
+fn what_a_private_pid_namespace_hides_is_absent_and_never_zero() {
+    let (own, other) = (std::process::id(), std::process::id() + 1);
+    // v2 shows a process that is hidden as 0, v1 leaves it out.
+    for (v2, list) in [(true, "0\n"), (true, "20\n0\n"), (false, "")] {
+        let tree = Tree::new(v2);
+        for path in [pod(), container(1)] {
+            if v2 { tree.v2(&path, 1, 400) } else { tree.v1(&path, 1, 400) }
+        }
+        live_in_a_private_namespace(&tree, own);
+        tree.process(1, 0, 1, 5_000_000);
+        tree.process(20, 900, 1, 5_000_000);
+        let walked = if v2 { "cgroup" } else { "cgroup/memory" };
+        tree.write(&format!("{walked}{}/cgroup.procs", container(1)), list);
+        let reports = tree.table(1, 100).pass();
+        for path in [pod(), container(1)] {
+            let sample = &of(&reports, &path).sample;
+            assert_eq!(sample.processes.absence(), Some(Absence::ProcessesHidden), "{list:?}");
+            let io = if v2 { Absence::SwitchedOff } else { Absence::ProcessesHidden };
+            assert_eq!(sample.process_io.absence(), Some(io), "{list:?}");
+            assert!(sample.tasks.get().is_some() && sample.memory_usage.get().is_some(), "{list:?}");
+        }
+        assert_eq!(rx(of(&reports, &pod())), Err(Absence::ProcessesHidden), "{list:?}");
+    }
+    // Our own container's processes can be seen, and another pod's where the node is a container itself.
+    for (number, processes, bytes) in
+        [(own, Ok(Count(1)), Ok(7)), (other, Err(Absence::ProcessesHidden), Err(Absence::ProcessesHidden))]
+    {
+        let tree = Tree::new(false);
+        tree.v1(&pod(), 1, 400);
+        tree.v1(&container(1), 1, 400);
+        live_in_a_private_namespace(&tree, number);
+        tree.process(1, 0, 1, 5_000_000);
+        tree.process(20, 900, 99, 7);
+        tree.write(&format!("cgroup/memory{}/cgroup.procs", container(1)), "20\n");
+        let reports = tree.table(1, 100).pass();
+        for path in [pod(), container(1)] {
+            let seen = of(&reports, &path).sample.processes;
+            assert_eq!(seen.get().ok_or(seen.absence().unwrap_or(Absence::NotYet)), processes, "{path}");
+        }
+        assert_eq!(rx(of(&reports, &pod())), bytes);
+    }
+}
+
+#[test]
+fn no_sum_is_shown_of_processes_of_which_none_can_be_found() {
+    let tree = Tree::new(false);
+    tree.v1(&container(1), 1, 400);
+    tree.write(&format!("cgroup/memory{}/cgroup.procs", container(1)), "20\n21\n");
+    let io = |table: &mut Table| of(&table.pass(), &container(1)).sample.process_io;
+    assert_eq!(io(&mut tree.table(1, 100)).absence(), Some(Absence::Vanished));
+    tree.process(21, 900, 99, 7);
+    assert_eq!(io(&mut tree.table(1, 100)).get().map(|io| io.read), Some(Bytes(10)));
+}
+
 #[test]
 fn a_container_of_no_pod_has_a_network_of_its_own() {
     let tree = Tree::new(true);
