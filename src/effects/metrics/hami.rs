@@ -122,8 +122,14 @@ fn slots<'a>(view: &'a NodeView, subjects: &Subjects<'a>) -> Vec<Slot<'a>> {
         let (namespace, name) = pod_name(Some(pod.seen));
         for container in pod.seen.containers.iter().filter(|container| !container.sandbox) {
             let own = container.name.as_deref().unwrap_or(container.id.as_str());
-            for (index, share) in container.gpus.iter().enumerate() {
-                let (index, uuid) = (index.to_string(), short(&share.gpu));
+            let claim = view.plugin.as_deref().and_then(|plugin| plugin.claim(&pod.seen.uid, own));
+            for (index, (portion, share)) in places(claim, &container.gpus).into_iter().enumerate() {
+                let uuid = match (share, portion) {
+                    (Some(share), _) => short(&share.gpu),
+                    (None, Some(portion)) => short(card_of(view, &portion.device)),
+                    (None, None) => continue,
+                };
+                let index = index.to_string();
                 let new = Labels::new()
                     .with("container", own)
                     .with("device_uuid", uuid)
