@@ -13,7 +13,7 @@ pub const MAX_CONTAINERS: usize = 128;
 /// the devices of 16 GPUs for each of several containers, some 4 KiB, three times; the API server allows 256 KiB, and a
 /// node full of such pods must not fill our memory.
 pub const MAX_ANNOTATIONS: usize = 16 * 1024;
-/// GPU resources that one container may ask for: HAMi has five, MIG a dozen profiles.
+/// Extended resources that one container may ask for: HAMi has five, MIG a dozen profiles.
 pub const MAX_RESOURCES: usize = 32;
 
 /// One pod.
@@ -98,9 +98,9 @@ pub struct PodContainer {
     pub restart: Option<Restart>,
     /// Image as the author wrote it.
     pub image: Option<Arc<str>>,
-    /// Limits of GPU resources as text, such as `("nvidia.com/gpumem", "8k")`, ordered by name.
+    /// Limits of extended resources as text, such as `("nvidia.com/gpumem", "8k")`, ordered by name.
     pub limits: Vec<(Arc<str>, Arc<str>)>,
-    /// GPU resources beyond [`MAX_RESOURCES`].
+    /// Extended resources beyond [`MAX_RESOURCES`].
     pub limits_left_out: u32,
     /// The running or last container of that name; `None` before the first one is made.
     pub id: Option<ContainerId>,

@@ -77,6 +77,8 @@ pub struct Ask {
     pub memory: Option<MemoryAsk>,
     /// Percent of SM time of each GPU, where the pod names it.
     pub cores: Option<u32>,
+    /// Priority among the containers of one GPU, where the pod names it: 0 is high, 1 is low.
+    pub priority: Option<u32>,
 }
 
 /// How a pod names memory.

@@ -22,10 +22,10 @@ const ANNOTATIONS: [&str; 4] = ["hami.io/", "nvidia.com/", "gpu-steward.io/", "a
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// The same, on the mirror alone.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
-/// Resources that begin so are of GPUs.
-const RESOURCES: [&str; 3] = ["nvidia.com/", "gpu-steward.io/", "hami.io/"];
 /// Kubernetes' own limit for names.
 const MAX_NAME: usize = 253;
+/// Kubernetes' own limit for keys: a domain, a slash, 63 characters.
+const MAX_KEY: usize = MAX_NAME + 64;
 /// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
 const MAX_IMAGE: usize = 512;
 /// Longest quantity: the canonical form of the largest has some twenty characters.
@@ -205,8 +205,14 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for Wanted<T, F
     }
 }
 
-fn is_one_of(prefixes: &[&str], key: &str) -> bool {
-    key.len() <= MAX_NAME + 64 && prefixes.iter().any(|prefix| key.starts_with(prefix))
+fn is_ours(key: &str) -> bool {
+    key.len() <= MAX_KEY && ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix))
+}
+
+/// GPUs may be counted under any name that the device configuration gives them; each of them has a domain, which what
+/// Kubernetes itself counts (`cpu`, `memory`, `hugepages-2Mi`) has not.
+fn is_extended(resource: &str) -> bool {
+    resource.len() <= MAX_KEY && resource.contains('/')
 }
 
 /// Those that matter.
@@ -223,7 +229,7 @@ impl<'de> Deserialize<'de> for Annotations {
         let (mut left_out, mut size) = (0, 0);
         let (mut hash, mut mirror) = (None, None);
         deserializer.deserialize_map(Wanted {
-            wanted: |key| is_one_of(&ANNOTATIONS, key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
+            wanted: |key| is_ours(key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
             take: |key: String, value: String| match key.as_str() {
                 CONFIG_HASH => hash = Some(value),
                 CONFIG_MIRROR => mirror = Some(value),
@@ -247,7 +253,7 @@ fn mirror_of(hash: Option<&str>, mirror: Option<&str>) -> Option<PodUid> {
     PodUid::parse(hash).ok()
 }
 
-/// Those of GPUs.
+/// Those of extended resources.
 #[derive(Default)]
 struct Limits {
     kept: Vec<(Arc<str>, Arc<str>)>,
@@ -258,7 +264,7 @@ impl<'de> Deserialize<'de> for Limits {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut limits = Limits::default();
         deserializer.deserialize_map(Wanted {
-            wanted: |key| is_one_of(&RESOURCES, key),
+            wanted: is_extended,
             take: |key: String, quantity: String| {
                 if limits.kept.len() < MAX_RESOURCES && quantity.len() <= MAX_QUANTITY {
                     limits.kept.push((key.into(), quantity.into()));

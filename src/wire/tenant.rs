@@ -26,7 +26,7 @@ pub fn of(pod: &Pod, rules: &Rules, node: &NodeName) -> Option<Tenant> {
             };
             Some(ask(container, role, rules).unwrap_or_else(|why| {
                 unreadable.get_or_insert(why);
-                Ask { container: container.name.clone(), role, slots: 0, memory: None, cores: None }
+                Ask { container: container.name.clone(), role, slots: 0, memory: None, cores: None, priority: None }
             }))
         })
         .collect();
@@ -68,7 +68,8 @@ fn ask(container: &PodContainer, role: Role, rules: &Rules) -> Result<Ask, Strin
                 named(&rules.names.memory_percentage).then_some(MemoryAsk::Percent(u32::from(percent)))
             }
         }),
-        cores: request.map(|request| request.cores.0).filter(|cores| *cores > 0),
+        cores: request.as_ref().map(|request| request.cores.0).filter(|cores| *cores > 0),
+        priority: request.and_then(|request| request.priority),
     })
 }
 
@@ -140,13 +141,14 @@ mod tests {
 
     #[test]
     fn each_container_finds_its_own_part_of_the_claim() {
-        let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30" });
+        let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30", "nvidia.com/priority": "0" });
         let claim =
             json!({ key::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;GPU-2,NVIDIA,2000,0:;", key::ASSIGNED_NODE: "node-1" });
         let tenant = tenant(&claim, &limits).unwrap();
         let shapes: Vec<_> = tenant.asks.iter().map(|ask| (&*ask.container, ask.role, ask.slots)).collect();
         assert_eq!(shapes, [("warm", Role::Init, 0), ("side", Role::Sidecar, 1), ("main", Role::App, 1)]);
         assert_eq!(tenant.asks[2].memory, Some(MemoryAsk::Bytes(Mib(3000).bytes())));
+        assert_eq!((tenant.asks[0].priority, tenant.asks[2].priority), (None, Some(0)));
         let Assignment::Given(portions) = &tenant.assignment else { panic!("{:?}", tenant.assignment) };
         let flat: Vec<_> =
             portions.iter().map(|own| own.iter().map(|p| (p.device.as_str(), p.cores)).collect::<Vec<_>>()).collect();

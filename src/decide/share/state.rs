@@ -29,8 +29,6 @@ pub struct Share {
     /// Devices that get no new containers because an operator says so; ids that are no device's do no harm.
     pub(super) cordoned: BTreeSet<GpuUuid>,
     pub(super) tenants: BTreeMap<PodUid, Tenant>,
-    /// Whether the list of pods has been seen once: before that, an unknown pod is no stranger.
-    pub(super) synced: bool,
     /// Whether a scheduler that knows GPUs has placed a pod here, ever.
     pub(super) served_by_scheduler: bool,
     /// Pods whose start was answered with a grant, in this life of the program or an earlier one.
@@ -84,7 +82,6 @@ impl Share {
             cards: BTreeMap::new(),
             cordoned: BTreeSet::new(),
             tenants: BTreeMap::new(),
-            synced: false,
             served_by_scheduler,
             started: BTreeSet::new(),
             held: BTreeMap::new(),
@@ -146,7 +143,6 @@ impl Share {
         for tenant in now.into_values() {
             self.tenant_is(tenant);
         }
-        self.synced = true;
     }
 
     /// Takes over one pod.

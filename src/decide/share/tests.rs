@@ -32,7 +32,7 @@ pub(super) fn card(n: u32, slots: u16) -> Card {
 }
 
 pub(super) fn ask(container: &str, role: Role, slots: u32) -> Ask {
-    Ask { container: container.into(), role, slots, memory: None, cores: None }
+    Ask { container: container.into(), role, slots, memory: None, cores: None, priority: None }
 }
 
 pub(super) fn portion(n: u32, gib: u64, cores: u32) -> Portion {

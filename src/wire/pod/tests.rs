@@ -88,6 +88,18 @@ fn a_whole_pod_is_read_and_nothing_else_is_kept() {
 }
 
 #[test]
+fn gpus_are_counted_under_any_name_with_a_domain() {
+    let mut value = whole();
+    value["spec"]["containers"][0]["resources"]["limits"] = json!({
+        "cpu": "4", "memory": "1Gi", "hugepages-2Mi": "4Mi", "example.com/vgpu": "2", "example.com/vgpu-memory": "3k",
+    });
+    let pod = read(&value).unwrap();
+    let main = &pod.containers[2];
+    assert_eq!((main.limit("example.com/vgpu"), main.limit("example.com/vgpu-memory")), (Some("2"), Some("3k")));
+    assert_eq!((main.limits.len(), main.limits_left_out), (2, 0));
+}
+
+#[test]
 fn a_pod_that_was_just_bound_is_read() {
     let value = json!({"metadata": {"name": "a", "namespace": "b", "uid": UID}, "spec": {"containers": [{"name": "c"}]}, "status": null});
     let pod = read(&value).unwrap();

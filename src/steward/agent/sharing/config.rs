@@ -7,6 +7,8 @@ use wire::device_config::{self, DeviceConfig, Warning};
 
 /// A device configuration of HAMi's chart is 10 KiB; this much is read of a file at most.
 const MAX_BYTES: u64 = 1024 * 1024;
+/// The list of settings of single nodes.
+const NODES: &str = "nodeconfig";
 
 /// The configuration that holds on this node.
 ///
@@ -17,10 +19,10 @@ pub(crate) fn read(settings: &Sharing, node: &NodeName) -> Result<DeviceConfig, 
     if let Some(path) = &settings.device_config {
         let (read, warnings) =
             of_file(path, node).map_err(|why| format!("device configuration {}: {why}", path.display()))?;
-        config = read;
-        for warning in warnings {
+        for warning in warnings.into_iter().chain(not_followed(&read)) {
             tracing::warn!(file = %path.display(), "device configuration: {warning}");
         }
+        config = read;
     }
     if let Some(count) = settings.split_count {
         config.slots = count;
@@ -37,6 +39,34 @@ pub(crate) fn read(settings: &Sharing, node: &NodeName) -> Result<DeviceConfig, 
     Ok(config)
 }
 
+/// What is understood, set to something else than its default, and not what this plugin does.
+fn not_followed(config: &DeviceConfig) -> Vec<Warning> {
+    const WEBHOOK: &str = "is for the admission webhook, and nothing that a device plugin does";
+    let usual = DeviceConfig::default();
+    let rows = [
+        (config.default_count != usual.default_count, "defaultGPUNum", WEBHOOK),
+        (config.overwrite_env != usual.overwrite_env, "overwriteEnv", WEBHOOK),
+        (config.runtime_class != usual.runtime_class, "runtimeClassName", WEBHOOK),
+        (
+            config.mode != usual.mode,
+            "operatingmode",
+            "every GPU is shared as in mode hami-core; MIG instances that are there are shared, none is made or destroyed",
+        ),
+        (
+            config.mig_allowlist != usual.mig_allowlist,
+            "migProfileAllowlist",
+            "MIG instances are not made here; those that are there are shared whatever their profile",
+        ),
+        (
+            config.preferred_allocation != usual.preferred_allocation,
+            "enablegetpreferredallocation",
+            "the claim of the scheduler holds also where kubelet counts another GPU",
+        ),
+    ];
+    let warning = |(_, key, what): (bool, &str, &str)| Warning { path: key.into(), what: what.into() };
+    rows.into_iter().filter(|(set, ..)| *set).map(warning).collect()
+}
+
 fn of_file(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<Warning>), String> {
     use std::io::Read;
     let mut text = String::new();
@@ -45,8 +75,54 @@ fn of_file(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<Warning>),
     if read as u64 > MAX_BYTES {
         return Err(format!("is longer than {MAX_BYTES} bytes"));
     }
-    let value: serde_json::Value = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
+    let mut value: serde_json::Value = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
+    // HAMi keeps entries of nodes in a file of its own; here they may stand in the same one.
+    let mut nodes = serde_json::Map::new();
+    if let Some(sections) = value.as_object_mut() {
+        let key = sections.keys().find(|key| key.eq_ignore_ascii_case(NODES)).cloned();
+        nodes.extend(key.and_then(|key| sections.remove_entry(&key)));
+    }
     let (mut config, mut warnings) = device_config::read(&value).map_err(|fault| fault.to_string())?;
-    warnings.extend(device_config::for_node(&value, node.as_str(), &mut config).map_err(|fault| fault.to_string())?);
+    let more = device_config::for_node(&nodes.into(), node.as_str(), &mut config).map_err(|fault| fault.to_string())?;
+    warnings.extend(more);
     Ok((config, warnings))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warned(yaml: &str) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("device-config.yaml");
+        std::fs::write(&path, yaml).unwrap();
+        let (config, mut warnings) = of_file(&path, &NodeName::parse("node-1").unwrap()).unwrap();
+        warnings.extend(not_followed(&config));
+        warnings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_understood_and_not_done_is_said() {
+        for (yaml, key) in [
+            ("nvidia: {defaultGPUNum: 2}", "defaultGPUNum"),
+            ("nvidia: {overwriteEnv: true}", "overwriteEnv"),
+            ("nvidia: {runtimeClassName: nvidia}", "runtimeClassName"),
+            ("nvidia: {migProfileAllowlist: [{models: [A100], profiles: [1g.10gb]}]}", "migProfileAllowlist"),
+            ("nvidia: {}\nnodeconfig: [{name: node-1, operatingmode: mig}]", "operatingmode"),
+            (
+                "nvidia: {}\nnodeconfig: [{name: node-1, enablegetpreferredallocation: true}]",
+                "enablegetpreferredallocation",
+            ),
+        ] {
+            let said = warned(yaml);
+            assert!(said.iter().any(|line| line.starts_with(&format!("{key}: "))), "{yaml}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_says_what_is_done_anyway_is_silent() {
+        let yaml = "nvidia: {resourceCountName: nvidia.com/gpu, deviceSplitCount: 4, deviceMemoryScaling: 1.5, \
+                    overwriteEnv: false, defaultGPUNum: 1, gpuCorePolicy: force, libCudaLogLevel: 3, defaultMemory: 0}";
+        assert_eq!(warned(yaml), Vec::<String>::new());
+    }
 }
