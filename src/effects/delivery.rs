@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   ContainerPromise ──edits──▶ CDI spec  <cdi>/gpu-steward.io-gpu-<ticket>.json   the runtime reads it at create
-//!                    └────────▶ limits    <state>/pods/<uid>/<container>/limits.json   mounted read-only
+//!                    ├────────▶ limits    <state>/pods/<uid>/<container>/limits.json   mounted read-only
+//!                    └────────▶ limiter   HAMi-core's library and what it needs, where one was given
 //! ```
 //!
 //! Where the runtime has no CDI, the edits are the answer to `Allocate`, and the container mounts the limits from the folder of
@@ -15,23 +16,24 @@
 //! that was not checked; a spec of another vendor is touched.
 
 mod file;
+mod limiter;
 mod edits;
 mod fields;
 mod tickets;
 
 pub use edits::{Kit, Node};
 pub use file::Failed;
+pub use limiter::Limiter;
 pub use tickets::Tickets;
 
-use file::{failed, put};
-
 use crate::plugin::Field;
+use file::{failed, put};
 
 use model::id::{PodUid, Ticket};
 use model::promise::ContainerPromise;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,6 +50,7 @@ const MAX_ENTRIES: usize = 65_536;
 /// Writes for one node.
 #[derive(Debug)]
 pub struct Delivery {
+    state: PathBuf,
     pods: PathBuf,
     cdi: PathBuf,
     kit: Kit,
@@ -59,7 +62,7 @@ impl Delivery {
     /// # Errors
     /// When a folder cannot be made or nothing can be written into it: better told at start than at the first pod.
     pub fn new(state: &Path, cdi: &Path, kit: Kit) -> Result<Delivery, Failed> {
-        let delivery = Delivery { pods: state.join("pods"), cdi: cdi.to_owned(), kit };
+        let delivery = Delivery { state: state.to_owned(), pods: state.join("pods"), cdi: cdi.to_owned(), kit };
         fs::DirBuilder::new()
             .recursive(true)
             .mode(FOLDER_MODE)
@@ -74,7 +77,7 @@ impl Delivery {
 
     /// The same with other things that containers are given beside their promise.
     pub fn with(&self, kit: Kit) -> Delivery {
-        Delivery { pods: self.pods.clone(), cdi: self.cdi.clone(), kit }
+        Delivery { state: self.state.clone(), pods: self.pods.clone(), cdi: self.cdi.clone(), kit }
     }
 
     /// Fills `ticket` for a container. Doing it again gives the same files.
@@ -85,6 +88,7 @@ impl Delivery {
         let folder = self.folder(promise);
         let file = self.fill(&folder, promise)?;
         let path = self.cdi.join(ticket::file_name(ticket));
+        self.alone(ticket)?;
         let edits = self.kit.edits(promise, &file);
         let spec = cdi::Spec::of_device(ticket::KIND, ticket.as_str(), edits, self.kit.carried);
         put(&path, cdi::encode(&spec).map_err(spoiled(&path))?.as_bytes())?;
@@ -115,6 +119,9 @@ impl Delivery {
             .map_err(failed("make folder", folder))?;
         let file = folder.join(LIMITS);
         put(&file, limits::encode(promise).map_err(spoiled(&file))?.as_bytes())?;
+        if let Some(limiter) = self.kit.limiter_for(promise) {
+            limiter.fill(folder, &self.kit.limits(promise))?;
+        }
         Ok(file)
     }
 
@@ -125,8 +132,27 @@ impl Delivery {
         entries.filter_map(|entry| PodUid::parse(entry.file_name().to_str()?).ok()).collect()
     }
 
-    /// Takes away everything of pods that are not in `pods`, and specs whose ticket is not in `tickets`. Says how many of
-    /// either.
+    /// A runtime refuses a device that two files of one folder have, and names neither of them.
+    fn alone(&self, ticket: &Ticket) -> Result<(), Failed> {
+        for entry in fs::read_dir(&self.cdi).into_iter().flatten().take(MAX_ENTRIES).flatten() {
+            let (name, path) = (entry.file_name(), entry.path());
+            let ours = name.to_str().is_none_or(|name| name.starts_with('.') || ticket::of_file_name(name).is_some());
+            if ours || !path.extension().is_some_and(|end| end == "json" || end == "yaml") {
+                continue;
+            }
+            let mut bytes = Vec::new();
+            let read = fs::File::open(&path).and_then(|file| file.take(cdi::MAX_BYTES as u64).read_to_end(&mut bytes));
+            let name = ticket.as_str().as_bytes();
+            if read.is_ok() && bytes.windows(name.len()).any(|part| part == name) {
+                let why = format!("it has the device {ticket} too, and the runtime would refuse both; take it away");
+                return Err(failed("write a CDI spec beside", &path)(io::Error::other(why)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes away everything of pods that are not in `pods`, specs whose ticket is not in `tickets`, and versions of the
+    /// limiter that nobody has. Says how many pods and specs.
     pub fn sweep(&self, pods: &BTreeSet<PodUid>, tickets: &BTreeSet<Ticket>) -> (usize, usize) {
         let mut removed = (0, 0);
         for entry in fs::read_dir(&self.pods).into_iter().flatten().take(MAX_ENTRIES).flatten() {
@@ -149,6 +175,7 @@ impl Delivery {
                 removed.1 += 1;
             }
         }
+        limiter::sweep(&self.state);
         removed
     }
 
@@ -264,6 +291,36 @@ mod tests {
     }
 
     #[test]
+    fn each_device_brings_what_the_hosts_spec_says_of_it_and_of_no_other() {
+        let mut kit = kit();
+        let node =
+            |path: &str, host: &str| cdi::DeviceNode { host_path: Some(host.into()), ..cdi::DeviceNode::at(path) };
+        for minor in 0..2 {
+            let own = cdi::Edits {
+                device_nodes: vec![
+                    node(&format!("/dev/nvidia{minor}"), &format!("/run/nvidia/driver/dev/nvidia{minor}")),
+                    node(&format!("/dev/dri/card{minor}"), &format!("/dev/dri/card{minor}")),
+                ],
+                ..cdi::Edits::default()
+            };
+            kit.own.insert(GpuUuid::parse(&format!("GPU-{minor}")).unwrap(), own);
+        }
+        kit.shared_nodes.push(Node { path: "/dev/nvidiactl".into(), host: "/dev/nvidiactl".into() });
+        kit.common.device_nodes.push(node("/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"));
+        let mut one = promise(1, "main");
+        one.devices.truncate(1);
+        let edits = kit.edits(&one, Path::new("/limits"));
+        let nodes: Vec<_> =
+            edits.device_nodes.iter().map(|node| (node.path.as_str(), node.host_path.as_deref().unwrap())).collect();
+        let expect = [
+            ("/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"),
+            ("/dev/nvidia1", "/run/nvidia/driver/dev/nvidia1"),
+            ("/dev/dri/card1", "/dev/dri/card1"),
+        ];
+        assert_eq!(nodes, expect);
+    }
+
+    #[test]
     fn the_nvidia_runtime_is_told_the_devices_and_gets_no_nodes_from_us() {
         let kit = Kit { runtime_injects: true, ..kit() };
         let edits = kit.edits(&promise(1, "main"), Path::new("/limits"));
@@ -290,6 +347,102 @@ mod tests {
         assert_eq!(names(&folder.path().join("cdi")), left);
         let pods = BTreeSet::from([uid(1).to_string(), "lost+found".to_owned()]);
         assert_eq!(names(&folder.path().join("state/pods")), pods);
+    }
+
+    /// A container keeps the version that it started with; the next one gets what is there by then; what nobody has goes.
+    #[test]
+    fn a_new_version_of_the_limiter_is_for_new_containers_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let (source, plain) = (folder.path().join("libvgpu.so"), delivery(folder.path()));
+        let (one, two) = (Ticket::of_random([1; 16]), Ticket::of_random([2; 16]));
+        let give = |text: &[u8], ticket: &Ticket, pod: u8| {
+            fs::write(&source, text).unwrap();
+            let limiter = Limiter::keep(&state, &source).unwrap();
+            let delivery = plain.with(Kit { limiter: Some(limiter), ..kit() });
+            delivery.deliver(ticket, &promise(pod, "main")).unwrap();
+            delivery
+        };
+        let own = |pod: u8, name: &str| state.join("pods").join(uid(pod).as_str()).join("main").join(name);
+        let versions = || names(&state.join("limiter")).into_iter().filter(|name| name.starts_with("libvgpu")).count();
+        give(b"\x7fELF one", &one, 1);
+        give(b"\x7fELF one", &one, 1);
+        assert_eq!(versions(), 1, "the same content is one version");
+        let delivery = give(b"\x7fELF two", &two, 2);
+        assert_eq!(fs::read(own(1, "libvgpu.so")).unwrap(), b"\x7fELF one");
+        assert_eq!(fs::read(own(2, "libvgpu.so")).unwrap(), b"\x7fELF two");
+        assert_eq!(fs::read(state.join("limiter/current")).unwrap(), b"\x7fELF two");
+        let both = BTreeSet::from([one.clone(), two.clone()]);
+        delivery.sweep(&BTreeSet::from([uid(1), uid(2)]), &both);
+        assert_eq!(versions(), 2, "a version in use stays");
+        delivery.sweep(&BTreeSet::from([uid(2)]), &both);
+        assert_eq!(versions(), 1);
+        delivery.sweep(&BTreeSet::new(), &BTreeSet::new());
+        assert_eq!(versions(), 1, "the newest stays");
+        for mode in [own(2, "vgpu"), state.join("limiter/lock")].iter().filter_map(|path| fs::metadata(path).ok()) {
+            assert_eq!(mode.permissions().mode() & 0o7777, 0o777);
+        }
+    }
+
+    #[test]
+    fn a_container_gets_the_limiter_with_its_limits_and_a_mig_instance_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let source = folder.path().join("libvgpu.so");
+        fs::write(&source, b"\x7fELF").unwrap();
+        let limiter = Limiter::keep(&state, &source).unwrap();
+        let delivery = delivery(folder.path()).with(Kit { limiter: Some(limiter.clone()), ..kit() });
+        let ticket = Ticket::of_random([1; 16]);
+        let mut promised = promise(1, "main");
+        promised.priority = Some(0);
+        delivery.deliver(&ticket, &promised).unwrap();
+        let text = fs::read(folder.path().join("cdi").join(ticket::file_name(&ticket))).unwrap();
+        let edits = cdi::decode(&text).unwrap().device(ticket.as_str()).unwrap().container_edits.clone();
+        let mounts: Vec<(&str, bool)> = edits
+            .mounts
+            .iter()
+            .map(|mount| (mount.container_path.as_str(), mount.options.contains(&"ro".to_owned())))
+            .collect();
+        let expect = [
+            ("/usr/local/vgpu", false),
+            ("/usr/local/vgpu/libvgpu.so", true),
+            ("/etc/ld.so.preload", true),
+            ("/overrideEnv", true),
+            ("/tmp/vgpulock", false),
+            ("/etc/gpu-steward/limits.json", true),
+        ];
+        assert_eq!(mounts, expect);
+        let own = state.join("pods").join(uid(1).as_str()).join("main");
+        let set = fs::read_to_string(own.join("overrideEnv")).unwrap();
+        assert!(set.contains("CUDA_DEVICE_MEMORY_LIMIT_0=3000m\n") && set.contains("CUDA_TASK_PRIORITY=0\n"), "{set}");
+        assert!(!set.contains("NVIDIA_VISIBLE_DEVICES"), "{set}");
+        assert_eq!(fs::read_to_string(state.join("limiter/ld.so.preload")).unwrap(), "/usr/local/vgpu/libvgpu.so\n");
+        let mut partition = promise(2, "main");
+        for device in &mut partition.devices {
+            device.uuid = GpuUuid::parse("MIG-1").unwrap();
+        }
+        assert_eq!(
+            Kit { limiter: Some(limiter), ..kit() }.edits(&partition, Path::new("/x/limits.json")).mounts.len(),
+            1
+        );
+        for wrong in [&b"#!/bin/sh"[..], b""] {
+            fs::write(&source, wrong).unwrap();
+            assert!(Limiter::keep(&state, &source).unwrap_err().to_string().contains("shared library"));
+        }
+        assert!(Limiter::keep(&state, &folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn a_spec_of_somebody_else_that_has_the_ticket_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        let ticket = Ticket::of_random([1; 16]);
+        let other = folder.path().join("cdi/other.yaml");
+        fs::write(&other, format!("kind: gpu-steward.io/gpu\ndevices: [{{name: {ticket}}}]\n")).unwrap();
+        let error = delivery.deliver(&ticket, &promise(1, "main")).unwrap_err().to_string();
+        assert!(error.contains("other.yaml") && error.contains(ticket.as_str()), "{error}");
+        assert!(!folder.path().join("cdi").join(ticket::file_name(&ticket)).exists());
+        delivery.deliver(&Ticket::of_random([2; 16]), &promise(1, "main")).unwrap();
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //!   runtime's CRI socket ─── cri ────────────▶ Names(Cri)        with UID and image, sandboxes too
 //!   /var/log/containers ──── links ──────────▶ Names(LogLinks)   where there is no such socket
 //!   kubelet's PodResources ─ pod_resources ──▶ Devices           by name only: it tells neither UID nor id
+//!   runtime's CRI socket ─── runtime ────────▶ how it is set up, when it is asked
 //!        socket   one question at a time, each with limits in time and size
 //! ```
 //!
@@ -17,6 +18,7 @@ mod socket;
 pub mod cri;
 mod links;
 pub mod pod_resources;
+mod runtime;
 
 use self::cri::Cri;
 use self::pod_resources::PodResources;
@@ -25,6 +27,7 @@ use crate::spell::{Source, Spell};
 use model::observation::Trouble;
 use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
+use wire::runtime_config::RuntimeConfig;
 
 /// Where runtimes listen, the likeliest first: containerd, CRI-O, k3s' containerd, Docker's adapter.
 const CRI_SOCKETS: [&str; 4] = [
@@ -60,7 +63,7 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
         trouble: Some(Trouble::PodResourcesFailed),
         wanted: false,
     });
-    let places = cri_socket.map_or_else(|| CRI_SOCKETS.map(PathBuf::from).to_vec(), |path| vec![path]);
+    let places = places(cri_socket);
     let asking = async {
         tokio::join!(
             socket::keep_asking(Cri::at(places, reporter.clone()), runtime, reporter.clone()),
@@ -72,6 +75,18 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
         () = stop.cancelled() => {}
         _ = Box::pin(asking) => {}
     }
+}
+
+/// How the container runtime is set up. `None` for the socket tries the known places.
+///
+/// # Errors
+/// A sentence that says who was asked and why that is not known.
+pub async fn runtime_config(cri_socket: Option<PathBuf>) -> Result<RuntimeConfig, String> {
+    runtime::ask(&places(cri_socket)).await
+}
+
+fn places(cri_socket: Option<PathBuf>) -> Vec<PathBuf> {
+    cri_socket.map_or_else(|| CRI_SOCKETS.map(PathBuf::from).to_vec(), |path| vec![path])
 }
 
 #[cfg(test)]

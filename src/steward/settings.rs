@@ -70,13 +70,17 @@ pub(crate) struct Sharing {
     pub binding: Option<decide::share::Binding>,
     /// `None`: as kubelet's configuration says.
     pub topology: Option<value::Topology>,
-    pub runtime_injects: bool,
+    pub strategy: value::Strategy,
+    pub host_cdi_dirs: Vec<PathBuf>,
+    pub limiter_library: Option<PathBuf>,
     pub register_format: value::RegisterFormat,
     pub handshakes: bool,
     pub labelling: Labelling,
     pub kubelet_root: PathBuf,
     pub cdi_dir: PathBuf,
     pub dev_root: PathBuf,
+    /// `None`: the same path.
+    pub dev_root_mount: Option<PathBuf>,
 }
 
 /// What SIGHUP may change.
@@ -228,13 +232,16 @@ impl Reader<'_> {
         let without_claim = self.take("without-claim", value::without_claim);
         let binding = self.take("binding", |text| value::unless_auto(text, value::binding));
         let topology = self.take("topology-policy", |text| value::unless_auto(text, value::topology));
-        let runtime_injects = self.take("device-strategy", value::runtime_injects);
+        let strategy = self.take("device-strategy", value::strategy);
+        let host_cdi_dirs = self.take("host-cdi-dirs", |text| value::unless_none(text, value::paths));
+        let limiter_library = self.take("limiter-library", |text| value::unless_none(text, value::path));
         let register_format = self.take("register-format", value::register_format);
         let handshakes = self.take("handshake", value::switch);
         let labelling = self.take("node-labels", value::labelling);
         let kubelet_root = self.take("kubelet-root", value::path);
         let cdi_dir = self.take("cdi-dir", value::path);
         let dev_root = self.take("dev-root", value::path);
+        let dev_root_mount = self.take("dev-root-mount", |text| value::unless_auto(text, value::path));
         Some(Sharing {
             split_count: split_count?,
             split_counts: split_counts?.unwrap_or_default(),
@@ -246,13 +253,16 @@ impl Reader<'_> {
             without_claim: without_claim?,
             binding: binding?,
             topology: topology?,
-            runtime_injects: runtime_injects?,
+            strategy: strategy?,
+            host_cdi_dirs: host_cdi_dirs?.unwrap_or_default(),
+            limiter_library: limiter_library?,
             register_format: register_format?,
             handshakes: handshakes?,
             labelling: labelling?,
             kubelet_root: kubelet_root?,
             cdi_dir: cdi_dir?,
             dev_root: dev_root?,
+            dev_root_mount: dev_root_mount?,
         })
     }
 

@@ -14,6 +14,7 @@
 //!   edits     what is done to a container, and putting two sets of it together
 //!   version   versions of CDI
 //!   spec      one file
+//!   host      what the host's own file says of one GPU
 //!   lowest    which version a file needs: a runtime refuses what is newer than itself
 //!   sound     what every runtime refuses
 //! ```
@@ -21,6 +22,7 @@
 pub mod edits;
 pub mod version;
 pub mod spec;
+pub mod host;
 mod lowest;
 mod sound;
 

@@ -38,6 +38,7 @@ pub mod tenant;
 pub mod device_config;
 pub mod ticket;
 pub mod cdi;
+pub mod runtime_config;
 pub mod checkpoint;
 pub mod limits;
 pub mod issued;

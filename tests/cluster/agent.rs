@@ -1,11 +1,13 @@
 //! The agent on real nodes: in its DaemonSet, as helm renders it, and as a service among the node's own paths.
 
+use crate::bed::{Bed, promised};
 use crate::chart::{NAMESPACE, install, render};
 use crate::life::sleeper;
 use lab::agent::Agent;
 use lab::cluster::{Cluster, Wanted};
 use lab::eventually::eventually;
 use lab::http;
+use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -42,6 +44,34 @@ fn the_daemonset_runs_on_every_node() {
         names(address.parse().expect("an address"), pod["metadata"]["name"].as_str().expect("a name"));
     }
     let _ = admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent"]).ok();
+}
+
+/// The DaemonSet as the chart has it is the device plugin of its node: a pod gets what it was promised, through mounts of the
+/// host's folders alone, and without privilege.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_daemonset_shares_the_gpus_of_its_node() {
+    let bed = Bed::up("agent-shares");
+    bed.cluster.image("registry.local/gpu-steward:test", BINARY);
+    let values =
+        ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.settings.gpus=simulated=H100:2"];
+    let _ = bed.admin.apply(&render(&bed.cluster, &["agent/daemonset"], &values)).ok();
+    let wait = ["rollout", "status", "daemonset/gpu-steward-agent", "-n", NAMESPACE, "--timeout=90s"];
+    let _ = bed.admin.run(&wait).ok();
+    let gpus: Vec<String> = eventually("the GPUs on the Node", READY, || {
+        let node = bed.admin.get(&["node", "node-1"]);
+        let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str()?.to_owned();
+        let gpus: Value = serde_json::from_str(&text).expect("JSON");
+        (node["status"]["allocatable"]["nvidia.com/gpu"] == "20").then_some(())?;
+        gpus.as_array()?.iter().map(|gpu| gpu["id"].as_str().map(str::to_owned)).collect()
+    });
+    bed.create(&bed.pod("served", &gpus, &[("main", "app", &[(1, 3000, 30)])], &Value::Null));
+    bed.ready(&["served"]);
+    assert_eq!(promised(&bed.limits("served", "main")), [(gpus[1].clone(), 3000 << 20)]);
+    let seen =
+        bed.sh("served", "main", "ls /dev | grep nvidia | sort | tr '\\n' ' '; echo $CUDA_DEVICE_MEMORY_LIMIT_0");
+    assert_eq!(seen.trim(), "nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidia1 nvidiactl 3000m");
+    let _ = bed.admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent", "--wait"]).ok();
 }
 
 /// In a node's mount namespace the runtime's socket is where it always is, and the agent names the node's pods.

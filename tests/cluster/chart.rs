@@ -91,6 +91,8 @@ mod tests {
     fn agents_follow_the_api_server_unless_they_stand_alone() {
         let cluster = Cluster::up(&Wanted::nodes(1));
         let folders = ["/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"];
+        // Looked at, never written to.
+        let seen = [("/host/dev", "/dev", "Directory"), ("/etc/cdi", "/etc/cdi", "DirectoryOrCreate")];
         for (values, alone) in
             [(&[][..], false), (&["agent.settings.v=4"], false), (&["agent.settings.standalone=true"], true)]
         {
@@ -100,6 +102,11 @@ mod tests {
             for folder in folders {
                 let mounted = text.contains(&format!("mountPath: {folder}}}"));
                 let of_the_host = text.contains(&format!("hostPath: {{path: {folder}, type: DirectoryOrCreate}}"));
+                assert_eq!((mounted, of_the_host), (!alone, !alone), "{folder}: {text}");
+            }
+            for (here, folder, kind) in seen {
+                let mounted = text.contains(&format!("mountPath: {here}, readOnly: true}}"));
+                let of_the_host = text.contains(&format!("hostPath: {{path: {folder}, type: {kind}}}"));
                 assert_eq!((mounted, of_the_host), (!alone, !alone), "{folder}: {text}");
             }
         }
@@ -139,6 +146,7 @@ mod tests {
             "agent.nodeSelector.gpu=on",
             "agent.env[0].name=A",
             "agent.env[0].value=b",
+            "agent.limiterLibrary=/opt/hami/libvgpu.so",
             "extender.gpuPreemption=true",
             "image.pullSecrets[0].name=secret",
             "guard.users[0]=ann",

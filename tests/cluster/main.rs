@@ -28,3 +28,5 @@ mod health;
 mod announce;
 #[cfg(test)]
 mod early;
+#[cfg(test)]
+mod container;

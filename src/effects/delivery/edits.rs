@@ -1,6 +1,7 @@
 //! The edits that make a container see its share and nothing else. The runtime applies them last, so that neither the
 //! pod's own variables nor the image's stand against them.
 
+use super::limiter::Limiter;
 use model::id::GpuUuid;
 use model::promise::ContainerPromise;
 use std::collections::BTreeMap;
@@ -25,12 +26,16 @@ pub struct Node {
 pub struct Kit {
     /// Nodes of each device.
     pub nodes: BTreeMap<GpuUuid, Vec<Node>>,
+    /// What the host's CDI spec says of each device. A path that it names is taken from it and not from `nodes`.
+    pub own: BTreeMap<GpuUuid, Edits>,
     /// Nodes that every container with a GPU gets.
     pub shared_nodes: Vec<Node>,
     /// The host's own edits for every container with a GPU (libraries, hooks), inlined from its CDI spec.
     pub common: Edits,
     /// The version of the spec that these came from.
     pub carried: Version,
+    /// The library that limits containers, if there is one.
+    pub limiter: Option<Limiter>,
     /// Whether the runtime injects devices by `NVIDIA_VISIBLE_DEVICES`, so that we give none.
     pub runtime_injects: bool,
     /// Whether more memory is promised than the cards have.
@@ -45,9 +50,11 @@ impl Default for Kit {
     fn default() -> Kit {
         Kit {
             nodes: BTreeMap::new(),
+            own: BTreeMap::new(),
             shared_nodes: Vec::new(),
             common: Edits::default(),
             carried: Version::OLDEST,
+            limiter: None,
             runtime_injects: false,
             oversubscribed: false,
             log_level: None,
@@ -63,15 +70,23 @@ impl Kit {
         let mut edits = Edits::default();
         if !self.runtime_injects {
             edits.add(&self.common);
+            for own in promise.devices.iter().filter_map(|device| self.own.get(&device.uuid)) {
+                edits.add(own);
+            }
             let own = promise.devices.iter().filter_map(|device| self.nodes.get(&device.uuid)).flatten();
+            // Where the driver lives in a container of its own, only the host's spec knows where its nodes are.
             let nodes: Vec<DeviceNode> = own
                 .chain(&self.shared_nodes)
+                .filter(|node| edits.device_nodes.iter().all(|there| there.path != node.path))
                 .map(|node| DeviceNode {
                     host_path: Some(node.host.display().to_string()),
                     ..DeviceNode::at(&node.path)
                 })
                 .collect();
             edits.add(&Edits { device_nodes: nodes, ..Edits::default() });
+        }
+        if let Some((limiter, folder)) = self.limiter_for(promise).zip(limits_file.parent()) {
+            edits.add(&limiter.edits(folder, promise.uid.as_str()));
         }
         // Last: what limits must stand against everything else.
         edits.add(&Edits {
@@ -82,6 +97,12 @@ impl Kit {
         edits
     }
 
+    /// MIG instances are limited by the card itself.
+    pub(super) fn limiter_for(&self, promise: &ContainerPromise) -> Option<&Limiter> {
+        let whole = |uuid: &GpuUuid| !uuid.as_str().starts_with("MIG-");
+        self.limiter.as_ref().filter(|_| promise.devices.iter().any(|device| whole(&device.uuid)))
+    }
+
     /// Every variable that limits rest on, each with a value, so that none is left for the pod to fill.
     fn variables(&self, promise: &ContainerPromise) -> Vec<String> {
         let uuids: Vec<&str> = promise.devices.iter().map(|device| device.uuid.as_str()).collect();
@@ -90,6 +111,14 @@ impl Kit {
             format!("NVIDIA_VISIBLE_DEVICES={visible}"),
             format!("GPU_STEWARD_LIMITS={}", limits::PATH),
             format!("GPU_STEWARD_DEVICES={}", uuids.join(",")),
+        ];
+        env.extend(self.limits(promise));
+        env
+    }
+
+    /// Those that HAMi-core reads.
+    pub(super) fn limits(&self, promise: &ContainerPromise) -> Vec<String> {
+        let mut env = vec![
             "CUDA_DISABLE_CONTROL=false".into(),
             format!("GPU_CORE_UTILIZATION_POLICY={}", self.core_policy),
             format!("CUDA_OVERSUBSCRIBE={}", self.oversubscribed),

@@ -9,7 +9,7 @@ use model::observation::{ContainerDevices, Observation};
 use proto::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use proto::cri::{
     Container, ImageSpec, ListContainersRequest, ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse,
-    PodSandbox, PodSandboxMetadata, VersionRequest, VersionResponse,
+    PodSandbox, PodSandboxMetadata, StatusRequest, StatusResponse, VersionRequest, VersionResponse,
 };
 use proto::pod_resources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use proto::pod_resources::{
@@ -39,6 +39,12 @@ struct FakeRuntime(watch::Receiver<Result<Vec<Container>, Status>>);
 impl RuntimeService for FakeRuntime {
     async fn version(&self, _: Request<VersionRequest>) -> Result<Response<VersionResponse>, Status> {
         Ok(Response::new(VersionResponse { runtime_name: "fake".into(), runtime_version: "1".into() }))
+    }
+
+    async fn status(&self, asked: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let config = r#"{"containerd":{"defaultRuntimeName":"nvidia","runtimes":{"nvidia":{"options":{"BinaryName":"/usr/bin/nvidia-container-runtime"}}}},"enableCDI":true}"#;
+        let info = [("config".to_owned(), config.to_owned())].into();
+        Ok(Response::new(if asked.into_inner().verbose { StatusResponse { info } } else { StatusResponse::default() }))
     }
 
     async fn list_pod_sandbox(
@@ -317,4 +323,17 @@ async fn five_thousand_containers_are_named_in_one_answer() {
     Cri::at(vec![path], reporter).ask().await.unwrap();
     let told = names(&mut seen).unwrap();
     assert_eq!(told.len(), 5001);
+}
+
+#[tokio::test]
+async fn a_runtime_says_how_it_is_set_up_when_it_is_asked_for_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let says = watch::Sender::new(Ok(vec![]));
+    let _served = serve_runtime(&path, &says);
+    let config = runtime_config(Some(path)).await.unwrap();
+    assert!(config.nvidia_injects());
+    assert_eq!((config.default_handler.as_deref(), config.cdi), (Some("nvidia"), Some(true)));
+    let absent = runtime_config(Some(folder.path().join("absent.sock"))).await.unwrap_err();
+    assert!(absent.contains("absent.sock"), "{absent}");
 }

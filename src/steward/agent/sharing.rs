@@ -6,6 +6,7 @@
 //!   kubelet ──────┘     └──verdict──▶ delivery ──▶ answer to kubelet
 //! ```
 
+pub(crate) mod host;
 pub(crate) mod cards;
 mod promise;
 mod config;

@@ -200,7 +200,22 @@ pub(crate) const KEYS: &[Key] = &[
         Sharing,
         "device-strategy",
         ("auto|cdi|envvar", "auto"),
-        "Who puts devices into containers: we by CDI, or the NVIDIA runtime by NVIDIA_VISIBLE_DEVICES; auto is cdi",
+        "Who puts devices into containers: we by CDI, or the NVIDIA runtime by NVIDIA_VISIBLE_DEVICES; auto asks the container \
+         runtime and is envvar where every pod runs under NVIDIA's, else cdi",
+    ),
+    key(
+        Sharing,
+        "host-cdi-dirs",
+        ("DIR,...", "/etc/cdi,/var/run/cdi"),
+        "Where the CDI spec of NVIDIA's container toolkit (nvidia*.yaml, nvidia*.json) is looked for, in rising priority; what it \
+         gives (libraries, hooks, nodes) goes into every container with a GPU; none takes nothing",
+    ),
+    key(
+        Sharing,
+        "limiter-library",
+        ("PATH", "none"),
+        "HAMi-core's library (libvgpu.so) on this node, which holds containers to their limits; each version is kept for the \
+         containers that have it",
     ),
     key(
         Sharing,
@@ -232,7 +247,13 @@ pub(crate) const KEYS: &[Key] = &[
         ("DIR", "/var/run/cdi"),
         "Where the container runtime looks for CDI specs that are made while it runs",
     ),
-    key(Sharing, "dev-root", ("DIR", "/dev"), "Where the host's device nodes lie"),
+    key(Sharing, "dev-root", ("DIR", "/dev"), "Where the host's device nodes lie, as the container runtime sees it"),
+    key(
+        Sharing,
+        "dev-root-mount",
+        ("DIR", "auto"),
+        "Where this program sees that directory; auto is the same path. In a container it is a mount of the host's",
+    ),
     key(Host, "procfs-root", ("DIR", "/proc"), "Where the host's /proc is mounted"),
     key(Host, "cgroup-root", ("DIR", "/sys/fs/cgroup"), "Where the host's cgroup hierarchies are mounted"),
     key(Host, "sysfs-root", ("DIR", "/sys"), "Where the host's /sys is mounted"),

@@ -200,11 +200,23 @@ pub(crate) fn register_format(text: &str) -> Result<RegisterFormat, Why> {
     }
 }
 
-/// Whether the container runtime injects devices by a variable, so that we give none.
-pub(crate) fn runtime_injects(text: &str) -> Result<bool, Why> {
+/// Who puts devices into containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strategy {
+    /// Found out.
+    Auto,
+    /// We, by CDI.
+    Cdi,
+    /// NVIDIA's runtime, by `NVIDIA_VISIBLE_DEVICES`.
+    Envvar,
+}
+
+/// Who puts devices into containers.
+pub(crate) fn strategy(text: &str) -> Result<Strategy, Why> {
     match text {
-        "auto" | "cdi" => Ok(false),
-        "envvar" => Ok(true),
+        "auto" => Ok(Strategy::Auto),
+        "cdi" => Ok(Strategy::Cdi),
+        "envvar" => Ok(Strategy::Envvar),
         _ => Err("expected auto, cdi or envvar".into()),
     }
 }
@@ -284,6 +296,11 @@ pub(crate) fn path(text: &str) -> Result<PathBuf, Why> {
     } else {
         Ok(Path::new(text).to_path_buf())
     }
+}
+
+/// Paths with commas between them.
+pub(crate) fn paths(text: &str) -> Result<Vec<PathBuf>, Why> {
+    text.split(',').map(|part| path(part.trim())).collect()
 }
 
 /// A path that fits into a unix socket's address (107 bytes and a NUL).

@@ -1,5 +1,6 @@
 //! From GPUs as NVML tells them to devices that are shared, by the configuration.
 
+use super::host::Host;
 use decide::share::Card;
 use effects::delivery::{Kit, Node};
 use model::gpu::Gpu;
@@ -9,7 +10,7 @@ use model::view::{GpuView, NodeView};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use wire::device_config::{CorePolicy, DeviceConfig};
-use wire::register;
+use wire::{cdi, register};
 
 /// The devices of a view: every GPU, or its MIG instances where MIG is on.
 pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<Card> {
@@ -67,9 +68,27 @@ fn policy(config: &DeviceConfig) -> &'static str {
 /// Where device nodes lie, and what was made of the last view.
 #[derive(Debug)]
 pub(crate) struct Devices {
+    /// As the container runtime sees it.
     root: PathBuf,
-    runtime_injects: bool,
-    last: Option<Vec<(GpuUuid, Option<u32>)>>,
+    /// As this program sees it.
+    here: PathBuf,
+    last: Option<Seen>,
+}
+
+/// What a kit depends on.
+#[derive(Debug)]
+struct Seen {
+    devices: Vec<Device>,
+    shared: Vec<&'static str>,
+    host: Host,
+}
+
+/// A GPU or MIG instance, by the names that a CDI spec may have for it.
+#[derive(Clone, Debug, PartialEq)]
+struct Device {
+    uuid: GpuUuid,
+    minor: u32,
+    names: Vec<String>,
 }
 
 /// What every container with a GPU opens beside its own card's node, as far as the host has it.
@@ -78,41 +97,74 @@ const SHARED: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidi
 const STAND_IN: &str = "/dev/null";
 
 impl Devices {
-    /// Nodes under `root` (`/dev`).
-    pub(crate) fn new(root: &Path, runtime_injects: bool) -> Devices {
-        Devices { root: root.to_owned(), runtime_injects, last: None }
+    /// Nodes under `root` (`/dev`), which is at `here` for this program.
+    pub(super) fn new(root: &Path, here: &Path) -> Devices {
+        Devices { root: root.to_owned(), here: here.to_owned(), last: None }
     }
 
     /// What containers are given, if it is not what it was.
-    pub(super) fn kit(&mut self, view: &NodeView, config: &DeviceConfig) -> Option<Kit> {
-        let now: Vec<(GpuUuid, Option<u32>)> =
-            view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu.gpu.minor.get())).collect();
-        if self.last.as_ref() == Some(&now) {
+    pub(super) fn kit(&mut self, view: &NodeView, config: &DeviceConfig, host: &Host) -> Option<Kit> {
+        let simulated = view.gpu_source.simulated();
+        let there = |name: &&str| simulated || self.here.join(name).exists();
+        let now = Seen {
+            devices: view.gpus.iter().flat_map(|gpu| devices(&gpu.gpu)).collect(),
+            shared: SHARED.into_iter().filter(there).collect(),
+            host: host.clone(),
+        };
+        let same =
+            |last: &Seen| last.devices == now.devices && last.shared == now.shared && last.host.is_same(&now.host);
+        if self.last.as_ref().is_some_and(same) {
             return None;
         }
-        self.last = Some(now);
-        let simulated = view.gpu_source.simulated();
-        let node = |name: String| {
-            let host = if simulated { STAND_IN.into() } else { self.root.join(&name) };
+        let node = |name: &str| {
+            let host = if simulated { STAND_IN.into() } else { self.root.join(name) };
             Node { path: format!("/dev/{name}"), host }
         };
         let mut kit = Kit {
-            runtime_injects: self.runtime_injects,
+            runtime_injects: host.runtime_injects,
             oversubscribed: config.memory_scaling.factor() > 1.0,
             log_level: config.log_level.clone(),
             core_policy: policy(config),
+            limiter: host.limiter.clone(),
+            shared_nodes: now.shared.iter().map(|name| node(name)).collect(),
             ..Kit::default()
         };
-        for gpu in &view.gpus {
-            let Some(minor) = gpu.gpu.minor.get() else { continue };
-            let nodes = vec![node(format!("nvidia{minor}"))];
-            for mig in gpu.gpu.instances() {
-                kit.nodes.insert(mig.uuid.clone(), nodes.clone());
-            }
-            kit.nodes.insert(gpu.gpu.uuid.clone(), nodes);
+        for device in &now.devices {
+            kit.nodes.insert(device.uuid.clone(), vec![node(&format!("nvidia{}", device.minor))]);
         }
-        let here = |name: &str| simulated || self.root.join(name).exists();
-        kit.shared_nodes = SHARED.into_iter().filter(|name| here(name)).map(|name| node(name.to_owned())).collect();
+        // Without a driver there is nothing that the host's file could give.
+        if let Some(taken) = host.spec.as_ref().filter(|_| !simulated) {
+            kit.common.clone_from(&taken.spec.container_edits);
+            kit.carried = taken.spec.cdi_version;
+            for device in &now.devices {
+                match cdi::host::for_device(&taken.spec, &device.names, device.minor) {
+                    Ok(Some(edits)) => {
+                        kit.own.insert(device.uuid.clone(), edits);
+                    }
+                    Ok(None) => tracing::debug!(uuid = %device.uuid, "the host's CDI spec does not know this device"),
+                    Err(why) => tracing::warn!(
+                        uuid = %device.uuid, file = %taken.path.display(), why,
+                        "the host's CDI spec is not of this driver's devices: of it this GPU gives only what is for all"
+                    ),
+                }
+            }
+        }
+        self.last = Some(now);
         Some(kit)
     }
+}
+
+/// The card and its MIG instances, once it is known which node the card has.
+fn devices(gpu: &Gpu) -> Vec<Device> {
+    let Some(minor) = gpu.minor.get() else { return Vec::new() };
+    let named = |uuid: &GpuUuid, others: [String; 2]| {
+        let [one, other] = others;
+        Device { uuid: uuid.clone(), minor, names: vec![uuid.as_str().to_owned(), one, other] }
+    };
+    let mut devices = vec![named(&gpu.uuid, [gpu.index.to_string(), format!("gpu{}", gpu.index)])];
+    for mig in gpu.instances() {
+        let place = format!("{}:{}", gpu.index, mig.index);
+        devices.push(named(&mig.uuid, [place.clone(), format!("mig{place}")]));
+    }
+    devices
 }

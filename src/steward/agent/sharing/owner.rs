@@ -4,6 +4,7 @@ use super::arrival::{self, Arrived};
 use super::binding::Way;
 use super::counts::Counts;
 use super::health::Watched;
+use super::host::Host;
 use super::listing::Listing;
 use super::tell::{self, Teller};
 use super::waiting::Allocation;
@@ -11,7 +12,7 @@ use super::{cards, promise};
 use decide::share::{Binding, Bound, Share, Verdict, Waiting};
 use effects::delivery::{Delivery, Tickets};
 use effects::plugin::{Call, Device, Refused};
-use model::id::{GpuUuid, NodeName, PodUid, Ticket};
+use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
 use model::observation::{ContainerDevices, Observation, Trouble};
 use model::plugin::Outcome;
 use model::pod::PodList;
@@ -94,14 +95,26 @@ pub(crate) struct Sharing {
     pub view: watch::Receiver<Arc<NodeView>>,
     /// GPUs that an operator keeps from new containers.
     pub cordoned: watch::Receiver<Arc<BTreeSet<GpuUuid>>>,
+    /// What the host brings along.
+    pub host: watch::Receiver<Host>,
     /// Pods of this node; `None` before the first list.
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
     /// The health of GPUs, as it was told last.
     pub watched: Watched,
     /// To people and schedulers.
     pub teller: Teller,
+    /// From the threads that write for containers.
+    pub undelivered: (mpsc::Sender<Undelivered>, mpsc::Receiver<Undelivered>),
     /// To kubelet.
     pub list: watch::Sender<Arc<[Device]>>,
+}
+
+/// A container that could not be given what it was promised.
+#[derive(Debug)]
+pub(crate) struct Undelivered {
+    uid: PodUid,
+    pod: PodRef,
+    why: String,
 }
 
 /// A start that kubelet waits for.
@@ -153,12 +166,16 @@ impl Sharing {
                     self.answer(&mut waiting).await;
                     again = Instant::now() + AGAIN;
                 }
+                Some(Undelivered { uid, pod, why }) = self.undelivered.1.recv() => {
+                    self.teller.undelivered(&uid, &pod, why);
+                }
                 () = sleep_until(again), if !waiting.is_empty() || !self.allocations.is_empty() => {
                     self.answer(&mut waiting).await;
                     again = Instant::now() + AGAIN;
                 }
                 Ok(()) = self.view.changed() => self.look_at_cards(),
                 Ok(()) = self.cordoned.changed() => self.look_at_cards(),
+                Ok(()) = self.host.changed() => self.look_at_cards(),
                 Ok(()) = self.pods.changed() => {
                     self.look_at_pods();
                     self.answer(&mut waiting).await;
@@ -185,7 +202,8 @@ impl Sharing {
     fn look_at_cards(&mut self) {
         let view = Arc::clone(&self.view.borrow_and_update());
         let cards = cards::of(&view, &self.config, &self.split_counts);
-        if let Some(kit) = self.devices.kit(&view, &self.config) {
+        let host = self.host.borrow_and_update().clone();
+        if let Some(kit) = self.devices.kit(&view, &self.config, &host) {
             self.delivery = Arc::new(self.delivery.with(kit));
         }
         let cordoned = cards::cordoned(&view, &self.cordoned.borrow_and_update());
@@ -379,9 +397,8 @@ impl Sharing {
         self.listing.compare_now_and_then();
         let tickets = self.tickets.clone();
         let delivery = Arc::clone(&self.delivery);
-        let view = Arc::clone(&self.view.borrow());
         let promises: Vec<_> =
-            bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share, &view))).collect();
+            bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share))).collect();
         for bound in bound {
             if bound.differs {
                 self.counts.differs();
@@ -404,16 +421,23 @@ impl Sharing {
             }
         }
         let written = self.counts.writing();
+        let undelivered = self.undelivered.0.clone();
         spawn_blocking(move || {
-            let result = promises.iter().try_for_each(|(bound, promise)| match bound.early {
-                true => delivery.deliver_early(&tickets.folder(&bound.ticket), promise),
-                false => delivery.deliver(&bound.ticket, promise),
+            let result = promises.iter().try_for_each(|(bound, promise)| {
+                let delivered = match bound.early {
+                    true => delivery.deliver_early(&tickets.folder(&bound.ticket), promise),
+                    false => delivery.deliver(&bound.ticket, promise),
+                };
+                delivered.map_err(|error| {
+                    tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
+                    let why = format!("container {} cannot get its GPUs: {error}", promise.container);
+                    // Whoever tells it has enough to tell already if there is no room.
+                    let _ = undelivered.try_send(Undelivered { uid: promise.uid.clone(), pod: promise.pod.clone(), why: why.clone() });
+                    Refused(format!("{}: {why}", promise.pod))
+                })
             });
             written.with(result.is_ok());
-            if let Err(error) = &result {
-                tracing::error!(%error, "a container cannot get its GPUs");
-            }
-            let _ = start.reply.send(result.map_err(|error| Refused(error.to_string())));
+            let _ = start.reply.send(result);
         });
     }
 

@@ -3,10 +3,9 @@
 use decide::share::{Bound, Share};
 use model::promise::{ContainerPromise, DevicePromise};
 use model::unit::{Bytes, CorePercent};
-use model::view::NodeView;
 
 /// The promise of a container: the claim's numbers, and of each device what the node knows.
-pub(super) fn of(bound: &Bound, share: &Share, _view: &NodeView) -> ContainerPromise {
+pub(super) fn of(bound: &Bound, share: &Share) -> ContainerPromise {
     let device = |portion: &model::share::Portion| {
         let card = share.card(&portion.device);
         DevicePromise {
@@ -18,11 +17,13 @@ pub(super) fn of(bound: &Bound, share: &Share, _view: &NodeView) -> ContainerPro
             cores: portion.cores.map(CorePercent),
         }
     };
+    let tenant = share.tenant(&bound.holder.pod);
+    let ask = tenant.and_then(|tenant| tenant.asks.iter().find(|ask| ask.container == bound.holder.container));
     ContainerPromise {
         uid: bound.holder.pod.clone(),
         pod: bound.pod.clone(),
         container: bound.holder.container.clone(),
         devices: bound.portions.iter().map(device).collect(),
-        priority: None,
+        priority: ask.and_then(|ask| ask.priority),
     }
 }

@@ -3,12 +3,13 @@
 use super::binding::Finder;
 use super::counts::Counts;
 use super::health::Watched;
+use super::host::Eye;
 use super::listing::Listing;
 use super::owner::Sharing;
 use super::tell::Teller;
 use super::{cards, config, topology, turn};
 use crate::settings::Settings;
-use crate::settings::value::Topology;
+use crate::settings::value::{Gpus, Strategy, Topology};
 use decide::share::Share;
 use effects::delivery::{Delivery, Kit, Tickets};
 use effects::plugin::{self, Calls, Device};
@@ -33,12 +34,16 @@ const REGISTRY: &str = "plugins_registry";
 /// Where it is kept that a scheduler has placed pods here.
 const SERVED: &str = "served-by-scheduler";
 
-/// What runs: the owner, and the server that kubelet calls.
+/// Containers that could not be written for and were not told of yet: one of each of a node's pods.
+const MAX_UNDELIVERED: usize = 128;
+
+/// What runs: the owner with what it knows of the host, and the server that kubelet calls.
 pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
     state_dir: PathBuf,
     finder: Finder,
+    eye: Eye,
     settings: plugin::Settings,
     calls: Calls,
     list: watch::Receiver<Arc<[Device]>>,
@@ -64,6 +69,10 @@ pub(crate) fn open(
     let delivery = Delivery::new(&settings.state_dir, &sharing.cdi_dir, Kit::default())
         .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))?;
     let served = settings.state_dir.join(SERVED);
+    let mut eye = eye(settings);
+    if let Some(library) = &sharing.limiter_library {
+        eye.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
+    }
     let (calls, asked) = Calls::channel();
     let (list, listed) = watch::channel(Arc::from([]));
     let (standing, stands) = watch::channel(Standing::Waiting("a list of GPUs".into()));
@@ -78,7 +87,7 @@ pub(crate) fn open(
         teller,
         served,
         node: node.clone(),
-        devices: cards::Devices::new(&sharing.dev_root, sharing.runtime_injects),
+        devices: cards::Devices::new(&sharing.dev_root, sharing.dev_root_mount.as_ref().unwrap_or(&sharing.dev_root)),
         split_counts: sharing.split_counts.clone(),
         config,
         delivery: Arc::new(delivery),
@@ -98,13 +107,27 @@ pub(crate) fn open(
         calls: asked,
         view,
         cordoned: named,
+        host: eye.host(),
         pods,
+        undelivered: mpsc::channel(MAX_UNDELIVERED),
         list,
     };
     let registry = sharing.kubelet_root.join(REGISTRY);
     let plugin = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
     let state_dir = settings.state_dir.clone();
-    Ok(Opened { owner, finder, state_dir, settings: plugin, calls, list: listed, cordoned, standing })
+    Ok(Opened { owner, finder, state_dir, eye, settings: plugin, calls, list: listed, cordoned, standing })
+}
+
+/// Made-up GPUs need nothing of the host, and no runtime knows them.
+fn eye(settings: &Settings) -> Eye {
+    let sharing = &settings.sharing;
+    let simulated = matches!(settings.gpus, Gpus::Simulated { .. });
+    let strategy = match sharing.strategy {
+        Strategy::Auto if simulated => Strategy::Cdi,
+        strategy => strategy,
+    };
+    let folders = if simulated { Vec::new() } else { sharing.host_cdi_dirs.clone() };
+    Eye::new(folders, settings.names.cri_socket.clone(), strategy)
 }
 
 impl Opened {
@@ -113,7 +136,7 @@ impl Opened {
         self,
         stop: CancellationToken,
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
-        let Opened { mut owner, finder, state_dir, settings, calls, mut list, standing, .. } = self;
+        let Opened { mut owner, finder, state_dir, mut eye, settings, calls, mut list, standing, .. } = self;
         let ended = stop.clone();
         let (tell, told) = oneshot::channel();
         let owning = async move {
@@ -125,13 +148,15 @@ impl Opened {
             owner.share.recall(owner.delivery.delivered());
             owner.share.recall_tickets(owner.tickets.recall());
             let _ = tell.send(());
+            eye.first().await;
             let find = finder.run(owner.say_way.clone());
             // Found out beside the work; the work ends when it is told to.
             let find = async {
                 find.await;
                 std::future::pending::<()>().await;
             };
-            tokio::select! { () = owner.run(ended) => {}, () = find => {} }
+            let own = async { tokio::join!(owner.run(ended.clone()), eye.run(ended)) };
+            tokio::select! { _ = own => {}, () = find => {} }
             drop(turn);
             Ok(())
         };

@@ -40,10 +40,9 @@ impl Teller {
     /// A container may not start. kubelet tries it again and again; the event is written when the reason is new, which is
     /// what this says. A pod that can never start here is marked for whoever may evict it.
     pub(super) fn refused(&mut self, uid: &PodUid, pod: &PodRef, why: &Refusal) -> bool {
-        if self.refused.insert(uid.clone(), why.code()) == Some(why.code()) {
+        if !self.once(uid, pod, why.code(), why.to_string()) {
             return false;
         }
-        self.event(uid, pod, why.code(), why.to_string());
         if why.for_good() {
             let (api, uid, pod, code) = (self.api.clone(), uid.clone(), pod.clone(), why.code());
             tokio::spawn(async move {
@@ -52,6 +51,20 @@ impl Teller {
                 }
             });
         }
+        true
+    }
+
+    /// What a container was promised could not be put where the runtime finds it.
+    pub(super) fn undelivered(&mut self, uid: &PodUid, pod: &PodRef, why: String) {
+        self.once(uid, pod, "NotDelivered", why);
+    }
+
+    /// An event, if its reason is another than that of the last one on this pod; whether it is.
+    fn once(&mut self, uid: &PodUid, pod: &PodRef, reason: &'static str, note: String) -> bool {
+        if self.refused.insert(uid.clone(), reason) == Some(reason) {
+            return false;
+        }
+        self.event(uid, pod, reason, note);
         true
     }
 

@@ -1,0 +1,154 @@
+//! HAMi-core's library for containers: kept under names that say what is in it, so that another version on the host changes
+//! nothing for a container that runs.
+//!
+//! ```text
+//!   the host's libvgpu.so ──copy──▶ <state>/limiter/libvgpu.so.<hash> ◀── current
+//!                                          │ hard link, made when a container starts
+//!                                          ▼
+//!                                   <state>/pods/<uid>/<container>/libvgpu.so   mounted read-only
+//! ```
+//!
+//! The hard link is the record of who uses a version: it goes with the pod, and a version that has no link left and is not
+//! the newest is swept. Where a container sees what, and who owns it, is as HAMi has it, because the library has these
+//! paths built in.
+//!
+//! What must never happen here: a library is changed or removed under a name that a container may still open; half a file
+//! has a name.
+
+use super::file::{Failed, failed, put};
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use wire::cdi::{Edits, Mount};
+
+/// HAMi-core's directory in containers, writable: processes of one container find each other in a file in it.
+const CACHE: &str = "/usr/local/vgpu";
+/// The library in it; the path is built in, the library opens itself again by it.
+const LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
+/// Names the library to the dynamic linker of every program.
+const PRELOAD: &str = "/etc/ld.so.preload";
+/// Variables that the library sets over those of its process, so that a program that changes its own changes no limit.
+const OVERRIDE: &str = "/overrideEnv";
+/// A lock of the whole node, by which the library finds out which process of the host it is in.
+const LOCK: &str = "/tmp/vgpulock";
+/// Written by whatever user a container runs as, as with HAMi.
+const SHARED_MODE: u32 = 0o777;
+/// HAMi-core has less than 1 MiB; a larger file is not meant.
+const MAX_BYTES: u64 = 64 << 20;
+/// Versions that are looked at in one sweep.
+const MAX_VERSIONS: usize = 1024;
+
+/// One version of the library, and what it needs beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limiter {
+    library: PathBuf,
+    preload: PathBuf,
+    lock: PathBuf,
+}
+
+impl Limiter {
+    /// Keeps what is at `library` now as the newest version. Doing it again with the same content changes nothing.
+    ///
+    /// # Errors
+    /// When it is no library, or cannot be read or kept.
+    pub fn keep(state: &Path, library: &Path) -> Result<Limiter, Failed> {
+        let folder = folder(state);
+        let bytes = read(library).map_err(failed("read the limiter's library", library))?;
+        let lock = folder.join("lock");
+        for folder in [&folder, &lock] {
+            fs::DirBuilder::new().recursive(true).mode(0o711).create(folder).map_err(failed("make folder", folder))?;
+        }
+        // Not by the mode of its making, which the program's own mask would cut.
+        fs::set_permissions(&lock, fs::Permissions::from_mode(SHARED_MODE)).map_err(failed("open to all", &lock))?;
+        let preload = folder.join("ld.so.preload");
+        put(&preload, format!("{LIBRARY}\n").as_bytes())?;
+        let kept = folder.join(format!("libvgpu.so.{:032x}", digest(&bytes)));
+        // The link first: what it names is never swept.
+        let current = folder.join("current");
+        let next = folder.join(".current.new");
+        let _ = fs::remove_file(&next);
+        let name = kept.file_name().unwrap_or_default();
+        std::os::unix::fs::symlink(name, &next).map_err(failed("link", &next))?;
+        fs::rename(&next, &current).map_err(failed("put in place", &current))?;
+        if fs::read(&kept).ok().as_ref() != Some(&bytes) {
+            put(&kept, &bytes)?;
+        }
+        Ok(Limiter { library: kept, preload, lock })
+    }
+
+    /// The version's file.
+    #[must_use]
+    pub fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// Puts what one container needs into its folder; `variables` are those that limits rest on.
+    pub(super) fn fill(&self, folder: &Path, variables: &[String]) -> Result<(), Failed> {
+        let cache = folder.join("vgpu");
+        fs::DirBuilder::new().recursive(true).create(&cache).map_err(failed("make folder", &cache))?;
+        fs::set_permissions(&cache, fs::Permissions::from_mode(SHARED_MODE)).map_err(failed("open to all", &cache))?;
+        let (library, hidden) = (folder.join("libvgpu.so"), folder.join(".libvgpu.so.new"));
+        let _ = fs::remove_file(&hidden);
+        fs::hard_link(&self.library, &hidden).map_err(failed("link the limiter's library to", &hidden))?;
+        fs::rename(&hidden, &library).map_err(failed("put in place", &library))?;
+        // Renaming one of two names of a file to the other leaves both.
+        let _ = fs::remove_file(&hidden);
+        let text: String = variables.iter().flat_map(|variable| [variable, "\n"]).collect();
+        put(&folder.join("overrideEnv"), text.as_bytes())
+    }
+
+    /// What the runtime does with it.
+    pub(super) fn edits(&self, folder: &Path, name: &str) -> Edits {
+        let path = |path: &Path| path.display().to_string();
+        let writable = |host: &Path, container: &str| Mount {
+            options: ["rw", "nosuid", "nodev", "bind"].map(str::to_owned).into(),
+            ..Mount::read_only(&path(host), container)
+        };
+        Edits {
+            env: vec![format!("CUDA_DEVICE_MEMORY_SHARED_CACHE={CACHE}/{name}.cache")],
+            mounts: vec![
+                writable(&folder.join("vgpu"), CACHE),
+                Mount::read_only(&path(&folder.join("libvgpu.so")), LIBRARY),
+                Mount::read_only(&path(&self.preload), PRELOAD),
+                Mount::read_only(&path(&folder.join("overrideEnv")), OVERRIDE),
+                writable(&self.lock, LOCK),
+            ],
+            ..Edits::default()
+        }
+    }
+}
+
+/// Takes away versions that no container has and that are not the newest. Says how many.
+pub(super) fn sweep(state: &Path) -> usize {
+    let folder = folder(state);
+    let Ok(current) = fs::read_link(folder.join("current")) else { return 0 };
+    let unused = |entry: &fs::DirEntry| {
+        let version = entry.file_name().to_str().is_some_and(|name| name.starts_with("libvgpu.so."));
+        version && entry.file_name() != current && entry.metadata().is_ok_and(|about| about.nlink() == 1)
+    };
+    let entries = fs::read_dir(&folder).into_iter().flatten().take(MAX_VERSIONS).flatten();
+    entries.filter(unused).filter(|entry| fs::remove_file(entry.path()).is_ok()).count()
+}
+
+fn folder(state: &Path) -> PathBuf {
+    state.join("limiter")
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.len() > MAX_BYTES {
+        return Err(io::Error::other(format!("is no file of at most {MAX_BYTES} bytes")));
+    }
+    file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+    if bytes.starts_with(b"\x7fELF") { Ok(bytes) } else { Err(io::Error::other("is no shared library (ELF)")) }
+}
+
+/// FNV-1a: names a content; the content itself is compared before a name is trusted.
+fn digest(bytes: &[u8]) -> u128 {
+    bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
+        (hash ^ u128::from(*byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)
+    })
+}

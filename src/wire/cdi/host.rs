@@ -1,0 +1,156 @@
+//! What the host's own file (nvidia-ctk's, of `nvidia.com/gpu`) says of one GPU.
+//!
+//! Such a file may be older than the driver that runs, and name by index what has another index by now. So nothing of it is
+//! taken that would hand out the node of another GPU.
+
+use super::edits::{DeviceNode, Edits};
+use super::spec::Spec;
+use crate::fault::shown;
+use std::collections::BTreeSet;
+
+/// The kind of nvidia-ctk's files.
+pub const KIND: &str = "nvidia.com/gpu";
+/// Its device that stands for all GPUs.
+const ALL: &str = "all";
+/// Nodes of cards: this and a number.
+const CARD: &str = "/dev/nvidia";
+/// Nodes of MIG instances lie here.
+const CAPABILITIES: &str = "/dev/nvidia-caps/";
+
+/// Edits for every container with a GPU, whichever it is.
+///
+/// # Errors
+/// The sentence says which node every container would get.
+pub fn for_all(spec: &Spec) -> Result<&Edits, String> {
+    match spec.container_edits.device_nodes.iter().find(|node| card(node).is_some()) {
+        Some(node) => Err(format!("gives {} to every container", shown(&node.path))),
+        None => Ok(&spec.container_edits),
+    }
+}
+
+/// Edits for a container that gets the device with the first of these names that the file has, on the card `/dev/nvidiaN`
+/// with N = `minor`. A file that names no single device gives the nodes of this card out of those of its device `all`.
+/// `None` where it says nothing of this device.
+///
+/// # Errors
+/// The sentence says which other card's node would be given.
+pub fn for_device(spec: &Spec, names: &[String], minor: u32) -> Result<Option<Edits>, String> {
+    if let Some(device) = names.iter().find_map(|name| spec.device(name)) {
+        let cards: BTreeSet<u32> = device.container_edits.device_nodes.iter().filter_map(card).collect();
+        return match cards.iter().find(|number| **number != minor) {
+            Some(other) => Err(format!("device {} is {CARD}{other} there and {CARD}{minor} here", shown(&device.name))),
+            None => Ok(Some(device.container_edits.clone())),
+        };
+    }
+    let Some(all) = spec.device(ALL) else { return Ok(None) };
+    let own = |node: &&DeviceNode| match card(node) {
+        Some(number) => number == minor,
+        None => !node.path.starts_with(CAPABILITIES),
+    };
+    let device_nodes: Vec<DeviceNode> = all.container_edits.device_nodes.iter().filter(own).cloned().collect();
+    let there = device_nodes.iter().any(|node| card(node).is_some());
+    Ok(there.then(|| Edits { device_nodes, ..Edits::default() }))
+}
+
+/// The number of the card that this node, or the one behind it on the host, is of.
+fn card(node: &DeviceNode) -> Option<u32> {
+    let of = |path: &str| path.rsplit_once(CARD).and_then(|(_, number)| number.parse().ok());
+    of(&node.path).or_else(|| node.host_path.as_deref().and_then(of))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Hook, Mount, Version, decode, spec::Device};
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::Map;
+
+    fn device(name: &str, nodes: &[&str]) -> Device {
+        let device_nodes = nodes.iter().map(|path| DeviceNode::at(path)).collect();
+        Device {
+            name: name.into(),
+            annotations: std::collections::BTreeMap::new(),
+            container_edits: Edits { device_nodes, ..Edits::default() },
+            other: Map::new(),
+        }
+    }
+
+    fn spec(devices: Vec<Device>) -> Spec {
+        Spec { devices, ..Spec::of_device(KIND, "x", Edits::default(), Version::OLDEST) }
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn paths(edits: &Edits) -> Vec<&str> {
+        edits.device_nodes.iter().map(|node| node.path.as_str()).collect()
+    }
+
+    #[test]
+    fn a_device_is_found_by_uuid_before_index() {
+        let spec = spec(vec![
+            device("0", &["/dev/nvidia0", "/dev/dri/card1"]),
+            device("GPU-a", &["/dev/nvidia0", "/dev/dri/card7"]),
+            device("1:0", &["/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap21"]),
+            device("all", &["/dev/nvidia0", "/dev/nvidia1"]),
+        ]);
+        let of = |wanted: &[&str], minor| for_device(&spec, &names(wanted), minor);
+        assert_eq!(paths(&of(&["GPU-a", "0"], 0).unwrap().unwrap()), ["/dev/nvidia0", "/dev/dri/card7"]);
+        assert_eq!(paths(&of(&["GPU-b", "0"], 0).unwrap().unwrap()), ["/dev/nvidia0", "/dev/dri/card1"]);
+        let mig = of(&["MIG-a", "1:0"], 1).unwrap().unwrap();
+        assert_eq!(paths(&mig), ["/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap21"]);
+    }
+
+    #[test]
+    fn what_another_card_is_behind_is_not_given() {
+        let old = spec(vec![device("0", &["/dev/nvidia3"])]);
+        let why = for_device(&old, &names(&["GPU-a", "0"]), 0).unwrap_err();
+        assert!(why.contains("/dev/nvidia3"), "{why}");
+        let mut behind = spec(vec![device("0", &["/dev/nvidia0"])]);
+        behind.devices[0].container_edits.device_nodes[0].path = "/dev/gpu".into();
+        behind.devices[0].container_edits.device_nodes[0].host_path = Some("/run/nvidia/driver/dev/nvidia2".into());
+        assert!(for_device(&behind, &names(&["0"]), 0).is_err());
+        let mut loose = spec(vec![device("0", &["/dev/nvidia0"])]);
+        assert!(for_all(&loose).is_ok());
+        loose.container_edits.device_nodes = vec![DeviceNode::at("/dev/nvidiactl"), DeviceNode::at("/dev/nvidia1")];
+        assert!(for_all(&loose).unwrap_err().contains("/dev/nvidia1"));
+    }
+
+    /// The operator's file names no single device, and only it knows where the driver's container keeps the nodes.
+    #[test]
+    fn of_the_device_all_each_gpu_has_its_own_node() {
+        let spec = decode(include_bytes!("../../../tests/golden/cdi/nvidia-ctk.json")).unwrap();
+        let edits = for_device(&spec, &names(&["GPU-a", "1"]), 1).unwrap().unwrap();
+        let expect =
+            ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia1", "/dev/nvidiactl"];
+        assert_eq!(paths(&edits), expect);
+        assert!(
+            edits.device_nodes.iter().all(|node| node.host_path.as_ref().unwrap().starts_with("/run/nvidia/driver"))
+        );
+        assert_eq!(for_device(&spec, &names(&["GPU-a", "7"]), 7), Ok(None));
+        assert!(!for_all(&spec).unwrap().mounts.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_container_gets_the_node_of_another_card(
+            nodes in prop::collection::vec(("0|1|all|GPU-a", prop::collection::vec("/dev/nvidia[0-3]|/dev/nvidiactl|/x/dev/nvidia[0-3]|/dev/nvidia-caps/nvidia-cap[0-9]", 0..4)), 1..4),
+            wanted in prop::collection::vec("0|1|2|GPU-a", 0..3), minor in 0_u32..4,
+        ) {
+            let devices = nodes.iter().map(|(name, nodes)| {
+                let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+                device(name, &nodes)
+            });
+            let mut spec = spec(devices.collect());
+            spec.devices[0].container_edits.hooks = vec![Hook::default()];
+            spec.devices[0].container_edits.mounts = vec![Mount::read_only("/a", "/b")];
+            if let Ok(Some(edits)) = for_device(&spec, &wanted, minor) {
+                for path in paths(&edits) {
+                    let number = path.rsplit_once("/dev/nvidia").and_then(|(_, number)| number.parse::<u32>().ok());
+                    prop_assert!(number.is_none_or(|number| number == minor), "{}", path);
+                }
+            }
+        }
+    }
+}
