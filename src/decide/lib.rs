@@ -18,6 +18,7 @@ pub mod api_pods;
 pub mod cards;
 pub mod workload;
 pub mod pods;
+pub mod overuse;
 pub mod node;
 pub mod share;
 pub mod announce;

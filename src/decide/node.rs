@@ -4,6 +4,7 @@
 //!   GPU source, lists, samples, processes, XIDs ──▶ cards    ──┐
 //!   passes over cgroups and processes           ──▶ workload ──┼─(pods)─▶ view
 //!   names, devices, pods of the API server      ──▶ names    ──┤
+//!   promises of the one who shares GPUs out     ──▶ over_uses ─┤
 //!   pods of the API server, their watch         ──▶ api_pods ──┘
 //! ```
 //!
@@ -15,6 +16,7 @@ use crate::attribute::{self, Shares};
 use crate::cards::{Card, Cards};
 use crate::health::Policy;
 use crate::names::{Names, device_is_of};
+use crate::overuse::OverUses;
 use crate::pods::{self, Holdings};
 use crate::remark::Remark;
 use crate::workload::Workload;
@@ -41,6 +43,7 @@ pub struct Node {
     workload: Workload,
     names: Names,
     api_pods: ApiPods,
+    over_uses: OverUses,
     facts: HostFacts,
     host: HostSample,
     busy: Rated<Nanos>,
@@ -62,6 +65,7 @@ impl Node {
             workload: Workload::default(),
             names: Names::default(),
             api_pods: ApiPods::default(),
+            over_uses: OverUses::default(),
             facts: HostFacts::default(),
             host: HostSample::default(),
             busy: Rated::default(),
@@ -105,6 +109,7 @@ impl Node {
             Observation::PodWatch(watch) => self.api_pods.watched(watch),
             Observation::Plugin(plugin) => self.plugin = Some(plugin),
             Observation::Devices(devices) => self.names.devices_told(devices),
+            Observation::Promises(promises) => self.over_uses.promised(promises),
             Observation::Trouble(trouble) => *self.troubles.entry(trouble).or_default() += 1,
         }
         Vec::new()
@@ -141,7 +146,8 @@ impl Node {
         let (pods, containers) = pods::show(&self.workload, &self.names, Holdings::of(&shares));
         let gpus = self.cards.cards.iter().zip(&shares);
         let policy = &self.cards.policy;
-        let gpus = gpus.map(|(card, shares)| gpu_view(card, policy, shares, &pods)).collect();
+        let gpus: Vec<GpuView> = gpus.map(|(card, shares)| gpu_view(card, policy, shares, &pods)).collect();
+        let over_uses = self.over_uses.judge(&pods, &gpus);
         NodeView {
             sequence: self.sequence,
             now,
@@ -155,6 +161,8 @@ impl Node {
             host_rates: self.host_rates(),
             pods,
             containers,
+            promises: self.over_uses.promises(),
+            over_uses,
             processes: self.workload.processes(),
             processes_left_out: self.workload.processes_left_out(),
             pod_watch: self.api_pods.view(),

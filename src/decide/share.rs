@@ -21,6 +21,7 @@ mod state;
 mod list;
 mod ledger;
 mod prefer;
+mod promises;
 mod seat;
 mod start;
 mod early;

@@ -1,4 +1,4 @@
-//! What we write at the API server: annotations of our own Node and of pods that we serve, and events.
+//! What we write at the API server: annotations of our own Node and of pods that we serve, events, and evictions.
 //!
 //! Each write is one call with a bound on its time. A pod is always named with its UID, so that a write meant for one that
 //! is gone never lands on its successor of the same name.
@@ -148,6 +148,21 @@ impl ApiServer {
         let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": object(annotations) } });
         let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
         self.patch(path, format!("annotations of pod {pod}"), &patch).await
+    }
+
+    /// Evicts a pod: it ends with its grace period, unless a disruption budget forbids it.
+    ///
+    /// # Errors
+    /// [`NotWritten`]; code 409 when the pod of that name is another by now, 429 when a budget forbids it now.
+    pub async fn evict_pod(&self, uid: &PodUid, pod: &PodRef) -> Result<(), NotWritten> {
+        let body = json!({
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": { "name": &*pod.name, "namespace": &*pod.namespace },
+            "deleteOptions": { "preconditions": { "uid": uid.as_str() } },
+        });
+        let path = format!("/api/v1/namespaces/{}/pods/{}/eviction", pod.namespace, pod.name);
+        let what = format!("eviction of pod {pod}");
+        self.send(Call { method: "POST", path, content: "application/json", what }, &body).await
     }
 
     /// Tells something about a pod.

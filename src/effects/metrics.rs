@@ -62,7 +62,7 @@ fn write(sets: &[Set], scene: &Scene<'_>, out: &mut Exposition<'_>) {
         match set {
             Set::Own => {
                 gpu::write(scene, &subjects, out);
-                pod::write(&subjects, out);
+                pod::write(scene.view, &subjects, out);
                 node::write(scene, out);
                 plugin::write(scene, out);
                 own::write(scene, out);

@@ -13,10 +13,13 @@ use model::observation::{GpuSourceState, Trouble};
 use model::plugin::{DeviceSlots, Histogram, Outcome, PluginView, Standing};
 use model::pod::PodWatch;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
+use model::promise::PodPromise;
 use model::share::{Claim, ContainerKey, Portion};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::*;
-use model::view::{ContainerView, GpuShare, GpuView, Health, NodeView, PodView, PodWatchView, ProcessView, Rates};
+use model::view::{
+    ContainerView, GpuShare, GpuView, Health, NodeView, OverUse, PodView, PodWatchView, ProcessView, Rates,
+};
 use model::{Absence, Reading};
 use std::sync::Arc;
 
@@ -89,9 +92,23 @@ pub(crate) fn small() -> NodeView {
     ]);
     view.containers = vec![container(None, 99, None, 7)];
     view.containers[0].network = m(network(7));
+    promise(&mut view, &serve_a, &mig_a);
     // Ordered by namespace, name, UID; without a name first.
     view.pods = vec![nameless, host_network, mig_a, serve_a, train, serve_b];
     view
+}
+
+/// The first is beyond what it was promised, the second is not.
+fn promise(view: &mut NodeView, over: &PodView, within: &PodView) {
+    let promise = |pod: &PodView, device: &GpuUuid, memory: u64| PodPromise {
+        pod: pod.uid.clone(),
+        device: device.clone(),
+        memory: Bytes(memory),
+    };
+    let (card, instance) = (over.gpus[0].gpu.clone(), within.gpus[0].mig.clone().unwrap());
+    view.promises = Arc::from([promise(over, &card, 8 * GIB), promise(within, &instance, 10 * GIB)]);
+    let pod = over.uid.clone();
+    view.over_uses = vec![OverUse { pod, device: card, promised: Bytes(8 * GIB), used: Bytes(10 * GIB), since: AT }];
 }
 
 /// `gpus` healthy cards, `pods` with `containers` each; every pod uses one card, two pods a card and more.

@@ -7,6 +7,7 @@ use crate::id::GpuUuid;
 use crate::plugin::PluginView;
 use crate::pod::{PodList, PodWatch};
 use crate::process::{GpuProcesses, ProcessPass};
+use crate::promise::PodPromise;
 use crate::reading::Absence;
 use std::sync::Arc;
 
@@ -55,6 +56,8 @@ pub enum Observation {
     PodWatch(PodWatch),
     /// How the device plugin fares, whenever that changed, at most once a second.
     Plugin(Arc<PluginView>),
+    /// What the pods of this node were promised of GPU memory, all of it, whenever that changes.
+    Promises(Arc<[PodPromise]>),
     /// Something a source could not do, for the counters shown at `/metrics`; it was logged where it happened.
     Trouble(Trouble),
 }

@@ -19,6 +19,20 @@ pub struct ContainerPromise {
     pub priority: Option<u32>,
 }
 
+/// At most this many promises to pods are looked at: every pod that a node can have, each on all GPUs of a usual one.
+pub const MAX_PROMISES: usize = 8192;
+
+/// How much memory of one device the containers of a pod may hold together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodPromise {
+    /// The pod, as kubelet calls it.
+    pub pod: PodUid,
+    /// The GPU or MIG instance.
+    pub device: GpuUuid,
+    /// Memory.
+    pub memory: Bytes,
+}
+
 /// The promise of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePromise {

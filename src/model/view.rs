@@ -10,8 +10,9 @@ use crate::observation::{GpuSourceState, Trouble};
 use crate::plugin::PluginView;
 use crate::pod::PodWatch;
 use crate::process::{GpuProcess, HostProcess};
+use crate::promise::PodPromise;
 use crate::reading::Reading;
-use crate::time::Now;
+use crate::time::{Monotonic, Now};
 use crate::unit::{Bytes, BytesPerSecond, Cores, Percent};
 use std::sync::Arc;
 
@@ -42,6 +43,10 @@ pub struct NodeView {
     pub pods: Vec<PodView>,
     /// Containers that belong to no pod, ordered by id.
     pub containers: Vec<ContainerView>,
+    /// What pods were promised of GPU memory, where something was.
+    pub promises: Arc<[PodPromise]>,
+    /// Pods that have held more than that for a while, ordered by UID and device.
+    pub over_uses: Vec<OverUse>,
     /// Host processes, those with the most CPU first.
     pub processes: Arc<[ProcessView]>,
     /// Host processes beyond the bound.
@@ -225,6 +230,21 @@ pub struct GpuShare {
     pub sm: Reading<Percent>,
 }
 
+/// A pod that holds more memory of a device than it was promised, and has for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverUse {
+    /// The pod, as kubelet calls it.
+    pub pod: PodUid,
+    /// The GPU or MIG instance.
+    pub device: GpuUuid,
+    /// What it may hold.
+    pub promised: Bytes,
+    /// What it held at the last measurement.
+    pub used: Bytes,
+    /// Since when it counts as over-use.
+    pub since: Monotonic,
+}
+
 /// A host process with its use of the processor.
 #[derive(Clone, Debug)]
 pub struct ProcessView {
@@ -269,6 +289,8 @@ impl NodeView {
             host_rates: HostRates::default(),
             pods: Vec::new(),
             containers: Vec::new(),
+            promises: Arc::from([]),
+            over_uses: Vec::new(),
             processes: Arc::from([]),
             processes_left_out: 0,
             pod_watch: None,

@@ -73,6 +73,7 @@ pub(crate) struct Sharing {
     pub strategy: value::Strategy,
     pub host_cdi_dirs: Vec<PathBuf>,
     pub limiter_library: Option<PathBuf>,
+    pub evict_over_use: bool,
     pub register_format: value::RegisterFormat,
     pub handshakes: bool,
     pub labelling: Labelling,
@@ -235,6 +236,7 @@ impl Reader<'_> {
         let strategy = self.take("device-strategy", value::strategy);
         let host_cdi_dirs = self.take("host-cdi-dirs", |text| value::unless_none(text, value::paths));
         let limiter_library = self.take("limiter-library", |text| value::unless_none(text, value::path));
+        let evict_over_use = self.take("evict-over-use", value::switch);
         let register_format = self.take("register-format", value::register_format);
         let handshakes = self.take("handshake", value::switch);
         let labelling = self.take("node-labels", value::labelling);
@@ -256,6 +258,7 @@ impl Reader<'_> {
             strategy: strategy?,
             host_cdi_dirs: host_cdi_dirs?.unwrap_or_default(),
             limiter_library: limiter_library?,
+            evict_over_use: evict_over_use?,
             register_format: register_format?,
             handshakes: handshakes?,
             labelling: labelling?,

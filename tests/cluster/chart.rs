@@ -12,6 +12,8 @@ pub(crate) const NAMESPACE: &str = "gpu-steward";
 pub(crate) const AGENT: &str = "gpu-steward-agent";
 /// Everything of the chart that needs no image.
 const RIGHTS: [&str; 6] = ["accounts", "agent/rbac", "extender/rbac", "guard/access", "guard/keys", "guard/agent"];
+/// Lets agents evict pods that use more than they were promised.
+pub(crate) const EVICTS: &str = "agent.settings.evict-over-use=true";
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/gpu-steward");
 
 /// Renders the chart with these values (`guard.hami[0].name=…`).
@@ -29,7 +31,12 @@ pub(crate) fn render(cluster: &Cluster, templates: &[&str], values: &[&str]) -> 
 pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
     let admin = cluster.admin();
     let _ = admin.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")).ok();
-    let _ = admin.apply(&render(cluster, &RIGHTS, values)).ok();
+    let mut templates = RIGHTS.to_vec();
+    // helm takes a template that makes nothing for one that is not there.
+    if values.contains(&EVICTS) {
+        templates.push("guard/eviction");
+    }
+    let _ = admin.apply(&render(cluster, &templates, values)).ok();
     // A new policy holds some seconds after it was taken. A write that every one of them must refuse tells.
     let kubelet = admin.posing_as("system:node:node-1", &["system:nodes", "system:authenticated"]);
     eventually("the guard of keys", Duration::from_secs(30), || {
@@ -147,6 +154,7 @@ mod tests {
             "agent.env[0].name=A",
             "agent.env[0].value=b",
             "agent.limiterLibrary=/opt/hami/libvgpu.so",
+            EVICTS,
             "extender.gpuPreemption=true",
             "image.pullSecrets[0].name=secret",
             "guard.users[0]=ann",

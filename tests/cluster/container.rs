@@ -19,7 +19,7 @@ fn done(command: &mut Command) {
 }
 
 /// A folder like `/dev` of a machine with NVIDIA's driver; the nodes are all of `/dev/null`.
-fn device_nodes(folder: &Path, names: &[&str]) -> PathBuf {
+pub(crate) fn device_nodes(folder: &Path, names: &[&str]) -> PathBuf {
     let dev = folder.join("dev");
     for name in names {
         let path = dev.join(name);
@@ -166,7 +166,7 @@ fn mig_instances_are_shared_each_by_itself() {
     assert_eq!(seen.trim(), instances[1], "the runtime is told which, and gets no nodes from us");
 }
 
-/// What nvidia-ctk wrote for this host is in each container, and what it writes after a driver's update in the next one.
+/// Promise 34 in docs/specification.md: what nvidia-ctk wrote for this host is in each container, and what it writes after a driver's update in the next one.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn what_the_hosts_spec_gives_is_in_every_container() {
@@ -199,6 +199,8 @@ fn what_the_hosts_spec_gives_is_in_every_container() {
         &format!("--nvml-library={}", fake.library().display()),
         &format!("--dev-root={}", dev.display()),
         &format!("--host-cdi-dirs={}", cdi.display()),
+        "--cri-socket",
+        "/run/containerd/containerd.sock",
     ];
     let agent = bed.agent(&flags);
     agent.logs("containers with a GPU get what the host's CDI spec gives");
@@ -227,7 +229,19 @@ fn what_the_hosts_spec_gives_is_in_every_container() {
     );
 }
 
-/// The limiter's library is really loaded into every program of the container; another version on the host changes nothing
+/// A library in HAMi-core's place that does nothing but say that it was loaded.
+fn stand_in(library: &Path, word: &str) {
+    let (source, next) = (library.with_extension("c"), library.with_extension("next"));
+    let text = format!(
+        "#include <unistd.h>\n__attribute__((constructor)) static void loaded(void) {{ write(2, \"limiter {word}\\n\", {}); }}\n",
+        word.len() + 9
+    );
+    fs::write(&source, text).expect("a source");
+    done(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&next).arg(&source));
+    fs::rename(next, library).expect("a library");
+}
+
+/// Promise 34 in docs/specification.md: the limiter's library is really loaded into every program of the container; another version on the host changes nothing
 /// for a pod that runs; what nobody has any more goes.
 #[test]
 #[ignore = "needs cluster: tests/run"]
@@ -235,17 +249,7 @@ fn the_limiter_is_loaded_and_its_update_breaks_no_running_pod() {
     let bed = Bed::up("container-limiter");
     let folder = tempfile::tempdir().expect("a directory");
     let library = folder.path().join("libvgpu.so");
-    let compile = |word: &str| {
-        let source = folder.path().join("stand-in.c");
-        let text = format!(
-            "#include <unistd.h>\n__attribute__((constructor)) static void loaded(void) {{ write(2, \"limiter {word}\\n\", {}); }}\n",
-            word.len() + 9
-        );
-        fs::write(&source, text).expect("a source");
-        let next = folder.path().join("next.so");
-        done(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&next).arg(&source));
-        fs::rename(next, &library).expect("a library");
-    };
+    let compile = |word: &str| stand_in(&library, word);
     compile("one");
     // A program that is linked to libc; the shell of the other pods is not, and loads no library.
     let sleep = ["/usr/bin/sleep", "/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).expect("sleep");
@@ -298,6 +302,19 @@ fn the_limiter_is_loaded_and_its_update_breaks_no_running_pod() {
     assert_eq!(bed.sh("second", "main", "grep -c 'limiter two' /usr/local/vgpu/libvgpu.so").trim(), "1");
 }
 
+/// The ticket of a pod's only container, out of kubelet's checkpoint.
+fn ticket(bed: &Bed, pod: &str) -> String {
+    let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
+    let books = fs::read(&bed.cluster.node("node-1").checkpoint).expect("the checkpoint");
+    let books: Value = serde_json::from_slice(&books).expect("JSON");
+    let entries = books["Data"]["PodDeviceEntries"].as_array().expect("entries");
+    let own = entries.iter().find(|entry| entry["PodUID"] == state["metadata"]["uid"]).expect("an entry of the pod");
+    let answer = format!("printf %s '{}' | base64 -d", own["AllocResp"].as_str().expect("a text"));
+    let answer = Command::new("sh").args(["-c", &answer]).output().expect("base64");
+    let answer = String::from_utf8_lossy(&answer.stdout).into_owned();
+    answer.split("gpu=").nth(1).expect("a ticket").chars().take(33).collect()
+}
+
 /// Something is mounted over a node's folder of specs, until this is dropped: also by a test that fails.
 struct Covered<'a>(&'a Node);
 
@@ -307,7 +324,7 @@ impl Drop for Covered<'_> {
     }
 }
 
-/// A folder of specs that takes nothing, or has the ticket already: the container does not start, log and event say which
+/// Promise 30 in docs/specification.md: a folder of specs that takes nothing, or has the ticket already: the container does not start, log and event say which
 /// container of which pod and why, and once it is mended the pod starts with what it was promised.
 #[test]
 #[ignore = "needs cluster: tests/run"]
@@ -356,27 +373,8 @@ fn what_cannot_be_delivered_is_said_and_mends_itself() {
 
     // The ticket is known once kubelet has written it down; the start is refused until the pod has its claim.
     bed.create(&bed.bare_pod("doubled", &one, &NOTHING));
-    let uid = bed.admin.get(&["pod", "doubled", "-n", &bed.space.name])["metadata"]["uid"]
-        .as_str()
-        .expect("a UID")
-        .to_owned();
     eventually("the refusal", SOON, || (!events(&bed, "doubled", "NotPlaced").is_empty()).then_some(()));
-    let books: Value = serde_json::from_slice(&fs::read(&node.checkpoint).expect("the checkpoint")).expect("JSON");
-    let entries = books["Data"]["PodDeviceEntries"].as_array().expect("entries").clone();
-    let own = entries.iter().find(|entry| entry["PodUID"] == *uid).expect("an entry of the pod");
-    let answer = Command::new("base64")
-        .arg("-d")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn();
-    let mut answer = answer.expect("base64");
-    std::io::Write::write_all(
-        &mut answer.stdin.take().expect("a pipe"),
-        own["AllocResp"].as_str().expect("a text").as_bytes(),
-    )
-    .expect("base64 reads");
-    let answer = String::from_utf8_lossy(&answer.wait_with_output().expect("base64").stdout).into_owned();
-    let ticket: String = answer.split("gpu=").nth(1).expect("a ticket").chars().take(33).collect();
+    let ticket = ticket(&bed, "doubled");
     let other = cdi.join("other.json");
     let spec = json!({
         "cdiVersion": "0.5.0", "kind": "gpu-steward.io/gpu",

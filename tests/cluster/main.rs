@@ -30,3 +30,5 @@ mod announce;
 mod early;
 #[cfg(test)]
 mod container;
+#[cfg(test)]
+mod overuse;

@@ -10,6 +10,11 @@
 {{- .Values.extender.serviceAccount | default (printf "%s-extender" (include "steward.name" .)) }}
 {{- end }}
 
+{{/* Not empty where agents evict pods that use more of a GPU than they were promised. */}}
+{{- define "steward.evicts" -}}
+{{- if eq (toString (get .Values.agent.settings "evict-over-use")) "true" }}yes{{ end }}
+{{- end }}
+
 {{- define "steward.labels" -}}
 app.kubernetes.io/name: gpu-steward
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -380,3 +380,23 @@ proptest! {
         }
     }
 }
+
+/// What use is held against: the pod's containers together, where all of them are limited, from the first start to the end.
+#[test]
+fn promises_are_those_of_pods_that_have_started_and_are_limited() {
+    let asks = vec![ask("side", Role::Sidecar, 1), ask("warm", Role::Init, 1), ask("main", Role::App, 2)];
+    let given = vec![vec![portion(0, 1, 0)], vec![portion(0, 9, 0)], vec![portion(0, 4, 0), portion(1, 2, 0)]];
+    let free = Portion { memory: None, ..portion(1, 0, 0) };
+    let mut share = share(vec![
+        Tenant { started: true, ..tenant(1, asks, Assignment::Given(given)) },
+        Tenant { started: true, ..single(2, free) },
+        single(3, portion(0, 8, 30)),
+        Tenant { started: true, finished: true, ..single(4, portion(0, 8, 30)) },
+    ]);
+    let told = |share: &Share| -> Vec<(PodUid, GpuUuid, u64)> {
+        share.promises().iter().map(|one| (one.pod.clone(), one.device.clone(), one.memory.0 / GIB)).collect()
+    };
+    assert_eq!(told(&share), [(uid(1), device(0), 10), (uid(1), device(1), 2)]);
+    share.tenant_gone(&uid(1));
+    assert_eq!(told(&share), []);
+}

@@ -5,8 +5,9 @@ use super::subject::Subjects;
 use crate::exposition::{Exposition, Family, Kind, Number};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
+use model::id::PodUid;
 use model::unit::Nanos;
-use model::view::{ContainerView, GpuShare, PodView};
+use model::view::{ContainerView, GpuShare, NodeView, PodView};
 
 const POD: &str = "gpu_steward_pod_";
 const CONTAINER: &str = "gpu_steward_container_";
@@ -64,6 +65,20 @@ static SHARE: &[Row<GpuShare>] = &[
     Row::gauge("gpu_sm_ratio", "ratio", "SM use of its processes, by GPU.", |s| number(&s.sm)),
     Row::gauge("gpu_processes", "", "Its processes, by GPU.", |s| Reading::Measured(Number::Whole(u64::from(s.processes)), model::time::Monotonic(0))),
 ];
+
+const PROMISED: Family = Family {
+    name: "gpu_memory_promised_bytes",
+    kind: Kind::Gauge,
+    unit: "bytes",
+    help: "GPU memory that its containers together were promised, by GPU or MIG instance; no series where it is not limited.",
+};
+
+const OVER_USE: Family = Family {
+    name: "over_use_bytes",
+    kind: Kind::Gauge,
+    unit: "bytes",
+    help: "GPU memory that it holds beyond its promise, once it has for half a minute; no series otherwise.",
+};
 
 const REASON: Family = Family {
     name: "network_absent",
@@ -123,7 +138,7 @@ impl Holds for ContainerView {
 }
 
 /// Writes all of it.
-pub fn write(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
     let containers: Vec<_> = subjects.containers.iter().map(|it| (it.seen, it.labels.as_str())).collect();
     one(POD, &pods, subjects, out);
@@ -134,7 +149,25 @@ pub fn write(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
             out.sample(&[labels, reason.as_str()], Number::Whole(1));
         }
     }
+    against_promises(view, subjects, out);
     one(CONTAINER, &containers, subjects, out);
+}
+
+fn against_promises(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    let labels = |uid: &PodUid| subjects.pods.iter().find(|pod| &pod.seen.uid == uid).map(|pod| pod.labels.as_str());
+    out.prefixed(POD, &PROMISED);
+    for promise in view.promises.iter() {
+        if let Some(pod) = labels(&promise.pod) {
+            out.sample(&[pod, subjects.device(&promise.device).as_str()], Number::Whole(promise.memory.0));
+        }
+    }
+    out.prefixed(POD, &OVER_USE);
+    for over in &view.over_uses {
+        if let Some(pod) = labels(&over.pod) {
+            let beyond = over.used.0.saturating_sub(over.promised.0);
+            out.sample(&[pod, subjects.device(&over.device).as_str()], Number::Whole(beyond));
+        }
+    }
 }
 
 fn one<T: Holds>(prefix: &'static str, all: &[(&T, &str)], subjects: &Subjects<'_>, out: &mut Exposition<'_>) {

@@ -15,6 +15,7 @@ pub struct Subjects<'a> {
     /// Containers of pods (without sandboxes), then those of no pod.
     pub containers: Vec<Subject<'a, ContainerView>>,
     indices: HashMap<&'a GpuUuid, u32>,
+    cards: HashMap<&'a GpuUuid, &'a GpuUuid>,
 }
 
 /// One of them, with its labels.
@@ -39,18 +40,33 @@ impl<'a> Subjects<'a> {
         });
         let alone = view.containers.iter().map(|seen| Subject { seen, labels: of_container(None, seen) });
         let indices = view.gpus.iter().map(|gpu| (&gpu.gpu.uuid, gpu.gpu.index)).collect();
-        Subjects { gpus, pods, containers: inside.chain(alone).collect(), indices }
+        let instances = |gpu: &'a GpuView| gpu.gpu.instances().iter().map(|mig| (&mig.uuid, &gpu.gpu.uuid));
+        let cards = view.gpus.iter().flat_map(instances).collect();
+        Subjects { gpus, pods, containers: inside.chain(alone).collect(), indices, cards }
     }
 
     /// `gpu,uuid` of a share, and `mig_uuid` where there is one.
     #[must_use]
     pub fn share(&self, share: &GpuShare) -> Labels {
-        let labels = match self.indices.get(&share.gpu) {
+        self.place(&share.gpu, share.mig.as_ref())
+    }
+
+    /// The same of a GPU or MIG instance.
+    #[must_use]
+    pub fn device(&self, device: &GpuUuid) -> Labels {
+        match self.cards.get(device) {
+            Some(card) => self.place(card, Some(device)),
+            None => self.place(device, None),
+        }
+    }
+
+    fn place(&self, gpu: &GpuUuid, mig: Option<&GpuUuid>) -> Labels {
+        let labels = match self.indices.get(gpu) {
             Some(index) => Labels::new().with("gpu", &index.to_string()),
             None => Labels::new(),
         };
-        let labels = labels.with("uuid", share.gpu.as_str());
-        match &share.mig {
+        let labels = labels.with("uuid", gpu.as_str());
+        match mig {
             Some(mig) => labels.with("mig_uuid", mig.as_str()),
             None => labels,
         }

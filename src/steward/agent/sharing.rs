@@ -17,6 +17,7 @@ mod binding;
 mod listing;
 mod arrival;
 mod waiting;
+mod overuse;
 mod tell;
 mod owner;
 mod allocation;

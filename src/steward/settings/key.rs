@@ -219,6 +219,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
+        "evict-over-use",
+        (SWITCH, "false"),
+        "Evict a pod that has held more GPU memory than it was promised for a minute and a half; without it there is an event and a \
+         metric",
+    ),
+    key(
+        Sharing,
         "register-format",
         ("json|colon", "json"),
         "How this node's GPUs are written on its Node: json for HAMi 2.8 and later, colon for older schedulers",

@@ -16,6 +16,7 @@ use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
 use model::observation::{ContainerDevices, Observation, Trouble};
 use model::plugin::Outcome;
 use model::pod::PodList;
+use model::promise::PodPromise;
 use model::share::{Held, Role, Slot, Tenant};
 use model::view::NodeView;
 use sources::kubelet::Books;
@@ -103,6 +104,10 @@ pub(crate) struct Sharing {
     pub watched: Watched,
     /// To people and schedulers.
     pub teller: Teller,
+    /// Whether pods that use more than they were promised are evicted.
+    pub evicts: bool,
+    /// The promises that were reported last.
+    pub promises: Arc<[PodPromise]>,
     /// From the threads that write for containers.
     pub undelivered: (mpsc::Sender<Undelivered>, mpsc::Receiver<Undelivered>),
     /// To kubelet.
@@ -214,6 +219,17 @@ impl Sharing {
         for news in self.watched.look(&view, &tell::now()) {
             let holders = self.share.holders(&news.devices);
             self.teller.health(news, holders);
+        }
+        let pods = self.pods.borrow().clone();
+        self.teller.over_uses(&view, pods.as_deref(), self.evicts);
+        self.report_promises();
+    }
+
+    /// What use is held against. A report that did not fit is made again with the next view.
+    fn report_promises(&mut self) {
+        let promises = self.share.promises();
+        if promises != self.promises && self.reporter.report(Observation::Promises(Arc::clone(&promises))) {
+            self.promises = promises;
         }
     }
 

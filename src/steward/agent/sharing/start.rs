@@ -109,6 +109,8 @@ pub(crate) fn open(
         cordoned: named,
         host: eye.host(),
         pods,
+        evicts: sharing.evict_over_use,
+        promises: Arc::from([]),
         undelivered: mpsc::channel(MAX_UNDELIVERED),
         list,
     };

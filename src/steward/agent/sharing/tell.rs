@@ -2,6 +2,7 @@
 //! what was given without a scheduler. Each once, beside kubelet's call and never in its way.
 
 use super::health::News;
+use super::overuse::Accused;
 use decide::share::{Bound, Refusal};
 use effects::apiserver::{ApiServer, Event, Weight};
 use model::claim::{BindPhase, Grant, Slots};
@@ -9,6 +10,7 @@ use model::id::{NodeName, PodRef, PodUid};
 use model::pod::{Pod, PodList};
 use model::share::{Portion, Tenant};
 use model::unit::{CorePercent, Mib};
+use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,12 +24,13 @@ pub(crate) struct Teller {
     node: NodeName,
     refused: BTreeMap<PodUid, &'static str>,
     served: BTreeSet<PodUid>,
+    accused: Accused,
 }
 
 impl Teller {
     /// Tells at this server.
     pub(crate) fn new(api: ApiServer, own: OwnNode, node: NodeName) -> Teller {
-        Teller { api, own, node, refused: BTreeMap::new(), served: BTreeSet::new() }
+        Teller { api, own, node, refused: BTreeMap::new(), served: BTreeSet::new(), accused: Accused::default() }
     }
 
     /// Forgets pods that are gone.
@@ -120,6 +123,11 @@ impl Teller {
                 }
             }
         });
+    }
+
+    /// Pods that hold more than they were promised.
+    pub(super) fn over_uses(&mut self, view: &NodeView, pods: Option<&PodList>, evicts: bool) {
+        self.accused.act(&self.api, (view, &now()), pods, evicts);
     }
 
     /// Containers of a pod that HAMi's scheduler placed have got their devices: the scheduler waits for this, and holds

@@ -1,0 +1,173 @@
+//! When a pod counts as over its promise, and when it does not any more.
+
+use super::*;
+use model::cgroup::CgroupSample;
+use model::gpu::{Gpu, GpuSample};
+use model::reading::Absence;
+use model::view::{GpuShare, Health, Rates};
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+const PROMISED: u64 = 4 * GIB;
+const HIGH: u64 = 6 * GIB;
+
+fn device() -> GpuUuid {
+    GpuUuid::parse("GPU-1").unwrap()
+}
+
+fn uid() -> PodUid {
+    PodUid::parse(&"1".repeat(32)).unwrap()
+}
+
+fn at(seconds: u64) -> Monotonic {
+    Monotonic(seconds * 1_000_000_000)
+}
+
+fn card(list: Reading<()>) -> GpuView {
+    let gpu = Gpu {
+        uuid: device(),
+        index: 0,
+        minor: Reading::NOT_YET,
+        model: "H100".into(),
+        compute: Reading::NOT_YET,
+        pci_bus_id: Reading::NOT_YET,
+        numa_node: Reading::NOT_YET,
+        architecture: Reading::NOT_YET,
+        memory_total: Reading::NOT_YET,
+        power_limit: Reading::NOT_YET,
+        mig_mode: Reading::NOT_YET,
+        mig: Reading::NOT_YET,
+        links: Vec::new(),
+        nvlinks_active: Reading::NOT_YET,
+    };
+    GpuView {
+        gpu: Arc::new(gpu),
+        sample: Arc::new(GpuSample::default()),
+        health: Health::Healthy,
+        condition: model::incident::Condition::default(),
+        processes: list.map(|()| Arc::from([])),
+        processes_left_out: 0,
+        holders: Vec::new(),
+        strangers: 0,
+        unattributed_memory: Reading::NOT_YET,
+        unattributed_sm: Reading::NOT_YET,
+        last_xid: None,
+        xids: Vec::new(),
+    }
+}
+
+fn pod(used: Option<Reading<Bytes>>) -> PodView {
+    let share = |memory_used| GpuShare { gpu: device(), mig: None, processes: 1, memory_used, sm: Reading::NOT_YET };
+    PodView {
+        uid: uid(),
+        name: None,
+        qos: None,
+        cgroup: None,
+        sample: CgroupSample::default(),
+        rates: Rates::default(),
+        network: Reading::NOT_YET,
+        containers: Vec::new(),
+        gpus: used.map(share).into_iter().collect(),
+    }
+}
+
+fn over_uses() -> OverUses {
+    let mut over = OverUses::default();
+    over.promised(Arc::from([PodPromise { pod: uid(), device: device(), memory: Bytes(PROMISED) }]));
+    over
+}
+
+/// One list of processes at this second, in which the pod holds so much.
+fn look(over: &mut OverUses, second: u64, used: u64) -> Vec<OverUse> {
+    over.judge(&[pod(Some(Reading::Measured(Bytes(used), at(second))))], &[card(Reading::Measured((), at(second)))])
+}
+
+#[test]
+fn what_lasts_begins_and_ends_and_a_peak_does_neither() {
+    let mut over = over_uses();
+    for second in [0, 5, 10] {
+        assert_eq!(look(&mut over, second, HIGH), []);
+    }
+    assert_eq!(look(&mut over, 15, PROMISED), [], "a peak");
+    for second in (20..50).step_by(5) {
+        assert_eq!(look(&mut over, second, HIGH), [], "{second}");
+    }
+    let told = look(&mut over, 50, HIGH + 1);
+    let expect =
+        OverUse { pod: uid(), device: device(), promised: Bytes(PROMISED), used: Bytes(HIGH + 1), since: at(50) };
+    assert_eq!(told, [expect]);
+    assert!(!to_evict(&told[0], at(109)) && to_evict(&told[0], at(110)));
+    assert_eq!(look(&mut over, 55, 0).len(), 1, "one low reading does not end it");
+    assert_eq!(look(&mut over, 60, HIGH)[0].since, at(50));
+    for second in (65..95).step_by(5) {
+        assert_eq!(look(&mut over, second, PROMISED).len(), 1, "{second}");
+    }
+    assert_eq!(look(&mut over, 95, PROMISED), []);
+    assert_eq!(look(&mut over, 100, HIGH), [], "it begins anew");
+}
+
+#[test]
+fn a_context_beside_the_promise_is_no_over_use() {
+    let mut over = over_uses();
+    for second in (0..200).step_by(5) {
+        assert_eq!(look(&mut over, second, PROMISED + MARGIN.0), []);
+    }
+}
+
+#[test]
+fn what_is_not_measured_proves_nothing() {
+    let mut over = over_uses();
+    look(&mut over, 0, HIGH);
+    // The same reading again and again is one measurement.
+    for _ in 0..100 {
+        assert_eq!(look(&mut over, 0, HIGH), []);
+    }
+    for second in (5..200).step_by(5) {
+        let absent = Reading::Absent(Absence::NotSupported);
+        assert_eq!(over.judge(&[pod(Some(absent))], &[card(Reading::Measured((), at(second)))]), []);
+        assert_eq!(over.judge(&[pod(None)], &[card(Reading::Absent(Absence::NotSupported))]), []);
+    }
+    assert_eq!(look(&mut over, 200, HIGH), [], "nobody knows what was in between");
+    assert_eq!(look(&mut over, 225, HIGH), []);
+    assert_eq!(look(&mut over, 230, HIGH).len(), 1);
+    // Processes that are gone hold nothing.
+    for second in (235..=270).step_by(5) {
+        over.judge(&[pod(None)], &[card(Reading::Measured((), at(second)))]);
+    }
+    assert_eq!(over.judge(&[], &[card(Reading::Measured((), at(275)))]), []);
+}
+
+#[test]
+fn without_a_promise_there_is_no_over_use() {
+    let mut over = over_uses();
+    for second in (0..=60).step_by(5) {
+        look(&mut over, second, HIGH);
+    }
+    assert_eq!(look(&mut over, 65, HIGH).len(), 1);
+    over.promised(Arc::from([]));
+    assert_eq!(look(&mut over, 70, HIGH), []);
+    assert!(over.spells.is_empty(), "nothing is remembered of pods that are gone");
+}
+
+proptest! {
+    /// Over-use is told only after measurements above the promise for the whole time before.
+    #[test]
+    fn nobody_is_accused_on_less_than_half_a_minute(looks in prop::collection::vec((1_u64..90, any::<bool>()), 1..60)) {
+        let mut over = over_uses();
+        let (mut second, mut row) = (0, None::<u64>);
+        let mut was = false;
+        for (step, high) in looks {
+            second += step;
+            row = match (high, row) {
+                (true, Some(since)) if step <= 60 => Some(since),
+                (true, _) => Some(second),
+                (false, _) => None,
+            };
+            let is = !look(&mut over, second, if high { HIGH } else { 0 }).is_empty();
+            if is && !was {
+                prop_assert!(row.is_some_and(|since| second - since >= 30), "{} {:?}", second, row);
+            }
+            was = is;
+        }
+    }
+}
