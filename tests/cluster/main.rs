@@ -32,3 +32,5 @@ mod early;
 mod container;
 #[cfg(test)]
 mod overuse;
+#[cfg(test)]
+mod quickstart;

@@ -1,0 +1,80 @@
+//! docs/quickstart.md, command by command as it is printed: what it shows is what happens.
+
+use lab::cluster::{Cluster, Wanted};
+use std::path::Path;
+use std::process::Command;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
+
+/// A block of commands, and what the page says that they print.
+struct Step {
+    commands: String,
+    shown: Option<String>,
+}
+
+fn steps(page: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let block = |lines: &mut std::str::Lines<'_>| -> String {
+            lines.take_while(|line| *line != "```").map(|line| format!("{line}\n")).collect()
+        };
+        match line {
+            "```sh" => steps.push(Step { commands: block(&mut lines), shown: None }),
+            "```text" => steps.last_mut().expect("commands before their output").shown = Some(block(&mut lines)),
+            _ => {}
+        }
+    }
+    steps
+}
+
+/// Identities differ from run to run; the shape of a line does not.
+fn shape(text: &str) -> String {
+    let mut out = String::new();
+    for word in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric() && c != '-') {
+        let bare = word.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let hexadecimal = bare.trim_start_matches("GPU-").bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+        if bare.len() >= 32 && hexadecimal {
+            out += "ID";
+            out += &word[bare.len()..];
+        } else {
+            out += word;
+        }
+    }
+    out
+}
+
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_quickstart_does_what_it_shows() {
+    // Holds the turn; the page's own commands find it up.
+    let cluster = Cluster::up(&Wanted::nodes(1));
+    for left in [
+        &["delete", "namespace", "gpu-steward", "--ignore-not-found"][..],
+        &["delete", "pods", "--all", "-n", "default", "--now"],
+    ] {
+        let _ = cluster.admin().run(left).ok();
+    }
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/quickstart.md")).expect("the page");
+    let steps = steps(&page);
+    assert!(steps.len() >= 8 && steps.iter().filter(|step| step.shown.is_some()).count() >= 5, "blocks were found");
+    // One shell, as a reader has it; each block's output ends with a mark. The program under test is there already.
+    let mark = "--- end of a block";
+    let mut script = String::from("set -euo pipefail\n");
+    for step in &steps {
+        script += &step.commands.replace("cargo build --release\n", "").replace("target/release/gpu-steward", BINARY);
+        script += &format!("echo; echo '{mark}'\n");
+    }
+    let shell =
+        Command::new("bash").args(["-c", &script]).current_dir(ROOT).env("GPU_STEWARD_CLUSTER_HELD", "1").output();
+    let shell = shell.expect("bash can be run");
+    let printed = String::from_utf8_lossy(&shell.stdout).into_owned();
+    assert!(shell.status.success(), "{printed}{}", String::from_utf8_lossy(&shell.stderr));
+    let blocks: Vec<&str> = printed.split(mark).collect();
+    for (step, block) in steps.iter().zip(blocks) {
+        if let Some(shown) = &step.shown {
+            assert_eq!(shape(block.trim()), shape(shown.trim()), "{}", step.commands);
+        }
+    }
+}
