@@ -236,7 +236,7 @@ pub(crate) fn everybody_has_his_own(bed: &Bed) -> usize {
 }
 
 /// `/proc/<pid>` of a process of this container.
-fn process(cgroup: &str, uid: &str, id: &str) -> Option<PathBuf> {
+pub(crate) fn process(cgroup: &str, uid: &str, id: &str) -> Option<PathBuf> {
     for hierarchy in ["pids", "memory", "unified", "."] {
         for class in ["besteffort", "burstable", "."] {
             let file = format!("/sys/fs/cgroup/{hierarchy}{cgroup}/kubepods/{class}/pod{uid}/{id}/cgroup.procs");

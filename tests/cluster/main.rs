@@ -23,6 +23,7 @@ mod fleet;
 mod restarts;
 #[cfg(test)]
 mod numbers;
+#[cfg(test)]
 mod health;
 #[cfg(test)]
 mod announce;
@@ -34,3 +35,5 @@ mod container;
 mod overuse;
 #[cfg(test)]
 mod quickstart;
+#[cfg(test)]
+mod hami;

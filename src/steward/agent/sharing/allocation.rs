@@ -96,7 +96,7 @@ impl Sharing {
             differs: false,
             early: true,
         };
-        let promised = promise::of(&bound, &self.share, &self.view.borrow().clone());
+        let promised = promise::of(&bound, &self.share);
         let (fields, lost) = self.delivery.answer(&ticket, &promised, &self.tickets.folder(&ticket));
         if !lost.is_empty() && !std::mem::replace(&mut self.told_lost, true) {
             tracing::warn!(?lost, "containers of this node do without these: an answer to Allocate cannot carry them");

@@ -139,14 +139,8 @@ impl Sharing {
         let mut batch = Vec::with_capacity(BATCH);
         let mut again = Instant::now();
         let mut sweep = Instant::now() + SWEEP;
-        // Before the first list is told: a sick device takes away the ids of those that use it.
-        if let Ok(rows) = self.read_books().await {
-            self.share.books_are(&rows);
-        }
         let mut report = Instant::now();
-        self.look_at_way();
-        self.look_at_cards();
-        self.look_at_pods();
+        self.look_at_everything().await;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -196,6 +190,16 @@ impl Sharing {
                 }
             }
         }
+    }
+
+    async fn look_at_everything(&mut self) {
+        // Before the first list is told: a sick device takes away the ids of those that use it.
+        if let Ok(rows) = self.read_books().await {
+            self.share.books_are(&rows);
+        }
+        self.look_at_way();
+        self.look_at_cards();
+        self.look_at_pods();
     }
 
     /// Answers every call that can be answered by now.
@@ -413,8 +417,7 @@ impl Sharing {
         self.listing.compare_now_and_then();
         let tickets = self.tickets.clone();
         let delivery = Arc::clone(&self.delivery);
-        let promises: Vec<_> =
-            bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share))).collect();
+        let promises: Vec<_> = bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share))).collect();
         for bound in bound {
             if bound.differs {
                 self.counts.differs();

@@ -1,0 +1,183 @@
+//! Pods exactly as HAMi 2.10.0's own scheduler placed them, all at once on a real kubelet; what our containers get beside
+//! what HAMi's own plugin answered for the same pods. Every difference is in a table here, with its reason.
+
+use crate::bed::{Bed, SOON, promised};
+use crate::fleet::{everybody_has_his_own, process};
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use lab::scenario::FakeNvml;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::Command;
+
+const SCHEDULER: &str = include_str!("../golden/hami/scheduler.json");
+const PLUGIN: &str = include_str!("../golden/hami/plugin.json");
+const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
+const LEFT: &str = "hami.io/vgpu-devices-to-allocate";
+const LOCK: &str = "hami.io/mutex.lock";
+const MIB: u64 = 1 << 20;
+
+/// Variables that differ from those of HAMi's plugin, and why. Whatever is not here must be the same.
+const DIFFERENT: [(&str, &str); 2] = [
+    ("NVIDIA_VISIBLE_DEVICES", "void: the runtime is to inject nothing, the devices come by CDI"),
+    ("LIBCUDA_LOG_LEVEL", "set only where the device configuration asks for it"),
+];
+
+/// An agent on cards with these UUIDs.
+fn agent(bed: &Bed, cards: &[(&str, String)]) -> (Agent, FakeNvml) {
+    let fake = FakeNvml::install(bed.dir()).expect("a fake library");
+    let cards: Vec<Value> = cards.iter().map(|(model, uuid)| json!({ "model": model, "uuid": uuid })).collect();
+    fake.write_text(json!({ "gpus": cards }).to_string().as_bytes()).expect("a scenario");
+    let library = format!("--nvml-library={}", fake.library().display());
+    let nodes = format!("--dev-root={}", nodes(bed, cards.len()).display());
+    (bed.agent(&["--gpus=nvml", &library, &nodes]), fake)
+}
+
+/// Device nodes of as many cards, harmless.
+fn nodes(bed: &Bed, cards: usize) -> PathBuf {
+    let folder = bed.dir().join("dev");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let own = (0..cards).map(|number| format!("nvidia{number}"));
+    for name in own.chain(["nvidiactl".to_owned(), "nvidia-uvm".to_owned()]) {
+        let made = Command::new("mknod").arg(folder.join(name)).args(["c", "1", "3"]).status();
+        assert!(made.expect("mknod").success());
+    }
+    folder
+}
+
+/// The pod as it was after HAMi's scheduler had bound it; only the node has another name.
+fn placed(bed: &Bed, name: &str, init: &[Value], containers: &[Value], allocated: &Value) -> Value {
+    let container = |(number, (kind, limits)): (usize, (&str, &Value))| {
+        let command =
+            if kind == "i" { "cat /etc/gpu-steward/limits.json" } else { "trap exit TERM; sleep 100000 & wait" };
+        json!({
+            "name": format!("{kind}{number}"), "image": "registry.local/busybox:1", "command": ["sh", "-c", command],
+            "resources": { "limits": limits },
+        })
+    };
+    let of = |kind: &'static str, limits: &[Value]| -> Vec<Value> {
+        limits.iter().enumerate().map(|(number, limits)| container((number, (kind, limits)))).collect()
+    };
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": bed.space.name,
+            "annotations": {
+                "hami.io/bind-phase": "allocating", "hami.io/bind-time": "1795256507", "hami.io/vgpu-node": "node-1",
+                "hami.io/vgpu-time": "1795256507", ALLOCATED: allocated, LEFT: allocated,
+            },
+        },
+        "spec": {
+            "nodeName": "node-1", "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
+            "automountServiceAccountToken": false, "initContainers": of("i", init), "containers": of("c", containers),
+        },
+    })
+}
+
+/// Makes all of them at once, with the node's lock held for `holder`, and waits until HAMi's scheduler could go on.
+fn serve(bed: &Bed, pods: &[Value], holder: &str) {
+    let lock = format!("{LOCK}=2026-11-21T10:21:47Z,{},{holder}", bed.space.name);
+    let _ = bed.admin.run(&["annotate", "--overwrite", "node", "node-1", &lock]).ok();
+    bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
+    let names: Vec<&str> = pods.iter().map(|pod| pod["metadata"]["name"].as_str().expect("a name")).collect();
+    bed.ready(&names);
+    for name in names {
+        eventually(&format!("{name} told to HAMi's scheduler"), SOON, || {
+            let annotations = bed.admin.get(&["pod", name, "-n", &bed.space.name])["metadata"]["annotations"].clone();
+            let left = annotations[LEFT].as_str().unwrap_or_default();
+            (annotations["hami.io/bind-phase"] == "success" && left.trim_matches(';').is_empty()).then_some(())
+        });
+    }
+    eventually("the node's lock released", SOON, || {
+        bed.admin.get(&["node", "node-1"])["metadata"]["annotations"][LOCK].is_null().then_some(())
+    });
+}
+
+/// What HAMi's scheduler wrote for eleven pods, served as one burst.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_burst_of_pods_as_hamis_scheduler_placed_them() {
+    let bed = Bed::up("hami-scheduler");
+    let cards: Vec<(&str, String)> = [("A100", "a100", 4), ("T4", "t4", 4), ("H100", "h100", 8)]
+        .into_iter()
+        .flat_map(|(model, word, count)| {
+            (0..count).map(move |n| (model, format!("GPU-{word}-{n:04}-0000-0000-000000000000")))
+        })
+        .collect();
+    let (_agent, _fake) = agent(&bed, &cards);
+    let cases: Vec<Value> = serde_json::from_str(SCHEDULER).expect("JSON");
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let pods: Vec<Value> = cases
+        .iter()
+        .map(|case| {
+            let name = case["case"].as_str().expect("a name");
+            placed(
+                &bed,
+                name,
+                &list(&case["initContainers"]),
+                &list(&case["containers"]),
+                &case["annotations"][ALLOCATED],
+            )
+        })
+        .collect();
+    serve(&bed, &pods, "one-slice");
+    // `sidecar-first` has lost a slot in HAMi's own string, so this one is held against its words and not its places.
+    let (sidecar, rest): (Vec<&str>, Vec<&str>) =
+        cases.iter().filter_map(|case| case["case"].as_str()).partition(|name| *name == "sidecar-first");
+    assert_eq!(promised(&bed.limits(sidecar[0], "c1")), [("GPU-a100-0000-0000-0000-000000000000".into(), 1000 * MIB)]);
+    assert_eq!(bed.sh(sidecar[0], "c0", "ls /etc/gpu-steward /dev | grep -e limits -e nvidia; true"), "");
+    let _ = bed.admin.run(&["delete", "pod", "-n", &bed.space.name, sidecar[0], "--now"]).ok();
+    let containers = everybody_has_his_own(&bed);
+    println!("{} pods as HAMi's scheduler placed them, {containers} containers with GPUs", rest.len() + 1);
+    assert_eq!(containers, 11);
+}
+
+/// For six containers: HAMi's plugin's own answers to a real kubelet.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason() {
+    let bed = Bed::up("hami-plugin");
+    let cards: Vec<(&str, String)> =
+        (0..4).map(|n| ("A100", format!("GPU-{n:08}-fa4e-4000-8000-000000000000"))).collect();
+    let (_agent, _fake) = agent(&bed, &cards);
+    let answers: Vec<Value> = serde_json::from_str(PLUGIN).expect("JSON");
+    let by_pod: BTreeMap<&str, &Value> =
+        answers.iter().map(|answer| (answer["pod"].as_str().expect("a name"), answer)).collect();
+    let pods: Vec<Value> = by_pod
+        .iter()
+        .map(|(name, answer)| {
+            placed(&bed, name, &[], answer["limits"].as_array().expect("limits"), &answer["allocated"])
+        })
+        .collect();
+    serve(&bed, &pods, "one");
+    let cgroup = bed.cluster.node("node-1").cgroup.clone();
+    let mut differing = BTreeSet::new();
+    for answer in &answers {
+        let (name, container) =
+            (answer["pod"].as_str().expect("a name"), answer["container"].as_str().expect("a name"));
+        let pod = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
+        let states = pod["status"]["containerStatuses"].as_array().expect("states");
+        let state = states.iter().find(|state| state["name"] == container).expect("its state");
+        let id = state["containerID"].as_str().and_then(|id| id.rsplit('/').next()).expect("an id");
+        let process = process(&cgroup, pod["metadata"]["uid"].as_str().expect("a UID"), id).expect("its process");
+        let environ = String::from_utf8(std::fs::read(process.join("environ")).expect("variables")).expect("text");
+        let own: BTreeMap<&str, &str> = environ.split('\0').filter_map(|line| line.split_once('=')).collect();
+        for (variable, value) in answer["env"].as_object().expect("variables") {
+            let value = value.as_str().expect("text");
+            if own.get(variable.as_str()) == Some(&value) {
+                continue;
+            }
+            assert!(
+                DIFFERENT.iter().any(|(name, _)| name == variable),
+                "{name}/{container}: {variable} is {:?}, from HAMi's plugin {value}",
+                own.get(variable.as_str())
+            );
+            differing.insert(variable.clone());
+        }
+    }
+    for (variable, why) in DIFFERENT {
+        println!("differs: {variable}: {why}");
+        assert!(differing.contains(variable), "{variable} does not differ any more: take it from the table");
+    }
+}
