@@ -12,6 +12,7 @@ mod tell;
 mod owner;
 mod reload;
 mod serve;
+mod text;
 mod sharing;
 mod announcing;
 
@@ -221,6 +222,7 @@ impl Agent {
             let settings = effects::admin::Settings { profiling, tls, reload: certificates, level };
             agent.must_not_end("admin", effects::admin::serve(listener, settings, stop));
         }
+        tokio::spawn(text::give_back());
         Ok(agent)
     }
 

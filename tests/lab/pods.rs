@@ -111,7 +111,9 @@ impl Pods {
         self.leaders.push(leader);
         let mut pod = Pod { uid: uid.clone(), containers: Vec::new() };
         for (index, pid) in pids.into_iter().enumerate() {
-            let id = format!("{number:032x}{index:032x}");
+            // As runtimes make them: no two begin alike.
+            let first = (u64::from(number) << 16 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let id = format!("{first:016x}{number:024x}{index:024x}");
             let path = format!("/kubepods/burstable/pod{uid}/{id}");
             for hierarchy in &self.hierarchies {
                 let group = hierarchy.join(&path[1..]);

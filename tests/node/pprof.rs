@@ -99,7 +99,9 @@ fn go_tool_pprof_reads_the_agent() {
         let output = output.expect("go is installed");
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains(says) && text.contains("File: gpu-steward"), "{page}: {text}");
-        let ours: Vec<&str> = text.lines().filter(|line| line.contains(" src/")).collect();
+        let rooms = ["steward", "sources", "effects", "decide", "wire"].map(|room| format!("src/{room}/"));
+        let of_ours = |line: &&str| rooms.iter().any(|room| line.contains(room));
+        let ours: Vec<&str> = text.lines().filter(of_ours).collect();
         let numbered = |line: &&&str| {
             let place = line.trim_end_matches(" (inline)").rsplit(':').next();
             place.is_some_and(|number| number.parse::<u32>().is_ok_and(|number| number > 0))

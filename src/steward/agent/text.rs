@@ -1,0 +1,71 @@
+//! The program's own code in memory: what only the start ran through is given back, once.
+//!
+//! The kernel maps 64 KiB around every page of code that is run for the first time, and keeps them mapped. Settings, TLS and
+//! first looks are run once; what is needed later is mapped again from the page cache, a few hundred soft faults in all.
+//!
+//! What must never happen here: a mapping that can have been written to. Its private pages would be lost.
+
+use std::path::Path;
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// By then every loop of the agent has run several times, and nothing of the start runs any more.
+const SETTLED: Duration = Duration::from_secs(20);
+/// The mappings of a process are some hundred lines.
+const MAX_MAPS: usize = 1 << 20;
+
+/// Waits until the start is over, and gives its code back.
+pub(super) async fn give_back() {
+    sleep(SETTLED).await;
+    let Ok(program) = std::fs::read_link("/proc/self/exe") else { return };
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
+    if maps.len() > MAX_MAPS {
+        return;
+    }
+    for (begin, len) in maps.lines().filter_map(|line| code_of(line, &program)) {
+        // SAFETY: the range is one mapping of this process, as the kernel has just told it: code of the program's own file,
+        // which no instruction can write to, so that every page of it is in the file. It stays mapped; a page that is run
+        // again is read from there.
+        #[expect(unsafe_code, reason = "madvise has no safe form")]
+        let done = unsafe { libc::madvise(begin as *mut libc::c_void, len, libc::MADV_DONTNEED) };
+        if done != 0 {
+            tracing::debug!(error = %std::io::Error::last_os_error(), "the code of the start stays in memory");
+        }
+    }
+}
+
+/// Where a line of `/proc/self/maps` has code of the program, and how much.
+fn code_of(line: &str, program: &Path) -> Option<(usize, usize)> {
+    let mut words = line.split_ascii_whitespace();
+    let (range, rights) = (words.next()?, words.next()?);
+    // Offset, device, inode, then the path to the end of the line.
+    let path = words.nth(3)?;
+    if rights != "r-xp" || Path::new(path) != program {
+        return None;
+    }
+    let (begin, end) = range.split_once('-')?;
+    let (begin, end) = (usize::from_str_radix(begin, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+    Some((begin, end.checked_sub(begin)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_code_of_the_program_itself_is_given_back() {
+        let program = Path::new("/usr/bin/gpu-steward");
+        let of = |line| code_of(line, program);
+        assert_eq!(of("1000-3000 r-xp 00400000 fd:00 12 /usr/bin/gpu-steward"), Some((0x1000, 0x2000)));
+        for other in [
+            "1000-3000 r--p 00400000 fd:00 12 /usr/bin/gpu-steward",
+            "1000-3000 rwxp 00400000 fd:00 12 /usr/bin/gpu-steward",
+            "1000-3000 r-xp 00400000 fd:00 12 /usr/lib/libc.so.6",
+            "1000-3000 r-xp 00000000 00:00 0",
+            "3000-1000 r-xp 00400000 fd:00 12 /usr/bin/gpu-steward",
+            "",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+}
