@@ -63,7 +63,10 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
         let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str()?.to_owned();
         let gpus: Value = serde_json::from_str(&text).expect("JSON");
         (node["status"]["allocatable"]["nvidia.com/gpu"] == "20").then_some(())?;
-        gpus.as_array()?.iter().map(|gpu| gpu["id"].as_str().map(str::to_owned)).collect()
+        // The list is by UUID; the containers' device nodes are by index.
+        let mut gpus = gpus.as_array()?.clone();
+        gpus.sort_by_key(|gpu| gpu["index"].as_u64());
+        gpus.iter().map(|gpu| gpu["id"].as_str().map(str::to_owned)).collect()
     });
     bed.create(&bed.pod("served", &gpus, &[("main", "app", &[(1, 3000, 30)])], &Value::Null));
     bed.ready(&["served"]);

@@ -96,9 +96,12 @@ impl Bed {
         agent
     }
 
-    /// An agent on `node-1` that listens; whether it is ready is another matter.
+    /// An agent on `node-1` that listens; whether it is ready is another matter. With the credentials of the one before, if
+    /// there was one: the API server may be away.
     pub(crate) fn launch(&self, flags: &[&str]) -> Agent {
-        self.recipe(self.dir.path().join("node-1.kubeconfig"), flags).launch()
+        let kept = self.dir.path().join("node-1.kubeconfig");
+        let kubeconfig = if kept.exists() { kept } else { self.kubeconfig("node-1") };
+        self.recipe(kubeconfig, flags).launch()
     }
 
     fn recipe(&self, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {
