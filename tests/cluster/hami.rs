@@ -19,10 +19,8 @@ const LOCK: &str = "hami.io/mutex.lock";
 const MIB: u64 = 1 << 20;
 
 /// Variables that differ from those of HAMi's plugin, and why. Whatever is not here must be the same.
-const DIFFERENT: [(&str, &str); 2] = [
-    ("NVIDIA_VISIBLE_DEVICES", "void: the runtime is to inject nothing, the devices come by CDI"),
-    ("LIBCUDA_LOG_LEVEL", "set only where the device configuration asks for it"),
-];
+const DIFFERENT: [(&str, &str); 1] =
+    [("NVIDIA_VISIBLE_DEVICES", "void: the runtime is to inject nothing, the devices come by CDI")];
 
 /// An agent on cards with these UUIDs.
 fn agent(bed: &Bed, cards: &[(&str, String)]) -> (Agent, FakeNvml) {
