@@ -1,7 +1,8 @@
 //! Restarts and losses, each on a real cluster with pods that run and pods that come. In all of them: no container has
 //! what was promised to another, and no slot is lost. Promise 28 in docs/specification.md.
 //!
-//! `GPU_STEWARD_LONG=1` (`tests/run --long cluster`) makes the numbers those of the record.
+//! `GPU_STEWARD_LONG=1` (`tests/run --long`) makes the numbers those of the record. Not all of them are in every run: all that
+//! every change must pass has to fit into three quarters of an hour.
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::{Fleet, everybody_has_his_own};
@@ -95,7 +96,7 @@ fn an_agent_killed_at_any_point_of_an_allocation_mistakes_nobody() {
 }
 
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn kubelet_and_runtime_killed_mistake_nobody() {
     let bed = Bed::up("restart-node");
     let agent = bed.agent(&[]);
@@ -146,7 +147,7 @@ fn an_api_server_that_is_away_changes_nothing() {
 
 /// The agent is away for a minute while pods come and processors are busy.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn an_agent_that_is_away_under_load_comes_back_to_whole_books() {
     let bed = Bed::up("restart-away");
     let agent = bed.agent(&[]);
@@ -264,7 +265,7 @@ fn a_new_agent_takes_over_from_the_old_one() {
 
 /// 60 pods of two containers at once while both processors are busy.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn bursts_under_load_mistake_nobody() {
     let bed = Bed::up("restart-bursts");
     let agent = bed.agent(&["--gpus=simulated=H100:8"]);
@@ -313,7 +314,7 @@ fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
 
 /// The same name again and again, each time another pod, while our watch tells everything two seconds late.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn a_recreated_pod_is_never_taken_for_its_forerunner() {
     let bed = Bed::up("restart-recreated");
     let server = bed.cluster.status().server.trim_start_matches("https://").to_owned();
@@ -353,7 +354,7 @@ fn a_recreated_pod_is_never_taken_for_its_forerunner() {
 
 /// kubelet's books are garbage while pods come, and gone at kubelet's next start.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
     let bed = Bed::up("restart-books");
     let agent = bed.agent(&[]);
@@ -394,7 +395,7 @@ fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
 
 /// PodResources accepts and never answers; nothing waits for it.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn a_silent_pod_resources_service_holds_up_nobody() {
     let bed = Bed::up("restart-silent");
     let socket = bed.dir().join("silent.sock");
@@ -422,7 +423,7 @@ fn a_silent_pod_resources_service_holds_up_nobody() {
 
 /// The agent's wall clock jumps an hour ahead and two back while pods come.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn a_clock_that_jumps_mistakes_nobody() {
     let bed = Bed::up("restart-clock");
     let (library, offset) = wall_clock(bed.dir());
