@@ -102,7 +102,8 @@ fn without_host_pid_what_is_hidden_is_absent_and_never_zero() {
     let uid = pods.add(1, 2, &["sleep", "1000"]).unwrap().uid.clone();
     // SIGTERM does not reach the first process of such a namespace through its parent: it dies with that.
     let agent = quiet().within("exec unshare --pid --fork --kill-child --mount-proc \"$@\"").start();
-    let id = &pods.pods[0].containers[1].id;
+    // As series call it.
+    let id = &pods.pods[0].containers[1].id[..12].to_owned();
     let shown = |path: &str, series: &str, of: &str| -> Vec<String> {
         let text = agent.get(path).text();
         let lines = text.lines().filter(|line| line.starts_with(&format!("{series}{{")) && line.contains(of));
