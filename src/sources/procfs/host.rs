@@ -4,7 +4,7 @@
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
 use crate::procfs::carried::Carried;
-use crate::procfs::interfaces::{Interfaces, MAX_INTERFACES};
+use crate::procfs::interfaces::{self, Interfaces, MAX_INTERFACES, counters};
 use crate::procfs::process::Fault;
 use crate::procfs::sight::Sight;
 use crate::roots::{HostRoots, part};
@@ -209,7 +209,7 @@ impl Host {
                     sum.add(name, counters(sample));
                 }
                 match sum.total() {
-                    Some(total) => Reading::Measured(network(total), at),
+                    Some(total) => Reading::Measured(interfaces::sample(total), at),
                     None => Reading::Absent(Absence::NotSupported), // nothing but what lies on others
                 }
             }
@@ -257,33 +257,6 @@ impl Host {
             Some(kept) => reader.read_open(kept),
             None => Err(Failure::NotFound),
         }
-    }
-}
-
-fn counters(sample: &NetworkSample) -> [u64; 8] {
-    [
-        sample.rx_bytes.0,
-        sample.tx_bytes.0,
-        sample.rx_packets.0,
-        sample.tx_packets.0,
-        sample.rx_errors.0,
-        sample.tx_errors.0,
-        sample.rx_dropped.0,
-        sample.tx_dropped.0,
-    ]
-}
-
-fn network(counters: [u64; 8]) -> NetworkSample {
-    let [rx_bytes, tx_bytes, rx_packets, tx_packets, rx_errors, tx_errors, rx_dropped, tx_dropped] = counters;
-    NetworkSample {
-        rx_bytes: Bytes(rx_bytes),
-        tx_bytes: Bytes(tx_bytes),
-        rx_packets: Count(rx_packets),
-        tx_packets: Count(tx_packets),
-        rx_errors: Count(rx_errors),
-        tx_errors: Count(tx_errors),
-        rx_dropped: Count(rx_dropped),
-        tx_dropped: Count(tx_dropped),
     }
 }
 

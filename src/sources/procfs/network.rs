@@ -9,9 +9,9 @@
 
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
+use crate::procfs::interfaces::{counters, sample};
 use crate::procfs::process::{Fault, namespace};
 use model::cgroup::NetworkSample;
-use model::unit::{Bytes, Count};
 use model::{Absence, Reading};
 use wire::proc_file::net_dev;
 
@@ -192,33 +192,6 @@ impl Totals {
         })?;
         interfaces.retain(|interface| interface.there);
         Ok(())
-    }
-}
-
-fn counters(sample: &NetworkSample) -> [u64; 8] {
-    [
-        sample.rx_bytes.0,
-        sample.tx_bytes.0,
-        sample.rx_packets.0,
-        sample.tx_packets.0,
-        sample.rx_errors.0,
-        sample.tx_errors.0,
-        sample.rx_dropped.0,
-        sample.tx_dropped.0,
-    ]
-}
-
-fn sample(counters: [u64; 8]) -> NetworkSample {
-    let [rx_bytes, tx_bytes, rx_packets, tx_packets, rx_errors, tx_errors, rx_dropped, tx_dropped] = counters;
-    NetworkSample {
-        rx_bytes: Bytes(rx_bytes),
-        tx_bytes: Bytes(tx_bytes),
-        rx_packets: Count(rx_packets),
-        tx_packets: Count(tx_packets),
-        rx_errors: Count(rx_errors),
-        tx_errors: Count(tx_errors),
-        rx_dropped: Count(rx_dropped),
-        tx_dropped: Count(tx_dropped),
     }
 }
 
