@@ -25,9 +25,9 @@ fn names(agent: SocketAddr, pod: &str) {
 
 /// It becomes Ready on every node without privilege, and names the pods of its own node.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn the_daemonset_runs_on_every_node() {
-    let cluster = Cluster::up(&Wanted::nodes(3));
+    let cluster = Cluster::up(&Wanted::usual());
     install(&cluster, &[]);
     let admin = cluster.admin();
     cluster.image("registry.local/gpu-steward:test", BINARY);
@@ -49,9 +49,9 @@ fn the_daemonset_runs_on_every_node() {
 /// The DaemonSet as the chart has it is the device plugin of its node: a pod gets what it was promised, through mounts of the
 /// host's folders alone, and without privilege.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn the_daemonset_shares_the_gpus_of_its_node() {
-    let bed = Bed::up("agent-shares");
+    let bed = Bed::alone("agent-shares");
     bed.cluster.image("registry.local/gpu-steward:test", BINARY);
     let values =
         ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.settings.gpus=simulated=H100:2"];
@@ -59,7 +59,7 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
     let wait = ["rollout", "status", "daemonset/gpu-steward-agent", "-n", NAMESPACE, "--timeout=90s"];
     let _ = bed.admin.run(&wait).ok();
     let gpus: Vec<String> = eventually("the GPUs on the Node", READY, || {
-        let node = bed.admin.get(&["node", "node-1"]);
+        let node = bed.told();
         let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str()?.to_owned();
         let gpus: Value = serde_json::from_str(&text).expect("JSON");
         (node["status"]["allocatable"]["nvidia.com/gpu"] == "20").then_some(())?;
@@ -81,11 +81,12 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_service_names_the_pods_of_its_node() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::shared();
+    let lease = cluster.lease();
     let (admin, space) = (cluster.admin(), cluster.namespace("agent-service"));
-    let _ = admin.apply(&sleeper(&space.name, "seen", "node-1")).ok();
+    let _ = admin.apply(&sleeper(&space.name, "seen", &lease.node)).ok();
     admin.wait("condition=Ready", READY, &["pod/seen", "-n", &space.name]);
     let recipe = Agent::standalone(BINARY).with("--gpus", "none").with("--cri-socket", "auto");
-    let agent = recipe.in_mounts_of(cluster.node("node-1").pid).start();
+    let agent = recipe.in_mounts_of(cluster.node(&lease.node).pid).start();
     names(agent.metrics, "seen");
 }

@@ -3,7 +3,6 @@
 
 use crate::bed::{Bed, SOON};
 use crate::chart::{AGENT, NAMESPACE};
-use lab::cluster::Wanted;
 use lab::eventually::eventually;
 use serde_json::Value;
 use std::io::{Read, Seek, SeekFrom};
@@ -37,11 +36,11 @@ fn checked(bed: &Bed) -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn the_check_of_all_nodes_finds_ours_well_a_silent_one_stale_and_the_others_bare() {
-    let bed = Bed::with("announce", &Wanted::nodes(2));
+    let bed = Bed::alone("announce");
     for key in ["hami.io/node-nvidia-register-", "hami.io/node-handshake-"] {
-        let _ = bed.admin.run(&["annotate", "node", "node-1", "node-2", key]).ok();
+        let _ = bed.admin.run(&["annotate", "node", "node-1", "node-2", "node-3", key]).ok();
     }
     let agent = bed.agent(&[]);
     let said = eventually("what this node has, and that it lives", SOON, || {
@@ -49,16 +48,18 @@ fn the_check_of_all_nodes_finds_ours_well_a_silent_one_stale_and_the_others_bare
         said[0].1.iter().all(|line| line.starts_with("[OK]")).then_some(said)
     });
     let names: Vec<&str> = said.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["node-1", "node-2"]);
+    assert_eq!((names.as_slice(), bed.node()), (&["node-1", "node-2", "node-3"][..], "node-1"));
     assert_eq!(said[0].1[0], "[OK] GPUs registered");
     assert!(said[0].1[1].starts_with("[OK] handshake ("), "{said:?}");
-    assert_eq!(said[1].1, ["[WARNING] no GPUs registered", "[WARNING] no handshake"]);
+    for (_, bare) in &said[1..] {
+        assert_eq!(*bare, ["[WARNING] no GPUs registered", "[WARNING] no handshake"]);
+    }
 
     // A node whose agent has been silent for longer than 300 s.
     drop(agent);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
     let stale = format!("hami.io/node-handshake={}", now - 301);
-    let _ = bed.admin.run(&["annotate", "--overwrite", "node", "node-1", &stale]).ok();
+    let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &stale]).ok();
     let said = checked(&bed);
     assert_eq!(said[0].1[0], "[OK] GPUs registered");
     assert!(said[0].1[1].starts_with("[ERROR] handshake is stale ("), "{said:?}");
@@ -69,8 +70,8 @@ fn end_of(log: &Path) -> u64 {
     std::fs::metadata(log).expect("the audit log").len()
 }
 
-/// What the agents have written since then: verb and object.
-fn writes_since(log: &Path, from: u64) -> Vec<String> {
+/// What the node's agent has written since then: verb and object.
+fn writes_since(bed: &Bed, log: &Path, from: u64) -> Vec<String> {
     let mut file = std::fs::File::open(log).expect("the audit log");
     file.seek(SeekFrom::Start(from)).expect("a place in it");
     let mut text = String::new();
@@ -80,6 +81,7 @@ fn writes_since(log: &Path, from: u64) -> Vec<String> {
         // The last line may be half written.
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter(|entry| entry["user"]["username"] == *user)
+        .filter(|entry| entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0] == *bed.node())
         .filter(|entry| !["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb))
         .map(|entry| format!("{} {}", entry["verb"], entry["objectRef"]))
         .collect()
@@ -102,9 +104,9 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     bed.ready(&["at-work"]);
     // What it writes when it comes up is that it is there; from then on it is idle. Its next sign of life is due within 240 s.
     eventually("the first handshake", SOON, || {
-        writes_since(&log, from).iter().any(|write| write.contains("nodes")).then_some(())
+        writes_since(&bed, &log, from).iter().any(|write| write.contains("nodes")).then_some(())
     });
-    let node = bed.admin.get(&["node", "node-1"]);
+    let node = bed.told();
     assert!(node["metadata"]["annotations"]["hami.io/node-handshake"].is_string());
     let from = end_of(&log);
     let end = Instant::now() + span;
@@ -112,7 +114,7 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
         assert_eq!(agent.get("/healthz").status, 200);
         std::thread::sleep(Duration::from_secs(1));
     }
-    let writes = writes_since(&log, from);
+    let writes = writes_since(&bed, &log, from);
     println!("{} writes in {} s: {writes:#?}", writes.len(), span.as_secs());
     assert!(writes.len() <= most, "{writes:#?}");
     assert!(writes.iter().all(|write| write.contains("\"nodes\"")), "{writes:#?}");
@@ -123,7 +125,7 @@ const LABEL: &str = "nvidia.com/gpu.";
 
 /// The labels of the node's GPUs.
 fn labels(bed: &Bed) -> Vec<(String, String)> {
-    let node = bed.admin.get(&["node", "node-1"]);
+    let node = bed.told();
     let all = node["metadata"]["labels"].as_object().expect("labels").clone();
     let text = |value: Value| value.as_str().expect("a text").to_owned();
     all.into_iter().filter(|(key, _)| key.starts_with("nvidia.com/")).map(|(key, value)| (key, text(value))).collect()
@@ -151,7 +153,7 @@ fn a_node_is_labelled_by_its_gpus_unless_somebody_else_does() {
         assert_eq!(value(name).as_deref(), Some(expected), "{name}");
     }
     // GPU feature discovery comes, and goes again.
-    let label = |pair: &str| drop(bed.admin.run(&["label", "--overwrite", "node", "node-1", pair]).ok());
+    let label = |pair: &str| drop(bed.admin.run(&["label", "--overwrite", "node", bed.node(), pair]).ok());
     label("nvidia.com/gfd.timestamp=1763730000");
     eventually("the end of our labels", SOON, || (labels(&bed).len() == 1).then_some(()));
     label("nvidia.com/gfd.timestamp-");

@@ -3,7 +3,7 @@
 
 use crate::chart;
 use lab::agent::{Agent, Recipe};
-use lab::cluster::{Cluster, Namespace, Wanted};
+use lab::cluster::{Cluster, Lease, Namespace, Node, Wanted};
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
 use lab::relay::Relay;
@@ -15,48 +15,83 @@ use tempfile::TempDir;
 
 /// Generous: tests share two cores with compilers.
 pub(crate) const SOON: Duration = Duration::from_secs(90);
+/// Where a container was given what is another's, the pod never starts and waits for who may evict it.
+const EVICT: &str = "gpu-steward.io/evict";
+const KUBECONFIG: &str = "node.kubeconfig";
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
-/// A cluster of one node with an agent on it.
+/// A node of a cluster, for an agent and its pods.
 #[derive(Debug)]
 pub(crate) struct Bed {
-    pub cluster: Cluster,
     pub space: Namespace,
     pub admin: Kubectl,
     dir: TempDir,
+    lease: Lease,
+    // Last: what is above goes away while it is there.
+    pub cluster: Cluster,
 }
 
 /// One container and its claim: name, kind (`init`, `sidecar`, `app`), and for each GPU its number, MiB and percent.
 pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
 
 impl Bed {
-    /// Ready for an agent.
+    /// Ready for an agent, beside other tests on other nodes.
     pub(crate) fn up(name: &str) -> Bed {
-        Bed::with(name, &Wanted::nodes(1))
+        Bed::of(name, Cluster::shared())
     }
 
+    /// In a cluster that nobody else uses meanwhile.
+    pub(crate) fn alone(name: &str) -> Bed {
+        Bed::with(name, &Wanted::usual())
+    }
+
+    /// In one of this kind, alone.
     pub(crate) fn with(name: &str, wanted: &Wanted) -> Bed {
-        let cluster = Cluster::up(wanted);
+        Bed::of(name, Cluster::up(wanted))
+    }
+
+    fn of(name: &str, cluster: Cluster) -> Bed {
+        let lease = cluster.lease();
         let (admin, space) = (cluster.admin(), cluster.namespace(name));
+        let here = format!("spec.nodeName={}", lease.node);
         // What an earlier test in a cluster that was kept has placed here would say that a scheduler serves this node.
         eventually("the end of an earlier test's pods", SOON, || {
-            let pods = admin.get(&["pods", "-A", "--field-selector", "spec.nodeName=node-1"]);
+            let pods = admin.get(&["pods", "-A", "--field-selector", &here]);
             let claims = |pod: &&Value| pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].is_string();
             (pods["items"].as_array()?.iter().filter(claims).count() == 0).then_some(())
         });
-        let bed = Bed { cluster, space, admin, dir: tempfile::tempdir().expect("a directory") };
-        chart::install(&bed.cluster, &[]);
-        bed
+        chart::install(&cluster, &[]);
+        Bed { space, admin, dir: tempfile::tempdir().expect("a directory"), lease, cluster }
     }
 
-    /// A kubeconfig of the agent's account with a token that is bound to this node.
-    pub(crate) fn kubeconfig(&self, node: &str) -> PathBuf {
+    /// The name of its node.
+    pub(crate) fn node(&self) -> &str {
+        &self.lease.node
+    }
+
+    /// Where everything of its node is.
+    pub(crate) fn place(&self) -> &Node {
+        self.cluster.node(self.node())
+    }
+
+    /// Its Node, as the API server has it.
+    pub(crate) fn told(&self) -> Value {
+        self.admin.get(&["node", self.node()])
+    }
+
+    /// Does this to a part of its node: `kubelet`, `containerd`.
+    pub(crate) fn part(&self, verb: &str, part: &str) {
+        self.cluster.part(verb, &format!("{}-{part}", self.node()));
+    }
+
+    /// A kubeconfig of the agent's account with a token that is bound to its node.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
         let server = self.cluster.status().server.clone();
-        self.kubeconfig_of(node, &json!({ "server": server }))
+        self.kubeconfig_of(&json!({ "server": server }))
     }
 
-    fn kubeconfig_of(&self, node: &str, server: &Value) -> PathBuf {
-        let bound = ["--bound-object-kind", "Node", "--bound-object-name", node];
+    fn kubeconfig_of(&self, server: &Value) -> PathBuf {
+        let bound = ["--bound-object-kind", "Node", "--bound-object-name", self.node()];
         let token = chart::token(&self.admin, chart::AGENT, &bound);
         let mut server = server.clone();
         server["certificate-authority"] = self.cluster.status().ca.as_str().into();
@@ -66,14 +101,14 @@ impl Bed {
             "users": [{ "name": "u", "user": { "token": token } }],
             "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
         });
-        let path = self.dir.path().join(format!("{node}.kubeconfig"));
+        let path = self.dir.path().join(KUBECONFIG);
         std::fs::write(&path, config.to_string()).expect("the kubeconfig is written");
         path
     }
 
-    /// An agent on `node-1`, ready and known to kubelet.
+    /// An agent on its node, ready and known to kubelet.
     pub(crate) fn agent(&self, flags: &[&str]) -> Agent {
-        let agent = self.recipe(self.kubeconfig("node-1"), flags).start();
+        let agent = self.recipe(self.kubeconfig(), flags).start();
         self.registered(&agent);
         agent
     }
@@ -83,34 +118,34 @@ impl Bed {
         let server = &self.cluster.status().server;
         let name = server.trim_start_matches("https://").split(':').next();
         let line = json!({ "server": format!("https://{}", relay.address), "tls-server-name": name });
-        let agent = self.recipe(self.kubeconfig_of("node-1", &line), flags).start();
+        let agent = self.recipe(self.kubeconfig_of(&line), flags).start();
         self.registered(&agent);
         agent
     }
 
     /// One with variables of its own.
     pub(crate) fn agent_with(&self, environment: &[(&str, &str)], flags: &[&str]) -> Agent {
-        let recipe = self.recipe(self.kubeconfig("node-1"), flags);
+        let recipe = self.recipe(self.kubeconfig(), flags);
         let agent = environment.iter().fold(recipe, |recipe, (name, value)| recipe.env(name, value)).start();
         self.registered(&agent);
         agent
     }
 
-    /// An agent on `node-1` that listens; whether it is ready is another matter. With the credentials of the one before, if
+    /// An agent on its node that listens; whether it is ready is another matter. With the credentials of the one before, if
     /// there was one: the API server may be away.
     pub(crate) fn launch(&self, flags: &[&str]) -> Agent {
-        let kept = self.dir.path().join("node-1.kubeconfig");
-        let kubeconfig = if kept.exists() { kept } else { self.kubeconfig("node-1") };
+        let kept = self.dir.path().join(KUBECONFIG);
+        let kubeconfig = if kept.exists() { kept } else { self.kubeconfig() };
         self.recipe(kubeconfig, flags).launch()
     }
 
     fn recipe(&self, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {
-        let node = self.cluster.node("node-1");
+        let node = self.place();
         let mut recipe = Recipe::of(BINARY)
             .in_mounts_of(node.pid)
             .with("--cdi-dir", "/var/run/cdi")
             .with("--kubeconfig", kubeconfig)
-            .with("--node-name", "node-1")
+            .with("--node-name", self.node())
             .with("--state-dir", self.state())
             .with("-v", "4");
         if !flags.iter().any(|flag| flag.starts_with("--gpus")) {
@@ -133,7 +168,7 @@ impl Bed {
     pub(crate) fn registered(&self, agent: &Agent) {
         agent.logs("registered with kubelet");
         eventually("allocatable GPUs on the node", SOON, || {
-            let node = self.admin.get(&["node", "node-1"]);
+            let node = self.told();
             let count: Option<u32> = node["status"]["allocatable"]["nvidia.com/gpu"].as_str()?.parse().ok();
             assert!(agent.get("/healthz").status == 200, "{}", agent.log());
             count.filter(|count| *count > 0)
@@ -151,7 +186,7 @@ impl Bed {
             .collect()
     }
 
-    /// A pod that is bound to `node-1`, with its claim as a scheduler writes it; `extra` goes into every container.
+    /// A pod that is bound to its node, with its claim as a scheduler writes it; `extra` goes into every container.
     pub(crate) fn pod(&self, name: &str, gpus: &[String], claims: &[Claim<'_>], extra: &Value) -> Value {
         let mut allocated = String::new();
         for (_, _, devices) in claims {
@@ -162,7 +197,7 @@ impl Bed {
         }
         let mut pod = self.bare_pod(name, claims, extra);
         pod["metadata"]["annotations"] = json!({
-            "hami.io/vgpu-node": "node-1", "hami.io/vgpu-devices-allocated": allocated,
+            "hami.io/vgpu-node": self.node(), "hami.io/vgpu-devices-allocated": allocated,
         });
         pod
     }
@@ -196,7 +231,7 @@ impl Bed {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": name, "namespace": self.space.name },
             "spec": {
-                "nodeName": "node-1", "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
+                "nodeName": self.node(), "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
                 "automountServiceAccountToken": false,
                 "initContainers": of(false), "containers": of(true),
             },
@@ -220,9 +255,10 @@ impl Bed {
     }
 
     /// Waits until every pod is Ready. One that kubelet failed for good at its door, because the plugin was away at that
-    /// moment, is made again as its controller would; says which.
+    /// moment, is made again as its controller would, and so is one that the agent marked for eviction; says which.
     pub(crate) fn ready_in_the_end(&self, pods: &[(String, Value)]) -> Vec<String> {
         let mut failed = Vec::new();
+        let again = |name: &str| drop(self.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok());
         eventually("every pod Ready", Duration::from_secs(180), || {
             let list = self.admin.get(&["pods", "-n", &self.space.name]);
             let items = list["items"].as_array()?;
@@ -240,7 +276,10 @@ impl Bed {
                         now["status"]
                     );
                     failed.push(format!("{name}: {}", now["status"]["message"]));
-                    let _ = self.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok();
+                    again(name);
+                } else if let Some(why) = now["metadata"]["annotations"][EVICT].as_str() {
+                    failed.push(format!("{name}: {EVICT}: {why}"));
+                    again(name);
                 }
                 let conditions = now["status"]["conditions"].as_array().into_iter().flatten();
                 let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";

@@ -87,7 +87,7 @@ fn a_resource_of_another_domain_is_shared_too() {
     let mut pod = bed.pod("other", &gpus, &[("main", "app", &[(1, 3000, 30)])], &NOTHING);
     pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "example.com/vgpu": "1" });
     eventually("allocatable GPUs of that name", SOON, || {
-        let node = bed.admin.get(&["node", "node-1"]);
+        let node = bed.told();
         (node["status"]["allocatable"]["example.com/vgpu"] == "20").then_some(())
     });
     bed.create(&pod);
@@ -142,7 +142,7 @@ fn mig_instances_are_shared_each_by_itself() {
         "--split-count=3",
     ];
     let agent = bed.agent(&flags);
-    assert_eq!(bed.admin.get(&["node", "node-1"])["status"]["allocatable"]["nvidia.com/gpu"], "6");
+    assert_eq!(bed.told()["status"]["allocatable"]["nvidia.com/gpu"], "6");
     let instances: Vec<String> = uuids.map(str::to_owned).into();
     for (name, instance, own) in [("large", 0, &caps[..2]), ("small", 1, &caps[2..])] {
         bed.create(&bed.pod(name, &instances, &[("main", "app", &[(instance, 4000, 0)])], &NOTHING));
@@ -305,7 +305,7 @@ fn the_limiter_is_loaded_and_its_update_breaks_no_running_pod() {
 /// The ticket of a pod's only container, out of kubelet's checkpoint.
 fn ticket(bed: &Bed, pod: &str) -> String {
     let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
-    let books = fs::read(&bed.cluster.node("node-1").checkpoint).expect("the checkpoint");
+    let books = fs::read(&bed.place().checkpoint).expect("the checkpoint");
     let books: Value = serde_json::from_slice(&books).expect("JSON");
     let entries = books["Data"]["PodDeviceEntries"].as_array().expect("entries");
     let own = entries.iter().find(|entry| entry["PodUID"] == state["metadata"]["uid"]).expect("an entry of the pod");
@@ -332,7 +332,7 @@ fn what_cannot_be_delivered_is_said_and_mends_itself() {
     let bed = Bed::up("container-undelivered");
     let agent = bed.agent(&["--without-claim=refuse"]);
     let gpus = Bed::gpus(&agent);
-    let node = bed.cluster.node("node-1");
+    let node = bed.place();
     let cdi = node.path("/run/cdi");
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
     let in_node = |words: &[&str]| done(node.command(words[0]).args(&words[1..]));

@@ -72,7 +72,7 @@ fn old(name: &str) -> (Bed, Agent, Vec<String>) {
 
 /// Promise 28 in docs/specification.md, without CDI.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn without_cdi_each_container_has_its_own() {
     let (bed, agent, gpus) = old("early-own");
     let claims: [Claim<'_>; 5] = [
@@ -115,7 +115,7 @@ fn without_cdi_each_container_has_its_own() {
 
 /// Promise 29 in docs/specification.md holds of the file; of variables only where the pod does not name them itself.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn without_cdi_the_file_stands_and_the_pods_own_variables_do_too() {
     let (bed, agent, gpus) = old("early-loosen");
     let map = json!({
@@ -151,7 +151,7 @@ fn without_cdi_the_file_stands_and_the_pods_own_variables_do_too() {
 /// Promise 28 in docs/specification.md, without CDI and without a scheduler that keeps mistakable claims apart: identical and
 /// different claims at once, and the agent killed in the middle.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
     let (bed, mut agent, gpus) = old("early-burst");
     // Three shapes on four GPUs, so that some can be exchanged and some cannot.
@@ -202,7 +202,7 @@ fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
 
 /// A runtime that has CDI by its version and does not use it: said, and gone over.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn cdi_that_is_switched_off_is_found_out_with_the_first_container() {
     let bed = Bed::with("early-off", &Wanted::nodes(1).with_cdi_off());
     let agent = bed.agent(&[]);
@@ -245,7 +245,7 @@ impl Drop for Link {
 fn without_kubelets_checkpoint_pod_resources_tells_who_starts() {
     let bed = Bed::up("early-listing");
     // A kubelet directory of the agent's own: sockets are kubelet's, the checkpoint is not there.
-    let kubelet = bed.cluster.node("node-1").kubelet.clone();
+    let kubelet = bed.place().kubelet.clone();
     let (real, view) = (kubelet.join("device-plugins"), kubelet.join("view/device-plugins"));
     let inside = "/var/lib/kubelet";
     let socket = "gpu-steward-nvidia.com-gpu.sock";

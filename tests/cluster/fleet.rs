@@ -20,15 +20,17 @@ pub(crate) struct Fleet<'a> {
     bed: &'a Bed,
     /// UUIDs by index.
     pub gpus: Vec<String>,
+    /// All pods ask for the same, where it is not to be told whose is whose.
+    pub alike: bool,
     pods: Vec<(String, Value)>,
     made: usize,
-    /// Pods that kubelet failed for good, with its reason. Their successors run.
+    /// Pods that kubelet failed for good or that were marked for eviction, with the reason. Their successors run.
     pub failed: Vec<String>,
 }
 
 impl<'a> Fleet<'a> {
     pub(crate) fn new(bed: &'a Bed, agent: &Agent) -> Fleet<'a> {
-        Fleet { bed, gpus: Bed::gpus(agent), pods: Vec::new(), made: 0, failed: Vec::new() }
+        Fleet { bed, gpus: Bed::gpus(agent), alike: false, pods: Vec::new(), made: 0, failed: Vec::new() }
     }
 
     /// One more pod: an init container and an app, with a share that no other pod has; GPUs in turn.
@@ -42,7 +44,8 @@ impl<'a> Fleet<'a> {
     fn plan(&mut self) {
         let n = self.made;
         self.made += 1;
-        let own = [(n % self.gpus.len(), 1000 + n as u64, 1)];
+        let mib = if self.alike { 1000 } else { 1000 + n as u64 };
+        let own = [(n % self.gpus.len(), mib, 1)];
         let name = format!("pod-{n}");
         let pod = self.bed.pod(&name, &self.gpus, &[("warm", "init", &own), ("main", "app", &own)], &Value::Null);
         self.pods.push((name, pod));
@@ -98,9 +101,8 @@ impl<'a> Fleet<'a> {
 
     /// No slot is lost: kubelet counts all of them, and those that nobody holds can be used, each by a pod of its own.
     pub(crate) fn nothing_is_lost(&mut self, total: usize) {
-        let node = || self.bed.admin.get(&["node", "node-1"]);
         eventually("every slot allocatable", LOST, || {
-            (node()["status"]["allocatable"]["nvidia.com/gpu"] == *total.to_string()).then_some(())
+            (self.bed.told()["status"]["allocatable"]["nvidia.com/gpu"] == *total.to_string()).then_some(())
         });
         // The room on each GPU goes by claims, so that the free places are filled where they are.
         let each = total / self.gpus.len();
@@ -129,9 +131,9 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Says what kubelet failed for good.
+    /// Says which pods had to be made again.
     pub(crate) fn tell(&self, what: &str) {
-        println!("{what}: {} pods made, {} failed for good by kubelet", self.made, self.failed.len());
+        println!("{what}: {} pods made, {} failed for good and made again", self.made, self.failed.len());
         for line in &self.failed {
             println!("    {line}");
         }
@@ -172,7 +174,7 @@ fn parse(text: &str) -> Vec<Devices> {
 /// were. What a container has is read from its first process: its file of limits and its variables.
 pub(crate) fn everybody_has_his_own(bed: &Bed) -> usize {
     let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
-    let cgroup = bed.cluster.node("node-1").cgroup.clone();
+    let cgroup = bed.place().cgroup.clone();
     let mut seen = 0;
     for pod in list["items"].as_array().expect("a list").iter().filter(|pod| !ended(pod)) {
         let (name, uid) = (pod["metadata"]["name"].as_str().expect("a name"), pod["metadata"]["uid"].as_str());

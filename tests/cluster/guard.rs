@@ -74,7 +74,9 @@ fn remove(by: &Kubectl, object: &[&str], key: &str) -> lab::kubectl::Said {
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_user_forges_no_assignment() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::shared();
+    let lease = cluster.lease();
+    let node = lease.node.as_str();
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-user"));
     let namespace = space.name.as_str();
@@ -82,7 +84,7 @@ fn a_user_forges_no_assignment() {
     let refused = |what: &str, said: String| assert!(said.contains(REFUSED), "{what}: {said}");
 
     for key in POD_KEYS {
-        let pod = sleeper(namespace, "forged", "node-1").replacen(
+        let pod = sleeper(namespace, "forged", node).replacen(
             "name: forged",
             &format!("name: forged, annotations: {{{key}: '1'}}"),
             1,
@@ -90,14 +92,14 @@ fn a_user_forges_no_assignment() {
         let said = ann.create(&pod).refused();
         assert!(said.contains(REFUSED) && said.contains("not by ann") && said.contains(key), "{key}: {said}");
     }
-    let labelled = sleeper(namespace, "forged", "node-1").replacen(
+    let labelled = sleeper(namespace, "forged", node).replacen(
         "name: forged",
-        "name: forged, labels: {hami.io/vgpu-node: node-1}",
+        &format!("name: forged, labels: {{hami.io/vgpu-node: {node}}}"),
         1,
     );
     refused("a label", ann.create(&labelled).refused());
 
-    let _ = ann.create(&sleeper(namespace, "own", "node-1")).ok();
+    let _ = ann.create(&sleeper(namespace, "own", node)).ok();
     let own = ["pod", "own", "-n", namespace];
     // What is a user's own stays free.
     for key in ["nvidia.com/use-gputype", "hami.io/enable-realtime-check", "hami.io/gpu-scheduler-policy", "team"] {
@@ -106,7 +108,10 @@ fn a_user_forges_no_assignment() {
     for key in POD_KEYS {
         refused(key, annotate(&ann, &own, key, "1").refused());
     }
-    refused("label", ann.run(&["label", "pod", "own", "-n", namespace, "hami.io/vgpu-node=node-1"]).refused());
+    refused(
+        "label",
+        ann.run(&["label", "pod", "own", "-n", namespace, &format!("hami.io/vgpu-node={node}")]).refused(),
+    );
     let patch = r#"{"metadata":{"annotations":{"hami.io/bind-phase":"success"}}}"#;
     for more in [&["--type=merge"][..], &["--type=strategic"], &["--type=merge", "--subresource=status"]] {
         let said = ann.run(&[&["patch", "pod", "own", "-n", namespace, "-p", patch], more].concat()).refused();
@@ -119,11 +124,11 @@ fn a_user_forges_no_assignment() {
     let _ = annotate(&ann, &own, "team", "2").ok();
 
     // An unbound pod, and a Binding with annotations, which the API server merges into the pod.
-    let unbound = sleeper(namespace, "unbound", "node-1").replace("nodeName: node-1", "schedulerName: nobody");
+    let unbound = sleeper(namespace, "unbound", node).replace(&format!("nodeName: {node}"), "schedulerName: nobody");
     let _ = ann.create(&unbound).ok();
     let binding = |annotations: &str| {
         format!(
-            r#"{{"apiVersion":"v1","kind":"Binding","metadata":{{"name":"unbound","namespace":"{namespace}","annotations":{annotations}}},"target":{{"apiVersion":"v1","kind":"Node","name":"node-1"}}}}"#
+            r#"{{"apiVersion":"v1","kind":"Binding","metadata":{{"name":"unbound","namespace":"{namespace}","annotations":{annotations}}},"target":{{"apiVersion":"v1","kind":"Node","name":"{node}"}}}}"#
         )
     };
     let forged = binding(r#"{"hami.io/vgpu-devices-allocated":"GPU-x,NVIDIA,3000,30:;"}"#);
@@ -139,28 +144,31 @@ fn a_user_forges_no_assignment() {
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn kubelet_goes_on() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::shared();
+    let lease = cluster.lease();
+    let own = lease.node.as_str();
+    let kubelet = format!("{own}-kubelet");
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-kubelet"));
     let namespace = space.name.as_str();
-    let agent = agent_of(&cluster, "node-1");
+    let agent = agent_of(&cluster, own);
     for key in NODE_KEYS {
-        let _ = annotate(&agent, &["node", "node-1"], key, "1").ok();
+        let _ = annotate(&agent, &["node", own], key, "1").ok();
     }
     // kubelet writes its Node's status.
     let beat = || {
-        let node = admin.get(&["node", "node-1"]);
+        let node = admin.get(&["node", own]);
         let conditions = node["status"]["conditions"].as_array().expect("conditions").clone();
         let ready = conditions.into_iter().find(|condition| condition["type"] == "Ready").expect("Ready");
         ready["lastHeartbeatTime"].as_str().expect("a time").to_owned()
     };
-    cluster.part("restart", "node-1-kubelet");
+    cluster.part("restart", &kubelet);
     let first = beat();
-    cluster.part("restart", "node-1-kubelet");
+    cluster.part("restart", &kubelet);
     eventually("a later heartbeat", READY, || (beat() > first).then_some(()));
 
     // A static pod, and the mirror that kubelet makes of it. Text that begins with a brace would be read as JSON.
-    let manifests = &cluster.node("node-1").manifests;
+    let manifests = &cluster.node(own).manifests;
     let write = |name: &str, annotations: &str| {
         let pod = sleeper(namespace, name, "").replacen(
             &format!("name: {name}"),
@@ -171,9 +179,10 @@ fn kubelet_goes_on() {
     };
     write("forged", "hami.io/bind-phase: success");
     write("static", "team: a");
-    admin.wait("create", READY, &["pod/static-node-1", "-n", namespace]);
-    admin.wait("condition=Ready", READY, &["pod/static-node-1", "-n", namespace]);
-    let log = cluster.status().parts.iter().find(|part| part.name == "node-1-kubelet").expect("a kubelet").log.clone();
+    let mirror = format!("pod/static-{own}");
+    admin.wait("create", READY, &[&mirror, "-n", namespace]);
+    admin.wait("condition=Ready", READY, &[&mirror, "-n", namespace]);
+    let log = cluster.status().parts.iter().find(|part| part.name == kubelet).expect("a kubelet").log.clone();
     eventually("the refusal of a mirror that brings an assignment along", READY, || {
         fs::read_to_string(&log)
             .ok()?
@@ -185,13 +194,14 @@ fn kubelet_goes_on() {
         fs::remove_file(manifests.join(name)).expect("the manifest is there");
     }
     // kubelet's own identity writes no system-owned key.
-    let kubelet = admin.posing_as("system:node:node-1", &["system:nodes", "system:authenticated"]);
+    let user = format!("system:node:{own}");
+    let kubelet = admin.posing_as(&user, &["system:nodes", "system:authenticated"]);
     for key in NODE_KEYS {
-        let said = annotate(&kubelet, &["node", "node-1"], key, "forged").refused();
-        assert!(said.contains(REFUSED) && said.contains("not by system:node:node-1"), "{key}: {said}");
+        let said = annotate(&kubelet, &["node", own], key, "forged").refused();
+        assert!(said.contains(REFUSED) && said.contains(&format!("not by {user}")), "{key}: {said}");
     }
     for key in NODE_KEYS {
-        let _ = remove(&agent, &["node", "node-1"], key).ok();
+        let _ = remove(&agent, &["node", own], key).ok();
     }
 }
 
@@ -199,16 +209,18 @@ fn kubelet_goes_on() {
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn controllers_go_on() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::shared();
+    let lease = cluster.lease();
+    let node = lease.node.as_str();
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-controllers"));
     let namespace = space.name.as_str();
-    let agent = agent_of(&cluster, "node-1");
+    let agent = agent_of(&cluster, node);
     // A Deployment with a user's annotation, whose pods get an assignment and become Ready.
     let deployment = format!(
         "{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: well, namespace: {namespace}}}, spec: {{replicas: 2, \
          selector: {{matchLabels: {{app: well}}}}, template: {{metadata: {{labels: {{app: well}}, annotations: \
-         {{nvidia.com/use-gputype: H100}}}}, spec: {{terminationGracePeriodSeconds: 0, dnsPolicy: Default, containers: \
+         {{nvidia.com/use-gputype: H100}}}}, spec: {{nodeSelector: {{kubernetes.io/hostname: {node}}}, terminationGracePeriodSeconds: 0, dnsPolicy: Default, containers: \
          [{{name: main, image: 'registry.local/busybox:1', command: [sleep, '100000']}}]}}}}}}}}"
     );
     let _ = admin.apply(&deployment).ok();
@@ -232,9 +244,9 @@ fn controllers_go_on() {
 
 /// HAMi's accounts pass where they are named, and only there.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn hami_passes_where_it_is_named() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::up(&Wanted::usual());
     install(&cluster, &HAMI);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-hami"));
     let role = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: as-hami}, rules: [\
@@ -269,9 +281,9 @@ fn hami_passes_where_it_is_named() {
 /// An agent writes to its own Node and to the pods bound to it; to another Node, a pod elsewhere or an unbound pod it is
 /// refused, whatever it writes; and with a token that names no node it writes nothing.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn an_agent_touches_its_own_node_and_no_other() {
-    let cluster = Cluster::up(&Wanted::nodes(3));
+    let cluster = Cluster::up(&Wanted::usual());
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-agent"));
     let namespace = space.name.as_str();

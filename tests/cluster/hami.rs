@@ -62,12 +62,12 @@ fn placed(bed: &Bed, name: &str, init: &[Value], containers: &[Value], allocated
         "metadata": {
             "name": name, "namespace": bed.space.name,
             "annotations": {
-                "hami.io/bind-phase": "allocating", "hami.io/bind-time": "1795256507", "hami.io/vgpu-node": "node-1",
+                "hami.io/bind-phase": "allocating", "hami.io/bind-time": "1795256507", "hami.io/vgpu-node": bed.node(),
                 "hami.io/vgpu-time": "1795256507", ALLOCATED: allocated, LEFT: allocated,
             },
         },
         "spec": {
-            "nodeName": "node-1", "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
+            "nodeName": bed.node(), "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
             "automountServiceAccountToken": false, "initContainers": of("i", init), "containers": of("c", containers),
         },
     })
@@ -76,7 +76,7 @@ fn placed(bed: &Bed, name: &str, init: &[Value], containers: &[Value], allocated
 /// Makes all of them at once, with the node's lock held for `holder`, and waits until HAMi's scheduler could go on.
 fn serve(bed: &Bed, pods: &[Value], holder: &str) {
     let lock = format!("{LOCK}=2026-11-21T10:21:47Z,{},{holder}", bed.space.name);
-    let _ = bed.admin.run(&["annotate", "--overwrite", "node", "node-1", &lock]).ok();
+    let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &lock]).ok();
     bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
     let names: Vec<&str> = pods.iter().map(|pod| pod["metadata"]["name"].as_str().expect("a name")).collect();
     bed.ready(&names);
@@ -88,7 +88,7 @@ fn serve(bed: &Bed, pods: &[Value], holder: &str) {
         });
     }
     eventually("the node's lock released", SOON, || {
-        bed.admin.get(&["node", "node-1"])["metadata"]["annotations"][LOCK].is_null().then_some(())
+        bed.told()["metadata"]["annotations"][LOCK].is_null().then_some(())
     });
 }
 
@@ -149,7 +149,7 @@ fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason(
         })
         .collect();
     serve(&bed, &pods, "one");
-    let cgroup = bed.cluster.node("node-1").cgroup.clone();
+    let cgroup = bed.place().cgroup.clone();
     let mut differing = BTreeSet::new();
     for answer in &answers {
         let (name, container) =

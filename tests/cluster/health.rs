@@ -69,14 +69,14 @@ fn make_null(path: &Path) {
 
 fn allocatable(bed: &Bed, expected: u32) {
     eventually(&format!("{expected} allocatable GPUs"), SOON, || {
-        let node = bed.admin.get(&["node", "node-1"]);
+        let node = bed.told();
         (node["status"]["allocatable"]["nvidia.com/gpu"].as_str() == Some(&expected.to_string())).then_some(())
     });
 }
 
 /// The UUIDs that the Node's annotation calls healthy, in order.
 fn registered_healthy(bed: &Bed) -> Option<Vec<String>> {
-    let node = bed.admin.get(&["node", "node-1"]);
+    let node = bed.told();
     let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str()?.to_owned();
     let entries: Vec<Value> = serde_json::from_str(&text).expect("JSON");
     let healthy = entries.iter().filter(|entry| entry["health"] == true);
@@ -125,7 +125,7 @@ fn a_sick_gpu_takes_its_own_slots_only_and_comes_back() {
     bed.create(&bed.pod("on-it", &gpus, &[("main", "app", &[(1, 1000, 10)])], &Value::Null));
     bed.ready(&["beside", "on-it"]);
     let lives = [life(&bed, "beside"), life(&bed, "on-it")];
-    let on_node = |words: &str, reason: &str| events(&bed, "default", "node-1", reason, words);
+    let on_node = |words: &str, reason: &str| events(&bed, "default", bed.node(), reason, words);
     let on_pod = |pod: &str, reason: &str| events(&bed, &bed.space.name, pod, reason, &gpus[1]);
     let before = [on_node("XID 79", "GpuUnhealthy"), on_node(&gpus[1], "GpuHealthy")];
 
@@ -189,7 +189,7 @@ fn a_cordoned_gpu_gets_no_new_containers_and_keeps_what_it_has() {
     bed.ready(&["there"]);
     let before = life(&bed, "there");
     let cordon = |value: &str| {
-        let _ = bed.admin.run(&["annotate", "--overwrite", "node", "node-1", &format!("{CORDON}={value}")]).ok();
+        let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &format!("{CORDON}={value}")]).ok();
     };
     cordon(&format!(" {}, ", gpus[0]));
     allocatable(&bed, 3 * SLOTS - (SLOTS - 1));
@@ -207,7 +207,7 @@ fn a_cordoned_gpu_gets_no_new_containers_and_keeps_what_it_has() {
     cordon("GPU x");
     agent.logs("cannot read which GPUs are cordoned");
     metric(&agent, &format!("gpu_steward_plugin_cordoned{{uuid=\"{}\"}} 1", gpus[0]));
-    let _ = bed.admin.run(&["annotate", "node", "node-1", &format!("{CORDON}-")]).ok();
+    let _ = bed.admin.run(&["annotate", "node", bed.node(), &format!("{CORDON}-")]).ok();
     allocatable(&bed, 3 * SLOTS);
     assert_eq!(life(&bed, "there"), before, "what runs was not touched");
 }

@@ -74,7 +74,7 @@ impl Machine {
 
 /// Up twice keeps the first; down leaves the machine as it was, and so does the next start after everything was killed.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn comes_up_twice_and_leaves_nothing_behind() {
     // Whatever was up before is not what is measured here.
     Cluster::up(&Wanted::nodes(1)).down();
@@ -113,7 +113,7 @@ fn comes_up_twice_and_leaves_nothing_behind() {
 
 /// The way of a container: scheduled, started, with an address, `kubectl exec` and `logs` answer, and it reaches the API.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn a_pod_runs_and_answers() {
     let cluster = Cluster::up(&Wanted::nodes(1));
     let (admin, space) = (cluster.admin(), cluster.namespace("life-pod"));
@@ -132,7 +132,7 @@ fn a_pod_runs_and_answers() {
 
 /// Three nodes are Ready, each with its own containerd, kubelet folder and CDI folder.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn three_nodes_are_three() {
     let cluster = Cluster::up(&Wanted::nodes(3));
     let (admin, space) = (cluster.admin(), cluster.namespace("life-three"));
@@ -159,7 +159,7 @@ fn three_nodes_are_three() {
 
 /// Parts can be stopped, killed and started again; containers outlive kubelet and containerd.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn parts_go_and_come_back() {
     let cluster = Cluster::up(&Wanted::nodes(1));
     let (admin, space) = (cluster.admin(), cluster.namespace("life-parts"));
@@ -192,7 +192,7 @@ fn parts_go_and_come_back() {
 
 /// Debian's containerd 1.6 runs pods under the same kubelet.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn the_old_runtime_runs_pods() {
     let cluster = Cluster::up(&Wanted::nodes(1).without_cdi());
     let (admin, space) = (cluster.admin(), cluster.namespace("life-old"));

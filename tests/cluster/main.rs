@@ -36,4 +36,6 @@ mod overuse;
 #[cfg(test)]
 mod quickstart;
 #[cfg(test)]
+mod topology;
+#[cfg(test)]
 mod hami;

@@ -35,9 +35,9 @@ fn shown(agent: &Agent, namespace: &str, name: &str) -> Option<Value> {
 
 /// A pod, a static pod whose cgroup has another UID than its mirror, and an API server that goes away and comes back.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn pods_of_the_node_are_named_and_stay_so_while_the_api_server_is_away() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::up(&Wanted::usual());
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("names"));
     let agent = agent(&cluster);

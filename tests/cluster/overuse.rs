@@ -97,9 +97,9 @@ fn a_pod_beyond_its_promise_is_told_and_evicted() {
 /// Promise 27 in docs/specification.md, for evictions: the rights are there only where they are wanted, and reach no pod of
 /// another node.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn an_agent_evicts_no_pod_of_another_node() {
-    let bed = Bed::with("overuse-guard", &lab::cluster::Wanted::nodes(2));
+    let bed = Bed::alone("overuse-guard");
     chart::install(&bed.cluster, &[chart::EVICTS]);
     for (name, node) in [("here", "node-1"), ("there", "node-2")] {
         let _ = bed.admin.apply(&crate::life::sleeper(&bed.space.name, name, node)).ok();

@@ -46,7 +46,7 @@ fn shape(text: &str) -> String {
 }
 
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn the_quickstart_does_what_it_shows() {
     // Holds the turn; the page's own commands find it up.
     let cluster = Cluster::up(&Wanted::nodes(1));

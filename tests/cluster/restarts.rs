@@ -1,8 +1,7 @@
 //! Restarts and losses, each on a real cluster with pods that run and pods that come. In all of them: no container has
 //! what was promised to another, and no slot is lost. Promise 28 in docs/specification.md.
 //!
-//! `GPU_STEWARD_LONG=1` (`tests/run --long`) makes the numbers those of the record. Not all of them are in every run: all that
-//! every change must pass has to fit into three quarters of an hour.
+//! `GPU_STEWARD_LONG=1` (`tests/run --long`) makes the numbers those of the record.
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::{Fleet, everybody_has_his_own};
@@ -11,6 +10,7 @@ use lab::eventually::eventually;
 use lab::relay::Relay;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,16 +96,16 @@ fn an_agent_killed_at_any_point_of_an_allocation_mistakes_nobody() {
 }
 
 #[test]
-#[ignore = "takes minutes and a cluster: tests/run --long"]
+#[ignore = "needs cluster: tests/run"]
 fn kubelet_and_runtime_killed_mistake_nobody() {
     let bed = Bed::up("restart-node");
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..number(2, 10) {
-        for part in ["node-1-kubelet", "node-1-containerd"] {
+        for part in ["kubelet", "containerd"] {
             fleet.one_more();
-            bed.cluster.part("kill", part);
-            bed.cluster.part("start", part);
+            bed.part("kill", part);
+            bed.part("start", part);
             fleet.one_more();
         }
         bed.registered(&agent);
@@ -119,9 +119,9 @@ fn kubelet_and_runtime_killed_mistake_nobody() {
 /// What runs goes on while the API server is away, through a restart of the agent and one of kubelet; what comes after it
 /// starts.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn an_api_server_that_is_away_changes_nothing() {
-    let bed = Bed::up("restart-api");
+    let bed = Bed::alone("restart-api");
     let mut agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..6 {
@@ -147,9 +147,9 @@ fn an_api_server_that_is_away_changes_nothing() {
 
 /// The agent is away for a minute while pods come and processors are busy.
 #[test]
-#[ignore = "takes minutes and a cluster: tests/run --long"]
+#[ignore = "needs cluster alone: tests/run"]
 fn an_agent_that_is_away_under_load_comes_back_to_whole_books() {
-    let bed = Bed::up("restart-away");
+    let bed = Bed::alone("restart-away");
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
     for _ in 0..4 {
@@ -198,7 +198,7 @@ fn after_a_reboot_every_owned_pod_runs_again() {
     let before = started(&owned());
     agent.signal(9);
     drop(agent);
-    bed.cluster.part("reboot", "node-1");
+    bed.cluster.part("reboot", bed.node());
     let began = Instant::now();
     let agent = bed.agent(&["--without-claim=share"]);
     // Ready as kubelet says after the reboot, of containers that were started after it.
@@ -229,14 +229,15 @@ fn deployment(bed: &Bed, name: &str, replicas: u32) -> Value {
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": name, "namespace": bed.space.name },
         "spec": {
             "replicas": replicas, "selector": { "matchLabels": { "app": name } },
-            "template": { "metadata": { "labels": { "app": name } }, "spec": scheduled(spec) },
+            "template": { "metadata": { "labels": { "app": name } }, "spec": scheduled(bed, spec) },
         },
     })
 }
 
-/// Left to the scheduler.
-fn scheduled(mut spec: Value) -> Value {
+/// Left to the scheduler, which has this node to choose from.
+fn scheduled(bed: &Bed, mut spec: Value) -> Value {
     spec.as_object_mut().expect("an object").remove("nodeName");
+    spec["nodeSelector"] = json!({ "kubernetes.io/hostname": bed.node() });
     spec
 }
 
@@ -265,9 +266,9 @@ fn a_new_agent_takes_over_from_the_old_one() {
 
 /// 60 pods of two containers at once while both processors are busy.
 #[test]
-#[ignore = "takes minutes and a cluster: tests/run --long"]
+#[ignore = "needs cluster alone: tests/run"]
 fn bursts_under_load_mistake_nobody() {
-    let bed = Bed::up("restart-bursts");
+    let bed = Bed::alone("restart-bursts");
     let agent = bed.agent(&["--gpus=simulated=H100:8"]);
     let mut fleet = Fleet::new(&bed, &agent);
     let busy = Busy::all();
@@ -290,7 +291,7 @@ fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
     let bed = Bed::up("restart-deleted");
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
-    let books = bed.cluster.node("node-1").checkpoint.clone();
+    let books = bed.place().checkpoint.clone();
     for _ in 0..number(10, 100) {
         let name = fleet.one_more();
         let uid = bed.admin.get(&["pod", &name, "-n", &bed.space.name])["metadata"]["uid"]
@@ -314,7 +315,7 @@ fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
 
 /// The same name again and again, each time another pod, while our watch tells everything two seconds late.
 #[test]
-#[ignore = "takes minutes and a cluster: tests/run --long"]
+#[ignore = "needs cluster: tests/run"]
 fn a_recreated_pod_is_never_taken_for_its_forerunner() {
     let bed = Bed::up("restart-recreated");
     let server = bed.cluster.status().server.trim_start_matches("https://").to_owned();
@@ -354,12 +355,12 @@ fn a_recreated_pod_is_never_taken_for_its_forerunner() {
 
 /// kubelet's books are garbage while pods come, and gone at kubelet's next start.
 #[test]
-#[ignore = "takes minutes and a cluster: tests/run --long"]
+#[ignore = "needs cluster: tests/run"]
 fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
     let bed = Bed::up("restart-books");
     let agent = bed.agent(&[]);
     let mut fleet = Fleet::new(&bed, &agent);
-    let books = bed.cluster.node("node-1").checkpoint.clone();
+    let books = bed.place().checkpoint.clone();
     for _ in 0..3 {
         fleet.one_more();
     }
@@ -383,9 +384,9 @@ fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
         done.store(true, Ordering::Relaxed);
     });
     fleet.settle();
-    bed.cluster.part("stop", "node-1-kubelet");
+    bed.part("stop", "kubelet");
     std::fs::remove_file(&books).expect("the books are there");
-    bed.cluster.part("start", "node-1-kubelet");
+    bed.part("start", "kubelet");
     bed.registered(&agent);
     fleet.one_more();
     fleet.settle();
@@ -395,7 +396,7 @@ fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
 
 /// PodResources accepts and never answers; nothing waits for it.
 #[test]
-#[ignore = "takes minutes and a cluster: tests/run --long"]
+#[ignore = "needs cluster: tests/run"]
 fn a_silent_pod_resources_service_holds_up_nobody() {
     let bed = Bed::up("restart-silent");
     let socket = bed.dir().join("silent.sock");
@@ -423,7 +424,7 @@ fn a_silent_pod_resources_service_holds_up_nobody() {
 
 /// The agent's wall clock jumps an hour ahead and two back while pods come.
 #[test]
-#[ignore = "takes minutes and a cluster: tests/run --long"]
+#[ignore = "needs cluster: tests/run"]
 fn a_clock_that_jumps_mistakes_nobody() {
     let bed = Bed::up("restart-clock");
     let (library, offset) = wall_clock(bed.dir());
@@ -431,7 +432,9 @@ fn a_clock_that_jumps_mistakes_nobody() {
     let mut fleet = Fleet::new(&bed, &agent);
     for seconds in [3600_i64, -3600, 0] {
         fleet.one_more();
-        std::fs::write(&offset, seconds.to_ne_bytes()).expect("the clock can be set");
+        // In place: the agent has the file mapped, and one that is made empty first ends who reads it at that moment.
+        let file = std::fs::File::options().write(true).open(&offset).expect("the clock's file");
+        file.write_all_at(&seconds.to_ne_bytes(), 0).expect("the clock can be set");
         fleet.one_more();
         fleet.settle();
         bed.registered(&agent);

@@ -145,9 +145,9 @@ fn a_claim_that_cannot_be_kept_does_not_start_and_says_why() {
 
 /// Promise 28 in docs/specification.md: restarts of either side, with pods that run and pods that come.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn restarts_of_agent_and_kubelet_mistake_nobody() {
-    let bed = Bed::up("sharing-restart");
+    let bed = Bed::alone("sharing-restart");
     let mut agent = bed.agent(&[]);
     let gpus = Bed::gpus(&agent);
     let shape = |n: usize| ((n % 2), 1000 + 100 * n as u64, 5);
@@ -169,13 +169,13 @@ fn restarts_of_agent_and_kubelet_mistake_nobody() {
                 agent = bed.agent(&[]);
             }
             1 => {
-                bed.cluster.part("kill", "node-1-kubelet");
-                bed.cluster.part("start", "node-1-kubelet");
+                bed.part("kill", "kubelet");
+                bed.part("start", "kubelet");
                 agent.logs("registering again");
             }
             2 => {
-                bed.cluster.part("kill", "node-1-containerd");
-                bed.cluster.part("start", "node-1-containerd");
+                bed.part("kill", "containerd");
+                bed.part("start", "containerd");
             }
             _ => {
                 bed.cluster.part("stop", "apiserver");
@@ -195,11 +195,11 @@ fn restarts_of_agent_and_kubelet_mistake_nobody() {
     }
     // Slots: what is allocatable is everything, whatever was restarted.
     bed.registered(&agent);
-    let node = bed.admin.get(&["node", "node-1"]);
+    let node = bed.told();
     assert_eq!(node["status"]["allocatable"]["nvidia.com/gpu"], "20");
     // Files of pods that are gone go with them.
     let _ = bed.admin.run(&["delete", "pods", "--all", "-n", &bed.space.name, "--now"]).ok();
-    let cdi = bed.cluster.node("node-1").cdi.clone();
+    let cdi = bed.place().cdi.clone();
     eventually("no CDI spec of ours", Duration::from_secs(90), || {
         let ours = std::fs::read_dir(&cdi).ok()?.flatten();
         let ours = ours.filter(|entry| entry.file_name().to_string_lossy().starts_with("gpu-steward.io")).count();
@@ -209,9 +209,9 @@ fn restarts_of_agent_and_kubelet_mistake_nobody() {
 
 /// Many at once: 60 pods of two containers, each with another promise.
 #[test]
-#[ignore = "needs cluster: tests/run"]
+#[ignore = "needs cluster alone: tests/run"]
 fn sixty_pods_at_once_each_get_their_own() {
-    let bed = Bed::up("sharing-burst");
+    let bed = Bed::alone("sharing-burst");
     let agent = bed.agent(&["--gpus=simulated=H100:8", "--split-count=20"]);
     let gpus = Bed::gpus(&agent);
     let shape = |n: usize| (n % 8, 1000 + n as u64, 1);

@@ -1,7 +1,7 @@
 //! Which node a caller speaks for: the claim in its token, however it got the token. Promise 27 in docs/specification.md.
 
 use crate::chart::{AGENT, NAMESPACE, agent_of, install, token};
-use lab::cluster::{Cluster, Wanted};
+use lab::cluster::Cluster;
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ fn node_of(caller: &Kubectl) -> Value {
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn tokens_carry_the_node() {
-    let cluster = Cluster::up(&Wanted::nodes(3));
+    let cluster = Cluster::shared();
     install(&cluster, &[]);
     let admin = cluster.admin();
     assert_eq!(node_of(&agent_of(&cluster, "node-2")), json!(["node-2"]));
@@ -55,7 +55,7 @@ fn tokens_carry_the_node() {
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_service_renews_its_own_token_and_no_other() {
-    let cluster = Cluster::up(&Wanted::nodes(3));
+    let cluster = Cluster::shared();
     install(&cluster, &[]);
     let agent = agent_of(&cluster, "node-1");
     let own = ["--bound-object-kind", "Node", "--bound-object-name", "node-1"];
@@ -83,7 +83,7 @@ fn a_service_renews_its_own_token_and_no_other() {
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn the_timer_renews_the_token_in_its_file() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::shared();
     install(&cluster, &[]);
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("token");
@@ -114,7 +114,7 @@ fn the_timer_renews_the_token_in_its_file() {
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_token_ends_with_its_node() {
-    let cluster = Cluster::up(&Wanted::nodes(1));
+    let cluster = Cluster::shared();
     install(&cluster, &[]);
     let admin = cluster.admin();
     let _ = admin.apply("{apiVersion: v1, kind: Node, metadata: {name: passing}}").ok();

@@ -1,21 +1,28 @@
 //! A real cluster on this machine, as `tests/cluster/up` makes it (needs root). One at a time: whoever has a [`Cluster`]
-//! holds the lock of the scripts, and others wait.
+//! holds the lock of the scripts, and others wait. Tests that leave the control plane alone go side by side in one
+//! ([`Cluster::shared`]), each on a node of its own ([`Cluster::lease`]).
 
 use crate::eventually::eventually;
 use crate::kubectl::Kubectl;
 use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The scripts, beside the laboratory.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster");
 const LOCK: &str = "/run/lock/gpu-steward-cluster";
+/// Of the cluster that most tests use. More tests than that at once would keep two cores busy with themselves.
+const NODES: u32 = 3;
 /// Longer than anybody's tests hold it; a whole build from nothing may lie between.
 const TURN: Duration = Duration::from_secs(1800);
+/// The runtime of [`Wanted::usual`], where it is not the one with CDI: the same tests are then run on another.
+const RUNTIME: &str = "GPU_STEWARD_CLUSTER_RUNTIME";
 /// With this in the environment, what a test brought up stays up for the next one; who set it takes it down.
 const KEEP: &str = "GPU_STEWARD_CLUSTER_KEEP";
 
@@ -27,13 +34,23 @@ pub struct Wanted {
     scheduler: Option<PathBuf>,
 }
 
-/// A running cluster. Dropping it takes it down if this brought it up.
+/// A running cluster. Dropping it takes it down if this process brought it up and nobody else uses it.
 #[derive(Debug)]
 pub struct Cluster {
     status: Status,
-    ours: bool,
+    turn: File,
+}
+
+/// A node that nobody else uses, until this is dropped.
+#[derive(Debug)]
+pub struct Lease {
+    /// Its name.
+    pub node: String,
     _turn: File,
 }
+
+/// The cluster that is up was brought up here, and is not to be kept.
+static OURS: AtomicBool = AtomicBool::new(false);
 
 /// What `tests/cluster/status -o json` says.
 #[derive(Clone, Debug, Deserialize)]
@@ -113,6 +130,21 @@ impl Wanted {
         Wanted { nodes, runtime: "containerd2", scheduler: None }
     }
 
+    /// That of [`Cluster::shared`], for who needs it alone.
+    ///
+    /// # Panics
+    /// When the environment names a runtime that is none.
+    #[must_use]
+    pub fn usual() -> Wanted {
+        let wanted = Wanted::nodes(NODES);
+        match std::env::var(RUNTIME).as_deref() {
+            Err(_) | Ok("containerd2") => wanted,
+            Ok("containerd2-cdi-off") => wanted.with_cdi_off(),
+            Ok("containerd1.6") => wanted.without_cdi(),
+            Ok(other) => panic!("{RUNTIME} is {other:?}"),
+        }
+    }
+
     /// With Debian's containerd, which has no CDI.
     #[must_use]
     pub fn without_cdi(mut self) -> Wanted {
@@ -133,24 +165,75 @@ impl Wanted {
         self.scheduler = Some(config.into());
         self
     }
+
+    /// Brings it up, or finds it up.
+    fn bring_up(&self) {
+        if !script("up", &self.words()).contains("already up") {
+            OURS.store(std::env::var_os(KEEP).is_none(), Ordering::SeqCst);
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        let output = command("up", &[self.words(), vec!["--check".into()]].concat()).output();
+        output.expect("the script can be run").status.success()
+    }
+
+    fn words(&self) -> Vec<OsString> {
+        let mut words: Vec<OsString> =
+            ["--nodes", &self.nodes.to_string(), "--runtime", self.runtime].iter().map(OsString::from).collect();
+        if let Some(file) = &self.scheduler {
+            words.extend(["--scheduler".into(), file.clone().into_os_string()]);
+        }
+        words
+    }
 }
 
 impl Cluster {
-    /// Brings it up, or takes the one that is up when it was asked for in the same words.
+    /// Brings it up, or takes the one that is up when it was asked for in the same words. Nobody else has it meanwhile.
     ///
     /// # Panics
     /// When it does not come up; the text holds what the script said.
     #[must_use]
     pub fn up(wanted: &Wanted) -> Cluster {
-        let turn = turn();
-        let nodes = wanted.nodes.to_string();
-        let mut args = vec!["--nodes", &nodes, "--runtime", wanted.runtime];
-        if let Some(file) = &wanted.scheduler {
-            args.extend(["--scheduler", file.to_str().expect("a path in UTF-8")]);
-        }
-        let said = script("up", &args);
-        let ours = !said.contains("already up") && std::env::var_os(KEEP).is_none();
-        Cluster { status: status(), ours, _turn: turn }
+        let turn = alone(LOCK);
+        wanted.bring_up();
+        Cluster { status: status(), turn }
+    }
+
+    /// The usual one, beside other tests, which have nodes of their own: for tests that leave the control plane alone.
+    ///
+    /// # Panics
+    /// When it does not come up; the text holds what the script said.
+    #[must_use]
+    pub fn shared() -> Cluster {
+        let wanted = Wanted::usual();
+        let turn = eventually("a turn in a cluster that others use", TURN, || {
+            let turn = lock(LOCK, FlockOperation::NonBlockingLockShared)?;
+            if wanted.is_up() {
+                return Some(turn);
+            }
+            drop(turn);
+            let turn = alone(LOCK);
+            wanted.bring_up();
+            // Between the two locks somebody may have come who wants another cluster, so it is looked at again.
+            drop(turn);
+            None
+        });
+        Cluster { status: status(), turn }
+    }
+
+    /// A node of one's own.
+    ///
+    /// # Panics
+    /// When none becomes free.
+    #[must_use]
+    pub fn lease(&self) -> Lease {
+        eventually("a node that nobody uses", TURN, || {
+            self.status.nodes.iter().find_map(|node| {
+                let turn = lock(&format!("{LOCK}-{}", node.name), FlockOperation::NonBlockingLockExclusive)?;
+                Some(Lease { node: node.name.clone(), _turn: turn })
+            })
+        })
     }
 
     /// Where everything is.
@@ -200,7 +283,8 @@ impl Cluster {
         // Left by a test that was killed in a cluster that was kept.
         let _ = admin.run(&["delete", "namespace", name, "--ignore-not-found"]).ok();
         let _ = admin.run(&["create", "namespace", name]).ok();
-        admin.wait("create", Duration::from_secs(30), &["serviceaccount/default", "-n", name]);
+        // By the controller manager, which after an outage of the API server asks again half a minute later.
+        admin.wait("create", Duration::from_secs(120), &["serviceaccount/default", "-n", name]);
         Namespace { name: name.to_owned(), admin }
     }
 
@@ -227,17 +311,19 @@ impl Cluster {
     }
 
     /// Takes it down and waits for the end, whoever brought it up.
-    pub fn down(mut self) {
-        self.ours = false;
-        script("down", &[]);
+    pub fn down(self) {
+        OURS.store(false, Ordering::SeqCst);
+        script::<&str>("down", &[]);
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if self.ours {
+        let last = || flock(&self.turn, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if OURS.load(Ordering::SeqCst) && last() {
+            OURS.store(false, Ordering::SeqCst);
             // A panic in a drop would hide the test's own.
-            let _ = command("down", &[]).output();
+            let _ = command::<&str>("down", &[]).output();
         }
     }
 }
@@ -264,25 +350,34 @@ impl Drop for Namespace {
     }
 }
 
-/// Waits for the lock.
-fn turn() -> File {
-    let mut file = File::options().create(true).append(true).open(LOCK).expect("the lock can be opened");
-    eventually("the end of whoever uses the cluster", TURN, || {
-        flock(&file, FlockOperation::NonBlockingLockExclusive).ok()
+/// Waits until nobody holds this lock, and holds it.
+///
+/// # Panics
+/// When it is not free within half an hour, or cannot be written.
+#[must_use]
+pub fn alone(path: &str) -> File {
+    let mut file = eventually("the end of whoever uses the cluster", TURN, || {
+        lock(path, FlockOperation::NonBlockingLockExclusive)
     });
     file.set_len(0).expect("the lock can be written");
     writeln!(file, "process {}, a test", std::process::id()).expect("the lock can be written");
     file
 }
 
-fn command(name: &str, args: &[&str]) -> Command {
+fn lock(path: &str, operation: FlockOperation) -> Option<File> {
+    let file = File::options().create(true).append(true).open(path).expect("the lock can be opened");
+    flock(&file, operation).ok()?;
+    Some(file)
+}
+
+fn command<S: AsRef<OsStr>>(name: &str, args: &[S]) -> Command {
     let mut command = Command::new(Path::new(SCRIPTS).join(name));
     command.args(args).env("GPU_STEWARD_CLUSTER_HELD", "1").stdin(Stdio::null());
     command
 }
 
 /// Runs a script to its end and returns what it printed.
-fn script(name: &str, args: &[&str]) -> String {
+fn script<S: AsRef<OsStr> + std::fmt::Debug>(name: &str, args: &[S]) -> String {
     let output = command(name, args).output().expect("the script can be run");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let complained = String::from_utf8_lossy(&output.stderr);

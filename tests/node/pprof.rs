@@ -3,7 +3,11 @@
 use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
+use lab::http;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 fn profiled() -> lab::agent::Recipe {
@@ -79,6 +83,30 @@ fn memory_over(count: usize) {
     assert!(after < after_first + 4.0, "{after_first} MiB after one profile, {after} after {count}");
 }
 
+/// Somebody who reads `/metrics` again and again, while this lives.
+struct Asked(Arc<AtomicBool>, Option<JoinHandle<()>>);
+
+impl Asked {
+    fn by(agent: &Agent) -> Asked {
+        let (done, metrics) = (Arc::new(AtomicBool::new(false)), agent.metrics);
+        let until = Arc::clone(&done);
+        let thread = std::thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                // An answer that does not come shows in the profile that is asked for.
+                let _ = http::get(metrics, "/metrics");
+            }
+        });
+        Asked(done, Some(thread))
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+        self.1.take().map(JoinHandle::join);
+    }
+}
+
 /// Promise 21 in docs/specification.md. `GPU_STEWARD_SHIPPED` names the program as it is shipped (`tests/run newcomer`):
 /// optimised, and its lines and inline frames are there all the same.
 #[test]
@@ -86,9 +114,10 @@ fn memory_over(count: usize) {
 fn go_tool_pprof_reads_the_agent() {
     let shipped = std::env::var("GPU_STEWARD_SHIPPED").unwrap_or_else(|_| BINARY.into());
     let recipe = Agent::standalone(&shipped).with("--gpus", "simulated=H100:8").switch("--profiling");
-    // Busy enough that a few seconds hold some hundred samples.
     let agent = recipe.with("--period", "100ms").with("--slow-period", "100ms").start();
     let folder = tempfile::tempdir().unwrap();
+    // By itself it takes a sample or two in five seconds on a machine where little else runs: it is asked without a pause.
+    let _asked = Asked::by(&agent);
     for (page, says) in
         [("heap", "Type: inuse_space"), ("goroutine", "Type: goroutine"), ("profile?seconds=5", "Type: cpu")]
     {

@@ -9,6 +9,7 @@ use lab::pods::Pods;
 use lab::scenario::{self, Card, FakeNvml, Quantity, Scenario, cards, process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -71,7 +72,9 @@ impl Clock {
     }
 
     fn move_clocks(&mut self, by: i64) {
-        std::fs::write(&self.offset, self.now.to_ne_bytes()).unwrap();
+        // In place: the program has the file mapped, and one that is made empty first ends who reads it at that moment.
+        let file = std::fs::File::options().write(true).open(&self.offset).unwrap();
+        file.write_all_at(&self.now.to_ne_bytes(), 0).unwrap();
         let origin = self.scenario.clock.origin_us.as_mut().unwrap();
         *origin = origin.checked_add_signed(by * 1_000_000).unwrap();
         self.driver.write(&self.scenario).unwrap();
