@@ -1,7 +1,7 @@
 //! Pods as the API server knows them: of each what matters on its node, and nothing else.
 
 use crate::id::{ContainerId, PodRef, PodUid};
-use crate::time::{Monotonic, WallTime};
+use crate::time::{Arrival, Monotonic, WallTime};
 use std::sync::Arc;
 
 /// At most this many pods of one node are kept. kubelet's default limit is 110 and the largest supported is about 500;
@@ -27,6 +27,12 @@ pub struct Pod {
     pub name: PodRef,
     /// How far it is.
     pub phase: Phase,
+    /// When it was made.
+    pub created_at: Option<WallTime>,
+    /// Which version of it this is, where the server counts them by numbers: higher is later, over all pods.
+    pub version: Option<u64>,
+    /// When it came to this node, beside the others; `None` until it stands in a [`PodList`].
+    pub arrival: Option<Arrival>,
     /// When it was asked to end, if it was.
     pub deleted_at: Option<WallTime>,
     /// Annotations that matter to us, ordered by key.
@@ -195,6 +201,9 @@ mod tests {
             mirror_of: None,
             name: PodRef { namespace: "ml".into(), name: "train-0".into() },
             phase: Phase::Running,
+            created_at: None,
+            version: None,
+            arrival: None,
             deleted_at: None,
             annotations: vec![("hami.io/a".into(), "1".into()), ("hami.io/b".into(), "2".into())],
             annotations_left_out: 0,

@@ -4,6 +4,7 @@
 //! a slot is only how kubelet counts. Where the two name different GPUs, the claim is what holds.
 
 use crate::id::{GpuUuid, PodRef, PodUid, Ticket};
+use crate::time::Arrival;
 use crate::unit::Bytes;
 use std::fmt;
 use std::sync::Arc;
@@ -108,6 +109,8 @@ pub struct Tenant {
     pub uid: PodUid,
     /// The names, for people and for the API.
     pub pod: PodRef,
+    /// When it came to this node, beside the others.
+    pub arrival: Option<Arrival>,
     /// All containers, init containers first.
     pub asks: Vec<Ask>,
     /// What was promised.

@@ -21,6 +21,10 @@ impl Monotonic {
     }
 }
 
+/// The place of a pod among those that came to this node: a lower one came earlier. Counted anew in each life of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Arrival(pub u64);
+
 /// Microseconds since 1970 of the wall clock, the unit in which NVML stamps its samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallTime(pub u64);

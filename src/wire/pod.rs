@@ -55,7 +55,16 @@ pub enum NotAPod {
 pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
     let raw: Raw = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
     let (metadata, spec, status) = (raw.metadata.0, raw.spec.0, raw.status.0);
-    let Metadata { name, namespace, uid, deletion_timestamp, annotations, owner_references } = metadata;
+    let Metadata {
+        name,
+        namespace,
+        uid,
+        resource_version,
+        creation_timestamp,
+        deletion_timestamp,
+        annotations,
+        owner_references,
+    } = metadata;
     let uid = PodUid::parse(&uid)?;
     let deleted_at = match deletion_timestamp {
         Some(text) => Some(timestamp::rfc3339(&text).ok_or(NotAPod::Time)?),
@@ -71,6 +80,10 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
             name: shown(&name, MAX_NAME).ok_or(NotAPod::Text("metadata.name"))?,
         },
         phase: phase(&status.phase.0),
+        // Nothing but an order rests on these two.
+        created_at: creation_timestamp.as_deref().and_then(timestamp::rfc3339),
+        version: resource_version.as_deref().and_then(|text| text.parse().ok()),
+        arrival: None,
         deleted_at,
         annotations: kept,
         annotations_left_out: left_out,
@@ -111,6 +124,8 @@ struct Metadata {
     name: String,
     namespace: String,
     uid: String,
+    resource_version: Option<String>,
+    creation_timestamp: Option<String>,
     deletion_timestamp: Option<String>,
     annotations: OrNull<Annotations>,
     owner_references: OrNull<Vec<OwnerReference>>,

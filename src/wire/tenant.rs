@@ -39,6 +39,7 @@ pub fn of(pod: &Pod, rules: &Rules, node: &NodeName) -> Option<Tenant> {
         // kubelet calls a static pod by the hash of its manifest.
         uid: pod.cgroup_uid().clone(),
         pod: pod.name.clone(),
+        arrival: pod.arrival,
         placed_here: pod.annotation(key::PLACED_BY) == Some(key::PLACED_BY_AGENT),
         started: pod.containers.iter().any(has_run) || pod.phase == Phase::Running,
         finished: pod.ended(),

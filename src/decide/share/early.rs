@@ -1,7 +1,7 @@
 //! Early binding, for runtimes that know no CDI: everything is given at `Allocate`, which names nobody.
 //!
 //! ```text
-//!   Allocate ──▶ meant      the pod that kubelet must be admitting, by its books, the order of pods and of containers
+//!   Allocate ──▶ meant      the pod that kubelet must be admitting, by its books and the order of pods and containers
 //!   the next Allocate, or the start ──▶ settle      kubelet's books say whose the ticket is
 //!       devices and numbers are what it was promised           fine, whoever was meant
 //!       the numbers are, and the devices are another's          the two claims exchange devices
@@ -157,22 +157,17 @@ impl Share {
         }
         // A new one. What was on its way to a pod and is not in the books went wrong, and kubelet has given that pod up.
         let given_up: BTreeSet<&PodUid> = on_the_way.iter().map(|key| &key.pod).collect();
-        let mut fresh: Vec<(bool, u64, &PodUid, usize)> = Vec::new();
-        for tenant in self.tenants.values().filter(|tenant| !tenant.finished && !self.started.contains(&tenant.uid)) {
+        let fresh = self.waiting().into_iter().filter_map(|tenant| {
             let readable = match self.assignment(tenant) {
                 Assignment::Given(_) => true,
                 Assignment::None => self.may_share(),
                 Assignment::Unreadable(_) => false,
             };
-            if let Some((at, slots, 0)) = next_of(&tenant.uid)
-                && readable
-                && slots == size
-            {
-                let seen = self.seen.get(&tenant.uid).copied().unwrap_or(u64::MAX);
-                fresh.push((given_up.contains(&tenant.uid), seen, &tenant.uid, at));
-            }
-        }
-        fresh.into_iter().min().map(|(_, _, uid, at)| (uid.clone(), at))
+            let (at, slots, 0) = next_of(&tenant.uid)? else { return None };
+            (readable && slots == size).then_some((&tenant.uid, at))
+        });
+        // Of those that are alike the first.
+        fresh.min_by_key(|(uid, _)| given_up.contains(uid)).map(|(uid, at)| (uid.clone(), at))
     }
 
     /// Whether a pod that is not known holds something that was meant for another.

@@ -41,8 +41,7 @@ impl Share {
             let claim = next.and_then(|(uid, at)| self.claim(&uid)?.get(at).cloned());
             return claim.into_iter().flatten().map(|portion| portion.device).collect();
         }
-        let waiting = self.tenants.values().filter(|tenant| !tenant.finished && !self.started.contains(&tenant.uid));
-        for tenant in waiting {
+        for tenant in self.waiting() {
             let Assignment::Given(portions) = &tenant.assignment else { continue };
             for (ask, portions) in tenant.asks.iter().zip(portions) {
                 let key = model::share::ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() };

@@ -45,8 +45,6 @@ pub struct Share {
     pub(super) tickets: Tickets,
     /// Claims that are not as they stand on the pod: the devices that its containers really have.
     pub(super) seated: BTreeMap<PodUid, Vec<Vec<Portion>>>,
-    /// In which order pods were first seen, which is near to that in which kubelet saw them.
-    pub(super) seen: BTreeMap<PodUid, u64>,
     /// What others must be told.
     pub(super) due: Due,
 }
@@ -90,7 +88,6 @@ impl Share {
             follows_kubelet: false,
             tickets: Tickets::default(),
             seated: BTreeMap::new(),
-            seen: BTreeMap::new(),
             due: Due::default(),
         }
     }
@@ -155,10 +152,6 @@ impl Share {
         }
         self.overlay(&tenant);
         if self.tenants.len() < MAX_TENANTS || self.tenants.contains_key(&tenant.uid) {
-            if !self.seen.contains_key(&tenant.uid) {
-                let number = self.seen.values().max().map_or(0, |last| last + 1);
-                self.seen.insert(tenant.uid.clone(), number);
-            }
             self.tenants.insert(tenant.uid.clone(), tenant);
         }
     }
@@ -192,7 +185,6 @@ impl Share {
         self.started.remove(uid);
         self.shared.remove(uid);
         self.seated.remove(uid);
-        self.seen.remove(uid);
         let of_it = |row: &&Held| &row.holder.pod == uid;
         let tickets: Vec<Ticket> = self.held.values().filter(of_it).filter_map(|row| row.ticket.clone()).collect();
         for ticket in tickets {
@@ -224,6 +216,14 @@ impl Share {
     #[must_use]
     pub fn tenant(&self, uid: &PodUid) -> Option<&Tenant> {
         self.tenants.get(uid)
+    }
+
+    /// Pods of which nothing has started yet, in the order in which they came to this node: that of kubelet.
+    pub(super) fn waiting(&self) -> Vec<&Tenant> {
+        let waiting = |tenant: &&Tenant| !tenant.finished && !self.started.contains(&tenant.uid);
+        let mut waiting: Vec<&Tenant> = self.tenants.values().filter(waiting).collect();
+        waiting.sort_by_key(|tenant| tenant.arrival.map_or(u64::MAX, |arrival| arrival.0));
+        waiting
     }
 
     /// What holds of a pod: what a scheduler wrote, or what it was given without one.

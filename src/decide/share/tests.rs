@@ -3,6 +3,7 @@
 use super::*;
 use model::id::{GpuUuid, PodRef, PodUid, Ticket};
 use model::share::{Ask, Assignment, ContainerKey, Held, MemoryAsk, Portion, Role, Slot, Tenant};
+use model::time::Arrival;
 use model::unit::Bytes;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -41,7 +42,8 @@ pub(super) fn portion(n: u32, gib: u64, cores: u32) -> Portion {
 
 pub(super) fn tenant(n: u32, asks: Vec<Ask>, assignment: Assignment) -> Tenant {
     let pod = PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
-    Tenant { uid: uid(n), pod, asks, assignment, placed_here: false, started: false, finished: false }
+    let arrival = Some(Arrival(n.into()));
+    Tenant { uid: uid(n), pod, arrival, asks, assignment, placed_here: false, started: false, finished: false }
 }
 
 /// A pod of one container `main` with one grant.

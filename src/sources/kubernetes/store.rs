@@ -1,7 +1,14 @@
-//! The pods of this node as a list and the events after it make them. Bounded, and the same whatever the order of a list.
+//! The pods of this node as a list and the events after it make them, and the order in which they came. Bounded, and the
+//! same whatever the order of a list.
+//!
+//! The order is to be kubelet's, which has the same watch of the same node: from a watch it admits one pod after the other as
+//! they come, and what a list brings it sorts by the time at which it was made, in whole seconds
+//! (`sliceutils.PodsByCreationTime`). Within a second kubelet has no order of its own, and here the one with the older version
+//! comes first: of a pod that kubelet has not dealt with yet, the newest version is mostly that of its binding.
 
 use model::id::PodUid;
 use model::pod::{MAX_POD_OBJECTS, Pod, PodList};
+use model::time::{Arrival, WallTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use wire::watch::{Event, Unreadable};
@@ -13,16 +20,23 @@ pub(super) struct Store {
     /// Pods whose newest version could not be read; as many as are kept at most.
     unreadable: BTreeSet<PodUid>,
     left_out: u32,
+    /// The place of the pod that came last.
+    last: u64,
 }
 
 impl Store {
     /// A whole list takes the place of all that was. Gives what could not be read.
-    pub(super) fn listed(&mut self, pods: Vec<Result<Pod, Unreadable>>) -> Vec<Unreadable> {
+    pub(super) fn listed(&mut self, mut pods: Vec<Result<Pod, Unreadable>>) -> Vec<Unreadable> {
         let before = std::mem::take(self);
+        self.last = before.last;
         let mut bad = Vec::new();
+        pods.sort_by(|one, other| by_age(one).cmp(&by_age(other)));
         for pod in pods {
             match pod {
-                Ok(pod) => self.keep(pod),
+                Ok(pod) => {
+                    let known = before.pods.get(&pod.uid).and_then(|known| known.arrival);
+                    self.keep(pod, known);
+                }
                 Err(why) => {
                     // What was known of it is still the best that is known.
                     if let Some(old) = why.uid.as_ref().and_then(|uid| before.pods.get(uid)) {
@@ -40,7 +54,10 @@ impl Store {
     pub(super) fn happened(&mut self, event: Event) -> Option<Unreadable> {
         match event {
             Event::Applied(pod) => match *pod {
-                Ok(pod) => self.keep(pod),
+                Ok(pod) => {
+                    let known = self.pods.get(&pod.uid).and_then(|known| known.arrival);
+                    self.keep(pod, known);
+                }
                 Err(why) => {
                     self.mark(&why);
                     return Some(why);
@@ -66,7 +83,8 @@ impl Store {
         }
     }
 
-    fn keep(&mut self, pod: Pod) {
+    /// `known` is its place, if it came before.
+    fn keep(&mut self, mut pod: Pod, known: Option<Arrival>) {
         self.unreadable.remove(&pod.uid);
         if self.pods.len() >= MAX_POD_OBJECTS && !self.pods.contains_key(&pod.uid) {
             self.left_out = self.left_out.saturating_add(1);
@@ -76,6 +94,10 @@ impl Store {
                 None => return,
             };
         }
+        pod.arrival = known.or_else(|| {
+            self.last += 1;
+            Some(Arrival(self.last))
+        });
         self.pods.insert(pod.uid.clone(), Arc::new(pod));
     }
 
@@ -84,6 +106,11 @@ impl Store {
             self.unreadable.insert(uid);
         }
     }
+}
+
+/// What a list is sorted by.
+fn by_age(pod: &Result<Pod, Unreadable>) -> Option<(Option<WallTime>, Option<u64>, &PodUid)> {
+    pod.as_ref().ok().map(|pod| (pod.created_at, pod.version, &pod.uid))
 }
 
 #[cfg(test)]
@@ -116,6 +143,41 @@ mod tests {
         assert_eq!(names(&store), ["p2", "p3"]);
         store.listed(vec![pod(4, "Running")]);
         assert_eq!((names(&store), store.list().left_out), (vec!["p4".to_owned()], 0));
+    }
+
+    /// Names in the order in which they came.
+    fn order(store: &Store) -> Vec<String> {
+        let mut pods = store.list().pods;
+        pods.sort_by_key(|pod| pod.arrival.expect("a place"));
+        pods.iter().map(|pod| pod.name.name.to_string()).collect()
+    }
+
+    fn made(number: usize, second: u32, version: &str) -> Result<Pod, Unreadable> {
+        let json = format!(
+            r#"{{"metadata":{{"name":"p{number}","namespace":"ml","uid":"{number:032x}","resourceVersion":"{version}",
+            "creationTimestamp":"2026-11-21T10:00:{second:02}Z"}}}}"#
+        );
+        Ok(wire::pod::decode(json.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn pods_of_a_watch_come_in_its_order_and_those_of_a_list_by_age() {
+        let mut store = Store::default();
+        // Names and UIDs say nothing, nor does the order of the list; versions are numbers.
+        store.listed(vec![made(1, 9, "100"), made(2, 8, "300"), made(3, 8, "99"), made(4, 9, "20")]);
+        assert_eq!(order(&store), ["p3", "p2", "p4", "p1"]);
+        for (number, second) in [(7, 9), (5, 9), (6, 1)] {
+            store.happened(Event::Applied(Box::new(made(number, second, "400"))));
+        }
+        // Another version of a pod changes nothing, whichever way it comes.
+        store.happened(Event::Applied(Box::new(made(3, 8, "401"))));
+        assert_eq!(order(&store), ["p3", "p2", "p4", "p1", "p7", "p5", "p6"]);
+        store.listed(vec![made(8, 1, "9"), made(6, 1, "1"), made(5, 9, "500"), made(7, 9, "501"), unreadable(1)]);
+        assert_eq!(order(&store), ["p1", "p7", "p5", "p6", "p8"], "who is new comes last");
+        // One that goes and comes again is another.
+        store.happened(Event::Deleted(PodUid::parse(&format!("{:032x}", 7)).ok()));
+        store.happened(Event::Applied(Box::new(made(7, 9, "502"))));
+        assert_eq!(order(&store), ["p1", "p5", "p6", "p8", "p7"]);
     }
 
     #[test]

@@ -62,6 +62,7 @@ fn a_whole_pod_is_read_and_nothing_else_is_kept() {
     assert_eq!((pod.uid.as_str(), pod.name.to_string(), &pod.mirror_of), (UID, "ml/train-0".into(), &None));
     assert_eq!((pod.phase, pod.priority, pod.host_network), (Phase::Running, Some(1000), true));
     assert_eq!((pod.restart, pod.deleted_at), (Some(Restart::OnFailure), Some(WallTime(1_795_256_130_000_000))));
+    assert_eq!((pod.created_at, pod.version), (Some(WallTime(1_795_255_200_000_000)), Some(4711)));
     let keys: Vec<&str> = pod.annotations.iter().map(|(key, _)| &**key).collect();
     let expect =
         ["ai.centaurus.io/cycle", "gpu-steward.io/epoch", "hami.io/vgpu-devices-allocated", "nvidia.com/use-gputype"];

@@ -6,6 +6,7 @@ use crate::share::tests::{GIB, ask, card, device, filled, ids, portion, refused,
 use crate::share::{Refusal, Share, Verdict, Waiting, WithoutClaim};
 use model::id::{PodUid, Ticket};
 use model::share::{Assignment, ContainerKey, Held, Issued, MemoryAsk, Portion, Role, Slot, Tenant};
+use model::time::Arrival;
 use model::unit::Bytes;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -38,6 +39,24 @@ fn who_was_meant_does_not_matter_where_the_numbers_are_the_same() {
     assert_eq!((first[0].holder.pod.clone(), first[0].portions.clone()), (uid(1), vec![portion(1, 8, 30)]));
     let changes = share.take_changes();
     assert_eq!((changes.exchanged, changes.claims.len()), (1, 2), "both claims are written anew");
+}
+
+#[test]
+fn pods_are_meant_in_the_order_in_which_they_came_and_not_by_their_uids() {
+    let came = |place: u64, pod: Tenant| Tenant { arrival: Some(Arrival(place)), ..pod };
+    let mut share = early(vec![
+        came(7, single(1, portion(0, 8, 30))),
+        came(5, single(2, portion(1, 9, 30))),
+        came(6, single(3, portion(0, 10, 30))),
+    ]);
+    let mut books = Vec::new();
+    for (n, pod) in [(1, 2), (2, 3), (3, 1)] {
+        let slot = [(0, u16::from(n))];
+        let meant = share.allocate(&ids(&slot), Some(&books), true).expect("somebody waits");
+        assert_eq!(meant.holder.pod, uid(pod));
+        share.issue(Ticket::of_random([n; 16]), &ids(&slot), Some(meant));
+        books.push(Held { early: true, ..row(pod, "main", &slot, n) });
+    }
 }
 
 #[test]
@@ -136,7 +155,8 @@ struct World {
     claims: Vec<Vec<Vec<Portion>>>,
     /// What stands on the pods now.
     written: Vec<Vec<Vec<Portion>>>,
-    seen: BTreeSet<usize>,
+    /// Pods that our watch has told, with their places.
+    seen: BTreeMap<usize, u64>,
     gone: BTreeSet<usize>,
     failed: BTreeSet<usize>,
     books: Vec<Held>,
@@ -165,7 +185,7 @@ impl World {
             written: claims.clone(),
             claims,
             pods,
-            seen: BTreeSet::new(),
+            seen: BTreeMap::new(),
             gone: BTreeSet::new(),
             failed: BTreeSet::new(),
             books: Vec::new(),
@@ -182,12 +202,22 @@ impl World {
         let mut pod = self.pods[n].clone();
         pod.assignment = Assignment::Given(self.written[n].clone());
         pod.finished = self.failed.contains(&n);
+        pod.arrival = self.seen.get(&n).map(|place| Arrival(*place));
         pod
+    }
+
+    /// Our watch shows pods, in this order.
+    fn see(&mut self, pods: impl IntoIterator<Item = usize>) {
+        for n in pods {
+            let last = self.seen.values().max().copied().unwrap_or_default();
+            self.seen.entry(n).or_insert(last + 1);
+        }
+        self.tell();
     }
 
     /// The whole list, as our watch gives it.
     fn tell(&mut self) {
-        let list = self.seen.iter().filter(|n| !self.gone.contains(n)).map(|n| self.tenant(*n)).collect();
+        let list = self.seen.keys().filter(|n| !self.gone.contains(n)).map(|n| self.tenant(*n)).collect();
         self.share.tenants_are(list);
     }
 
@@ -248,8 +278,7 @@ impl World {
                 let admitted = |n: &usize| self.books.iter().any(|row| row.holder.pod == uid(number(*n)));
                 let caught_up: Vec<usize> =
                     (0..self.pods.len()).filter(|other| *other == n || admitted(other)).collect();
-                self.seen.extend(caught_up);
-                self.tell();
+                self.see(caught_up);
                 meant = self.share.allocate(&ids, Some(&self.books), false);
                 self.keep();
             }
@@ -396,8 +425,7 @@ fn play(world: &mut World, steps: &[Step]) -> Result<(), TestCaseError> {
     for step in steps {
         match step {
             Step::See(n) if *n < world.pods.len() => {
-                world.seen.insert(*n);
-                world.tell();
+                world.see([*n]);
             }
             Step::Admit(n, dies) if *n < world.pods.len() && !world.gone.contains(n) && admitted.insert(*n) => {
                 world.admit(*n, *dies);
@@ -433,13 +461,41 @@ proptest! {
         let mut world = World::new(pods(&shapes));
         play(&mut world, &steps)?;
         // In the end everything is seen, and whoever was admitted starts or is told why not.
-        world.seen.extend(0..world.pods.len());
-        world.tell();
+        world.see(0..world.pods.len());
         for n in 0..world.pods.len() {
             if !world.gone.contains(&n) && !world.failed.contains(&n) {
                 world.start(n)?;
             }
         }
+    }
+
+    /// kubelet has the same watch and admits in its order: where that is known in time, every guess is right, whatever UIDs
+    /// the pods have.
+    #[test]
+    fn nobody_is_mistaken_where_kubelet_admits_in_the_order_of_arrival(
+        shapes in prop::collection::vec((any::<bool>(), any::<bool>(), 0_u32..2, 0_u64..3), 1..10),
+        order in Just((0_usize..9).collect::<Vec<_>>()).prop_shuffle(),
+        together in 1_usize..10,
+        restarts in prop::collection::vec(any::<bool>(), 9),
+    ) {
+        let mut world = World::new(pods(&shapes));
+        let order: Vec<usize> = order.into_iter().filter(|n| *n < world.pods.len()).collect();
+        for update in order.chunks(together) {
+            world.see(update.iter().copied());
+            for n in update {
+                world.admit(*n, None);
+                // One for which there were not ids enough.
+                world.tell();
+                if restarts[*n] {
+                    world.restart();
+                }
+            }
+        }
+        for n in order.iter().filter(|n| !world.failed.contains(n)).copied().collect::<Vec<_>>() {
+            world.start(n)?;
+            prop_assert!(world.started.contains(&n), "{n} does not start");
+        }
+        prop_assert_eq!((&world.mistaken, &world.written), (&BTreeSet::new(), &world.claims), "as the scheduler wrote it");
     }
 
     /// Claims with the same numbers are exchanged, and nobody is sent away.
@@ -451,8 +507,8 @@ proptest! {
         restarts in prop::collection::vec(any::<bool>(), 9),
     ) {
         let mut world = World::new(pods(&gpus.iter().map(|gpu| (false, false, *gpu, 1)).collect::<Vec<_>>()));
-        world.seen.extend((0..world.pods.len()).filter(|n| seen[*n]));
-        world.tell();
+        let first: Vec<usize> = (0..world.pods.len()).filter(|n| seen[*n]).collect();
+        world.see(first);
         let order: Vec<usize> = order.into_iter().filter(|n| *n < world.pods.len()).collect();
         for n in &order {
             world.admit(*n, None);
@@ -460,8 +516,7 @@ proptest! {
                 world.restart();
             }
         }
-        world.seen.extend(0..world.pods.len());
-        world.tell();
+        world.see(0..world.pods.len());
         for n in &order {
             world.start(*n)?;
         }
