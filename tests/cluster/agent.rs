@@ -30,7 +30,7 @@ fn the_daemonset_runs_on_every_node() {
     let cluster = Cluster::up(&Wanted::usual());
     install(&cluster, &[]);
     let admin = cluster.admin();
-    cluster.image("registry.local/gpu-steward:test", BINARY);
+    cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
     let values =
         ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.settings.gpus=simulated=H100:2"];
     let _ = admin.apply(&render(&cluster, &["agent/daemonset"], &values)).ok();
@@ -52,7 +52,7 @@ fn the_daemonset_runs_on_every_node() {
 #[ignore = "needs cluster alone: tests/run"]
 fn the_daemonset_shares_the_gpus_of_its_node() {
     let bed = Bed::alone("agent-shares");
-    bed.cluster.image("registry.local/gpu-steward:test", BINARY);
+    bed.cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
     let values =
         ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.settings.gpus=simulated=H100:2"];
     let _ = bed.admin.apply(&render(&bed.cluster, &["agent/daemonset"], &values)).ok();

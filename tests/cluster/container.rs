@@ -253,7 +253,7 @@ fn the_limiter_is_loaded_and_its_update_breaks_no_running_pod() {
     compile("one");
     // A program that is linked to libc; the shell of the other pods is not, and loads no library.
     let sleep = ["/usr/bin/sleep", "/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).expect("sleep");
-    bed.cluster.image("registry.local/linked:1", sleep);
+    bed.cluster.image("registry.local/linked:1", sleep, &[]);
     let flag = format!("--limiter-library={}", library.display());
     let agent = bed.agent(&[&flag]);
     let gpus = Bed::gpus(&agent);

@@ -102,6 +102,38 @@ fn neither_variables_nor_the_container_itself_loosen_a_limit() {
     assert_eq!(seen, "", "a pod that asks for no GPU sees none, whatever its variables say");
 }
 
+/// Promise 29 in docs/specification.md: nor does what its image says.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_images_variables_loosen_no_limit() {
+    let bed = Bed::up("sharing-image");
+    let agent = bed.agent(&[]);
+    let gpus = Bed::gpus(&agent);
+    let busybox = bed.cluster.program("busybox");
+    let own = ["CUDA_DEVICE_MEMORY_LIMIT_0=999999m", "CUDA_DISABLE_CONTROL=true", "NVIDIA_VISIBLE_DEVICES=all"];
+    bed.cluster.image("registry.local/loose:1", busybox.to_str().expect("a path in UTF-8"), &own);
+    let image = json!({ "image": "registry.local/loose:1", "command": ["/bin/busybox", "sleep", "100000"] });
+    bed.create(&bed.pod("loose", &gpus, &[("main", "app", &[(1, 3000, 30)])], &image));
+    bed.create(&bed.bare_pod("outside", &[("main", "app", &[])], &image));
+    bed.ready(&["loose", "outside"]);
+    let said = |pod: &str, words: &[&str]| bed.admin.exec(&bed.space.name, pod, &[&["/bin/busybox"], words].concat());
+    // The image's variables are there where nothing stands against them.
+    let outside = said("outside", &["env"]);
+    assert!(own.iter().all(|line| outside.lines().any(|said| said == *line)), "{outside}");
+    let env = said("loose", &["env"]);
+    for line in ["CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "CUDA_DISABLE_CONTROL=false", "NVIDIA_VISIBLE_DEVICES=void"] {
+        let name = line.split('=').next().expect("a name");
+        let said: Vec<&str> = env.lines().filter(|said| said.split('=').next() == Some(name)).collect();
+        assert_eq!(said, [line]);
+    }
+    let devices = |pod: &str| {
+        let all = said(pod, &["ls", "/dev"]);
+        all.split_ascii_whitespace().filter(|name| name.starts_with("nvidia")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(devices("loose").contains(&"nvidia1".to_owned()) && !devices("loose").contains(&"nvidia0".to_owned()));
+    assert_eq!(devices("outside"), Vec::<String>::new());
+}
+
 /// Promise 30 in docs/specification.md: what cannot be right does not start, and says why where people look.
 #[test]
 #[ignore = "needs cluster: tests/run"]
@@ -207,7 +239,10 @@ fn restarts_of_agent_and_kubelet_mistake_nobody() {
     });
 }
 
-/// Many at once: 60 pods of two containers, each with another promise.
+/// What an agent may hold with plugin and watch (`VmRSS`), in MiB.
+const MEMORY: f64 = 32.0;
+
+/// Many at once: 60 pods of two containers, each with another promise; and promise 36 in docs/specification.md.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn sixty_pods_at_once_each_get_their_own() {
@@ -231,6 +266,9 @@ fn sixty_pods_at_once_each_get_their_own() {
     let all: Vec<&str> = names.iter().map(String::as_str).collect();
     bed.ready(&all);
     println!("60 pods of 2 containers are Ready {:.1} s after they were made", began.elapsed().as_secs_f64());
+    let held = agent.resident_mib();
+    println!("the agent holds {held:.1} MiB");
+    assert!(held <= MEMORY, "{held} MiB");
     for (n, name) in names.iter().enumerate() {
         let (gpu, mib, _) = shape(n);
         // From outside: what was written, and from inside for a few.

@@ -283,6 +283,17 @@ impl Agent {
         self.child.id()
     }
 
+    /// Resident memory (`VmRSS`), in MiB.
+    ///
+    /// # Panics
+    /// When it runs no more.
+    #[must_use]
+    pub fn resident_mib(&self) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a process");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+        line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") / 1024.0
+    }
+
     /// The directory that is its own.
     #[must_use]
     pub fn dir(&self) -> &Path {

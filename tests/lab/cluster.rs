@@ -296,12 +296,12 @@ impl Cluster {
         script("part", &[verb, part]);
     }
 
-    /// Puts a program with its libraries as an image of this name on every node.
+    /// Puts a program with its libraries as an image of this name on every node; `variables` (`NAME=value`) are the image's.
     ///
     /// # Panics
     /// When a node does not take it.
-    pub fn image(&self, name: &str, program: &str) {
-        script("image", &[name, program]);
+    pub fn image(&self, name: &str, program: &str, variables: &[&str]) {
+        script("image", &[&[name, program], variables].concat());
     }
 
     /// A part's process, while it runs.

@@ -161,18 +161,11 @@ fn a_proc_and_a_sys_that_are_not_there_are_absent_with_the_reason_and_said_once(
     }
 }
 
-/// Resident memory, in MiB.
-fn resident(agent: &Agent) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
-}
-
 /// Promise 16 in docs/specification.md.
 #[test]
 fn a_thousand_open_connections_cost_little_memory_and_stop_neither_answers_nor_the_end() {
     let agent = quiet().start();
-    let before = resident(&agent);
+    let before = agent.resident_mib();
     let mut open = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(20);
     for _ in 0..1000 {
@@ -186,7 +179,7 @@ fn a_thousand_open_connections_cost_little_memory_and_stop_neither_answers_nor_t
     eventually("an answer beside them", Duration::from_secs(5), || {
         http::get(agent.metrics, "/healthz").ok().filter(|answer| answer.status == 200)
     });
-    let grown = resident(&agent) - before;
+    let grown = agent.resident_mib() - before;
     println!("{} connections: {grown:.1} MiB more resident", open.len());
     // 256 places with hyper's buffers.
     assert!(grown < 16.0, "{grown} MiB");

@@ -54,17 +54,11 @@ fn the_start_time_is_that_of_the_process() {
     assert!((0.0..120.0).contains(&(now - started)), "{started} and {now}");
 }
 
-fn resident_kib(agent: &Agent) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_ascii_whitespace().next().unwrap().parse().unwrap()
-}
-
 /// Promise 19 in docs/specification.md.
 #[test]
 fn a_thousand_scrapes_that_never_read_cost_little_memory() {
     let agent = simulated();
-    let before = resident_kib(&agent);
+    let before = agent.resident_mib();
     let mut silent = Vec::new();
     for _ in 0..1000 {
         if let Ok(mut stream) = TcpStream::connect_timeout(&agent.metrics, Duration::from_millis(250)) {
@@ -74,10 +68,10 @@ fn a_thousand_scrapes_that_never_read_cost_little_memory() {
     }
     assert_eq!(agent.get("/healthz").text(), "ok\n");
     assert_eq!(agent.get("/metrics").status, 200, "others are answered");
-    let grown = resident_kib(&agent).saturating_sub(before);
-    println!("{} silent connections: {grown} KiB more resident", silent.len());
+    let grown = agent.resident_mib() - before;
+    println!("{} silent connections: {grown:.1} MiB more resident", silent.len());
     // 256 places with hyper's buffers and eight answers under way.
-    assert!(grown < 16 * 1024, "{grown} KiB");
+    assert!(grown < 16.0, "{grown} MiB");
     // The connection that makes room for ours is counted until its task has ended.
     eventually("no more connections than there are places, and ours", Duration::from_secs(10), || {
         let text = agent.get("/metrics").text();

@@ -14,13 +14,6 @@ fn profiled() -> lab::agent::Recipe {
     Agent::standalone(BINARY).with("--gpus", "simulated=H100:8").switch("--profiling")
 }
 
-/// Resident memory, in MiB.
-fn resident(agent: &Agent) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
-}
-
 #[test]
 fn profiles_are_there_only_with_the_switch() {
     let agent = Agent::standalone(BINARY).with("--gpus", "none").start();
@@ -59,23 +52,23 @@ fn memory_is_the_same_after_a_hundred_profiles() {
 
 fn memory_over(count: usize) {
     let agent = profiled().start();
-    let before = resident(&agent);
+    let before = agent.resident_mib();
     let (mut during, mut after_first) = (before, 0.0);
     for turn in 0..count {
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| agent.admin("GET", "/debug/pprof/profile?seconds=1", ""));
             while !taken.is_finished() {
-                during = resident(&agent).max(during);
+                during = agent.resident_mib().max(during);
                 std::thread::sleep(Duration::from_millis(20));
             }
             assert_eq!(taken.join().unwrap().status, 200);
         });
         assert_eq!(agent.admin("GET", "/debug/pprof/heap", "").status, 200);
         if turn == 0 {
-            after_first = resident(&agent);
+            after_first = agent.resident_mib();
         }
     }
-    let after = resident(&agent);
+    let after = agent.resident_mib();
     println!(
         "{before:.1} MiB before, at most {during:.1} during, {after_first:.1} after one, {after:.1} after {count}"
     );

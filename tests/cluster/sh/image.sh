@@ -1,10 +1,12 @@
 # Images without a registry: an OCI layout of one layer in a tar file, as `ctr images import` takes it.
 # shellcheck shell=bash
 
-# make_image OUT NAME:TAG ENTRYPOINT FILE=PATH... ; FILE `@TARGET` makes a symbolic link
+# make_image OUT NAME:TAG ENTRYPOINT FILE=PATH... ; FILE `@TARGET` makes a symbolic link. ${image_variables[@]} are the image's
+# own variables, beside PATH.
 make_image() {
-  local out=$1 name=$2 entry=$3 pair root=$1.root
+  local out=$1 name=$2 entry=$3 pair root=$1.root variables
   shift 3
+  variables=$(printf ',"%s"' "PATH=/bin" "${image_variables[@]}")
   rm -rf "$root" && mkdir -p "$root/layer"/{bin,dev,etc,proc,sys,tmp} "$root/oci/blobs/sha256"
   for pair in "$@"; do
     mkdir -p "$(dirname "$root/layer${pair#*=}")"
@@ -17,8 +19,8 @@ make_image() {
   local layer config manifest architecture
   layer=$(blob "$root")
   case $(uname -m) in x86_64) architecture=amd64 ;; aarch64) architecture=arm64 ;; *) architecture=$(uname -m) ;; esac
-  printf '{"architecture":"%s","os":"linux","config":{"Entrypoint":["%s"],"Env":["PATH=/bin"]},"rootfs":{"type":"layers","diff_ids":["%s"]}}' \
-    "$architecture" "$entry" "${layer% *}" >"$root/blob"
+  printf '{"architecture":"%s","os":"linux","config":{"Entrypoint":["%s"],"Env":[%s]},"rootfs":{"type":"layers","diff_ids":["%s"]}}' \
+    "$architecture" "$entry" "${variables#,}" "${layer% *}" >"$root/blob"
   config=$(blob "$root")
   printf '{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":%s,"layers":[%s]}' \
     "$(descriptor config.v1+json "$config")" "$(descriptor layer.v1.tar "$layer")" >"$root/blob"
