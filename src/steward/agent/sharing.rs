@@ -21,6 +21,7 @@ mod overuse;
 mod tell;
 mod owner;
 mod allocation;
+mod pre_start;
 mod turn;
 mod start;
 

@@ -1,15 +1,15 @@
 //! The owner: one loop that takes calls, views and pods, and answers.
 
-use super::arrival::{self, Arrived};
+use super::arrival::Arrived;
 use super::binding::Way;
+use super::cards;
 use super::counts::Counts;
 use super::health::Watched;
 use super::host::Host;
 use super::listing::Listing;
 use super::tell::{self, Teller};
-use super::waiting::Allocation;
-use super::{cards, promise};
-use decide::share::{Binding, Bound, Share, Verdict, Waiting};
+use super::waiting::{Allocation, Start};
+use decide::share::Share;
 use effects::delivery::{Delivery, Tickets};
 use effects::plugin::{Call, Device, Refused};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
@@ -17,7 +17,7 @@ use model::observation::{ContainerDevices, Observation, Trouble};
 use model::plugin::Outcome;
 use model::pod::PodList;
 use model::promise::PodPromise;
-use model::share::{Held, Role, Slot, Tenant};
+use model::share::{Held, Slot, Tenant};
 use model::view::NodeView;
 use sources::kubelet::Books;
 use sources::report::Reporter;
@@ -25,17 +25,13 @@ use sources::roots::HostRoots;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 use wire::tenant;
 
-/// kubelet gives a start 30 s and then tries it again; what is not known after this long is told with its reason.
-const PATIENCE: Duration = Duration::from_secs(25);
-/// A row that does not stand in a checkpoint that can be read after this long cannot be read itself.
-const UNREADABLE: Duration = Duration::from_secs(1);
 /// How often a start that waits is judged again: kubelet writes its books within milliseconds of `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often files of pods that are gone are looked for, beside every change of the pods.
@@ -117,19 +113,9 @@ pub(crate) struct Sharing {
 /// A container that could not be given what it was promised.
 #[derive(Debug)]
 pub(crate) struct Undelivered {
-    uid: PodUid,
-    pod: PodRef,
-    why: String,
-}
-
-/// A start that kubelet waits for.
-#[derive(Debug)]
-struct Start {
-    ids: Vec<Arc<str>>,
-    since: Instant,
-    /// Whether it was judged before and had to wait.
-    waited: bool,
-    reply: oneshot::Sender<Result<(), Refused>>,
+    pub uid: PodUid,
+    pub pod: PodRef,
+    pub why: String,
 }
 
 impl Sharing {
@@ -237,7 +223,7 @@ impl Sharing {
         }
     }
 
-    fn tell_list(&mut self) {
+    pub(super) fn tell_list(&mut self) {
         let devices: Arc<[Device]> = self
             .share
             .list()
@@ -297,59 +283,6 @@ impl Sharing {
         }
     }
 
-    /// Judges every start that waits, against one reading of kubelet's books.
-    async fn judge(&mut self, waiting: &mut Vec<Start>) {
-        if waiting.is_empty() {
-            return;
-        }
-        let books = self.read_books().await;
-        let rows: Option<&[Held]> = books.as_deref().ok();
-        for mut start in std::mem::take(waiting) {
-            // kubelet has given up on it.
-            if start.reply.is_closed() {
-                continue;
-            }
-            let mut verdict = self.share.start(&start.ids, rows);
-            if verdict == Verdict::Wait(Waiting::Books)
-                && (rows.is_none() || start.since.elapsed() > UNREADABLE)
-                && let Some(listed) = self.listing.since(start.since)
-            {
-                verdict = self.share.start_by_listing(&start.ids, &listed);
-            }
-            match verdict {
-                Verdict::Fill { bound, shared } => self.fill(start, &bound, shared),
-                Verdict::Foreign => {
-                    tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps what it was given");
-                    self.counts.ended(Outcome::Foreign);
-                    let _ = start.reply.send(Ok(()));
-                }
-                Verdict::Refuse { uid, pod: name, why } => {
-                    self.counts.ended(Outcome::Refused(why.code()));
-                    if self.teller.refused(&uid, &name, &why) && why.for_good() {
-                        self.reporter.trouble(Trouble::StartMistaken);
-                    }
-                    tracing::warn!(pod = %name, reason = why.code(), "a container may not start: {why}");
-                    let _ = start.reply.send(Err(Refused(format!("{name}: {why}"))));
-                }
-                Verdict::Wait(what) if start.since.elapsed() < PATIENCE => {
-                    tracing::trace!(?what, "a start waits");
-                    if !std::mem::replace(&mut start.waited, true) {
-                        self.counts.waits(what.code());
-                    }
-                    waiting.push(start);
-                }
-                Verdict::Wait(what) => {
-                    let why = late(what, &books, &start.ids);
-                    self.counts.ended(Outcome::Late(what.code()));
-                    tracing::warn!("{why}");
-                    let _ = start.reply.send(Err(Refused(why)));
-                }
-            }
-        }
-        self.keep_changes().await;
-        self.tell_list();
-    }
-
     /// kubelet's two words on who holds what.
     async fn compare(&mut self, listed: &[ContainerDevices]) {
         // A look at the checkpoint that is younger than the list: what the list has and it has not is a contradiction.
@@ -362,102 +295,6 @@ impl Sharing {
                 "kubelet's checkpoint and its PodResources name different pods; the checkpoint holds, the ticket stands in it"
             );
         }
-    }
-
-    /// What the first container that was given something late really has.
-    fn look_at_arrival(&mut self, arrived: &Arrived) {
-        let Arrived { key, pod, has } = arrived;
-        match has {
-            Some(true) => {
-                tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
-            }
-            None => {
-                tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
-                self.looked = false;
-            }
-            Some(false) => {
-                self.reporter.trouble(Trouble::EditsNotApplied);
-                let way = self.way.borrow().clone().filter(|way| way.auto);
-                tracing::error!(
-                    %pod, container = &*key.container, over = way.is_some(),
-                    "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
-                     (enable_cdi of containerd?)"
-                );
-                self.teller.not_applied(&key.pod, pod);
-                match way {
-                    Some(way) => {
-                        tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
-                        let state = self.state_dir.clone();
-                        self.goes_over_to_early(&way, &state);
-                    }
-                    None => self.looked = false,
-                }
-            }
-        }
-    }
-
-    /// Has the first container that is given something late looked at.
-    fn look_whether_it_arrives(&mut self, bound: &[Bound]) {
-        let late = self.way.borrow().as_ref().is_some_and(|way| way.binding == Binding::Late);
-        // An init container may be over before anybody looks.
-        let stays = |bound: &&Bound| {
-            let asks = self.share.tenant(&bound.holder.pod).map_or(&[][..], |tenant| &tenant.asks);
-            asks.iter().any(|ask| ask.container == bound.holder.container && ask.role != Role::Init)
-        };
-        let Some(one) = bound.iter().filter(|_| late && !self.looked).find(stays) else { return };
-        let about = (one.holder.clone(), one.pod.clone());
-        self.looked = true;
-        let seen = (self.view.clone(), self.pods.clone());
-        tokio::spawn(arrival::watch(about, self.roots.clone(), seen, self.arrived.0.clone()));
-    }
-
-    /// Writes what the containers get, then lets them start. The next start need not wait for the disk.
-    fn fill(&mut self, start: Start, bound: &[Bound], shared: bool) {
-        self.look_whether_it_arrives(bound);
-        self.listing.compare_now_and_then();
-        let tickets = self.tickets.clone();
-        let delivery = Arc::clone(&self.delivery);
-        let promises: Vec<_> = bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share))).collect();
-        for bound in bound {
-            if bound.differs {
-                self.counts.differs();
-            }
-            let devices: Vec<&str> = bound.portions.iter().map(|portion| portion.device.as_str()).collect();
-            let waited_ms = u64::try_from(start.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-            tracing::info!(
-                pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
-                differs = bound.differs, waited_ms, "a container gets its GPUs"
-            );
-        }
-        if let Some(holder) = bound.first().map(|bound| &bound.holder.pod) {
-            let pods = self.pods.borrow().clone();
-            let pod = pods.as_ref().and_then(|pods| pods.pods.iter().find(|pod| pod.cgroup_uid() == holder));
-            if let Some(pod) = pod {
-                self.teller.filled(pod);
-            }
-            if let Some(tenant) = self.share.tenant(holder).filter(|_| shared) {
-                self.teller.shared(tenant, bound);
-            }
-        }
-        let written = self.counts.writing();
-        let undelivered = self.undelivered.0.clone();
-        spawn_blocking(move || {
-            let result = promises.iter().try_for_each(|(bound, promise)| {
-                let delivered = match bound.early {
-                    true => delivery.deliver_early(&tickets.folder(&bound.ticket), promise),
-                    false => delivery.deliver(&bound.ticket, promise),
-                };
-                delivered.map_err(|error| {
-                    tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
-                    let why = format!("container {} cannot get its GPUs: {error}", promise.container);
-                    // Whoever tells it has enough to tell already if there is no room.
-                    let _ = undelivered.try_send(Undelivered { uid: promise.uid.clone(), pod: promise.pod.clone(), why: why.clone() });
-                    Refused(format!("{}: {why}", promise.pod))
-                })
-            });
-            written.with(result.is_ok());
-            let _ = start.reply.send(result);
-        });
     }
 
     pub(super) async fn read_books(&mut self) -> Result<Arc<[Held]>, String> {
@@ -486,19 +323,6 @@ impl Sharing {
         {
             tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone were taken away");
             self.share.forget_tickets(&gone);
-        }
-    }
-}
-
-fn late(what: Waiting, books: &Result<Arc<[Held]>, String>, ids: &[Arc<str>]) -> String {
-    let seconds = PATIENCE.as_secs();
-    match (what, books) {
-        (Waiting::Books, Err(why)) => format!("after {seconds} s it is not known whose {ids:?} are: {why}"),
-        (Waiting::Books, Ok(_)) => format!("after {seconds} s kubelet's checkpoint does not say whose {ids:?} are"),
-        (Waiting::Pod, _) => {
-            format!(
-                "after {seconds} s the API server has not shown the pod that holds {ids:?}: is it reachable from this node?"
-            )
         }
     }
 }
