@@ -60,6 +60,17 @@ impl Books {
     }
 }
 
+/// The ids that kubelet has written down as devices of `resource`, whichever plugin told them; none where the books cannot be
+/// read. Blocks for as long as the file system takes.
+#[must_use]
+pub fn registered(folder: &Path, resource: &str) -> Vec<Arc<str>> {
+    let mut bytes = Vec::new();
+    let limit = checkpoint::MAX_BYTES as u64 + 1;
+    let read = fs::File::open(folder.join(FILE)).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+    let books = read.ok().and_then(|_| checkpoint::parse(&bytes).ok());
+    books.and_then(|mut books| books.registered.remove(resource)).unwrap_or_default()
+}
+
 fn held(row: checkpoint::Allocation) -> Held {
     let late = row.cdi_devices.iter().find_map(|name| ticket::parse(name).ok());
     Held {

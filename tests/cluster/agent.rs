@@ -53,8 +53,16 @@ fn the_daemonset_runs_on_every_node() {
 fn the_daemonset_shares_the_gpus_of_its_node() {
     let bed = Bed::alone("agent-shares");
     bed.cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
-    let values =
-        ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.settings.gpus=simulated=H100:2"];
+    // HAMi's device YAML comes as HAMi has it, in a ConfigMap.
+    let yaml = "{apiVersion: v1, kind: ConfigMap, metadata: {name: device, namespace: gpu-steward}, data: {device-config.yaml: \
+                'nvidia: {deviceSplitCount: 6}'}}";
+    let _ = bed.admin.apply(yaml).ok();
+    let values = [
+        "image.repository=registry.local/gpu-steward",
+        "image.tag=test",
+        "agent.settings.gpus=simulated=H100:2",
+        "agent.deviceConfig.configMap=device",
+    ];
     let _ = bed.admin.apply(&render(&bed.cluster, &["agent/daemonset"], &values)).ok();
     let wait = ["rollout", "status", "daemonset/gpu-steward-agent", "-n", NAMESPACE, "--timeout=90s"];
     let _ = bed.admin.run(&wait).ok();
@@ -62,7 +70,7 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
         let node = bed.told();
         let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str()?.to_owned();
         let gpus: Value = serde_json::from_str(&text).expect("JSON");
-        (node["status"]["allocatable"]["nvidia.com/gpu"] == "20").then_some(())?;
+        (node["status"]["allocatable"]["nvidia.com/gpu"] == "12").then_some(())?;
         // The list is by UUID; the containers' device nodes are by index.
         let mut gpus = gpus.as_array()?.clone();
         gpus.sort_by_key(|gpu| gpu["index"].as_u64());

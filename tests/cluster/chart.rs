@@ -177,6 +177,7 @@ mod tests {
             "agent.env[0].name=A",
             "agent.env[0].value=b",
             "agent.limiterLibrary=/opt/hami/libvgpu.so",
+            "agent.deviceConfig.configMap=hami-scheduler-device",
             EVICTS,
             "extender.gpuPreemption=true",
             "image.pullSecrets[0].name=secret",

@@ -5,8 +5,8 @@ use crate::bed::Bed;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -42,13 +42,29 @@ impl<'a> Fleet<'a> {
     }
 
     fn plan(&mut self) {
+        self.plan_as(format!("pod-{}", self.made));
+    }
+
+    fn plan_as(&mut self, name: String) {
         let n = self.made;
         self.made += 1;
         let mib = if self.alike { 1000 } else { 1000 + n as u64 };
         let own = [(n % self.gpus.len(), mib, 1)];
-        let name = format!("pod-{n}");
         let pod = self.bed.pod(&name, &self.gpus, &[("warm", "init", &own), ("main", "app", &own)], &Value::Null);
         self.pods.push((name, pod));
+    }
+
+    /// Takes every pod away and makes another one under its name, with a claim of its own.
+    pub(crate) fn again(&mut self) {
+        let names = self.names();
+        let mut words = vec!["delete", "pod", "-n", &self.bed.space.name, "--now"];
+        words.extend(names.iter().map(String::as_str));
+        let _ = self.bed.admin.run(&words).ok();
+        self.pods.clear();
+        for name in names {
+            self.plan_as(name);
+            self.bed.create(&self.pods.last().expect("the newest").1);
+        }
     }
 
     /// So many at once.
@@ -175,6 +191,7 @@ fn parse(text: &str) -> Vec<Devices> {
 pub(crate) fn everybody_has_his_own(bed: &Bed) -> usize {
     let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
     let cgroup = bed.place().cgroup.clone();
+    let minors = minors(bed);
     let mut seen = 0;
     for pod in list["items"].as_array().expect("a list").iter().filter(|pod| !ended(pod)) {
         let (name, uid) = (pod["metadata"]["name"].as_str().expect("a name"), pod["metadata"]["uid"].as_str());
@@ -209,32 +226,53 @@ pub(crate) fn everybody_has_his_own(bed: &Bed) -> usize {
             let limits: Value = serde_json::from_slice(&text).expect("JSON");
             assert_eq!(limits["pod"]["uid"], uid, "{name}: {limits}");
             assert_eq!(limits["container"], state["name"], "{name}: {limits}");
-            let expect = parse(&claim)[place].clone();
-            let devices: Vec<(String, u64)> = limits["devices"]
-                .as_array()
-                .expect("a list")
-                .iter()
-                .map(|device| {
-                    (
-                        device["uuid"].as_str().expect("a UUID").into(),
-                        device["memory_bytes"].as_u64().expect("bytes") / MIB,
-                    )
-                })
-                .collect();
-            assert_eq!(devices.len(), expect.len(), "{name}: {limits}");
-            let environ = std::fs::read(process.join("environ")).unwrap_or_default();
-            let environ: Vec<&[u8]> = environ.split(|byte| *byte == 0).collect();
-            for (index, ((uuid, mib), (own, own_mib))) in devices.iter().zip(&expect).enumerate() {
-                assert_eq!(uuid, own, "{name}: {limits}");
-                // 0 is no limit: what the card has.
-                assert!(*own_mib == 0 || mib == own_mib, "{name}: {claim}: {limits}");
-                let line = format!("CUDA_DEVICE_MEMORY_LIMIT_{index}={mib}m");
-                assert!(environ.contains(&line.as_bytes()), "{name}: {line} is not among its variables");
-            }
+            has_what_was_promised(name, &process, &limits, &parse(&claim)[place], &minors);
             seen += 1;
         }
     }
     seen
+}
+
+/// Holds one container against its part of the claim: its file of limits, its device nodes, its variables.
+fn has_what_was_promised(
+    name: &str,
+    process: &Path,
+    limits: &Value,
+    promised: &Devices,
+    minors: &BTreeMap<String, u64>,
+) {
+    let read = |device: &Value| {
+        let bytes = device["memory_bytes"].as_u64().expect("bytes");
+        (device["uuid"].as_str().expect("a UUID").to_owned(), bytes / MIB)
+    };
+    let devices: Devices = limits["devices"].as_array().expect("a list").iter().map(read).collect();
+    assert_eq!(devices.len(), promised.len(), "{name}: {limits}");
+    // What the runtime or kubelet put there, whatever the file says.
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_prefix("nvidia")?.parse().ok();
+    let nodes = std::fs::read_dir(process.join("root/dev")).into_iter().flatten().flatten();
+    let nodes: BTreeSet<u64> = nodes.filter_map(number).collect();
+    let own: BTreeSet<u64> = promised.iter().filter_map(|(uuid, _)| minors.get(uuid).copied()).collect();
+    // One that ends meanwhile shows nothing.
+    assert!(nodes == own || !process.exists(), "{name}: device nodes {nodes:?}, promised {own:?}");
+    let environ = std::fs::read(process.join("environ")).unwrap_or_default();
+    let environ: Vec<&[u8]> = environ.split(|byte| *byte == 0).collect();
+    for (index, ((uuid, mib), (own, own_mib))) in devices.iter().zip(promised).enumerate() {
+        assert_eq!(uuid, own, "{name}: {limits}");
+        // 0 is no limit: what the card has.
+        assert!(*own_mib == 0 || mib == own_mib, "{name}: {promised:?}: {limits}");
+        let line = format!("CUDA_DEVICE_MEMORY_LIMIT_{index}={mib}m");
+        let told = environ.contains(&line.as_bytes()) || !process.exists();
+        assert!(told, "{name}: {line} is not among its variables");
+    }
+}
+
+/// The number in the name of each GPU's device node, by UUID, as the agent has written it on the Node.
+fn minors(bed: &Bed) -> BTreeMap<String, u64> {
+    let node = bed.told();
+    let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str().expect("the register");
+    let gpus: Value = serde_json::from_str(text).expect("JSON");
+    let number = |gpu: &Value| Some((gpu["id"].as_str()?.to_owned(), gpu["index"].as_u64().unwrap_or(0)));
+    gpus.as_array().expect("a list").iter().filter_map(number).collect()
 }
 
 /// `/proc/<pid>` of a process of this container.

@@ -34,6 +34,8 @@ mod container;
 #[cfg(test)]
 mod overuse;
 #[cfg(test)]
+mod options;
+#[cfg(test)]
 mod quickstart;
 #[cfg(test)]
 mod topology;

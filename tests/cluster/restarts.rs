@@ -313,7 +313,7 @@ fn a_pod_deleted_between_allocate_and_start_leaves_nothing() {
     drop(agent);
 }
 
-/// The same name again and again, each time another pod, while our watch tells everything two seconds late.
+/// The same names again and again, each time another pod with another claim, while our watch tells everything two seconds late.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_recreated_pod_is_never_taken_for_its_forerunner() {
@@ -321,36 +321,21 @@ fn a_recreated_pod_is_never_taken_for_its_forerunner() {
     let server = bed.cluster.status().server.trim_start_matches("https://").to_owned();
     let server = if server.contains(':') { server } else { server + ":443" };
     let relay = Relay::to(server.parse().expect("an address"), Duration::ZERO);
-    let agent = bed.agent_by(&relay, &["--without-claim=share"]);
-    let mut set = deployment(&bed, "again", 2);
-    set["kind"] = "StatefulSet".into();
-    set["spec"]["serviceName"] = "again".into();
-    set["spec"]["podManagementPolicy"] = "Parallel".into();
-    bed.create(&set);
+    let agent = bed.agent_by(&relay, &[]);
+    let mut fleet = Fleet::new(&bed, &agent);
+    for _ in 0..2 {
+        fleet.one_more();
+    }
+    fleet.settle();
     relay.delay(Duration::from_secs(2));
     let times = number(10, 100);
-    let mut seen = BTreeSet::new();
     for _ in 0..times {
-        let uids = eventually("both pods run, and are new", SOON, || {
-            let list = bed.admin.get(&["pods", "-n", &bed.space.name, "-l", "app=again"]);
-            let items = list["items"].as_array()?;
-            let uids: BTreeSet<String> =
-                items.iter().filter_map(|pod| Some(pod["metadata"]["uid"].as_str()?.to_owned())).collect();
-            (started(items).len() == 2 && uids.len() == 2 && uids.is_disjoint(&seen)).then_some(uids)
-        });
-        assert_eq!(everybody_has_his_own(&bed), 2);
-        seen.extend(uids);
-        let _ = bed
-            .admin
-            .run(&["delete", "pod", "-n", &bed.space.name, "again-0", "again-1", "--now", "--wait=false"])
-            .ok();
+        fleet.again();
+        fleet.settle();
     }
-    let _ = bed.admin.run(&["delete", "statefulset", "-n", &bed.space.name, "again"]).ok();
     relay.delay(Duration::ZERO);
-    let mut fleet = Fleet::new(&bed, &agent);
-    fleet.gone();
     fleet.nothing_is_lost(TOTAL);
-    println!("{times} times two pods were made again under their names");
+    fleet.tell(&format!("{times} times two pods made again under their names"));
 }
 
 /// kubelet's books are garbage while pods come, and gone at kubelet's next start.

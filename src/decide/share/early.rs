@@ -78,7 +78,7 @@ impl Share {
         let portions = match self.assignment(tenant) {
             Assignment::Given(claim) => {
                 let own = claim.get(at)?.clone();
-                let moved = self.follows_kubelet.then(|| Share::where_kubelet_is(&own, ids)).flatten();
+                let moved = self.follows_kubelet.then(|| self.where_kubelet_is(&own, ids)).flatten();
                 moved.filter(|moved| self.could_sit(&uid, at, moved)).unwrap_or(own)
             }
             Assignment::None => self.share_of(tenant.asks.get(at)?, ids).ok()?,
@@ -144,11 +144,11 @@ impl Share {
             }
             None
         };
-        // A pod that kubelet is in the middle of.
+        // A pod that kubelet is in the middle of: not one that has started, though books that were lost do not hold it.
         if let Some(newest) = self.tickets.newest() {
             let holder = self.held.values().find(|row| row.ticket.as_ref() == Some(&newest.ticket));
             let holder = holder.map(|row| &row.holder).or(newest.meant.as_ref().filter(|_| !certain));
-            if let Some(key) = holder.filter(|key| self.tenants.get(&key.pod).is_some_and(|tenant| !tenant.finished))
+            if let Some(key) = holder.filter(|key| self.waits(&key.pod))
                 && let Some((at, slots, _)) = next_of(&key.pod)
                 && slots == size
             {

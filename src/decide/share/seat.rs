@@ -57,8 +57,10 @@ impl Share {
     }
 
     /// Where kubelet's ids are, for a claim that is elsewhere: each portion stays where it can, the others take the devices
-    /// that are left, in order. None where kubelet's choice is the claim's, or puts on one device what was to be on two.
-    pub(super) fn where_kubelet_is(own: &[Portion], ids: &[Arc<str>]) -> Option<Vec<Portion>> {
+    /// that are left, in order. Staying on the NUMA node that kubelet chose is enough: which of its devices a container gets
+    /// is the scheduler's to say. None where the claim is as near as kubelet's choice, or kubelet's choice puts on one device
+    /// what was to be on two.
+    pub(super) fn where_kubelet_is(&self, own: &[Portion], ids: &[Arc<str>]) -> Option<Vec<Portion>> {
         let slots: Option<Vec<Slot>> = ids.iter().map(|id| Slot::parse(id)).collect();
         let mut left: Vec<GpuUuid> = slots?.into_iter().map(|slot| slot.device).collect();
         let distinct = |devices: &mut dyn Iterator<Item = &GpuUuid>| devices.collect::<BTreeSet<_>>().len();
@@ -68,11 +70,16 @@ impl Share {
             return None;
         }
         left.sort();
+        let numa = |device: &GpuUuid| self.cards.get(device).and_then(|card| card.numa);
+        let same = |one: &GpuUuid, other: &GpuUuid| one == other;
+        let near = |one: &GpuUuid, other: &GpuUuid| numa(one).is_some() && numa(one) == numa(other);
         let mut stays = vec![false; own.len()];
-        for (portion, stays) in own.iter().zip(&mut stays) {
-            if let Some(place) = left.iter().position(|device| *device == portion.device) {
-                left.remove(place);
-                *stays = true;
+        for fits in [&same as &dyn Fn(&GpuUuid, &GpuUuid) -> bool, &near] {
+            for (portion, stays) in own.iter().zip(&mut stays).filter(|(_, stays)| !**stays) {
+                if let Some(place) = left.iter().position(|device| fits(device, &portion.device)) {
+                    left.remove(place);
+                    *stays = true;
+                }
             }
         }
         if left.is_empty() {

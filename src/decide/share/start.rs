@@ -227,7 +227,7 @@ impl Share {
         Verdict::Fill { bound, shared }
     }
 
-    /// Where kubelet keeps to a topology of its own, a claim that has not started yet moves to the devices that kubelet
+    /// Where kubelet keeps to a topology of its own, a claim that has not started yet moves to the NUMA node that kubelet
     /// chose, if all promises can be kept there.
     fn follow_kubelet(&mut self, tenant: &Tenant, rows: &[&Held]) {
         if !self.follows_kubelet {
@@ -238,7 +238,7 @@ impl Share {
             let Some(issued) = new.filter(|issued| issued.holder.is_none()).cloned() else { continue };
             let Some(at) = tenant.asks.iter().position(|ask| ask.container == row.holder.container) else { continue };
             let own = self.claim(&tenant.uid).and_then(|claim| claim.get(at).cloned());
-            let moved = own.and_then(|own| Share::where_kubelet_is(&own, &row.ids));
+            let moved = own.and_then(|own| self.where_kubelet_is(&own, &row.ids));
             let Some(moved) = moved.filter(|moved| self.could_sit(&tenant.uid, at, moved)) else { continue };
             if self.seat((&tenant.uid, at), &moved, None).is_some() {
                 self.due.reseated += 1;

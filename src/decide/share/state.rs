@@ -218,10 +218,14 @@ impl Share {
         self.tenants.get(uid)
     }
 
+    /// Whether nothing of a pod has started yet.
+    pub(super) fn waits(&self, uid: &PodUid) -> bool {
+        self.tenants.get(uid).is_some_and(|tenant| !tenant.finished) && !self.started.contains(uid)
+    }
+
     /// Pods of which nothing has started yet, in the order in which they came to this node: that of kubelet.
     pub(super) fn waiting(&self) -> Vec<&Tenant> {
-        let waiting = |tenant: &&Tenant| !tenant.finished && !self.started.contains(&tenant.uid);
-        let mut waiting: Vec<&Tenant> = self.tenants.values().filter(waiting).collect();
+        let mut waiting: Vec<&Tenant> = self.tenants.values().filter(|tenant| self.waits(&tenant.uid)).collect();
         waiting.sort_by_key(|tenant| tenant.arrival.map_or(u64::MAX, |arrival| arrival.0));
         waiting
     }

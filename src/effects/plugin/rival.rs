@@ -3,7 +3,9 @@
 
 use proto::device_plugin::Empty;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -13,7 +15,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Sockets looked at; a node has a handful of plugins.
 const MAX_SOCKETS: usize = 64;
 
-/// A plugin that hands out devices whose ids are GPUs.
+/// A plugin that hands out what we are to hand out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rival {
     /// Its socket.
@@ -36,8 +38,10 @@ impl std::fmt::Display for Rival {
     }
 }
 
-/// The first living plugin in `folder` that lists GPUs, other than the sockets named in `but`.
-pub async fn find(folder: &Path, but: &[String]) -> Option<Rival> {
+/// The first living plugin in `folder`, other than the sockets named in `but`, that lists GPUs or any of the ids that kubelet
+/// has `registered` for our resource: NVIDIA's plugin can be told to name GPUs by their index.
+pub async fn find(folder: &Path, but: &[String], registered: &[Arc<str>]) -> Option<Rival> {
+    let registered: BTreeSet<&str> = registered.iter().map(|id| &**id).collect();
     let entries = std::fs::read_dir(folder).ok()?;
     for entry in entries.take(MAX_SOCKETS).flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -45,19 +49,19 @@ pub async fn find(folder: &Path, but: &[String]) -> Option<Rival> {
         if name == "kubelet.sock" || but.contains(&name) || path.extension().is_none_or(|end| end != "sock") {
             continue;
         }
-        if let Ok(Some(rival)) = timeout(ANSWERS_WITHIN, ask(&path)).await {
+        if let Ok(Some(rival)) = timeout(ANSWERS_WITHIN, ask(&path, &registered)).await {
             return Some(rival);
         }
     }
     None
 }
 
-async fn ask(path: &Path) -> Option<Rival> {
+async fn ask(path: &Path, registered: &BTreeSet<&str>) -> Option<Rival> {
     let pid = UnixStream::connect(path).await.ok()?.peer_cred().ok()?.pid();
     let endpoint = tonic::transport::Endpoint::try_from(format!("unix://{}", path.display())).ok()?;
     let mut client = DevicePluginClient::new(endpoint.connect().await.ok()?);
     let list = client.list_and_watch(Empty {}).await.ok()?.into_inner().message().await.ok()??;
-    let example =
-        list.devices.iter().map(|device| &device.id).find(|id| id.starts_with("GPU-") || id.starts_with("MIG-"))?;
+    let ours = |id: &&String| id.starts_with("GPU-") || id.starts_with("MIG-") || registered.contains(id.as_str());
+    let example = list.devices.iter().map(|device| &device.id).find(ours)?;
     Some(Rival { socket: path.to_owned(), pid, devices: list.devices.len(), example: example.clone() })
 }

@@ -3,7 +3,7 @@
 
 use crate::share::ledger::of_pod;
 use crate::share::tests::{GIB, ask, card, device, filled, ids, portion, refused, row, single, tenant, uid};
-use crate::share::{Refusal, Share, Verdict, Waiting, WithoutClaim};
+use crate::share::{Card, Refusal, Share, Verdict, Waiting, WithoutClaim};
 use model::id::{PodUid, Ticket};
 use model::share::{Assignment, ContainerKey, Held, Issued, MemoryAsk, Portion, Role, Slot, Tenant};
 use model::time::Arrival;
@@ -56,6 +56,28 @@ fn pods_are_meant_in_the_order_in_which_they_came_and_not_by_their_uids() {
         assert_eq!(meant.holder.pod, uid(pod));
         share.issue(Ticket::of_random([n; 16]), &ids(&slot), Some(meant));
         books.push(Held { early: true, ..row(pod, "main", &slot, n) });
+    }
+}
+
+#[test]
+fn pods_that_run_are_not_meant_though_lost_books_hold_them_no_more() {
+    let two = || vec![ask("warm", Role::Init, 1), ask("main", Role::App, 1)];
+    let claim = |gib: u64| Assignment::Given(vec![vec![portion(0, gib, 1)], vec![portion(0, gib, 1)]]);
+    let mut share = early(vec![tenant(1, two(), claim(8))]);
+    let mut books = Vec::new();
+    for (n, container) in [(7, "warm"), (8, "main")] {
+        books.push(allocate(&mut share, (1, container), &[(0, 3)], n, &books));
+    }
+    filled(share.start(&ids(&[(0, 3)]), Some(&books)));
+    share.tenants_are(vec![Tenant { started: true, ..tenant(1, two(), claim(8)) }, tenant(2, two(), claim(9))]);
+    // The books that were last read ended before the newest row, and now there are none.
+    share.books_are(&books[..1]);
+    let mut books: Option<Vec<Held>> = None;
+    for (n, container) in [(9, "warm"), (10, "main")] {
+        let meant = share.allocate(&ids(&[(0, 3)]), books.as_deref(), true).expect("somebody waits");
+        assert_eq!((meant.holder.pod.clone(), &*meant.holder.container), (uid(2), container));
+        share.issue(Ticket::of_random([n; 16]), &ids(&[(0, 3)]), Some(meant));
+        books.get_or_insert_default().push(Held { early: true, ..row(2, container, &[(0, 3)], n) });
     }
 }
 
@@ -139,6 +161,7 @@ fn kubelet_is_advised_to_take_the_ids_of_the_pod_that_it_admits() {
 #[test]
 fn devices_are_those_of_kubelets_topology_where_the_claim_fits_there() {
     let mut share = early(vec![single(1, portion(0, 8, 30)), single(2, portion(1, 70, 30))]);
+    share.cards_are((0..2).map(|n| Card { numa: Some(n), ..card(n, 10) }).collect());
     share.follow_topology(true);
     let mut books = vec![allocate(&mut share, (1, "main"), &[(1, 3)], 7, &[])];
     assert_eq!(filled(share.start(&ids(&[(1, 3)]), Some(&books)))[0].portions[0].device, device(1));

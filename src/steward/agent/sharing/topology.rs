@@ -22,7 +22,14 @@ pub(super) fn read(setting: Option<Topology>, kubelet_root: &Path) -> Topology {
 
 fn of_file(path: &Path) -> Option<Topology> {
     let mut text = String::new();
-    std::fs::File::open(path).ok()?.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    if let Err(error) = std::fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text)) {
+        // The chart mounts no single file of kubelet's: where it is missing the mount would make a folder of that name.
+        tracing::info!(
+            file = %path.display(), %error,
+            "kubelet's topology policy is not known and taken for none; if it has one, give --topology-policy"
+        );
+        return None;
+    }
     let config: serde_json::Value = match serde_saphyr::from_str(&text) {
         Ok(config) => config,
         Err(error) => {
