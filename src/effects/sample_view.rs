@@ -10,7 +10,7 @@ use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::incident::{Condition, Incident};
 use model::observation::{GpuSourceState, Trouble};
-use model::plugin::{DeviceSlots, Histogram, Outcome, PluginView, Standing};
+use model::plugin::{DeviceSlots, Histogram, Moves, Outcome, PluginView, Standing};
 use model::pod::PodWatch;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
 use model::promise::PodPromise;
@@ -172,6 +172,7 @@ fn plugin(view: &NodeView) -> PluginView {
         starts: vec![(Outcome::Filled, 3), (Outcome::Refused("DoesNotFit"), 1)],
         waited: vec![("Books", 1)],
         differing: 1,
+        moves: Moves { exchanged: 2, alone: 0 },
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
         start,
     }

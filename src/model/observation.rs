@@ -150,10 +150,6 @@ pub enum Trouble {
     QueueFull,
     /// kubelet's checkpoint and PodResources name different holders of the same devices.
     HoldersDisagree,
-    /// Two claims exchanged devices, because kubelet asked for one when the other was expected.
-    ClaimsExchanged,
-    /// A claim moved to the devices that kubelet chose.
-    ClaimMoved,
     /// A container may never start: it was given what is another's.
     StartMistaken,
     /// A container started without the edits that the runtime was to make.

@@ -106,6 +106,15 @@ pub struct DeviceSlots {
     pub cordoned: bool,
 }
 
+/// Containers that have other devices than their claims named, with the same memory and SM time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moves {
+    /// Another's, who has theirs: at `Allocate` one was expected and the other came.
+    pub exchanged: u64,
+    /// Devices with room for them: those that kubelet chose, or that were given for another.
+    pub alone: u64,
+}
+
 /// The plugin, once it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginView {
@@ -127,6 +136,8 @@ pub struct PluginView {
     pub waited: Vec<(&'static str, u64)>,
     /// Containers for which kubelet counts other devices than those of the claim.
     pub differing: u64,
+    /// Containers whose claim moved.
+    pub moves: Moves,
     /// `Allocate`, from its request to its answer.
     pub allocate: Histogram,
     /// `PreStartContainer`, from its request to its answer.

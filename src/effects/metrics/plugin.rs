@@ -31,6 +31,10 @@ const DIFFERING: Family = counter(
     "gpu_steward_plugin_ids_differing_total",
     "Containers for which kubelet counts other devices than those of the claim, which holds.",
 );
+const MOVED: Family = counter(
+    "gpu_steward_plugin_claims_moved_total",
+    "Containers that got other devices than their claim named, with the same numbers: exchanged with another claim, or alone.",
+);
 const ALLOCATE: Family =
     histogram("gpu_steward_plugin_allocate_seconds", "Allocate, from kubelet's request to our answer.");
 const START: Family =
@@ -111,6 +115,11 @@ fn counts(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
         if let Some(count) = count {
             out.sample(&[], count);
         }
+    }
+    out.family(&MOVED);
+    if let Some(plugin) = plugin {
+        out.sample(&["how=\"exchanged\""], Number::Whole(plugin.moves.exchanged));
+        out.sample(&["how=\"alone\""], Number::Whole(plugin.moves.alone));
     }
     out.family(&STARTS);
     for (how, count) in plugin.into_iter().flat_map(|plugin| &plugin.starts) {

@@ -318,8 +318,6 @@ pub fn trouble_word(kind: Trouble) -> &'static str {
         Trouble::KernelLogFailed => "kernel_log_failed",
         Trouble::QueueFull => "queue_full",
         Trouble::HoldersDisagree => "holders_disagree",
-        Trouble::ClaimsExchanged => "claims_exchanged",
-        Trouble::ClaimMoved => "claim_moved",
         Trouble::StartMistaken => "start_mistaken",
         Trouble::EditsNotApplied => "edits_not_applied",
     }

@@ -7,7 +7,6 @@ use super::waiting::Allocation;
 use decide::share::{Binding, Bound, Meant};
 use effects::plugin::{Answer, Refused};
 use model::id::Ticket;
-use model::observation::Trouble;
 use model::share::Issued;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,10 +118,7 @@ impl Sharing {
     /// Keeps and tells what has changed.
     pub(super) async fn keep_changes(&mut self) {
         let changes = self.share.take_changes();
-        for (count, trouble) in [(changes.exchanged, Trouble::ClaimsExchanged), (changes.reseated, Trouble::ClaimMoved)]
-        {
-            (0..count).for_each(|_| self.reporter.trouble(trouble));
-        }
+        self.counts.moved(changes.exchanged, changes.reseated);
         for (tenant, claim) in &changes.claims {
             let devices: Vec<&str> = claim.iter().flatten().map(|portion| portion.device.as_str()).collect();
             tracing::info!(pod = %tenant.pod, ?devices, "a claim has moved: it is written anew");

@@ -1,7 +1,7 @@
 //! What is counted of the plugin, for whoever looks at the node.
 
 use effects::plugin::Meter;
-use model::plugin::{DeviceSlots, Outcome, PluginView, Standing};
+use model::plugin::{DeviceSlots, Moves, Outcome, PluginView, Standing};
 use model::share::Claim;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ pub(crate) struct Counts {
     written: Arc<Written>,
     waited: BTreeMap<&'static str, u64>,
     differing: u64,
+    moves: Moves,
     last: Option<Arc<PluginView>>,
 }
 
@@ -56,6 +57,7 @@ impl Counts {
             written: Arc::default(),
             waited: BTreeMap::new(),
             differing: 0,
+            moves: Moves::default(),
             last: None,
         }
     }
@@ -80,6 +82,11 @@ impl Counts {
 
     pub(super) fn differs(&mut self) {
         self.differing += 1;
+    }
+
+    pub(super) fn moved(&mut self, exchanged: u64, alone: u64) {
+        self.moves.exchanged += exchanged;
+        self.moves.alone += alone;
     }
 
     pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>, claims: Vec<Claim>) {
@@ -115,6 +122,7 @@ impl Counts {
             starts: starts.into_iter().collect(),
             waited: self.waited.iter().map(|(what, count)| (*what, *count)).collect(),
             differing: self.differing,
+            moves: self.moves,
             allocate: self.meter.allocate(),
             start: self.meter.start(),
         };
