@@ -176,6 +176,7 @@ fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
         began.elapsed().as_secs_f64()
     );
     assert_eq!(failed, 0, "kubelet fails nobody while the agent is there");
+    assert_eq!(evicted, 0, "kubelet admits in the order of its watch, which is that of ours");
     all_at_once(second);
     eventually("a ticket of the second burst", SOON, || {
         (agent.log().matches("kubelet allocates").count() > 24).then_some(())
