@@ -1,12 +1,10 @@
 //! What a node writes about itself, as others find it: the script that HAMi's users run over all nodes, and the API
 //! server's audit log.
 
+use crate::audit::{self, Write};
 use crate::bed::{Bed, SOON};
-use crate::chart::{AGENT, NAMESPACE};
 use lab::eventually::eventually;
 use serde_json::Value;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -65,28 +63,6 @@ fn the_check_of_all_nodes_finds_ours_well_a_silent_one_stale_and_the_others_bare
     assert!(said[0].1[1].starts_with("[ERROR] handshake is stale ("), "{said:?}");
 }
 
-/// Where the audit log ends now.
-fn end_of(log: &Path) -> u64 {
-    std::fs::metadata(log).expect("the audit log").len()
-}
-
-/// What the node's agent has written since then: verb and object.
-fn writes_since(bed: &Bed, log: &Path, from: u64) -> Vec<String> {
-    let mut file = std::fs::File::open(log).expect("the audit log");
-    file.seek(SeekFrom::Start(from)).expect("a place in it");
-    let mut text = String::new();
-    file.read_to_string(&mut text).expect("text");
-    let user = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
-    text.lines()
-        // The last line may be half written.
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|entry| entry["user"]["username"] == *user)
-        .filter(|entry| entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0] == *bed.node())
-        .filter(|entry| !["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb))
-        .map(|entry| format!("{} {}", entry["verb"], entry["objectRef"]))
-        .collect()
-}
-
 /// Promise 31 in docs/specification.md: counted for 20 minutes with `tests/run --long`, else for 90 seconds, in which nothing
 /// is due.
 #[test]
@@ -95,8 +71,7 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
     let (span, most) = if long { (Duration::from_secs(20 * 60), 16 * 20 / 60) } else { (Duration::from_secs(90), 0) };
     let bed = Bed::up("idle");
-    let log = bed.cluster.status().audit.clone();
-    let from = end_of(&log);
+    let from = audit::end(&bed);
     let agent = bed.agent(&["--gpus=simulated=H100:8"]);
     let gpus = Bed::gpus(&agent);
     // One with work is idle too, once its containers run.
@@ -104,20 +79,20 @@ fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
     bed.ready(&["at-work"]);
     // What it writes when it comes up is that it is there; from then on it is idle. Its next sign of life is due within 240 s.
     eventually("the first handshake", SOON, || {
-        writes_since(&bed, &log, from).iter().any(|write| write.contains("nodes")).then_some(())
+        audit::writes_since(&bed, from).iter().any(|write| write.resource() == "nodes").then_some(())
     });
     let node = bed.told();
     assert!(node["metadata"]["annotations"]["hami.io/node-handshake"].is_string());
-    let from = end_of(&log);
+    let from = audit::end(&bed);
     let end = Instant::now() + span;
     while Instant::now() < end {
         assert_eq!(agent.get("/healthz").status, 200);
         std::thread::sleep(Duration::from_secs(1));
     }
-    let writes = writes_since(&bed, &log, from);
+    let writes: Vec<Write> = audit::writes_since(&bed, from);
     println!("{} writes in {} s: {writes:#?}", writes.len(), span.as_secs());
     assert!(writes.len() <= most, "{writes:#?}");
-    assert!(writes.iter().all(|write| write.contains("\"nodes\"")), "{writes:#?}");
+    assert!(writes.iter().all(|write| write.resource() == "nodes"), "{writes:#?}");
     assert!(!long || writes.len() >= 4, "the sign of life is due every 240 s: {writes:#?}");
 }
 

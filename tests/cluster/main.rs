@@ -16,6 +16,8 @@ mod names;
 #[cfg(test)]
 mod bed;
 #[cfg(test)]
+mod audit;
+#[cfg(test)]
 mod sharing;
 #[cfg(test)]
 mod fleet;
@@ -27,6 +29,8 @@ mod numbers;
 mod health;
 #[cfg(test)]
 mod announce;
+#[cfg(test)]
+mod writes;
 #[cfg(test)]
 mod early;
 #[cfg(test)]

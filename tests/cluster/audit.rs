@@ -1,0 +1,56 @@
+//! What an agent writes at the API server, from its audit log: one line a request.
+
+use crate::bed::Bed;
+use crate::chart::{AGENT, NAMESPACE};
+use serde_json::Value;
+use std::io::{Read, Seek, SeekFrom};
+
+/// One write.
+#[derive(Debug)]
+pub(crate) struct Write {
+    verb: String,
+    object: Value,
+}
+
+impl Write {
+    /// What kind of thing was written.
+    pub(crate) fn resource(&self) -> &str {
+        self.object["resource"].as_str().unwrap_or_default()
+    }
+
+    /// Where and what.
+    pub(crate) fn name(&self) -> (&str, &str) {
+        let text = |key: &str| self.object[key].as_str().unwrap_or_default();
+        (text("namespace"), text("name"))
+    }
+
+    /// `patch`, `create eviction`.
+    pub(crate) fn how(&self) -> String {
+        format!("{} {}", self.verb, self.object["subresource"].as_str().unwrap_or_default()).trim_end().to_owned()
+    }
+}
+
+/// Where the log ends now.
+pub(crate) fn end(bed: &Bed) -> u64 {
+    std::fs::metadata(&bed.cluster.status().audit).expect("the audit log").len()
+}
+
+/// What the node's agent has written since then.
+pub(crate) fn writes_since(bed: &Bed, from: u64) -> Vec<Write> {
+    let mut file = std::fs::File::open(&bed.cluster.status().audit).expect("the audit log");
+    file.seek(SeekFrom::Start(from)).expect("a place in it");
+    let mut text = String::new();
+    file.read_to_string(&mut text).expect("text");
+    let user = format!("system:serviceaccount:{NAMESPACE}:{AGENT}");
+    text.lines()
+        // The last line may be half written.
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|entry| entry["user"]["username"] == *user)
+        .filter(|entry| entry["user"]["extra"]["authentication.kubernetes.io/node-name"][0] == *bed.node())
+        .filter(|entry| !["get", "list", "watch"].iter().any(|verb| entry["verb"] == *verb))
+        .map(|entry| Write {
+            verb: entry["verb"].as_str().unwrap_or_default().to_owned(),
+            object: entry["objectRef"].clone(),
+        })
+        .collect()
+}

@@ -1,0 +1,104 @@
+//! What a pod costs the API server: the agent's writes on pods, counted from the audit log.
+
+use crate::audit;
+use crate::bed::{Bed, Claim, SOON};
+use lab::eventually::eventually;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// What the agent has written on pods of its namespace since that place in the log: by pod, how.
+fn on_pods(bed: &Bed, from: u64) -> BTreeMap<String, Vec<String>> {
+    let mut writes: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for write in audit::writes_since(bed, from).iter().filter(|write| write.resource() == "pods") {
+        let (space, name) = write.name();
+        if space == bed.space.name {
+            writes.entry(name.to_owned()).or_default().push(write.how());
+        }
+    }
+    writes
+}
+
+/// A pod with a claim, as HAMi's scheduler has just bound it and waits for it.
+fn as_hami_leaves_it(mut pod: Value) -> Value {
+    let annotations = &mut pod["metadata"]["annotations"];
+    annotations["hami.io/vgpu-devices-to-allocate"] = annotations["hami.io/vgpu-devices-allocated"].clone();
+    for (key, value) in [("bind-phase", "allocating"), ("bind-time", "1795256507"), ("vgpu-time", "1795256507")] {
+        annotations[format!("hami.io/{key}")] = value.into();
+    }
+    pod
+}
+
+/// A container ends and is started again.
+fn starts_again(bed: &Bed, name: &str, container: &str) {
+    bed.sh(name, container, "kill 1");
+    eventually(&format!("a second start in {name}"), SOON, || {
+        let pod = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
+        let again = |state: &Value| {
+            state["restartCount"].as_u64().is_some_and(|count| count > 0) && state["state"]["running"].is_object()
+        };
+        pod["status"]["containerStatuses"].as_array()?.iter().any(again).then_some(())
+    });
+}
+
+/// Promise 37 in docs/specification.md.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_pod_with_a_claim_costs_no_write_and_one_that_hamis_scheduler_waits_for_costs_one() {
+    let bed = Bed::up("writes");
+    let agent = bed.agent(&["--gpus=simulated=H100:4"]);
+    let gpus = Bed::gpus(&agent);
+    let from = audit::end(&bed);
+    let all_at_once = |pods: &[Value]| bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
+    let ready = |names: &[String]| bed.ready(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let named = |word: &str, count: usize| -> Vec<String> { (0..count).map(|n| format!("{word}-{n}")).collect() };
+
+    // With all that a scheduler says in the claim itself, and nobody to be told. Every fourth has an init container too.
+    let own = named("own", 20);
+    let pods: Vec<Value> = own
+        .iter()
+        .enumerate()
+        .map(|(n, name)| {
+            let devices = [(n % 4, 1000 + 500 * (n as u64 % 3), 5)];
+            let all: [Claim<'_>; 2] = [("warm", "init", &devices), ("main", "app", &devices)];
+            bed.pod(name, &gpus, if n % 4 == 0 { &all } else { &all[1..] }, &Value::Null)
+        })
+        .collect();
+    all_at_once(&pods);
+    ready(&own);
+
+    // As HAMi's scheduler leaves them. It takes the next one when it reads `success`.
+    let hami = named("hami", 5);
+    let pods: Vec<Value> = hami
+        .iter()
+        .enumerate()
+        .map(|(n, name)| {
+            let (one, two) = ([(n % 4, 1000, 5)], [((n + 1) % 4, 1000, 5)]);
+            let all: [Claim<'_>; 2] = [("one", "app", &one), ("two", "app", &two)];
+            as_hami_leaves_it(bed.pod(name, &gpus, &all, &Value::Null))
+        })
+        .collect();
+    all_at_once(&pods);
+    ready(&hami);
+    for name in &hami {
+        eventually(&format!("{name} told to HAMi's scheduler"), SOON, || {
+            let pod = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
+            (pod["metadata"]["annotations"]["hami.io/bind-phase"] == "success").then_some(())
+        });
+    }
+    // A second start of a container is nothing that anybody must be told.
+    starts_again(&bed, &own[0], "main");
+    starts_again(&bed, &hami[0], "one");
+    // One more of them, whose write stands behind whatever was written before it.
+    let mut last = pods[0].clone();
+    last["metadata"]["name"] = "last".into();
+    bed.create(&last);
+    let writes = eventually("the last write in the log", SOON, || {
+        let writes = on_pods(&bed, from);
+        writes.contains_key("last").then_some(writes)
+    });
+    println!("20 pods with claims, 6 that HAMi's scheduler waits for; writes on pods: {writes:#?}");
+    let expect: BTreeMap<String, Vec<String>> =
+        hami.iter().cloned().chain(["last".to_owned()]).map(|name| (name, vec!["patch".to_owned()])).collect();
+    assert_eq!(writes, expect);
+    assert_eq!(agent.get("/healthz").status, 200);
+}
