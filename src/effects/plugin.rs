@@ -14,6 +14,7 @@ mod call;
 mod service;
 mod notice;
 mod site;
+mod socket_name;
 mod register;
 mod rival;
 
@@ -21,3 +22,6 @@ pub use call::{Answer, Call, Calls, Device, Field, Refused};
 pub use meter::Meter;
 pub use register::{Registration, Settings, serve};
 pub use rival::{Rival, find as find_rival};
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,8 @@
 //! *Classic*: our socket lies in the plugin folder and we call `Register`; kubelet deletes every socket there when it
 //! starts, so we look whether ours still stands.
 //!
+//! Only one of the two is ever open: each way takes its socket away and ends its server before the other begins.
+//!
 //! Both ways end in an open `ListAndWatch`. When the last one ends and we did not end it, kubelet has lost us (its restart,
 //! or the end of an older registration that took ours with it), and the whole way is gone again.
 
@@ -11,6 +13,7 @@ use super::call::{Calls, Device};
 use super::notice::{Notice, Progress};
 use super::service::{Service, encoded_len, options};
 use super::site::{MAX_REQUEST, Site};
+use super::socket_name;
 use model::plugin::Standing;
 use proto::device_plugin::RegisterRequest;
 use proto::device_plugin::device_plugin_server::DevicePluginServer;
@@ -20,6 +23,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -28,10 +32,14 @@ use tonic::service::Routes;
 /// kubelet's receive bound is 4 MiB; a list above it ends the stream and the resource is gone. A twentieth stays free, for
 /// what a later kubelet may add to a device.
 const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
-/// kubelet asks a new socket about 0.8 s after it was made, and again with back-off; after this long it has no watcher.
+/// kubelet asks a new socket about 0.8 s after it was made, and again with back-off; one that has run for so long and has
+/// not asked has no watcher.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
-/// A question follows its connection within milliseconds.
-const HEARD_WITHIN: Duration = Duration::from_millis(500);
+/// kubelet gives its question a second; one that was not heard by then cannot be understood here.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
+/// kubelet looks once a second whether a socket has left its registry, and then drops whoever serves the socket's resource,
+/// also one who has come by the other way meanwhile.
+const FORGOTTEN_WITHIN: Duration = Duration::from_secs(3);
 /// A list is watched right after a registration; kubelet that does not do so within this time has lost us.
 const WATCHED_WITHIN: Duration = Duration::from_secs(15);
 /// How often our own socket is looked at: one `stat`.
@@ -44,7 +52,7 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::fr
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registration {
-    /// The watcher, and the classic way where kubelet does not ask.
+    /// The watcher, and the classic way where it comes to nothing.
     Auto,
     /// The watcher only.
     Watcher,
@@ -66,10 +74,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The file name of our sockets: one for each resource.
+    /// The file names of our sockets: in the plugin folder, in the registry.
     #[must_use]
-    pub fn socket(&self) -> String {
-        format!("gpu-steward-{}.sock", self.resource.replace('/', "-"))
+    pub fn sockets(&self) -> [String; 2] {
+        [socket_name::plugin(&self.resource), socket_name::registry(&self.resource)]
+    }
+
+    fn kubelet(&self) -> PathBuf {
+        self.plugins.join("kubelet.sock")
     }
 }
 
@@ -93,6 +105,7 @@ pub async fn serve(
         )));
     }
     let desk = Desk { settings, list, calls, state, stop };
+    let auto = desk.settings.registration == Registration::Auto;
     let mut way = if desk.settings.registration == Registration::Classic { Way::Classic } else { Way::Watcher };
     let mut pause = BACK_OFF.0;
     loop {
@@ -102,7 +115,8 @@ pub async fn serve(
         };
         match end {
             End::Stopped => return Ok(()),
-            End::Unasked if desk.settings.registration == Registration::Auto => {
+            // kubelet has nothing of ours that it could drop.
+            End::Unasked if auto => {
                 tracing::info!(
                     registry = %desk.settings.registry.display(),
                     "kubelet does not come to know us by its registry: registering the classic way"
@@ -116,7 +130,13 @@ pub async fn serve(
                 desk.wait_for(&why);
                 pause = BACK_OFF.0;
             }
-            End::Failed(why) => desk.wait_for(&why),
+            End::Failed(why) => {
+                desk.wait_for(&why);
+                if auto {
+                    way = way.other();
+                    pause = pause.max(FORGOTTEN_WITHIN);
+                }
+            }
         }
         tokio::select! {
             () = desk.stop.cancelled() => return Ok(()),
@@ -130,6 +150,15 @@ pub async fn serve(
 enum Way {
     Watcher,
     Classic,
+}
+
+impl Way {
+    fn other(self) -> Way {
+        match self {
+            Way::Watcher => Way::Classic,
+            Way::Classic => Way::Watcher,
+        }
+    }
 }
 
 /// How one registration ended.
@@ -182,7 +211,7 @@ impl Desk {
         let (progress, mut seen) = watch::channel(Progress::Unasked);
         let notice = Notice { resource: Arc::clone(&self.settings.resource), progress };
         let routes = Routes::new(RegistrationServer::new(notice)).add_service(plugin(&service));
-        let path = self.settings.registry.join(self.settings.socket());
+        let path = self.settings.registry.join(socket_name::registry(&self.settings.resource));
         if !self.settings.registry.is_dir() {
             return End::Unasked;
         }
@@ -191,18 +220,11 @@ impl Desk {
             Err(error) => return End::Failed(error.to_string()),
         };
         let end = async {
-            let mut callers = site.callers();
-            let unheard = async {
-                // Some kubelets name the socket's path as the authority of their question, which HTTP/2 here refuses.
-                let called = callers.wait_for(|count| *count > 0).await.is_ok();
-                sleep(if called { HEARD_WITHIN } else { ASKED_WITHIN }).await;
-            };
             tokio::select! {
                 asked = seen.wait_for(|progress| *progress != Progress::Unasked) => if asked.is_err() {
                     return End::Failed("the registration server ended".into());
                 },
-                () = unheard => return End::Unasked,
-                () = sleep(ASKED_WITHIN) => return End::Unasked,
+                () = self.unasked(&site) => return End::Unasked,
             }
             let taken = seen.wait_for(|progress| !matches!(progress, Progress::Unasked | Progress::Asked));
             match timeout(WATCHED_WITHIN, taken).await.map(|progress| progress.map(|progress| progress.clone())) {
@@ -217,11 +239,29 @@ impl Desk {
         end
     }
 
+    /// Ends when kubelet could have asked and has not. While it does not run, the socket stays: it will look.
+    async fn unasked(&self, site: &Site) {
+        let kubelet = self.settings.kubelet();
+        let mut callers = site.callers();
+        let unheard = async {
+            let called = callers.wait_for(|count| *count > 0).await.is_ok();
+            sleep(if called { HEARD_WITHIN } else { ASKED_WITHIN }).await;
+        };
+        let unseen = async {
+            while UnixStream::connect(&kubelet).await.is_err() {
+                self.wait_for(&format!("kubelet, which does not listen on {}", kubelet.display()));
+                sleep(LOOK).await;
+            }
+            sleep(ASKED_WITHIN).await;
+        };
+        tokio::select! { () = unheard => {}, () = unseen => {} }
+    }
+
     async fn classic(&self) -> End {
         let (service, watched) = self.service();
         let routes = Routes::new(plugin(&service));
-        let path = self.settings.plugins.join(self.settings.socket());
-        let kubelet = self.settings.plugins.join("kubelet.sock");
+        let path = self.settings.plugins.join(socket_name::plugin(&self.settings.resource));
+        let kubelet = self.settings.kubelet();
         if !kubelet.exists() {
             return End::Failed(format!("kubelet's socket {} is not there yet", kubelet.display()));
         }
@@ -249,7 +289,7 @@ impl Desk {
         let channel = endpoint.connect().await.map_err(|error| told(&error))?;
         let request = RegisterRequest {
             version: "v1beta1".into(),
-            endpoint: self.settings.socket(),
+            endpoint: socket_name::plugin(&self.settings.resource),
             resource_name: self.settings.resource.to_string(),
             options: Some(options()),
         };

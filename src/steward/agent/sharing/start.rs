@@ -184,7 +184,7 @@ impl Opened {
 /// Two plugins of one resource take it from each other until kubelet has neither.
 async fn refuse_rival(folder: &Path, settings: &plugin::Settings) -> io::Result<()> {
     let registered = sources::kubelet::registered(&settings.plugins, &settings.resource);
-    match plugin::find_rival(folder, &[settings.socket()], &registered).await {
+    match plugin::find_rival(folder, &settings.sockets(), &registered).await {
         None => Ok(()),
         Some(rival) => Err(io::Error::other(format!(
             "another plugin already serves GPUs to kubelet: {rival}; stop it before this agent shares {}",

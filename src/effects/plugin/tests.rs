@@ -1,0 +1,258 @@
+//! Registration by both ways, with a kubelet whose requests are the bytes that the real one sends.
+
+use super::call::{Calls, Device};
+use super::register::{Registration, Settings, serve};
+use super::socket_name;
+use super::socket_name::tests::authority;
+use model::plugin::Standing;
+use proto::device_plugin as v1beta1;
+use proto::device_plugin::device_plugin_client::DevicePluginClient;
+use proto::device_plugin::registration_server::{Registration as Register, RegistrationServer};
+use proto::plugin_registration::registration_client::RegistrationClient;
+use proto::plugin_registration::{InfoRequest, RegistrationStatus};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status};
+
+/// Nothing in these tests takes longer unless it is broken.
+const LIMIT: Duration = Duration::from_secs(30);
+const RESOURCE: &str = "nvidia.com/gpu";
+/// A stream that carries a question and its answer, and nothing of the connection.
+const STREAM: u32 = 1;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const PROTOCOL_ERROR: u32 = 1;
+
+/// The two folders, and the plugin that wants to be known.
+struct Node {
+    plugins: PathBuf,
+    registry: PathBuf,
+    state: watch::Receiver<Standing>,
+    stop: CancellationToken,
+    served: JoinHandle<std::io::Result<()>>,
+    _list: watch::Sender<Arc<[Device]>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Node {
+    /// `kubelet` does something before the plugin looks.
+    fn with(registration: Registration, kubelet: impl FnOnce(&Path)) -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        let (plugins, registry) = (folder.path().join("device-plugins"), folder.path().join("plugins_registry"));
+        for folder in [&plugins, &registry] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        kubelet(&plugins);
+        let settings =
+            Settings { resource: RESOURCE.into(), registration, registry: registry.clone(), plugins: plugins.clone() };
+        let device = Device { id: "GPU-1-0".into(), healthy: true, numa: None };
+        let (list, listed) = watch::channel(Arc::from([device]));
+        let (tell, state) = watch::channel(Standing::Waiting("the start".into()));
+        let stop = CancellationToken::new();
+        let served = tokio::spawn(serve(settings, listed, Calls::channel().0, tell, stop.clone()));
+        Node { plugins, registry, state, stop, served, _list: list, _folder: folder }
+    }
+
+    async fn socket(&self, path: PathBuf) -> PathBuf {
+        soon("a socket", async {
+            while UnixStream::connect(&path).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        path
+    }
+
+    fn in_registry(&self) -> PathBuf {
+        self.registry.join(socket_name::registry(RESOURCE))
+    }
+
+    fn in_plugins(&self) -> PathBuf {
+        self.plugins.join(socket_name::plugin(RESOURCE))
+    }
+
+    async fn stands(&mut self, standing: Standing) {
+        soon(&format!("{standing:?}"), self.state.wait_for(|now| *now == standing)).await.unwrap();
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        soon("the end", self.served).await.unwrap().unwrap();
+        for folder in [&self.registry, &self.plugins] {
+            let left = std::fs::read_dir(folder).unwrap().flatten().filter(|file| file.file_name() != "kubelet.sock");
+            assert_eq!(left.count(), 0, "{}", folder.display());
+        }
+    }
+}
+
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what} took longer than {LIMIT:?}"))
+}
+
+async fn dial(path: &Path, authority: &str) -> Channel {
+    let origin = format!("http://{authority}").parse().unwrap();
+    Endpoint::try_from(format!("unix://{}", path.display())).unwrap().origin(origin).connect().await.unwrap()
+}
+
+/// kubelet's watcher, which names the path as its authority.
+async fn watcher(path: &Path) -> RegistrationClient<Channel> {
+    RegistrationClient::new(dial(path, &authority(path)).await)
+}
+
+async fn watched(path: &Path) -> tonic::Streaming<v1beta1::ListAndWatchResponse> {
+    let mut plugin = DevicePluginClient::new(dial(path, "localhost").await);
+    let mut list = plugin.list_and_watch(v1beta1::Empty {}).await.unwrap().into_inner();
+    assert_eq!(list.message().await.unwrap().unwrap().devices.len(), 1);
+    list
+}
+
+/// kubelet's own socket: says which endpoints were registered.
+struct Kubelet(mpsc::UnboundedSender<String>);
+
+#[tonic::async_trait]
+impl Register for Kubelet {
+    async fn register(&self, asked: Request<v1beta1::RegisterRequest>) -> Result<Response<v1beta1::Empty>, Status> {
+        let _ = self.0.send(asked.into_inner().endpoint);
+        Ok(Response::new(v1beta1::Empty {}))
+    }
+}
+
+/// Runs until the test is over.
+fn kubelet(plugins: &Path) -> mpsc::UnboundedReceiver<String> {
+    let (tell, told) = mpsc::unbounded_channel();
+    let listener = UnixListener::bind(plugins.join("kubelet.sock")).unwrap();
+    let service = RegistrationServer::new(Kubelet(tell));
+    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)));
+    told
+}
+
+/// `GetInfo` with this authority, byte for byte; the kind and the content of the first frame that answers it.
+async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
+    let frame = |kind: u8, flags: u8, stream: u32, content: &[u8]| {
+        let len = u32::try_from(content.len()).unwrap().to_be_bytes();
+        [&len[1..], &[kind, flags], &stream.to_be_bytes()[..], content].concat()
+    };
+    let mut block = Vec::new();
+    for (name, value) in [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/pluginregistration.Registration/GetInfo"),
+        (":authority", authority),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ] {
+        // Literal, without an index and without Huffman's code; a length below 127 is one byte.
+        block.push(0);
+        for text in [name, value] {
+            block.push(u8::try_from(text.len()).ok().filter(|len| *len < 127).expect("a short text"));
+            block.extend(text.as_bytes());
+        }
+    }
+    let mut stream = UnixStream::connect(path).await.unwrap();
+    let question = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[]),
+        // END_HEADERS, and a message of no bytes with END_STREAM.
+        frame(HEADERS, 4, STREAM, &block),
+        frame(0, 1, STREAM, &[0; 5]),
+    ];
+    stream.write_all(&question.concat()).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        let len = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+        let mut content = vec![0; len];
+        stream.read_exact(&mut content).await.unwrap();
+        if u32::from_be_bytes([head[5], head[6], head[7], head[8]]) == STREAM {
+            return (head[3], content);
+        }
+    }
+}
+
+/// What the name of the socket is for: the same question of the same server, in the bytes of kubelet's client.
+#[tokio::test]
+async fn a_path_as_authority_is_heard_where_our_sockets_name_stands_and_refused_elsewhere() {
+    let mut node = Node::with(Registration::Watcher, |_| {});
+    let missing = format!("kubelet, which does not listen on {}", node.plugins.join("kubelet.sock").display());
+    node.stands(Standing::Waiting(missing.into())).await;
+    let socket = node.socket(node.in_registry()).await;
+    let (kind, _) = soon("an answer", ask(&socket, &authority(&socket))).await;
+    assert_eq!(kind, HEADERS);
+    for other in [node.registry.join("gpu.sock"), node.in_plugins()] {
+        let (kind, content) = soon("an answer", ask(&socket, &authority(&other))).await;
+        assert_eq!((kind, content), (RST_STREAM, PROTOCOL_ERROR.to_be_bytes().to_vec()));
+    }
+    node.end().await;
+}
+
+#[tokio::test]
+async fn a_kubelet_that_asks_is_never_registered_with() {
+    let mut registered = None;
+    let mut node = Node::with(Registration::Auto, |plugins| registered = Some(kubelet(plugins)));
+    let socket = node.socket(node.in_registry()).await;
+    let mut client = watcher(&socket).await;
+    let info = client.get_info(InfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((&*info.r#type, &*info.name, &*info.endpoint), ("DevicePlugin", RESOURCE, ""));
+    assert_eq!(info.supported_versions, ["v1beta1"]);
+    let list = watched(&socket).await;
+    let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+    let _ = client.notify_registration_status(status).await.unwrap();
+    node.stands(Standing::Registered("watcher")).await;
+    assert!(!node.in_plugins().exists(), "one socket at a time");
+
+    // Its end is seen, and the socket is offered anew.
+    drop((list, client));
+    soon("the loss", node.state.wait_for(|now| matches!(now, Standing::Waiting(_)))).await.unwrap();
+    let socket = node.socket(node.in_registry()).await;
+    let mut client = watcher(&socket).await;
+    let _ = client.get_info(InfoRequest {}).await.unwrap();
+    let _list = watched(&socket).await;
+    let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+    let _ = client.notify_registration_status(status).await.unwrap();
+    node.stands(Standing::Registered("watcher")).await;
+    assert!(registered.unwrap().try_recv().is_err(), "nobody called Register");
+    node.end().await;
+}
+
+/// As kubelets before 1.29 ask: with the bare path.
+#[tokio::test]
+async fn one_whose_question_cannot_be_understood_is_registered_with() {
+    let mut registered = None;
+    let mut node = Node::with(Registration::Auto, |plugins| registered = Some(kubelet(plugins)));
+    let socket = node.socket(node.in_registry()).await;
+    let (kind, _) = soon("an answer", ask(&socket, socket.to_str().unwrap())).await;
+    assert_eq!(kind, RST_STREAM);
+    let endpoint = soon("Register", registered.unwrap().recv()).await.unwrap();
+    assert_eq!(endpoint, socket_name::plugin(RESOURCE));
+    assert!(!node.in_registry().exists(), "one socket at a time");
+    let _list = watched(&node.socket(node.in_plugins()).await).await;
+    node.stands(Standing::Registered("classic")).await;
+    node.end().await;
+}
+
+/// It is asked again by the other way, and by none before kubelet has forgotten what came of the first.
+#[tokio::test]
+async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
+    let mut registered = None;
+    let mut node = Node::with(Registration::Auto, |plugins| registered = Some(kubelet(plugins)));
+    let socket = node.socket(node.in_registry()).await;
+    let mut client = watcher(&socket).await;
+    let _ = client.get_info(InfoRequest {}).await.unwrap();
+    let began = std::time::Instant::now();
+    let status = RegistrationStatus { plugin_registered: false, error: "no handler registered".into() };
+    let _ = client.notify_registration_status(status).await.unwrap();
+    let why = "kubelet refused us: no handler registered".into();
+    node.stands(Standing::Waiting(why)).await;
+    let _ = soon("Register", registered.unwrap().recv()).await.unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(2), "kubelet would drop the new one with the old: {began:?}");
+    node.end().await;
+}
