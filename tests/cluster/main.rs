@@ -45,3 +45,5 @@ mod quickstart;
 mod topology;
 #[cfg(test)]
 mod hami;
+#[cfg(test)]
+mod registration;
