@@ -21,5 +21,6 @@ pub mod pods;
 pub mod overuse;
 pub mod node;
 pub mod share;
+pub mod unwritten;
 pub mod announce;
 pub mod labels;

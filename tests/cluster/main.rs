@@ -24,6 +24,8 @@ mod fleet;
 #[cfg(test)]
 mod restarts;
 #[cfg(test)]
+mod unwritten;
+#[cfg(test)]
 mod numbers;
 #[cfg(test)]
 mod health;

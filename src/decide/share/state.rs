@@ -173,6 +173,8 @@ impl Share {
                     }
                 }
                 if real != *written {
+                    // An earlier life of the program may have ended before it could write this.
+                    self.due.rewritten.insert(tenant.uid.clone());
                     self.seated.insert(tenant.uid.clone(), real);
                 }
             }

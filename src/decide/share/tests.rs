@@ -402,3 +402,24 @@ fn promises_are_those_of_pods_that_have_started_and_are_limited() {
     share.tenant_gone(&uid(1));
     assert_eq!(told(&share), []);
 }
+
+/// An agent that ended before it could write where a claim had moved.
+#[test]
+fn what_has_moved_is_to_be_written_in_the_next_life_before_anything_starts() {
+    let one = [(0, 3)];
+    let cards = || vec![Card { numa: Some(0), ..card(0, 10) }, Card { numa: Some(1), ..card(1, 10) }];
+    let mut before = share(vec![single(1, portion(1, 8, 30))]);
+    before.cards_are(cards());
+    before.follow_topology(true);
+    before.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    filled(before.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
+    let mut share = Share::new(WithoutClaim::Refuse, true);
+    share.cards_are(cards());
+    share.recall_tickets(before.take_changes().tickets);
+    for due in [1, 0] {
+        share.tenants_are(vec![single(1, portion(1, 8, 30))]);
+        let claims = share.take_changes().claims;
+        assert_eq!(claims.len(), due);
+        assert!(claims.iter().all(|(_, claim)| claim[0][0].device == device(0)));
+    }
+}

@@ -18,6 +18,7 @@ mod listing;
 mod arrival;
 mod waiting;
 mod overuse;
+mod writing;
 mod tell;
 mod owner;
 mod allocation;

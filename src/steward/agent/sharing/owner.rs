@@ -130,6 +130,7 @@ impl Sharing {
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
+                () = self.teller.turn() => {}
                 Ok(()) = self.way.changed() => {
                     self.look_at_way();
                     self.allocate().await;
@@ -163,6 +164,7 @@ impl Sharing {
                 Ok(()) = self.host.changed() => self.look_at_cards(),
                 Ok(()) = self.pods.changed() => {
                     self.look_at_pods();
+                    self.keep_changes().await;
                     self.answer(&mut waiting).await;
                     sweep = sweep.min(Instant::now() + Duration::from_secs(1));
                 }
@@ -186,6 +188,7 @@ impl Sharing {
         self.look_at_way();
         self.look_at_cards();
         self.look_at_pods();
+        self.keep_changes().await;
     }
 
     /// Answers every call that can be answered by now.

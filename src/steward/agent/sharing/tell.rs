@@ -1,9 +1,12 @@
 //! What others must learn of a start: the pod's owner why it does not start, HAMi's scheduler that it has, and everybody
-//! what was given without a scheduler. Each once, beside kubelet's call and never in its way.
+//! what was given without a scheduler. Each once, beside kubelet's call and never in its way. What is written on pods is tried
+//! until it stands there or the pod is gone: others reckon with it for as long as the pod lives. Events are tried once.
 
 use super::health::News;
 use super::overuse::Accused;
+use super::writing::{Ended, write};
 use decide::share::{Bound, Refusal};
+use decide::unwritten::{Annotations, Kind, MAX_UNDER_WAY, Outcome, Unwritten};
 use effects::apiserver::{ApiServer, Event, Weight};
 use model::claim::{BindPhase, Grant, Slots};
 use model::id::{NodeName, PodRef, PodUid};
@@ -14,7 +17,8 @@ use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use wire::{assignment, bind, key, node_lock};
+use tokio::sync::mpsc;
+use wire::{assignment, bind, key};
 
 /// Tells, and remembers what was told.
 #[derive(Debug)]
@@ -25,12 +29,24 @@ pub(crate) struct Teller {
     refused: BTreeMap<PodUid, &'static str>,
     served: BTreeSet<PodUid>,
     accused: Accused,
+    unwritten: Unwritten,
+    /// How tries to write on pods ended.
+    ended: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
 }
 
 impl Teller {
     /// Tells at this server.
     pub(crate) fn new(api: ApiServer, own: OwnNode, node: NodeName) -> Teller {
-        Teller { api, own, node, refused: BTreeMap::new(), served: BTreeSet::new(), accused: Accused::default() }
+        Teller {
+            api,
+            own,
+            node,
+            refused: BTreeMap::new(),
+            served: BTreeSet::new(),
+            accused: Accused::default(),
+            unwritten: Unwritten::default(),
+            ended: mpsc::channel(MAX_UNDER_WAY),
+        }
     }
 
     /// Forgets pods that are gone.
@@ -38,6 +54,51 @@ impl Teller {
         let here: BTreeSet<&PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid()).collect();
         self.refused.retain(|uid, _| here.contains(uid));
         self.served.retain(|uid| here.contains(uid));
+        self.unwritten.forget(&here);
+    }
+
+    /// Waits for the next thing to do about what is not written yet, and does it.
+    pub(super) async fn turn(&mut self) {
+        let next = self.unwritten.next();
+        let until = next.map(|at| at.since(sources::clock::monotonic())).unwrap_or_default();
+        tokio::select! {
+            Some(ended) = self.ended.1.recv() => self.has_ended(&ended),
+            () = tokio::time::sleep(until), if next.is_some() => self.write(),
+        }
+    }
+
+    /// Starts the writes that are due.
+    fn write(&mut self) {
+        for due in self.unwritten.due(sources::clock::monotonic()) {
+            tokio::spawn(write(self.api.clone(), self.own.clone(), due, self.ended.0.clone()));
+        }
+    }
+
+    /// A write has ended, well or not.
+    fn has_ended(&mut self, ended: &Ended) {
+        let Ended { write, outcome, why } = ended;
+        let (pod, what) = (&write.pod, meaning(write.kind));
+        match outcome {
+            Outcome::Failed if write.failed == 0 => {
+                tracing::warn!(%pod, why, "cannot write on the API server: {what}; it is tried again until it stands there");
+            }
+            Outcome::Failed => tracing::debug!(%pod, why, tries = write.failed + 1, "still cannot write: {what}"),
+            Outcome::Written if write.failed > 0 => {
+                tracing::info!(%pod, tries = write.failed + 1, "it is written now: {what}");
+            }
+            Outcome::Gone => tracing::debug!(%pod, "gone before it was written: {what}"),
+            Outcome::Written => {}
+        }
+        self.unwritten.ended(write, *outcome, sources::clock::monotonic());
+        self.write();
+    }
+
+    /// Has this written, now and until it stands there.
+    fn has_to_stand(&mut self, kind: Kind, of: &PodUid, (uid, pod): (&PodUid, &PodRef), annotations: Annotations) {
+        if !self.unwritten.add((of, kind), (uid, pod), annotations, sources::clock::monotonic()) {
+            tracing::error!(%pod, "more waits to be written on pods than is kept; this is never written: {}", meaning(kind));
+        }
+        self.write();
     }
 
     /// A container may not start. kubelet tries it again and again; the event is written when the reason is new, which is
@@ -47,12 +108,8 @@ impl Teller {
             return false;
         }
         if why.for_good() {
-            let (api, uid, pod, code) = (self.api.clone(), uid.clone(), pod.clone(), why.code());
-            tokio::spawn(async move {
-                if let Err(error) = api.annotate_pod(&uid, &pod, &[(key::EVICT, Some(code))]).await {
-                    tracing::warn!(%pod, %error, "cannot mark the pod for eviction: delete it by hand");
-                }
-            });
+            let mark = Annotations::from([(key::EVICT, Some(why.code().into()))]);
+            self.has_to_stand(Kind::Evict, uid, (uid, pod), mark);
         }
         true
     }
@@ -89,20 +146,17 @@ impl Teller {
     }
 
     /// A claim is on other devices than stands on its pod.
-    pub(super) fn moved(&self, tenant: &Tenant, claim: &[Vec<Portion>]) {
+    pub(super) fn moved(&mut self, tenant: &Tenant, claim: &[Vec<Portion>]) {
         let slots = Slots(claim.iter().map(|own| own.iter().map(grant).collect()).collect());
-        let (api, uid, pod) = (self.api.clone(), tenant.uid.clone(), tenant.pod.clone());
-        tokio::spawn(async move {
-            let text = match assignment::encode(key::ALLOCATED, &slots) {
-                Ok(text) => text,
-                Err(fault) => {
-                    return tracing::warn!(%pod, %fault, "where this claim has moved cannot be written on its pod");
-                }
-            };
-            if let Err(error) = api.annotate_pod(&uid, &pod, &[(key::ALLOCATED, Some(text.as_str()))]).await {
-                tracing::warn!(%pod, %error, "where this claim has moved cannot be written on its pod");
+        match assignment::encode(key::ALLOCATED, &slots) {
+            Ok(text) => {
+                let claim = Annotations::from([(key::ALLOCATED, Some(text.into()))]);
+                self.has_to_stand(Kind::Claim, &tenant.uid, (&tenant.uid, &tenant.pod), claim);
             }
-        });
+            Err(fault) => {
+                tracing::warn!(pod = %tenant.pod, %fault, "where this claim has moved cannot be written on its pod");
+            }
+        }
     }
 
     /// The health of a GPU has changed: its Node hears it, and every pod that was promised something of it.
@@ -139,24 +193,18 @@ impl Teller {
             return;
         }
         let left = pod.annotation(key::TO_ALLOCATE).map(blank).unwrap_or_default();
-        let (api, own, uid, name) = (self.api.clone(), self.own.clone(), pod.uid.clone(), pod.name.clone());
-        tokio::spawn(async move {
-            let annotations = [
-                (key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Success))),
-                (key::TO_ALLOCATE, Some(left.as_str())),
-            ];
-            if let Err(error) = api.annotate_pod(&uid, &name, &annotations).await {
-                tracing::warn!(pod = %name, %error, "HAMi's scheduler does not learn that this pod has its GPUs");
-            }
-            if let Err(why) = release(&api, &own, &name).await {
-                tracing::warn!(pod = %name, why, "the node's lock stays until HAMi's scheduler takes it for lost");
-            }
-        });
+        let served = Annotations::from([
+            (key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Success).into())),
+            (key::TO_ALLOCATE, Some(left.into())),
+        ]);
+        let (of, names) = (pod.cgroup_uid().clone(), (&pod.uid, &pod.name));
+        self.has_to_stand(Kind::Served, &of, names, served);
+        self.has_to_stand(Kind::Lock, &of, names, Annotations::new());
     }
 
     /// A pod that nobody placed got something: it is written where a scheduler would have written it, with a mark that it
     /// was us.
-    pub(super) fn shared(&self, tenant: &Tenant, bound: &[Bound]) {
+    pub(super) fn shared(&mut self, tenant: &Tenant, bound: &[Bound]) {
         let slots: Vec<Vec<Grant>> = tenant
             .asks
             .iter()
@@ -165,22 +213,27 @@ impl Teller {
                 own.iter().flat_map(|bound| bound.portions.iter()).map(grant).collect()
             })
             .collect();
-        let (api, node) = (self.api.clone(), self.node.clone());
-        let (uid, pod) = (tenant.uid.clone(), tenant.pod.clone());
-        tokio::spawn(async move {
-            let text = match assignment::encode(key::ALLOCATED, &Slots(slots)) {
-                Ok(text) => text,
-                Err(fault) => return tracing::warn!(%pod, %fault, "what this pod got cannot be written on it"),
-            };
-            let annotations = [
-                (key::ALLOCATED, Some(text.as_str())),
-                (key::ASSIGNED_NODE, Some(node.as_str())),
-                (key::PLACED_BY, Some(key::PLACED_BY_AGENT)),
-            ];
-            if let Err(error) = api.annotate_pod(&uid, &pod, &annotations).await {
-                tracing::warn!(%pod, %error, "what this pod got cannot be written on it: schedulers do not know of it");
+        match assignment::encode(key::ALLOCATED, &Slots(slots)) {
+            Ok(text) => {
+                let share = Annotations::from([
+                    (key::ALLOCATED, Some(text.into())),
+                    (key::ASSIGNED_NODE, Some(self.node.as_str().into())),
+                    (key::PLACED_BY, Some(key::PLACED_BY_AGENT.into())),
+                ]);
+                self.has_to_stand(Kind::Claim, &tenant.uid, (&tenant.uid, &tenant.pod), share);
             }
-        });
+            Err(fault) => tracing::warn!(pod = %tenant.pod, %fault, "what this pod got cannot be written on it"),
+        }
+    }
+}
+
+/// What it means that this is not written yet.
+fn meaning(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Claim => "which devices this pod has; schedulers reckon with others or with none",
+        Kind::Served => "that this pod has its GPUs; HAMi's scheduler waits for it",
+        Kind::Lock => "that the node's lock is released; HAMi's scheduler places no other pod here meanwhile",
+        Kind::Evict => "that this pod can never start and has to be evicted",
     }
 }
 
@@ -206,15 +259,4 @@ fn blank(text: &str) -> String {
         slots.blank(container);
     }
     assignment::encode(key::TO_ALLOCATE, &slots).unwrap_or_default()
-}
-
-/// Takes the lock off our Node if it is this pod's, and only as it was read.
-async fn release(api: &ApiServer, own: &OwnNode, pod: &PodRef) -> Result<(), String> {
-    let seen = own.look().await?;
-    let Some(text) = seen.annotation(key::NODE_LOCK) else { return Ok(()) };
-    let lock = node_lock::decode(text).map_err(|fault| fault.to_string())?;
-    if lock.owner.as_ref() != Some(pod) {
-        return Ok(());
-    }
-    api.release_node(key::NODE_LOCK, text).await.map_err(|error| error.to_string())
 }

@@ -1,0 +1,85 @@
+//! One try to write something on a pod, or for it on our Node.
+
+use decide::unwritten::{Kind, Outcome, Write};
+use effects::apiserver::{ApiServer, NotWritten};
+use model::id::PodRef;
+use sources::kubernetes::own_node::OwnNode;
+use tokio::sync::mpsc;
+use wire::{key, node_lock};
+
+/// How a try ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Which one.
+    pub write: Write,
+    /// How.
+    pub outcome: Outcome,
+    /// Why it failed.
+    pub why: String,
+}
+
+/// Tries, and says how it ended.
+pub(super) async fn write(api: ApiServer, own: OwnNode, write: Write, ended: mpsc::Sender<Ended>) {
+    let result = match write.kind {
+        Kind::Lock => release(&api, &own, &write.pod).await.map_err(|why| (Outcome::Failed, why)),
+        Kind::Claim | Kind::Served | Kind::Evict => {
+            let annotations: Vec<(&str, Option<&str>)> =
+                write.annotations.iter().map(|(key, value)| (*key, value.as_deref())).collect();
+            let written = api.annotate_pod(&write.uid, &write.pod, &annotations).await;
+            written.map_err(|error| (outcome(&error), error.to_string()))
+        }
+    };
+    let (outcome, why) = result.map_or_else(|failed| failed, |()| (Outcome::Written, String::new()));
+    // Only at the end of the program is nobody there to hear it.
+    let _ = ended.send(Ended { write, outcome, why }).await;
+}
+
+/// A pod that is gone takes what was to be written with it. 409 is also the word for a write that met another one.
+fn outcome(error: &NotWritten) -> Outcome {
+    match error {
+        NotWritten::Refused { code: 404, .. } => Outcome::Gone,
+        NotWritten::Refused { code: 409, text, .. } if text.contains("UID in precondition") => Outcome::Gone,
+        NotWritten::Refused { .. } | NotWritten::Slow { .. } | NotWritten::Broken(..) => Outcome::Failed,
+    }
+}
+
+/// Takes the lock off our Node if it is this pod's, and only as it was read.
+async fn release(api: &ApiServer, own: &OwnNode, pod: &PodRef) -> Result<(), String> {
+    let seen = own.look().await?;
+    let Some(text) = seen.annotation(key::NODE_LOCK) else { return Ok(()) };
+    let lock = match node_lock::decode(text) {
+        Ok(lock) => lock,
+        Err(fault) => {
+            tracing::warn!(%fault, "whose lock is on our Node cannot be read; it stays");
+            return Ok(());
+        }
+    };
+    if lock.owner.as_ref() != Some(pod) {
+        return Ok(());
+    }
+    api.release_node(key::NODE_LOCK, text).await.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_pod_that_is_gone_ends_the_tries() {
+        let refused = |code, text: &str| NotWritten::Refused { what: "annotations".into(), code, text: text.into() };
+        for (error, expected) in [
+            (refused(404, "pods \"a\" not found"), Outcome::Gone),
+            (refused(409, "Precondition failed: UID in precondition: a, UID in object meta: b"), Outcome::Gone),
+            (
+                refused(409, "the object has been modified; please apply your changes to the latest version"),
+                Outcome::Failed,
+            ),
+            (refused(403, "denied by a policy that somebody will mend"), Outcome::Failed),
+            (refused(429, "too many requests"), Outcome::Failed),
+            (NotWritten::Slow { what: "annotations".into() }, Outcome::Failed),
+            (NotWritten::Broken("annotations".into(), "connection refused".into()), Outcome::Failed),
+        ] {
+            assert_eq!(outcome(&error), expected, "{error}");
+        }
+    }
+}
