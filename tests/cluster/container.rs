@@ -230,7 +230,7 @@ fn what_the_hosts_spec_gives_is_in_every_container() {
 }
 
 /// A library in HAMi-core's place that does nothing but say that it was loaded.
-fn stand_in(library: &Path, word: &str) {
+pub(crate) fn stand_in(library: &Path, word: &str) {
     let (source, next) = (library.with_extension("c"), library.with_extension("next"));
     let text = format!(
         "#include <unistd.h>\n__attribute__((constructor)) static void loaded(void) {{ write(2, \"limiter {word}\\n\", {}); }}\n",

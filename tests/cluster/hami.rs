@@ -2,6 +2,7 @@
 //! what HAMi's own plugin answered for the same pods. Every difference is in a table here, with its reason.
 
 use crate::bed::{Bed, SOON, promised};
+use crate::container::stand_in;
 use crate::fleet::{everybody_has_his_own, process};
 use lab::agent::Agent;
 use lab::eventually::eventually;
@@ -23,13 +24,13 @@ const DIFFERENT: [(&str, &str); 1] =
     [("NVIDIA_VISIBLE_DEVICES", "void: the runtime is to inject nothing, the devices come by CDI")];
 
 /// An agent on cards with these UUIDs.
-fn agent(bed: &Bed, cards: &[(&str, String)]) -> (Agent, FakeNvml) {
+fn agent(bed: &Bed, cards: &[(&str, String)], more: &[&str]) -> (Agent, FakeNvml) {
     let fake = FakeNvml::install(bed.dir()).expect("a fake library");
     let cards: Vec<Value> = cards.iter().map(|(model, uuid)| json!({ "model": model, "uuid": uuid })).collect();
     fake.write_text(json!({ "gpus": cards }).to_string().as_bytes()).expect("a scenario");
     let library = format!("--nvml-library={}", fake.library().display());
     let nodes = format!("--dev-root={}", nodes(bed, cards.len()).display());
-    (bed.agent(&["--gpus=nvml", &library, &nodes]), fake)
+    (bed.agent(&[&["--gpus=nvml", &library, &nodes], more].concat()), fake)
 }
 
 /// Device nodes of as many cards, harmless.
@@ -103,7 +104,7 @@ fn a_burst_of_pods_as_hamis_scheduler_placed_them() {
             (0..count).map(move |n| (model, format!("GPU-{word}-{n:04}-0000-0000-000000000000")))
         })
         .collect();
-    let (_agent, _fake) = agent(&bed, &cards);
+    let (_agent, _fake) = agent(&bed, &cards, &[]);
     let cases: Vec<Value> = serde_json::from_str(SCHEDULER).expect("JSON");
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let pods: Vec<Value> = cases
@@ -138,7 +139,9 @@ fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason(
     let bed = Bed::up("hami-plugin");
     let cards: Vec<(&str, String)> =
         (0..4).map(|n| ("A100", format!("GPU-{n:08}-fa4e-4000-8000-000000000000"))).collect();
-    let (_agent, _fake) = agent(&bed, &cards);
+    let library = bed.dir().join("libvgpu.so");
+    stand_in(&library, "any");
+    let (_agent, _fake) = agent(&bed, &cards, &[&format!("--limiter-library={}", library.display())]);
     let answers: Vec<Value> = serde_json::from_str(PLUGIN).expect("JSON");
     let by_pod: BTreeMap<&str, &Value> =
         answers.iter().map(|answer| (answer["pod"].as_str().expect("a name"), answer)).collect();
@@ -161,6 +164,10 @@ fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason(
         let process = process(&cgroup, pod["metadata"]["uid"].as_str().expect("a UID"), id).expect("its process");
         let environ = String::from_utf8(std::fs::read(process.join("environ")).expect("variables")).expect("text");
         let own: BTreeMap<&str, &str> = environ.split('\0').filter_map(|line| line.split_once('=')).collect();
+        for path in answer["mounts"].as_array().expect("paths").iter().filter_map(Value::as_str) {
+            let here = process.join("root").join(path.trim_start_matches('/'));
+            assert!(here.exists(), "{name}/{container}: {path} is not there, and HAMi's plugin mounts it");
+        }
         for (variable, value) in answer["env"].as_object().expect("variables") {
             let value = value.as_str().expect("text");
             if own.get(variable.as_str()) == Some(&value) {

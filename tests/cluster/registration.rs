@@ -142,6 +142,10 @@ fn kubelets_watcher_registers_the_plugin_and_registers_it_again() {
 #[ignore = "needs cluster: tests/run"]
 fn the_classic_way_still_registers_and_registers_again() {
     let bed = Bed::up("registration-classic");
+    // As an agent that was killed leaves it, on its way by the watcher.
+    let left = bed.place().kubelet.join("plugins_registry/gpu-steward@nvidia.com-gpu.sock");
+    let _ = std::fs::remove_file(&left);
+    drop(std::os::unix::net::UnixListener::bind(&left).expect("a socket"));
     lives_through_restarts(&bed, "classic", &["--registration=classic"]);
 }
 

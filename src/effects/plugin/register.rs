@@ -80,6 +80,17 @@ impl Settings {
         [socket_name::plugin(&self.resource), socket_name::registry(&self.resource)]
     }
 
+    /// Takes away the socket of the other way that an agent which was killed has left. Says whether kubelet may now drop
+    /// whoever it knows.
+    fn clear_the_other(&self, way: Way) -> bool {
+        let [plugin, registry] = self.sockets();
+        let left = match way {
+            Way::Watcher => self.plugins.join(plugin),
+            Way::Classic => self.registry.join(registry),
+        };
+        std::fs::remove_file(left).is_ok() && way == Way::Classic
+    }
+
     fn kubelet(&self) -> PathBuf {
         self.plugins.join("kubelet.sock")
     }
@@ -108,6 +119,9 @@ pub async fn serve(
     let auto = desk.settings.registration == Registration::Auto;
     let mut way = if desk.settings.registration == Registration::Classic { Way::Classic } else { Way::Watcher };
     let mut pause = BACK_OFF.0;
+    if desk.settings.clear_the_other(way) {
+        sleep(FORGOTTEN_WITHIN).await;
+    }
     loop {
         let end = match way {
             Way::Watcher => desk.watcher().await,
@@ -146,7 +160,7 @@ pub async fn serve(
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Watcher,
     Classic,
