@@ -39,6 +39,8 @@ pub struct Pod {
     pub annotations: Vec<(Arc<str>, Arc<str>)>,
     /// Annotations that would matter and are too large ([`MAX_ANNOTATIONS`]): what they say is not known.
     pub annotations_left_out: u32,
+    /// Those of them that a user does not write, so that a claim may be among them.
+    pub system_keys_left_out: u32,
     /// Priority, once admission has set it.
     pub priority: Option<i32>,
     /// The object that made it and answers for it.
@@ -207,6 +209,7 @@ mod tests {
             deleted_at: None,
             annotations: vec![("hami.io/a".into(), "1".into()), ("hami.io/b".into(), "2".into())],
             annotations_left_out: 0,
+            system_keys_left_out: 0,
             priority: None,
             controller: None,
             host_network: false,

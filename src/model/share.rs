@@ -123,6 +123,15 @@ pub struct Tenant {
     pub finished: bool,
 }
 
+impl Tenant {
+    /// Whether `claim` has for every container as many devices as it asks for.
+    #[must_use]
+    pub fn is_whole(&self, claim: &[Vec<Portion>]) -> bool {
+        let mut containers = self.asks.iter().zip(claim);
+        self.asks.len() == claim.len() && containers.all(|(ask, own)| usize::try_from(ask.slots) == Ok(own.len()))
+    }
+}
+
 /// One container of one pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerKey {

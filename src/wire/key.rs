@@ -41,6 +41,22 @@ pub const EVICT: &str = "gpu-steward.io/evict";
 pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
 /// Its value on a pod that the node gave something by itself.
 pub const PLACED_BY_AGENT: &str = "agent";
+/// Pod and Node: the leader that wrote.
+pub const EPOCH: &str = "gpu-steward.io/epoch";
+
+/// The keys of pods that users do not write: what is guarded in the API server, and read before what is anybody's.
+pub const SYSTEM_OWNED: [&str; 10] = [
+    ASSIGNED_NODE,
+    ASSIGNED_TIME,
+    TO_ALLOCATE,
+    ALLOCATED,
+    MIG_ALLOCATIONS,
+    BIND_TIME,
+    BIND_PHASE,
+    EPOCH,
+    PLACED_BY,
+    EVICT,
+];
 
 /// What GPU feature discovery leaves on a Node that it labels.
 pub const DISCOVERY: &str = "nvidia.com/gfd.timestamp";
@@ -101,3 +117,17 @@ pub const LABELS: [&[&str]; 3] = [
     LABELS_DRIVER.as_flattened(),
     LABELS_RUNTIME.as_flattened(),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_first_is_what_the_policies_guard() {
+        let chart = include_str!("../../charts/gpu-steward/templates/guard/_keys.tpl");
+        let (_, keys) = chart.split_once("steward.podKeys").unwrap();
+        let (keys, _) = keys.split_once("end }}").unwrap();
+        let keys: Vec<&str> = keys.split('\'').filter(|key| key.contains('/')).collect();
+        assert_eq!(keys, SYSTEM_OWNED);
+    }
+}

@@ -4,6 +4,7 @@
 //! What kubelet, the scheduler and users put into a pod is believed no further than its bounds: names are checked, texts
 //! and lists have a longest length, and what is beyond is counted, because a claim that was cut must not look like none.
 
+use crate::key::SYSTEM_OWNED;
 use crate::timestamp;
 use model::id::{ContainerId, NotAName, PodRef, PodUid};
 use model::pod::{
@@ -70,7 +71,7 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
         Some(text) => Some(timestamp::rfc3339(&text).ok_or(NotAPod::Time)?),
         None => None,
     };
-    let Annotations { kept, left_out, mirror_of } = annotations.0;
+    let Annotations { kept, left_out, system_left_out, mirror_of } = annotations.0;
     let (containers, containers_left_out) = containers(&spec, &status);
     Ok(Pod {
         uid,
@@ -87,6 +88,7 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
         deleted_at,
         annotations: kept,
         annotations_left_out: left_out,
+        system_keys_left_out: system_left_out,
         priority: spec.priority,
         controller: owner_references.0.iter().find(|owner| owner.controller == Some(true)).and_then(controller),
         host_network: spec.host_network.0,
@@ -235,29 +237,54 @@ fn is_extended(resource: &str) -> bool {
 struct Annotations {
     kept: Vec<(Arc<str>, Arc<str>)>,
     left_out: u32,
+    system_left_out: u32,
     mirror_of: Option<PodUid>,
 }
 
 impl<'de> Deserialize<'de> for Annotations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut kept: Vec<(Arc<str>, Arc<str>)> = Vec::new();
-        let (mut left_out, mut size) = (0, 0);
+        // What a user writes must not push out what was promised: there is room for the one when the other has its own.
+        let (mut system, mut free) = (Room::default(), Room::default());
         let (mut hash, mut mirror) = (None, None);
         deserializer.deserialize_map(Wanted {
             wanted: |key| is_ours(key) || key == CONFIG_HASH || key == CONFIG_MIRROR,
             take: |key: String, value: String| match key.as_str() {
                 CONFIG_HASH => hash = Some(value),
                 CONFIG_MIRROR => mirror = Some(value),
-                _ if size + key.len() + value.len() > MAX_ANNOTATIONS => left_out += 1,
-                _ => {
-                    size += key.len() + value.len();
-                    kept.push((key.into(), value.into()));
-                }
+                owned if SYSTEM_OWNED.contains(&owned) => system.take(key.into(), value.into()),
+                _ => free.take(key.into(), value.into()),
             },
             value: PhantomData,
         })?;
+        let system_left_out = system.left_out;
+        system.left_out += free.left_out;
+        for (key, value) in free.kept {
+            system.take(key, value);
+        }
+        let Room { mut kept, left_out, .. } = system;
         kept.sort();
-        Ok(Annotations { kept, left_out, mirror_of: mirror_of(hash.as_deref(), mirror.as_deref()) })
+        let mirror_of = mirror_of(hash.as_deref(), mirror.as_deref());
+        Ok(Annotations { kept, left_out, system_left_out, mirror_of })
+    }
+}
+
+/// Entries that fit into [`MAX_ANNOTATIONS`], and how many did not.
+#[derive(Default)]
+struct Room {
+    kept: Vec<(Arc<str>, Arc<str>)>,
+    size: usize,
+    left_out: u32,
+}
+
+impl Room {
+    fn take(&mut self, key: Arc<str>, value: Arc<str>) {
+        let size = self.size + key.len() + value.len();
+        if size > MAX_ANNOTATIONS {
+            self.left_out += 1;
+        } else {
+            self.size = size;
+            self.kept.push((key, value));
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use model::id::NodeName;
 use model::pod::{ContainerKind, ContainerState, Phase, Pod, PodContainer};
 use model::request::MemoryRequest;
 use model::share::{Ask, Assignment, MemoryAsk, Portion, Role, Tenant};
+use model::unit::Bytes;
 use std::collections::BTreeMap;
 
 /// Reads a pod that is bound to `node`. `None` for one that asks for no GPU.
@@ -30,11 +31,14 @@ pub fn of(pod: &Pod, rules: &Rules, node: &NodeName) -> Option<Tenant> {
             }))
         })
         .collect();
+    let torn = unreadable.is_some();
     let assignment = match unreadable {
         Some(why) => Assignment::Unreadable(why.into()),
         None => read(pod, &asks, node),
     };
-    let asking = asks.iter().any(|ask| ask.slots > 0) || matches!(assignment, Assignment::Unreadable(_));
+    // A claim without anybody who asks is somebody's mistake, and is told.
+    let odd = matches!(assignment, Assignment::Unreadable(_)) && (torn || pod.annotation(key::ALLOCATED).is_some());
+    let asking = odd || asks.iter().any(|ask| ask.slots > 0);
     asking.then(|| Tenant {
         // kubelet calls a static pod by the hash of its manifest.
         uid: pod.cgroup_uid().clone(),
@@ -76,7 +80,7 @@ fn ask(container: &PodContainer, role: Role, rules: &Rules) -> Result<Ask, Strin
 
 fn read(pod: &Pod, asks: &[Ask], node: &NodeName) -> Assignment {
     let Some(text) = pod.annotation(key::ALLOCATED) else {
-        return match pod.annotations_left_out {
+        return match pod.system_keys_left_out {
             0 => Assignment::None,
             _ => Assignment::Unreadable("the pod's annotations are too large to be kept".into()),
         };
@@ -102,8 +106,8 @@ fn read(pod: &Pod, asks: &[Ask], node: &NodeName) -> Assignment {
 fn portion(grant: &claim::Grant) -> Portion {
     Portion {
         device: grant.uuid.clone(),
-        memory: Some(grant.memory.bytes()),
-        // 0 is HAMi's word for no limit.
+        // 0 is the word for no limit, of both.
+        memory: Some(grant.memory.bytes()).filter(|memory| *memory > Bytes(0)),
         cores: Some(grant.cores.0).filter(|cores| *cores > 0),
     }
 }
@@ -112,6 +116,7 @@ fn portion(grant: &claim::Grant) -> Portion {
 mod tests {
     use super::*;
     use crate::pod::decode;
+    use model::id::GpuUuid;
     use model::unit::Mib;
     use proptest::prelude::*;
     use serde_json::{Value, json};
@@ -138,6 +143,18 @@ mod tests {
     #[test]
     fn a_pod_that_asks_for_no_gpu_is_no_tenant() {
         assert_eq!(tenant(&json!({}), &json!({ "cpu": "1" })), None);
+    }
+
+    #[test]
+    fn what_anybody_may_write_makes_no_tenant_and_no_claim() {
+        let large = json!({ "nvidia.com/use-gputype": "x".repeat(17 << 10) });
+        assert_eq!(tenant(&large, &json!({ "cpu": "1" })), None);
+        let asks = json!({ "nvidia.com/gpu": "1" });
+        assert_eq!(tenant(&large, &asks).unwrap().assignment, Assignment::None);
+        // What a scheduler wrote and was too large to be kept is no pod that nobody placed.
+        let claim = json!({ key::ALLOCATED: "x".repeat(17 << 10) });
+        assert_eq!(tenant(&claim, &json!({ "cpu": "1" })), None);
+        assert!(matches!(tenant(&claim, &asks).unwrap().assignment, Assignment::Unreadable(_)));
     }
 
     #[test]
@@ -182,7 +199,10 @@ mod tests {
     fn a_claim_that_this_node_made_says_so() {
         let claim =
             json!({ key::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;", key::PLACED_BY: key::PLACED_BY_AGENT });
-        assert!(tenant(&claim, &json!({ "nvidia.com/gpu": "1" })).unwrap().placed_here);
+        let tenant = tenant(&claim, &json!({ "nvidia.com/gpu": "1" })).unwrap();
+        assert!(tenant.placed_here);
+        let free = |n| vec![Portion { device: GpuUuid::parse(n).unwrap(), memory: None, cores: None }];
+        assert_eq!(tenant.assignment, Assignment::Given(vec![vec![], free("GPU-1"), free("GPU-1")]), "0 is no limit");
     }
 
     proptest! {

@@ -302,3 +302,45 @@ fn an_unplaced_pod_shares_where_no_scheduler_ever_served() {
         claim.contains(&devices[0].0).then_some(())
     });
 }
+
+/// Each of its containers gets its own, and again when it is restarted: what stands on the pod is the whole claim.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_unplaced_pods_containers_each_get_their_own_and_again_after_a_restart() {
+    let bed = Bed::up("sharing-unplaced-many");
+    let agent = bed.agent(&[]);
+    let gpus = Bed::gpus(&agent);
+    let one: &[(usize, u64, u32)] = &[(0, 0, 0)];
+    let two: &[(usize, u64, u32)] = &[(0, 0, 0), (1, 0, 0)];
+    let claims: [Claim<'_>; 4] =
+        [("beside", "sidecar", one), ("none", "app", &[]), ("main", "app", one), ("both", "app", two)];
+    bed.create(&bed.bare_pod("many", &claims, &NOTHING));
+    bed.ready(&["many"]);
+    let own = |container: &str| promised(&bed.limits("many", container));
+    let first: Vec<(&str, Vec<(String, u64)>)> = ["beside", "main", "both"].map(|name| (name, own(name))).into();
+    let claim = eventually("the whole claim on the pod", SOON, || {
+        let pod = bed.admin.get(&["pod", "many", "-n", &bed.space.name]);
+        Some(pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].as_str()?.to_owned())
+    });
+    let counts: Vec<usize> = claim.split(';').map(|own| own.matches(',').count() / 3).collect();
+    assert_eq!(counts, [1, 0, 1, 2, 0], "{claim}");
+    for (container, devices) in &first {
+        assert!(devices.iter().all(|(gpu, bytes)| gpus.contains(gpu) && *bytes > 0), "{container}: {devices:?}");
+        // It may take the shell with it.
+        drop(bed.admin.run(&["exec", "-n", &bed.space.name, "many", "-c", container, "--", "kill", "1"]));
+    }
+    let selector = "involvedObject.name=many";
+    eventually("every container running again", SOON, || {
+        let events = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", selector]);
+        let refused = |event: &&Value| event["reason"] == "UnreadableClaim" || event["reason"] == "CountDiffers";
+        assert_eq!(events["items"].as_array()?.iter().find(refused), None);
+        let status = bed.admin.get(&["pod", "many", "-n", &bed.space.name])["status"].clone();
+        let all = ["initContainerStatuses", "containerStatuses"];
+        let all = all.iter().filter_map(|list| status[list].as_array()).flatten().filter(|one| one["name"] != "none");
+        let again = |one: &Value| one["restartCount"].as_u64() >= Some(1) && one["state"]["running"].is_object();
+        (all.clone().count() == first.len() && all.clone().all(again)).then_some(())
+    });
+    for (container, devices) in first {
+        assert_eq!(own(container), devices, "{container}");
+    }
+}

@@ -97,7 +97,7 @@ impl Share {
             let Some(at) = tenant.asks.iter().position(|ask| ask.container == row.holder.container) else { continue };
             let own = match self.assignment(tenant) {
                 Assignment::Given(claim) => claim.get(at).cloned(),
-                Assignment::None if self.may_share() => self.share_of(&tenant.asks[at], &row.ids).ok(),
+                Assignment::None if self.shares(&tenant.uid) => self.share_of(&tenant.asks[at], &row.ids).ok(),
                 _ => None,
             };
             let Some(own) = own else { continue };

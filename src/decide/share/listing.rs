@@ -28,7 +28,9 @@ impl Share {
     /// Judges a start by what PodResources lists of our resource now. Never refuses for want of knowledge.
     pub fn start_by_listing(&mut self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> Verdict {
         let Some(rows) = self.rows_of(ids, listed) else { return Verdict::Wait(Waiting::Books) };
-        let verdict = self.judge(ids, &rows);
+        let mut books = rows.clone();
+        books.extend(self.others(&rows, listed));
+        let verdict = self.judge(ids, &books);
         if matches!(verdict, Verdict::Fill { .. }) {
             self.held.extend(rows.into_iter().map(|row| (row.holder.clone(), row)));
         }
@@ -102,6 +104,22 @@ impl Share {
             early: issued.early(),
         };
         Some(issued.iter().zip(holders).map(row).collect())
+    }
+
+    /// The other containers of the pod that holds `rows`, as far as they are listed: not whose tickets those are, but which
+    /// ids they hold.
+    fn others(&self, rows: &[Held], listed: &[ContainerDevices]) -> Vec<Held> {
+        let Some(tenant) = rows.first().and_then(|row| self.tenants.get(&row.holder.pod)) else { return Vec::new() };
+        let of_pod = |one: &&ContainerDevices| one.namespace == tenant.pod.namespace && one.pod == tenant.pod.name;
+        let known = |one: &&ContainerDevices| rows.iter().any(|row| row.holder.container == one.container);
+        let other = listed.iter().filter(of_pod).filter(|one| !known(one));
+        let row = |one: &ContainerDevices| Held {
+            holder: ContainerKey { pod: tenant.uid.clone(), container: one.container.clone() },
+            ids: one.ids.clone(),
+            ticket: None,
+            early: false,
+        };
+        other.map(row).collect()
     }
 
     /// The one live pod whose containers are listed with these ids.

@@ -103,7 +103,8 @@ impl Share {
     }
 
     /// The whole claim that holds of a pod.
-    pub(super) fn claim(&self, uid: &PodUid) -> Option<Vec<Vec<Portion>>> {
+    #[must_use]
+    pub fn claim(&self, uid: &PodUid) -> Option<Vec<Vec<Portion>>> {
         match self.assignment(self.tenants.get(uid)?) {
             Assignment::Given(portions) => Some(portions),
             _ => None,

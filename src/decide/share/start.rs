@@ -4,7 +4,7 @@ use super::ledger::of_pod;
 use super::state::{Share, WithoutClaim};
 use model::id::{GpuUuid, PodRef, PodUid, Ticket};
 use model::share::{Ask, Assignment, ContainerKey, Held, Issued, MemoryAsk, Portion, Slot, Tenant};
-use model::unit::Bytes;
+use model::unit::{Bytes, Mib};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ pub enum Verdict {
     Fill {
         /// The containers, in the order of kubelet's books.
         bound: Vec<Bound>,
-        /// Whether the pod was placed by nobody and this was made up here: it must be written on the pod.
+        /// Whether the pod was placed by nobody and its claim, which was made up here, is whole now: it must be written on
+        /// the pod.
         shared: bool,
     },
     /// Ids of a plugin that ran here before us, whose answer was complete: nothing is to be done.
@@ -194,9 +195,12 @@ impl Share {
         let (portions, shared) = match self.assignment(&tenant) {
             Assignment::Given(portions) => (portions, false),
             Assignment::Unreadable(why) => return refuse(Refusal::Unreadable(why)),
-            Assignment::None if !self.may_share() => return refuse(Refusal::NotPlaced),
+            Assignment::None if !self.shares(&uid) => return refuse(Refusal::NotPlaced),
             Assignment::None => match self.share_out(&tenant, books) {
-                Ok(portions) => (portions, true),
+                Ok(portions) => {
+                    let shared = tenant.is_whole(&portions);
+                    (portions, shared)
+                }
                 Err(why) => return refuse(why),
             },
         };
@@ -217,8 +221,8 @@ impl Share {
         for bound in &bound {
             self.known_now(bound);
         }
-        if shared {
-            self.shared.insert(uid.clone(), Assignment::Given(portions));
+        if tenant.assignment == Assignment::None {
+            self.shared.insert(uid.clone(), portions);
         }
         if self.seated.contains_key(&uid) {
             self.due.rewritten.insert(uid.clone());
@@ -284,12 +288,26 @@ impl Share {
         }
     }
 
+    /// Whether a pod that nobody placed gets something: one that has got something gets the rest too.
+    pub(super) fn shares(&self, uid: &PodUid) -> bool {
+        self.may_share() || self.shared.contains_key(uid)
+    }
+
     /// What a pod that nobody placed gets: the devices of the slots that kubelet chose, limited only where the pod itself
-    /// names a limit.
+    /// names a limit. A container of which it is not known what it holds has nothing in it yet.
     fn share_out(&self, tenant: &Tenant, books: &[Held]) -> Result<Vec<Vec<Portion>>, Refusal> {
-        let row =
-            |ask: &Ask| books.iter().find(|row| row.holder.pod == tenant.uid && row.holder.container == ask.container);
-        tenant.asks.iter().map(|ask| row(ask).map_or(Ok(Vec::new()), |row| self.share_of(ask, &row.ids))).collect()
+        let before = self.shared.get(&tenant.uid);
+        let asks = tenant.asks.iter().enumerate();
+        let own = asks.map(|(at, ask)| {
+            if let Some(own) = before.and_then(|before| before.get(at)).filter(|own| !own.is_empty()) {
+                return Ok(own.clone());
+            }
+            let key = ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() };
+            let row = books.iter().find(|row| row.holder == key).or_else(|| self.held.get(&key));
+            let ids = row.map(|row| &row.ids).or_else(|| self.tickets.held_by(&key).map(|issued| &issued.ids));
+            ids.map_or(Ok(Vec::new()), |ids| self.share_of(ask, ids))
+        });
+        own.collect()
     }
 
     /// The same for one container of it.
@@ -300,6 +318,8 @@ impl Share {
                 MemoryAsk::Bytes(bytes) => bytes,
                 MemoryAsk::Percent(percent) => Bytes(card.memory.0.saturating_mul(u64::from(percent)) / 100),
             });
+            // In the unit of what is written on the pod, and as it is read back.
+            let memory = memory.map(|memory| Mib::within(memory).bytes()).filter(|memory| *memory > Bytes(0));
             Ok(Portion { device: slot.device, memory, cores: ask.cores })
         };
         ids.iter().filter_map(|id| Slot::parse(id)).map(portion).collect()

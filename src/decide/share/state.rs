@@ -35,8 +35,9 @@ pub struct Share {
     pub(super) started: BTreeSet<PodUid>,
     /// kubelet's books as they were last read: by container, the ids it holds.
     pub(super) held: BTreeMap<ContainerKey, Held>,
-    /// What was given to pods without a claim; for the others the assignment says it.
-    pub(super) shared: BTreeMap<PodUid, Assignment>,
+    /// What was given to pods without a claim; for the others the assignment says it. A container that kubelet has not been
+    /// seen to give anything has nothing in it yet.
+    pub(super) shared: BTreeMap<PodUid, Vec<Vec<Portion>>>,
     /// Whether devices are given at `Allocate`.
     pub(super) early: bool,
     /// Whether a claim moves to the devices that kubelet chose.
@@ -144,7 +145,8 @@ impl Share {
 
     /// Takes over one pod.
     pub fn tenant_is(&mut self, tenant: Tenant) {
-        if !matches!(tenant.assignment, Assignment::None) && !tenant.placed_here {
+        // What cannot be read says nothing of who wrote it.
+        if matches!(tenant.assignment, Assignment::Given(_)) && !tenant.placed_here {
             self.served_by_scheduler = true;
         }
         if tenant.started && !tenant.finished {
@@ -238,7 +240,10 @@ impl Share {
             return Assignment::Given(seated.clone());
         }
         match &tenant.assignment {
-            Assignment::None => self.shared.get(&tenant.uid).cloned().unwrap_or(Assignment::None),
+            Assignment::None => match self.shared.get(&tenant.uid).filter(|claim| tenant.is_whole(claim)) {
+                Some(whole) => Assignment::Given(whole.clone()),
+                None => Assignment::None,
+            },
             written => written.clone(),
         }
     }

@@ -193,12 +193,52 @@ fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
         }
         other => panic!("{other:?}"),
     }
+    let torn = tenant(3, vec![ask("main", Role::App, 1)], Assignment::Unreadable("torn".into()));
+    let mut share = self::share(vec![free.clone(), torn]);
+    assert!(!share.served_by_scheduler(), "anybody can write what cannot be read");
+    assert!(matches!(share.start(&ids(&[(0, 3)]), Some(&books)), Verdict::Fill { shared: true, .. }));
     let mut share = self::share(vec![free.clone(), single(2, portion(0, 8, 30))]);
     assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::NotPlaced);
     let mut share = Share::new(WithoutClaim::Share, true);
     share.cards_are(vec![card(0, 10)]);
     share.tenants_are(vec![free]);
     assert!(matches!(share.start(&ids(&[(0, 3)]), Some(&books)), Verdict::Fill { shared: true, .. }));
+}
+
+#[test]
+fn every_container_of_a_pod_that_nobody_placed_gets_its_own_and_may_restart() {
+    let asks = || {
+        vec![
+            ask("side", Role::Sidecar, 1),
+            ask("none", Role::App, 0),
+            ask("one", Role::App, 1),
+            ask("two", Role::App, 2),
+        ]
+    };
+    let free = |n| Portion { device: device(n), memory: None, cores: None };
+    let claim = vec![vec![free(0)], vec![], vec![free(1)], vec![free(0), free(1)]];
+    let slots: [(&str, &[(u32, u16)]); 3] = [("side", &[(0, 0)]), ("one", &[(1, 0)]), ("two", &[(0, 1), (1, 1)])];
+    let books: Vec<Held> = (1..).zip(&slots).map(|(n, (container, slots))| row(1, container, slots, n)).collect();
+    let mut share = share(vec![tenant(1, asks(), Assignment::None)]);
+    let mut written = Vec::new();
+    let mut start = |share: &mut Share, slots: &[(u32, u16)]| match share.start(&ids(slots), Some(&books)) {
+        Verdict::Fill { bound, shared } => {
+            written.extend(shared.then(|| share.claim(&uid(1)).unwrap()));
+            bound
+        }
+        other => panic!("{slots:?}: {other:?}"),
+    };
+    for (container, slots) in slots.iter().chain(&slots) {
+        let bound = start(&mut share, slots);
+        assert_eq!((bound.len(), &*bound[0].holder.container, bound[0].portions.len()), (1, *container, slots.len()));
+        assert!(!bound[0].differs);
+    }
+    // What comes back with the pod is what was written; a scheduler's first pod changes nothing of it.
+    share.tenants_are(vec![tenant(1, asks(), Assignment::Given(claim.clone())), single(2, portion(1, 8, 30))]);
+    for (_, slots) in slots {
+        start(&mut share, slots);
+    }
+    assert_eq!(written, [claim], "once, and whole");
 }
 
 #[test]

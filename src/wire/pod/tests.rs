@@ -153,6 +153,22 @@ fn what_is_beyond_the_bounds_is_counted() {
     assert_eq!((pod.containers[0].limits.len(), pod.containers[0].limits_left_out), (MAX_RESOURCES, 8));
 }
 
+#[test]
+fn what_anybody_may_write_does_not_push_out_what_was_promised() {
+    let mut value = whole();
+    value["metadata"]["annotations"] = json!({
+        "gpu-steward.io/a": "x".repeat(MAX_ANNOTATIONS - 100), "hami.io/vgpu-devices-allocated": "y".repeat(200),
+        "hami.io/vgpu-node": "n", "nvidia.com/use-gputype": "H100",
+    });
+    let pod = read(&value).unwrap();
+    let keys: Vec<&str> = pod.annotations.iter().map(|(key, _)| &**key).collect();
+    assert_eq!(keys, ["hami.io/vgpu-devices-allocated", "hami.io/vgpu-node", "nvidia.com/use-gputype"]);
+    assert_eq!((pod.annotations_left_out, pod.system_keys_left_out), (1, 0));
+    value["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = "y".repeat(MAX_ANNOTATIONS).into();
+    let pod = read(&value).unwrap();
+    assert_eq!((pod.annotations_left_out, pod.system_keys_left_out), (1, 1));
+}
+
 /// A value of any shape in the place of any value of a pod.
 fn strange() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![

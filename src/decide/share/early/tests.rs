@@ -7,7 +7,7 @@ use crate::share::{Card, Refusal, Share, Verdict, Waiting, WithoutClaim};
 use model::id::{PodUid, Ticket};
 use model::share::{Assignment, ContainerKey, Held, Issued, MemoryAsk, Portion, Role, Slot, Tenant};
 use model::time::Arrival;
-use model::unit::Bytes;
+use model::unit::Mib;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -134,18 +134,24 @@ fn a_start_without_the_ticket_that_was_given_is_refused() {
 #[test]
 fn a_pod_that_nobody_placed_gets_the_devices_of_its_ids() {
     let mut free = tenant(1, vec![ask("main", Role::App, 1)], Assignment::None);
-    free.asks[0].memory = Some(MemoryAsk::Percent(50));
+    free.asks[0].memory = Some(MemoryAsk::Percent(33));
     let mut share = Share::new(WithoutClaim::Share, false);
     share.cards_are(vec![card(0, 10), card(1, 10)]);
-    share.tenants_are(vec![free]);
+    share.tenants_are(vec![free.clone()]);
     let books = [allocate(&mut share, (1, "main"), &[(1, 3)], 7, &[])];
     match share.start(&ids(&[(1, 3)]), Some(&books)) {
         Verdict::Fill { bound, shared: true } => {
-            let own = Portion { device: device(1), memory: Some(Bytes(40 * GIB)), cores: None };
-            assert_eq!(bound[0].portions, [own]);
+            let own = Portion { device: device(1), memory: Some(Mib(27_033).bytes()), cores: None };
+            assert_eq!(bound[0].portions, [own], "33 % of 80 GiB, in whole MiB as it is written");
+            free.assignment = Assignment::Given(vec![bound[0].portions.clone()]);
         }
         other => panic!("{other:?}"),
     }
+    // It comes back as it was written, so nothing is to be written anew.
+    let _ = share.take_changes();
+    share.tenants_are(vec![free]);
+    filled(share.start(&ids(&[(1, 3)]), Some(&books)));
+    assert_eq!(share.take_changes().claims, []);
 }
 
 #[test]

@@ -57,6 +57,32 @@ fn an_app_container_that_took_over_nothing_has_its_own_ticket() {
 }
 
 #[test]
+fn a_pod_that_nobody_placed_gets_for_each_container_what_is_known_of_it() {
+    let asks = vec![ask("warm", Role::Init, 2), ask("one", Role::App, 1), ask("two", Role::App, 1)];
+    let mut share = share(vec![tenant(1, asks, Assignment::None)]);
+    for (ticket, slots) in [(7, &[(0, 1), (0, 2)][..]), (8, &[(0, 3)]), (9, &[(1, 4)])] {
+        issue(&mut share, ticket, slots);
+    }
+    let listed = [listed(1, "one", &[(0, 3)]), listed(1, "two", &[(1, 4)])];
+    // What the init container holds is not known: what there is of the claim is not to be written.
+    for (name, slot, device) in
+        [("one", (0, 3), device(0)), ("two", (1, 4), self::device(1)), ("one", (0, 3), self::device(0))]
+    {
+        match share.start_by_listing(&ids(&[slot]), &listed) {
+            Verdict::Fill { bound, shared: false } => {
+                assert_eq!((&*bound[0].holder.container, &bound[0].portions[0].device), (name, &device));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(share.claim(&uid(1)), None);
+    // kubelet's books are there again.
+    let rows = [row(1, "warm", &[(0, 1), (0, 2)], 7), row(1, "one", &[(0, 3)], 8), row(1, "two", &[(1, 4)], 9)];
+    assert!(matches!(share.start(&ids(&[(1, 4)]), Some(&rows)), Verdict::Fill { shared: true, .. }));
+    assert_eq!(share.claim(&uid(1)).unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1]);
+}
+
+#[test]
 fn what_leaves_a_choice_is_waited_for() {
     let start = |share: &mut Share, listed: &[ContainerDevices]| share.start_by_listing(&ids(&[(0, 3)]), listed);
     let wait = Verdict::Wait(Waiting::Books);

@@ -104,8 +104,10 @@ impl Sharing {
             if let Some(pod) = pod {
                 self.teller.filled(pod);
             }
-            if let Some(tenant) = self.share.tenant(holder).filter(|_| shared) {
-                self.teller.shared(tenant, bound);
+            if let (Some(tenant), Some(claim)) = (self.share.tenant(holder), self.share.claim(holder))
+                && shared
+            {
+                self.teller.shared(tenant, &claim);
             }
         }
         let written = self.counts.writing();

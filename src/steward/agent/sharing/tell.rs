@@ -5,7 +5,7 @@
 use super::health::News;
 use super::overuse::Accused;
 use super::writing::{Ended, write};
-use decide::share::{Bound, Refusal};
+use decide::share::Refusal;
 use decide::unwritten::{Annotations, Kind, MAX_UNDER_WAY, Outcome, Unwritten};
 use effects::apiserver::{ApiServer, Event, Weight};
 use model::claim::{BindPhase, Grant, Slots};
@@ -204,16 +204,9 @@ impl Teller {
 
     /// A pod that nobody placed got something: it is written where a scheduler would have written it, with a mark that it
     /// was us.
-    pub(super) fn shared(&mut self, tenant: &Tenant, bound: &[Bound]) {
-        let slots: Vec<Vec<Grant>> = tenant
-            .asks
-            .iter()
-            .map(|ask| {
-                let own = bound.iter().find(|bound| bound.holder.container == ask.container);
-                own.iter().flat_map(|bound| bound.portions.iter()).map(grant).collect()
-            })
-            .collect();
-        match assignment::encode(key::ALLOCATED, &Slots(slots)) {
+    pub(super) fn shared(&mut self, tenant: &Tenant, claim: &[Vec<Portion>]) {
+        let slots = Slots(claim.iter().map(|own| own.iter().map(grant).collect()).collect());
+        match assignment::encode(key::ALLOCATED, &slots) {
             Ok(text) => {
                 let share = Annotations::from([
                     (key::ALLOCATED, Some(text.into())),
