@@ -4,7 +4,7 @@ use super::ledger::of_pod;
 use super::state::Share;
 use model::id::GpuUuid;
 use model::promise::{MAX_PROMISES, PodPromise};
-use model::share::{Assignment, Portion};
+use model::share::Portion;
 use model::unit::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ impl Share {
     pub fn promises(&self) -> Arc<[PodPromise]> {
         let mut promises = Vec::new();
         for tenant in self.started.iter().filter_map(|uid| self.tenants.get(uid)).filter(|tenant| !tenant.finished) {
-            let Assignment::Given(portions) = self.assignment(tenant) else { continue };
+            let Some(portions) = self.promised_to(tenant) else { continue };
             let all = || portions.iter().flatten();
             let devices: BTreeSet<&GpuUuid> = all().map(|portion| &portion.device).collect();
             for device in devices {

@@ -149,20 +149,35 @@ impl Share {
         touched.into_iter().all(|device| {
             let Some(card) = self.cards.get(device) else { return false };
             let (mut before, mut after) = (Promised::default(), Promised::default());
+            let (mut clashed, mut clashes) = (0_u32, 0_u32);
             for tenant in self.tenants.values().filter(|tenant| !tenant.finished) {
-                let Assignment::Given(now) = self.assignment(tenant) else { continue };
-                before.add(of_pod(tenant, &now, device));
-                after.add(of_pod(tenant, seats.get(&tenant.uid).unwrap_or(&now), device));
+                let Some(now) = self.promised_to(tenant) else { continue };
+                let of_now = of_pod(tenant, &now, device);
+                let then = of_pod(tenant, seats.get(&tenant.uid).unwrap_or(&now), device);
+                clashed += u32::from(of_now.clash(before, card));
+                clashes += u32::from(then.clash(after, card));
+                before.add(of_now);
+                after.add(then);
             }
             let fits = |after: u64, before: u64, total: u64| after <= total || after <= before;
             fits(after.memory, before.memory, card.memory.0)
                 && fits(after.cores, before.cores, u64::from(card.cores))
                 && fits(after.containers, before.containers, u64::from(card.slots))
+                && clashes <= clashed
         })
     }
 
     fn commit(&mut self, seats: Seats) {
         for (uid, claim) in seats {
+            // Of a pod that has started only what has moved.
+            let before = self.claim(&uid).unwrap_or_default();
+            if let Some(kept) = self.kept.get_mut(&uid) {
+                for ((kept, before), now) in kept.iter_mut().zip(before).zip(&claim) {
+                    if before != *now {
+                        kept.clone_from(now);
+                    }
+                }
+            }
             self.due.rewritten.insert(uid.clone());
             self.seated.insert(uid, claim);
         }

@@ -102,6 +102,13 @@ pub enum Refusal {
         /// What this pod was promised.
         wanted: u64,
     },
+    /// The device was promised to one pod alone, with all its SM time, and two would share it.
+    NotAlone {
+        /// Which.
+        device: GpuUuid,
+        /// Whether to this pod, and not to one that has started.
+        own: bool,
+    },
     /// The pod has finished.
     Finished,
     /// At `Allocate`, which names nobody, it was given what was promised to another.
@@ -129,6 +136,7 @@ impl Refusal {
             Refusal::Count { .. } => "CountDiffers",
             Refusal::NoSuchDevice(_) => "NoSuchDevice",
             Refusal::DoesNotFit { .. } => "DoesNotFit",
+            Refusal::NotAlone { .. } => "NotAlone",
             Refusal::Finished => "Finished",
             Refusal::Mistaken { .. } => "MistakenForAnother",
             Refusal::Forgotten => "Forgotten",
@@ -152,6 +160,12 @@ impl fmt::Display for Refusal {
                 f,
                 "{what} of {device}: {wanted} were promised to this pod, {promised} to pods that have started, and there are {total}"
             ),
+            Refusal::NotAlone { device, own: true } => {
+                write!(f, "all SM time of {device} was promised to this pod, and pods that have started share it")
+            }
+            Refusal::NotAlone { device, own: false } => {
+                write!(f, "all SM time of {device} was promised to a pod that has started, and this one would share it")
+            }
             Refusal::Finished => f.write_str("the pod has finished"),
             Refusal::Mistaken { what } => write!(
                 f,
@@ -221,9 +235,7 @@ impl Share {
         for bound in &bound {
             self.known_now(bound);
         }
-        if tenant.assignment == Assignment::None {
-            self.shared.insert(uid.clone(), portions);
-        }
+        self.keep(&tenant, &portions, &|name| bound.iter().any(|bound| *bound.holder.container == *name));
         if self.seated.contains_key(&uid) {
             self.due.rewritten.insert(uid.clone());
         }
@@ -290,13 +302,13 @@ impl Share {
 
     /// Whether a pod that nobody placed gets something: one that has got something gets the rest too.
     pub(super) fn shares(&self, uid: &PodUid) -> bool {
-        self.may_share() || self.shared.contains_key(uid)
+        self.may_share() || self.kept.contains_key(uid)
     }
 
     /// What a pod that nobody placed gets: the devices of the slots that kubelet chose, limited only where the pod itself
     /// names a limit. A container of which it is not known what it holds has nothing in it yet.
     fn share_out(&self, tenant: &Tenant, books: &[Held]) -> Result<Vec<Vec<Portion>>, Refusal> {
-        let before = self.shared.get(&tenant.uid);
+        let before = self.kept.get(&tenant.uid);
         let asks = tenant.asks.iter().enumerate();
         let own = asks.map(|(at, ask)| {
             if let Some(own) = before.and_then(|before| before.get(at)).filter(|own| !own.is_empty()) {
@@ -325,23 +337,25 @@ impl Share {
         ids.iter().filter_map(|id| Slot::parse(id)).map(portion).collect()
     }
 
-    /// Whether the claim fits beside what has started. A pod that has started is not judged again: what it holds it holds.
+    /// Whether the claim fits beside what has started. What a pod that has started holds it holds: only what is more than
+    /// that is judged again.
     fn fits(&self, tenant: &Tenant, portions: &[Vec<Portion>]) -> Result<(), Refusal> {
         let devices: BTreeSet<&GpuUuid> = portions.iter().flatten().map(|portion| &portion.device).collect();
         for device in devices {
             let card = self.cards.get(device).ok_or_else(|| Refusal::NoSuchDevice(device.clone()))?;
-            if self.started.contains(&tenant.uid) {
-                continue;
-            }
             let (wanted, others) = (of_pod(tenant, portions, device), self.promised(device, &tenant.uid));
-            for (what, wanted, promised, total) in [
-                ("bytes of memory", wanted.memory, others.memory, card.memory.0),
-                ("percent of SM time", wanted.cores, others.cores, u64::from(card.cores)),
-                ("slots", wanted.containers, others.containers, u64::from(card.slots)),
+            let held = self.kept.get(&tenant.uid).map(|kept| of_pod(tenant, kept, device)).unwrap_or_default();
+            for (what, wanted, held, promised, total) in [
+                ("bytes of memory", wanted.memory, held.memory, others.memory, card.memory.0),
+                ("percent of SM time", wanted.cores, held.cores, others.cores, u64::from(card.cores)),
+                ("slots", wanted.containers, held.containers, others.containers, u64::from(card.slots)),
             ] {
-                if wanted > 0 && promised.saturating_add(wanted) > total {
+                if wanted > held && promised.saturating_add(wanted) > total {
                     return Err(Refusal::DoesNotFit { device: device.clone(), what, total, promised, wanted });
                 }
+            }
+            if wanted.clash(others, card) && !held.clash(others, card) {
+                return Err(Refusal::NotAlone { device: device.clone(), own: wanted.alone > 0 });
             }
         }
         Ok(())

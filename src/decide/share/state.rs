@@ -35,9 +35,10 @@ pub struct Share {
     pub(super) started: BTreeSet<PodUid>,
     /// kubelet's books as they were last read: by container, the ids it holds.
     pub(super) held: BTreeMap<ContainerKey, Held>,
-    /// What was given to pods without a claim; for the others the assignment says it. A container that kubelet has not been
-    /// seen to give anything has nothing in it yet.
-    pub(super) shared: BTreeMap<PodUid, Vec<Vec<Portion>>>,
+    /// What pods that have started hold: for each container what it was given last, or will be when it starts. It stays when
+    /// the claim on the pod changes or cannot be read any more. A container of a pod without a claim of which it is not known
+    /// what kubelet gave it has nothing in it yet.
+    pub(super) kept: BTreeMap<PodUid, Vec<Vec<Portion>>>,
     /// Whether devices are given at `Allocate`.
     pub(super) early: bool,
     /// Whether a claim moves to the devices that kubelet chose.
@@ -84,7 +85,7 @@ impl Share {
             served_by_scheduler,
             started: BTreeSet::new(),
             held: BTreeMap::new(),
-            shared: BTreeMap::new(),
+            kept: BTreeMap::new(),
             early: false,
             follows_kubelet: false,
             tickets: Tickets::default(),
@@ -153,6 +154,11 @@ impl Share {
             self.started.insert(tenant.uid.clone());
         }
         self.overlay(&tenant);
+        if self.started.contains(&tenant.uid)
+            && let Assignment::Given(claim) = self.assignment(&tenant)
+        {
+            self.keep(&tenant, &claim, &|_| false);
+        }
         if self.tenants.len() < MAX_TENANTS || self.tenants.contains_key(&tenant.uid) {
             self.tenants.insert(tenant.uid.clone(), tenant);
         }
@@ -183,11 +189,21 @@ impl Share {
         }
     }
 
+    /// A pod that has started holds `claim`: what was `given` now, and what was not known before.
+    pub(super) fn keep(&mut self, tenant: &Tenant, claim: &[Vec<Portion>], given: &dyn Fn(&str) -> bool) {
+        let kept = self.kept.entry(tenant.uid.clone()).or_insert_with(|| claim.to_vec());
+        for ((ask, kept), now) in tenant.asks.iter().zip(kept).zip(claim) {
+            if kept.is_empty() || given(&ask.container) {
+                kept.clone_from(now);
+            }
+        }
+    }
+
     /// A pod is not there any more.
     pub fn tenant_gone(&mut self, uid: &PodUid) {
         self.tenants.remove(uid);
         self.started.remove(uid);
-        self.shared.remove(uid);
+        self.kept.remove(uid);
         self.seated.remove(uid);
         let of_it = |row: &&Held| &row.holder.pod == uid;
         let tickets: Vec<Ticket> = self.held.values().filter(of_it).filter_map(|row| row.ticket.clone()).collect();
@@ -234,17 +250,17 @@ impl Share {
         waiting
     }
 
-    /// What holds of a pod: what a scheduler wrote, or what it was given without one.
+    /// What holds of a pod: what a scheduler wrote, or, without it, what it was given.
     pub(super) fn assignment(&self, tenant: &Tenant) -> Assignment {
         if let Some(seated) = self.seated.get(&tenant.uid) {
             return Assignment::Given(seated.clone());
         }
         match &tenant.assignment {
-            Assignment::None => match self.shared.get(&tenant.uid).filter(|claim| tenant.is_whole(claim)) {
-                Some(whole) => Assignment::Given(whole.clone()),
-                None => Assignment::None,
+            Assignment::Given(_) => tenant.assignment.clone(),
+            lost => match self.kept.get(&tenant.uid).filter(|claim| tenant.is_whole(claim)) {
+                Some(kept) => Assignment::Given(kept.clone()),
+                None => lost.clone(),
             },
-            written => written.clone(),
         }
     }
 }

@@ -153,6 +153,70 @@ fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_
 }
 
 #[test]
+fn a_running_pods_promise_stays_whatever_is_written_on_it() {
+    let asks = || vec![ask("main", Role::App, 1), ask("late", Role::App, 1)];
+    let first = vec![vec![portion(0, 40, 10)], vec![portion(0, 10, 10)]];
+    let pod = |assignment| tenant(1, asks(), assignment);
+    let books = [row(1, "main", &[(0, 0)], 1), row(1, "late", &[(0, 1)], 2), row(2, "main", &[(0, 2)], 3)];
+    let start = |share: &mut Share, slot| share.start(&ids(&[(0, slot)]), Some(&books));
+    let second = |share: &mut Share| refused(start(share, 2));
+    let mut share = share(vec![pod(Assignment::Given(first.clone())), single(2, portion(0, 50, 30))]);
+    filled(start(&mut share, 0));
+    let larger = vec![vec![portion(0, 79, 10)], vec![portion(0, 10, 10)]];
+    let smaller = vec![vec![portion(0, 5, 10)], vec![portion(0, 5, 10)]];
+    let elsewhere = vec![vec![portion(1, 40, 10)], vec![portion(0, 10, 10)]];
+    let torn = Assignment::Unreadable("torn".into());
+    let given = Assignment::Given;
+    for written in
+        [torn.clone(), Assignment::None, given(larger.clone()), given(smaller.clone()), given(elsewhere.clone())]
+    {
+        share.tenants_are(vec![pod(written.clone()), single(2, portion(0, 50, 30))]);
+        match second(&mut share) {
+            Refusal::DoesNotFit { promised, .. } => assert_eq!(promised, 50 * GIB, "{written:?}"),
+            other => panic!("{written:?}: {other}"),
+        }
+    }
+    // Without a claim that can be read a container gets again what it had.
+    share.tenants_are(vec![pod(torn), single(2, portion(0, 20, 30))]);
+    assert_eq!(filled(start(&mut share, 0))[0].portions, first[0]);
+    filled(start(&mut share, 2));
+    // More than it had is judged beside those that run; less is its own, container by container.
+    share.tenant_is(pod(given(larger)));
+    assert!(matches!(refused(start(&mut share, 0)), Refusal::DoesNotFit { promised, .. } if promised == 20 * GIB));
+    share.tenant_is(pod(given(smaller)));
+    filled(start(&mut share, 0));
+    assert_eq!(share.promised(&device(0), &uid(2)).memory, 15 * GIB);
+    filled(start(&mut share, 1));
+    assert_eq!(share.promised(&device(0), &uid(2)).memory, 10 * GIB);
+}
+
+#[test]
+fn a_claim_of_all_sm_time_has_its_device_to_itself() {
+    let free = |n| Portion { cores: None, ..portion(n, 8, 0) };
+    let books = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+    for (first, second, refuses) in [
+        (portion(0, 8, 100), free(0), Some(false)),
+        (free(0), portion(0, 8, 100), Some(true)),
+        (portion(0, 8, 100), free(1), None),
+        (portion(0, 8, 99), free(0), None),
+    ] {
+        let mut share = share(vec![single(1, first.clone()), single(2, second)]);
+        filled(share.start(&ids(&[(0, 0)]), Some(&books)));
+        let verdict = share.start(&ids(&[(0, 1)]), Some(&books));
+        match refuses {
+            Some(own) => assert_eq!(refused(verdict), Refusal::NotAlone { device: device(0), own }),
+            None => drop(filled(verdict)),
+        }
+        filled(share.start(&ids(&[(0, 0)]), Some(&books)));
+    }
+    // Where more SM time can be promised than there is, nobody is alone.
+    let mut share = share(vec![single(1, portion(0, 8, 100)), single(2, free(0))]);
+    share.cards_are(vec![Card { cores: 200, ..card(0, 10) }]);
+    filled(share.start(&ids(&[(0, 0)]), Some(&books)));
+    filled(share.start(&ids(&[(0, 1)]), Some(&books)));
+}
+
+#[test]
 fn what_an_earlier_life_gave_out_is_still_held() {
     let mut share = Share::new(WithoutClaim::Auto, false);
     share.cards_are(vec![card(0, 10)]);

@@ -40,6 +40,8 @@ fn a_claim_stays_where_kubelets_choice_could_not_keep_it() {
     for (tenants, why) in [
         (vec![single(1, portion(1, 20, 30)), single(2, portion(0, 70, 30))], "memory, of a pod that has not started"),
         (vec![single(1, portion(1, 20, 80)), single(2, portion(0, 7, 30))], "SM time"),
+        (vec![single(1, portion(1, 20, 30)), single(2, portion(0, 7, 100))], "a pod that has the device alone"),
+        (vec![single(1, portion(1, 20, 100)), single(2, portion(0, 7, 0))], "it would have the device alone"),
     ] {
         let mut share = following(tenants);
         share.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
