@@ -159,6 +159,8 @@ pub struct Held {
     pub ids: Vec<Arc<str>>,
     /// Our ticket; absent in an answer that was not ours or carried none.
     pub ticket: Option<Ticket>,
+    /// Whether the answer has something in it and nothing of ours: it is that of another plugin.
+    pub foreign: bool,
     /// Whether everything was given with the ticket, before it was known whose it is.
     pub early: bool,
 }

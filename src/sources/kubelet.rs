@@ -78,5 +78,6 @@ fn held(row: checkpoint::Allocation) -> Held {
         ids: row.ids,
         early: late.is_none() && row.ticket.is_some(),
         ticket: late.or(row.ticket),
+        foreign: row.foreign,
     }
 }

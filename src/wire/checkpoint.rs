@@ -44,6 +44,8 @@ pub struct Allocation {
     pub cdi_devices: Vec<Arc<str>>,
     /// The ticket that stands in the plugin's answer beside devices, where the runtime has no CDI.
     pub ticket: Option<Ticket>,
+    /// Whether the plugin's answer has something in it and nothing of it is a ticket of ours, not even a broken one.
+    pub foreign: bool,
 }
 
 /// The file.
@@ -161,6 +163,7 @@ fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
         ids,
         cdi_devices: told.cdi_devices,
         ticket: told.ticket,
+        foreign: told.something && !told.ours,
     })
 }
 
@@ -169,6 +172,10 @@ fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
 struct Told {
     cdi_devices: Vec<Arc<str>>,
     ticket: Option<Ticket>,
+    /// Whether there is anything at all.
+    something: bool,
+    /// Whether there is what only we write.
+    ours: bool,
 }
 
 /// The names of the CDI devices (field 5, each a message with its name in field 1) and the ticket among the annotations
@@ -177,13 +184,16 @@ fn told(answer: &str) -> Option<Told> {
     let bytes = base64::decode(answer)?;
     let mut told = Told::default();
     for (number, field) in fields(&bytes)? {
+        told.something = true;
         match (number, field) {
             (5, Field::Bytes(device)) => {
                 if let Some(name) = text(device, 1)? {
+                    told.ours |= name.starts_with(ticket::KIND);
                     told.cdi_devices.push(name.into());
                 }
             }
             (4, Field::Bytes(annotation)) if text(annotation, 1)? == Some(ticket::ANNOTATION) => {
+                told.ours = true;
                 told.ticket = text(annotation, 2)?.and_then(|value| Ticket::parse(value).ok());
             }
             _ => {}

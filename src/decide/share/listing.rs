@@ -101,6 +101,7 @@ impl Share {
             holder,
             ids: issued.ids.clone(),
             ticket: Some(issued.ticket.clone()),
+            foreign: false,
             early: issued.early(),
         };
         Some(issued.iter().zip(holders).map(row).collect())
@@ -117,6 +118,7 @@ impl Share {
             holder: ContainerKey { pod: tenant.uid.clone(), container: one.container.clone() },
             ids: one.ids.clone(),
             ticket: None,
+            foreign: false,
             early: false,
         };
         other.map(row).collect()

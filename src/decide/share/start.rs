@@ -38,7 +38,8 @@ pub enum Verdict {
         /// the pod.
         shared: bool,
     },
-    /// Ids of a plugin that ran here before us, whose answer was complete: nothing is to be done.
+    /// Ids of a plugin that ran here before us: its answer is what the container gets, and nothing is to be done. Its ids may
+    /// look like ours; then its answer does not.
     Foreign,
     /// Not known yet: look again when books or pods have changed.
     Wait(Waiting),
@@ -48,6 +49,8 @@ pub enum Verdict {
         uid: PodUid,
         /// Its names.
         pod: PodRef,
+        /// The container; where several share the ids and the cause is not that of one of them, all of these.
+        container: Arc<str>,
         /// Why.
         why: Refusal,
     },
@@ -118,13 +121,15 @@ pub enum Refusal {
     },
     /// It was given something at `Allocate`, and what that was is not known any more.
     Forgotten,
+    /// kubelet has no answer for its ids any more, or a broken one: it would start without devices and limits.
+    AnswerLost,
 }
 
 impl Refusal {
     /// Whether no later try can help: somebody who may must take the pod away, and its controller makes it again.
     #[must_use]
     pub fn for_good(&self) -> bool {
-        matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten)
+        matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten | Refusal::AnswerLost)
     }
 
     /// One word for events and metrics.
@@ -140,6 +145,7 @@ impl Refusal {
             Refusal::Finished => "Finished",
             Refusal::Mistaken { .. } => "MistakenForAnother",
             Refusal::Forgotten => "Forgotten",
+            Refusal::AnswerLost => "AnswerLost",
         }
     }
 }
@@ -176,6 +182,10 @@ impl fmt::Display for Refusal {
                 "what this container was given when kubelet asked for it is not known any more (was the state directory lost?): \
                  the pod must be deleted and made again",
             ),
+            Refusal::AnswerLost => f.write_str(
+                "kubelet's checkpoint holds these ids without the plugin's answer, so the container would get neither devices nor \
+                 limits: the pod must be deleted and made again",
+            ),
         }
     }
 }
@@ -196,39 +206,36 @@ impl Share {
             books.iter().filter(|row| row.ids.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == asked).collect();
         let Some(uid) = self.whose(&rows) else { return Verdict::Wait(Waiting::Books) };
         let rows: Vec<&Held> = rows.into_iter().filter(|row| row.holder.pod == uid).collect();
-        if rows.iter().all(|row| row.ticket.is_none()) {
+        if rows.iter().all(|row| foreign(row)) {
             return Verdict::Foreign;
         }
         let Some(tenant) = self.tenants.get(&uid).cloned() else { return Verdict::Wait(Waiting::Pod) };
-        let refuse = |why| Verdict::Refuse { uid: uid.clone(), pod: tenant.pod.clone(), why };
+        let refuse_of = |container: &Arc<str>, why| Verdict::Refuse {
+            uid: uid.clone(),
+            pod: tenant.pod.clone(),
+            container: container.clone(),
+            why,
+        };
+        let refuse = |why| {
+            let names: Vec<&str> = rows.iter().map(|row| &*row.holder.container).collect();
+            refuse_of(&names.join(", ").into(), why)
+        };
         if tenant.finished {
             return refuse(Refusal::Finished);
         }
+        if let Some(row) = rows.iter().find(|row| row.ticket.is_none() && !foreign(row)) {
+            return refuse_of(&row.holder.container, Refusal::AnswerLost);
+        }
         self.settle(books);
         self.follow_kubelet(&tenant, &rows);
-        let (portions, shared) = match self.assignment(&tenant) {
-            Assignment::Given(portions) => (portions, false),
-            Assignment::Unreadable(why) => return refuse(Refusal::Unreadable(why)),
-            Assignment::None if !self.shares(&uid) => return refuse(Refusal::NotPlaced),
-            Assignment::None => match self.share_out(&tenant, books) {
-                Ok(portions) => {
-                    let shared = tenant.is_whole(&portions);
-                    (portions, shared)
-                }
-                Err(why) => return refuse(why),
-            },
-        };
-        let bound = match bind(&tenant, &portions, &rows) {
-            Ok(bound) => bound,
+        let (portions, shared) = match self.granted(&tenant, books) {
+            Ok(granted) => granted,
             Err(why) => return refuse(why),
         };
-        for bound in bound.iter().filter(|bound| bound.early) {
-            match self.tickets.get(&bound.ticket) {
-                None => return refuse(Refusal::Forgotten),
-                Some(issued) if issued.holder.as_ref() == Some(&bound.holder) => {}
-                Some(issued) => return refuse(Refusal::Mistaken { what: self.mistaken(issued, &bound.portions) }),
-            }
-        }
+        let bound = match bind(&tenant, &portions, &rows).and_then(|bound| self.confirmed(bound)) {
+            Ok(bound) => bound,
+            Err((container, why)) => return refuse_of(&container, why),
+        };
         if let Err(why) = self.fits(&tenant, &portions) {
             return refuse(why);
         }
@@ -241,6 +248,33 @@ impl Share {
         }
         self.started.insert(uid);
         Verdict::Fill { bound, shared }
+    }
+
+    /// The claim that holds of a pod, and whether it was made up here and is whole now.
+    fn granted(&self, tenant: &Tenant, books: &[Held]) -> Result<(Vec<Vec<Portion>>, bool), Refusal> {
+        match self.assignment(tenant) {
+            Assignment::Given(portions) => Ok((portions, false)),
+            Assignment::Unreadable(why) => Err(Refusal::Unreadable(why)),
+            Assignment::None if !self.shares(&tenant.uid) => Err(Refusal::NotPlaced),
+            Assignment::None => {
+                let portions = self.share_out(tenant, books)?;
+                let whole = tenant.is_whole(&portions);
+                Ok((portions, whole))
+            }
+        }
+    }
+
+    /// Whether what was given early is its holder's.
+    fn confirmed(&self, bound: Vec<Bound>) -> Result<Vec<Bound>, (Arc<str>, Refusal)> {
+        for bound in bound.iter().filter(|bound| bound.early) {
+            let why = match self.tickets.get(&bound.ticket) {
+                None => Refusal::Forgotten,
+                Some(issued) if issued.holder.as_ref() == Some(&bound.holder) => continue,
+                Some(issued) => Refusal::Mistaken { what: self.mistaken(issued, &bound.portions) },
+            };
+            return Err((bound.holder.container.clone(), why));
+        }
+        Ok(bound)
     }
 
     /// Where kubelet keeps to a topology of its own, a claim that has not started yet moves to the NUMA node that kubelet
@@ -343,8 +377,16 @@ impl Share {
         let devices: BTreeSet<&GpuUuid> = portions.iter().flatten().map(|portion| &portion.device).collect();
         for device in devices {
             let card = self.cards.get(device).ok_or_else(|| Refusal::NoSuchDevice(device.clone()))?;
-            let (wanted, others) = (of_pod(tenant, portions, device), self.promised(device, &tenant.uid));
-            let held = self.kept.get(&tenant.uid).map(|kept| of_pod(tenant, kept, device)).unwrap_or_default();
+            let (mut wanted, others) = (of_pod(tenant, portions, device), self.promised(device, &tenant.uid));
+            let kept = self.kept.get(&tenant.uid).map_or(&[][..], Vec::as_slice);
+            let held = of_pod(tenant, kept, device);
+            // Without a limit that it had it wants all there is.
+            if lost(kept, portions, device, |portion| portion.memory.is_some()) {
+                wanted.memory = card.memory.0;
+            }
+            if lost(kept, portions, device, |portion| portion.cores.is_some()) {
+                wanted.cores = u64::from(card.cores);
+            }
             for (what, wanted, held, promised, total) in [
                 ("bytes of memory", wanted.memory, held.memory, others.memory, card.memory.0),
                 ("percent of SM time", wanted.cores, held.cores, others.cores, u64::from(card.cores)),
@@ -362,15 +404,29 @@ impl Share {
     }
 }
 
+/// Whether a container that had a limit of `device` has none by its claim as it is now.
+fn lost(kept: &[Vec<Portion>], now: &[Vec<Portion>], device: &GpuUuid, limited: fn(&Portion) -> bool) -> bool {
+    kept.iter().zip(now).any(|(kept, now)| {
+        let had = kept.iter().any(|portion| portion.device == *device && limited(portion));
+        had && now.iter().any(|portion| portion.device == *device && !limited(portion))
+    })
+}
+
+/// Whether a row is another plugin's.
+fn foreign(row: &Held) -> bool {
+    row.ticket.is_none() && (row.foreign || row.ids.iter().any(|id| Slot::parse(id).is_none()))
+}
+
 /// Ties each row to the part of the claim that is its container's.
-fn bind(tenant: &Tenant, portions: &[Vec<Portion>], rows: &[&Held]) -> Result<Vec<Bound>, Refusal> {
+fn bind(tenant: &Tenant, portions: &[Vec<Portion>], rows: &[&Held]) -> Result<Vec<Bound>, (Arc<str>, Refusal)> {
     let mut bound = Vec::with_capacity(rows.len());
     for row in rows {
         let Some(ticket) = row.ticket.clone() else { continue };
         let at = tenant.asks.iter().position(|ask| ask.container == row.holder.container);
         let own = at.and_then(|at| portions.get(at)).cloned().unwrap_or_default();
         if own.len() != row.ids.len() {
-            return Err(Refusal::Count { claimed: own.len(), given: row.ids.len() });
+            let why = Refusal::Count { claimed: own.len(), given: row.ids.len() };
+            return Err((row.holder.container.clone(), why));
         }
         let mut counted: Vec<GpuUuid> =
             row.ids.iter().filter_map(|id| Slot::parse(id)).map(|slot| slot.device).collect();

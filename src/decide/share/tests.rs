@@ -60,6 +60,7 @@ pub(super) fn row(pod: u32, container: &str, slots: &[(u32, u16)], ticket: u8) -
         holder: ContainerKey { pod: uid(pod), container: container.into() },
         ids: ids(slots),
         ticket: (ticket != 0).then(|| Ticket::of_random([ticket; 16])),
+        foreign: false,
         early: false,
     }
 }
@@ -183,6 +184,9 @@ fn a_running_pods_promise_stays_whatever_is_written_on_it() {
     // More than it had is judged beside those that run; less is its own, container by container.
     share.tenant_is(pod(given(larger)));
     assert!(matches!(refused(start(&mut share, 0)), Refusal::DoesNotFit { promised, .. } if promised == 20 * GIB));
+    let unlimited = vec![vec![Portion { memory: None, ..portion(0, 0, 10) }], vec![portion(0, 10, 10)]];
+    share.tenant_is(pod(given(unlimited)));
+    assert!(matches!(refused(start(&mut share, 0)), Refusal::DoesNotFit { wanted, .. } if wanted == 80 * GIB));
     share.tenant_is(pod(given(smaller)));
     filled(start(&mut share, 0));
     assert_eq!(share.promised(&device(0), &uid(2)).memory, 15 * GIB);
@@ -307,16 +311,26 @@ fn every_container_of_a_pod_that_nobody_placed_gets_its_own_and_may_restart() {
 
 #[test]
 fn what_cannot_be_right_is_refused_with_its_reason() {
-    let missing = single(1, portion(7, 8, 30));
-    let mut share = share(vec![missing]);
+    let one = |assignment| tenant(1, vec![ask("main", Role::App, 1)], assignment);
+    let given = |portions| one(Assignment::Given(vec![portions]));
     let books = [row(1, "main", &[(0, 3)], 7)];
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::NoSuchDevice(device(7)));
-    share.tenant_is(tenant(1, vec![ask("main", Role::App, 1)], Assignment::Unreadable("torn".into())));
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::Unreadable("torn".into()));
-    share.tenant_is(tenant(1, vec![ask("main", Role::App, 1)], Assignment::Given(vec![vec![]])));
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::Count { claimed: 0, given: 1 });
-    share.tenant_is(Tenant { finished: true, ..single(1, portion(0, 8, 30)) });
-    assert_eq!(refused(share.start(&ids(&[(0, 3)]), Some(&books))), Refusal::Finished);
+    for (tenant, refusal, word) in [
+        (given(vec![portion(7, 8, 30)]), Refusal::NoSuchDevice(device(7)), "does not have"),
+        (one(Assignment::Unreadable("torn".into())), Refusal::Unreadable("torn".into()), "torn"),
+        (given(vec![]), Refusal::Count { claimed: 0, given: 1 }, "0 devices for this container and kubelet gave it 1"),
+        (Tenant { finished: true, ..given(vec![portion(0, 8, 30)]) }, Refusal::Finished, "finished"),
+    ] {
+        let pod = tenant.pod.clone();
+        let verdict = share(vec![tenant]).start(&ids(&[(0, 3)]), Some(&books));
+        assert!(refusal.to_string().contains(word), "{refusal}");
+        assert_eq!(verdict, Verdict::Refuse { uid: uid(1), pod, container: "main".into(), why: refusal });
+    }
+    // Where two share the ids and the cause is the pod's, both are named.
+    let asks = vec![ask("warm", Role::Init, 1), ask("main", Role::App, 1)];
+    let mut share = share(vec![tenant(1, asks, Assignment::Unreadable("torn".into()))]);
+    let books = [row(1, "warm", &[(0, 3)], 7), row(1, "main", &[(0, 3)], 8)];
+    let verdict = share.start(&ids(&[(0, 3)]), Some(&books));
+    assert!(matches!(&verdict, Verdict::Refuse { container, .. } if **container == *"warm, main"), "{verdict:?}");
 }
 
 #[test]
@@ -324,6 +338,25 @@ fn ids_of_an_earlier_plugin_are_left_alone() {
     let mut share = share(vec![single(1, portion(0, 8, 30))]);
     let old = Held { ids: vec!["GPU-old::3".into()], ..row(1, "main", &[], 0) };
     assert_eq!(share.start(&["GPU-old::3".into()], Some(&[old])), Verdict::Foreign);
+    // Ids may look like ours, answers do not.
+    let alike = Held { foreign: true, ..row(1, "main", &[(0, 3)], 0) };
+    assert_eq!(share.start(&ids(&[(0, 3)]), Some(&[alike])), Verdict::Foreign);
+}
+
+#[test]
+fn an_answer_that_is_lost_is_not_another_plugins() {
+    let asks = vec![ask("warm", Role::Init, 1), ask("main", Role::App, 1)];
+    let claim = vec![vec![portion(0, 2, 10)], vec![portion(0, 8, 30)]];
+    let mut share = share(vec![tenant(1, asks, Assignment::Given(claim))]);
+    // Which of the two starts is not known.
+    for (warm, main, lost) in [(0, 7, "warm"), (7, 0, "main"), (0, 0, "warm")] {
+        let books = [row(1, "warm", &[(0, 3)], warm), row(1, "main", &[(0, 3)], main)];
+        match share.start(&ids(&[(0, 3)]), Some(&books)) {
+            Verdict::Refuse { container, why, .. } => assert_eq!((&*container, why), (lost, Refusal::AnswerLost)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(Refusal::AnswerLost.for_good(), "kubelet does not ask twice");
 }
 
 #[test]

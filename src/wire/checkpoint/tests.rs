@@ -66,6 +66,27 @@ fn a_ticket_stands_among_annotations_where_there_is_no_cdi() {
 }
 
 #[test]
+fn an_answer_of_another_plugin_is_known_and_one_that_is_lost_is_none() {
+    let named = |answer: &str| answer.replace("MDAwMDA", "LS0tLS0");
+    let early = "IgYKAWESAWIiOgoVZ3B1LXN0ZXdhcmQuaW8vdGlja2V0EiF0MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";
+    for (answer, foreign) in [
+        // `envs { key: "A" value: "" }`, and `annotations { key: "a" value: "b" }`.
+        ("\"CgUKAUESAA==\"".to_owned(), true),
+        ("\"IgYKAWESAWI=\"".to_owned(), true),
+        ("null".to_owned(), false),
+        ("\"\"".to_owned(), false),
+        (format!("\"{ANSWER}\""), false),
+        (format!("\"{early}\""), false),
+        // A ticket of ours that cannot be read is not another's.
+        (format!("\"{}\"", named(ANSWER)), false),
+        (format!("\"{}\"", named(early)), false),
+    ] {
+        let read = parse(&file(&[entry(UID, "main", "[]", &answer)])).unwrap();
+        assert_eq!((read.unreadable.len(), read.allocations[0].foreign), (0, foreign), "{answer}");
+    }
+}
+
+#[test]
 fn a_ticket_that_two_containers_hold_has_no_holder() {
     let answer = format!("\"{ANSWER}\"");
     let twice = [entry(UID, "a", "[]", &answer), entry(UID, "b", "[]", &answer)];

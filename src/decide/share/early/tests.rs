@@ -327,7 +327,7 @@ impl World {
             }
             self.given.insert(ticket.clone(), portions);
             let holder = ContainerKey { pod: uid(number(n)), container: self.pods[n].asks[at].container.clone() };
-            self.books.push(Held { holder, ids, ticket: Some(ticket), early: true });
+            self.books.push(Held { holder, ids, ticket: Some(ticket), foreign: false, early: true });
         }
     }
 

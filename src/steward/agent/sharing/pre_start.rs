@@ -53,13 +53,13 @@ impl Sharing {
                     self.counts.ended(Outcome::Foreign);
                     let _ = start.reply.send(Ok(()));
                 }
-                Verdict::Refuse { uid, pod: name, why } => {
+                Verdict::Refuse { uid, pod: name, container, why } => {
                     self.counts.ended(Outcome::Refused(why.code()));
-                    if self.teller.refused(&uid, &name, &why) && why.for_good() {
+                    if self.teller.refused(&uid, (&name, &container), &why) && why.for_good() {
                         self.reporter.trouble(Trouble::StartMistaken);
                     }
-                    tracing::warn!(pod = %name, reason = why.code(), "a container may not start: {why}");
-                    let _ = start.reply.send(Err(Refused(format!("{name}: {why}"))));
+                    tracing::warn!(pod = %name, container = &*container, reason = why.code(), "a container may not start: {why}");
+                    let _ = start.reply.send(Err(Refused(format!("{name}, container {container}: {why}"))));
                 }
                 Verdict::Wait(what) if start.since.elapsed() < PATIENCE => {
                     tracing::trace!(?what, "a start waits");

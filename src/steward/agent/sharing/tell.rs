@@ -103,8 +103,8 @@ impl Teller {
 
     /// A container may not start. kubelet tries it again and again; the event is written when the reason is new, which is
     /// what this says. A pod that can never start here is marked for whoever may evict it.
-    pub(super) fn refused(&mut self, uid: &PodUid, pod: &PodRef, why: &Refusal) -> bool {
-        if !self.once(uid, pod, why.code(), why.to_string()) {
+    pub(super) fn refused(&mut self, uid: &PodUid, (pod, container): (&PodRef, &str), why: &Refusal) -> bool {
+        if !self.once(uid, pod, why.code(), format!("container {container}: {why}")) {
             return false;
         }
         if why.for_good() {
