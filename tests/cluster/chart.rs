@@ -105,7 +105,13 @@ mod tests {
         let text = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).expect("a file of the tree");
         let guarded = text("charts/gpu-steward/templates/guard/_keys.tpl");
         let keys = text("src/wire/key.rs");
-        let keys: Vec<&str> = keys.split('"').skip(1).step_by(2).filter(|word| word.contains('/')).collect();
+        let keys: Vec<&str> = keys
+            .split('"')
+            .skip(1)
+            .step_by(2)
+            // Its own test names a file.
+            .filter(|word| word.contains('/') && !word.starts_with(".."))
+            .collect();
         assert!(keys.len() >= 13, "{keys:?}");
         for key in keys {
             // Labels that tell what hardware there is give nobody anything.

@@ -268,9 +268,10 @@ fn has_what_was_promised(
 
 /// The number in the name of each GPU's device node, by UUID, as the agent has written it on the Node.
 fn minors(bed: &Bed) -> BTreeMap<String, u64> {
-    let node = bed.told();
-    let text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str().expect("the register");
-    let gpus: Value = serde_json::from_str(text).expect("JSON");
+    let text = eventually("the register on the Node", LOST, || {
+        bed.told()["metadata"]["annotations"]["hami.io/node-nvidia-register"].as_str().map(str::to_owned)
+    });
+    let gpus: Value = serde_json::from_str(&text).expect("JSON");
     let number = |gpu: &Value| Some((gpu["id"].as_str()?.to_owned(), gpu["index"].as_u64().unwrap_or(0)));
     gpus.as_array().expect("a list").iter().filter_map(number).collect()
 }
