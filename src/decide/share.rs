@@ -17,6 +17,7 @@
 mod binding;
 mod card;
 mod tickets;
+mod ages;
 mod state;
 mod list;
 mod ledger;
@@ -28,6 +29,7 @@ mod early;
 mod listing;
 mod tally;
 
+pub use ages::Ages;
 pub use binding::{Binding, Choice, choose};
 pub use card::{Card, Listed};
 pub use early::Meant;

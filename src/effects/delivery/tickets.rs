@@ -9,15 +9,12 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use wire::issued;
 
 /// What was promised is not for every user of the node; a container reaches its own file by its mount.
 const FOLDER_MODE: u32 = 0o711;
 /// Tickets that are looked at: twice as many as are kept in memory.
 const MAX_ENTRIES: usize = 16_384;
-/// kubelet writes its books within milliseconds of an answer; what does not stand there after this long never will.
-const SETTLED: Duration = Duration::from_secs(300);
 /// What is known of a ticket, in its folder.
 const RECORD: &str = "ticket.json";
 
@@ -79,13 +76,10 @@ impl Tickets {
         recalled
     }
 
-    /// Takes away the tickets that are not in `held` and were given out long enough ago to be there. Says which.
-    pub fn sweep(&self, held: &BTreeSet<Ticket>) -> Vec<Ticket> {
-        let old = |folder: &Path| {
-            let changed = fs::metadata(folder).and_then(|about| about.modified()).ok();
-            changed.and_then(|changed| changed.elapsed().ok()).is_some_and(|age| age > SETTLED)
-        };
-        let gone = self.all().into_iter().filter(|(ticket, folder)| !held.contains(ticket) && old(folder));
+    /// Takes away the tickets that are not in `kept`. Says which. How old a folder is by the wall clock counts for nothing:
+    /// that clock jumps.
+    pub fn sweep(&self, kept: &BTreeSet<Ticket>) -> Vec<Ticket> {
+        let gone = self.all().into_iter().filter(|(ticket, _)| !kept.contains(ticket));
         gone.filter(|(_, folder)| fs::remove_dir_all(folder).is_ok()).map(|(ticket, _)| ticket).collect()
     }
 
@@ -98,7 +92,7 @@ impl Tickets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     fn issued(n: u8) -> Issued {
         Issued {
@@ -127,17 +121,16 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_leaves_what_is_held_and_what_is_new() {
+    fn a_sweep_leaves_what_is_kept_whatever_the_wall_clock_says() {
         let folder = tempfile::tempdir().unwrap();
         let tickets = Tickets::new(folder.path());
-        for n in [1, 2, 3] {
+        let hour = Duration::from_secs(3600);
+        for (n, changed) in [(1, SystemTime::now() - hour), (2, SystemTime::now() + hour), (3, SystemTime::now())] {
             tickets.keep(&issued(n)).unwrap();
+            fs::File::open(tickets.folder(&issued(n).ticket)).unwrap().set_modified(changed).unwrap();
         }
-        for n in [1, 2] {
-            let long_ago = SystemTime::now() - SETTLED - Duration::from_secs(10);
-            fs::File::open(tickets.folder(&issued(n).ticket)).unwrap().set_modified(long_ago).unwrap();
-        }
-        assert_eq!(tickets.sweep(&BTreeSet::from([issued(1).ticket])), [issued(2).ticket]);
+        let kept = BTreeSet::from([1, 2].map(|n| issued(n).ticket));
+        assert_eq!(tickets.sweep(&kept), [issued(3).ticket]);
         assert_eq!(tickets.recall().len(), 2);
     }
 }

@@ -76,7 +76,7 @@ impl Sharing {
     async fn give_ticket(&mut self, ids: &[Arc<str>]) -> Result<Answer, Refused> {
         let ticket = new_ticket()?;
         tracing::debug!(?ids, %ticket, "kubelet allocates");
-        let issued = self.share.issue(ticket.clone(), ids, None);
+        let issued = self.issue(&ticket, ids, None);
         // Without this file only a checkpoint that is lost later cannot be made good.
         if let Err(why) = self.keep(vec![issued]).await {
             tracing::warn!(why, "a ticket is not kept");
@@ -102,10 +102,16 @@ impl Sharing {
         }
         let devices: Vec<&str> = meant.portions.iter().map(|portion| portion.device.as_str()).collect();
         tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
-        let issued = self.share.issue(ticket, ids, Some(meant.clone()));
+        let issued = self.issue(&ticket, ids, Some(meant.clone()));
         // What was given must be known after a restart.
         self.keep(vec![issued]).await.map_err(Refused)?;
         Ok(Answer { cdi: Vec::new(), fields })
+    }
+
+    /// A ticket is about to be given out.
+    fn issue(&mut self, ticket: &Ticket, ids: &[Arc<str>], early: Option<Meant>) -> Issued {
+        self.ages.issued(ticket.clone(), sources::clock::monotonic());
+        self.share.issue(ticket.clone(), ids, early)
     }
 
     /// Writes what is known of tickets.

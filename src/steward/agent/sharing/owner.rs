@@ -9,7 +9,7 @@ use super::host::Host;
 use super::listing::Listing;
 use super::tell::{self, Teller};
 use super::waiting::{Allocation, Start};
-use decide::share::Share;
+use decide::share::{Ages, Share};
 use effects::delivery::{Delivery, Tickets};
 use effects::plugin::{Call, Device, Refused};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
@@ -66,6 +66,8 @@ pub(crate) struct Sharing {
     pub reporter: Reporter,
     /// What was given out.
     pub tickets: Tickets,
+    /// Since when.
+    pub ages: Ages,
     /// kubelet's books.
     pub books: Books,
     /// kubelet's other word on who holds what.
@@ -319,8 +321,14 @@ impl Sharing {
         // kubelet forgets a pod's row only when it needs its ids; the pod itself is gone long before.
         let here = |row: &&Held| uids.contains(&row.holder.pod);
         let tickets: BTreeSet<Ticket> = rows.iter().filter(here).filter_map(|row| row.ticket.clone()).collect();
+        // Our watch may be behind kubelet's: what was given out a moment ago need not be known to be anybody's yet.
+        let kept = self.ages.young(sources::clock::monotonic()).map(|young| young.union(&tickets).cloned().collect());
         let (delivery, given_out) = (Arc::clone(&self.delivery), self.tickets.clone());
-        let swept = spawn_blocking(move || (delivery.sweep(&uids, &tickets), given_out.sweep(&tickets))).await;
+        let sweep = move || {
+            let gone = kept.map(|kept: BTreeSet<Ticket>| given_out.sweep(&kept)).unwrap_or_default();
+            (delivery.sweep(&uids, &tickets), gone)
+        };
+        let swept = spawn_blocking(sweep).await;
         if let Ok(((pods, specs), gone)) = swept
             && pods + specs + gone.len() > 0
         {

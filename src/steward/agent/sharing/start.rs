@@ -10,7 +10,7 @@ use super::tell::Teller;
 use super::{cards, config, topology, turn};
 use crate::settings::Settings;
 use crate::settings::value::{Gpus, Strategy, Topology};
-use decide::share::Share;
+use decide::share::{Ages, Share};
 use effects::delivery::{Delivery, Kit, Tickets};
 use effects::plugin::{self, Calls, Device};
 use model::id::{GpuUuid, NodeName};
@@ -94,6 +94,7 @@ pub(crate) fn open(
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), stands),
         reporter,
         tickets: Tickets::new(&settings.state_dir),
+        ages: Ages::new(sources::clock::monotonic()),
         books: Books::new(&plugins, Arc::clone(&resource)),
         listing: Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(&resource)),
         way,
