@@ -150,6 +150,8 @@ pub enum Trouble {
     QueueFull,
     /// kubelet's checkpoint and PodResources name different holders of the same devices.
     HoldersDisagree,
+    /// Entries of our resource in kubelet's checkpoint cannot be read.
+    CheckpointUnreadable,
     /// A container may never start: it was given what is another's.
     StartMistaken,
     /// A container started without the edits that the runtime was to make.

@@ -22,8 +22,21 @@ pub const FILE: &str = "kubelet_internal_checkpoint";
 pub struct Books {
     path: PathBuf,
     resource: Arc<str>,
-    seen: Option<(Stamp, Arc<[Held]>)>,
+    seen: Option<(Stamp, Entries)>,
 }
+
+/// What stands in them of one resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    /// Who holds what.
+    pub held: Arc<[Held]>,
+    /// Entries that cannot be read, each with the reason: while there are any, who is not above may hold something all the
+    /// same.
+    pub unreadable: Arc<[Arc<str>]>,
+}
+
+/// Entries of which it is said why they cannot be read; one is enough to know that something is wrong.
+const MAX_TOLD: usize = 16;
 
 /// kubelet replaces the file by a new one, so that one of these changes each time.
 type Stamp = (u64, u64, i64, i64);
@@ -35,28 +48,31 @@ impl Books {
         Books { path: folder.join(FILE), resource, seen: None }
     }
 
-    /// All rows of the resource. Blocks for as long as the file system takes.
+    /// All entries of the resource. Blocks for as long as the file system takes.
     ///
     /// # Errors
     /// A sentence that names the file: it is missing, unreadable or not kubelet's.
-    pub fn read(&mut self) -> Result<Arc<[Held]>, String> {
+    pub fn read(&mut self) -> Result<Entries, String> {
         let told = |error: &dyn std::fmt::Display| format!("kubelet's checkpoint {}: {error}", self.path.display());
         let mut file = fs::File::open(&self.path).map_err(|error| told(&error))?;
         let about = file.metadata().map_err(|error| told(&error))?;
         let stamp = (about.ino(), about.size(), about.mtime(), about.mtime_nsec());
-        if let Some((seen, rows)) = &self.seen
+        if let Some((seen, entries)) = &self.seen
             && *seen == stamp
         {
-            return Ok(Arc::clone(rows));
+            return Ok(entries.clone());
         }
         let mut bytes = Vec::new();
         let limit = checkpoint::MAX_BYTES as u64 + 1;
         file.by_ref().take(limit).read_to_end(&mut bytes).map_err(|error| told(&error))?;
         let books = checkpoint::parse(&bytes).map_err(|fault| told(&fault))?;
-        let rows: Arc<[Held]> =
-            books.allocations.into_iter().filter(|row| *row.resource == *self.resource).map(held).collect();
-        self.seen = Some((stamp, Arc::clone(&rows)));
-        Ok(rows)
+        let unreadable = books.unreadable.iter().filter(|one| *one.resource == *self.resource);
+        let entries = Entries {
+            unreadable: unreadable.take(MAX_TOLD).map(|one| one.fault.to_string().into()).collect(),
+            held: books.allocations.into_iter().filter(|row| *row.resource == *self.resource).map(held).collect(),
+        };
+        self.seen = Some((stamp, entries.clone()));
+        Ok(entries)
     }
 }
 
@@ -79,5 +95,39 @@ fn held(row: checkpoint::Allocation) -> Held {
         early: late.is_none() && row.ticket.is_some(),
         ticket: late.or(row.ticket),
         foreign: row.foreign,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_cannot_be_read_is_told_where_it_is_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let entry = |uid: &str, resource: &str, answer: &str| {
+            format!(
+                r#"{{"PodUID":"{uid}","ContainerName":"main","ResourceName":"{resource}","DeviceIDs":["a"],"AllocResp":"{answer}"}}"#
+            )
+        };
+        let uid = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
+        let write = |entries: &[String]| {
+            let text = format!(r#"{{"Data":{{"PodDeviceEntries":[{}]}}}}"#, entries.join(","));
+            fs::write(folder.path().join(FILE), text).unwrap();
+        };
+        let mut books = Books::new(folder.path(), "nvidia.com/gpu".into());
+        write(&[entry(uid, "nvidia.com/gpu", ""), entry(uid, "other/nic", "***")]);
+        let entries = books.read().unwrap();
+        assert_eq!((entries.held.len(), entries.unreadable.len()), (1, 0), "another plugin's answer is its own affair");
+        write(&[
+            entry(uid, "nvidia.com/gpu", ""),
+            entry("b", "nvidia.com/gpu", "***"),
+            entry(uid, "nvidia.com/gpu", "***"),
+        ]);
+        for _ in 0..2 {
+            let entries = books.read().unwrap();
+            assert_eq!((entries.held.len(), entries.unreadable.len()), (1, 2), "also when the file is not read again");
+            assert!(entries.unreadable[0].contains("entry 1 cannot be read"), "{entries:?}");
+        }
     }
 }

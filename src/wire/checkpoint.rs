@@ -56,7 +56,16 @@ pub struct Checkpoint {
     /// Devices that kubelet knows and takes for healthy, by resource.
     pub registered: BTreeMap<Arc<str>, Vec<Arc<str>>>,
     /// Entries that could not be read; the others are above.
-    pub unreadable: Vec<Fault>,
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// An entry that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The resource: another plugin's entries are its own affair.
+    pub resource: Arc<str>,
+    /// Which entry, and why.
+    pub fault: Fault,
 }
 
 impl Checkpoint {
@@ -131,7 +140,10 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint, Fault> {
                     .ok_or_else(|| Fault::too_many(KEY, 0, "devices in use", MAX_IDS))?;
                 checkpoint.allocations.push(allocation);
             }
-            Err(what) => checkpoint.unreadable.push(Fault::new(KEY, 0, format!("entry {number}: {what}"))),
+            Err(what) => checkpoint.unreadable.push(Unreadable {
+                resource: entry.resource.as_ref().into(),
+                fault: Fault::new(KEY, 0, format!("entry {number} cannot be read: {what}")),
+            }),
         }
     }
     let mut left = MAX_IDS;
@@ -154,7 +166,7 @@ fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
     let who = || format!("{}, {}", shown(&entry.container), shown(&entry.resource));
     let told = match &entry.answer {
         None => Told::default(),
-        Some(answer) => told(answer).ok_or_else(|| format!("the answer of the plugin cannot be read ({})", who()))?,
+        Some(answer) => told(answer).ok_or_else(|| format!("not an answer of a plugin ({})", who()))?,
     };
     Ok(Allocation {
         pod: PodUid::parse(&entry.pod).map_err(|error| error.to_string())?,

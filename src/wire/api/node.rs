@@ -318,6 +318,7 @@ pub fn trouble_word(kind: Trouble) -> &'static str {
         Trouble::KernelLogFailed => "kernel_log_failed",
         Trouble::QueueFull => "queue_full",
         Trouble::HoldersDisagree => "holders_disagree",
+        Trouble::CheckpointUnreadable => "checkpoint_unreadable",
         Trouble::StartMistaken => "start_mistaken",
         Trouble::EditsNotApplied => "edits_not_applied",
     }

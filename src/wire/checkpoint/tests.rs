@@ -103,13 +103,13 @@ fn an_entry_that_cannot_be_read_does_not_hide_the_others() {
     ]))
     .unwrap();
     assert_eq!(read.holder(&ticket()).map(|holder| &*holder.container), Some("d"));
-    let told: Vec<String> = read.unreadable.iter().map(ToString::to_string).collect();
+    let told: Vec<String> = read.unreadable.iter().map(|one| format!("{}: {}", one.resource, one.fault)).collect();
     assert_eq!(
         told,
         [
-            "kubelet_internal_checkpoint, byte 0: entry 0: not a pod UID: \"not-a-uid\"",
-            "kubelet_internal_checkpoint, byte 0: entry 1: the answer of the plugin cannot be read (\"b\", \"nvidia.com/gpu\")",
-            "kubelet_internal_checkpoint, byte 0: entry 2: the answer of the plugin cannot be read (\"c\", \"nvidia.com/gpu\")",
+            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 0 cannot be read: not a pod UID: \"not-a-uid\"",
+            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 1 cannot be read: not an answer of a plugin (\"b\", \"nvidia.com/gpu\")",
+            "nvidia.com/gpu: kubelet_internal_checkpoint, byte 0: entry 2 cannot be read: not an answer of a plugin (\"c\", \"nvidia.com/gpu\")",
         ]
     );
 }

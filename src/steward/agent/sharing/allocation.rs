@@ -50,7 +50,9 @@ impl Sharing {
                 Some(Binding::Early) => {
                     let books = self.read_books().await;
                     let for_strangers = call.since.elapsed() < FOR_STRANGERS;
-                    match self.share.allocate(&call.ids, books.as_deref().ok(), for_strangers) {
+                    // Who does not stand in books that cannot be read in part may hold something all the same.
+                    let certain = books.as_deref().ok().filter(|_| self.unreadable.is_empty());
+                    match self.share.allocate(&call.ids, certain, for_strangers) {
                         Some(meant) => {
                             let answer = self.give(&call.ids, meant).await;
                             let _ = call.reply.send(answer);

@@ -19,7 +19,7 @@ use model::pod::PodList;
 use model::promise::PodPromise;
 use model::share::{Held, Slot, Tenant};
 use model::view::NodeView;
-use sources::kubelet::Books;
+use sources::kubelet::{Books, Entries};
 use sources::report::Reporter;
 use sources::roots::HostRoots;
 use std::collections::BTreeSet;
@@ -70,6 +70,8 @@ pub(crate) struct Sharing {
     pub ages: Ages,
     /// kubelet's books.
     pub books: Books,
+    /// What of them could not be read, last.
+    pub unreadable: Arc<[Arc<str>]>,
     /// kubelet's other word on who holds what.
     pub listing: Listing,
     /// When containers get their devices, once that is known.
@@ -305,18 +307,44 @@ impl Sharing {
     pub(super) async fn read_books(&mut self) -> Result<Arc<[Held]>, String> {
         let mut books = self.books.clone();
         match spawn_blocking(move || (books.read(), books)).await {
-            Ok((rows, books)) => {
+            Ok((entries, books)) => {
                 self.books = books;
-                rows
+                let Entries { held, unreadable } = entries?;
+                self.some_are_unreadable(unreadable);
+                Ok(held)
             }
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// Entries of kubelet's checkpoint that cannot be read: said when there are some and there were none, else counted.
+    fn some_are_unreadable(&mut self, unreadable: Arc<[Arc<str>]>) {
+        if unreadable == self.unreadable {
+            return;
+        }
+        match (unreadable.first(), self.unreadable.is_empty()) {
+            (Some(first), true) => {
+                let count = unreadable.len();
+                tracing::warn!(count, %first, "kubelet's checkpoint cannot be read in part: nothing is taken away meanwhile, and \
+                     PodResources is asked who holds what");
+            }
+            (Some(_), false) => {}
+            (None, _) => tracing::info!("all of kubelet's checkpoint can be read again"),
+        }
+        if !unreadable.is_empty() {
+            self.reporter.trouble(Trouble::CheckpointUnreadable);
+        }
+        self.unreadable = unreadable;
     }
 
     /// Takes away files of pods that are gone. Only with both lists in hand: a missing list is not an empty one.
     async fn sweep(&mut self) {
         let Some(pods) = self.pods.borrow().clone() else { return };
         let Ok(rows) = self.read_books().await else { return };
+        // Who stands in an entry that cannot be read is still there.
+        if !self.unreadable.is_empty() {
+            return;
+        }
         let uids: BTreeSet<PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid().clone()).collect();
         // kubelet forgets a pod's row only when it needs its ids; the pod itself is gone long before.
         let here = |row: &&Held| uids.contains(&row.holder.pod);

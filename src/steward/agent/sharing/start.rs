@@ -96,6 +96,7 @@ pub(crate) fn open(
         tickets: Tickets::new(&settings.state_dir),
         ages: Ages::new(sources::clock::monotonic()),
         books: Books::new(&plugins, Arc::clone(&resource)),
+        unreadable: Arc::from([]),
         listing: Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(&resource)),
         way,
         say_way,
