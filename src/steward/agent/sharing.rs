@@ -19,6 +19,8 @@ mod arrival;
 mod waiting;
 mod overuse;
 mod writing;
+mod told;
+mod late;
 mod tell;
 mod owner;
 mod allocation;

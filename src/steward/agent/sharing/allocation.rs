@@ -106,7 +106,17 @@ impl Sharing {
         tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
         let issued = self.issue(&ticket, ids, Some(meant.clone()));
         // What was given must be known after a restart.
-        self.keep(vec![issued]).await.map_err(Refused)?;
+        if let Err(why) = self.keep(vec![issued]).await {
+            self.share.forget_tickets(&[ticket]);
+            let (pod, container) = (&meant.pod, &meant.holder.container);
+            let why = format!(
+                "container {container} cannot get its GPUs: {why}; what it is given must be known after a restart. Is the disk \
+                 of --state-dir full or read-only? kubelet does not try this pod again: once that is mended, have it made again"
+            );
+            tracing::error!(%pod, container = &**container, "{why}");
+            self.teller.undelivered((&meant.holder.pod, pod), container, why.clone());
+            return Err(Refused(format!("{pod}: {why}")));
+        }
         Ok(Answer { cdi: Vec::new(), fields })
     }
 

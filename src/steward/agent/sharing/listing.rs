@@ -67,6 +67,11 @@ impl Listing {
         self.last.as_ref().filter(|(asked, _)| *asked >= since).map(|(_, listed)| Arc::clone(listed))
     }
 
+    /// What kubelet listed last, however long ago.
+    pub(super) fn last(&self) -> Option<Arc<[ContainerDevices]>> {
+        self.last.as_ref().map(|(_, listed)| Arc::clone(listed))
+    }
+
     /// A start was answered by the checkpoint: now and then the two are compared.
     pub(super) fn compare_now_and_then(&mut self) {
         if self.compare.is_none_or(|last| last.elapsed() >= COMPARE) {

@@ -119,6 +119,7 @@ pub(crate) struct Sharing {
 pub(crate) struct Undelivered {
     pub uid: PodUid,
     pub pod: PodRef,
+    pub container: Arc<str>,
     pub why: String,
 }
 
@@ -156,8 +157,8 @@ impl Sharing {
                     self.answer(&mut waiting).await;
                     again = Instant::now() + AGAIN;
                 }
-                Some(Undelivered { uid, pod, why }) = self.undelivered.1.recv() => {
-                    self.teller.undelivered(&uid, &pod, why);
+                Some(Undelivered { uid, pod, container, why }) = self.undelivered.1.recv() => {
+                    self.teller.undelivered((&uid, &pod), &container, why);
                 }
                 () = sleep_until(again), if !waiting.is_empty() || !self.allocations.is_empty() => {
                     self.answer(&mut waiting).await;

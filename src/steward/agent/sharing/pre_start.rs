@@ -9,6 +9,7 @@
 //! What must never happen here: kubelet is told to go on before the files of the container are there.
 
 use super::arrival::{self, Arrived};
+use super::late;
 use super::owner::{Sharing, Undelivered};
 use super::promise;
 use super::waiting::Start;
@@ -16,6 +17,7 @@ use decide::share::{Binding, Bound, Verdict, Waiting};
 use effects::plugin::Refused;
 use model::observation::Trouble;
 use model::plugin::Outcome;
+use model::promise::ContainerPromise;
 use model::share::{Held, Role};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +25,8 @@ use tokio::task::spawn_blocking;
 
 /// kubelet gives a start 30 s and then tries it again; what is not known after this long is told with its reason.
 const PATIENCE: Duration = Duration::from_secs(25);
+/// So long before that PodResources is asked whose they are.
+const ASK: Duration = Duration::from_secs(2);
 /// A row that does not stand in a checkpoint that can be read after this long cannot be read itself.
 const UNREADABLE: Duration = Duration::from_secs(1);
 
@@ -40,6 +44,10 @@ impl Sharing {
                 continue;
             }
             let mut verdict = self.share.start(&start.ids, rows);
+            if matches!(verdict, Verdict::Wait(_)) && start.since.elapsed() + ASK >= PATIENCE {
+                // For the names of the pod, should it come to nothing.
+                let _ = self.listing.since(start.since);
+            }
             if verdict == Verdict::Wait(Waiting::Books)
                 && (rows.is_none() || start.since.elapsed() > UNREADABLE)
                 && let Some(listed) = self.listing.since(start.since)
@@ -55,7 +63,7 @@ impl Sharing {
                 }
                 Verdict::Refuse { uid, pod: name, container, why } => {
                     self.counts.ended(Outcome::Refused(why.code()));
-                    if self.teller.refused(&uid, (&name, &container), &why) && why.for_good() {
+                    if self.teller.refused((&uid, &name), &container, &why) && why.for_good() {
                         self.reporter.trouble(Trouble::StartMistaken);
                     }
                     tracing::warn!(pod = %name, container = &*container, reason = why.code(), "a container may not start: {why}");
@@ -69,15 +77,27 @@ impl Sharing {
                     waiting.push(start);
                 }
                 Verdict::Wait(what) => {
-                    let why = late(what, &books, &start.ids);
+                    let holder = self.holder(&start.ids, rows);
+                    let read = (books.as_ref().map(drop).map_err(String::as_str), &*self.unreadable);
+                    let why = late::sentence((what, PATIENCE), &start.ids, read, holder.as_ref());
                     self.counts.ended(Outcome::Late(what.code()));
                     tracing::warn!("{why}");
+                    if let Some(late::Holder { uid: Some(uid), pod: Some(pod), container }) = holder {
+                        self.teller.late((&uid, &pod), &container, &why);
+                    }
                     let _ = start.reply.send(Err(Refused(why)));
                 }
             }
         }
         self.keep_changes().await;
         self.tell_list();
+    }
+
+    /// Who holds these ids, as far as it is known.
+    fn holder(&self, ids: &[Arc<str>], rows: Option<&[Held]>) -> Option<late::Holder> {
+        let listed = self.listing.last();
+        let pods = self.pods.borrow().clone();
+        late::holder(ids, rows.unwrap_or_default(), listed.as_deref().unwrap_or_default(), pods.as_deref())
     }
 
     /// Writes what the containers get, then lets them start. The next start need not wait for the disk.
@@ -122,7 +142,7 @@ impl Sharing {
                     tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
                     let why = format!("container {} cannot get its GPUs: {error}", promise.container);
                     // Whoever tells it has enough to tell already if there is no room.
-                    let _ = undelivered.try_send(Undelivered { uid: promise.uid.clone(), pod: promise.pod.clone(), why: why.clone() });
+                    let _ = undelivered.try_send(report(promise, why.clone()));
                     Refused(format!("{}: {why}", promise.pod))
                 })
             });
@@ -179,15 +199,7 @@ impl Sharing {
     }
 }
 
-fn late(what: Waiting, books: &Result<Arc<[Held]>, String>, ids: &[Arc<str>]) -> String {
-    let seconds = PATIENCE.as_secs();
-    match (what, books) {
-        (Waiting::Books, Err(why)) => format!("after {seconds} s it is not known whose {ids:?} are: {why}"),
-        (Waiting::Books, Ok(_)) => format!("after {seconds} s kubelet's checkpoint does not say whose {ids:?} are"),
-        (Waiting::Pod, _) => {
-            format!(
-                "after {seconds} s the API server has not shown the pod that holds {ids:?}: is it reachable from this node?"
-            )
-        }
-    }
+fn report(promise: &ContainerPromise, why: String) -> Undelivered {
+    let (uid, pod, container) = (promise.uid.clone(), promise.pod.clone(), promise.container.clone());
+    Undelivered { uid, pod, container, why }
 }

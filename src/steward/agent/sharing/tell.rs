@@ -4,6 +4,7 @@
 
 use super::health::News;
 use super::overuse::Accused;
+use super::told::Told;
 use super::writing::{Ended, write};
 use decide::share::Refusal;
 use decide::unwritten::{Annotations, Kind, MAX_UNDER_WAY, Outcome, Unwritten};
@@ -15,7 +16,7 @@ use model::share::{Portion, Tenant};
 use model::unit::{CorePercent, Mib};
 use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use wire::{assignment, bind, key};
@@ -26,7 +27,7 @@ pub(crate) struct Teller {
     api: ApiServer,
     own: OwnNode,
     node: NodeName,
-    refused: BTreeMap<PodUid, &'static str>,
+    told: Told,
     served: BTreeSet<PodUid>,
     accused: Accused,
     unwritten: Unwritten,
@@ -41,7 +42,7 @@ impl Teller {
             api,
             own,
             node,
-            refused: BTreeMap::new(),
+            told: Told::default(),
             served: BTreeSet::new(),
             accused: Accused::default(),
             unwritten: Unwritten::default(),
@@ -52,7 +53,7 @@ impl Teller {
     /// Forgets pods that are gone.
     pub(super) fn forget(&mut self, pods: &PodList) {
         let here: BTreeSet<&PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid()).collect();
-        self.refused.retain(|uid, _| here.contains(uid));
+        self.told.forget(&here);
         self.served.retain(|uid| here.contains(uid));
         self.unwritten.forget(&here);
     }
@@ -103,8 +104,8 @@ impl Teller {
 
     /// A container may not start. kubelet tries it again and again; the event is written when the reason is new, which is
     /// what this says. A pod that can never start here is marked for whoever may evict it.
-    pub(super) fn refused(&mut self, uid: &PodUid, (pod, container): (&PodRef, &str), why: &Refusal) -> bool {
-        if !self.once(uid, pod, why.code(), format!("container {container}: {why}")) {
+    pub(super) fn refused(&mut self, (uid, pod): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) -> bool {
+        if !self.once((uid, pod), container, why.code(), format!("container {container}: {why}")) {
             return false;
         }
         if why.for_good() {
@@ -115,13 +116,24 @@ impl Teller {
     }
 
     /// What a container was promised could not be put where the runtime finds it.
-    pub(super) fn undelivered(&mut self, uid: &PodUid, pod: &PodRef, why: String) {
-        self.once(uid, pod, "NotDelivered", why);
+    pub(super) fn undelivered(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: String) {
+        self.once(names, container, "NotDelivered", why);
     }
 
-    /// An event, if its reason is another than that of the last one on this pod; whether it is.
-    fn once(&mut self, uid: &PodUid, pod: &PodRef, reason: &'static str, note: String) -> bool {
-        if self.refused.insert(uid.clone(), reason) == Some(reason) {
+    /// What has to be known before a start was not known for too long.
+    pub(super) fn late(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: &str) {
+        self.once(names, container, "HolderUnknown", why.to_owned());
+    }
+
+    /// An event, if this was not said of this container before; whether it was not.
+    fn once(
+        &mut self,
+        (uid, pod): (&PodUid, &PodRef),
+        container: &Arc<str>,
+        reason: &'static str,
+        note: String,
+    ) -> bool {
+        if !self.told.is_new(uid, container, reason) {
             return false;
         }
         self.event(uid, pod, reason, note);
