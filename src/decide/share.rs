@@ -26,6 +26,7 @@ mod promises;
 mod seat;
 mod start;
 mod early;
+mod admitted;
 mod listing;
 mod tally;
 

@@ -286,3 +286,53 @@ fn without_kubelets_checkpoint_pod_resources_tells_who_starts() {
     println!("failed for good by kubelet: {:?}", bed.ready_in_the_end(&[("torn".to_owned(), torn)]));
     check(&["torn"]);
 }
+
+/// Something is mounted over a folder of a node, until this is dropped: also by a test that fails.
+struct ReadOnly<'a>(&'a Bed, PathBuf);
+
+impl ReadOnly<'_> {
+    fn at(bed: &Bed, folder: PathBuf) -> ReadOnly<'_> {
+        let path = folder.to_str().expect("a path").to_owned();
+        for words in [["-o", "bind", &path, &path].as_slice(), &["-o", "remount,bind,ro", &path]] {
+            assert!(bed.place().command("mount").args(words).status().expect("mount").success());
+        }
+        ReadOnly(bed, folder)
+    }
+}
+
+impl Drop for ReadOnly<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.place().command("umount").arg(&self.1).output();
+    }
+}
+
+/// What is given at `Allocate` must be known after a restart: where it cannot be written down kubelet fails the pod for good, and
+/// log and event say for which container of which pod, where and why.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn what_cannot_be_written_down_is_not_given_and_says_for_whom() {
+    let (bed, agent, gpus) = old("early-locked");
+    let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
+    bed.create(&bed.pod("first", &gpus, &one, &NOTHING));
+    bed.ready(&["first"]);
+    let covered = ReadOnly::at(&bed, bed.state().join("tickets"));
+    bed.create(&bed.pod("locked", &gpus, &one, &NOTHING));
+    let told = eventually("an event that says why the pod is failed", SOON, || {
+        let events =
+            bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", "involvedObject.name=locked"]);
+        let events = events["items"].as_array()?.clone();
+        let told = events.iter().find(|event| event["reason"] == "NotDelivered")?;
+        Some(told["message"].as_str()?.to_owned())
+    });
+    for words in ["container main", "state/tickets/", "Read-only file system", "--state-dir"] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    let said = "pod=early-locked/locked container=main";
+    assert!(agent.log().lines().any(|line| line.contains(said) && line.contains("Read-only")), "{}", agent.log());
+    drop(covered);
+    let _ = bed.admin.run(&["delete", "pod", "locked", "-n", &bed.space.name, "--now"]).ok();
+    bed.create(&bed.pod("again", &gpus, &one, &NOTHING));
+    bed.ready(&["again"]);
+    assert_eq!(has(&bed, &gpus, "again", "main"), [(gpus[0].clone(), 3000 * MIB)]);
+    drop(agent);
+}

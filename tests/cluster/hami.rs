@@ -186,3 +186,46 @@ fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason(
         assert!(differing.contains(variable), "{variable} does not differ any more: take it from the table");
     }
 }
+
+/// HAMi's scheduler places one pod at a time on a node: what it waits for is said when kubelet has admitted the pod, and not when
+/// its image is there. One that is known to be refused is not said to be served.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_nodes_lock_is_not_held_while_an_image_is_pulled() {
+    let bed = Bed::up("hami-pull");
+    let cards: Vec<(&str, String)> =
+        (0..2).map(|n| ("A100", format!("GPU-{n:08}-fa4e-4000-8000-000000000000"))).collect();
+    let (_agent, _fake) = agent(&bed, &cards, &[]);
+    let limits = [json!({ "nvidia.com/gpu": "1" })];
+    let pod = |name: &str, card: &str| {
+        let allocated = format!("{card},NVIDIA,3000,10:;");
+        let mut pod = placed(&bed, name, &[], &limits, &allocated.into());
+        pod["spec"]["containers"][0]["image"] = "registry.local/is-never-there:1".into();
+        pod
+    };
+    let annotations =
+        |name: &str| bed.admin.get(&["pod", name, "-n", &bed.space.name])["metadata"]["annotations"].clone();
+    let lock = |name: &str| {
+        let lock = format!("{LOCK}=2026-11-21T10:21:47Z,{},{name}", bed.space.name);
+        let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &lock]).ok();
+    };
+    lock("pulls");
+    bed.create(&pod("pulls", &cards[0].1));
+    eventually("the node's lock released", SOON, || {
+        bed.told()["metadata"]["annotations"][LOCK].is_null().then_some(())
+    });
+    eventually("the pod told to HAMi's scheduler", SOON, || {
+        (annotations("pulls")["hami.io/bind-phase"] == "success").then_some(())
+    });
+    let state = bed.admin.get(&["pod", "pulls", "-n", &bed.space.name])["status"].clone();
+    assert!(state["containerStatuses"][0]["state"]["running"].is_null(), "its image is not there: {state}");
+
+    lock("strange");
+    bed.create(&pod("strange", "GPU-ffffffff-fa4e-4000-8000-000000000000"));
+    bed.create(&pod("next", &cards[1].1));
+    eventually("the pod after it told to HAMi's scheduler", SOON, || {
+        (annotations("next")["hami.io/bind-phase"] == "success").then_some(())
+    });
+    assert_eq!(annotations("strange")["hami.io/bind-phase"], "allocating", "no such GPU is here");
+    let _ = bed.admin.run(&["annotate", "node", bed.node(), &format!("{LOCK}-")]).ok();
+}

@@ -373,7 +373,7 @@ impl Share {
 
     /// Whether the claim fits beside what has started. What a pod that has started holds it holds: only what is more than
     /// that is judged again.
-    fn fits(&self, tenant: &Tenant, portions: &[Vec<Portion>]) -> Result<(), Refusal> {
+    pub(super) fn fits(&self, tenant: &Tenant, portions: &[Vec<Portion>]) -> Result<(), Refusal> {
         let devices: BTreeSet<&GpuUuid> = portions.iter().flatten().map(|portion| &portion.device).collect();
         for device in devices {
             let card = self.cards.get(device).ok_or_else(|| Refusal::NoSuchDevice(device.clone()))?;
@@ -418,7 +418,11 @@ fn foreign(row: &Held) -> bool {
 }
 
 /// Ties each row to the part of the claim that is its container's.
-fn bind(tenant: &Tenant, portions: &[Vec<Portion>], rows: &[&Held]) -> Result<Vec<Bound>, (Arc<str>, Refusal)> {
+pub(super) fn bind(
+    tenant: &Tenant,
+    portions: &[Vec<Portion>],
+    rows: &[&Held],
+) -> Result<Vec<Bound>, (Arc<str>, Refusal)> {
     let mut bound = Vec::with_capacity(rows.len());
     for row in rows {
         let Some(ticket) = row.ticket.clone() else { continue };

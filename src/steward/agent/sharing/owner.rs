@@ -15,7 +15,7 @@ use effects::plugin::{Call, Device, Refused};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
 use model::observation::{ContainerDevices, Observation, Trouble};
 use model::plugin::Outcome;
-use model::pod::PodList;
+use model::pod::{Pod, PodList};
 use model::promise::PodPromise;
 use model::share::{Held, Slot, Tenant};
 use model::view::NodeView;
@@ -34,6 +34,9 @@ use wire::tenant;
 
 /// How often a start that waits is judged again: kubelet writes its books within milliseconds of `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
+/// So long after an `Allocate` kubelet's books are looked at for a pod that it has admitted whole: it writes them within
+/// milliseconds, and asks for the next container of the pod at once.
+const ADMITS: Duration = Duration::from_secs(2);
 /// How often files of pods that are gone are looked for, beside every change of the pods.
 const SWEEP: Duration = Duration::from_secs(60);
 /// How often what was counted is reported, if it changed: as often as the view is made.
@@ -104,23 +107,26 @@ pub(crate) struct Sharing {
     pub watched: Watched,
     /// To people and schedulers.
     pub teller: Teller,
+    /// Until when kubelet is looked at for pods that it is admitting and a scheduler waits for.
+    pub admits_until: Instant,
     /// Whether pods that use more than they were promised are evicted.
     pub evicts: bool,
     /// The promises that were reported last.
     pub promises: Arc<[PodPromise]>,
     /// From the threads that write for containers.
-    pub undelivered: (mpsc::Sender<Undelivered>, mpsc::Receiver<Undelivered>),
+    pub delivered: (mpsc::Sender<Delivered>, mpsc::Receiver<Delivered>),
     /// To kubelet.
     pub list: watch::Sender<Arc<[Device]>>,
 }
 
-/// A container that could not be given what it was promised.
+/// What became of the writing for a container: that it could not be given what it was promised, or, where a scheduler waits for
+/// this, that it was.
 #[derive(Debug)]
-pub(crate) struct Undelivered {
+pub(crate) struct Delivered {
     pub uid: PodUid,
     pub pod: PodRef,
     pub container: Arc<str>,
-    pub why: String,
+    pub result: Result<(), String>,
 }
 
 impl Sharing {
@@ -157,11 +163,10 @@ impl Sharing {
                     self.answer(&mut waiting).await;
                     again = Instant::now() + AGAIN;
                 }
-                Some(Undelivered { uid, pod, container, why }) = self.undelivered.1.recv() => {
-                    self.teller.undelivered((&uid, &pod), &container, why);
-                }
-                () = sleep_until(again), if !waiting.is_empty() || !self.allocations.is_empty() => {
+                Some(delivered) = self.delivered.1.recv() => self.has_delivered(delivered),
+                () = sleep_until(again), if self.looks_again(&waiting) => {
                     self.answer(&mut waiting).await;
+                    self.look_for_admitted().await;
                     again = Instant::now() + AGAIN;
                 }
                 Ok(()) = self.view.changed() => self.look_at_cards(),
@@ -171,6 +176,7 @@ impl Sharing {
                     self.look_at_pods();
                     self.keep_changes().await;
                     self.answer(&mut waiting).await;
+                    self.look_for_admitted().await;
                     sweep = sweep.min(Instant::now() + Duration::from_secs(1));
                 }
                 () = sleep_until(report) => {
@@ -200,6 +206,44 @@ impl Sharing {
     async fn answer(&mut self, waiting: &mut Vec<Start>) {
         self.allocate().await;
         self.judge(waiting).await;
+    }
+
+    fn looks_again(&self, waiting: &[Start]) -> bool {
+        !waiting.is_empty() || !self.allocations.is_empty() || Instant::now() < self.admits_until
+    }
+
+    /// Tells HAMi's scheduler of pods that kubelet has admitted whole: it places no other pod here before it has heard it, and
+    /// the first container may start minutes later, when its image is there.
+    async fn look_for_admitted(&mut self) {
+        let Some(pods) = self.pods.borrow().clone() else { return };
+        let awaited: Vec<&Pod> =
+            pods.pods.iter().map(AsRef::as_ref).filter(|pod| self.teller.is_awaited(pod)).collect();
+        if awaited.is_empty() {
+            self.admits_until = Instant::now();
+            return;
+        }
+        let Ok(books) = self.read_books().await else { return };
+        self.share.look_at_books(&books);
+        for pod in awaited {
+            if self.share.admitted(pod.cgroup_uid()) {
+                self.teller.filled(pod);
+            }
+        }
+        self.keep_changes().await;
+    }
+
+    fn has_delivered(&mut self, delivered: Delivered) {
+        let Delivered { uid, pod, container, result } = delivered;
+        match result {
+            Err(why) => self.teller.undelivered((&uid, &pod), &container, why),
+            Ok(()) => {
+                let pods = self.pods.borrow().clone();
+                let pod = pods.iter().flat_map(|pods| &pods.pods).find(|pod| *pod.cgroup_uid() == uid);
+                if let Some(pod) = pod {
+                    self.teller.filled(pod);
+                }
+            }
+        }
     }
 
     fn look_at_cards(&mut self) {
@@ -281,6 +325,7 @@ impl Sharing {
             }
             Call::Allocate { ids, reply } => {
                 self.counts.allocated();
+                self.admits_until = Instant::now() + ADMITS;
                 self.asks_for(ids, reply);
             }
             Call::Start { reply, .. } if waiting.len() >= MAX_WAITING => {

@@ -10,7 +10,7 @@
 
 use super::arrival::{self, Arrived};
 use super::late;
-use super::owner::{Sharing, Undelivered};
+use super::owner::{Delivered, Sharing};
 use super::promise;
 use super::waiting::Start;
 use decide::share::{Binding, Bound, Verdict, Waiting};
@@ -118,12 +118,11 @@ impl Sharing {
                 differs = bound.differs, waited_ms, "a container gets its GPUs"
             );
         }
+        let mut awaited = false;
         if let Some(holder) = bound.first().map(|bound| &bound.holder.pod) {
             let pods = self.pods.borrow().clone();
             let pod = pods.as_ref().and_then(|pods| pods.pods.iter().find(|pod| pod.cgroup_uid() == holder));
-            if let Some(pod) = pod {
-                self.teller.filled(pod);
-            }
+            awaited = pod.is_some_and(|pod| self.teller.is_awaited(pod));
             if let (Some(tenant), Some(claim)) = (self.share.tenant(holder), self.share.claim(holder))
                 && shared
             {
@@ -131,7 +130,7 @@ impl Sharing {
             }
         }
         let written = self.counts.writing();
-        let undelivered = self.undelivered.0.clone();
+        let told = self.delivered.0.clone();
         spawn_blocking(move || {
             let result = promises.iter().try_for_each(|(bound, promise)| {
                 let delivered = match bound.early {
@@ -142,12 +141,17 @@ impl Sharing {
                     tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
                     let why = format!("container {} cannot get its GPUs: {error}", promise.container);
                     // Whoever tells it has enough to tell already if there is no room.
-                    let _ = undelivered.try_send(report(promise, why.clone()));
+                    let _ = told.try_send(report(promise, Err(why.clone())));
                     Refused(format!("{}: {why}", promise.pod))
                 })
             });
             written.with(result.is_ok());
+            let well = result.is_ok();
             let _ = start.reply.send(result);
+            if let Some((_, promise)) = promises.first().filter(|_| awaited && well) {
+                // Only at the end of the program is nobody there to hear it.
+                let _ = told.blocking_send(report(promise, Ok(())));
+            }
         });
     }
 
@@ -199,7 +203,7 @@ impl Sharing {
     }
 }
 
-fn report(promise: &ContainerPromise, why: String) -> Undelivered {
+fn report(promise: &ContainerPromise, result: Result<(), String>) -> Delivered {
     let (uid, pod, container) = (promise.uid.clone(), promise.pod.clone(), promise.container.clone());
-    Undelivered { uid, pod, container, why }
+    Delivered { uid, pod, container, result }
 }

@@ -25,6 +25,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The folder of device plugins; compiled into kubelet below its own root.
@@ -34,8 +35,8 @@ const REGISTRY: &str = "plugins_registry";
 /// Where it is kept that a scheduler has placed pods here.
 const SERVED: &str = "served-by-scheduler";
 
-/// Containers that could not be written for and were not told of yet: one of each of a node's pods.
-const MAX_UNDELIVERED: usize = 128;
+/// Containers that were written for, or could not be, and were not told of yet: one of each of a node's pods.
+const MAX_UNTOLD: usize = 128;
 
 /// What runs: the owner with what it knows of the host, and the server that kubelet calls.
 pub(crate) struct Opened {
@@ -113,7 +114,8 @@ pub(crate) fn open(
         pods,
         evicts: sharing.evict_over_use,
         promises: Arc::from([]),
-        undelivered: mpsc::channel(MAX_UNDELIVERED),
+        admits_until: Instant::now(),
+        delivered: mpsc::channel(MAX_UNTOLD),
         list,
     };
     let registry = sharing.kubelet_root.join(REGISTRY);

@@ -196,12 +196,17 @@ impl Teller {
         self.accused.act(&self.api, (view, &now()), pods, evicts);
     }
 
-    /// Containers of a pod that HAMi's scheduler placed have got their devices: the scheduler waits for this, and holds
-    /// the node's lock until then. All containers were admitted before the first one starts, so all are told at once.
+    /// Whether HAMi's scheduler placed this pod and waits to hear that it has its GPUs.
+    pub(super) fn is_awaited(&self, pod: &Pod) -> bool {
+        let phase = pod.annotation(key::BIND_PHASE);
+        phase.is_some_and(|text| bind::decode_phase(text) == Ok(BindPhase::Allocating))
+            && !self.served.contains(pod.cgroup_uid())
+    }
+
+    /// All containers of a pod that HAMi's scheduler placed have got their GPUs: the scheduler waits for this, and holds the
+    /// node's lock until then. kubelet admits a pod as a whole, so all are told at once.
     pub(super) fn filled(&mut self, pod: &Pod) {
-        let allocating =
-            pod.annotation(key::BIND_PHASE).is_some_and(|text| bind::decode_phase(text) == Ok(BindPhase::Allocating));
-        if !allocating || !self.served.insert(pod.cgroup_uid().clone()) {
+        if !self.is_awaited(pod) || !self.served.insert(pod.cgroup_uid().clone()) {
             return;
         }
         let left = pod.annotation(key::TO_ALLOCATE).map(blank).unwrap_or_default();
