@@ -41,6 +41,8 @@ use tokio_util::task::TaskTracker;
 const HEADER_BYTES: usize = 16 * 1024;
 /// Pause after the system had no more files to give, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Who connects asks within a round trip; at the end that is all the time that one gets who has not asked yet.
+const ASKS_WITHIN: Duration = Duration::from_millis(250);
 
 /// Opens the port. Apart from serving, so that a port in use is told before anything is announced.
 ///
@@ -121,7 +123,9 @@ async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: Can
     let Guest { stream, peer, seat } = guest;
     let _open = server.own.open();
     let _ = stream.set_nodelay(true);
+    let asked = CancellationToken::new();
     let answer = service_fn(|request| {
+        asked.cancel();
         let (server, busy) = (Arc::clone(&server), seat.busy());
         async move {
             let response = server.answer(&request, peer.ip()).await;
@@ -136,11 +140,21 @@ async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: Can
         ended = &mut served => ended,
         () = seat.asked_to_leave() => return,
         () = stop.cancelled() => {
+            // A connection that has just come is idle, and what it asks is on its way: it is closed after the answer.
+            tokio::select! {
+                ended = &mut served => return log(ended, peer),
+                () = asked.cancelled() => {}
+                () = tokio::time::sleep(ASKS_WITHIN) => {}
+            }
             served.as_mut().graceful_shutdown();
             // The drain's end drops whoever is still here.
             tokio::time::timeout(limits.drain, served).await.unwrap_or(Ok(()))
         }
     };
+    log(ended, peer);
+}
+
+fn log(ended: hyper::Result<()>, peer: SocketAddr) {
     if let Err(error) = ended {
         tracing::debug!(%error, %peer, "connection ended early");
     }
@@ -391,6 +405,18 @@ mod tests {
         assert!(told.head.contains("connection: close"));
         let told = served.ask("nonsense\r\n\r\n");
         assert_eq!(told.status, 400);
+    }
+
+    #[test]
+    fn one_that_came_just_before_the_end_is_answered() {
+        let served = served(sample_view::small(), Limits::default());
+        let mut socket = served.connect();
+        Served::until("the connection is taken", || served.open() == 1);
+        served.stop.cancel();
+        socket.write_all(b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("ok\n"), "{answer:?}");
     }
 
     #[test]

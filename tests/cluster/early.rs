@@ -102,7 +102,7 @@ fn without_cdi_each_container_has_its_own() {
         }
     }
     // A container that ends is started again with the same.
-    let _ = bed.admin.run(&["exec", "-n", &bed.space.name, "many", "-c", "one", "--", "sh", "-c", "kill 1"]).ok();
+    let _ = bed.admin.run(&["exec", "-n", &bed.space.name, "many", "-c", "one", "--", "sh", "-c", "kill 1"]);
     eventually("a second start", SOON, || {
         let pod = bed.admin.get(&["pod", "many", "-n", &bed.space.name]);
         let states = pod["status"]["containerStatuses"].as_array()?.clone();

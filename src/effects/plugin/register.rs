@@ -80,15 +80,14 @@ impl Settings {
         [socket_name::plugin(&self.resource), socket_name::registry(&self.resource)]
     }
 
-    /// Takes away the socket of the other way that an agent which was killed has left. Says whether kubelet may now drop
-    /// whoever it knows.
-    fn clear_the_other(&self, way: Way) -> bool {
+    /// Takes away what an agent that was killed has left. Says whether kubelet has lost a socket of its registry by it: it
+    /// would drop us with that one, were we there already, and refuse pods until it knows us again.
+    fn clear(&self, way: Way) -> bool {
         let [plugin, registry] = self.sockets();
-        let left = match way {
-            Way::Watcher => self.plugins.join(plugin),
-            Way::Classic => self.registry.join(registry),
-        };
-        std::fs::remove_file(left).is_ok() && way == Way::Classic
+        if way == Way::Watcher {
+            let _ = std::fs::remove_file(self.plugins.join(plugin));
+        }
+        std::fs::remove_file(self.registry.join(registry)).is_ok()
     }
 
     fn kubelet(&self) -> PathBuf {
@@ -119,7 +118,7 @@ pub async fn serve(
     let auto = desk.settings.registration == Registration::Auto;
     let mut way = if desk.settings.registration == Registration::Classic { Way::Classic } else { Way::Watcher };
     let mut pause = BACK_OFF.0;
-    if desk.settings.clear_the_other(way) {
+    if desk.settings.clear(way) {
         sleep(FORGOTTEN_WITHIN).await;
     }
     loop {
