@@ -76,8 +76,8 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
         gpus.sort_by_key(|gpu| gpu["index"].as_u64());
         gpus.iter().map(|gpu| gpu["id"].as_str().map(str::to_owned)).collect()
     });
-    bed.create(&bed.pod("served", &gpus, &[("main", "app", &[(1, 3000, 30)])], &Value::Null));
-    bed.ready(&["served"]);
+    let pod = bed.pod("served", &gpus, &[("main", "app", &[(1, 3000, 30)])], &Value::Null);
+    println!("failed for good by kubelet: {:?}", bed.ready_in_the_end(&[("served".to_owned(), pod)]));
     assert_eq!(promised(&bed.limits("served", "main")), [(gpus[1].clone(), 3000 << 20)]);
     let seen =
         bed.sh("served", "main", "ls /dev | grep nvidia | sort | tr '\\n' ' '; echo $CUDA_DEVICE_MEMORY_LIMIT_0");

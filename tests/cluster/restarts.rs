@@ -1,7 +1,8 @@
 //! Restarts and losses, each on a real cluster with pods that run and pods that come. In all of them: no container has
 //! what was promised to another, and no slot is lost. Promise 28 in docs/specification.md.
 //!
-//! `GPU_STEWARD_LONG=1` (`tests/run --long`) makes the numbers those of the record.
+//! `GPU_STEWARD_LONG=1` (`tests/run --long`) makes the numbers those of the record. The two that load both processors are in that
+//! form only: what every change must pass has to fit into three quarters of an hour.
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::{Fleet, everybody_has_his_own};
@@ -147,7 +148,7 @@ fn an_api_server_that_is_away_changes_nothing() {
 
 /// The agent is away for a minute while pods come and processors are busy.
 #[test]
-#[ignore = "needs cluster alone: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn an_agent_that_is_away_under_load_comes_back_to_whole_books() {
     let bed = Bed::alone("restart-away");
     let agent = bed.agent(&[]);
@@ -266,7 +267,7 @@ fn a_new_agent_takes_over_from_the_old_one() {
 
 /// 60 pods of two containers at once while both processors are busy.
 #[test]
-#[ignore = "needs cluster alone: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn bursts_under_load_mistake_nobody() {
     let bed = Bed::alone("restart-bursts");
     let agent = bed.agent(&["--gpus=simulated=H100:8"]);
