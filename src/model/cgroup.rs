@@ -192,20 +192,45 @@ pub struct NetworkSample {
 }
 
 impl NetworkSample {
+    /// From the counters in the order of the fields: bytes, packets, errors, drops, each received and sent.
+    #[must_use]
+    pub fn of(counters: [u64; 8]) -> NetworkSample {
+        let [rx_bytes, tx_bytes, rx_packets, tx_packets, rx_errors, tx_errors, rx_dropped, tx_dropped] = counters;
+        NetworkSample {
+            rx_bytes: Bytes(rx_bytes),
+            tx_bytes: Bytes(tx_bytes),
+            rx_packets: Count(rx_packets),
+            tx_packets: Count(tx_packets),
+            rx_errors: Count(rx_errors),
+            tx_errors: Count(tx_errors),
+            rx_dropped: Count(rx_dropped),
+            tx_dropped: Count(tx_dropped),
+        }
+    }
+
+    /// The counters in that order, for what adds them up.
+    #[must_use]
+    pub fn counters(&self) -> [u64; 8] {
+        [
+            self.rx_bytes.0,
+            self.tx_bytes.0,
+            self.rx_packets.0,
+            self.tx_packets.0,
+            self.rx_errors.0,
+            self.tx_errors.0,
+            self.rx_dropped.0,
+            self.tx_dropped.0,
+        ]
+    }
+
     /// The sum, counter by counter.
     #[must_use]
     pub fn plus(&self, other: &NetworkSample) -> NetworkSample {
-        let count = |a: Count, b: Count| Count(a.0.saturating_add(b.0));
-        NetworkSample {
-            rx_bytes: self.rx_bytes.plus(other.rx_bytes),
-            tx_bytes: self.tx_bytes.plus(other.tx_bytes),
-            rx_packets: count(self.rx_packets, other.rx_packets),
-            tx_packets: count(self.tx_packets, other.tx_packets),
-            rx_errors: count(self.rx_errors, other.rx_errors),
-            tx_errors: count(self.tx_errors, other.tx_errors),
-            rx_dropped: count(self.rx_dropped, other.rx_dropped),
-            tx_dropped: count(self.tx_dropped, other.tx_dropped),
+        let mut sum = self.counters();
+        for (counter, more) in sum.iter_mut().zip(other.counters()) {
+            *counter = counter.saturating_add(more);
         }
+        NetworkSample::of(sum)
     }
 }
 

@@ -54,7 +54,7 @@ impl Books {
     /// A sentence that names the file: it is missing, unreadable or not kubelet's.
     pub fn read(&mut self) -> Result<Entries, String> {
         let told = |error: &dyn std::fmt::Display| format!("kubelet's checkpoint {}: {error}", self.path.display());
-        let mut file = fs::File::open(&self.path).map_err(|error| told(&error))?;
+        let file = fs::File::open(&self.path).map_err(|error| told(&error))?;
         let about = file.metadata().map_err(|error| told(&error))?;
         let stamp = (about.ino(), about.size(), about.mtime(), about.mtime_nsec());
         if let Some((seen, entries)) = &self.seen
@@ -62,10 +62,7 @@ impl Books {
         {
             return Ok(entries.clone());
         }
-        let mut bytes = Vec::new();
-        let limit = checkpoint::MAX_BYTES as u64 + 1;
-        file.by_ref().take(limit).read_to_end(&mut bytes).map_err(|error| told(&error))?;
-        let books = checkpoint::parse(&bytes).map_err(|fault| told(&fault))?;
+        let books = parse(file).map_err(|why| told(&why))?;
         let unreadable = books.unreadable.iter().filter(|one| *one.resource == *self.resource);
         let entries = Entries {
             unreadable: unreadable.take(MAX_TOLD).map(|one| one.fault.to_string().into()).collect(),
@@ -80,11 +77,15 @@ impl Books {
 /// read. Blocks for as long as the file system takes.
 #[must_use]
 pub fn registered(folder: &Path, resource: &str) -> Vec<Arc<str>> {
+    let books = fs::File::open(folder.join(FILE)).ok().and_then(|file| parse(file).ok());
+    books.and_then(|mut books| books.registered.remove(resource)).unwrap_or_default()
+}
+
+fn parse(file: fs::File) -> Result<checkpoint::Checkpoint, String> {
     let mut bytes = Vec::new();
     let limit = checkpoint::MAX_BYTES as u64 + 1;
-    let read = fs::File::open(folder.join(FILE)).and_then(|file| file.take(limit).read_to_end(&mut bytes));
-    let books = read.ok().and_then(|_| checkpoint::parse(&bytes).ok());
-    books.and_then(|mut books| books.registered.remove(resource)).unwrap_or_default()
+    file.take(limit).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    checkpoint::parse(&bytes).map_err(|fault| fault.to_string())
 }
 
 fn held(row: checkpoint::Allocation) -> Held {

@@ -111,17 +111,8 @@ pub fn net_dev<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], NetworkSample)
         }
         let [rx_bytes, rx_packets, rx_errors, rx_dropped, _, _, _, _, tx_bytes, tx_packets, tx_errors, tx_dropped, ..] =
             counters;
-        let sample = NetworkSample {
-            rx_bytes: Bytes(rx_bytes),
-            tx_bytes: Bytes(tx_bytes),
-            rx_packets: Count(rx_packets),
-            tx_packets: Count(tx_packets),
-            rx_errors: Count(rx_errors),
-            tx_errors: Count(tx_errors),
-            rx_dropped: Count(rx_dropped),
-            tx_dropped: Count(tx_dropped),
-        };
-        each(line[..colon].trim_ascii(), sample);
+        let row = [rx_bytes, tx_bytes, rx_packets, tx_packets, rx_errors, tx_errors, rx_dropped, tx_dropped];
+        each(line[..colon].trim_ascii(), NetworkSample::of(row));
     }
     Ok(())
 }

@@ -17,6 +17,8 @@ use tempfile::TempDir;
 pub(crate) const SOON: Duration = Duration::from_secs(90);
 /// Where a container was given what is another's, the pod never starts and waits for who may evict it.
 const EVICT: &str = "gpu-steward.io/evict";
+/// kubelet, of a pod that it let in before it knew the plugin: it has asked nobody for its devices, and never will.
+const NEVER_ASKED: &str = "no devices found allocated in local cache";
 const KUBECONFIG: &str = "node.kubeconfig";
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
@@ -160,6 +162,27 @@ impl Bed {
         flags.iter().fold(recipe, |recipe, flag| recipe.switch(flag))
     }
 
+    /// A kubelet directory of this name for an agent, beside kubelet's own: sockets are kubelet's, whatever else kubelet keeps is
+    /// not there, and nobody looks into its registry. Gives its path on the node, and what has to live as long.
+    pub(crate) fn own_kubelet_root(&self, name: &str) -> (String, View) {
+        let kubelet = &self.place().kubelet;
+        let (root, folder) = (format!("/var/lib/kubelet/{name}"), kubelet.join(name));
+        for folder in ["device-plugins", "plugins_registry"].map(|part| folder.join(part)) {
+            std::fs::create_dir_all(folder).expect("a folder");
+        }
+        let (ours, kubelets) = ("device-plugins/gpu-steward-nvidia.com-gpu.sock", "device-plugins/kubelet.sock");
+        let links = [
+            (format!("/var/lib/kubelet/{kubelets}"), folder.join(kubelets)),
+            (format!("{root}/{ours}"), kubelet.join(ours)),
+        ];
+        let links = links.map(|(target, link)| {
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(target, &link).expect("a link");
+            link
+        });
+        (root, View(links))
+    }
+
     /// A directory of this test's own.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
@@ -173,6 +196,13 @@ impl Bed {
             assert!(agent.get("/healthz").status == 200, "{}", agent.log());
             count.filter(|count| *count > 0)
         });
+    }
+
+    /// How often this agent has been registered with kubelet.
+    pub(crate) fn registrations(agent: &Agent) -> u64 {
+        let metrics = agent.get("/metrics").text();
+        let line = metrics.lines().find(|line| line.starts_with("gpu_steward_plugin_registrations_total"));
+        line.and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or(0)
     }
 
     /// UUIDs in the order of their index.
@@ -255,7 +285,8 @@ impl Bed {
     }
 
     /// Waits until every pod is Ready. One that kubelet failed for good at its door, because the plugin was away at that
-    /// moment, is made again as its controller would, and so is one that the agent marked for eviction; says which.
+    /// moment, is made again as its controller would, and so is one that the agent marked for eviction or that kubelet let in
+    /// before it knew the plugin; says which.
     pub(crate) fn ready_in_the_end(&self, pods: &[(String, Value)]) -> Vec<String> {
         let mut failed = Vec::new();
         let again = |name: &str| drop(self.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok());
@@ -280,6 +311,9 @@ impl Bed {
                 } else if let Some(why) = now["metadata"]["annotations"][EVICT].as_str() {
                     failed.push(format!("{name}: {EVICT}: {why}"));
                     again(name);
+                } else if let Some(why) = waits(now).find(|why| why.contains(NEVER_ASKED)) {
+                    failed.push(format!("{name}: {why}"));
+                    again(name);
                 }
                 let conditions = now["status"]["conditions"].as_array().into_iter().flatten();
                 let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
@@ -300,6 +334,25 @@ impl Bed {
     pub(crate) fn sh(&self, pod: &str, container: &str, script: &str) -> String {
         let words = ["exec", "-n", &self.space.name, pod, "-c", container, "--", "sh", "-c", script];
         self.admin.run(&words).ok()
+    }
+}
+
+/// Why containers of this pod do not run.
+fn waits(pod: &Value) -> impl Iterator<Item = &str> {
+    let kinds = ["initContainerStatuses", "containerStatuses"].into_iter();
+    let states = kinds.filter_map(|kind| pod["status"][kind].as_array()).flatten();
+    states.filter_map(|state| state["state"]["waiting"]["message"].as_str())
+}
+
+/// The links of [`Bed::own_kubelet_root`]. Taken away whatever comes of the test: other agents find a socket of theirs there.
+#[derive(Debug)]
+pub(crate) struct View([PathBuf; 2]);
+
+impl Drop for View {
+    fn drop(&mut self) {
+        for link in &self.0 {
+            let _ = std::fs::remove_file(link);
+        }
     }
 }
 

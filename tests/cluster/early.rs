@@ -231,35 +231,15 @@ fn cdi_that_is_switched_off_is_found_out_with_the_first_container() {
     assert_eq!(has(&bed, &gpus, "third", "main"), [(gpus[0].clone(), 3000 * MIB)]);
 }
 
-/// Taken away whatever comes of the test: other agents find a socket of theirs there.
-struct Link(PathBuf);
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// Promise 28 in docs/specification.md, with kubelet's checkpoint missing and then torn: PodResources says who holds what.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn without_kubelets_checkpoint_pod_resources_tells_who_starts() {
     let bed = Bed::up("early-listing");
-    // A kubelet directory of the agent's own: sockets are kubelet's, the checkpoint is not there.
-    let kubelet = bed.place().kubelet.clone();
-    let (real, view) = (kubelet.join("device-plugins"), kubelet.join("view/device-plugins"));
-    let inside = "/var/lib/kubelet";
-    let socket = "gpu-steward-nvidia.com-gpu.sock";
-    std::fs::create_dir_all(&view).expect("a folder");
-    for (target, link) in [
-        (format!("{inside}/device-plugins/kubelet.sock"), view.join("kubelet.sock")),
-        (format!("{inside}/view/device-plugins/{socket}"), real.join(socket)),
-    ] {
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(target, link).expect("a link");
-    }
-    let _link = Link(real.join(socket));
-    let agent = bed.agent(&["--kubelet-root=/var/lib/kubelet/view"]);
+    let (root, _view) = bed.own_kubelet_root("view");
+    let books = bed.place().kubelet.join("view/device-plugins/kubelet_internal_checkpoint");
+    let flag = format!("--kubelet-root={root}");
+    let agent = bed.agent(&[&flag]);
     let gpus = Bed::gpus(&agent);
     let claims: [Claim<'_>; 3] =
         [("warm", "init", &[(1, 700, 7)]), ("one", "app", &[(0, 3000, 15)]), ("two", "app", &[(1, 2000, 10)])];
@@ -277,11 +257,11 @@ fn without_kubelets_checkpoint_pod_resources_tells_who_starts() {
         bed.create(&bed.pod(pod, &gpus, &claims, &NOTHING));
     }
     check(&["missing-1", "missing-2", "missing-3"]);
-    std::fs::write(view.join("kubelet_internal_checkpoint"), "{\"Data\":").expect("a torn file");
+    std::fs::write(&books, "{\"Data\":").expect("a torn file");
     // A restart in between: which ids were given out with which ticket is kept.
     bed.create(&bed.pod("torn", &gpus, &claims, &NOTHING));
     drop(agent);
-    let _again = bed.agent(&["--kubelet-root=/var/lib/kubelet/view"]);
+    let _again = bed.agent(&[&flag]);
     let torn = bed.pod("torn", &gpus, &claims, &NOTHING);
     println!("failed for good by kubelet: {:?}", bed.ready_in_the_end(&[("torn".to_owned(), torn)]));
     check(&["torn"]);

@@ -49,10 +49,7 @@ fn all_is_offered(bed: &Bed) {
 fn registered(agent: &Agent) -> (String, u64) {
     eventually("a registration", SOON, || {
         let node: Value = serde_json::from_str(&agent.get("/api/v1/node").text()).expect("JSON");
-        let way = node["plugin"]["way"].as_str()?.to_owned();
-        let metrics = agent.get("/metrics").text();
-        let line = metrics.lines().find(|line| line.starts_with("gpu_steward_plugin_registrations_total"))?;
-        Some((way, line.split(' ').nth(1)?.parse().expect("a count")))
+        Some((node["plugin"]["way"].as_str()?.to_owned(), Bed::registrations(agent)))
     })
 }
 
@@ -174,45 +171,22 @@ fn auto_is_the_watcher_also_where_kubelet_comes_late() {
     assert_eq!(log.registers(), 0, "calls of Register");
 }
 
-/// Taken away whatever comes of the test: other agents find a socket of theirs there.
-struct Link(PathBuf);
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// A registry that kubelet does not watch, as with a kubelet of old.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn where_kubelet_does_not_look_auto_registers_the_classic_way() {
     let bed = Bed::up("registration-fallback");
-    let kubelet = bed.place().kubelet.clone();
-    let (real, view) = (kubelet.join("device-plugins"), kubelet.join("deaf"));
-    let socket = "gpu-steward-nvidia.com-gpu.sock";
-    for folder in ["device-plugins", "plugins_registry"] {
-        std::fs::create_dir_all(view.join(folder)).expect("a folder");
-    }
-    let links = [
-        ("/var/lib/kubelet/device-plugins/kubelet.sock".to_owned(), view.join("device-plugins/kubelet.sock")),
-        (format!("/var/lib/kubelet/deaf/device-plugins/{socket}"), real.join(socket)),
-    ]
-    .map(|(target, link)| {
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(target, &link).expect("a link");
-        Link(link)
-    });
+    let (root, view) = bed.own_kubelet_root("deaf");
     let log = KubeletLog::from_now(&bed);
     let began = Instant::now();
-    let agent = bed.agent(&["--kubelet-root=/var/lib/kubelet/deaf"]);
+    let agent = bed.agent(&[&format!("--kubelet-root={root}")]);
     println!("nobody looks into the registry: known after {} ms", began.elapsed().as_millis());
     agent.logs("registering the classic way");
     is_registered(&agent, "classic", 1);
     all_is_offered(&bed);
     stays(&bed, &agent, "classic", 1);
     assert_eq!(log.registers(), 1, "calls of Register");
-    drop((agent, links));
+    drop((agent, view));
 }
 
 /// From the start of the agent until kubelet knows it, and until the Node offers its GPUs; `GPU_STEWARD_LONG` makes ten rounds.

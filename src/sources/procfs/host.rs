@@ -4,7 +4,7 @@
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
 use crate::procfs::carried::Carried;
-use crate::procfs::interfaces::{self, Interfaces, MAX_INTERFACES, counters};
+use crate::procfs::interfaces::{Interfaces, MAX_INTERFACES};
 use crate::procfs::process::Fault;
 use crate::procfs::sight::Sight;
 use crate::roots::{HostRoots, part};
@@ -206,10 +206,10 @@ impl Host {
             Reading::Measured((), at) => {
                 sum.begin();
                 for (name, sample) in found.iter().filter(|(name, _)| interfaces.counts(name)) {
-                    sum.add(name, counters(sample));
+                    sum.add(name, sample.counters());
                 }
                 match sum.total() {
-                    Some(total) => Reading::Measured(interfaces::sample(total), at),
+                    Some(total) => Reading::Measured(NetworkSample::of(total), at),
                     None => Reading::Absent(Absence::NotSupported), // nothing but what lies on others
                 }
             }

@@ -12,8 +12,6 @@
 use crate::kernel_file::Reader;
 use crate::procfs::process::namespace;
 use crate::roots::{HostRoots, part};
-use model::cgroup::NetworkSample;
-use model::unit::{Bytes, Count};
 use std::collections::BTreeSet;
 
 /// Interfaces with a device that are told apart; a host with all virtual functions of several cards has some hundred.
@@ -114,35 +112,6 @@ fn outer_by_name(name: &[u8]) -> bool {
     // Amazon's network plugin calls pods' ends eni and eleven hexadecimal digits.
     let pod = name.strip_prefix(b"eni").is_some_and(|rest| rest.len() == 11 && rest.iter().all(u8::is_ascii_hexdigit));
     name != b"lo" && !bridge && !vlan && !pod && !INNER.iter().any(|inner| name.starts_with(inner))
-}
-
-/// The counters in one row, for what adds them up.
-pub(crate) fn counters(sample: &NetworkSample) -> [u64; 8] {
-    [
-        sample.rx_bytes.0,
-        sample.tx_bytes.0,
-        sample.rx_packets.0,
-        sample.tx_packets.0,
-        sample.rx_errors.0,
-        sample.tx_errors.0,
-        sample.rx_dropped.0,
-        sample.tx_dropped.0,
-    ]
-}
-
-/// The same way back.
-pub(crate) fn sample(counters: [u64; 8]) -> NetworkSample {
-    let [rx_bytes, tx_bytes, rx_packets, tx_packets, rx_errors, tx_errors, rx_dropped, tx_dropped] = counters;
-    NetworkSample {
-        rx_bytes: Bytes(rx_bytes),
-        tx_bytes: Bytes(tx_bytes),
-        rx_packets: Count(rx_packets),
-        tx_packets: Count(tx_packets),
-        rx_errors: Count(rx_errors),
-        tx_errors: Count(tx_errors),
-        rx_dropped: Count(rx_dropped),
-        tx_dropped: Count(tx_dropped),
-    }
 }
 
 #[cfg(test)]

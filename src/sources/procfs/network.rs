@@ -9,7 +9,6 @@
 
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
-use crate::procfs::interfaces::{counters, sample};
 use crate::procfs::process::{Fault, namespace};
 use model::cgroup::NetworkSample;
 use model::{Absence, Reading};
@@ -131,7 +130,7 @@ impl Totals {
 
     fn reading(&self) -> Reading<NetworkSample> {
         match self.process {
-            Some(_) => Reading::Measured(sample(self.total), clock::monotonic()),
+            Some(_) => Reading::Measured(NetworkSample::of(self.total), clock::monotonic()),
             None => Reading::Absent(Absence::HostNetwork),
         }
     }
@@ -174,7 +173,7 @@ impl Totals {
             if name == b"lo" {
                 return;
             }
-            let now = counters(&now);
+            let now = now.counters();
             let at = interfaces.iter().position(|interface| *interface.name == *name).unwrap_or(interfaces.len());
             if at == MAX_INTERFACES {
                 return;
