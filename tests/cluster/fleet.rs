@@ -30,7 +30,12 @@ pub(crate) struct Fleet<'a> {
 
 impl<'a> Fleet<'a> {
     pub(crate) fn new(bed: &'a Bed, agent: &Agent) -> Fleet<'a> {
-        Fleet { bed, gpus: Bed::gpus(agent), alike: false, pods: Vec::new(), made: 0, failed: Vec::new() }
+        let gpus = Bed::gpus(agent);
+        // What an earlier test's agent wrote there names other GPUs.
+        eventually("this agent's GPUs on the Node", LOST, || {
+            minors(bed).into_keys().eq(gpus.iter().cloned().collect::<BTreeSet<_>>()).then_some(())
+        });
+        Fleet { bed, gpus, alike: false, pods: Vec::new(), made: 0, failed: Vec::new() }
     }
 
     /// One more pod: an init container and an app, with a share that no other pod has; GPUs in turn.

@@ -63,8 +63,9 @@ impl Announcing {
         let mut cordon = Cordon::default();
         let work = async {
             loop {
-                let text = self.register();
-                announce.register_is(text);
+                let register = self.register();
+                let known = register.is_some();
+                announce.register_is(register);
                 match self.node.look().await {
                     Ok(seen) => {
                         if let Some(cordoned) = cordon.said(seen.annotation(key::CORDON)) {
@@ -75,7 +76,11 @@ impl Announcing {
                     }
                     Err(why) => tracing::debug!(why, "our Node cannot be looked at"),
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::select! {
+                    () = tokio::time::sleep(LOOK) => {}
+                    // Who has just started has its first answer a moment later, and schedulers are not to wait for it.
+                    Ok(_) = self.view.wait_for(answered), if !known => {}
+                }
             }
         };
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
@@ -144,8 +149,7 @@ impl Announcing {
     /// What this node has, as text. `None` before the first answer about GPUs: nothing known is not nothing there.
     fn register(&mut self) -> Option<Arc<str>> {
         let view = Arc::clone(&self.view.borrow_and_update());
-        let answered = matches!(view.gpu_source, GpuSourceState::Working { .. }) || !view.gpus.is_empty();
-        if !answered {
+        if !answered(&view) {
             return None;
         }
         let gpus: Vec<RegisteredGpu> =
@@ -156,6 +160,11 @@ impl Announcing {
         };
         text.map(Arc::from).inspect_err(|fault| tracing::error!(%fault, "this node's GPUs cannot be written down")).ok()
     }
+}
+
+/// Whether it is known what GPUs there are, or were.
+fn answered(view: &Arc<NodeView>) -> bool {
+    matches!(view.gpu_source, GpuSourceState::Working { .. }) || !view.gpus.is_empty()
 }
 
 /// What an operator wrote last, and whether it could be read.
