@@ -15,8 +15,8 @@ mod service;
 mod notice;
 mod site;
 mod socket_name;
-mod register;
 mod rival;
+mod register;
 
 pub use call::{Answer, Call, Calls, Device, Field, Refused};
 pub use meter::Meter;

@@ -11,6 +11,7 @@
 
 use super::call::{Calls, Device};
 use super::notice::{Notice, Progress};
+use super::rival::MAX_SOCKETS;
 use super::service::{Service, encoded_len, options};
 use super::site::{MAX_REQUEST, Site};
 use super::socket_name;
@@ -20,7 +21,7 @@ use proto::device_plugin::device_plugin_server::DevicePluginServer;
 use proto::device_plugin::registration_client::RegistrationClient;
 use proto::plugin_registration::registration_server::RegistrationServer;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
@@ -83,6 +84,9 @@ impl Settings {
     /// Takes away what an agent that was killed has left. Says whether kubelet has lost a socket of its registry by it: it
     /// would drop us with that one, were we there already, and refuse pods until it knows us again.
     fn clear(&self, way: Way) -> bool {
+        for folder in [&self.plugins, &self.registry] {
+            clear_dead(folder, &self.sockets());
+        }
         let [plugin, registry] = self.sockets();
         if way == Way::Watcher {
             let _ = std::fs::remove_file(self.plugins.join(plugin));
@@ -92,6 +96,21 @@ impl Settings {
 
     fn kubelet(&self) -> PathBuf {
         self.plugins.join("kubelet.sock")
+    }
+}
+
+/// Takes away the sockets of agents at which nobody listens, but for these: the resource may have had another name when the
+/// agent was killed, and kubelet dials what lies in its registry again and again.
+fn clear_dead(folder: &Path, but: &[String]) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_SOCKETS) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if but.contains(&name) || !socket_name::is_an_agents(&name) {
+            continue;
+        }
+        let dialled = std::os::unix::net::UnixStream::connect(entry.path());
+        if dialled.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            let _ = std::fs::remove_file(entry.path());
+        }
     }
 }
 

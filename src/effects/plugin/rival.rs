@@ -13,7 +13,7 @@ use tokio::time::timeout;
 /// A living plugin answers in milliseconds; a dead one's socket refuses at once.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Sockets looked at; a node has a handful of plugins.
-const MAX_SOCKETS: usize = 64;
+pub(super) const MAX_SOCKETS: usize = 64;
 
 /// A plugin that hands out what we are to hand out.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,14 +7,23 @@
 //!
 //! What must never happen here: a character behind the `@` that an authority cannot hold as it is.
 
+const IN_PLUGINS: &str = "gpu-steward-";
+const IN_REGISTRY: &str = "gpu-steward@";
+const END: &str = ".sock";
+
 /// In the plugin folder, whose sockets kubelet calls `localhost`.
 pub(super) fn plugin(resource: &str) -> String {
-    format!("gpu-steward-{}.sock", resource.replace('/', "-"))
+    format!("{IN_PLUGINS}{}{END}", resource.replace('/', "-"))
 }
 
 /// In the registry.
 pub(super) fn registry(resource: &str) -> String {
-    format!("gpu-steward@{}.sock", resource.replace('/', "-"))
+    format!("{IN_REGISTRY}{}{END}", resource.replace('/', "-"))
+}
+
+/// Whether a file of this name is a socket of an agent, whatever resource it serves.
+pub(super) fn is_an_agents(name: &str) -> bool {
+    (name.starts_with(IN_PLUGINS) || name.starts_with(IN_REGISTRY)) && name.ends_with(END)
 }
 
 #[cfg(test)]
@@ -43,6 +52,8 @@ pub(super) mod tests {
     fn the_names_are_these() {
         assert_eq!(plugin("nvidia.com/gpu"), "gpu-steward-nvidia.com-gpu.sock");
         assert_eq!(registry("nvidia.com/gpu"), "gpu-steward@nvidia.com-gpu.sock");
+        assert!([plugin("a.b/c"), registry("a.b/c")].iter().all(|name| is_an_agents(name)));
+        assert!(!["kubelet.sock", "nvidia-gpu.sock", "gpu-steward-notes.txt"].into_iter().any(is_an_agents));
         assert_eq!(
             authority(&Path::new("/var/lib/kubelet/plugins_registry").join(registry("nvidia.com/gpu"))),
             "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fgpu-steward@nvidia.com-gpu.sock"

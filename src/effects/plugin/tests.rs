@@ -256,3 +256,25 @@ async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
     assert!(began.elapsed() >= Duration::from_secs(2), "kubelet would drop the new one with the old: {began:?}");
     node.end().await;
 }
+
+#[tokio::test]
+async fn what_an_agent_of_another_resource_left_is_taken_away_and_a_living_ones_is_not() {
+    let bind = |path: PathBuf| std::os::unix::net::UnixListener::bind(path).unwrap();
+    let mut living = None;
+    let node = Node::with(Registration::Watcher, |plugins| {
+        let registry = plugins.with_file_name("plugins_registry");
+        drop(bind(registry.join(socket_name::registry("example.com/vgpu"))));
+        drop(bind(plugins.join(socket_name::plugin("example.com/vgpu"))));
+        living = Some(bind(plugins.join(socket_name::plugin("example.com/other"))));
+    });
+    let ours = node.socket(node.in_registry()).await;
+    let names = |folder: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(folder).unwrap().flatten().map(|file| file.path()).collect()
+    };
+    assert_eq!(names(&node.registry), [ours]);
+    let others = node.plugins.join(socket_name::plugin("example.com/other"));
+    assert_eq!(names(&node.plugins), std::slice::from_ref(&others));
+    drop(living);
+    std::fs::remove_file(others).unwrap();
+    node.end().await;
+}
