@@ -47,6 +47,8 @@ pub struct Pod {
     pub controller: Option<Controller>,
     /// Whether it lives in the node's network.
     pub host_network: bool,
+    /// The runtime class that its author chose: another runtime than that of the node's other pods.
+    pub runtime_class: Option<Arc<str>>,
     /// When its containers are started again.
     pub restart: Option<Restart>,
     /// Containers in the order in which kubelet deals with them: init, then app, then ephemeral.
@@ -114,6 +116,8 @@ pub struct PodContainer {
     pub id: Option<ContainerId>,
     /// What it does.
     pub state: ContainerState,
+    /// Whether it has every right on the node.
+    pub privileged: bool,
 }
 
 /// Which list of the pod a container stands in.
@@ -213,6 +217,7 @@ mod tests {
             priority: None,
             controller: None,
             host_network: false,
+            runtime_class: None,
             restart: None,
             containers: vec![],
             containers_left_out: 0,

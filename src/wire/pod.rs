@@ -92,6 +92,7 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
         priority: spec.priority,
         controller: owner_references.0.iter().find(|owner| owner.controller == Some(true)).and_then(controller),
         host_network: spec.host_network.0,
+        runtime_class: shown(&spec.runtime_class_name.0, MAX_NAME),
         restart: restart(&spec.restart_policy.0),
         containers,
         containers_left_out,
@@ -148,6 +149,7 @@ struct OwnerReference {
 struct Spec {
     priority: Option<i32>,
     host_network: OrNull<bool>,
+    runtime_class_name: OrNull<String>,
     restart_policy: OrNull<String>,
     init_containers: OrNull<Vec<Container>>,
     containers: OrNull<Vec<Container>>,
@@ -161,6 +163,13 @@ struct Container {
     image: OrNull<String>,
     restart_policy: OrNull<String>,
     resources: OrNull<Resources>,
+    security_context: OrNull<SecurityContext>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct SecurityContext {
+    privileged: OrNull<bool>,
 }
 
 #[derive(Default, Deserialize)]
@@ -359,6 +368,7 @@ fn container(kind: ContainerKind, spec: &Container, statuses: &[ContainerStatus]
         limits_left_out: limits.left_out,
         id: status.and_then(|status| container_id(&status.container_id.0)),
         state: status.map_or(ContainerState::Unknown, |status| state(&status.state.0)),
+        privileged: spec.security_context.0.privileged.0,
     })
 }
 

@@ -189,6 +189,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         limits_left_out: 0,
         id: Some(container_id(container)),
         state: ContainerState::Running,
+        privileged: false,
     };
     Arc::new(Pod {
         uid: uid(number),
@@ -205,6 +206,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         priority: None,
         controller: None,
         host_network: false,
+        runtime_class: None,
         restart: None,
         containers: vec![main],
         containers_left_out: 0,

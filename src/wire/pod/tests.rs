@@ -29,13 +29,13 @@ fn whole() -> Value {
             "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
         },
         "spec": {
-            "nodeName": "n1", "priority": 1000, "hostNetwork": true, "restartPolicy": "OnFailure",
+            "nodeName": "n1", "priority": 1000, "hostNetwork": true, "restartPolicy": "OnFailure", "runtimeClassName": "kata",
             "initContainers": [
                 {"name": "fetch", "image": "fetch:1"},
                 {"name": "proxy", "image": "proxy:1", "restartPolicy": "Always"},
             ],
             "containers": [{
-                "name": "main", "image": "train:1",
+                "name": "main", "image": "train:1", "securityContext": {"privileged": true, "runAsUser": 0},
                 "resources": {"limits": {"cpu": "4", "nvidia.com/gpumem": "8k", "nvidia.com/gpu": "2"}},
             }],
             "ephemeralContainers": null,
@@ -70,6 +70,8 @@ fn a_whole_pod_is_read_and_nothing_else_is_kept() {
     assert_eq!(pod.annotation("hami.io/vgpu-devices-allocated"), Some("GPU-1,NVIDIA,8000,30:;"));
     let controller = pod.controller.unwrap();
     assert_eq!((&*controller.kind, &*controller.name, &*controller.api_version), ("StatefulSet", "train", "apps/v1"));
+    assert_eq!(pod.runtime_class.as_deref(), Some("kata"));
+    assert!(pod.containers.iter().all(|container| container.privileged == (&*container.name == "main")));
     let seen: Vec<_> = pod.containers.iter().map(|c| (&*c.name, c.kind, c.state)).collect();
     assert_eq!(
         seen,

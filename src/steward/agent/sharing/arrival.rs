@@ -2,7 +2,7 @@
 
 use model::cgroup::CgroupIdentity;
 use model::id::PodRef;
-use model::pod::{ContainerState, PodList};
+use model::pod::{ContainerState, Pod, PodContainer, PodList};
 use model::share::ContainerKey;
 use model::view::NodeView;
 use sources::roots::HostRoots;
@@ -19,6 +19,9 @@ const LOOKS: u32 = 120;
 /// Looks at a running container that agree before it is said that nothing arrived: the first process of a container is for
 /// some milliseconds still in the runtime's own view.
 const SURE: u32 = 3;
+
+/// What the classes of NVIDIA's own runtime are called: `nvidia`, `nvidia-cdi`, `nvidia-legacy`.
+const NVIDIAS: &str = "nvidia";
 
 /// What was seen.
 #[derive(Debug)]
@@ -44,9 +47,9 @@ pub(super) async fn watch(
         sleep(LOOK).await;
         let seen = {
             let (view, pods) = (view.borrow(), pods.borrow());
-            pods.as_ref().and_then(|pods| cgroup(&key, &view, pods))
+            pods.as_ref().and_then(|pods| running(&key, &view, pods))
         };
-        let Some(cgroup) = seen else { continue };
+        let Some((cgroup, shows)) = seen else { continue };
         let roots = roots.clone();
         let look = spawn_blocking(move || sources::arrival::mounted(&roots, &cgroup.path, wire::limits::PATH));
         match look.await.ok().flatten() {
@@ -54,6 +57,7 @@ pub(super) async fn watch(
                 has = Some(true);
                 break;
             }
+            Some(false) if !shows => break,
             Some(false) => without += 1,
             None => {}
         }
@@ -65,11 +69,46 @@ pub(super) async fn watch(
     let _ = say.send(Arrived { key, pod, has }).await;
 }
 
-/// The cgroup of a container that runs.
-fn cgroup(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<Arc<CgroupIdentity>> {
+/// The cgroup of a container that runs, and whether what is not there was never there.
+fn running(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<(Arc<CgroupIdentity>, bool)> {
     let pod = pods.pods.iter().find(|pod| *pod.cgroup_uid() == key.pod)?;
     let container = pod.containers.iter().find(|container| container.name == key.container)?;
     let id = container.id.as_ref().filter(|_| container.state == ContainerState::Running)?;
-    let pod = view.pods.iter().find(|pod| pod.uid == key.pod)?;
-    pod.containers.iter().find(|seen| seen.id == *id).map(|seen| Arc::clone(&seen.cgroup))
+    let seen = view.pods.iter().find(|pod| pod.uid == key.pod)?;
+    let seen = seen.containers.iter().find(|seen| seen.id == *id)?;
+    Some((Arc::clone(&seen.cgroup), shows(pod, container)))
+}
+
+/// Whether its mounts show what the runtime of this node does with a CDI device. In a sandbox (Kata, gVisor) they are not seen
+/// from here, and a privileged container may have taken them away.
+fn shows(pod: &Pod, container: &PodContainer) -> bool {
+    !container.privileged && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(NVIDIAS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn neither_a_sandbox_nor_a_privileged_container_shows_what_the_runtime_does() {
+        for (class, privileged, expect) in [
+            (None, None, true),
+            (None, Some(false), true),
+            (Some("nvidia-cdi"), None, true),
+            (Some("kata-qemu"), None, false),
+            (None, Some(true), false),
+            (Some("nvidia"), Some(true), false),
+        ] {
+            let pod = json!({
+                "metadata": { "name": "p", "namespace": "n", "uid": "0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d" },
+                "spec": {
+                    "runtimeClassName": class,
+                    "containers": [{ "name": "main", "securityContext": privileged.map(|is| json!({ "privileged": is })) }],
+                },
+            });
+            let pod = wire::pod::decode(pod.to_string().as_bytes()).expect("a pod");
+            assert_eq!(shows(&pod, &pod.containers[0]), expect, "{class:?} {privileged:?}");
+        }
+    }
 }
