@@ -188,7 +188,7 @@ fn what_a_container_gets_differs_from_hamis_plugin_only_where_there_is_a_reason(
 }
 
 /// HAMi's scheduler places one pod at a time on a node: what it waits for is said when kubelet has admitted the pod, and not when
-/// its image is there. One that is known to be refused is not said to be served.
+/// its image is there. One that is known to be refused is not said to be served; it has failed once it was.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn the_nodes_lock_is_not_held_while_an_image_is_pulled() {
@@ -227,5 +227,16 @@ fn the_nodes_lock_is_not_held_while_an_image_is_pulled() {
         (annotations("next")["hami.io/bind-phase"] == "success").then_some(())
     });
     assert_eq!(annotations("strange")["hami.io/bind-phase"], "allocating", "no such GPU is here");
-    let _ = bed.admin.run(&["annotate", "node", bed.node(), &format!("{LOCK}-")]).ok();
+
+    // One whose start was refused holds the node for nobody either.
+    lock("refused");
+    let mut refused = pod("refused", "GPU-ffffffff-fa4e-4000-8000-000000000000");
+    refused["spec"]["containers"][0]["image"] = "registry.local/busybox:1".into();
+    bed.create(&refused);
+    eventually("the refusal told to HAMi's scheduler", SOON, || {
+        (annotations("refused")["hami.io/bind-phase"] == "failed").then_some(())
+    });
+    eventually("the node's lock released again", SOON, || {
+        bed.told()["metadata"]["annotations"][LOCK].is_null().then_some(())
+    });
 }

@@ -13,8 +13,9 @@ use super::late;
 use super::owner::{Delivered, Sharing};
 use super::promise;
 use super::waiting::Start;
-use decide::share::{Binding, Bound, Verdict, Waiting};
+use decide::share::{Binding, Bound, Refusal, Verdict, Waiting};
 use effects::plugin::Refused;
+use model::id::{PodRef, PodUid};
 use model::observation::Trouble;
 use model::plugin::Outcome;
 use model::promise::ContainerPromise;
@@ -62,11 +63,7 @@ impl Sharing {
                     let _ = start.reply.send(Ok(()));
                 }
                 Verdict::Refuse { uid, pod: name, container, why } => {
-                    self.counts.ended(Outcome::Refused(why.code()));
-                    if self.teller.refused((&uid, &name), &container, &why) && why.for_good() {
-                        self.reporter.trouble(Trouble::StartMistaken);
-                    }
-                    tracing::warn!(pod = %name, container = &*container, reason = why.code(), "a container may not start: {why}");
+                    self.refuse((&uid, &name), &container, &why);
                     let _ = start.reply.send(Err(Refused(format!("{name}, container {container}: {why}"))));
                 }
                 Verdict::Wait(what) if start.since.elapsed() < PATIENCE => {
@@ -91,6 +88,18 @@ impl Sharing {
         }
         self.keep_changes().await;
         self.tell_list();
+    }
+
+    fn refuse(&mut self, (uid, name): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
+        self.counts.ended(Outcome::Refused(why.code()));
+        if self.teller.refused((uid, name), container, why) && why.for_good() {
+            self.reporter.trouble(Trouble::StartMistaken);
+        }
+        tracing::warn!(pod = %name, container = &**container, reason = why.code(), "a container may not start: {why}");
+        let pods = self.pods.borrow().clone();
+        if let Some(pod) = pods.iter().flat_map(|pods| &pods.pods).find(|pod| pod.cgroup_uid() == uid) {
+            self.teller.unfilled(pod);
+        }
     }
 
     /// Who holds these ids, as far as it is known.

@@ -196,11 +196,20 @@ impl Teller {
         self.accused.act(&self.api, (view, &now()), pods, evicts);
     }
 
-    /// Whether HAMi's scheduler placed this pod and waits to hear that it has its GPUs.
+    /// Whether HAMi's scheduler placed this pod and has not heard that it has its GPUs. One that failed may still get them.
     pub(super) fn is_awaited(&self, pod: &Pod) -> bool {
-        let phase = pod.annotation(key::BIND_PHASE);
-        phase.is_some_and(|text| bind::decode_phase(text) == Ok(BindPhase::Allocating))
-            && !self.served.contains(pod.cgroup_uid())
+        matches!(phase(pod), Some(BindPhase::Allocating | BindPhase::Failed)) && !self.served.contains(pod.cgroup_uid())
+    }
+
+    /// A container of this pod may not start. The scheduler that waits for it places no other pod here before it has heard that.
+    pub(super) fn unfilled(&mut self, pod: &Pod) {
+        if phase(pod) != Some(BindPhase::Allocating) || self.served.contains(pod.cgroup_uid()) {
+            return;
+        }
+        let failed = Annotations::from([(key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Failed).into()))]);
+        let (of, names) = (pod.cgroup_uid().clone(), (&pod.uid, &pod.name));
+        self.has_to_stand(Kind::Served, &of, names, failed);
+        self.has_to_stand(Kind::Lock, &of, names, Annotations::new());
     }
 
     /// All containers of a pod that HAMi's scheduler placed have got their GPUs: the scheduler waits for this, and holds the
@@ -237,11 +246,16 @@ impl Teller {
     }
 }
 
+/// How far HAMi's scheduler thinks this pod is, if it placed it.
+fn phase(pod: &Pod) -> Option<BindPhase> {
+    bind::decode_phase(pod.annotation(key::BIND_PHASE)?).ok()
+}
+
 /// What it means that this is not written yet.
 fn meaning(kind: Kind) -> &'static str {
     match kind {
         Kind::Claim => "which devices this pod has; schedulers reckon with others or with none",
-        Kind::Served => "that this pod has its GPUs; HAMi's scheduler waits for it",
+        Kind::Served => "whether this pod has its GPUs; HAMi's scheduler waits for it",
         Kind::Lock => "that the node's lock is released; HAMi's scheduler places no other pod here meanwhile",
         Kind::Evict => "that this pod can never start and has to be evicted",
     }
