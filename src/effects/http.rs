@@ -378,7 +378,8 @@ mod tests {
         assert_eq!(served.get("/metrics", "").status, 200);
         let mut idle: Vec<Socket> = (0..1000).map(|_| served.connect()).collect();
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
-        assert!(served.open() <= 257, "{}", served.open());
+        // Those that made way end on their own threads, a moment after.
+        Served::until("256 and the one that asked are left", || served.open() <= 257);
         assert!(served.own.connections_cut.load(Ordering::Relaxed) >= 744);
         for socket in &mut idle {
             // Those that were cut cannot be written to, and that is as it should be.
@@ -388,7 +389,6 @@ mod tests {
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
         assert!(asked.elapsed() < Duration::from_secs(5));
         // What it costs in memory is measured on the whole program, in tests/node: here other tests share the process.
-        assert!(asked.elapsed() < Duration::from_secs(5));
     }
 
     #[test]

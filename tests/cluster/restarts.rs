@@ -370,9 +370,12 @@ fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
         done.store(true, Ordering::Relaxed);
     });
     fleet.settle();
+    let before = Bed::registrations(&agent);
     bed.part("stop", "kubelet");
     std::fs::remove_file(&books).expect("the books are there");
     bed.part("start", "kubelet");
+    // Without books a kubelet that does not know the plugin yet asks nobody for a pod's devices (docs/sharing.md).
+    eventually("kubelet to know the plugin again", SOON, || (Bed::registrations(&agent) > before).then_some(()));
     bed.registered(&agent);
     fleet.one_more();
     fleet.settle();

@@ -175,9 +175,9 @@ fn a_claim_that_cannot_be_kept_does_not_start_and_says_why() {
     }
 }
 
-/// Promise 28 in docs/specification.md: restarts of either side, with pods that run and pods that come.
+/// Promise 28 in docs/specification.md: every loss in turn, on the same pods. In the long form only: `restarts` has each for itself.
 #[test]
-#[ignore = "needs cluster alone: tests/run"]
+#[ignore = "takes minutes and a cluster: tests/run --long"]
 fn restarts_of_agent_and_kubelet_mistake_nobody() {
     let bed = Bed::alone("sharing-restart");
     let mut agent = bed.agent(&[]);

@@ -48,6 +48,7 @@ fn of_file(path: &Path) -> Option<Topology> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn the_setting_comes_first_then_kubelets_file_then_none() {
@@ -63,6 +64,17 @@ mod tests {
             std::fs::write(root.path().join(FILE), text).unwrap();
             assert_eq!(read(None, root.path()), policy, "{text}");
             assert_eq!(read(Some(Topology::None), root.path()), Topology::None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), word in "\\PC{0,20}") {
+            let root = tempfile::tempdir().unwrap();
+            for text in [bytes, format!("{KEY}: {word}").into_bytes()] {
+                std::fs::write(root.path().join(FILE), text).unwrap();
+                let _ = read(None, root.path());
+            }
         }
     }
 }
