@@ -1,6 +1,7 @@
 //! Sharing where the runtime has no CDI: everything is given at `Allocate`, and nobody starts with what is another's.
 
 use crate::bed::{Bed, Claim, SOON, promised};
+use crate::sharing::refused_starts_are_told;
 use lab::agent::Agent;
 use lab::cluster::Wanted;
 use lab::eventually::eventually;
@@ -111,6 +112,16 @@ fn without_cdi_each_container_has_its_own() {
     });
     assert_eq!(has(&bed, &gpus, "many", "one"), [(gpus[2].clone(), 3000 * MIB)]);
     drop(agent);
+}
+
+/// Promise 30 in docs/specification.md, without CDI.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn without_cdi_what_cannot_be_right_does_not_start_and_says_why() {
+    let bed = Bed::with("early-refuse", &Wanted::nodes(1).without_cdi());
+    let agent = bed.agent(&["--without-claim=refuse"]);
+    agent.logs("has no CDI");
+    refused_starts_are_told(&bed, &agent);
 }
 
 /// Promise 29 in docs/specification.md holds of the file; of variables only where the pod does not name them itself.

@@ -1,6 +1,7 @@
 //! Sharing through a real kubelet and a real containerd: each container gets what it was promised, and nothing else.
 
 use crate::bed::{Bed, Claim, SOON, promised};
+use lab::agent::Agent;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -140,7 +141,12 @@ fn an_images_variables_loosen_no_limit() {
 fn a_claim_that_cannot_be_kept_does_not_start_and_says_why() {
     let bed = Bed::up("sharing-refuse");
     let agent = bed.agent(&["--without-claim=refuse"]);
-    let gpus = Bed::gpus(&agent);
+    refused_starts_are_told(&bed, &agent);
+}
+
+/// With an agent that refuses pods without a claim. kubelet fails none of them for good: a controller would make another at once.
+pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
+    let gpus = Bed::gpus(agent);
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
     let mut torn = bed.pod("torn", &gpus, &one, &NOTHING);
     torn["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"] = "GPU-x,NVIDIA,many,30:;".into();
@@ -170,7 +176,7 @@ fn a_claim_that_cannot_be_kept_does_not_start_and_says_why() {
             events["items"].as_array()?.iter().any(said).then_some(())
         });
         let pod = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
-        assert_ne!(pod["status"]["phase"], "Running", "{name}");
+        assert_eq!(pod["status"]["phase"], "Pending", "{name}");
         let _ = bed.admin.run(&["delete", "pod", name, "-n", &bed.space.name, "--wait=false"]).ok();
     }
 }

@@ -18,7 +18,7 @@ use super::seat::{Moved, same_shape};
 use super::state::Share;
 use super::tickets;
 use model::id::{PodRef, PodUid, Ticket};
-use model::share::{Assignment, ContainerKey, Held, Issued, Portion};
+use model::share::{Assignment, ContainerKey, Held, Issued, Portion, Tenant};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -62,7 +62,9 @@ impl Share {
     }
 
     /// For whom these ids are. None while no pod is known that waits for so many, and, for as long as there is patience,
-    /// while kubelet has admitted a pod that is not known yet: what it was given was meant for another.
+    /// while kubelet has admitted a pod that is not known yet (what it was given was meant for another) or while all that
+    /// wait are not to start. Such a pod gets nothing: its start is refused with the reason, where kubelet would fail it for
+    /// good and its controller make another without an end.
     pub fn allocate(&mut self, ids: &[Arc<str>], books: Option<&[Held]>, patient: bool) -> Option<Meant> {
         if let Some(books) = books {
             self.books_are(books);
@@ -71,7 +73,10 @@ impl Share {
                 return None;
             }
         }
-        let (uid, at) = self.next_container(ids.len(), books.is_some())?;
+        let certain = books.is_some();
+        let next = self.next_container(ids.len(), certain);
+        let hopeless = || if patient { None } else { self.next_of_all(ids.len(), certain) };
+        let (uid, at) = next.or_else(hopeless)?;
         let tenant = self.tenants.get(&uid)?;
         let holder = ContainerKey { pod: uid.clone(), container: tenant.asks.get(at)?.container.clone() };
         let pod = tenant.pod.clone();
@@ -81,8 +86,8 @@ impl Share {
                 let moved = self.follows_kubelet.then(|| self.where_kubelet_is(&own, ids)).flatten();
                 moved.filter(|moved| self.could_sit(&uid, at, moved)).unwrap_or(own)
             }
-            Assignment::None => self.share_of(tenant.asks.get(at)?, ids).ok()?,
-            Assignment::Unreadable(_) => return None,
+            Assignment::None if self.shares(&uid) => self.share_of(tenant.asks.get(at)?, ids).ok()?,
+            Assignment::None | Assignment::Unreadable(_) => Vec::new(),
         };
         Some(Meant { holder, pod, portions })
     }
@@ -124,6 +129,19 @@ impl Share {
     /// The container that kubelet asks for, by its number of devices. With `certain` books, what does not stand there is not
     /// held by anybody.
     pub(super) fn next_container(&self, size: usize, certain: bool) -> Option<(PodUid, usize)> {
+        self.next_among(size, certain, |tenant| match self.assignment(tenant) {
+            Assignment::Given(_) => true,
+            Assignment::None => self.may_share(),
+            Assignment::Unreadable(_) => false,
+        })
+    }
+
+    /// The same where pods count too that are not to start.
+    fn next_of_all(&self, size: usize, certain: bool) -> Option<(PodUid, usize)> {
+        self.next_among(size, certain, |_| true)
+    }
+
+    fn next_among(&self, size: usize, certain: bool, counts: impl Fn(&Tenant) -> bool) -> Option<(PodUid, usize)> {
         let on_the_way: BTreeSet<&ContainerKey> = self
             .tickets
             .iter()
@@ -158,13 +176,8 @@ impl Share {
         // A new one. What was on its way to a pod and is not in the books went wrong, and kubelet has given that pod up.
         let given_up: BTreeSet<&PodUid> = on_the_way.iter().map(|key| &key.pod).collect();
         let fresh = self.waiting().into_iter().filter_map(|tenant| {
-            let readable = match self.assignment(tenant) {
-                Assignment::Given(_) => true,
-                Assignment::None => self.may_share(),
-                Assignment::Unreadable(_) => false,
-            };
             let (at, slots, 0) = next_of(&tenant.uid)? else { return None };
-            (readable && slots == size).then_some((&tenant.uid, at))
+            (counts(tenant) && slots == size).then_some((&tenant.uid, at))
         });
         // Of those that are alike the first.
         fresh.min_by_key(|(uid, _)| given_up.contains(uid)).map(|(uid, at)| (uid.clone(), at))
@@ -191,3 +204,5 @@ impl Share {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod played;
