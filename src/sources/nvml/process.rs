@@ -75,6 +75,8 @@ pub(super) fn list(card: &mut Card, clients: &mut Clients, owners: &mut Owners, 
             return GpuProcesses { gpu, list: Reading::Absent(why), stamp: None, left_out: 0 };
         }
     };
+    // A number that somebody else has now brings nothing along.
+    clients.uses.retain(|pid, _| clients.identities.get(pid).map(|who| who.key) == afters.get(pid).map(|who| who.key));
     let record = record(card, clients, now);
     let look = Look { record: record.as_ref(), before: &clients.uses, at: now.monotonic };
     let mut processes: Vec<GpuProcess> = listed

@@ -10,9 +10,9 @@ use crate::nvml::pulse::Pulse;
 use crate::owner::Owners;
 use crate::report::Reporter;
 use lab::scenario::{MigSlot, Process, process};
-use model::Absence;
 use model::process::{GpuProcess, GpuProcessKind, Owner};
 use model::unit::Bytes;
+use model::{Absence, Reading};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,6 +158,35 @@ fn a_number_used_again_between_the_two_looks_is_nobodys() {
     let [first, second] = looker.join().unwrap();
     assert_eq!((&first.owner, first.key), (&Owner::Unknown, None));
     assert_eq!(container(&second), Some(&*path(2)), "the next list knows it");
+}
+
+/// A list that comes early keeps what was measured last, of those who were there.
+#[test]
+fn a_number_used_again_between_two_lists_brings_no_use_along() {
+    let running = vec![process(4711, 3 << 30, 40.0)];
+    let drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    booted(&drill, 1000);
+    alive(&drill, 4711, 500, 1);
+    let (mut card, _pulse) = opened(drill.fake.library(), &drill.path("sys"));
+    let mut owners = Owners::new(drill.roots());
+    let mut look = |clients: &mut Clients| {
+        let list = list(&mut card, clients, &mut owners, clock::now());
+        list.list.value().unwrap()[0].clone()
+    };
+    let until = std::time::Instant::now() + super::DEADLINE;
+    let (mut clients, first) = loop {
+        let mut clients = Clients::default();
+        let first = look(&mut clients);
+        if first.sm.get().is_some_and(|percent| percent.0 > 0.0) {
+            break (clients, first);
+        }
+        assert!(std::time::Instant::now() < until, "no use is seen: {first:?}");
+        std::thread::park_timeout(Duration::from_millis(50));
+    };
+    assert_eq!(look(&mut clients).sm, first.sm);
+    alive(&drill, 4711, 900, 2);
+    let next = look(&mut clients);
+    assert_eq!((container(&next), next.sm, next.encoder), (Some(&*path(2)), Reading::NOT_YET, Reading::NOT_YET));
 }
 
 /// The first GPU of a library, without any thread.
