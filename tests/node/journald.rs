@@ -6,14 +6,14 @@ use lab::agent::START;
 use lab::eventually::eventually;
 use lab::http;
 use lab::pods::Pods;
-use lab::scenario::{Card, FakeNvml, Scenario, cards, process};
+use lab::scenario::{Card, FakeNvml, Scenario, Which, XidEvent, cards, process};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A number that no other test gives to its pods.
-const NUMBER: u32 = 0x10a7;
+/// Numbers that no other test gives to its pods.
+const NUMBERS: [u32; 2] = [0x10a7, 0x10a8];
 
 /// Mounts an empty /run, starts journald there, runs the program until it has said what is waited for, reads the
 /// journal and ends everything. Arguments: the program, a folder of the test's own, the text to wait for, flags.
@@ -23,9 +23,11 @@ binary=$1 folder=$2 wanted=$3; shift 3
 mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/journal /run/log || exit 90
 /lib/systemd/systemd-journald & journald=$!
 for _ in $(seq 100); do [ -S /run/systemd/journal/socket ] && break; sleep 0.05; done
+# As systemd says to whom it connected stderr; what is waited for comes by the journal's own socket.
+: >"$folder/stderr"; export JOURNAL_STREAM=$(stat -c %d:%i "$folder/stderr")
 read_journal() { journalctl --sync; journalctl -D /run/log/journal -t gpu-steward -o json --all; }
 "$binary" agent --standalone --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --usage-socket "$folder/a.sock" \
-  --state-dir "$folder/state" --config "$folder/config.yaml" --cri-socket "$folder/none" "$@" 2>"$folder/stderr" & agent=$!
+  --state-dir "$folder/state" --config "$folder/config.yaml" --cri-socket "$folder/none" "$@" 2>>"$folder/stderr" & agent=$!
 for _ in $(seq 200); do read_journal >"$folder/journal"; grep -qF "$wanted" "$folder/journal" && break; sleep 0.05; done
 kill -TERM "$agent"; wait "$agent"; code=$?
 read_journal >"$folder/journal"
@@ -76,16 +78,39 @@ fn events_arrive_with_their_fields_and_syslogs_priorities() {
 
 #[test]
 #[ignore = "needs root: tests/run"]
+fn auto_is_the_journal_where_stderr_is_connected_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (entries, stderr) =
+        journal(folder.path(), &["--gpus", "none", "--kernel-log", "none"], "GPUs are not looked for", || {});
+    assert_eq!(stderr, "", "nothing is said twice");
+    assert_eq!(entry(&entries, "gpu-steward agent started")["PRIORITY"], "6");
+}
+
+/// The kernel's log names the process.
+#[test]
+#[ignore = "needs root: tests/run"]
 fn a_driver_error_is_found_by_gpu_by_pod_and_by_namespace() {
+    a_driver_error_is_found(NUMBERS[0], true);
+}
+
+/// NVML names none: the pod is the one that has the card to itself.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn a_driver_error_that_nvml_tells_is_found_by_its_pod_as_well() {
+    a_driver_error_is_found(NUMBERS[1], false);
+}
+
+fn a_driver_error_is_found(number: u32, by_log: bool) {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
-    let container = &pods.add(NUMBER, 1, &["sleep", "1000"]).unwrap().containers[0];
+    let container = &pods.add(number, 1, &["sleep", "1000"]).unwrap().containers[0];
     container.named(Path::new(&at("links")), ("train-0", "ml", "main")).unwrap();
     let pid = container.pid;
     let fake = FakeNvml::install(folder.path()).unwrap();
     let card = Card { processes: vec![process(pid, 1 << 30, 50.0)], ..cards("H100", 1) };
-    fake.write(&Scenario { gpus: vec![card], ..Scenario::default() }).unwrap();
+    let mut scenario = Scenario { gpus: vec![card], ..Scenario::default() };
+    fake.write(&scenario).unwrap();
     let mut log = std::fs::File::create(at("kmsg")).unwrap();
     let (library, kmsg, links) = (at("libnvidia-ml.so.1"), at("kmsg"), at("links"));
     let settings = ["--nvml-library", &library, "--kernel-log", &kmsg, "--log-links", &links, "--process-period", "1s"];
@@ -100,6 +125,10 @@ fn a_driver_error_is_found_by_gpu_by_pod_and_by_namespace() {
             known.then_some(gpu)
         });
         gpu["uuid"].as_str().unwrap().clone_into(&mut uuid);
+        if !by_log {
+            scenario.xids = vec![XidEvent { id: 1, gpu: Which::Place(0), code: 79, event: 8, at_s: 0.0, mig: None }];
+            return fake.write(&scenario).unwrap();
+        }
         let slot = gpu["pci_bus_id"]["value"].as_str().unwrap();
         let place = slot[4..].trim_end_matches(".0");
         writeln!(log, "4,1,1,-;NVRM: Xid (PCI:{place}): 79, pid={pid}, name=sleep, GPU has fallen off the bus.")

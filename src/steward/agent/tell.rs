@@ -3,7 +3,7 @@
 
 use decide::remark::{Remark, Weight};
 use model::gpu::Xid;
-use model::id::PodRef;
+use model::id::{GpuUuid, PodRef};
 use model::observation::GpuSourceState;
 use model::process::Owner;
 use model::view::NodeView;
@@ -58,9 +58,11 @@ fn gpu_source(state: &GpuSourceState) {
 }
 
 fn xid(xid: &Xid, view: &NodeView) {
-    let pod = xid.pid.and_then(|pid| pod_of(pid, view));
+    // NVML names no process; a card that one pod has to itself can have been broken by nobody else.
+    let pod = xid.pid.and_then(|pid| pod_of(pid, view)).or_else(|| alone_on(xid.gpu.as_ref()?, view));
     tracing::error!(
         gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
+        mig_uuid = xid.mig.as_ref().map(tracing::field::display),
         pci_bus_id = xid.pci_bus_id.as_deref(),
         xid = xid.code,
         pid = xid.pid,
@@ -68,6 +70,11 @@ fn xid(xid: &Xid, view: &NodeView) {
         namespace = pod.map(|pod| &*pod.namespace),
         "GPU driver error"
     );
+}
+
+fn alone_on<'a>(gpu: &GpuUuid, view: &'a NodeView) -> Option<&'a PodRef> {
+    let card = view.gpus.iter().find(|card| card.gpu.uuid == *gpu)?;
+    view.pod(card.sole_holder()?)?.name.as_ref()
 }
 
 fn pod_of(pid: u32, view: &NodeView) -> Option<&PodRef> {
