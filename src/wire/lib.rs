@@ -19,6 +19,7 @@ pub mod timestamp;
 pub mod cgroup_path;
 pub mod cgroup_file;
 pub mod proc_file;
+pub mod proc_line;
 pub mod kernel_log;
 pub mod log_link;
 pub mod pod;

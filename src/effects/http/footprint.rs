@@ -7,13 +7,15 @@ use model::{Absence, Reading};
 use rustix::process::Resource;
 use rustix::time::ClockId;
 use std::fs;
+use wire::proc_file::stat;
+use wire::proc_line::status;
 
 /// Reads it; some 50 µs.
 pub(super) fn read(now: Now) -> Footprint {
     let at = now.monotonic;
     let reading = |value: Option<u64>| Reading::from_result(value.ok_or(Absence::Unreadable), at);
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kib = |key: &str| reading(field(&status, key).and_then(|kib| kib.checked_mul(1024))).map(Bytes);
+    let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |key: &str| reading(status(&text, key).and_then(|kib| kib.checked_mul(1024))).map(Bytes);
     Footprint {
         started_seconds: Reading::from_result(started(now).ok_or(Absence::Unreadable), at),
         cpu_seconds: Reading::from_result(cpu_seconds().ok_or(Absence::Unreadable), at),
@@ -21,7 +23,7 @@ pub(super) fn read(now: Now) -> Footprint {
         address_space: kib("VmSize:"),
         files: reading(fs::read_dir("/proc/self/fd").ok().map(|entries| entries.count() as u64)).map(Count),
         files_limit: reading(rustix::process::getrlimit(Resource::Nofile).current).map(Count),
-        threads: reading(field(&status, "Threads:")).map(Count),
+        threads: reading(status(&text, "Threads:")).map(Count),
     }
 }
 
@@ -34,16 +36,9 @@ fn cpu_seconds() -> Option<f64> {
 
 /// `/proc/self/stat` tells the start in clock ticks since boot.
 fn started(now: Now) -> Option<f64> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in brackets may hold anything; field 22 is the twentieth after it.
-    let ticks: u64 = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()?;
-    let nanos = ticks.checked_mul(1_000_000_000)? / rustix::param::clock_ticks_per_second();
+    let text = fs::read("/proc/self/stat").ok()?;
+    let nanos = stat(&text).ok()?.start_ticks.checked_mul(1_000_000_000)? / rustix::param::clock_ticks_per_second();
     Some(now.wall_of(Monotonic(nanos)).as_seconds())
-}
-
-fn field(status: &str, key: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-    line.split_ascii_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

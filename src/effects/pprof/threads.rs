@@ -115,7 +115,7 @@ fn may_be_interrupted(task: &Path) -> bool {
 fn sleeping(task: &Path, memory: &File) -> Option<Snapshot> {
     let path = task.join("syscall");
     let before = fs::read_to_string(&path).ok()?;
-    let (sp, pc) = registers(&before)?;
+    let (sp, pc) = wire::proc_line::registers(&before)?;
     let mut stack = vec![0; STACK_BYTES];
     let read = memory.read_at(&mut stack, sp).ok()?;
     stack.truncate(read);
@@ -127,14 +127,6 @@ fn sleeping(task: &Path, memory: &File) -> Option<Snapshot> {
         values: vec![1],
         ..Snapshot::default()
     })
-}
-
-/// Stack pointer and program counter: the last two of nine numbers; `running` or `-1 SP PC` otherwise.
-fn registers(syscall: &str) -> Option<(u64, u64)> {
-    let mut words = syscall.split_ascii_whitespace().rev();
-    let mut number = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
-    let pc = number()?;
-    Some((number()?, pc))
 }
 
 #[cfg(test)]
@@ -151,19 +143,6 @@ mod tests {
             ("7 (x)", "state not known"),
         ] {
             assert_eq!(state(stat.as_bytes()), expected, "{stat}");
-        }
-    }
-
-    #[test]
-    fn a_sleeper_tells_where_it_sleeps_and_a_runner_does_not() {
-        let sleeping = "202 0x7f 0x80 0x0 0x0 0x0 0x0 0x7ffd10 0x7f99\n";
-        for (text, expected) in [
-            (sleeping, Some((0x7f_fd10, 0x7f99))),
-            ("running\n", None),
-            ("-1 0x10 0x20\n", Some((0x10, 0x20))),
-            ("", None),
-        ] {
-            assert_eq!(registers(text), expected, "{text}");
         }
     }
 }

@@ -60,7 +60,5 @@ pub fn command(stat: &Stat<'_>) -> Arc<str> {
 /// [`Failure`]; reading another user's needs `CAP_SYS_PTRACE`.
 pub fn namespace(reader: &mut Reader, procfs: &[u8], process: &[u8], kind: &str) -> Result<u64, Failure> {
     let link = reader.link(&[procfs, b"/", process, b"/ns/", kind.as_bytes()])?;
-    let number = link.strip_prefix(kind.as_bytes()).and_then(|rest| rest.strip_prefix(b":["));
-    let number = number.and_then(|rest| rest.strip_suffix(b"]")).and_then(wire::cgroup_file::digits);
-    number.ok_or(Failure::NotAFile)
+    wire::proc_line::namespace(link, kind).ok_or(Failure::NotAFile)
 }

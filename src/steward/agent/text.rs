@@ -37,16 +37,8 @@ pub(super) async fn give_back() {
 
 /// Where a line of `/proc/self/maps` has code of the program, and how much.
 fn code_of(line: &str, program: &Path) -> Option<(usize, usize)> {
-    let mut words = line.split_ascii_whitespace();
-    let (range, rights) = (words.next()?, words.next()?);
-    // Offset, device, inode, then the path to the end of the line.
-    let path = words.nth(3)?;
-    if rights != "r-xp" || Path::new(path) != program {
-        return None;
-    }
-    let (begin, end) = range.split_once('-')?;
-    let (begin, end) = (usize::from_str_radix(begin, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
-    Some((begin, end.checked_sub(begin)?))
+    let of = wire::proc_line::mapping(line)?;
+    (of.rights == "r-xp" && Path::new(of.path?) == program).then_some((of.begin, of.len))
 }
 
 #[cfg(test)]

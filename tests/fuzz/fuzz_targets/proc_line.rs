@@ -1,0 +1,12 @@
+//! Lines and links of a process's folder: read or refused, never a panic.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wire::proc_line::{mapping, namespace, registers, status};
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = namespace(bytes, "net");
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let _ = (registers(text), mapping(text), status(text, "VmRSS:"));
+    }
+});
