@@ -154,8 +154,15 @@ fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
         signs += usize::from(String::from_utf8_lossy(&buffer[..length]).contains("WATCHDOG=1"));
     }
     assert!(signs >= 2, "{signs} signs of life in two seconds");
-    let node = agent.get("/api/v1/node");
-    assert_eq!(node.status, 200, "CPU and memory go on");
+    let node = agent.get("/api/v1/node").json();
+    for reading in ["cpu_user_seconds", "memory_available_bytes"] {
+        let age = node[reading]["age_seconds"].as_f64();
+        assert!(age.is_some_and(|age| age < 3.0), "CPU and memory go on: {reading} in {node}");
+    }
+    // The one that hangs, and the one that took its place and hangs too: no third.
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    assert_eq!(names.filter(|name| name.trim() == "nvml-poll").count(), 2);
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);

@@ -32,6 +32,8 @@ mod driver;
 #[cfg(test)]
 mod simulated;
 #[cfg(test)]
+mod eight;
+#[cfg(test)]
 mod metrics;
 #[cfg(test)]
 mod api;

@@ -1,0 +1,73 @@
+//! Eight cards, made up or replayed: whichever way one asks, they are the same eight.
+
+use crate::program::BINARY;
+use lab::agent::{Agent, START};
+use lab::eventually::eventually;
+use lab::scenario::{Card, FakeNvml, Program, Quantity, Replay, Scenario, cards};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+fn uuids(gpus: &Value) -> BTreeSet<String> {
+    let gpus = gpus.as_array().into_iter().flatten();
+    gpus.filter_map(|gpu| gpu["uuid"].as_str().map(str::to_owned)).collect()
+}
+
+fn said(arguments: &[&str]) -> String {
+    let output = Command::new(BINARY).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// In the API, the metrics, `usage` and `top`; all say the same of whether they are made up.
+fn are_the_same_everywhere(agent: &Agent, simulated: bool) {
+    let document = eventually("eight cards with readings", START, || {
+        let document = agent.get("/api/v1/gpus").json();
+        let gpus = document["gpus"].as_array()?;
+        let read = gpus.iter().all(|gpu| gpu["power_watts"]["value"].is_number());
+        (gpus.len() == 8 && read).then_some(document)
+    });
+    let eight = uuids(&document["gpus"]);
+    assert_eq!((eight.len(), &document["view"]["simulated"]), (8, &simulated.into()));
+
+    let metrics = agent.get("/metrics").text();
+    for name in ["gpu_steward_gpu_power_watts{", "DCGM_FI_DEV_POWER_USAGE{"] {
+        let series: Vec<&str> = metrics.lines().filter(|line| line.starts_with(name)).collect();
+        assert_eq!(series.len(), 8, "{name} in {metrics}");
+        assert!(eight.iter().all(|uuid| series.iter().any(|line| line.contains(uuid))), "{series:?}");
+    }
+    assert_eq!(metrics.lines().any(|line| line == "gpu_steward_gpus_simulated 1"), simulated);
+
+    let usage = json(&said(&["usage", "-o", "json", "--usage-socket", agent.usage_socket.to_str().unwrap()]));
+    assert_eq!((uuids(&usage["gpus"]), &usage["simulated"]), (eight.clone(), &simulated.into()));
+
+    let url = format!("http://{}", agent.metrics);
+    let top = json(&said(&["top", "--once", "-o", "json", "--url", &url]));
+    assert_eq!((uuids(&top["gpus"]["gpus"]), &top["gpus"]["view"]["simulated"]), (eight, &simulated.into()));
+    let frame = said(&["top", "--once", "--url", &url]);
+    assert!(frame.contains("8 GPUs") && frame.contains("SIMULATED GPUs") == simulated, "{frame}");
+}
+
+/// Promise 9 in docs/specification.md.
+#[test]
+fn eight_simulated_cards_are_the_same_everywhere_and_marked() {
+    let agent = Agent::standalone(BINARY).with("--gpus", "simulated=H100:8").launch();
+    are_the_same_everywhere(&agent, true);
+}
+
+#[test]
+fn eight_replayed_cards_are_the_same_everywhere() {
+    let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces/helios-two-tenants.csv");
+    let replay = Replay { speed: 600.0, ..Replay::of(recording, "vc6YE") };
+    let values = [(Quantity::PowerWatts, Program::Replay(replay).into())].into();
+    let folder = tempfile::tempdir().unwrap();
+    let fake = FakeNvml::install(folder.path()).unwrap();
+    fake.write(&Scenario { gpus: vec![Card { values, ..cards("A100", 8) }], ..Scenario::default() }).unwrap();
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).launch();
+    are_the_same_everywhere(&agent, false);
+}
