@@ -34,6 +34,10 @@ const RSS_LIMIT_KIB: u64 = 25 * 1024;
 /// What the client of the API server may cost on top.
 const RSS_LIMIT_WATCHING_KIB: u64 = 32 * 1024;
 const CPU_LIMIT: f64 = 0.01;
+/// What cAdvisor takes beside the promised load on the machine of the record (`tests/bench/runs`). Where it takes more, the
+/// machine is slower or has other work, and a core is less than one there.
+const YARDSTICK_CPU: f64 = 0.108;
+const PODS: usize = 100;
 const YARDSTICK_SHARE: f64 = 0.2;
 
 fn main() -> ExitCode {
@@ -173,7 +177,7 @@ fn start_yardstick() -> Outcome<(Running, SocketAddr)> {
 
 fn bench() -> Outcome<bool> {
     let seconds: u64 = std::env::var("FOOTPRINT_SECONDS").ok().map_or(Ok(120), |text| text.parse())?;
-    let (count, gpus) = (wanted("FOOTPRINT_PODS", 100)?, wanted("FOOTPRINT_GPUS", 8)?.max(1));
+    let (count, gpus) = (wanted("FOOTPRINT_PODS", PODS)?, wanted("FOOTPRINT_GPUS", 8)?.max(1));
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup"))?;
     let itself = std::env::current_exe()?;
     let itself = itself.to_string_lossy();
@@ -194,7 +198,7 @@ fn bench() -> Outcome<bool> {
     let named = agent.get("/api/v1/pods?namespace=bench").json()["pods"].as_array().map_or(0, Vec::len);
     let seen = seen && (server.is_none() || named >= count);
     let limit = if server.is_some() { RSS_LIMIT_WATCHING_KIB } else { RSS_LIMIT_KIB };
-    report(&measured, seen, limit)
+    report(&measured, count, seen, limit)
 }
 
 /// What the agent says it watches, so that a cheap agent is not one that looks away.
@@ -245,7 +249,7 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-fn report(measured: &[Measured], all_seen: bool, limit: u64) -> Outcome<bool> {
+fn report(measured: &[Measured], pods: usize, all_seen: bool, limit: u64) -> Outcome<bool> {
     let [agent, yardstick] = measured else { return Err("two programs are compared".into()) };
     #[expect(clippy::cast_precision_loss, reason = "KiB of two processes")]
     let memory_ratio = agent.rss_kib as f64 / yardstick.rss_kib as f64;
@@ -260,10 +264,15 @@ fn report(measured: &[Measured], all_seen: bool, limit: u64) -> Outcome<bool> {
         )?;
     }
     writeln!(text, "ratio        {cpu_ratio:>6.3} of its CPU       {memory_ratio:.3} of its memory")?;
+    let slower = if pods == PODS { (yardstick.cpu_share / YARDSTICK_CPU).max(1.0) } else { 1.0 };
+    writeln!(text, "machine      {slower:>6.2} times as slow as that of the record, by cAdvisor")?;
     let checks = [
         ("all pods and GPUs are seen", all_seen),
         (&*format!("VmRSS at most {} MiB", limit >> 10), agent.rss_kib <= limit),
-        ("at most 1 % of a core", agent.cpu_share <= CPU_LIMIT),
+        (
+            &*format!("at most 1 % of a core of the record's ({:.2} % here)", 100.0 * CPU_LIMIT * slower),
+            agent.cpu_share <= CPU_LIMIT * slower,
+        ),
         ("at most 1/5 of cAdvisor's CPU", cpu_ratio <= YARDSTICK_SHARE),
         ("at most 1/5 of cAdvisor's memory", memory_ratio <= YARDSTICK_SHARE),
     ];

@@ -276,6 +276,13 @@ impl Recipe {
     }
 }
 
+/// Resident memory of a process, unless it has ended.
+fn resident_mib(pid: u32) -> Option<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<f64>().ok()? / 1024.0)
+}
+
 impl Agent {
     /// Its process.
     #[must_use]
@@ -289,9 +296,17 @@ impl Agent {
     /// When it runs no more.
     #[must_use]
     pub fn resident_mib(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a process");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
-        line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") / 1024.0
+        resident_mib(self.pid()).expect("it lives")
+    }
+
+    /// The same of each child that it has now.
+    #[must_use]
+    pub fn children_resident_mib(&self) -> Vec<f64> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
+        let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let pids: Vec<u32> =
+            lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
+        pids.into_iter().filter_map(resident_mib).collect()
     }
 
     /// The directory that is its own.
