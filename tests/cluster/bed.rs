@@ -33,7 +33,7 @@ pub(crate) struct Bed {
     pub cluster: Cluster,
 }
 
-/// One container and its claim: name, kind (`init`, `sidecar`, `app`), and for each GPU its number, MiB and percent.
+/// One container and its claim: name, kind (`init`, which reads its limits, `brief`, one that reads nothing, `sidecar`, `app`), and for each GPU its number, MiB and percent.
 pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
 
 impl Bed {
@@ -235,10 +235,10 @@ impl Bed {
     /// The same without a claim.
     pub(crate) fn bare_pod(&self, name: &str, claims: &[Claim<'_>], extra: &Value) -> Value {
         let container = |(container, kind, devices): &Claim<'_>| {
-            let command = if *kind == "init" {
-                "cat /etc/gpu-steward/limits.json"
-            } else {
-                "trap exit TERM; sleep 100000 & wait"
+            let command = match *kind {
+                "init" => "cat /etc/gpu-steward/limits.json",
+                "brief" => "true",
+                _ => "trap exit TERM; sleep 100000 & wait",
             };
             let mut text = json!({
                 "name": container, "image": "registry.local/busybox:1", "command": ["sh", "-c", command],

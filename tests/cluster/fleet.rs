@@ -22,6 +22,8 @@ pub(crate) struct Fleet<'a> {
     pub gpus: Vec<String>,
     /// All pods ask for the same, where it is not to be told whose is whose.
     pub alike: bool,
+    /// What kind the first container of each is: `brief` where no file of limits is to be read.
+    pub first: &'static str,
     pods: Vec<(String, Value)>,
     made: usize,
     /// Pods that kubelet failed for good or that were marked for eviction, with the reason. Their successors run.
@@ -35,7 +37,7 @@ impl<'a> Fleet<'a> {
         eventually("this agent's GPUs on the Node", LOST, || {
             minors(bed).into_keys().eq(gpus.iter().cloned().collect::<BTreeSet<_>>()).then_some(())
         });
-        Fleet { bed, gpus, alike: false, pods: Vec::new(), made: 0, failed: Vec::new() }
+        Fleet { bed, gpus, alike: false, first: "init", pods: Vec::new(), made: 0, failed: Vec::new() }
     }
 
     /// One more pod: an init container and an app, with a share that no other pod has; GPUs in turn.
@@ -55,7 +57,7 @@ impl<'a> Fleet<'a> {
         self.made += 1;
         let mib = if self.alike { 1000 } else { 1000 + n as u64 };
         let own = [(n % self.gpus.len(), mib, 1)];
-        let pod = self.bed.pod(&name, &self.gpus, &[("warm", "init", &own), ("main", "app", &own)], &Value::Null);
+        let pod = self.bed.pod(&name, &self.gpus, &[("warm", self.first, &own), ("main", "app", &own)], &Value::Null);
         self.pods.push((name, pod));
     }
 

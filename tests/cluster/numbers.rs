@@ -52,8 +52,8 @@ fn burst(bed: &Bed, fleet: &mut Fleet<'_>) -> Duration {
     took
 }
 
-/// How many calls a histogram counts, and the bound of the bucket that holds the 99th of 100.
-fn slowest(metrics: &str, family: &str) -> (f64, f64) {
+/// How many calls a histogram counts, and the bounds of the buckets that hold the 50th, 90th and 99th of 100.
+fn slowest(metrics: &str, family: &str) -> (f64, [f64; 3]) {
     let number = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok()).expect("a number");
     let (count, buckets) = (format!("{family}_count"), format!("{family}_bucket"));
     let calls = metrics.lines().find(|line| line.starts_with(&count)).map(number);
@@ -62,9 +62,11 @@ fn slowest(metrics: &str, family: &str) -> (f64, f64) {
         let text = line.split("le=\"").nth(1)?.split('"').next()?;
         if text == "+Inf" { Some(f64::INFINITY) } else { text.parse().ok() }
     };
-    let mut lines = metrics.lines().filter(|line| line.starts_with(&buckets));
-    let enough = lines.find(|line| number(line) >= 0.99 * calls).and_then(bound);
-    (calls, enough.expect("a bucket that holds all"))
+    let within = |share: f64| {
+        let mut lines = metrics.lines().filter(|line| line.starts_with(&buckets));
+        lines.find(|line| number(line) >= share * calls).and_then(bound).expect("a bucket that holds all")
+    };
+    (calls, [0.5, 0.9, 0.99].map(within))
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -81,19 +83,26 @@ fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
     // `GPU_STEWARD_CLUSTER_RUNTIME` says whether there is CDI.
     let early = bed.cluster.status().runtime != "containerd2";
     let allocate = if early { GUESS } else { TICKET };
+    // Told at the end: all pairs are wanted where one is too slow.
+    let mut slow = Vec::new();
     let (mut ours, mut stubs) = (Vec::new(), Vec::new());
     for pair in 1..=PAIRS {
         let agent = bed.agent(&[GPUS]);
         let mut fleet = Fleet::new(&bed, &agent);
         // No scheduler is there that would keep pods apart that can be mistaken for each other.
         fleet.alike = early;
+        // The stub gives no file.
+        fleet.first = "brief";
         ours.push(burst(&bed, &mut fleet).as_secs_f64());
         let metrics = http::get(agent.metrics, "/metrics").expect("metrics").text();
         for (call, most) in [("allocate", allocate), ("start", START)] {
-            let (calls, p99) = slowest(&metrics, &format!("gpu_steward_plugin_{call}_seconds"));
-            println!("pair {pair}: {call}: {calls:.0} calls, 99 of 100 within {p99} s");
+            let (calls, within) = slowest(&metrics, &format!("gpu_steward_plugin_{call}_seconds"));
+            let [.., p99] = within;
+            println!("pair {pair}: {call}: {calls:.0} calls, 50, 90 and 99 of 100 within {within:?} s");
             assert!(calls >= 2.0 * PODS as f64 - 0.5, "{calls} calls of {call}");
-            assert!(p99 <= most, "{call}: {p99} s, and {most} s are promised");
+            if p99 > most {
+                slow.push(format!("pair {pair}: {call}: {p99} s, and {most} s are promised"));
+            }
         }
         agent.signal(15);
         drop(agent);
@@ -104,5 +113,6 @@ fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
     }
     let (ours, stubs) = (median(ours), median(stubs));
     println!("median of {PAIRS}: {ours:.1} s, stub {stubs:.1} s, ratio {:.3}", ours / stubs);
+    assert!(slow.is_empty(), "{slow:#?}");
     assert!(ours <= stubs * 1.10, "{ours:.1} s beside {stubs:.1} s");
 }
