@@ -30,7 +30,7 @@ const FIRST_MARK: u64 = 100_000;
 const REAL: u32 = 20_000;
 const LIMIT_KIB: u64 = 1024;
 /// Looks at the resident size, a second apart: see [`settled_rss_kib`].
-const LOOKS: u32 = 6;
+const LOOKS: u32 = 12;
 
 fn main() -> ExitCode {
     if std::env::var_os("FLOOD").is_none() {
