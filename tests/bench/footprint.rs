@@ -35,9 +35,11 @@ const RSS_LIMIT_KIB: u64 = 25 * 1024;
 const RSS_LIMIT_WATCHING_KIB: u64 = 32 * 1024;
 const CPU_LIMIT: f64 = 0.01;
 /// What cAdvisor takes beside the promised load on the machine of the record (`tests/bench/runs`). Where it takes more, the
-/// machine is slower or has other work, and a core is less than one there.
+/// machine is slower or has other work, and a core is less than one there: the short form's bound goes with it. The long form,
+/// whose record the promise rests on, is held to the promise as it stands.
 const YARDSTICK_CPU: f64 = 0.108;
 const PODS: usize = 100;
+const LONG: u64 = 600;
 const YARDSTICK_SHARE: f64 = 0.2;
 
 fn main() -> ExitCode {
@@ -198,7 +200,8 @@ fn bench() -> Outcome<bool> {
     let named = agent.get("/api/v1/pods?namespace=bench").json()["pods"].as_array().map_or(0, Vec::len);
     let seen = seen && (server.is_none() || named >= count);
     let limit = if server.is_some() { RSS_LIMIT_WATCHING_KIB } else { RSS_LIMIT_KIB };
-    report(&measured, count, seen, limit)
+    let bound = if count == PODS && seconds < LONG { CPU_LIMIT * slower(&measured) } else { CPU_LIMIT };
+    report(&measured, seen, (limit, bound))
 }
 
 /// What the agent says it watches, so that a cheap agent is not one that looks away.
@@ -249,7 +252,12 @@ fn measure(programs: &[Measurand], span: Duration) -> Outcome<Vec<Measured>> {
     Ok(measured)
 }
 
-fn report(measured: &[Measured], pods: usize, all_seen: bool, limit: u64) -> Outcome<bool> {
+/// How many times as slow as that of the record this machine is, by the last of the two programs.
+fn slower(measured: &[Measured]) -> f64 {
+    measured.last().map_or(1.0, |yardstick| (yardstick.cpu_share / YARDSTICK_CPU).max(1.0))
+}
+
+fn report(measured: &[Measured], all_seen: bool, (limit, cpu_limit): (u64, f64)) -> Outcome<bool> {
     let [agent, yardstick] = measured else { return Err("two programs are compared".into()) };
     #[expect(clippy::cast_precision_loss, reason = "KiB of two processes")]
     let memory_ratio = agent.rss_kib as f64 / yardstick.rss_kib as f64;
@@ -264,14 +272,12 @@ fn report(measured: &[Measured], pods: usize, all_seen: bool, limit: u64) -> Out
         )?;
     }
     writeln!(text, "ratio        {cpu_ratio:>6.3} of its CPU       {memory_ratio:.3} of its memory")?;
-    let slower = if pods == PODS { (yardstick.cpu_share / YARDSTICK_CPU).max(1.0) } else { 1.0 };
-    writeln!(text, "machine      {slower:>6.2} times as slow as that of the record, by cAdvisor")?;
     let checks = [
         ("all pods and GPUs are seen", all_seen),
         (&*format!("VmRSS at most {} MiB", limit >> 10), agent.rss_kib <= limit),
         (
-            &*format!("at most 1 % of a core of the record's ({:.2} % here)", 100.0 * CPU_LIMIT * slower),
-            agent.cpu_share <= CPU_LIMIT * slower,
+            &*format!("at most {:.2} % of a core (1 % where cAdvisor takes 10.8 %)", 100.0 * cpu_limit),
+            agent.cpu_share <= cpu_limit,
         ),
         ("at most 1/5 of cAdvisor's CPU", cpu_ratio <= YARDSTICK_SHARE),
         ("at most 1/5 of cAdvisor's memory", memory_ratio <= YARDSTICK_SHARE),

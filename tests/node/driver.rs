@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// `/api/v1/gpus` once it shows so many cards with readings.
-fn gpus(agent: &Agent, count: usize) -> Vec<Value> {
+pub(crate) fn gpus(agent: &Agent, count: usize) -> Vec<Value> {
     eventually(&format!("{count} cards with readings"), START, || {
         let document = agent.get("/api/v1/gpus").json();
         let gpus = document["gpus"].as_array()?.clone();
@@ -19,7 +19,7 @@ fn gpus(agent: &Agent, count: usize) -> Vec<Value> {
 }
 
 /// A directory with the fake library and this scenario.
-fn fake(scenario: &Scenario) -> (TempDir, FakeNvml) {
+pub(crate) fn fake(scenario: &Scenario) -> (TempDir, FakeNvml) {
     let directory = TempDir::new().expect("a temporary directory");
     let fake = FakeNvml::install(directory.path()).expect("the fake library was built with these tests");
     fake.write(scenario).expect("the scenario is written");
@@ -85,12 +85,17 @@ fn eight_cards_of_the_driver_are_served_with_their_processes() {
     assert_eq!(told["memory_used_bytes"]["value"], 7_u64 << 30, "{told}");
 }
 
-#[test]
-fn eight_replayed_cards_show_what_was_recorded() {
+/// Eight cards that take the power of a recording.
+pub(crate) fn replayed() -> Scenario {
     let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces/helios-two-tenants.csv");
     let replay = Replay { speed: 600.0, ..Replay::of(recording, "vc6YE") };
     let values = [(Quantity::PowerWatts, Program::Replay(replay).into())].into();
-    let (_directory, fake) = fake(&Scenario { gpus: vec![Card { values, ..cards("A100", 8) }], ..Scenario::default() });
+    Scenario { gpus: vec![Card { values, ..cards("A100", 8) }], ..Scenario::default() }
+}
+
+#[test]
+fn eight_replayed_cards_show_what_was_recorded() {
+    let (_directory, fake) = fake(&replayed());
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).launch();
     assert_eq!(gpus(&agent, 8).len(), 8);
     let mut seen = Vec::new();

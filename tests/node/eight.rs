@@ -1,16 +1,14 @@
 //! Eight cards, made up or replayed: whichever way one asks, they are the same eight.
 
+use crate::driver::{fake, gpus, replayed};
 use crate::program::BINARY;
-use lab::agent::{Agent, START};
-use lab::eventually::eventually;
-use lab::scenario::{Card, FakeNvml, Program, Quantity, Replay, Scenario, cards};
+use lab::agent::Agent;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::Command;
 
-fn uuids(gpus: &Value) -> BTreeSet<String> {
-    let gpus = gpus.as_array().into_iter().flatten();
+fn uuids(list: &Value) -> BTreeSet<String> {
+    let gpus = list.as_array().into_iter().flatten();
     gpus.filter_map(|gpu| gpu["uuid"].as_str().map(str::to_owned)).collect()
 }
 
@@ -26,12 +24,8 @@ fn json(text: &str) -> Value {
 
 /// In the API, the metrics, `usage` and `top`; all say the same of whether they are made up.
 fn are_the_same_everywhere(agent: &Agent, simulated: bool) {
-    let document = eventually("eight cards with readings", START, || {
-        let document = agent.get("/api/v1/gpus").json();
-        let gpus = document["gpus"].as_array()?;
-        let read = gpus.iter().all(|gpu| gpu["power_watts"]["value"].is_number());
-        (gpus.len() == 8 && read).then_some(document)
-    });
+    let _read = gpus(agent, 8);
+    let document = agent.get("/api/v1/gpus").json();
     let eight = uuids(&document["gpus"]);
     assert_eq!((eight.len(), &document["view"]["simulated"]), (8, &simulated.into()));
 
@@ -62,12 +56,7 @@ fn eight_simulated_cards_are_the_same_everywhere_and_marked() {
 
 #[test]
 fn eight_replayed_cards_are_the_same_everywhere() {
-    let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces/helios-two-tenants.csv");
-    let replay = Replay { speed: 600.0, ..Replay::of(recording, "vc6YE") };
-    let values = [(Quantity::PowerWatts, Program::Replay(replay).into())].into();
-    let folder = tempfile::tempdir().unwrap();
-    let fake = FakeNvml::install(folder.path()).unwrap();
-    fake.write(&Scenario { gpus: vec![Card { values, ..cards("A100", 8) }], ..Scenario::default() }).unwrap();
+    let (_directory, fake) = fake(&replayed());
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).launch();
     are_the_same_everywhere(&agent, false);
 }

@@ -58,7 +58,7 @@ fn gpu_source(state: &GpuSourceState) {
 }
 
 fn xid(xid: &Xid, view: &NodeView) {
-    // NVML names no process; a card that one pod has to itself can have been broken by nobody else.
+    // NVML names no process. Whatever broke the card, it concerns the pod that has it to itself.
     let pod = xid.pid.and_then(|pid| pod_of(pid, view)).or_else(|| alone_on(xid.gpu.as_ref()?, view));
     tracing::error!(
         gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
