@@ -3,6 +3,7 @@
 use crate::id::{ContainerId, PodRef, PodUid};
 use crate::reading::{Absence, Reading};
 use crate::unit::{Bytes, Count, Nanos};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// At most this many pods and containers are sampled. kubelet's default limit is 110 pods a node and the largest
@@ -10,12 +11,19 @@ use std::sync::Arc;
 pub const MAX_CGROUPS: usize = 8192;
 
 /// Who a cgroup is; made once when it is first seen.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupIdentity {
     /// Path below the hierarchy's root, beginning with `/`, as the host sees it.
     pub path: Arc<str>,
     /// What it is.
     pub kind: CgroupKind,
+}
+
+/// By the path alone, which tells all the rest: tables are asked for hundreds of these every second.
+impl Hash for CgroupIdentity {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.path.hash(state);
+    }
 }
 
 /// What a cgroup is, read from its path.

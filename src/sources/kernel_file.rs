@@ -19,6 +19,9 @@ use std::mem::MaybeUninit;
 pub const MAX_FILE: usize = 1 << 20;
 /// Where the buffer begins: more than any file that is read every second.
 const FIRST: usize = 16 << 10;
+/// Of a file of many records the kernel hands out as many as fit into a page before it stops (`seq_read_iter`,
+/// fs/seq_file.c). So where none is longer than half of one, a first piece of less than that is the whole.
+const SHORT: usize = 2048;
 
 /// Why a file could not be read. What was tried on what is known to the caller, who names it if he logs it: a failure is
 /// made on the way through thousands of files and must cost nothing.
@@ -73,6 +76,15 @@ impl From<Errno> for Failure {
             other => Failure::Os(other.raw_os_error()),
         }
     }
+}
+
+/// What a directory tells without being listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Links {
+    /// On the kernel's own file systems 2, and one for each subdirectory.
+    pub count: u64,
+    /// Another directory under the same name has another.
+    pub inode: u64,
 }
 
 /// Reads files, links and directories into buffers that it keeps.
@@ -149,6 +161,26 @@ impl Reader {
         self.read_open_piece(&file)
     }
 
+    /// As [`Reader::read`], of a file of short records (each less than 2 KiB) in a directory that is held.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn read_records_in(&mut self, directory: impl AsFd, name: &[u8]) -> Result<&[u8], Failure> {
+        let file = Self::regular(directory, self.join(&[name]))?;
+        self.read_all(&file, SHORT)
+    }
+
+    /// As [`Reader::read`], of a file of short records (each less than 2 KiB); and its inode number.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn read_records_with_inode(&mut self, parts: &[&[u8]]) -> Result<(&[u8], u64), Failure> {
+        let file = self.open(parts)?;
+        let stat = rustix::fs::fstat(&file)?;
+        #[allow(clippy::useless_conversion, reason = "32 bits wide on some machines")]
+        Ok((self.read_all(&file, SHORT)?, u64::from(stat.st_ino)))
+    }
+
     fn regular(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Failure> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(directory, path, flags, Mode::empty())?;
@@ -161,6 +193,11 @@ impl Reader {
     /// # Errors
     /// [`Failure`].
     pub fn read_open(&mut self, file: impl AsFd) -> Result<&[u8], Failure> {
+        self.read_all(file, 0)
+    }
+
+    /// Ends where a read brings nothing, or where the first brought less than `short` bytes.
+    fn read_all(&mut self, file: impl AsFd, short: usize) -> Result<&[u8], Failure> {
         let mut end = 0;
         loop {
             if end == self.text.len() {
@@ -171,6 +208,7 @@ impl Reader {
             }
             match rustix::io::pread(&file, &mut self.text[end..], end as u64) {
                 Ok(0) => return Ok(&self.text[..end]),
+                Ok(all) if end == 0 && all < short => return Ok(&self.text[..all]),
                 Ok(more) => end += more,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -212,15 +250,28 @@ impl Reader {
         if regular { Ok(u64::from(stat.st_ino)) } else { Err(Failure::NotAFile) }
     }
 
-    /// How many links a directory has, which on the kernel's own file systems is 2 and one for each subdirectory.
+    /// What a directory tells of itself.
     ///
     /// # Errors
     /// [`Failure`]; a symlink or file in its place is [`Failure::NotFound`].
-    pub fn directory_links(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
-        let stat = rustix::fs::statat(CWD, self.join(parts), AtFlags::SYMLINK_NOFOLLOW)?;
+    pub fn directory_links(&mut self, parts: &[&[u8]]) -> Result<Links, Failure> {
+        self.directory_links_in(CWD, parts)
+    }
+
+    /// As [`Reader::directory_links`], of what lies in a directory that is held; of that itself, if the name is empty.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn directory_links_in(&mut self, directory: impl AsFd, parts: &[&[u8]]) -> Result<Links, Failure> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
+        let stat = rustix::fs::statat(directory, self.join(parts), flags)?;
         let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         #[allow(clippy::useless_conversion, reason = "32 bits wide on some machines")]
-        if directory { Ok(u64::from(stat.st_nlink)) } else { Err(Failure::NotFound) }
+        if directory {
+            Ok(Links { count: u64::from(stat.st_nlink), inode: u64::from(stat.st_ino) })
+        } else {
+            Err(Failure::NotFound)
+        }
     }
 
     /// The names of all subdirectories, symlinks left out.
@@ -316,11 +367,20 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("file");
         let mut reader = Reader::default();
-        for (length, whole) in [(FIRST - 1, true), (FIRST, true), (3 * FIRST + 1, true), (MAX_FILE + 1, false)] {
+        for (length, whole) in [
+            (SHORT - 1, true),
+            (SHORT, true),
+            (FIRST - 1, true),
+            (FIRST, true),
+            (3 * FIRST + 1, true),
+            (MAX_FILE + 1, false),
+        ] {
             std::fs::write(&path, vec![b'x'; length]).unwrap();
             let expected = if whole { Ok(length) } else { Err(Failure::TooLong) };
             assert_eq!(reader.read(&[path.as_os_str().as_bytes()]).map(<[u8]>::len), expected);
             assert_eq!(reader.read_piece(&[path.as_os_str().as_bytes()]).map(<[u8]>::len), expected);
+            let records = reader.read_records_with_inode(&[path.as_os_str().as_bytes()]);
+            assert_eq!(records.map(|(text, _)| text.len()), expected);
         }
     }
 

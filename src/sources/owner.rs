@@ -48,6 +48,13 @@ pub struct Identified {
     pub owner: Owner,
 }
 
+/// When the machine began.
+#[derive(Clone, Copy, Debug)]
+pub struct Boot {
+    seconds: u64,
+    ticks_a_second: u64,
+}
+
 /// Reads identities; keeps what it learned of cgroups so that a second look is cheap. One for each thread.
 #[derive(Debug)]
 pub struct Owners {
@@ -105,8 +112,20 @@ impl Owners {
 
     /// As [`Owners::identify`], of a number that the driver told: that is the machine's, and from a PID namespace of our own
     /// it would be found to be some process of ours.
-    pub fn identify_told(&mut self, pid: u32) -> Option<Identified> {
-        if self.sight == Sight::Private { None } else { self.identify(pid) }
+    /// `known` is what was found before: where it still holds there is nothing that a third read could disprove, as whoever
+    /// took the number over since the first would have to be of the same container.
+    pub fn identify_told(&mut self, pid: u32, known: Option<&Identified>) -> Option<Identified> {
+        if self.sight == Sight::Private {
+            return None;
+        }
+        if let Some(known) = known {
+            let stat = process::stat(&mut self.reader, &self.procfs, pid).ok()?;
+            let same = process::key(&stat) == known.key && process::command(&stat) == known.command;
+            if same && known.owner != Owner::Unknown && self.owner(known.key) == known.owner {
+                return Some(known.clone());
+            }
+        }
+        self.identify(pid)
     }
 
     /// Whose the process is that has this number now. The caller makes sure that it is still the same one.
@@ -116,7 +135,7 @@ impl Owners {
             let nanos = u128::from(key.start_ticks) * 1_000_000_000 / u128::from(*ticks_a_second);
             return members.owner(reader, key.pid, Monotonic(u64::try_from(nanos).unwrap_or(u64::MAX)));
         }
-        let text = match reader.read(&[procfs, b"/", Reader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]) {
+        let text = match reader.read_piece(&[procfs, b"/", Reader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]) {
             Ok(text) => text,
             Err(_) => return Owner::Unknown,
         };
@@ -143,14 +162,20 @@ impl Owners {
         }
     }
 
-    /// When a process with these start ticks began, on the wall clock, in microseconds; `None` if boot time is unknown.
-    /// Read anew each time, because the kernel's boot time moves when somebody sets the clock.
+    /// When the machine began, as of now: it moves when somebody sets the clock. The file tells of every processor and every
+    /// interrupt too, milliseconds of work for the kernel of a large machine, so it is asked for once for many processes.
+    pub fn boot(&mut self) -> Option<Boot> {
+        let text = self.reader.read(&[&self.procfs, b"/stat"]).map(host_stat);
+        Some(Boot { seconds: text.ok()?.ok()?.boot_seconds, ticks_a_second: self.ticks_a_second })
+    }
+}
+
+impl Boot {
+    /// When a process with these start ticks began, on the wall clock, in microseconds.
     #[must_use]
-    pub fn started_at(&self, start_ticks: u64) -> Option<WallTime> {
-        let text = Reader::default().read(&[&self.procfs, b"/stat"]).map(host_stat);
-        let boot = text.ok()?.ok()?.boot_seconds;
+    pub fn started_at(self, start_ticks: u64) -> Option<WallTime> {
         let micros = u128::from(start_ticks) * 1_000_000 / u128::from(self.ticks_a_second);
-        Some(WallTime(boot.saturating_mul(1_000_000).saturating_add(u64::try_from(micros).ok()?)))
+        Some(WallTime(self.seconds.saturating_mul(1_000_000).saturating_add(u64::try_from(micros).ok()?)))
     }
 }
 

@@ -21,9 +21,18 @@ pub(super) fn read(now: Now) -> Footprint {
         cpu_seconds: Reading::from_result(cpu_seconds().ok_or(Absence::Unreadable), at),
         resident: kib("VmRSS:"),
         address_space: kib("VmSize:"),
-        files: reading(fs::read_dir("/proc/self/fd").ok().map(|entries| entries.count() as u64)).map(Count),
+        files: reading(files()).map(Count),
         files_limit: reading(rustix::process::getrlimit(Resource::Nofile).current).map(Count),
         threads: reading(status(&text, "Threads:")).map(Count),
+    }
+}
+
+/// Kernels from 6.2 on tell it as the directory's size; on older ones it is listed, a millisecond for 2,500 files.
+fn files() -> Option<u64> {
+    const FOLDER: &str = "/proc/self/fd";
+    match fs::metadata(FOLDER).ok()?.len() {
+        0 => fs::read_dir(FOLDER).ok().map(|entries| entries.count() as u64),
+        told => Some(told),
     }
 }
 
@@ -51,7 +60,9 @@ mod tests {
         let footprint = read(now);
         assert!(footprint.started_seconds.get().is_some());
         assert!(footprint.resident.get().unwrap().0 > 100_000);
-        assert!(footprint.files.get().unwrap().0 >= 3);
+        let listed = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        let files = footprint.files.get().unwrap().0;
+        assert!(files >= 3 && files.abs_diff(listed) < 100, "{files} beside {listed}: other tests open some meanwhile");
         assert!(footprint.threads.get().unwrap().0 >= 1);
         assert!(footprint.cpu_seconds.get().unwrap() > 0.0);
     }

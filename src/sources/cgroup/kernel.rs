@@ -10,8 +10,10 @@
 //! What must never happen here: more files open than there is room for, a log line for each file that is odd.
 
 use crate::cgroup::layout::{Controller, Layout, Trees};
+use crate::cgroup::members::{members, members_in};
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
+use crate::procfs::process::Fault;
 use crate::procfs::sight::Sight;
 use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
@@ -95,12 +97,7 @@ impl Kernel {
         let Some(tree) = self.layout.tree(controller) else { return Reading::Absent(Absence::NoSuchFile) };
         let slot = if matches!(self.layout.trees, Trees::One(_)) { 0 } else { controller as usize };
         let held = &mut directories.0[slot];
-        if let (Kept::Closed, 1..) = (&*held, self.room)
-            && let Ok(directory) = self.reader.directory(&[tree, path.as_bytes()])
-        {
-            self.room -= 1;
-            *held = Kept::Open(directory);
-        }
+        hold(&mut self.reader, &mut self.room, held, &[tree, path.as_bytes()]);
         let text = match held {
             Kept::Open(directory) => self.reader.read_piece_in(&*directory, &name.as_bytes()[1..]),
             Kept::Closed => self.reader.read_piece(&[tree, path.as_bytes(), name.as_bytes()]),
@@ -111,6 +108,35 @@ impl Kernel {
             self.close(held);
         }
         self.reading(result, path, name)
+    }
+
+    /// The processes in a cgroup, of which so many others are known to lie directly in it: see [`members_in`].
+    pub(super) fn members(
+        &mut self,
+        directories: &mut Directories,
+        (path, others): (&str, u64),
+        pids: &mut Vec<u32>,
+    ) -> Result<u32, Absence> {
+        let tree = self.layout.walked();
+        // Both are 0 in a v2 tree; else memory's is the one that is walked, and held already, wherever it is mounted.
+        let held = &mut directories.0
+            [if matches!(self.layout.trees, Trees::One(_)) { 0 } else { Controller::Memory as usize }];
+        let own = self.layout.tree(Controller::Memory) == Some(tree);
+        if own {
+            hold(&mut self.reader, &mut self.room, held, &[tree, path.as_bytes()]);
+        }
+        let listed = match held {
+            Kept::Open(directory) if own => members_in(&mut self.reader, directory, (tree, path, others), pids),
+            _ => members(&mut self.reader, tree, path, pids),
+        };
+        // As in `take`.
+        if listed.is_err() {
+            self.close(held);
+        }
+        listed.map_err(|fault| {
+            self.missed |= fault == Fault::File(Failure::NotFound);
+            fault.absence()
+        })
     }
 
     /// As [`Kernel::take`], from a file that is kept open while there is room.
@@ -170,5 +196,15 @@ impl Kernel {
             Err(Failure::NotFound) => Err(Gone),
             _ => Ok(()),
         }
+    }
+}
+
+/// Holds a directory from now on, if there is room.
+fn hold(reader: &mut Reader, room: &mut usize, held: &mut Kept, path: &[&[u8]]) {
+    if let (Kept::Closed, 1..) = (&*held, *room)
+        && let Ok(directory) = reader.directory(path)
+    {
+        *room -= 1;
+        *held = Kept::Open(directory);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::kernel_file::{Failure, Reader};
 use crate::procfs::process::Fault;
+use rustix::fd::AsFd;
 use wire::cgroup_file::processes;
 use wire::cgroup_path::{Place, place};
 
@@ -18,16 +19,32 @@ const MAX_NESTED: usize = 256;
 /// [`Fault`] when the cgroup's own list cannot be read; lists of nested cgroups that cannot are passed over, because
 /// those come and go.
 pub fn members(reader: &mut Reader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<u32, Fault> {
+    let directory = reader.directory(&[tree, path.as_bytes()])?;
+    members_in(reader, &directory, (tree, path, 0), pids)
+}
+
+/// As [`members`], where the cgroup's directory is held, and so many cgroups in it are known to be others' (a pod's
+/// containers): if there are no more, nothing has to be listed.
+///
+/// # Errors
+/// As there.
+pub fn members_in(
+    reader: &mut Reader,
+    directory: impl AsFd,
+    (tree, path, others): (&[u8], &str, u64),
+    pids: &mut Vec<u32>,
+) -> Result<u32, Fault> {
     pids.clear();
-    let mut hidden = own(reader, &[tree, path.as_bytes(), b"/cgroup.procs"], pids)?;
-    if reader.directory_links(&[tree, path.as_bytes()]) == Ok(2) {
-        return Ok(hidden); // nothing is nested: nearly every container
+    let mut hidden = add(reader.read_records_in(&directory, b"cgroup.procs")?, pids)?;
+    if reader.directory_links_in(&directory, &[]).is_ok_and(|links| links.count == 2 + others) {
+        return Ok(hidden); // nothing is nested: nearly always
     }
     let mut nested = children(reader, tree, path, path);
     let mut at = 0;
     while let Some(child) = nested.get(at).cloned() {
         // A threaded cgroup refuses to list processes (EOPNOTSUPP); its domain above lists them.
-        hidden += own(reader, &[tree, child.as_bytes(), b"/cgroup.procs"], pids).unwrap_or(0);
+        let text = reader.read(&[tree, child.as_bytes(), b"/cgroup.procs"]).map_err(Fault::from);
+        hidden += text.and_then(|text| add(text, pids)).unwrap_or(0);
         if nested.len() < MAX_NESTED {
             nested.append(&mut children(reader, tree, &child, path));
             nested.truncate(MAX_NESTED);
@@ -37,8 +54,7 @@ pub fn members(reader: &mut Reader, tree: &[u8], path: &str, pids: &mut Vec<u32>
     Ok(hidden)
 }
 
-fn own(reader: &mut Reader, path: &[&[u8]], pids: &mut Vec<u32>) -> Result<u32, Fault> {
-    let text = reader.read(path)?;
+fn add(text: &[u8], pids: &mut Vec<u32>) -> Result<u32, Fault> {
     let hidden = processes(text, |pid| {
         if pids.len() < MAX_MEMBERS {
             pids.push(pid);
@@ -87,6 +103,12 @@ mod tests {
             assert_eq!(members(&mut reader, &tree, path, &mut pids), Ok(hidden));
             pids.sort_unstable();
             assert_eq!(pids, expected);
+        }
+        // Two lie in the pod: where both are known to be others', nothing is listed; where one is, the other is its own.
+        let directory = reader.directory(&[&tree, pod.as_bytes()]).unwrap();
+        for (others, expected) in [(2, vec![1]), (1, vec![1, 6])] {
+            assert_eq!(members_in(&mut reader, &directory, (&tree, pod, others), &mut pids), Ok(0));
+            assert_eq!(pids, expected, "{others}");
         }
         let gone = members(&mut reader, &tree, "/kubepods/none", &mut pids);
         assert_eq!(gone, Err(Fault::File(Failure::NotFound)));

@@ -68,8 +68,12 @@ impl Table {
     /// One pass: what is new is read whole at once, what is known by its turn.
     pub fn pass(&mut self) -> Vec<CgroupReport> {
         let turn = self.pass % self.turns;
-        self.find(turn == 0);
-        self.read(turn);
+        if self.find(turn == 0) {
+            self.count_containers();
+        }
+        if self.read(turn) {
+            self.count_containers();
+        }
         self.read_networks();
         self.pass += 1;
         self.report()
@@ -98,7 +102,8 @@ impl Table {
         self.cgroups.is_empty()
     }
 
-    fn find(&mut self, full: bool) {
+    /// Whether something was found.
+    fn find(&mut self, full: bool) -> bool {
         let Table { kernel, walk, cgroups, found, turns, .. } = self;
         let refused = walk.look(&mut kernel.reader, full, |one| {
             let room = cgroups.len() + found.len() < MAX_CGROUPS;
@@ -107,6 +112,8 @@ impl Table {
             }
             room
         });
+        self.left_out = refused;
+        let news = !found.is_empty();
         for Found { path, kind } in found.drain(..) {
             let turn = cgroups.len() as u64 % *turns;
             let identity = Arc::new(CgroupIdentity { path: Arc::clone(&path), kind });
@@ -115,11 +122,24 @@ impl Table {
                 before.release(kernel);
             }
         }
-        self.left_out = refused;
+        news
     }
 
-    fn read(&mut self, turn: u64) {
+    fn count_containers(&mut self) {
+        self.cgroups.values_mut().for_each(|tracked| tracked.containers = 0);
+        let paths: Vec<Arc<str>> = self.cgroups.keys().map(Arc::clone).collect();
+        for path in paths {
+            let above = path.rsplit_once('/').and_then(|(above, _)| self.cgroups.get_mut(above));
+            if let Some(pod) = above {
+                pod.containers += 1;
+            }
+        }
+    }
+
+    /// Whether something is gone.
+    fn read(&mut self, turn: u64) -> bool {
         let Table { kernel, walk, cgroups, due, .. } = self;
+        let before = cgroups.len();
         due.clear();
         cgroups.retain(|path, tracked| {
             let mut here = tracked.read_use(kernel);
@@ -137,6 +157,7 @@ impl Table {
             }
             here.is_ok()
         });
+        cgroups.len() < before
     }
 
     fn read_networks(&mut self) {

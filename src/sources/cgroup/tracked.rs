@@ -15,11 +15,9 @@
 
 use crate::cgroup::kernel::{Directories, Gone, Kept, Kernel};
 use crate::cgroup::layout::{Controller, Trees};
-use crate::cgroup::members::members;
 use crate::clock;
 use crate::kernel_file::{Failure, Reader};
 use crate::procfs::network::Totals;
-use crate::procfs::process::Fault;
 use crate::procfs::sight::Sight;
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo};
 use model::time::Monotonic;
@@ -57,6 +55,8 @@ pub struct Tracked {
     pub totals: Totals,
     /// Which of the turns of a slow period is this one's.
     pub turn: u64,
+    /// Containers that lie directly in it and are known by themselves.
+    pub containers: u64,
     cpu: Kept,
     memory: Kept,
     slow: SlowFiles,
@@ -77,6 +77,7 @@ impl Tracked {
             network: Reading::NOT_YET,
             totals: Totals::default(),
             turn,
+            containers: 0,
             cpu: Kept::Closed,
             memory: Kept::Closed,
             slow: SlowFiles::default(),
@@ -252,10 +253,7 @@ impl Tracked {
             .keep((&mut self.slow.tasks, directories), (Controller::Pids, path, "/pids.current"), number)
             .map(Count);
         let mut pids = std::mem::take(&mut kernel.pids);
-        let listed = members(&mut kernel.reader, kernel.layout.walked(), path, &mut pids).map_err(|fault| {
-            kernel.missed |= fault == Fault::File(Failure::NotFound);
-            fault.absence()
-        });
+        let listed = kernel.members(directories, (path, self.containers), &mut pids);
         let listed = listed.and_then(|hidden| self.all_listed(kernel.sight, hidden, pids.len() as u64));
         self.sample.processes = Reading::from_result(listed, clock::monotonic());
         self.sample.process_io = match (&kernel.layout.trees, listed) {

@@ -1,12 +1,14 @@
 //! Finds pods and containers by walking the mounted hierarchy.
 //!
 //! A directory is listed again when its number of subdirectories changed and when one of its children was found gone. So
-//! a look that finds nothing new costs one `stat` for each pod and each directory above pods (about 1.5 µs each), and a
-//! container is seen at the first look after it was made. What that cannot show (a child of no interest goes while
+//! a look that finds nothing new costs one `stat` for each pod and each directory above pods, and a container is seen at
+//! the first look after it was made. Directories in which others are watched are held, because walking the path from the
+//! root to each pod anew is most of what such a `stat` costs. What that cannot show (a child of no interest goes while
 //! another comes) is found at a thorough look, which lists everything.
 
-use crate::kernel_file::{Failure, Reader};
+use crate::kernel_file::{Failure, Links, Reader};
 use model::cgroup::CgroupKind;
+use rustix::fd::OwnedFd;
 use std::collections::HashSet;
 use std::sync::Arc;
 use wire::cgroup_path::{Place, place};
@@ -16,6 +18,9 @@ use wire::cgroup_path::{Place, place};
 const MAX_DIRECTORIES: usize = 16_384;
 /// Directories below one another that are followed: the deepest known (rootless Podman under systemd) is 7.
 const MAX_DEPTH: usize = 16;
+
+/// Directories that are held, each an open file: a node has three with pods in them, and a host some dozens of slices.
+const MAX_HELD: usize = 64;
 
 /// Full looks from one thorough look to the next: with one every 5 s, 30 s. Listing 100 pods costs about 1 ms.
 const THOROUGH_EVERY: u64 = 6;
@@ -44,8 +49,21 @@ enum Below {
 struct Directory {
     path: Arc<str>,
     below: Below,
-    /// Links when it was listed; 0 makes the next look list it.
-    links: u64,
+    /// As it was when it was listed; `None` makes the next look list it.
+    links: Option<Links>,
+    /// The directory that it lies in.
+    above: Option<Arc<OwnedFd>>,
+    /// Itself, held for those in it.
+    held: Option<Arc<OwnedFd>>,
+}
+
+impl Directory {
+    fn links(&self, reader: &mut Reader, tree: &[u8]) -> Result<Links, Failure> {
+        match (&self.above, self.path.rsplit_once('/')) {
+            (Some(above), Some((_, name))) => reader.directory_links_in(above, &[name.as_bytes()]),
+            _ => reader.directory_links(&[tree, self.path.as_bytes(), b"/"]),
+        }
+    }
 }
 
 /// The walk: what it knows of the tree.
@@ -64,7 +82,7 @@ impl Walk {
     /// Nothing has been looked at yet.
     #[must_use]
     pub fn new(tree: &[u8]) -> Self {
-        let root = Directory { path: Arc::from(""), below: Below::Anything, links: 0 };
+        let root = Directory { path: Arc::from(""), below: Below::Anything, links: None, above: None, held: None };
         Walk {
             tree: tree.to_vec(),
             directories: vec![root],
@@ -89,8 +107,9 @@ impl Walk {
         while at < self.directories.len() {
             let directory = &mut self.directories[at];
             let known = directory.links;
-            match reader.directory_links(&[&self.tree, directory.path.as_bytes(), b"/"]) {
-                Ok(links) => directory.links = links,
+            let links = directory.links(reader, &self.tree);
+            match links {
+                Ok(links) => directory.links = Some(links),
                 Err(_) if at > 0 => {
                     let gone = self.directories.swap_remove(at);
                     self.seen.remove(&gone.path);
@@ -99,8 +118,14 @@ impl Walk {
                 Err(_) => {}
             }
             // Two links: the kernel says that nothing is below. One link: the file system does not count them.
-            let changed = directory.links != known || self.disturbed.contains(&directory.path);
-            if changed || (full && directory.links == 1) || (thorough && directory.links != 2) {
+            let below = links.map_or(0, |links| links.count);
+            let changed =
+                directory.links != known || (!self.disturbed.is_empty() && self.disturbed.contains(&directory.path));
+            let replaced = known.zip(directory.links).is_some_and(|(known, now)| known.inode != now.inode);
+            if replaced {
+                at = self.forget_below(at);
+            }
+            if changed || (full && below == 1) || (thorough && below != 2) {
                 refused += self.list(reader, at, &mut keep);
             }
             at += 1;
@@ -118,10 +143,20 @@ impl Walk {
         }
     }
 
+    /// Another directory has this one's name: what was in the old one is gone with it. Returns where the new one is now.
+    fn forget_below(&mut self, at: usize) -> usize {
+        self.directories[at].held = None;
+        let above = format!("{}/", self.directories[at].path);
+        self.seen.retain(|path| !path.starts_with(&above));
+        let before = self.directories[..at].iter().filter(|directory| directory.path.starts_with(&above)).count();
+        self.directories.retain(|directory| !directory.path.starts_with(&above));
+        at - before
+    }
+
     fn list(&mut self, reader: &mut Reader, at: usize, keep: &mut impl FnMut(Found) -> bool) -> u32 {
         let Walk { tree, directories, seen, child, .. } = self;
         let Directory { path, below, .. } = directories[at].clone();
-        let mut refused = 0;
+        let (mut refused, first) = (0, directories.len());
         let listed = reader.subdirectories(&[tree, path.as_bytes(), b"/"], |name| {
             // A name that is not UTF-8 is none of kubelet's or a runtime's.
             let Ok(name) = std::str::from_utf8(name) else { return };
@@ -147,14 +182,29 @@ impl Walk {
                 if directories.len() >= MAX_DIRECTORIES {
                     return;
                 }
-                directories.push(Directory { path: Arc::clone(&path), below, links: 0 });
+                directories.push(Directory { path: Arc::clone(&path), below, links: None, above: None, held: None });
             }
             seen.insert(path);
         });
         if listed.is_err_and(|failure| failure != Failure::Refused) {
-            directories[at].links = 0; // the next look tries again
+            directories[at].links = None; // the next look tries again
+        }
+        if directories.len() > first {
+            self.hold(reader, at, first);
         }
         refused
+    }
+
+    /// Holds a directory for those in it that were found, the ones from `first` on.
+    fn hold(&mut self, reader: &mut Reader, at: usize, first: usize) {
+        let Walk { tree, directories, .. } = self;
+        let held = directories.iter().filter(|directory| directory.held.is_some()).count();
+        let directory = &mut directories[at];
+        if directory.held.is_none() && held < MAX_HELD {
+            directory.held = reader.directory(&[tree, directory.path.as_bytes(), b"/"]).ok().map(Arc::new);
+        }
+        let above = directory.held.clone();
+        directories[first..].iter_mut().for_each(|directory| directory.above.clone_from(&above));
     }
 }
 
@@ -230,6 +280,26 @@ mod tests {
         assert!(look(&mut walk, false).is_empty());
         make(&new);
         assert_eq!(look(&mut walk, true), [new.as_str()], "the same path may come again");
+    }
+
+    #[test]
+    fn a_directory_that_was_made_anew_between_two_looks_is_not_looked_into_through_the_old_one() {
+        let base = tempfile::tempdir().unwrap();
+        let pod = |n: u32| format!("/kubepods/burstable/pod{UID}{n}").replace("d11", "d");
+        let make = |path: &str| fs::create_dir_all(base.path().join(&path[1..])).unwrap();
+        make(&format!("{}/{}", pod(10), id(1)));
+        let mut walk = Walk::new(&part(base.path()));
+        assert_eq!(look(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(1))]);
+        // As many of everything as before, one of them under its old name.
+        fs::rename(base.path().join("kubepods/burstable"), base.path().join("old")).unwrap();
+        make(&format!("{}/{}", pod(10), id(2)));
+        assert_eq!(look(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(2))]);
+        fs::remove_dir_all(base.path().join("kubepods")).unwrap();
+        make(&pod(12));
+        assert_eq!(look(&mut walk, false), [pod(12)]);
+        make(&format!("{}/{}", pod(12), id(3)));
+        assert_eq!(look(&mut walk, false), [format!("{}/{}", pod(12), id(3))]);
+        assert!(walk.directories.iter().filter(|directory| directory.held.is_some()).count() >= 3);
     }
 
     #[test]

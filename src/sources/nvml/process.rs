@@ -79,10 +79,11 @@ pub(super) fn list(card: &mut Card, clients: &mut Clients, owners: &mut Owners, 
     clients.uses.retain(|pid, _| clients.identities.get(pid).map(|who| who.key) == afters.get(pid).map(|who| who.key));
     let record = record(card, clients, now);
     let look = Look { record: record.as_ref(), before: &clients.uses, at: now.monotonic };
+    let boot = if listed.is_empty() { None } else { owners.boot() };
     let mut processes: Vec<GpuProcess> = listed
         .iter()
         .map(|(pid, entry)| {
-            let started = afters.get(pid).and_then(|who| owners.started_at(who.key.start_ticks));
+            let started = afters.get(pid).zip(boot).and_then(|(who, boot)| boot.started_at(who.key.start_ticks));
             let agreed = agree(befores.get(pid), afters.get(pid), look.newest(*pid), started);
             process(card, *pid, entry, agreed, look.of(*pid, started))
         })
@@ -113,7 +114,7 @@ fn settled(card: &mut Card, clients: &Clients, owners: &mut Owners) -> Result<Li
     let mut listed = lists(card)?;
     let mut befores = clients.identities.clone();
     let mut afters: BTreeMap<u32, Identified> =
-        listed.keys().filter_map(|pid| Some((*pid, owners.identify_told(*pid)?))).collect();
+        listed.keys().filter_map(|pid| Some((*pid, owners.identify_told(*pid, befores.get(pid))?))).collect();
     let news: Vec<u32> = listed.keys().copied().filter(|pid| befores.get(pid) != afters.get(pid)).collect();
     if !news.is_empty() {
         // For these, what was just read comes before the second list.
@@ -126,7 +127,7 @@ fn settled(card: &mut Card, clients: &Clients, owners: &mut Owners) -> Result<Li
         listed = lists(card)?;
         for pid in listed.keys() {
             if !afters.contains_key(pid)
-                && let Some(after) = owners.identify_told(*pid)
+                && let Some(after) = owners.identify_told(*pid, None)
             {
                 afters.insert(*pid, after);
             }

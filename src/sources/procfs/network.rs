@@ -106,9 +106,11 @@ impl Totals {
     /// caller finds another.
     pub fn read_again(&mut self, reader: &mut Reader, net: Net<'_>) -> Option<Reading<NetworkSample>> {
         let (pid, known) = (self.process?, self.namespace?);
-        let here = net.number(reader, pid).ok()?;
         // A pod in the host's namespace would find itself there through any stranger that got the number.
-        if here != known || known == net.namespaces.host {
+        if known == net.namespaces.host {
+            return None;
+        }
+        if net.namespaces.way == Way::Link && net.number(reader, pid) != Ok(known) {
             return None;
         }
         self.read_in(reader, net, pid, known).ok().map(|()| self.reading())
@@ -145,14 +147,17 @@ impl Totals {
         self.read_in(reader, net, pid, before)
     }
 
-    /// Reads the counters through a process that was seen in this namespace, if it still is in it afterwards.
+    /// Reads the counters through a process that was seen in this namespace, if it still is in it afterwards. Where the file
+    /// itself tells the namespace, its inode says all, and nothing can change while it is read.
     fn read_in(&mut self, reader: &mut Reader, net: Net<'_>, pid: u32, here: u64) -> Result<(), Fault> {
         let mut digits = [0; 10];
         let process = Reader::decimal(pid, &mut digits);
         let mut text = std::mem::take(&mut self.text);
         text.clear();
-        text.extend_from_slice(reader.read(&[net.procfs, b"/", process, b"/net/dev"])?);
-        if net.number(reader, pid)? != here {
+        let (read, inode) = reader.read_records_with_inode(&[net.procfs, b"/", process, b"/net/dev"])?;
+        text.extend_from_slice(read);
+        let there = if net.namespaces.way == Way::Counters { inode } else { net.number(reader, pid)? };
+        if there != here {
             return Err(Failure::Gone.into());
         }
         net_dev(&text, |_, _| {})?; // all of it can be understood before any of it is added

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const SUPPORTED: c_ulonglong = 0x1f;
 /// Between two looks at the scenario. The real library sleeps in the kernel; a shorter step would be most of what an
 /// agent under measurement seems to cost.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(500);
 
 /// What an event set's pointer points to: UUIDs and the kinds of event that are wanted of them.
 type Wanted = Mutex<Vec<(String, u64)>>;
