@@ -6,6 +6,9 @@
 //!      └─ register └────────────────────┘
 //! ```
 //!
+//! `Allocate` is kubelet's admission of pods, one after the other: where the owner has said that a ticket is all that is given,
+//! it is answered at once, and the owner hears of it before anything that follows.
+//!
 //! What must never happen here: nothing is decided; no call is answered from anything but the owner's word; two
 //! registrations of one resource never stand beside each other, because kubelet then drops the newer with the older.
 
@@ -18,7 +21,7 @@ mod socket_name;
 mod rival;
 mod register;
 
-pub use call::{Answer, Call, Calls, Device, Field, Refused};
+pub use call::{Answer, Asked, Call, Calls, Device, Field, Refused, new_ticket};
 pub use meter::Meter;
 pub use register::{Registration, Settings, serve};
 pub use rival::{Rival, find as find_rival};

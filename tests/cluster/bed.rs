@@ -20,6 +20,7 @@ const EVICT: &str = "gpu-steward.io/evict";
 /// kubelet, of a pod that it let in before it knew the plugin: it has asked nobody for its devices, and never will.
 const NEVER_ASKED: &str = "no devices found allocated in local cache";
 const KUBECONFIG: &str = "node.kubeconfig";
+/// The program, where `GPU_STEWARD_SHIPPED` names none: what is measured is what is shipped.
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
 /// A node of a cluster, for an agent and its pods.
@@ -143,7 +144,8 @@ impl Bed {
 
     fn recipe(&self, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {
         let node = self.place();
-        let mut recipe = Recipe::of(BINARY)
+        let shipped = std::env::var("GPU_STEWARD_SHIPPED");
+        let mut recipe = Recipe::of(shipped.as_deref().unwrap_or(BINARY))
             .in_mounts_of(node.pid)
             .with("--cdi-dir", "/var/run/cdi")
             .with("--kubeconfig", kubeconfig)

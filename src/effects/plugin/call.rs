@@ -1,8 +1,10 @@
 //! What kubelet asks, as a message to the owner of the state.
 
 use super::meter::Meter;
+use model::id::Ticket;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
+use wire::ticket;
 
 /// Calls that may wait for the owner. kubelet admits pods one at a time and starts containers in parallel; 110 pods of a
 /// node, all starting at once, fit.
@@ -67,6 +69,13 @@ pub enum Call {
         /// What it gets.
         reply: oneshot::Sender<Result<Answer, Refused>>,
     },
+    /// A container of some pod has got these ids, and this ticket for them.
+    Allocated {
+        /// The ids.
+        ids: Vec<Arc<str>>,
+        /// What was answered.
+        ticket: Ticket,
+    },
     /// A container that holds these ids is about to start.
     Start {
         /// The ids.
@@ -80,15 +89,27 @@ pub enum Call {
 #[derive(Clone, Debug)]
 pub struct Calls {
     queue: mpsc::Sender<Call>,
+    tickets: watch::Receiver<bool>,
     meter: Arc<Meter>,
+}
+
+/// The owner's end.
+#[derive(Debug)]
+pub struct Asked {
+    /// What kubelet asks, in its order.
+    pub calls: mpsc::Receiver<Call>,
+    /// The owner's standing word that whoever allocates gets a ticket and nothing else: while it holds, a call is answered at
+    /// once and told to the owner before anything that follows it.
+    pub tickets: watch::Sender<bool>,
 }
 
 impl Calls {
     /// The two ends.
     #[must_use]
-    pub fn channel() -> (Calls, mpsc::Receiver<Call>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (Calls { queue: sender, meter: Arc::default() }, receiver)
+    pub fn channel() -> (Calls, Asked) {
+        let (queue, calls) = mpsc::channel(QUEUE);
+        let (say, tickets) = watch::channel(false);
+        (Calls { queue, tickets, meter: Arc::default() }, Asked { calls, tickets: say })
     }
 
     /// How long answers take.
@@ -103,4 +124,31 @@ impl Calls {
         self.queue.send(call(reply)).await.ok()?;
         answer.await.ok()
     }
+
+    /// What a container gets that is given these ids; `None` when the owner has gone.
+    pub(super) async fn allocate(&self, ids: Vec<Arc<str>>) -> Option<Result<Answer, Refused>> {
+        if !*self.tickets.borrow() {
+            return self.ask(|reply| Call::Allocate { ids, reply }).await;
+        }
+        let ticket = match new_ticket() {
+            Ok(ticket) => ticket,
+            Err(refused) => return Some(Err(refused)),
+        };
+        let cdi = vec![ticket::qualified(&ticket)];
+        self.queue.send(Call::Allocated { ids, ticket }).await.ok()?;
+        Some(Ok(Answer { cdi, fields: Vec::new() }))
+    }
+}
+
+/// A ticket that nobody has, nor can guess.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub fn new_ticket() -> Result<Ticket, Refused> {
+    let mut bytes = [0; 16];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    if filled != Ok(bytes.len()) {
+        return Err(Refused(format!("the kernel gave no random bytes for a ticket: {filled:?}")));
+    }
+    Ok(Ticket::of_random(bytes))
 }

@@ -145,7 +145,7 @@ impl DevicePlugin for Service {
         let mut responses = Vec::new();
         for asked in request.into_inner().container_requests {
             let (ids, since) = (ids(asked.device_ids), Instant::now());
-            let answer = self.calls.ask(|reply| Call::Allocate { ids, reply }).await.ok_or_else(gone)?;
+            let answer = self.calls.allocate(ids).await.ok_or_else(gone)?;
             self.calls.meter().allocate.answered(since);
             responses.push(container(answer.map_err(refused)?));
         }

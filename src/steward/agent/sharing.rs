@@ -22,6 +22,7 @@ mod writing;
 mod told;
 mod late;
 mod tell;
+mod keeper;
 mod owner;
 mod allocation;
 mod pre_start;

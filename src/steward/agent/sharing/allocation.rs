@@ -5,13 +5,12 @@ use super::owner::Sharing;
 use super::promise;
 use super::waiting::Allocation;
 use decide::share::{Binding, Bound, Meant};
-use effects::plugin::{Answer, Refused};
+use effects::plugin::{Answer, Refused, new_ticket};
 use model::id::Ticket;
 use model::share::Issued;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use wire::ticket;
 
@@ -24,7 +23,7 @@ const FOR_STRANGERS: Duration = Duration::from_secs(1);
 const MAX_WAITING: usize = 64;
 
 impl Sharing {
-    /// Takes a call in.
+    /// Takes a call in that has to be thought about.
     pub(super) fn asks_for(&mut self, ids: Vec<Arc<str>>, reply: oneshot::Sender<Result<Answer, Refused>>) {
         if self.allocations.len() >= MAX_WAITING {
             let _ = reply.send(Err(Refused(format!("{MAX_WAITING} allocations wait already"))));
@@ -44,7 +43,11 @@ impl Sharing {
             let patient = call.since.elapsed() < PATIENCE;
             match binding {
                 Some(Binding::Late) => {
-                    let answer = self.give_ticket(&call.ids).await;
+                    let answer = new_ticket().map(|ticket| {
+                        let cdi = vec![ticket::qualified(&ticket)];
+                        self.has_given(&ticket, &call.ids);
+                        Answer { cdi, fields: Vec::new() }
+                    });
                     let _ = call.reply.send(answer);
                 }
                 Some(Binding::Early) => {
@@ -74,16 +77,12 @@ impl Sharing {
         }
     }
 
-    /// A ticket and nothing that could be wrong.
-    async fn give_ticket(&mut self, ids: &[Arc<str>]) -> Result<Answer, Refused> {
-        let ticket = new_ticket()?;
+    /// kubelet has got a ticket and nothing that could be wrong.
+    pub(super) fn has_given(&mut self, ticket: &Ticket, ids: &[Arc<str>]) {
         tracing::debug!(?ids, %ticket, "kubelet allocates");
-        let issued = self.issue(&ticket, ids, None);
-        // Without this file only a checkpoint that is lost later cannot be made good.
-        if let Err(why) = self.keep(vec![issued]).await {
-            tracing::warn!(why, "a ticket is not kept");
-        }
-        Ok(Answer { cdi: vec![ticket::qualified(&ticket)], fields: Vec::new() })
+        // Without its file only a checkpoint that is lost later cannot be made good.
+        let issued = self.issue(ticket, ids, None);
+        self.keeper.note(issued);
     }
 
     /// Everything at once, for whom it must be.
@@ -106,7 +105,7 @@ impl Sharing {
         tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
         let issued = self.issue(&ticket, ids, Some(meant.clone()));
         // What was given must be known after a restart.
-        if let Err(why) = self.keep(vec![issued]).await {
+        if let Err(why) = self.keeper.keep_now(issued).await {
             self.share.forget_tickets(&[ticket]);
             let (pod, container) = (&meant.pod, &meant.holder.container);
             let why = format!(
@@ -126,13 +125,6 @@ impl Sharing {
         self.share.issue(ticket.clone(), ids, early)
     }
 
-    /// Writes what is known of tickets.
-    async fn keep(&self, issued: Vec<Issued>) -> Result<(), String> {
-        let tickets = self.tickets.clone();
-        let kept = spawn_blocking(move || issued.iter().try_for_each(|issued| tickets.keep(issued))).await;
-        kept.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
-    }
-
     /// Keeps and tells what has changed.
     pub(super) async fn keep_changes(&mut self) {
         let changes = self.share.take_changes();
@@ -142,17 +134,15 @@ impl Sharing {
             tracing::info!(pod = %tenant.pod, ?devices, "a claim has moved: it is written anew");
             self.teller.moved(tenant, claim);
         }
-        if !changes.tickets.is_empty()
-            && let Err(why) = self.keep(changes.tickets).await
-        {
-            tracing::warn!(why, "whose a ticket is is not kept");
-        }
+        changes.tickets.into_iter().for_each(|issued| self.keeper.note(issued));
+        self.keeper.keep().await;
     }
 
     /// The way has been found, or has changed.
     pub(super) fn look_at_way(&mut self) {
-        let early = self.way.borrow_and_update().as_ref().is_some_and(|way| way.binding == Binding::Early);
-        self.share.bind_early(early);
+        let binding = self.way.borrow_and_update().as_ref().map(|way| way.binding);
+        self.asked.tickets.send_replace(binding == Some(Binding::Late));
+        self.share.bind_early(binding == Some(Binding::Early));
     }
 
     /// The runtime did not do as CDI told it.
@@ -160,15 +150,6 @@ impl Sharing {
         self.say_way.send_replace(Some(way.disproved(state)));
         self.look_at_way();
     }
-}
-
-fn new_ticket() -> Result<Ticket, Refused> {
-    let mut bytes = [0; 16];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    if filled != Ok(bytes.len()) {
-        return Err(Refused(format!("the kernel gave no random bytes for a ticket: {filled:?}")));
-    }
-    Ok(Ticket::of_random(bytes))
 }
 
 fn nobody(ids: &[Arc<str>]) -> String {

@@ -6,12 +6,13 @@ use super::cards;
 use super::counts::Counts;
 use super::health::Watched;
 use super::host::Host;
+use super::keeper::Keeper;
 use super::listing::Listing;
 use super::tell::{self, Teller};
 use super::waiting::{Allocation, Start};
 use decide::share::{Ages, Share};
 use effects::delivery::{Delivery, Tickets};
-use effects::plugin::{Call, Device, Refused};
+use effects::plugin::{Asked, Call, Device, Refused};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
 use model::observation::{ContainerDevices, Observation, Trouble};
 use model::plugin::Outcome;
@@ -37,8 +38,12 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// So long after an `Allocate` kubelet's books are looked at for a pod that it has admitted whole: it writes them within
 /// milliseconds, and asks for the next container of the pod at once.
 const ADMITS: Duration = Duration::from_secs(2);
-/// How often files of pods that are gone are looked for, beside every change of the pods.
+/// How often files of pods that are gone are looked for...
 const SWEEP: Duration = Duration::from_secs(60);
+/// ...and how soon after a change of the pods.
+const SWEEP_SOON: Duration = Duration::from_secs(1);
+/// Between two looks at the pods that nobody's call needs: a node that fills has a hundred changes a second.
+const REST: Duration = Duration::from_millis(50);
 /// How often what was counted is reported, if it changed: as often as the view is made.
 const REPORT: Duration = Duration::from_secs(1);
 /// Calls judged against one reading of the books.
@@ -69,6 +74,8 @@ pub(crate) struct Sharing {
     pub reporter: Reporter,
     /// What was given out.
     pub tickets: Tickets,
+    /// Writes it down.
+    pub keeper: Keeper,
     /// Since when.
     pub ages: Ages,
     /// kubelet's books.
@@ -93,8 +100,8 @@ pub(crate) struct Sharing {
     pub state_dir: std::path::PathBuf,
     /// Where the host's `/proc` and cgroups are.
     pub roots: HostRoots,
-    /// From kubelet.
-    pub calls: mpsc::Receiver<Call>,
+    /// From kubelet, and our standing word to who answers it.
+    pub asked: Asked,
     /// What is seen of the node.
     pub view: watch::Receiver<Arc<NodeView>>,
     /// GPUs that an operator keeps from new containers.
@@ -105,6 +112,8 @@ pub(crate) struct Sharing {
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
     /// The health of GPUs, as it was told last.
     pub watched: Watched,
+    /// When files of pods that are gone are looked for next.
+    pub sweep_at: Instant,
     /// To people and schedulers.
     pub teller: Teller,
     /// Until when kubelet is looked at for pods that it is admitting and a scheduler waits for.
@@ -135,7 +144,7 @@ impl Sharing {
         let mut waiting: Vec<Start> = Vec::new();
         let mut batch = Vec::with_capacity(BATCH);
         let mut again = Instant::now();
-        let mut sweep = Instant::now() + SWEEP;
+        let (mut rest, mut resting) = (Instant::now(), false);
         let mut report = Instant::now();
         self.look_at_everything().await;
         loop {
@@ -153,7 +162,7 @@ impl Sharing {
                     }
                 }
                 Some(arrived) = self.arrived.1.recv() => self.look_at_arrival(&arrived),
-                count = self.calls.recv_many(&mut batch, BATCH) => {
+                count = self.asked.calls.recv_many(&mut batch, BATCH) => {
                     if count == 0 {
                         return;
                     }
@@ -172,20 +181,20 @@ impl Sharing {
                 Ok(()) = self.view.changed() => self.look_at_cards(),
                 Ok(()) = self.cordoned.changed() => self.look_at_cards(),
                 Ok(()) = self.host.changed() => self.look_at_cards(),
-                Ok(()) = self.pods.changed() => {
+                () = sleep_until(rest), if resting => resting = false,
+                Ok(()) = self.pods.changed(), if !resting => {
                     self.look_at_pods();
-                    self.keep_changes().await;
                     self.answer(&mut waiting).await;
                     self.look_for_admitted().await;
-                    sweep = sweep.min(Instant::now() + Duration::from_secs(1));
+                    (rest, resting) = (Instant::now() + REST, true);
                 }
                 () = sleep_until(report) => {
                     self.report();
                     report = Instant::now() + REPORT;
                 }
-                () = sleep_until(sweep) => {
+                () = sleep_until(self.sweep_at) => {
                     self.sweep().await;
-                    sweep = Instant::now() + SWEEP;
+                    self.sweep_at = Instant::now() + SWEEP;
                 }
             }
         }
@@ -204,8 +213,13 @@ impl Sharing {
 
     /// Answers every call that can be answered by now.
     async fn answer(&mut self, waiting: &mut Vec<Start>) {
+        // Whoever asks may be of a pod that was seen a moment ago.
+        if self.pods.has_changed().unwrap_or(false) && !(waiting.is_empty() && self.allocations.is_empty()) {
+            self.look_at_pods();
+        }
         self.allocate().await;
         self.judge(waiting).await;
+        self.keep_changes().await;
     }
 
     fn looks_again(&self, waiting: &[Start]) -> bool {
@@ -300,6 +314,7 @@ impl Sharing {
 
     fn look_at_pods(&mut self) {
         let Some(pods) = self.pods.borrow_and_update().clone() else { return };
+        self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_SOON);
         self.teller.forget(&pods);
         let tenants: Vec<Tenant> =
             pods.pods.iter().filter_map(|pod| tenant::of(pod, &self.config.rules, &self.node)).collect();
@@ -327,6 +342,11 @@ impl Sharing {
                 self.counts.allocated();
                 self.admits_until = Instant::now() + ADMITS;
                 self.asks_for(ids, reply);
+            }
+            Call::Allocated { ids, ticket } => {
+                self.counts.allocated();
+                self.admits_until = Instant::now() + ADMITS;
+                self.has_given(&ticket, &ids);
             }
             Call::Start { reply, .. } if waiting.len() >= MAX_WAITING => {
                 self.counts.ended(Outcome::Refused("TooManyWait"));

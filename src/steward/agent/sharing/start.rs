@@ -4,6 +4,7 @@ use super::binding::Finder;
 use super::counts::Counts;
 use super::health::Watched;
 use super::host::Eye;
+use super::keeper::Keeper;
 use super::listing::Listing;
 use super::owner::Sharing;
 use super::tell::Teller;
@@ -22,7 +23,7 @@ use sources::kubernetes::Connection;
 use sources::report::Reporter;
 use std::collections::BTreeSet;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -42,7 +43,6 @@ const MAX_UNTOLD: usize = 128;
 pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
-    state_dir: PathBuf,
     finder: Finder,
     eye: Eye,
     settings: plugin::Settings,
@@ -94,6 +94,7 @@ pub(crate) fn open(
         delivery: Arc::new(delivery),
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), stands),
         reporter,
+        keeper: Keeper::start(Tickets::new(&settings.state_dir)),
         tickets: Tickets::new(&settings.state_dir),
         ages: Ages::new(sources::clock::monotonic()),
         books: Books::new(&plugins, Arc::clone(&resource)),
@@ -107,11 +108,12 @@ pub(crate) fn open(
         allocations: Vec::new(),
         state_dir: settings.state_dir.clone(),
         roots: settings.roots.clone(),
-        calls: asked,
+        asked,
         view,
         cordoned: named,
         host: eye.host(),
         pods,
+        sweep_at: Instant::now(),
         evicts: sharing.evict_over_use,
         promises: Arc::from([]),
         admits_until: Instant::now(),
@@ -120,8 +122,7 @@ pub(crate) fn open(
     };
     let registry = sharing.kubelet_root.join(REGISTRY);
     let plugin = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
-    let state_dir = settings.state_dir.clone();
-    Ok(Opened { owner, finder, state_dir, eye, settings: plugin, calls, list: listed, cordoned, standing })
+    Ok(Opened { owner, finder, eye, settings: plugin, calls, list: listed, cordoned, standing })
 }
 
 /// Made-up GPUs need nothing of the host, and no runtime knows them.
@@ -142,13 +143,13 @@ impl Opened {
         self,
         stop: CancellationToken,
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
-        let Opened { mut owner, finder, state_dir, mut eye, settings, calls, mut list, standing, .. } = self;
+        let Opened { mut owner, finder, mut eye, settings, calls, mut list, standing, .. } = self;
         let ended = stop.clone();
         let (tell, told) = oneshot::channel();
         let owning = async move {
             let turn = tokio::select! {
                 () = ended.cancelled() => return Ok(()),
-                turn = turn::wait_for(&state_dir) => turn?,
+                turn = turn::wait_for(&owner.state_dir) => turn?,
             };
             // Not before: the one before us may have given something until its last moment.
             owner.share.recall(owner.delivery.delivered());

@@ -1,0 +1,97 @@
+//! What is known of tickets, written by one thread in the order in which it became known, so that nothing older ever replaces
+//! what is newer, and neither kubelet nor the owner waits for the disk where nothing depends on it.
+
+use effects::delivery::Tickets;
+use model::share::Issued;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::spawn_blocking;
+
+/// Writings that wait for the disk. Whoever has one more waits.
+const QUEUE: usize = 256;
+
+/// To the thread that writes. It ends, with everything written, after the last of these is gone.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    queue: mpsc::Sender<Writing>,
+    noted: Vec<Issued>,
+}
+
+#[derive(Debug)]
+struct Writing {
+    known: Vec<Issued>,
+    /// To whom it matters.
+    done: Option<oneshot::Sender<Result<(), String>>>,
+}
+
+impl Keeper {
+    /// Begins.
+    pub(crate) fn start(tickets: Tickets) -> Keeper {
+        let (sender, mut queue) = mpsc::channel::<Writing>(QUEUE);
+        spawn_blocking(move || {
+            while let Some(Writing { known, done }) = queue.blocking_recv() {
+                let kept = known.iter().try_for_each(|issued| tickets.keep(issued)).map_err(|error| error.to_string());
+                match (done, kept) {
+                    // It may have gone meanwhile.
+                    (Some(done), kept) => drop(done.send(kept)),
+                    (None, Err(why)) => tracing::warn!(why, "what is known of a ticket is not kept"),
+                    (None, Ok(())) => {}
+                }
+            }
+        });
+        Keeper { queue: sender, noted: Vec::new() }
+    }
+
+    /// To be kept the next time.
+    pub(super) fn note(&mut self, issued: Issued) {
+        self.noted.push(issued);
+    }
+
+    /// What was noted, soon.
+    pub(super) async fn keep(&mut self) {
+        if !self.noted.is_empty() {
+            let known = std::mem::take(&mut self.noted);
+            // The thread ends after us.
+            let _ = self.queue.send(Writing { known, done: None }).await;
+        }
+    }
+
+    /// Before anything depends on it.
+    ///
+    /// # Errors
+    /// A sentence on what could not be written.
+    pub(super) async fn keep_now(&self, issued: Issued) -> Result<(), String> {
+        let (done, kept) = oneshot::channel();
+        let writing = Writing { known: vec![issued], done: Some(done) };
+        self.queue.send(writing).await.map_err(|_| "the thread that writes is gone".to_owned())?;
+        kept.await.map_err(|_| "the thread that writes is gone".to_owned())?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::Ticket;
+
+    #[tokio::test]
+    async fn what_became_known_last_stands_and_what_depends_on_it_hears_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut keeper = Keeper::start(Tickets::new(folder.path()));
+        let issued = |order: u64| Issued {
+            ticket: Ticket::of_random([7; 16]),
+            order,
+            ids: vec!["GPU-a-1".into()],
+            meant: None,
+            holder: None,
+            given: None,
+        };
+        for order in 1..100 {
+            keeper.note(issued(order));
+            keeper.keep().await;
+        }
+        assert_eq!(keeper.keep_now(issued(100)).await, Ok(()));
+        assert_eq!(Tickets::new(folder.path()).recall(), [issued(100)]);
+        std::fs::remove_dir_all(folder.path().join("tickets")).unwrap();
+        std::fs::write(folder.path().join("tickets"), "").unwrap();
+        assert!(keeper.keep_now(issued(101)).await.is_err_and(|why| why.contains("tickets")));
+    }
+}
