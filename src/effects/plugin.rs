@@ -13,6 +13,7 @@
 //! registrations of one resource never stand beside each other, because kubelet then drops the newer with the older.
 
 mod meter;
+mod journal;
 mod call;
 mod service;
 mod notice;
@@ -22,6 +23,7 @@ mod rival;
 mod register;
 
 pub use call::{Answer, Asked, Call, Calls, Device, Field, Refused, new_ticket};
+pub use journal::Journal;
 pub use meter::Meter;
 pub use register::{Registration, Settings, serve};
 pub use rival::{Rival, find as find_rival};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 /// Upper bounds of the buckets of [`Histogram`], in microseconds. `Allocate` takes tens of microseconds, a start that finds
 /// everything known a few milliseconds, one that waits for the API server up to 25 s: each of these lies between some.
-pub const BOUNDS_US: [u64; 20] = [
-    25, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
+pub const BOUNDS_US: [u64; 21] = [
+    25, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     2_000_000, 5_000_000, 10_000_000, 20_000_000, 30_000_000,
 ];
 
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_call_stands_in_the_first_bucket_that_holds_it() {
-        for (micros, place) in [(0, 0), (25, 0), (26, 1), (1_000, 5), (30_000_000, 19), (30_000_001, 20)] {
+        for (micros, place) in [(0, 0), (25, 0), (26, 1), (1_000, 5), (30_000_000, 20), (30_000_001, 21)] {
             assert_eq!(Histogram::place(Duration::from_micros(micros)), place, "{micros}");
         }
         assert_eq!(Histogram::place(Duration::from_nanos(25_001)), 1);

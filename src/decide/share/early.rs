@@ -46,6 +46,19 @@ impl Share {
         }
     }
 
+    /// What is known of a ticket.
+    #[must_use]
+    pub fn issued(&self, ticket: &Ticket) -> Option<&Issued> {
+        self.tickets.get(ticket)
+    }
+
+    /// The ticket that was given out last for exactly these ids.
+    #[must_use]
+    pub fn newest_ticket(&self, ids: &[Arc<str>]) -> Option<&Ticket> {
+        let ids = ids.iter().map(|id| &**id).collect();
+        self.tickets.of(&ids).last().map(|issued| &issued.ticket)
+    }
+
     /// Tickets that nobody holds any more.
     pub fn forget_tickets(&mut self, tickets: &[Ticket]) {
         for ticket in tickets {

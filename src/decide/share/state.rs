@@ -21,8 +21,8 @@ pub enum WithoutClaim {
     Refuse,
 }
 
-/// The state: one owner, no clock of its own.
-#[derive(Debug)]
+/// The state: one owner, no clock of its own. A copy is for trying out what would be decided.
+#[derive(Clone, Debug)]
 pub struct Share {
     pub(super) without_claim: WithoutClaim,
     pub(super) cards: BTreeMap<GpuUuid, Card>,
@@ -52,7 +52,7 @@ pub struct Share {
 }
 
 /// What has changed and must be kept or told.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Due {
     pub(super) tickets: BTreeMap<Ticket, Issued>,
     pub(super) rewritten: BTreeSet<PodUid>,
@@ -130,18 +130,19 @@ impl Share {
         self.list() != before
     }
 
-    /// Takes over the whole list of pods.
-    pub fn tenants_are(&mut self, tenants: Vec<Tenant>) {
+    /// Takes over the whole list of pods. Says whether one has gone.
+    pub fn tenants_are(&mut self, tenants: Vec<Tenant>) -> bool {
         let now: BTreeMap<PodUid, Tenant> =
             tenants.into_iter().take(MAX_TENANTS).map(|tenant| (tenant.uid.clone(), tenant)).collect();
         let gone: Vec<PodUid> = self.tenants.keys().filter(|uid| !now.contains_key(uid)).cloned().collect();
-        for uid in gone {
-            self.tenant_gone(&uid);
+        for uid in &gone {
+            self.tenant_gone(uid);
         }
         self.started.retain(|uid| now.contains_key(uid));
         for tenant in now.into_values() {
             self.tenant_is(tenant);
         }
+        !gone.is_empty()
     }
 
     /// Takes over one pod.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub const MAX_ISSUED: usize = 8192;
 
 /// The tickets.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Tickets {
     by_ticket: BTreeMap<Ticket, Issued>,
     by_order: BTreeMap<u64, Ticket>,

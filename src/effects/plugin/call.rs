@@ -1,9 +1,11 @@
 //! What kubelet asks, as a message to the owner of the state.
 
+use super::journal::Journal;
 use super::meter::Meter;
 use model::id::Ticket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::block_in_place;
 use wire::ticket;
 
 /// Calls that may wait for the owner. kubelet admits pods one at a time and starts containers in parallel; 110 pods of a
@@ -89,7 +91,7 @@ pub enum Call {
 #[derive(Clone, Debug)]
 pub struct Calls {
     queue: mpsc::Sender<Call>,
-    tickets: watch::Receiver<bool>,
+    tickets: watch::Receiver<Option<Arc<Journal>>>,
     meter: Arc<Meter>,
 }
 
@@ -98,9 +100,9 @@ pub struct Calls {
 pub struct Asked {
     /// What kubelet asks, in its order.
     pub calls: mpsc::Receiver<Call>,
-    /// The owner's standing word that whoever allocates gets a ticket and nothing else: while it holds, a call is answered at
-    /// once and told to the owner before anything that follows it.
-    pub tickets: watch::Sender<bool>,
+    /// The owner's standing word that whoever allocates gets a ticket and nothing else, once it is noted there: while it holds,
+    /// a call is answered at once and told to the owner before anything that follows it.
+    pub tickets: watch::Sender<Option<Arc<Journal>>>,
 }
 
 impl Calls {
@@ -108,7 +110,7 @@ impl Calls {
     #[must_use]
     pub fn channel() -> (Calls, Asked) {
         let (queue, calls) = mpsc::channel(QUEUE);
-        let (say, tickets) = watch::channel(false);
+        let (say, tickets) = watch::channel(None);
         (Calls { queue, tickets, meter: Arc::default() }, Asked { calls, tickets: say })
     }
 
@@ -127,13 +129,17 @@ impl Calls {
 
     /// What a container gets that is given these ids; `None` when the owner has gone.
     pub(super) async fn allocate(&self, ids: Vec<Arc<str>>) -> Option<Result<Answer, Refused>> {
-        if !*self.tickets.borrow() {
+        let Some(journal) = self.tickets.borrow().clone() else {
             return self.ask(|reply| Call::Allocate { ids, reply }).await;
-        }
+        };
         let ticket = match new_ticket() {
             Ok(ticket) => ticket,
             Err(refused) => return Some(Err(refused)),
         };
+        // A line in the kernel's memory takes microseconds; behind a disk that hangs this thread waits alone.
+        if let Err(error) = block_in_place(|| journal.note(&ticket, &ids)) {
+            tracing::warn!(%error, "a ticket is given out that an agent which ends now would not know");
+        }
         let cdi = vec![ticket::qualified(&ticket)];
         self.queue.send(Call::Allocated { ids, ticket }).await.ok()?;
         Some(Ok(Answer { cdi, fields: Vec::new() }))

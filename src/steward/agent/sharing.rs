@@ -23,6 +23,7 @@ mod told;
 mod late;
 mod tell;
 mod keeper;
+mod ahead;
 mod owner;
 mod allocation;
 mod pre_start;

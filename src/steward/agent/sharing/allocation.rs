@@ -83,6 +83,18 @@ impl Sharing {
         // Without its file only a checkpoint that is lost later cannot be made good.
         let issued = self.issue(ticket, ids, None);
         self.keeper.note(issued);
+        self.ahead.given(ticket, Instant::now());
+    }
+
+    /// What an agent before us gave out and had no time to write down.
+    pub(super) fn recall_given_out(&mut self) {
+        for (ticket, ids) in self.keeper.journal.recall() {
+            let issued = match self.share.issued(&ticket) {
+                Some(known) => known.clone(),
+                None => self.issue(&ticket, &ids, None),
+            };
+            self.keeper.note(issued);
+        }
     }
 
     /// Everything at once, for whom it must be.
@@ -141,7 +153,7 @@ impl Sharing {
     /// The way has been found, or has changed.
     pub(super) fn look_at_way(&mut self) {
         let binding = self.way.borrow_and_update().as_ref().map(|way| way.binding);
-        self.asked.tickets.send_replace(binding == Some(Binding::Late));
+        self.asked.tickets.send_replace((binding == Some(Binding::Late)).then(|| Arc::clone(&self.keeper.journal)));
         self.share.bind_early(binding == Some(Binding::Early));
     }
 

@@ -2,7 +2,9 @@
 //! what is newer, and neither kubelet nor the owner waits for the disk where nothing depends on it.
 
 use effects::delivery::Tickets;
+use effects::plugin::Journal;
 use model::share::Issued;
+use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 
@@ -12,6 +14,8 @@ const QUEUE: usize = 256;
 /// To the thread that writes. It ends, with everything written, after the last of these is gone.
 #[derive(Debug)]
 pub(crate) struct Keeper {
+    /// What nobody has written down yet.
+    pub journal: Arc<Journal>,
     queue: mpsc::Sender<Writing>,
     noted: Vec<Issued>,
 }
@@ -25,11 +29,14 @@ struct Writing {
 
 impl Keeper {
     /// Begins.
-    pub(crate) fn start(tickets: Tickets) -> Keeper {
+    pub(crate) fn start(tickets: Tickets, journal: Journal) -> Keeper {
+        let journal = Arc::new(journal);
+        let noted_there = Arc::clone(&journal);
         let (sender, mut queue) = mpsc::channel::<Writing>(QUEUE);
         spawn_blocking(move || {
             while let Some(Writing { known, done }) = queue.blocking_recv() {
-                let kept = known.iter().try_for_each(|issued| tickets.keep(issued)).map_err(|error| error.to_string());
+                let keep = |issued: &Issued| tickets.keep(issued).map(|()| noted_there.kept(&issued.ticket));
+                let kept = known.iter().try_for_each(keep).map_err(|error| error.to_string());
                 match (done, kept) {
                     // It may have gone meanwhile.
                     (Some(done), kept) => drop(done.send(kept)),
@@ -38,7 +45,7 @@ impl Keeper {
                 }
             }
         });
-        Keeper { queue: sender, noted: Vec::new() }
+        Keeper { journal, queue: sender, noted: Vec::new() }
     }
 
     /// To be kept the next time.
@@ -75,7 +82,7 @@ mod tests {
     #[tokio::test]
     async fn what_became_known_last_stands_and_what_depends_on_it_hears_of_it() {
         let folder = tempfile::tempdir().unwrap();
-        let mut keeper = Keeper::start(Tickets::new(folder.path()));
+        let mut keeper = Keeper::start(Tickets::new(folder.path()), Journal::new(folder.path()));
         let issued = |order: u64| Issued {
             ticket: Ticket::of_random([7; 16]),
             order,

@@ -1,5 +1,6 @@
 //! The owner: one loop that takes calls, views and pods, and answers.
 
+use super::ahead::{Ahead, Done};
 use super::arrival::Arrived;
 use super::binding::Way;
 use super::cards;
@@ -7,7 +8,7 @@ use super::counts::Counts;
 use super::health::Watched;
 use super::host::Host;
 use super::keeper::Keeper;
-use super::listing::Listing;
+use super::listing::{Listed, Listing};
 use super::tell::{self, Teller};
 use super::waiting::{Allocation, Start};
 use decide::share::{Ages, Share};
@@ -40,7 +41,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 const ADMITS: Duration = Duration::from_secs(2);
 /// How often files of pods that are gone are looked for...
 const SWEEP: Duration = Duration::from_secs(60);
-/// ...and how soon after a change of the pods.
+/// ...and how soon after one has gone, and after the start, when there is a list of them.
 const SWEEP_SOON: Duration = Duration::from_secs(1);
 /// Between two looks at the pods that nobody's call needs: a node that fills has a hundred changes a second.
 const REST: Duration = Duration::from_millis(50);
@@ -76,6 +77,8 @@ pub(crate) struct Sharing {
     pub tickets: Tickets,
     /// Writes it down.
     pub keeper: Keeper,
+    /// Makes ready what starts will need.
+    pub ahead: Ahead,
     /// Since when.
     pub ages: Ages,
     /// kubelet's books.
@@ -155,12 +158,7 @@ impl Sharing {
                     self.look_at_way();
                     self.allocate().await;
                 }
-                Some(listed) = self.listing.answers.recv() => {
-                    if let Some(listed) = self.listing.take(listed) {
-                        self.compare(&listed).await;
-                        self.judge(&mut waiting).await;
-                    }
-                }
+                Some(listed) = self.listing.answers.recv() => self.has_listed(listed, &mut waiting).await,
                 Some(arrived) = self.arrived.1.recv() => self.look_at_arrival(&arrived),
                 count = self.asked.calls.recv_many(&mut batch, BATCH) => {
                     if count == 0 {
@@ -173,6 +171,13 @@ impl Sharing {
                     again = Instant::now() + AGAIN;
                 }
                 Some(delivered) = self.delivered.1.recv() => self.has_delivered(delivered),
+                () = sleep_until(self.ahead.due().unwrap_or(again)), if self.ahead.due().is_some() => {
+                    self.ahead.read(self.books.clone());
+                }
+                Some(done) = self.ahead.ended() => {
+                    self.has_done(done);
+                    self.answer(&mut waiting).await;
+                }
                 () = sleep_until(again), if self.looks_again(&waiting) => {
                     self.answer(&mut waiting).await;
                     self.look_for_admitted().await;
@@ -183,9 +188,7 @@ impl Sharing {
                 Ok(()) = self.host.changed() => self.look_at_cards(),
                 () = sleep_until(rest), if resting => resting = false,
                 Ok(()) = self.pods.changed(), if !resting => {
-                    self.look_at_pods();
-                    self.answer(&mut waiting).await;
-                    self.look_for_admitted().await;
+                    self.has_pods(&mut waiting).await;
                     (rest, resting) = (Instant::now() + REST, true);
                 }
                 () = sleep_until(report) => {
@@ -193,11 +196,24 @@ impl Sharing {
                     report = Instant::now() + REPORT;
                 }
                 () = sleep_until(self.sweep_at) => {
-                    self.sweep().await;
-                    self.sweep_at = Instant::now() + SWEEP;
+                    let swept = self.sweep().await;
+                    self.sweep_at = Instant::now() + if swept { SWEEP } else { SWEEP_SOON };
                 }
             }
         }
+    }
+
+    async fn has_listed(&mut self, listed: Listed, waiting: &mut Vec<Start>) {
+        if let Some(listed) = self.listing.take(listed) {
+            self.compare(&listed).await;
+            self.judge(waiting).await;
+        }
+    }
+
+    async fn has_pods(&mut self, waiting: &mut Vec<Start>) {
+        self.look_at_pods();
+        self.answer(waiting).await;
+        self.look_for_admitted().await;
     }
 
     async fn look_at_everything(&mut self) {
@@ -246,7 +262,24 @@ impl Sharing {
         self.keep_changes().await;
     }
 
-    fn has_delivered(&mut self, delivered: Delivered) {
+    fn has_done(&mut self, done: Done) {
+        match done {
+            Done::Files(files) => self.ahead.has_written(files),
+            Done::Books(began, read, books) => {
+                self.books = books;
+                let rows = read.ok().and_then(|Entries { held, unreadable }| {
+                    self.some_are_unreadable(unreadable);
+                    self.unreadable.is_empty().then_some(held)
+                });
+                self.ahead.has_read(began, rows.as_ref(), Instant::now());
+                if self.asked.tickets.borrow().is_some() {
+                    self.ahead.prepare(&self.share, &self.delivery);
+                }
+            }
+        }
+    }
+
+    pub(super) fn has_delivered(&mut self, delivered: Delivered) {
         let Delivered { uid, pod, container, result } = delivered;
         match result {
             Err(why) => self.teller.undelivered((&uid, &pod), &container, why),
@@ -314,12 +347,13 @@ impl Sharing {
 
     fn look_at_pods(&mut self) {
         let Some(pods) = self.pods.borrow_and_update().clone() else { return };
-        self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_SOON);
         self.teller.forget(&pods);
         let tenants: Vec<Tenant> =
             pods.pods.iter().filter_map(|pod| tenant::of(pod, &self.config.rules, &self.node)).collect();
         let served = self.share.served_by_scheduler();
-        self.share.tenants_are(tenants);
+        if self.share.tenants_are(tenants) {
+            self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_SOON);
+        }
         if self.share.served_by_scheduler() && !served {
             tracing::info!(
                 "a scheduler that knows GPUs places pods here: pods without its claim are refused from now on, unless --without-claim=share"
@@ -403,13 +437,14 @@ impl Sharing {
         self.unreadable = unreadable;
     }
 
-    /// Takes away files of pods that are gone. Only with both lists in hand: a missing list is not an empty one.
-    async fn sweep(&mut self) {
-        let Some(pods) = self.pods.borrow().clone() else { return };
-        let Ok(rows) = self.read_books().await else { return };
+    /// Takes away files of pods that are gone. Only with both lists in hand: a missing list is not an empty one. Says whether
+    /// the list of pods was there.
+    async fn sweep(&mut self) -> bool {
+        let Some(pods) = self.pods.borrow().clone() else { return false };
+        let Ok(rows) = self.read_books().await else { return true };
         // Who stands in an entry that cannot be read is still there.
         if !self.unreadable.is_empty() {
-            return;
+            return true;
         }
         let uids: BTreeSet<PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid().clone()).collect();
         // kubelet forgets a pod's row only when it needs its ids; the pod itself is gone long before.
@@ -429,5 +464,6 @@ impl Sharing {
             tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone were taken away");
             self.share.forget_tickets(&gone);
         }
+        true
     }
 }

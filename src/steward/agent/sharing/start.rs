@@ -1,5 +1,6 @@
 //! Opens everything that sharing needs, and says at once what is missing.
 
+use super::ahead::Ahead;
 use super::binding::Finder;
 use super::counts::Counts;
 use super::health::Watched;
@@ -13,7 +14,7 @@ use crate::settings::Settings;
 use crate::settings::value::{Gpus, Strategy, Topology};
 use decide::share::{Ages, Share};
 use effects::delivery::{Delivery, Kit, Tickets};
-use effects::plugin::{self, Calls, Device};
+use effects::plugin::{self, Calls, Device, Journal};
 use model::id::{GpuUuid, NodeName};
 use model::plugin::Standing;
 use model::pod::PodList;
@@ -78,12 +79,10 @@ pub(crate) fn open(
     let (list, listed) = watch::channel(Arc::from([]));
     let (standing, stands) = watch::channel(Standing::Waiting("a list of GPUs".into()));
     let (cordoned, named) = watch::channel(Arc::default());
-    let mut share = Share::new(sharing.without_claim, served.exists());
-    share.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
     let (say_way, way) = watch::channel(None);
     let finder = Finder::new(sharing.binding, connection, node.clone(), &settings.state_dir);
     let owner = Sharing {
-        share,
+        share: share(settings, &served),
         watched: Watched::default(),
         teller,
         served,
@@ -94,7 +93,8 @@ pub(crate) fn open(
         delivery: Arc::new(delivery),
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), stands),
         reporter,
-        keeper: Keeper::start(Tickets::new(&settings.state_dir)),
+        ahead: Ahead::default(),
+        keeper: Keeper::start(Tickets::new(&settings.state_dir), Journal::new(&settings.state_dir)),
         tickets: Tickets::new(&settings.state_dir),
         ages: Ages::new(sources::clock::monotonic()),
         books: Books::new(&plugins, Arc::clone(&resource)),
@@ -123,6 +123,13 @@ pub(crate) fn open(
     let registry = sharing.kubelet_root.join(REGISTRY);
     let plugin = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
     Ok(Opened { owner, finder, eye, settings: plugin, calls, list: listed, cordoned, standing })
+}
+
+fn share(settings: &Settings, served: &Path) -> Share {
+    let sharing = &settings.sharing;
+    let mut share = Share::new(sharing.without_claim, served.exists());
+    share.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
+    share
 }
 
 /// Made-up GPUs need nothing of the host, and no runtime knows them.
@@ -154,6 +161,7 @@ impl Opened {
             // Not before: the one before us may have given something until its last moment.
             owner.share.recall(owner.delivery.delivered());
             owner.share.recall_tickets(owner.tickets.recall());
+            owner.recall_given_out();
             let _ = tell.send(());
             eye.first().await;
             let find = finder.run(owner.say_way.clone());

@@ -1,0 +1,370 @@
+//! What a start will need, made before it comes. After `Allocate` kubelet makes a sandbox, which takes a second where a start
+//! that waits for a full disk holds its pod up.
+//!
+//! ```text
+//!   Allocate ──▶ unseen ──kubelet's books──▶ seen ──guess──▶ preparing ──files──▶ prepared ──▶ the start
+//! ```
+//!
+//! The books are read and files are written beside the owner. A start is judged as ever, by books that were read a moment ago
+//! and have its ticket in them; what was prepared counts if it is just what was decided then, and else is written anew.
+//!
+//! What must never happen here: a guess that is taken for a verdict; two writers of one file.
+
+use decide::share::{Bound, Share, Verdict};
+use effects::delivery::Delivery;
+use model::id::Ticket;
+use model::promise::ContainerPromise;
+use model::share::Held;
+use sources::kubelet::{Books, Entries};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+
+/// Between two looks at the books while a ticket is not in them: kubelet writes them within milliseconds of `Allocate`.
+const SOON: Duration = Duration::from_millis(20);
+/// Between two looks while starts are expected.
+const LATER: Duration = Duration::from_millis(500);
+/// Books that were read this long ago, or less, are as good as those that would be read now: a start that comes has been in
+/// them for long.
+const FRESH: Duration = Duration::from_secs(2);
+/// So long after `Allocate` a start is expected. One that comes later, after a long pull of an image, is prepared when it comes.
+const EXPECTED: Duration = Duration::from_secs(60);
+/// Starts that are expected: all containers of a full node. Those beyond are prepared when they come.
+const MAX_EXPECTED: usize = 1024;
+/// Of one kind at most one is under way.
+const UNDER_WAY: usize = 2;
+
+/// What is expected, and how far it is.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    rows: Option<(Arc<[Held]>, Instant)>,
+    expected: BTreeMap<Ticket, (Instant, Stage)>,
+    reading: bool,
+    writing: bool,
+    due: Instant,
+    ends: (mpsc::Sender<Done>, mpsc::Receiver<Done>),
+}
+
+#[derive(Debug)]
+enum Stage {
+    Unseen,
+    Seen,
+    Preparing,
+    Prepared(Prepared),
+}
+
+/// What was written, and with which kit.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    promise: ContainerPromise,
+    by: Arc<Delivery>,
+}
+
+/// Something that went on beside the owner has ended.
+#[derive(Debug)]
+pub(super) enum Done {
+    /// The books as they were not before this moment.
+    Books(Instant, Result<Entries, String>, Books),
+    /// What could be made of each ticket.
+    Files(BTreeMap<Ticket, Option<Prepared>>),
+}
+
+impl Default for Ahead {
+    fn default() -> Ahead {
+        Ahead {
+            rows: None,
+            expected: BTreeMap::new(),
+            reading: false,
+            writing: false,
+            due: Instant::now(),
+            ends: mpsc::channel(UNDER_WAY),
+        }
+    }
+}
+
+impl Ahead {
+    /// A ticket has been given out; its start is expected.
+    pub(super) fn given(&mut self, ticket: &Ticket, now: Instant) {
+        if self.expected.len() < MAX_EXPECTED {
+            self.expected.insert(ticket.clone(), (now, Stage::Unseen));
+            self.due = self.due.min(now + SOON);
+        }
+    }
+
+    /// The next end of something.
+    pub(super) async fn ended(&mut self) -> Option<Done> {
+        self.ends.1.recv().await
+    }
+
+    /// When the books are to be read next; `None` while nothing is expected.
+    pub(super) fn due(&self) -> Option<Instant> {
+        (!self.reading && !self.expected.is_empty()).then_some(self.due)
+    }
+
+    /// Reads the books beside the owner.
+    pub(super) fn read(&mut self, mut books: Books) {
+        self.reading = true;
+        let told = self.ends.0.clone();
+        spawn_blocking(move || {
+            let began = Instant::now();
+            let read = books.read();
+            // Only at the end of the program is nobody there to hear it.
+            let _ = told.blocking_send(Done::Books(began, read, books));
+        });
+    }
+
+    /// A look at the books beside the owner has ended; none if they cannot be read whole.
+    pub(super) fn has_read(&mut self, began: Instant, rows: Option<&Arc<[Held]>>, now: Instant) {
+        self.reading = false;
+        self.expected.retain(|_, (since, stage)| matches!(stage, Stage::Preparing) || now - *since < EXPECTED);
+        for row in rows.into_iter().flat_map(|rows| rows.iter()) {
+            if let Some((_, stage @ Stage::Unseen)) =
+                row.ticket.as_ref().and_then(|ticket| self.expected.get_mut(ticket))
+            {
+                *stage = Stage::Seen;
+            }
+        }
+        let unseen = self.expected.values().any(|(_, stage)| matches!(stage, Stage::Unseen));
+        self.due = now + if unseen { SOON } else { LATER };
+        self.rows = rows.map(|rows| (Arc::clone(rows), began));
+    }
+
+    /// Books in which all of these starts stand with the tickets that were given out for them last, and every other ticket that
+    /// is expected: they were read after `Allocate`, so none of these ids is anybody else's in them.
+    pub(super) fn rows<'a>(
+        &self,
+        share: &Share,
+        starts: impl Iterator<Item = &'a [Arc<str>]>,
+        now: Instant,
+    ) -> Option<Arc<[Held]>> {
+        let (rows, began) = self.rows.as_ref()?;
+        let late = now - *began > FRESH || self.expected.values().any(|(_, stage)| matches!(stage, Stage::Unseen));
+        let mut tickets = starts.map(|ids| share.newest_ticket(ids));
+        let all = tickets
+            .all(|ticket| ticket.is_some_and(|ticket| rows.iter().any(|row| row.ticket.as_ref() == Some(ticket))));
+        (!late && all).then(|| Arc::clone(rows))
+    }
+
+    /// Writes what the expected containers would get if they started now, by a copy of the state.
+    pub(super) fn prepare(&mut self, share: &Share, delivery: &Arc<Delivery>) {
+        let Some((rows, _)) = &self.rows else { return };
+        let seen = |row: &&Held| {
+            let stage = row.ticket.as_ref().and_then(|ticket| self.expected.get(ticket));
+            matches!(stage, Some((_, Stage::Seen)))
+        };
+        let wanted: Vec<Held> = rows.iter().filter(seen).cloned().collect();
+        if self.writing || wanted.is_empty() {
+            return;
+        }
+        let tickets = wanted.iter().filter_map(|row| row.ticket.as_ref());
+        for ticket in tickets {
+            if let Some((_, stage)) = self.expected.get_mut(ticket) {
+                *stage = Stage::Preparing;
+            }
+        }
+        self.writing = true;
+        let (guess, rows, delivery, told) =
+            (share.clone(), Arc::clone(rows), Arc::clone(delivery), self.ends.0.clone());
+        spawn_blocking(move || {
+            let _ = told.blocking_send(Done::Files(write(guess, &rows, &wanted, &delivery)));
+        });
+    }
+
+    /// What could be prepared.
+    pub(super) fn has_written(&mut self, files: BTreeMap<Ticket, Option<Prepared>>) {
+        self.writing = false;
+        for (ticket, made) in files {
+            if let Some((_, stage)) = self.expected.get_mut(&ticket) {
+                *stage = made.map_or(Stage::Seen, Stage::Prepared);
+            }
+        }
+    }
+
+    /// Whether files of one of these are being written: they come in a moment, and nobody else may write them.
+    pub(super) fn is_preparing(&self, bound: &[Bound]) -> bool {
+        bound.iter().any(|bound| matches!(self.expected.get(&bound.ticket), Some((_, Stage::Preparing))))
+    }
+
+    /// These start now. Whether all of it is there already, just as it was decided.
+    pub(super) fn started(&mut self, promises: &[(Bound, ContainerPromise)], delivery: &Arc<Delivery>) -> bool {
+        let mut there = true;
+        for (bound, promise) in promises {
+            let made = self.expected.remove(&bound.ticket);
+            let just = |made: &Prepared| made.promise == *promise && Arc::ptr_eq(&made.by, delivery);
+            there &= matches!(&made, Some((_, Stage::Prepared(made))) if just(made));
+        }
+        there && !promises.is_empty()
+    }
+}
+
+/// Blocks for as long as the disk takes.
+fn write(
+    mut guess: Share,
+    rows: &[Held],
+    wanted: &[Held],
+    delivery: &Arc<Delivery>,
+) -> BTreeMap<Ticket, Option<Prepared>> {
+    let mut made: BTreeMap<Ticket, Option<Prepared>> =
+        wanted.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
+    for row in wanted {
+        let Verdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
+        for bound in bound.iter().filter(|bound| !bound.early) {
+            let Some(place @ None) = made.get_mut(&bound.ticket) else { continue };
+            let promise = super::promise::of(bound, &guess);
+            // What cannot be written is told when the container starts.
+            if delivery.deliver(&bound.ticket, &promise).is_ok() {
+                *place = Some(Prepared { promise, by: Arc::clone(delivery) });
+            }
+        }
+    }
+    made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decide::share::{Card, WithoutClaim};
+    use effects::delivery::Kit;
+    use model::id::{GpuUuid, PodRef, PodUid};
+    use model::share::{Ask, Assignment, ContainerKey, Portion, Role, Tenant};
+    use model::unit::Bytes;
+    use std::path::Path;
+
+    const IDS: [&str; 1] = ["GPU-a-0"];
+
+    fn ids() -> Vec<Arc<str>> {
+        IDS.map(Arc::from).to_vec()
+    }
+
+    fn key() -> ContainerKey {
+        ContainerKey { pod: PodUid::parse(&"1".repeat(32)).unwrap(), container: "main".into() }
+    }
+
+    fn ticket(n: u8) -> Ticket {
+        Ticket::of_random([n; 16])
+    }
+
+    fn row(n: u8) -> Held {
+        Held { holder: key(), ids: ids(), ticket: Some(ticket(n)), foreign: false, early: false }
+    }
+
+    /// One GPU, and one pod that was promised so much of it.
+    fn share(memory: u64) -> Share {
+        let device = GpuUuid::parse("GPU-a").unwrap();
+        let mut share = Share::new(WithoutClaim::Refuse, true);
+        share.cards_are(vec![Card {
+            device: device.clone(),
+            index: 0,
+            model: "H100".into(),
+            slots: 10,
+            memory: Bytes(80 << 30),
+            cores: 100,
+            numa: None,
+            healthy: true,
+        }]);
+        share.tenants_are(vec![tenant(&device, memory)]);
+        share
+    }
+
+    fn tenant(device: &GpuUuid, memory: u64) -> Tenant {
+        let ask =
+            Ask { container: "main".into(), role: Role::App, slots: 1, memory: None, cores: None, priority: None };
+        Tenant {
+            uid: key().pod,
+            pod: PodRef { namespace: "ml".into(), name: "train".into() },
+            arrival: None,
+            asks: vec![ask],
+            assignment: Assignment::Given(vec![vec![Portion {
+                device: device.clone(),
+                memory: Some(Bytes(memory)),
+                cores: None,
+            }]]),
+            placed_here: false,
+            started: false,
+            finished: false,
+        }
+    }
+
+    fn delivery(folder: &Path) -> Arc<Delivery> {
+        Arc::new(Delivery::new(&folder.join("state"), &folder.join("cdi"), Kit::default()).unwrap())
+    }
+
+    /// What is decided when the container starts.
+    fn decided(share: &mut Share, rows: &[Held]) -> Vec<(Bound, ContainerPromise)> {
+        let Verdict::Fill { bound, .. } = share.start(&ids(), Some(rows)) else { panic!("it may start") };
+        bound.iter().map(|bound| (bound.clone(), super::super::promise::of(bound, share))).collect()
+    }
+
+    /// As far as it goes without the start.
+    async fn prepared(share: &Share, delivery: &Arc<Delivery>) -> Ahead {
+        let mut ahead = Ahead::default();
+        let now = Instant::now();
+        ahead.given(&ticket(1), now);
+        assert!(ahead.due().is_some());
+        ahead.has_read(now, Some(&Arc::from([row(1)])), now);
+        ahead.prepare(share, delivery);
+        let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
+        ahead.has_written(files);
+        ahead
+    }
+
+    #[tokio::test]
+    async fn what_was_prepared_counts_once_and_only_if_it_is_what_was_decided() {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        for (memory, other, expected) in [(4, false, true), (5, false, false), (4, true, false)] {
+            let mut share = share(4);
+            share.issue(ticket(1), &ids(), None);
+            let mut ahead = prepared(&share, &delivery).await;
+            assert_eq!(std::fs::read_dir(folder.path().join("cdi")).unwrap().count(), 1, "written before the start");
+            share.tenants_are(vec![tenant(&GpuUuid::parse("GPU-a").unwrap(), memory)]);
+            let promises = decided(&mut share, &[row(1)]);
+            let by = if other { Arc::new(delivery.with(Kit::default())) } else { Arc::clone(&delivery) };
+            assert_eq!(ahead.started(&promises, &by), expected, "{memory} {other}");
+            assert!(!ahead.started(&promises, &by), "a container that starts again is written for again");
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_else_writes_while_it_is_prepared() {
+        let folder = tempfile::tempdir().unwrap();
+        let (delivery, mut share, mut ahead) = (delivery(folder.path()), share(4), Ahead::default());
+        share.issue(ticket(1), &ids(), None);
+        let now = Instant::now();
+        ahead.given(&ticket(1), now);
+        ahead.has_read(now, Some(&Arc::from([row(1)])), now);
+        ahead.prepare(&share, &delivery);
+        let bound: Vec<Bound> = decided(&mut share, &[row(1)]).into_iter().map(|(bound, _)| bound).collect();
+        assert!(ahead.is_preparing(&bound));
+        let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
+        ahead.has_written(files);
+        assert!(!ahead.is_preparing(&bound));
+    }
+
+    #[test]
+    fn books_that_were_read_before_count_where_they_have_the_newest_ticket_and_are_fresh() {
+        let (mut share, mut ahead, wanted) = (share(4), Ahead::default(), ids());
+        let (now, starts) = (Instant::now(), || std::iter::once(&*wanted));
+        let books = |n: &[u8]| -> Arc<[Held]> { n.iter().map(|n| row(*n)).collect() };
+        share.issue(ticket(1), &wanted, None);
+        ahead.given(&ticket(1), now);
+        ahead.has_read(now, Some(&books(&[])), now);
+        assert_eq!(ahead.rows(&share, starts(), now), None, "kubelet has not written it yet");
+        ahead.has_read(now, Some(&books(&[1])), now);
+        assert_eq!(ahead.rows(&share, starts(), now), Some(books(&[1])));
+        share.issue(ticket(2), &wanted, None);
+        assert_eq!(ahead.rows(&share, starts(), now), None, "the ids have been given to another since");
+        ahead.given(&ticket(2), now);
+        ahead.has_read(now, Some(&books(&[2])), now);
+        assert_eq!(ahead.rows(&share, starts(), now + FRESH), Some(books(&[2])));
+        assert_eq!(ahead.rows(&share, starts(), now + FRESH + SOON), None, "they have grown old");
+        ahead.has_read(now, None, now);
+        assert_eq!(ahead.rows(&share, starts(), now), None, "books that cannot be read");
+        assert!(ahead.due().is_some());
+        ahead.has_read(now, None, now + EXPECTED);
+        assert!(ahead.due().is_none(), "nothing is expected any more");
+    }
+}
