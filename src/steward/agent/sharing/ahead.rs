@@ -188,15 +188,18 @@ impl Ahead {
         bound.iter().any(|bound| matches!(self.expected.get(&bound.ticket), Some((_, Stage::Preparing))))
     }
 
-    /// These start now. Whether all of it is there already, just as it was decided.
+    /// These start now. Whether all of it is there already, just as it was decided. It stays so while a start is expected: an
+    /// init container and the app after it are filled at the start of each.
     pub(super) fn started(&mut self, promises: &[(Bound, ContainerPromise)], delivery: &Arc<Delivery>) -> bool {
-        let mut there = true;
-        for (bound, promise) in promises {
-            let made = self.expected.remove(&bound.ticket);
-            let just = |made: &Prepared| made.promise == *promise && Arc::ptr_eq(&made.by, delivery);
-            there &= matches!(&made, Some((_, Stage::Prepared(made))) if just(made));
+        let just = |(bound, promise): &(Bound, ContainerPromise)| match self.expected.get(&bound.ticket) {
+            Some((_, Stage::Prepared(made))) => made.promise == *promise && Arc::ptr_eq(&made.by, delivery),
+            _ => false,
+        };
+        let there = !promises.is_empty() && promises.iter().all(just);
+        if !there {
+            promises.iter().for_each(|(bound, _)| drop(self.expected.remove(&bound.ticket)));
         }
-        there && !promises.is_empty()
+        there
     }
 }
 
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_prepared_counts_once_and_only_if_it_is_what_was_decided() {
+    async fn what_was_prepared_counts_only_if_it_is_what_was_decided() {
         let folder = tempfile::tempdir().unwrap();
         let delivery = delivery(folder.path());
         for (memory, other, expected) in [(4, false, true), (5, false, false), (4, true, false)] {
@@ -324,7 +327,9 @@ mod tests {
             let promises = decided(&mut share, &[row(1)]);
             let by = if other { Arc::new(delivery.with(Kit::default())) } else { Arc::clone(&delivery) };
             assert_eq!(ahead.started(&promises, &by), expected, "{memory} {other}");
-            assert!(!ahead.started(&promises, &by), "a container that starts again is written for again");
+            assert_eq!(ahead.started(&promises, &by), expected, "the same for the app after its init container");
+            ahead.has_read(Instant::now(), None, Instant::now() + EXPECTED);
+            assert!(!ahead.started(&promises, &by), "a container that starts again later is written for again");
         }
     }
 

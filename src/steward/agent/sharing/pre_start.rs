@@ -122,6 +122,7 @@ impl Sharing {
         let tickets = self.tickets.clone();
         let delivery = Arc::clone(&self.delivery);
         let promises: Vec<_> = bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share))).collect();
+        let prepared = self.ahead.started(&promises, &self.delivery);
         for bound in bound {
             if bound.differs {
                 self.counts.differs();
@@ -130,7 +131,7 @@ impl Sharing {
             let waited_ms = u64::try_from(start.since.elapsed().as_millis()).unwrap_or(u64::MAX);
             tracing::info!(
                 pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
-                differs = bound.differs, waited_ms, "a container gets its GPUs"
+                differs = bound.differs, waited_ms, prepared, "a container gets its GPUs"
             );
         }
         let mut awaited = false;
@@ -145,7 +146,7 @@ impl Sharing {
             }
         }
         let written = self.counts.writing();
-        if self.ahead.started(&promises, &self.delivery) {
+        if prepared {
             written.with(true);
             let _ = start.reply.send(Ok(()));
             if let Some((_, promise)) = promises.first().filter(|_| awaited) {
