@@ -276,7 +276,11 @@ fn report(measured: &[Measured], all_seen: bool, (limit, cpu_limit): (u64, f64))
         ("all pods and GPUs are seen", all_seen),
         (&*format!("VmRSS at most {} MiB", limit >> 10), agent.rss_kib <= limit),
         (
-            &*format!("at most {:.2} % of a core (1 % where cAdvisor takes 13.9 %)", 100.0 * cpu_limit),
+            &*format!(
+                "at most {:.2} % of a core (1 % where cAdvisor takes {:.1} %)",
+                100.0 * cpu_limit,
+                100.0 * YARDSTICK_CPU
+            ),
             agent.cpu_share <= cpu_limit,
         ),
         ("at most 1/5 of cAdvisor's CPU", cpu_ratio <= YARDSTICK_SHARE),

@@ -34,7 +34,8 @@ pub(crate) struct Bed {
     pub cluster: Cluster,
 }
 
-/// One container and its claim: name, kind (`init`, which reads its limits, `brief`, one that reads nothing, `sidecar`, `app`), and for each GPU its number, MiB and percent.
+/// One container and its claim: name, kind (`init`, which reads its limits, `brief`, one that reads nothing, `sidecar`, `app`),
+/// and for each GPU its number, MiB and percent.
 pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
 
 impl Bed {

@@ -32,6 +32,14 @@ pub struct Answer {
     pub fields: Vec<Field>,
 }
 
+impl Answer {
+    /// A ticket and nothing else.
+    #[must_use]
+    pub fn of_ticket(ticket: &Ticket) -> Answer {
+        Answer { cdi: vec![ticket::qualified(ticket)], fields: Vec::new() }
+    }
+}
+
 /// One thing that a container gets without CDI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
@@ -140,9 +148,9 @@ impl Calls {
         if let Err(error) = block_in_place(|| journal.note(&ticket, &ids)) {
             tracing::warn!(%error, "a ticket is given out that an agent which ends now would not know");
         }
-        let cdi = vec![ticket::qualified(&ticket)];
+        let answer = Answer::of_ticket(&ticket);
         self.queue.send(Call::Allocated { ids, ticket }).await.ok()?;
-        Some(Ok(Answer { cdi, fields: Vec::new() }))
+        Some(Ok(answer))
     }
 }
 

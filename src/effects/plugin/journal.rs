@@ -96,7 +96,7 @@ impl Journal {
         let mut state = self.state.lock();
         state.open.remove(ticket);
         if state.open.is_empty() && state.length > 0 {
-            // Where that fails, what is left is of tickets that have folders, and is passed over by who recalls it.
+            // Where that fails it is tried again after the next.
             if fs::OpenOptions::new().write(true).open(&self.path).and_then(|file| file.set_len(0)).is_ok() {
                 state.length = 0;
             }

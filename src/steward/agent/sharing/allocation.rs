@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use wire::ticket;
 
 /// A refused `Allocate` is the end of its pod, and a slow one holds up every other: as long as our watch of pods may lag
 /// behind kubelet's.
@@ -43,11 +42,7 @@ impl Sharing {
             let patient = call.since.elapsed() < PATIENCE;
             match binding {
                 Some(Binding::Late) => {
-                    let answer = new_ticket().map(|ticket| {
-                        let cdi = vec![ticket::qualified(&ticket)];
-                        self.has_given(&ticket, &call.ids);
-                        Answer { cdi, fields: Vec::new() }
-                    });
+                    let answer = self.give_ticket(&call.ids).await;
                     let _ = call.reply.send(answer);
                 }
                 Some(Binding::Early) => {
@@ -77,13 +72,22 @@ impl Sharing {
         }
     }
 
-    /// kubelet has got a ticket and nothing that could be wrong.
-    pub(super) fn has_given(&mut self, ticket: &Ticket, ids: &[Arc<str>]) {
+    /// A ticket and nothing that could be wrong, to a call that came before it was known that this is the way.
+    async fn give_ticket(&mut self, ids: &[Arc<str>]) -> Result<Answer, Refused> {
+        let ticket = new_ticket()?;
+        let issued = self.has_given(&ticket, ids);
+        // Without its folder only a checkpoint that is lost later cannot be made good.
+        if let Err(why) = self.keeper.keep_now(issued).await {
+            tracing::warn!(why, "a ticket is not kept");
+        }
+        Ok(Answer::of_ticket(&ticket))
+    }
+
+    /// kubelet has got this ticket, which is noted, or gets it now.
+    pub(super) fn has_given(&mut self, ticket: &Ticket, ids: &[Arc<str>]) -> Issued {
         tracing::debug!(?ids, %ticket, "kubelet allocates");
-        // Without its file only a checkpoint that is lost later cannot be made good.
-        let issued = self.issue(ticket, ids, None);
-        self.keeper.note(issued);
         self.ahead.given(ticket, Instant::now());
+        self.issue(ticket, ids, None)
     }
 
     /// What an agent before us gave out and had no time to write down.

@@ -380,7 +380,8 @@ impl Sharing {
             Call::Allocated { ids, ticket } => {
                 self.counts.allocated();
                 self.admits_until = Instant::now() + ADMITS;
-                self.has_given(&ticket, &ids);
+                let issued = self.has_given(&ticket, &ids);
+                self.keeper.note(issued);
             }
             Call::Start { reply, .. } if waiting.len() >= MAX_WAITING => {
                 self.counts.ended(Outcome::Refused("TooManyWait"));

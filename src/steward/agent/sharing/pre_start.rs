@@ -115,7 +115,8 @@ impl Sharing {
         late::holder(ids, rows.unwrap_or_default(), listed.as_deref().unwrap_or_default(), pods.as_deref())
     }
 
-    /// Writes what the containers get, if it is not there already, then lets them start. The next start need not wait for the disk.
+    /// Writes what the containers get, if it is not there already, then lets them start. The next start need not wait for the
+    /// disk.
     fn fill(&mut self, start: Start, bound: &[Bound], shared: bool) {
         self.look_whether_it_arrives(bound);
         self.listing.compare_now_and_then();
