@@ -9,6 +9,8 @@
 //! Where the runtime has no CDI, the edits are the answer to `Allocate`, and the container mounts the limits from the folder of
 //! its ticket, which is filled when it is known whose that is.
 //!
+//! Which pods a start was answered of is a line each in `<state>/started`.
+//!
 //! Both are written to a hidden file in the same folder and renamed, because runtimes look at renames only and must never
 //! see half a file. What belongs to a pod lies in one folder, so that it goes with the pod.
 //!
@@ -16,6 +18,7 @@
 //! that was not checked; a spec of another vendor is touched.
 
 mod file;
+mod starts;
 mod limiter;
 mod edits;
 mod fields;
@@ -24,6 +27,7 @@ mod tickets;
 pub use edits::{Kit, Node};
 pub use file::Failed;
 pub use limiter::Limiter;
+pub use starts::Starts;
 pub use tickets::Tickets;
 
 use crate::plugin::Field;
@@ -123,13 +127,6 @@ impl Delivery {
             limiter.fill(folder, &self.kit.limits(promise))?;
         }
         Ok(file)
-    }
-
-    /// Pods that have files: those for which a start was answered, in this life of the program or an earlier one.
-    #[must_use]
-    pub fn delivered(&self) -> BTreeSet<PodUid> {
-        let entries = fs::read_dir(&self.pods).into_iter().flatten().take(MAX_ENTRIES).flatten();
-        entries.filter_map(|entry| PodUid::parse(entry.file_name().to_str()?).ok()).collect()
     }
 
     /// A runtime refuses a device that two files of one folder have, and names neither of them.
@@ -340,7 +337,6 @@ mod tests {
             fs::write(folder.path().join("cdi").join(name), "{}").unwrap();
         }
         fs::create_dir(folder.path().join("state/pods/lost+found")).unwrap();
-        assert_eq!(delivery.delivered(), BTreeSet::from([uid(1), uid(2)]));
         assert_eq!(delivery.sweep(&BTreeSet::from([uid(1)]), &BTreeSet::from([kept.clone()])), (1, 1));
         let mut left: BTreeSet<String> = strange.map(str::to_owned).into();
         left.insert(ticket::file_name(&kept));

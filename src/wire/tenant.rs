@@ -4,7 +4,7 @@ use crate::resource::{self, Rules};
 use crate::{assignment, key};
 use model::claim;
 use model::id::NodeName;
-use model::pod::{ContainerKind, ContainerState, Phase, Pod, PodContainer};
+use model::pod::{ContainerKind, ContainerState, Pod, PodContainer};
 use model::request::MemoryRequest;
 use model::share::{Ask, Assignment, MemoryAsk, Portion, Role, Tenant};
 use model::unit::Bytes;
@@ -39,21 +39,24 @@ pub fn of(pod: &Pod, rules: &Rules, node: &NodeName) -> Option<Tenant> {
     // A claim without anybody who asks is somebody's mistake, and is told.
     let odd = matches!(assignment, Assignment::Unreadable(_)) && (torn || pod.annotation(key::ALLOCATED).is_some());
     let asking = odd || asks.iter().any(|ask| ask.slots > 0);
+    let asks_for_gpus = |name: &str| asks.iter().any(|ask| ask.slots > 0 && *ask.container == *name);
+    let started = pod.containers.iter().any(|container| asks_for_gpus(&container.name) && has_run(container));
     asking.then(|| Tenant {
         // kubelet calls a static pod by the hash of its manifest.
         uid: pod.cgroup_uid().clone(),
         pod: pod.name.clone(),
         arrival: pod.arrival,
         placed_here: pod.annotation(key::PLACED_BY) == Some(key::PLACED_BY_AGENT),
-        started: pod.containers.iter().any(has_run) || pod.phase == Phase::Running,
+        started,
         finished: pod.ended(),
         asks,
         assignment,
     })
 }
 
+/// A container is made only after its start was answered, and between two starts it keeps the id of the last.
 fn has_run(container: &PodContainer) -> bool {
-    matches!(container.state, ContainerState::Running | ContainerState::Terminated)
+    container.id.is_some() || matches!(container.state, ContainerState::Running | ContainerState::Terminated)
 }
 
 fn ask(container: &PodContainer, role: Role, rules: &Rules) -> Result<Ask, String> {
@@ -172,6 +175,35 @@ mod tests {
             portions.iter().map(|own| own.iter().map(|p| (p.device.as_str(), p.cores)).collect::<Vec<_>>()).collect();
         assert_eq!(flat, [vec![], vec![("GPU-1", Some(30))], vec![("GPU-2", None)]]);
         assert!(!tenant.placed_here && !tenant.started && !tenant.finished);
+    }
+
+    /// One that was refused beside containers that need nothing of a GPU has started nothing that it could hold.
+    #[test]
+    fn only_a_container_that_asks_for_gpus_starts_its_pod() {
+        let id = &*format!("containerd://{}", "a".repeat(64));
+        let (runs, over, waits) =
+            (json!({ "running": {} }), json!({ "terminated": { "exitCode": 0 } }), json!({ "waiting": {} }));
+        for (plain, main, main_id, started) in [
+            (&runs, &waits, "", false),
+            (&over, &waits, "", false),
+            (&waits, &runs, id, true),
+            (&waits, &over, id, true),
+            (&runs, &waits, id, true),
+        ] {
+            let text = json!({
+                "metadata": { "name": "train", "namespace": "ml", "uid": UID },
+                "spec": { "nodeName": "node-1", "containers": [
+                    { "name": "plain" }, { "name": "main", "resources": { "limits": { "nvidia.com/gpu": "1" } } },
+                ] },
+                "status": { "phase": "Running", "containerStatuses": [
+                    { "name": "plain", "state": plain, "containerID": id },
+                    { "name": "main", "state": main, "containerID": main_id },
+                ] },
+            });
+            let pod = decode(text.to_string().as_bytes()).unwrap();
+            let tenant = of(&pod, &Rules::default(), &NodeName::parse("node-1").unwrap()).unwrap();
+            assert_eq!(tenant.started, started, "{text}");
+        }
     }
 
     #[test]

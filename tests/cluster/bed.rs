@@ -34,8 +34,8 @@ pub(crate) struct Bed {
     pub cluster: Cluster,
 }
 
-/// One container and its claim: name, kind (`init`, which reads its limits, `brief`, one that reads nothing, `sidecar`, `app`),
-/// and for each GPU its number, MiB and percent.
+/// One container and its claim: name, kind (`init`, which reads its limits, `brief` and `slow`, which read nothing, `sidecar`,
+/// `app`), and for each GPU its number, MiB and percent.
 pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
 
 impl Bed {
@@ -241,6 +241,7 @@ impl Bed {
             let command = match *kind {
                 "init" => "cat /etc/gpu-steward/limits.json",
                 "brief" => "true",
+                "slow" => "sleep 4",
                 _ => "trap exit TERM; sleep 100000 & wait",
             };
             let mut text = json!({

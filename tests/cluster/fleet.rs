@@ -1,7 +1,7 @@
 //! Pods in numbers, and the truth about them: what each running container of theirs really has, read from its own process
 //! and held against the claim on its pod.
 
-use crate::bed::Bed;
+use crate::bed::{Bed, promised};
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use serde_json::{Value, json};
@@ -28,6 +28,8 @@ pub(crate) struct Fleet<'a> {
     made: usize,
     /// Pods that kubelet failed for good or that were marked for eviction, with the reason. Their successors run.
     pub failed: Vec<String>,
+    /// Of each pod that was seen running, by UID: the container that ran, and that must run on.
+    running: BTreeMap<String, String>,
 }
 
 impl<'a> Fleet<'a> {
@@ -37,7 +39,16 @@ impl<'a> Fleet<'a> {
         eventually("this agent's GPUs on the Node", LOST, || {
             minors(bed).into_keys().eq(gpus.iter().cloned().collect::<BTreeSet<_>>()).then_some(())
         });
-        Fleet { bed, gpus, alike: false, first: "init", pods: Vec::new(), made: 0, failed: Vec::new() }
+        Fleet {
+            bed,
+            gpus,
+            alike: false,
+            first: "init",
+            pods: Vec::new(),
+            made: 0,
+            failed: Vec::new(),
+            running: BTreeMap::new(),
+        }
     }
 
     /// One more pod: an init container and an app, with a share that no other pod has; GPUs in turn.
@@ -120,6 +131,47 @@ impl<'a> Fleet<'a> {
         self.failed.extend(self.bed.ready_in_the_end(&self.pods));
         let containers = everybody_has_his_own(self.bed);
         assert!(containers >= self.pods.len(), "{containers} containers of {} pods were seen", self.pods.len());
+        self.each_goes_on();
+    }
+
+    /// What ran before runs still, in the same container; what is new read its own limits in its init container too.
+    fn each_goes_on(&mut self) {
+        let list = self.bed.admin.get(&["pods", "-n", &self.bed.space.name]);
+        let mut running = BTreeMap::new();
+        for pod in list["items"].as_array().expect("a list") {
+            let text = |value: &Value| value.as_str().expect("a text").to_owned();
+            let (name, uid) = (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]));
+            let state = &pod["status"]["containerStatuses"][0];
+            if !self.pods.iter().any(|(ours, _)| *ours == name) || !state["state"]["running"].is_object() {
+                continue;
+            }
+            let container = text(&state["containerID"]);
+            match self.running.get(&uid) {
+                Some(before) => assert_eq!(*before, container, "{name} was started again: {state}"),
+                None if self.first == "init" => self.warm_had_its_own(&name, &uid),
+                None => {}
+            }
+            running.insert(uid, container);
+        }
+        self.running = running;
+    }
+
+    /// An init container is over before anybody could look: it prints its limits.
+    fn warm_had_its_own(&self, name: &str, uid: &str) {
+        let said = self.bed.admin.run(&["logs", "-n", &self.bed.space.name, name, "-c", "warm"]).ok();
+        let limits: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{name}, warm: {error}: {said}"));
+        let has: Devices = promised(&limits).into_iter().map(|(uuid, bytes)| (uuid, bytes / MIB)).collect();
+        assert_eq!((&limits["pod"]["uid"], &limits["container"]), (&json!(uid), &json!("warm")), "{name}: {limits}");
+        // A claim that was moved to other devices is written on its pod a moment later.
+        eventually(&format!("what {name}, warm, had as its claim: {limits}"), LOST, || {
+            let pod = self.bed.admin.get(&["pod", name, "-n", &self.bed.space.name]);
+            (parse(pod["metadata"]["annotations"][ALLOCATED].as_str()?)[0] == has).then_some(())
+        });
+    }
+
+    /// The machine was switched off: no container runs on.
+    pub(crate) fn rebooted(&mut self) {
+        self.running.clear();
     }
 
     /// No slot is lost: kubelet counts all of them, and those that nobody holds can be used, each by a pod of its own.

@@ -14,7 +14,7 @@ const READY: Duration = Duration::from_secs(60);
 const REFUSED: &str = "system-owned keys are written by the GPU scheduler and the agents alone";
 const HAMI: [&str; 2] = ["guard.hami[0].namespace=kube-system", "guard.hami[0].name=hami-scheduler"];
 
-const POD_KEYS: [&str; 9] = [
+const POD_KEYS: [&str; 10] = [
     "hami.io/vgpu-node",
     "hami.io/vgpu-time",
     "hami.io/vgpu-devices-to-allocate",
@@ -24,6 +24,7 @@ const POD_KEYS: [&str; 9] = [
     "hami.io/bind-phase",
     "gpu-steward.io/epoch",
     "gpu-steward.io/placed-by",
+    "gpu-steward.io/evict",
 ];
 const NODE_KEYS: [&str; 6] = [
     "hami.io/node-nvidia-register",
@@ -53,7 +54,7 @@ fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
             "-n",
             namespace,
             "--verb=create,update,patch",
-            "--resource=pods/binding,pods/status,bindings",
+            "--resource=pods/binding,pods/status,pods/ephemeralcontainers,pods/resize,bindings",
         ])
         .ok();
     let _ = admin.run(&["create", "rolebinding", "binder", "-n", namespace, "--role=binder", "--user=ann"]).ok();
@@ -68,6 +69,23 @@ fn annotate(by: &Kubectl, object: &[&str], key: &str, value: &str) -> lab::kubec
 fn remove(by: &Kubectl, object: &[&str], key: &str) -> lab::kubectl::Said {
     let key = format!("{key}-");
     by.run(&[&["annotate"], object, &[&key]].concat())
+}
+
+/// On these the API server takes no annotations along from some versions on; where it does, the guard refuses them.
+fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
+    let own = ["pod", "own", "-n", namespace];
+    let path = format!("/api/v1/namespaces/{namespace}/pods/own/ephemeralcontainers");
+    let mut forged = admin.get(&own);
+    forged["metadata"]["annotations"]["hami.io/bind-phase"] = "success".into();
+    forged["spec"]["ephemeralContainers"] = json!([{ "name": "debug", "image": "registry.local/busybox:1" }]);
+    let resized = r#"{"metadata":{"annotations":{"hami.io/bind-phase":"success"}},"spec":{"containers":[{"name":"main","resources":{"limits":{"cpu":"1"}}}]}}"#;
+    for said in [
+        ann.run_with(&["replace", "--raw", &path, "-f", "-"], &forged.to_string()),
+        ann.run(&["patch", "pod", "own", "-n", namespace, "--subresource=resize", "-p", resized]),
+    ] {
+        assert!(said.well || said.err.contains(REFUSED), "{}", said.err);
+        assert_eq!(admin.get(&own)["metadata"]["annotations"]["hami.io/bind-phase"], json!(null), "{}", said.out);
+    }
 }
 
 /// A user can neither bring an assignment along, nor add, change or remove one, in any of the ways annotations come in.
@@ -117,6 +135,7 @@ fn a_user_forges_no_assignment() {
         let said = ann.run(&[&["patch", "pod", "own", "-n", namespace, "-p", patch], more].concat()).refused();
         refused(&format!("{more:?}"), said);
     }
+    by_subresources(&ann, &admin, namespace);
     // One that is there is not changed or removed, and everything else of the pod still can be.
     let _ = annotate(&admin, &own, "hami.io/vgpu-devices-allocated", "GPU-x,NVIDIA,3000,30:;").ok();
     refused("change", annotate(&ann, &own, "hami.io/vgpu-devices-allocated", "GPU-y,NVIDIA,3000,30:;").refused());

@@ -79,9 +79,12 @@ fn serve(bed: &Bed, pods: &[Value], holder: &str) {
     let lock = format!("{LOCK}=2026-11-21T10:21:47Z,{},{holder}", bed.space.name);
     let _ = bed.admin.run(&["annotate", "--overwrite", "node", bed.node(), &lock]).ok();
     bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
-    let names: Vec<&str> = pods.iter().map(|pod| pod["metadata"]["name"].as_str().expect("a name")).collect();
-    bed.ready(&names);
-    for name in names {
+    let name = |pod: &Value| pod["metadata"]["name"].as_str().expect("a name").to_owned();
+    let pods: Vec<(String, Value)> = pods.iter().map(|pod| (name(pod), pod.clone())).collect();
+    for failed in bed.ready_in_the_end(&pods) {
+        println!("made again: {failed}");
+    }
+    for (name, _) in &pods {
         eventually(&format!("{name} told to HAMi's scheduler"), SOON, || {
             let annotations = bed.admin.get(&["pod", name, "-n", &bed.space.name])["metadata"]["annotations"].clone();
             let left = annotations[LEFT].as_str().unwrap_or_default();

@@ -4,7 +4,7 @@
 use crate::bed::{Bed, SOON, promised};
 use lab::agent::Agent;
 use lab::eventually::eventually;
-use lab::scenario::{Card, FakeNvml, Quantity, Scenario, Value as Number, Which, XidEvent, cards};
+use lab::scenario::{Card, Code, FakeNvml, Fault, Quantity, Scenario, Value as Number, Which, XidEvent, cards};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -174,6 +174,67 @@ fn a_sick_gpu_takes_its_own_slots_only_and_comes_back() {
     allocatable(&bed, 3 * SLOTS);
     register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
     assert_eq!([life(&bed, "beside"), life(&bed, "on-it")], lives, "what runs was not touched");
+}
+
+/// Memory that fails: an error that was not corrected, a row that waits for its reset, a row that could not be remapped.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn memory_errors_and_rows_that_fail_condemn_their_gpu_and_it_comes_back() {
+    let bed = Bed::up("memory-errors");
+    let mut driver = Driver::new();
+    driver.card(1, |card| drop(card.values.insert(Quantity::EccVolatileUncorrected, Number::Constant(3.0))));
+    let agent = driver.agent(&bed, &["--health-quiet-period=3s", "--process-period=1s"]);
+    let gpus = Bed::gpus(&agent);
+    // Errors of a time before the agent condemn nothing.
+    allocatable(&bed, 3 * SLOTS);
+    register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
+    bed.create(&bed.pod("on-it", &gpus, &[("main", "app", &[(1, 1000, 10)])], &Value::Null));
+    bed.ready(&["on-it"]);
+    let before = life(&bed, "on-it");
+    let incidents: [(Quantity, f64, &str, &str); 3] = [
+        (Quantity::EccVolatileUncorrected, 4.0, "ecc_uncorrected", "ECC errors"),
+        (Quantity::RemappedPending, 1.0, "row_remap_pending", "waits for a reset"),
+        (Quantity::RemappedFailed, 1.0, "row_remap_failed", "could not be remapped"),
+    ];
+    for (quantity, value, code, words) in incidents {
+        let told = |about: &str, namespace: &str, reason: &str| events(&bed, namespace, about, reason, words);
+        let (on_node, on_pod) =
+            (told(bed.node(), "default", "GpuUnhealthy"), told("on-it", &bed.space.name, "GpuUnhealthy"));
+        driver.card(1, |card| drop(card.values.insert(quantity, Number::Constant(value))));
+        allocatable(&bed, 2 * SLOTS);
+        register_says(&bed, &[&gpus[0], &gpus[2]]);
+        metric(&agent, &format!("gpu_steward_gpu_incident{{gpu=\"1\",uuid=\"{}\",incident=\"{code}\"}} 1", gpus[1]));
+        metric(&agent, &format!("gpu_steward_plugin_slots{{uuid=\"{}\",state=\"unhealthy\"}} 3", gpus[1]));
+        eventually(&format!("the event of {code} on the Node"), SOON, || {
+            (told(bed.node(), "default", "GpuUnhealthy") > on_node).then_some(())
+        });
+        eventually(&format!("the event of {code} on the pod"), SOON, || {
+            (told("on-it", &bed.space.name, "GpuUnhealthy") > on_pod).then_some(())
+        });
+        // A counter stays where it is and the quiet period is over; a row is remapped by a reset.
+        if quantity != Quantity::EccVolatileUncorrected {
+            driver.card(1, |card| drop(card.values.remove(&quantity)));
+        }
+        allocatable(&bed, 3 * SLOTS);
+        register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
+    }
+    assert_eq!(life(&bed, "on-it"), before, "what runs was not touched");
+}
+
+/// A container could not open what has no known node.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_gpu_whose_device_node_is_not_known_is_not_offered_until_it_is() {
+    let bed = Bed::up("no-node");
+    let mut driver = Driver::new();
+    let call = "nvmlDeviceGetMinorNumber".into();
+    let fault = Fault { call, gpu: Some(Which::Place(1)), error: Some(Code::UNKNOWN), ..Fault::default() };
+    driver.change(|scenario| scenario.faults.push(fault));
+    let agent = driver.agent(&bed, &[]);
+    allocatable(&bed, 2 * SLOTS);
+    agent.logs("its device node is not known: it is not offered");
+    driver.change(|scenario| scenario.faults.clear());
+    allocatable(&bed, 3 * SLOTS);
 }
 
 /// An operator's cordon: no new containers, what runs stays, and a typing error gives nothing away.

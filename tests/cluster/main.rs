@@ -26,6 +26,8 @@ mod restarts;
 #[cfg(test)]
 mod unwritten;
 #[cfg(test)]
+mod stub;
+#[cfg(test)]
 mod numbers;
 #[cfg(test)]
 mod health;

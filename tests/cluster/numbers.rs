@@ -1,11 +1,10 @@
 //! What sharing costs a pod's start, beside a plugin that answers at once and knows nothing (`program/stub`): five pairs in
 //! one run, one after the other, so that whatever else the machine does falls on both. Promise 32 in docs/specification.md.
 
-use crate::bed::{Bed, SOON};
+use crate::bed::Bed;
 use crate::fleet::Fleet;
-use lab::eventually::eventually;
+use crate::stub::Stub;
 use lab::http;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const PAIRS: usize = 5;
@@ -16,28 +15,6 @@ const GPUS: &str = "--gpus=simulated=H100:8";
 const TICKET: f64 = 0.002;
 const GUESS: f64 = 0.050;
 const START: f64 = 0.015;
-
-/// The yardstick, while it lives.
-struct Stub(Child);
-
-impl Stub {
-    fn start(bed: &Bed) -> Stub {
-        let mut command = bed.place().command(bed.cluster.program("stub"));
-        command.args(["nvidia.com/gpu", "80", "/var/lib/kubelet/device-plugins"]);
-        let stub = Stub(command.stdin(Stdio::null()).spawn().expect("the stub can be run"));
-        eventually("the stub's devices", SOON, || {
-            let node = bed.told();
-            (node["status"]["allocatable"]["nvidia.com/gpu"] == "80").then_some(())
-        });
-        stub
-    }
-}
-
-impl Drop for Stub {
-    fn drop(&mut self) {
-        let _ = (self.0.kill(), self.0.wait());
-    }
-}
 
 /// From the creation of all pods to the last one's Ready; then they are taken away.
 fn burst(bed: &Bed, fleet: &mut Fleet<'_>) -> Duration {
@@ -106,7 +83,7 @@ fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
         }
         agent.signal(15);
         drop(agent);
-        let stub = Stub::start(&bed);
+        let stub = Stub::start(&bed, 80);
         stubs.push(burst(&bed, &mut fleet).as_secs_f64());
         drop(stub);
         println!("pair {pair}: {:.1} s, stub {:.1} s", ours[pair - 1], stubs[pair - 1]);

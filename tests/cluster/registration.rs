@@ -1,6 +1,7 @@
 //! Both ways in which the real kubelet comes to know the plugin, and comes to know it again.
 
 use crate::bed::{Bed, SOON, promised};
+use crate::stub::Stub;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use serde_json::Value;
@@ -187,6 +188,41 @@ fn where_kubelet_does_not_look_auto_registers_the_classic_way() {
     stays(&bed, &agent, "classic", 1);
     assert_eq!(log.registers(), 1, "calls of Register");
     drop((agent, view));
+}
+
+/// Two plugins of one resource would take it from each other. Once the other is gone its containers keep what it gave them.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn another_plugin_is_not_pushed_aside_and_what_it_gave_is_left_alone() {
+    let bed = Bed::up("registration-rival");
+    nothing_is_offered(&bed);
+    let rival = Stub::start(&bed, 8);
+    bed.create(&bed.bare_pod("earlier", &[("main", "app", &[(0, 0, 0)])], &Value::Null));
+    bed.ready(&["earlier"]);
+    // What runs now: its variables are those of the first process, whatever starts it.
+    let stub = || bed.sh("earlier", "main", "tr '\\0' '\\n' </proc/1/environ | grep -c '^STUB=1$'").trim().to_owned();
+    assert_eq!(stub(), "1");
+
+    let ended = bed.launch(&[]).wait();
+    assert!(!ended.status.success());
+    for words in ["another plugin already serves GPUs to kubelet", "stub.sock", "stop it before"] {
+        assert!(ended.log.contains(words), "{words}: {}", ended.log);
+    }
+    assert_eq!(allocatable(&bed), 8, "the other one serves on");
+
+    drop(rival);
+    let agent = bed.agent(&[]);
+    all_is_offered(&bed);
+    // Who ends the container ends himself with it, and kubectl may say so.
+    let _ = bed.admin.run(&["exec", "-n", &bed.space.name, "earlier", "--", "sh", "-c", "kill 1"]);
+    eventually("its second start", SOON, || {
+        let state = &bed.admin.get(&["pod", "earlier", "-n", &bed.space.name])["status"]["containerStatuses"][0];
+        (state["restartCount"] == 1 && state["state"]["running"].is_object()).then_some(())
+    });
+    agent.logs("a container of an earlier plugin starts");
+    assert_eq!(stub(), "1");
+    assert_eq!(bed.sh("earlier", "main", "ls /etc/gpu-steward 2>/dev/null; true"), "", "nothing of ours");
+    a_pod_gets_its_share(&bed, &Bed::gpus(&agent), &mut Vec::new());
 }
 
 /// From the start of the agent until kubelet knows it, and until the Node offers its GPUs; `GPU_STEWARD_LONG` makes ten rounds.

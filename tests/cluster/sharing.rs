@@ -145,6 +145,47 @@ fn a_claim_that_cannot_be_kept_does_not_start_and_says_why() {
 }
 
 /// With an agent that refuses pods without a claim. kubelet fails none of them for good: a controller would make another at once.
+/// Two that cannot both be: the one that started first has it, and the other is refused for as long as that one is there, also
+/// beside containers that need no GPU and run, and by an agent that has just started and finds files of both.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn of_two_claims_for_the_same_memory_one_is_kept_through_a_restart_of_the_agent() {
+    let bed = Bed::up("sharing-rivals");
+    let mut agent = bed.agent(&[]);
+    let gpus = Bed::gpus(&agent);
+    // While the first container sleeps, what the last one would get is prepared for both.
+    let claims: [Claim<'_>; 3] = [("slow", "slow", &[]), ("plain", "app", &[]), ("main", "app", &[(1, 60_000, 30)])];
+    let rivals = ["one", "two"];
+    for name in rivals {
+        bed.create(&bed.pod(name, &gpus, &claims, &NOTHING));
+    }
+    let runs = |name: &str, container: &str| {
+        let pod = bed.admin.get(&["pod", name, "-n", &bed.space.name]);
+        let states = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+        states.iter().any(|state| state["name"] == *container && state["state"]["running"].is_object())
+    };
+    let first = eventually("one of them", SOON, || rivals.into_iter().find(|name| runs(name, "main")));
+    let second = if first == "one" { "two" } else { "one" };
+    eventually("the plain container of the other", SOON, || runs(second, "plain").then_some(()));
+    let uid =
+        bed.admin.get(&["pod", second, "-n", &bed.space.name])["metadata"]["uid"].as_str().expect("a UID").to_owned();
+    assert!(bed.state().join("pods").join(uid).exists(), "nothing was prepared for it");
+    for life in 0..2 {
+        agent.logs("a container may not start");
+        // kubelet tries it again meanwhile.
+        std::thread::sleep(Duration::from_secs(20));
+        assert!(agent.log().matches("DoesNotFit").count() > 0, "{}", agent.log());
+        assert!(runs(first, "main") && !runs(second, "main"), "life {life}");
+        agent.signal(9);
+        drop(agent);
+        agent = bed.agent(&[]);
+    }
+    assert_eq!(promised(&bed.limits(first, "main")), [(gpus[1].clone(), 60_000 << 20)]);
+    let _ = bed.admin.run(&["delete", "pod", first, "-n", &bed.space.name, "--now"]).ok();
+    bed.ready(&[second]);
+    assert_eq!(promised(&bed.limits(second, "main")), [(gpus[1].clone(), 60_000 << 20)]);
+}
+
 pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
     let gpus = Bed::gpus(agent);
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];

@@ -1,4 +1,4 @@
-//! What a pod costs the API server: the agent's writes on pods, counted from the audit log.
+//! What a pod costs the API server: the agent's writes, counted from the audit log.
 
 use crate::audit;
 use crate::bed::{Bed, Claim, SOON};
@@ -6,14 +6,15 @@ use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// What the agent has written on pods of its namespace since that place in the log: by pod, how.
-fn on_pods(bed: &Bed, from: u64) -> BTreeMap<String, Vec<String>> {
+/// What the agent has written since that place in the log, but for what its Node costs without any pod: by object, how. Pods of
+/// this test have their bare name.
+fn for_pods(bed: &Bed, from: u64) -> BTreeMap<String, Vec<String>> {
     let mut writes: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for write in audit::writes_since(bed, from).iter().filter(|write| write.resource() == "pods") {
+    for write in audit::writes_since(bed, from).iter().filter(|write| write.resource() != "nodes") {
         let (space, name) = write.name();
-        if space == bed.space.name {
-            writes.entry(name.to_owned()).or_default().push(write.how());
-        }
+        let ours = write.resource() == "pods" && space == bed.space.name;
+        let name = if ours { name.to_owned() } else { format!("{} {space}/{name}", write.resource()) };
+        writes.entry(name).or_default().push(write.how());
     }
     writes
 }
@@ -94,12 +95,15 @@ fn a_pod_with_a_claim_costs_no_write_and_one_that_hamis_scheduler_waits_for_cost
     last["metadata"]["name"] = "last".into();
     bed.create(&last);
     let writes = eventually("the last write in the log", SOON, || {
-        let writes = on_pods(&bed, from);
+        let writes = for_pods(&bed, from);
         writes.contains_key("last").then_some(writes)
     });
-    println!("20 pods with claims, 6 that HAMi's scheduler waits for; writes on pods: {writes:#?}");
+    println!("20 pods with claims, 6 that HAMi's scheduler waits for; writes: {writes:#?}");
     let expect: BTreeMap<String, Vec<String>> =
         hami.iter().cloned().chain(["last".to_owned()]).map(|name| (name, vec!["patch".to_owned()])).collect();
     assert_eq!(writes, expect);
+    // The Node's own are the sign of life, and the lock that HAMi's scheduler waits for: none is of a pod without it.
+    let on_node = audit::writes_since(&bed, from).iter().filter(|write| write.resource() == "nodes").count();
+    assert!(on_node <= 1 + hami.len() + 1, "{on_node} writes on the Node");
     assert_eq!(agent.get("/healthz").status, 200);
 }

@@ -123,6 +123,9 @@ impl Kit {
             format!("GPU_CORE_UTILIZATION_POLICY={}", self.core_policy),
             format!("CUDA_OVERSUBSCRIBE={}", self.oversubscribed),
             format!("CUDA_TASK_PRIORITY={}", promise.priority.unwrap_or(1)),
+            // As they are by themselves, so that no pod switches off who ends it or what its priority is judged by.
+            "ACTIVE_OOM_KILLER=true".into(),
+            "RECORD_KERNEL_INTERVAL=1".into(),
         ];
         if let Some(level) = &self.log_level {
             env.push(format!("LIBCUDA_LOG_LEVEL={level}"));

@@ -23,14 +23,19 @@ pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error)
     move |error| Failed { doing, path, error }
 }
 
-/// Writes a file whole or not at all: a hidden one beside it, then a rename.
+/// Writes a file for containers whole or not at all.
 pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), Failed> {
+    place(path, bytes, FILE_MODE)
+}
+
+/// Writes a file whole or not at all: a hidden one beside it, then a rename.
+pub(super) fn place(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failed> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let hidden = path.with_file_name(format!(".{name}.new"));
     // A left-over of an earlier life is read-only and could not be opened for writing.
     let _ = fs::remove_file(&hidden);
     let write = || {
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&hidden)?;
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&hidden)?;
         file.write_all(bytes)
     };
     let written = write().map_err(failed("write", &hidden));

@@ -12,7 +12,7 @@
 use super::call::{Calls, Device};
 use super::notice::{Notice, Progress};
 use super::rival::MAX_SOCKETS;
-use super::service::{Service, encoded_len, options};
+use super::service::{MAX_LIST, Service, encoded_len, options};
 use super::site::{MAX_REQUEST, Site};
 use super::socket_name;
 use model::plugin::Standing;
@@ -30,9 +30,6 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-/// kubelet's receive bound is 4 MiB; a list above it ends the stream and the resource is gone. A twentieth stays free, for
-/// what a later kubelet may add to a device.
-const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
 /// kubelet asks a new socket about 0.8 s after it was made, and again with back-off; one that has run for so long and has
 /// not asked has no watcher.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);

@@ -1,6 +1,7 @@
 //! `v1beta1.DevicePlugin` as kubelet calls it.
 
 use super::call::{Answer, Call, Calls, Device, Field, Refused};
+use prost::Message;
 use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_server::DevicePlugin;
 use std::pin::Pin;
@@ -10,6 +11,10 @@ use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
+
+/// kubelet's receive bound is 4 MiB; a list above it ends the stream and the resource is gone. A twentieth stays free, for
+/// what a later kubelet may add to a device.
+pub(super) const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
 
 /// Both options are always on; kubelets before 1.25 take them from `Register`, later ones from the call.
 pub(super) fn options() -> v1beta1::DevicePluginOptions {
@@ -59,7 +64,7 @@ fn message(list: &[Device]) -> v1beta1::ListAndWatchResponse {
 
 /// How many bytes the list takes on the wire.
 pub(super) fn encoded_len(list: &[Device]) -> usize {
-    prost::Message::encoded_len(&message(list))
+    message(list).encoded_len()
 }
 
 fn ids(ids: Vec<String>) -> Vec<Arc<str>> {
@@ -112,10 +117,20 @@ impl DevicePlugin for Service {
     async fn list_and_watch(&self, _: Request<v1beta1::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let watching = Watching::new(&self.watched);
         // The newest list only: a kubelet that reads slowly gets the state, not a queue of its changes.
-        let lists = tokio_stream::wrappers::WatchStream::new(self.list.clone()).map(move |list| {
+        let lists = tokio_stream::wrappers::WatchStream::new(self.list.clone()).filter_map(move |list| {
             let _ = &watching;
+            let message = message(&list);
+            let len = message.encoded_len();
+            if len > MAX_LIST {
+                tracing::error!(
+                    devices = list.len(),
+                    bytes = len,
+                    "the list of devices has grown beyond what kubelet takes and stays as it was there: lower --split-count"
+                );
+                return None;
+            }
             tracing::debug!(devices = list.len(), "kubelet is told the list of devices");
-            Ok(message(&list))
+            Some(Ok(message))
         });
         let end = self.end.clone();
         let until = Box::pin(async move { end.cancelled().await });

@@ -1,6 +1,6 @@
 //! Registration by both ways, with a kubelet whose requests are the bytes that the real one sends.
 
-use super::call::{Calls, Device};
+use super::call::{Asked, Call, Calls, Device};
 use super::register::{Registration, Settings, serve};
 use super::socket_name;
 use super::socket_name::tests::authority;
@@ -39,7 +39,8 @@ struct Node {
     state: watch::Receiver<Standing>,
     stop: CancellationToken,
     served: JoinHandle<std::io::Result<()>>,
-    _list: watch::Sender<Arc<[Device]>>,
+    list: watch::Sender<Arc<[Device]>>,
+    asked: Asked,
     _folder: tempfile::TempDir,
 }
 
@@ -58,8 +59,9 @@ impl Node {
         let (list, listed) = watch::channel(Arc::from([device]));
         let (tell, state) = watch::channel(Standing::Waiting("the start".into()));
         let stop = CancellationToken::new();
-        let served = tokio::spawn(serve(settings, listed, Calls::channel().0, tell, stop.clone()));
-        Node { plugins, registry, state, stop, served, _list: list, _folder: folder }
+        let (calls, asked) = Calls::channel();
+        let served = tokio::spawn(serve(settings, listed, calls, tell, stop.clone()));
+        Node { plugins, registry, state, stop, served, list, asked, _folder: folder }
     }
 
     async fn socket(&self, path: PathBuf) -> PathBuf {
@@ -254,6 +256,54 @@ async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
     node.stands(Standing::Waiting(why)).await;
     let _ = soon("Register", registered.unwrap().recv()).await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(2), "kubelet would drop the new one with the old: {began:?}");
+    node.end().await;
+}
+
+/// A kubelet that speaks garbage, and one whose numbers cannot be.
+#[tokio::test]
+async fn garbage_from_kubelet_harms_nobody() {
+    let mut node = Node::with(Registration::Watcher, |_| {});
+    let socket = node.socket(node.in_registry()).await;
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"]
+    {
+        let mut stream = UnixStream::connect(&socket).await.unwrap();
+        let _ = stream.write_all(garbage).await;
+    }
+    let mut plugin = DevicePluginClient::new(dial(&socket, "localhost").await);
+    let odd = v1beta1::ContainerPreferredAllocationRequest {
+        available_device_ids: vec!["\u{0}".into(), String::new(), "GPU-1-99999999999".into()],
+        must_include_device_ids: vec!["nobody's".into()],
+        allocation_size: -5,
+    };
+    let request = v1beta1::PreferredAllocationRequest { container_requests: vec![odd] };
+    let owner = async {
+        let Some(Call::Prefer { available, must, size, reply }) = node.asked.calls.recv().await else {
+            panic!("no call")
+        };
+        reply.send(Vec::new()).unwrap();
+        (available.len(), must.len(), size)
+    };
+    let (answer, told) =
+        soon("an answer", async { tokio::join!(plugin.get_preferred_allocation(request), owner) }).await;
+    assert_eq!((answer.unwrap().into_inner().container_responses.len(), told), (1, (3, 1, 0)));
+    drop((plugin, watched(&socket).await));
+    node.end().await;
+}
+
+/// As a GPU that is plugged in while the agent runs can make it: kubelet would end the stream at such a message.
+#[tokio::test]
+async fn a_list_that_grows_beyond_what_kubelet_takes_stays_as_it_was() {
+    let node = Node::with(Registration::Watcher, |_| {});
+    let mut told = watched(&node.socket(node.in_registry()).await).await;
+    let of = |count: usize| -> Arc<[Device]> {
+        (0..count).map(|slot| Device { id: format!("GPU-1-{slot}").into(), healthy: true, numa: None }).collect()
+    };
+    node.list.send_replace(of(300_000));
+    let quiet = timeout(Duration::from_millis(300), told.message()).await;
+    assert!(quiet.is_err(), "a list of {:?} devices", quiet.unwrap().unwrap().map(|list| list.devices.len()));
+    node.list.send_replace(of(2));
+    assert_eq!(soon("the next list", told.message()).await.unwrap().unwrap().devices.len(), 2);
+    drop(told);
     node.end().await;
 }
 

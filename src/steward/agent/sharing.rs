@@ -12,6 +12,7 @@ mod promise;
 mod config;
 mod counts;
 mod health;
+mod kubelet_config;
 mod topology;
 mod binding;
 mod listing;

@@ -30,6 +30,10 @@ fn filtered(gpu: &Gpu, config: &DeviceConfig) -> bool {
 
 fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<Card> {
     let gpu = &view.gpu;
+    // A container that is promised a card must find its node.
+    if gpu.minor.get().is_none() {
+        return Vec::new();
+    }
     let model = gpu.model.to_lowercase();
     let own = counts.iter().find(|(name, _)| model.contains(&name.to_lowercase())).map(|(_, count)| *count);
     let card = |device: &GpuUuid, memory: Bytes| Card {
@@ -115,6 +119,11 @@ impl Devices {
             |last: &Seen| last.devices == now.devices && last.shared == now.shared && last.host.is_same(&now.host);
         if self.last.as_ref().is_some_and(same) {
             return None;
+        }
+        for gpu in view.gpus.iter().map(|view| &view.gpu) {
+            if let Some(reason) = gpu.minor.absence() {
+                tracing::warn!(gpu = gpu.index, uuid = %gpu.uuid, %reason, "its device node is not known: it is not offered");
+            }
         }
         let node = |name: &str| {
             let host = if simulated { STAND_IN.into() } else { self.root.join(name) };

@@ -12,7 +12,7 @@ use super::listing::{Listed, Listing};
 use super::tell::{self, Teller};
 use super::waiting::{Allocation, Start};
 use decide::share::{Ages, Share};
-use effects::delivery::{Delivery, Tickets};
+use effects::delivery::{Delivery, Starts, Tickets};
 use effects::plugin::{Asked, Call, Device, Refused};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
 use model::observation::{ContainerDevices, Observation, Trouble};
@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::task::spawn_blocking;
+use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
@@ -69,6 +69,8 @@ pub(crate) struct Sharing {
     pub devices: cards::Devices,
     /// Writes for containers.
     pub delivery: Arc<Delivery>,
+    /// Of which pods a start was answered.
+    pub starts: Starts,
     /// What is counted.
     pub counts: Counts,
     /// To whoever shows it.
@@ -448,6 +450,9 @@ impl Sharing {
             return true;
         }
         let uids: BTreeSet<PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid().clone()).collect();
+        if let Err(error) = block_in_place(|| self.starts.keep_only(&uids)) {
+            tracing::debug!(%error, "pods that are gone are not forgotten");
+        }
         // kubelet forgets a pod's row only when it needs its ids; the pod itself is gone long before.
         let here = |row: &&Held| uids.contains(&row.holder.pod);
         let tickets: BTreeSet<Ticket> = rows.iter().filter(here).filter_map(|row| row.ticket.clone()).collect();

@@ -22,7 +22,7 @@ use model::promise::ContainerPromise;
 use model::share::{Held, Role};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::spawn_blocking;
+use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::Instant;
 
 /// kubelet gives a start 30 s and then tries it again; what is not known after this long is told with its reason.
@@ -137,6 +137,7 @@ impl Sharing {
         }
         let mut awaited = false;
         if let Some(holder) = bound.first().map(|bound| &bound.holder.pod) {
+            self.note_start(holder);
             let pods = self.pods.borrow().clone();
             let pod = pods.as_ref().and_then(|pods| pods.pods.iter().find(|pod| pod.cgroup_uid() == holder));
             awaited = pod.is_some_and(|pod| self.teller.is_awaited(pod));
@@ -178,6 +179,14 @@ impl Sharing {
                 let _ = told.blocking_send(report(promise, Ok(())));
             }
         });
+    }
+
+    /// Without it a rival for the same memory could start after a restart of the agent, until the API server shows this one
+    /// running.
+    fn note_start(&mut self, pod: &PodUid) {
+        if let Err(error) = block_in_place(|| self.starts.note(pod)) {
+            tracing::warn!(%error, "a container starts that an agent which ends now would not know");
+        }
     }
 
     /// Has the first container that is given something late looked at.

@@ -13,7 +13,7 @@ use super::{cards, config, topology, turn};
 use crate::settings::Settings;
 use crate::settings::value::{Gpus, Strategy, Topology};
 use decide::share::{Ages, Share};
-use effects::delivery::{Delivery, Kit, Tickets};
+use effects::delivery::{Delivery, Kit, Starts, Tickets};
 use effects::plugin::{self, Calls, Device, Journal};
 use model::id::{GpuUuid, NodeName};
 use model::plugin::Standing;
@@ -91,6 +91,7 @@ pub(crate) fn open(
         split_counts: sharing.split_counts.clone(),
         config,
         delivery: Arc::new(delivery),
+        starts: Starts::new(&settings.state_dir),
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), stands),
         reporter,
         ahead: Ahead::default(),
@@ -159,7 +160,7 @@ impl Opened {
                 turn = turn::wait_for(&owner.state_dir) => turn?,
             };
             // Not before: the one before us may have given something until its last moment.
-            owner.share.recall(owner.delivery.delivered());
+            owner.share.recall(owner.starts.recall());
             owner.share.recall_tickets(owner.tickets.recall());
             owner.recall_given_out();
             let _ = tell.send(());
