@@ -53,7 +53,7 @@ fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
             "binder",
             "-n",
             namespace,
-            "--verb=create,update,patch",
+            "--verb=get,create,update,patch",
             "--resource=pods/binding,pods/status,pods/ephemeralcontainers,pods/resize,bindings",
         ])
         .ok();
@@ -78,7 +78,7 @@ fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
     let mut forged = admin.get(&own);
     forged["metadata"]["annotations"]["hami.io/bind-phase"] = "success".into();
     forged["spec"]["ephemeralContainers"] = json!([{ "name": "debug", "image": "registry.local/busybox:1" }]);
-    let resized = r#"{"metadata":{"annotations":{"hami.io/bind-phase":"success"}},"spec":{"containers":[{"name":"main","resources":{"limits":{"cpu":"1"}}}]}}"#;
+    let resized = r#"{"metadata":{"annotations":{"hami.io/bind-phase":"success"}}}"#;
     for said in [
         ann.run_with(&["replace", "--raw", &path, "-f", "-"], &forged.to_string()),
         ann.run(&["patch", "pod", "own", "-n", namespace, "--subresource=resize", "-p", resized]),
