@@ -274,10 +274,10 @@ fn a_new_agent_takes_over_from_the_old_one() {
 #[ignore = "needs cluster alone: tests/run"]
 fn bursts_under_load_mistake_nobody() {
     let bed = Bed::alone("restart-bursts");
-    let agent = bed.agent(&["--gpus=simulated=H100:8"]);
+    let (bursts, pods, gpus) = number((3, 20, 2), (20, 60, 8));
+    let agent = bed.agent(&[&format!("--gpus=simulated=H100:{gpus}")]);
     let mut fleet = Fleet::new(&bed, &agent);
     let busy = Busy::all();
-    let (bursts, pods) = number((3, 20), (20, 60));
     for _ in 0..bursts {
         fleet.burst(pods);
         fleet.settle();
@@ -285,7 +285,7 @@ fn bursts_under_load_mistake_nobody() {
         fleet.gone();
     }
     drop(busy);
-    fleet.nothing_is_lost(8 * TOTAL / 2);
+    fleet.nothing_is_lost(gpus * TOTAL / 2);
     fleet.tell(&format!("{bursts} bursts of {pods} pods of two containers"));
 }
 
