@@ -23,6 +23,7 @@ mod list;
 mod ledger;
 mod prefer;
 mod promises;
+mod recall;
 mod seat;
 mod start;
 mod early;

@@ -51,6 +51,9 @@ const LIMITS: &str = "limits.json";
 /// Entries of a folder that are looked at in one sweep: more than ten times what the largest node holds.
 const MAX_ENTRIES: usize = 65_536;
 
+/// Folders of one pod: far more containers than any has.
+const MAX_CONTAINERS: usize = 256;
+
 /// Writes for one node.
 #[derive(Debug)]
 pub struct Delivery {
@@ -127,6 +130,28 @@ impl Delivery {
             limiter.fill(folder, &self.kit.limits(promise))?;
         }
         Ok(file)
+    }
+
+    /// What the containers of these pods were told that they may use, as far as it can be read.
+    #[must_use]
+    pub fn told(&self, pods: &BTreeSet<PodUid>) -> Vec<ContainerPromise> {
+        let folders = pods.iter().flat_map(|pod| {
+            let entries = fs::read_dir(self.pods.join(pod.as_str())).into_iter().flatten();
+            entries.take(MAX_CONTAINERS).flatten().map(move |entry| (pod, entry.path().join(LIMITS)))
+        });
+        let read = folders.filter_map(|(pod, path)| {
+            let mut bytes = Vec::new();
+            let file = fs::File::open(&path).ok()?;
+            file.take(limits::MAX_BYTES as u64 + 1).read_to_end(&mut bytes).ok()?;
+            match limits::decode(&bytes) {
+                Ok(promise) => Some(promise).filter(|promise| promise.uid == *pod),
+                Err(error) => {
+                    tracing::warn!(file = %path.display(), %error, "what a container was told cannot be read");
+                    None
+                }
+            }
+        });
+        read.take(MAX_ENTRIES).collect()
     }
 
     /// A runtime refuses a device that two files of one folder have, and names neither of them.
@@ -337,6 +362,7 @@ mod tests {
             fs::write(folder.path().join("cdi").join(name), "{}").unwrap();
         }
         fs::create_dir(folder.path().join("state/pods/lost+found")).unwrap();
+        assert_eq!(delivery.told(&BTreeSet::from([uid(2), uid(3)])), [promise(2, "main")]);
         assert_eq!(delivery.sweep(&BTreeSet::from([uid(1)]), &BTreeSet::from([kept.clone()])), (1, 1));
         let mut left: BTreeSet<String> = strange.map(str::to_owned).into();
         left.insert(ticket::file_name(&kept));

@@ -21,7 +21,7 @@ pub const PATH: &str = "/etc/gpu-steward/limits.json";
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 1;
 /// A longer file is not ours: 512 devices in 300 bytes each, twice.
-const MAX_BYTES: usize = 256 * 1024;
+pub const MAX_BYTES: usize = 256 * 1024;
 /// Devices of one container: as many MIG instances as the largest node has.
 const MAX_DEVICES: usize = 512;
 /// What faults call the file.

@@ -96,7 +96,7 @@ fn serve(bed: &Bed, pods: &[Value], holder: &str) {
     });
 }
 
-/// What HAMi's scheduler wrote for eleven pods, served as one burst.
+/// What HAMi's scheduler wrote for seventeen pods, served as one burst.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_burst_of_pods_as_hamis_scheduler_placed_them() {
@@ -132,7 +132,7 @@ fn a_burst_of_pods_as_hamis_scheduler_placed_them() {
     let _ = bed.admin.run(&["delete", "pod", "-n", &bed.space.name, sidecar[0], "--now"]).ok();
     let containers = everybody_has_his_own(&bed);
     println!("{} pods as HAMi's scheduler placed them, {containers} containers with GPUs", rest.len() + 1);
-    assert_eq!(containers, 11);
+    assert_eq!(containers, 17);
 }
 
 /// For six containers: HAMi's plugin's own answers to a real kubelet.

@@ -39,6 +39,8 @@ pub struct Share {
     /// the claim on the pod changes or cannot be read any more. A container of a pod without a claim of which it is not known
     /// what kubelet gave it has nothing in it yet.
     pub(super) kept: BTreeMap<PodUid, Vec<Vec<Portion>>>,
+    /// What containers were told by an earlier life of the program.
+    pub(super) told: BTreeMap<ContainerKey, Vec<Portion>>,
     /// Whether devices are given at `Allocate`.
     pub(super) early: bool,
     /// Whether a claim moves to the devices that kubelet chose.
@@ -86,6 +88,7 @@ impl Share {
             started: BTreeSet::new(),
             held: BTreeMap::new(),
             kept: BTreeMap::new(),
+            told: BTreeMap::new(),
             early: false,
             follows_kubelet: false,
             tickets: Tickets::default(),
@@ -111,11 +114,6 @@ impl Share {
         }
     }
 
-    /// Pods whose start an earlier life of the program has answered: what they were promised, they hold.
-    pub fn recall(&mut self, started: BTreeSet<PodUid>) {
-        self.started.extend(started);
-    }
-
     /// Takes over the devices of this node as they are now. Says whether kubelet's list changes by it.
     pub fn cards_are(&mut self, cards: Vec<Card>) -> bool {
         let before = self.list();
@@ -139,6 +137,7 @@ impl Share {
             self.tenant_gone(uid);
         }
         self.started.retain(|uid| now.contains_key(uid));
+        self.told.retain(|key, _| now.contains_key(&key.pod));
         for tenant in now.into_values() {
             self.tenant_is(tenant);
         }
@@ -155,10 +154,8 @@ impl Share {
             self.started.insert(tenant.uid.clone());
         }
         self.overlay(&tenant);
-        if self.started.contains(&tenant.uid)
-            && let Assignment::Given(claim) = self.assignment(&tenant)
-        {
-            self.keep(&tenant, &claim, &|_| false);
+        if self.started.contains(&tenant.uid) {
+            self.keep_what_started(&tenant);
         }
         if self.tenants.len() < MAX_TENANTS || self.tenants.contains_key(&tenant.uid) {
             self.tenants.insert(tenant.uid.clone(), tenant);
@@ -205,6 +202,7 @@ impl Share {
         self.tenants.remove(uid);
         self.started.remove(uid);
         self.kept.remove(uid);
+        self.told.retain(|key, _| key.pod != *uid);
         self.seated.remove(uid);
         let of_it = |row: &&Held| &row.holder.pod == uid;
         let tickets: Vec<Ticket> = self.held.values().filter(of_it).filter_map(|row| row.ticket.clone()).collect();

@@ -221,17 +221,6 @@ fn a_claim_of_all_sm_time_has_its_device_to_itself() {
 }
 
 #[test]
-fn what_an_earlier_life_gave_out_is_still_held() {
-    let mut share = Share::new(WithoutClaim::Auto, false);
-    share.cards_are(vec![card(0, 10)]);
-    share.recall(BTreeSet::from([uid(1), uid(9)]));
-    share.tenants_are(vec![single(1, portion(0, 50, 30)), single(2, portion(0, 50, 30))]);
-    let books = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
-    assert!(matches!(refused(share.start(&ids(&[(0, 1)]), Some(&books))), Refusal::DoesNotFit { .. }));
-    filled(share.start(&ids(&[(0, 0)]), Some(&books)));
-}
-
-#[test]
 fn init_containers_take_turns_and_sidecars_do_not() {
     let asks = vec![
         ask("side", Role::Sidecar, 1),

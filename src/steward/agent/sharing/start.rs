@@ -160,7 +160,9 @@ impl Opened {
                 turn = turn::wait_for(&owner.state_dir) => turn?,
             };
             // Not before: the one before us may have given something until its last moment.
-            owner.share.recall(owner.starts.recall());
+            let started = owner.starts.recall();
+            owner.share.recall_promises(owner.delivery.told(&started));
+            owner.share.recall(started);
             owner.share.recall_tickets(owner.tickets.recall());
             owner.recall_given_out();
             let _ = tell.send(());
