@@ -163,7 +163,7 @@ fn an_agent_that_is_away_under_load_comes_back_to_whole_books() {
     let busy = Busy::all();
     agent.signal(9);
     drop(agent);
-    let (began, away) = (Instant::now(), Duration::from_secs(number(30, 60)));
+    let (began, away) = (Instant::now(), Duration::from_secs(number(15, 60)));
     while began.elapsed() < away {
         if fleet.len() < 10 {
             fleet.one_more();
@@ -269,12 +269,12 @@ fn a_new_agent_takes_over_from_the_old_one() {
     fleet.tell("agents that overlap");
 }
 
-/// 60 pods of two containers at once while both processors are busy; without `GPU_STEWARD_LONG` 20.
+/// 60 pods of two containers at once while both processors are busy; without `GPU_STEWARD_LONG` 10.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn bursts_under_load_mistake_nobody() {
     let bed = Bed::alone("restart-bursts");
-    let (bursts, pods, gpus) = number((3, 20, 2), (20, 60, 8));
+    let (bursts, pods, gpus) = number((3, 10, 2), (20, 60, 8));
     let agent = bed.agent(&[&format!("--gpus=simulated=H100:{gpus}")]);
     let mut fleet = Fleet::new(&bed, &agent);
     let busy = Busy::all();

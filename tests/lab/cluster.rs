@@ -213,7 +213,8 @@ impl Cluster {
                 return Some(turn);
             }
             drop(turn);
-            let turn = alone(LOCK);
+            // Where somebody uses it, a part of his node is away for a moment: it is looked at again.
+            let turn = lock(LOCK, FlockOperation::NonBlockingLockExclusive)?;
             wanted.bring_up();
             // Between the two locks somebody may have come who wants another cluster, so it is looked at again.
             drop(turn);
