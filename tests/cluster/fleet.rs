@@ -158,7 +158,11 @@ impl<'a> Fleet<'a> {
 
     /// An init container is over before anybody could look: it prints its limits.
     fn warm_had_its_own(&self, name: &str, uid: &str) {
-        let said = self.bed.admin.run(&["logs", "-n", &self.bed.space.name, name, "-c", "warm"]).ok();
+        // A runtime writes the log beside the container, and may be a moment behind it.
+        let said = eventually(&format!("what {name}, warm, printed"), LOST, || {
+            let said = self.bed.admin.run(&["logs", "-n", &self.bed.space.name, name, "-c", "warm"]).ok();
+            (!said.is_empty()).then_some(said)
+        });
         let limits: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{name}, warm: {error}: {said}"));
         let has: Devices = promised(&limits).into_iter().map(|(uuid, bytes)| (uuid, bytes / MIB)).collect();
         assert_eq!((&limits["pod"]["uid"], &limits["container"]), (&json!(uid), &json!("warm")), "{name}: {limits}");

@@ -183,7 +183,8 @@ fn memory_errors_and_rows_that_fail_condemn_their_gpu_and_it_comes_back() {
     let bed = Bed::up("memory-errors");
     let mut driver = Driver::new();
     driver.card(1, |card| drop(card.values.insert(Quantity::EccVolatileUncorrected, Number::Constant(3.0))));
-    let agent = driver.agent(&bed, &["--health-quiet-period=3s", "--process-period=1s"]);
+    // An error that is over condemns for so long, in which all who tell of it have looked: each does every 10 s.
+    let agent = driver.agent(&bed, &["--health-quiet-period=25s", "--process-period=1s"]);
     let gpus = Bed::gpus(&agent);
     // Errors of a time before the agent condemn nothing.
     allocatable(&bed, 3 * SLOTS);
