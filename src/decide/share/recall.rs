@@ -6,6 +6,7 @@ use model::promise::ContainerPromise;
 use model::share::{Assignment, ContainerKey, Portion, Tenant};
 use model::unit::Bytes;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 impl Share {
     /// Pods whose start an earlier life of the program has answered: what they were promised, they hold.
@@ -32,7 +33,7 @@ impl Share {
         match self.assignment(tenant) {
             Assignment::Given(claim) => self.keep(tenant, &claim, &|_| false),
             Assignment::Unreadable(_) => {
-                let own = |container: &std::sync::Arc<str>| {
+                let own = |container: &Arc<str>| {
                     let key = ContainerKey { pod: tenant.uid.clone(), container: container.clone() };
                     self.told.get(&key).cloned().unwrap_or_default()
                 };
