@@ -144,7 +144,6 @@ fn a_claim_that_cannot_be_kept_does_not_start_and_says_why() {
     refused_starts_are_told(&bed, &agent);
 }
 
-/// With an agent that refuses pods without a claim. kubelet fails none of them for good: a controller would make another at once.
 /// Two that cannot both be: the one that started first has it, and the other is refused for as long as that one is there, also
 /// beside containers that need no GPU and run, and by an agent that has just started and finds files of both.
 #[test]
@@ -184,6 +183,7 @@ fn of_two_claims_for_the_same_memory_one_is_kept_through_a_restart_of_the_agent(
     assert_eq!(promised(&bed.limits(second, "main")), [(gpus[1].clone(), 60_000 << 20)]);
 }
 
+/// With an agent that refuses pods without a claim. kubelet fails none of them for good: a controller would make another at once.
 pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
     let gpus = Bed::gpus(agent);
     let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];

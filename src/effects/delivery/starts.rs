@@ -37,16 +37,18 @@ impl Starts {
 
     /// Those of an earlier life. What cannot be read is left out and told in the log.
     pub fn recall(&mut self) -> BTreeSet<PodUid> {
-        let mut text = String::new();
-        match File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text)) {
+        let mut bytes = Vec::new();
+        match File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 tracing::warn!(file = %self.path.display(), %error, "which pods had started before cannot be read");
             }
         }
+        // One line that is damaged must not cost the others.
+        let text = String::from_utf8_lossy(&bytes);
         self.lines = text.lines().filter(|line| !line.is_empty()).count();
-        self.length = text.len() as u64;
+        self.length = bytes.len() as u64;
         // A line that was torn off is of nobody who is there.
         self.pods = text.lines().filter_map(|line| PodUid::parse(line).ok()).collect();
         self.pods.clone()
@@ -115,9 +117,9 @@ mod tests {
             starts.note(&uid(n)).unwrap();
         }
         assert_eq!(fs::read_to_string(folder.path().join(FILE)).unwrap().trim().lines().count(), 2, "once each");
-        // A line that was torn, as by a power cut.
+        // Lines that were torn or damaged, as by a power cut.
         let mut file = fs::OpenOptions::new().append(true).open(folder.path().join(FILE)).unwrap();
-        file.write_all(b"\n0000").unwrap();
+        file.write_all(b"\n\xff\0\xfe\n0000").unwrap();
         let mut starts = Starts::new(folder.path());
         assert_eq!(starts.recall(), BTreeSet::from([uid(1), uid(2)]));
         starts.note(&uid(3)).unwrap();
