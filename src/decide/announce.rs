@@ -15,6 +15,11 @@ pub const HANDSHAKE_EVERY: Duration = Duration::from_secs(240);
 pub const JITTER: Duration = Duration::from_secs(8);
 /// HAMi's scheduler writes `Requesting_…` and calls a node that does not answer within 60 s unhealthy.
 pub const ANSWER_AFTER: Duration = Duration::from_secs(45);
+/// Between two looks at our Node, at most: a scheduler that asks for a sign of life waits 60 s, and a look costs the API server one
+/// answer from its cache.
+const LOOK: Duration = Duration::from_secs(10);
+/// So much of it is left to chance: what is due at a look goes by when that is.
+const LOOK_JITTER: f64 = 0.25;
 /// A question is seen at most this much later than it was asked; a stamp that says more is of another zone.
 const PLAUSIBLE: Duration = Duration::from_secs(30);
 /// After a write that failed.
@@ -57,6 +62,12 @@ pub struct Announce {
     /// When a question was first seen: its age is ours to measure, the asker's clock may be anywhere.
     asked: Option<Monotonic>,
     not_before: Monotonic,
+}
+
+/// The time to the next look at our Node. `jitter` is between 0 and 1, drawn anew for each call.
+#[must_use]
+pub fn next_look(jitter: f64) -> Duration {
+    LOOK.mul_f64(1.0 - LOOK_JITTER * jitter.clamp(0.0, 1.0))
 }
 
 impl Announce {
@@ -122,6 +133,7 @@ impl Announce {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn at(seconds: u64) -> Now {
         Now { monotonic: Monotonic(seconds * 1_000_000_000), wall: WallTime((1_000_000 + seconds) * 1_000_000) }
@@ -145,6 +157,32 @@ mod tests {
             }
         }
         assert_eq!(writes, 16);
+    }
+
+    /// As the agent looks: the jitter of a handshake alone would be lost between two looks.
+    #[test]
+    fn nodes_that_began_in_step_do_not_write_in_step() {
+        let spread = |seed: u64| {
+            let (mut announce, mut now, mut state) = (Announce::new(true), Monotonic(0), seed);
+            announce.register_is(Some("gpus".into()));
+            let mut chance = move || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                f64::from(u32::try_from(state >> 32).unwrap()) / f64::from(u32::MAX)
+            };
+            let mut writes = Vec::new();
+            while now < Monotonic(3_600_000_000_000) {
+                let at = Now { monotonic: now, wall: WallTime(1_000_000_000_000) };
+                if let Some(write) = announce.due(&said("gpus"), at, chance()) {
+                    announce.written(&write, at);
+                    writes.push(now.since(Monotonic(0)).as_secs());
+                }
+                now = Monotonic(now.0 + u64::try_from(next_look(chance()).as_nanos()).unwrap());
+            }
+            writes
+        };
+        let last: BTreeSet<u64> = (1..=20).map(|seed| *spread(seed).last().unwrap()).collect();
+        assert!(last.len() > 10, "{last:?}");
+        assert!((1..=20).all(|seed| spread(seed).len() <= 16));
     }
 
     #[test]

@@ -241,6 +241,7 @@ mod tests {
             index: u32::from(gpu),
             model: "NVIDIA H100".into(),
             memory: Bytes(mib << 20),
+            unlimited: false,
             cores,
         };
         ContainerPromise {

@@ -26,7 +26,7 @@ pub use call::{Answer, Asked, Call, Calls, Device, Field, Refused, new_ticket};
 pub use journal::Journal;
 pub use meter::Meter;
 pub use register::{Registration, Settings, serve};
-pub use rival::{Rival, find as find_rival};
+pub use rival::{Rival, Second, find as find_rival, find_second};
 
 #[cfg(test)]
 mod tests;

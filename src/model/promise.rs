@@ -44,6 +44,8 @@ pub struct DevicePromise {
     pub model: Arc<str>,
     /// Memory.
     pub memory: Bytes,
+    /// Whether that is all there is, because nothing less was promised.
+    pub unlimited: bool,
     /// Computing time; none is no limit.
     pub cores: Option<CorePercent>,
 }

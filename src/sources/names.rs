@@ -82,7 +82,16 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
 /// # Errors
 /// A sentence that says who was asked and why that is not known.
 pub async fn runtime_config(cri_socket: Option<PathBuf>) -> Result<RuntimeConfig, String> {
-    runtime::ask(&places(cri_socket)).await
+    runtime::ask(&places(cri_socket)).await.map(|(_, config)| config)
+}
+
+/// Which runtime answers (`containerd://2.1.4`, as a Node names it), and whether it says that its CDI is on. It need not be the one
+/// that kubelet uses. `None` for the socket tries the known places.
+///
+/// # Errors
+/// A sentence that says who was asked and why that is not known.
+pub async fn runtime_cdi(cri_socket: Option<PathBuf>) -> Result<(String, Option<bool>), String> {
+    runtime::ask(&places(cri_socket)).await.map(|(runtime, config)| (runtime, config.cdi))
 }
 
 fn places(cri_socket: Option<PathBuf>) -> Vec<PathBuf> {

@@ -62,7 +62,7 @@ pub(crate) struct Sharing {
     pub split_counts: Vec<(String, u32)>,
     pub memory_scaling: Option<Scaling>,
     pub core_scaling: Option<Scaling>,
-    pub resource: Option<String>,
+    pub resources: Resources,
     pub device_config: Option<PathBuf>,
     pub registration: effects::plugin::Registration,
     pub without_claim: decide::share::WithoutClaim,
@@ -82,6 +82,16 @@ pub(crate) struct Sharing {
     pub dev_root: PathBuf,
     /// `None`: the same path.
     pub dev_root_mount: Option<PathBuf>,
+}
+
+/// Names of resources. `None`: what the device configuration says, else its default.
+#[derive(Clone, Debug)]
+pub(crate) struct Resources {
+    pub count: Option<String>,
+    pub memory: Option<String>,
+    pub memory_percentage: Option<String>,
+    pub cores: Option<String>,
+    pub priority: Option<String>,
 }
 
 /// What SIGHUP may change.
@@ -227,7 +237,7 @@ impl Reader<'_> {
         let split_counts = self.take("split-count-by-model", |text| value::unless_none(text, value::split_counts));
         let memory_scaling = self.take("memory-scaling", |text| value::unless_auto(text, value::scaling));
         let core_scaling = self.take("core-scaling", |text| value::unless_auto(text, value::scaling));
-        let resource = self.take("resource-name", |text| value::unless_auto(text, value::resource));
+        let resources = self.resources();
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
         let registration = self.take("registration", value::registration);
         let without_claim = self.take("without-claim", value::without_claim);
@@ -249,7 +259,7 @@ impl Reader<'_> {
             split_counts: split_counts?.unwrap_or_default(),
             memory_scaling: memory_scaling?,
             core_scaling: core_scaling?,
-            resource: resource?,
+            resources: resources?,
             device_config: device_config?,
             registration: registration?,
             without_claim: without_claim?,
@@ -266,6 +276,20 @@ impl Reader<'_> {
             cdi_dir: cdi_dir?,
             dev_root: dev_root?,
             dev_root_mount: dev_root_mount?,
+        })
+    }
+
+    fn resources(&mut self) -> Option<Resources> {
+        let mut name = |key| self.take(key, |text| value::unless_auto(text, value::resource));
+        let (count, memory) = (name("resource-name"), name("resource-name-memory"));
+        let memory_percentage = name("resource-name-memory-percentage");
+        let (cores, priority) = (name("resource-name-cores"), name("resource-name-priority"));
+        Some(Resources {
+            count: count?,
+            memory: memory?,
+            memory_percentage: memory_percentage?,
+            cores: cores?,
+            priority: priority?,
         })
     }
 

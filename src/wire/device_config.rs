@@ -20,11 +20,11 @@ mod value;
 pub use setting::{CorePolicy, MigAllowance, Scaling};
 
 use crate::fault::{Fault, shown};
-use crate::resource::{Names, Rules};
+use crate::resource::Rules;
 use model::id::GpuUuid;
 use model::unit::{Bytes, CorePercent, Mib};
 use serde_json::{Map, Value};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// A longer file is not from a ConfigMap, which holds at most 1 MiB.
@@ -176,29 +176,13 @@ pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<Warning>), Fault> {
     if !sections.contains_key(SECTION) {
         warnings.add(SECTION, "there is no such section, so every setting has its default");
     }
-    distinct(&config.rules.names).map(|()| (config, warnings.0))
+    config.rules.names.distinct().map_err(|why| fault(format!("{SECTION}: {why}")))?;
+    Ok((config, warnings.0))
 }
 
 /// A key of others as part of a path: short and printable.
 fn bare(key: &str) -> String {
     shown(key).trim_matches('"').to_owned()
-}
-
-fn distinct(names: &Names) -> Result<(), Fault> {
-    let Names { count, memory, memory_percentage, cores, priority } = names;
-    let mut seen = BTreeMap::new();
-    for (what, name) in [
-        ("count", count),
-        ("memory", memory),
-        ("memory percentage", memory_percentage),
-        ("cores", cores),
-        ("priority", priority),
-    ] {
-        if let Some(other) = seen.insert(name, what) {
-            return Err(fault(format!("{SECTION}: {} is the resource of both {other} and {what}", shown(name))));
-        }
-    }
-    Ok(())
 }
 
 fn vendor_setting(

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! `index` is how the container counts its devices, `node_index` how NVML does on the node. What is absent is no limit
-//! (`core_percent`) or was not asked for (`priority`). Fields may be added under the same version; a reader skips what it does
+//! (`core_percent`) or was not asked for (`priority`); where no limit of memory was promised, `memory_bytes` is all there is and
+//! `"memory_unlimited":true` stands beside it. Fields may be added under the same version; a reader skips what it does
 //! not know. Another version means that something has changed its meaning.
 
 use crate::fault::Fault;
@@ -59,6 +60,8 @@ struct Device<'a> {
     #[serde(borrow)]
     model: Cow<'a, str>,
     memory_bytes: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    memory_unlimited: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     core_percent: Option<u32>,
 }
@@ -77,6 +80,7 @@ pub fn encode(promise: &ContainerPromise) -> Result<String, Fault> {
         node_index: device.index,
         model: device.model.to_string().into(),
         memory_bytes: device.memory.0,
+        memory_unlimited: device.unlimited,
         core_percent: device.cores.map(|cores| cores.0),
     };
     let document = Document {
@@ -119,6 +123,7 @@ pub fn decode(bytes: &[u8]) -> Result<ContainerPromise, Fault> {
             index: device.node_index,
             model: device.model.as_ref().into(),
             memory: Bytes(device.memory_bytes),
+            unlimited: device.memory_unlimited,
             cores: device.core_percent.map(CorePercent),
         })
     };
@@ -147,6 +152,7 @@ mod tests {
                     index: 3,
                     model: "NVIDIA H100 80GB HBM3".into(),
                     memory: Bytes(3000 << 20),
+                    unlimited: false,
                     cores: Some(CorePercent(30)),
                 },
                 DevicePromise {
@@ -154,6 +160,7 @@ mod tests {
                     index: 0,
                     model: "Tesla T4".into(),
                     memory: Bytes(1),
+                    unlimited: true,
                     cores: None,
                 },
             ],
@@ -165,7 +172,7 @@ mod tests {
         r#"{"version":1,"pod":{"uid":"466d3e0f-28fd-4a4c-a28d-790ef2a79f8c","namespace":"ml","name":"train-0"},"#,
         r#""container":"main","devices":[{"index":0,"uuid":"GPU-b","node_index":3,"model":"NVIDIA H100 80GB HBM3","#,
         r#""memory_bytes":3145728000,"core_percent":30},{"index":1,"uuid":"GPU-a","node_index":0,"model":"Tesla T4","#,
-        r#""memory_bytes":1}]}"#,
+        r#""memory_bytes":1,"memory_unlimited":true}]}"#,
         "\n"
     );
 
@@ -206,14 +213,15 @@ mod tests {
 
         #[test]
         fn what_is_written_is_read_back(
-            devices in prop::collection::vec(("[!-~]{1,20}", any::<u32>(), "\\PC{0,20}", any::<u64>(), any::<Option<u32>>()), 0..5),
+            devices in prop::collection::vec(("[!-~]{1,20}", any::<u32>(), "\\PC{0,20}", any::<(u64, bool)>(), any::<Option<u32>>()), 0..5),
             names in ("\\PC{0,10}", "\\PC{0,10}", "\\PC{0,10}"), priority: Option<u32>,
         ) {
-            let device = |(uuid, index, model, memory, cores): (String, u32, String, u64, Option<u32>)| DevicePromise {
+            let device = |(uuid, index, model, memory, cores): (String, u32, String, (u64, bool), Option<u32>)| DevicePromise {
                 uuid: GpuUuid::parse(&uuid).unwrap(),
                 index,
                 model: model.into(),
-                memory: Bytes(memory),
+                memory: Bytes(memory.0),
+                unlimited: memory.1,
                 cores: cores.map(CorePercent),
             };
             let told = ContainerPromise {

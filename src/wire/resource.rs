@@ -39,6 +39,29 @@ pub struct Names {
     pub priority: String,
 }
 
+impl Names {
+    /// Looks that no two resources have one name.
+    ///
+    /// # Errors
+    /// Half a sentence that names two that have.
+    pub fn distinct(&self) -> Result<(), String> {
+        let Names { count, memory, memory_percentage, cores, priority } = self;
+        let mut seen = BTreeMap::new();
+        for (what, name) in [
+            ("count", count),
+            ("memory", memory),
+            ("memory percentage", memory_percentage),
+            ("cores", cores),
+            ("priority", priority),
+        ] {
+            if let Some(other) = seen.insert(name, what) {
+                return Err(format!("{} is the resource of both {other} and {what}", shown(name)));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Default for Names {
     fn default() -> Self {
         Names {

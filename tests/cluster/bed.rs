@@ -151,16 +151,18 @@ impl Bed {
             .with("--cdi-dir", "/var/run/cdi")
             .with("--kubeconfig", kubeconfig)
             .with("--node-name", self.node())
-            .with("--state-dir", self.state())
             .with("-v", "4");
-        if !flags.iter().any(|flag| flag.starts_with("--gpus")) {
-            recipe = recipe.with("--gpus", "simulated=H100:2");
-        }
-        if !flags.iter().any(|flag| flag.starts_with("--pod-resources-socket")) {
-            recipe = recipe.with("--pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock");
-        }
-        if !flags.iter().any(|flag| flag.starts_with("--kubelet-root")) {
-            recipe = recipe.with("--kubelet-root", "/var/lib/kubelet");
+        let state = self.state();
+        for (flag, usual) in [
+            ("--gpus", "simulated=H100:2"),
+            ("--pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock"),
+            ("--cri-socket", "auto"),
+            ("--kubelet-root", "/var/lib/kubelet"),
+            ("--state-dir", state.to_str().expect("a path")),
+        ] {
+            if !flags.iter().any(|given| given.split('=').next() == Some(flag)) {
+                recipe = recipe.with(flag, usual);
+            }
         }
         flags.iter().fold(recipe, |recipe, flag| recipe.switch(flag))
     }

@@ -212,34 +212,107 @@ fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
     drop(agent);
 }
 
-/// A runtime that has CDI by its version and does not use it: said, and gone over.
+/// Whether there is such an event on the pod.
+fn is_told(bed: &Bed, pod: &str, reason: &str) {
+    eventually(&format!("{reason} on {pod}"), SOON, || {
+        let about = format!("involvedObject.name={pod}");
+        let events = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &about]);
+        events["items"].as_array()?.iter().any(|event| event["reason"] == *reason).then_some(())
+    });
+}
+
+fn is_marked(bed: &Bed, pod: &str, reason: &str) {
+    eventually(&format!("the mark for eviction on {pod}"), SOON, || {
+        let now = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
+        (now["metadata"]["annotations"]["gpu-steward.io/evict"] == *reason).then_some(())
+    });
+}
+
+/// A runtime that has CDI by its version, does not use it and does not say so: found out, said, and gone over; nobody goes on
+/// with a ticket that stands for nothing. One that says so is believed.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
 fn cdi_that_is_switched_off_is_found_out_with_the_first_container() {
+    const SILENT: &str = "--cri-socket=/run/nobody.sock";
     let bed = Bed::with("early-off", &Wanted::nodes(1).with_cdi_off());
-    let agent = bed.agent(&[]);
+    let agent = bed.agent(&[SILENT]);
     let gpus = Bed::gpus(&agent);
-    let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 30)])];
+    let one: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 5)])];
+    let warmed: [Claim<'_>; 2] = [("warm", "init", &[(0, 500, 5)]), ("main", "app", &[(0, 3000, 5)])];
+    // Its init container finds no limits and ends with an error, again and again: what comes after it never tells anything.
+    bed.create(&bed.pod("stuck", &gpus, &warmed, &NOTHING));
+    agent.logs("a container gets its GPUs");
     bed.create(&bed.pod("first", &gpus, &one, &NOTHING));
+    bed.create(&bed.pod("beside", &gpus, &one, &NOTHING));
     agent.logs("a container runs without its limits");
-    eventually("an event on the pod", SOON, || {
-        let events = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", "involvedObject.name=first"]);
-        events["items"].as_array()?.iter().any(|event| event["reason"] == "LimitsNotApplied").then_some(())
-    });
+    for pod in ["first", "beside"] {
+        is_told(&bed, pod, "LimitsNotApplied");
+        is_marked(&bed, pod, "LimitsNotApplied");
+    }
+    is_told(&bed, "stuck", "WithoutCdi");
+    is_marked(&bed, "stuck", "WithoutCdi");
     eventually("a count", SOON, || {
         let metrics = agent.get("/metrics").text();
-        metrics.contains("gpu_steward_troubles_total{kind=\"edits_not_applied\"} 1").then_some(())
+        metrics.contains("gpu_steward_troubles_total{kind=\"edits_not_applied\"} 2").then_some(())
     });
-    bed.create(&bed.pod("second", &gpus, &one, &NOTHING));
-    bed.ready(&["second"]);
-    assert_eq!(has(&bed, &gpus, "second", "main"), [(gpus[0].clone(), 3000 * MIB)]);
+    let gets_its_own = |pod: &str| {
+        bed.create(&bed.pod(pod, &gpus, &warmed, &NOTHING));
+        bed.ready(&[pod]);
+        assert_eq!(has(&bed, &gpus, pod, "main"), [(gpus[0].clone(), 3000 * MIB)]);
+    };
+    gets_its_own("second");
     // And it is known at the next start.
     drop(agent);
-    let agent = bed.agent(&[]);
+    let agent = bed.agent(&[SILENT]);
     agent.logs("when that was last tried");
-    bed.create(&bed.pod("third", &gpus, &one, &NOTHING));
-    bed.ready(&["third"]);
-    assert_eq!(has(&bed, &gpus, "third", "main"), [(gpus[0].clone(), 3000 * MIB)]);
+    gets_its_own("third");
+    drop(agent);
+    let fresh = format!("--state-dir={}", bed.dir().join("fresh").display());
+    let agent = bed.agent(&[&fresh]);
+    agent.logs("says that its CDI is switched off");
+    gets_its_own("fourth");
+    // It is started anew and says something else, and then the first again.
+    let says = |before: bool, now: bool| {
+        let change = format!("s/enable_cdi = {before}/enable_cdi = {now}/");
+        let changed = bed.place().command("sed").args(["-i", &change, "/etc/kubernetes/containerd.toml"]).status();
+        assert!(changed.expect("sed").success());
+        bed.part("kill", "containerd");
+        bed.part("start", "containerd");
+    };
+    says(false, true);
+    agent.logs("says that its own is on");
+    gets_its_own("fifth");
+    agent.logs("CDI works here");
+    says(true, false);
+    eventually("early again", SOON, || (agent.log().matches("CDI is switched off").count() == 2).then_some(()));
+    gets_its_own("sixth");
+    let fifth = bed.admin.get(&["pod", "fifth", "-n", &bed.space.name]);
+    assert_eq!(fifth["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "it has what it was promised");
+}
+
+/// Whoever wants to have all at `Allocate` has it, also where there is CDI; and the other way once more after that.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn the_way_is_as_it_is_told() {
+    let bed = Bed::up("early-told");
+    for (way, known) in [("early", true), ("late", false)] {
+        let agent = bed.agent(&[&format!("--binding={way}")]);
+        agent.logs("containers get their devices as --binding says");
+        let gpus = Bed::gpus(&agent);
+        bed.create(&bed.pod(
+            way,
+            &gpus,
+            &[("warm", "init", &[(1, 700, 7)]), ("main", "app", &[(0, 3000, 30)])],
+            &NOTHING,
+        ));
+        bed.ready(&[way]);
+        assert_eq!(has(&bed, &gpus, way, "main"), [(gpus[0].clone(), 3000 * MIB)]);
+        // Only who gives all at `Allocate` has to know for whom.
+        let log = agent.log();
+        let asked: Vec<&str> = log.lines().filter(|line| line.contains("kubelet allocates")).collect();
+        let whose = asked.iter().filter(|line| line.contains(&format!("pod=early-told/{way}"))).count();
+        assert_eq!((asked.len(), whose), (2, if known { 2 } else { 0 }), "{asked:?}");
+    }
 }
 
 /// Promise 28 in docs/specification.md, with kubelet's checkpoint missing and then torn: PodResources says who holds what.

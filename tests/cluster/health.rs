@@ -176,6 +176,24 @@ fn a_sick_gpu_takes_its_own_slots_only_and_comes_back() {
     assert_eq!([life(&bed, "beside"), life(&bed, "on-it")], lives, "what runs was not touched");
 }
 
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn which_xids_are_fatal_is_said_by_the_operator() {
+    let bed = Bed::up("fatal-xids");
+    let mut driver = Driver::new();
+    let agent = driver.agent(&bed, &["--fatal-xids=94", "--health-quiet-period=25s", "--process-period=1s"]);
+    let gpus = Bed::gpus(&agent);
+    allocatable(&bed, 3 * SLOTS);
+    // Fatal unless somebody says otherwise.
+    driver.xid(0, 79);
+    metric(&agent, &format!("gpu_steward_gpu_xids_total{{gpu=\"0\",uuid=\"{}\",xid=\"79\"}} 1", gpus[0]));
+    driver.xid(1, 94);
+    allocatable(&bed, 2 * SLOTS);
+    register_says(&bed, &[&gpus[0], &gpus[2]]);
+    allocatable(&bed, 3 * SLOTS);
+    register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
+}
+
 /// Memory that fails: an error that was not corrected, a row that waits for its reset, a row that could not be remapped.
 #[test]
 #[ignore = "needs cluster: tests/run"]

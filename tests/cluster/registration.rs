@@ -222,7 +222,18 @@ fn another_plugin_is_not_pushed_aside_and_what_it_gave_is_left_alone() {
     agent.logs("a container of an earlier plugin starts");
     assert_eq!(stub(), "1");
     assert_eq!(bed.sh("earlier", "main", "ls /etc/gpu-steward 2>/dev/null; true"), "", "nothing of ours");
-    a_pod_gets_its_share(&bed, &Bed::gpus(&agent), &mut Vec::new());
+    let mut pods = Vec::new();
+    a_pod_gets_its_share(&bed, &Bed::gpus(&agent), &mut pods);
+
+    // Nor does a second agent that does not know of the first.
+    let other = format!("--state-dir={}", bed.dir().join("other").display());
+    let ended = bed.launch(&[&other]).wait();
+    assert!(!ended.status.success());
+    for words in ["another agent already shares GPUs", "nvidia.com-gpu.sock (process ", "--state-dir"] {
+        assert!(ended.log.contains(words), "{words}: {}", ended.log);
+    }
+    assert_eq!((registered(&agent).1, allocatable(&bed)), (1, TOTAL), "the first one serves on");
+    a_pod_gets_its_share(&bed, &Bed::gpus(&agent), &mut pods);
 }
 
 /// From the start of the agent until kubelet knows it, and until the Node offers its GPUs; `GPU_STEWARD_LONG` makes ten rounds.

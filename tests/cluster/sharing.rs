@@ -69,6 +69,7 @@ fn neither_variables_nor_the_container_itself_loosen_a_limit() {
             { "name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "999999m" },
             { "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" },
             { "name": "CUDA_DISABLE_CONTROL", "value": "true" },
+            { "name": "CUDA_REDIRECT", "value": "/tmp/own.so" },
         ],
         "envFrom": [{ "configMapRef": { "name": "loose" } }],
     });
@@ -85,6 +86,7 @@ fn neither_variables_nor_the_container_itself_loosen_a_limit() {
             "CUDA_DEVICE_SM_LIMIT=30",
             "NVIDIA_VISIBLE_DEVICES=void",
             "CUDA_DISABLE_CONTROL=false",
+            "CUDA_REDIRECT=/usr/local/vgpu/libvgpu.so",
             "GPU_CORE_UTILIZATION_POLICY=default",
         ] {
             let name = line.split('=').next().expect("a name");

@@ -18,7 +18,7 @@ use super::seat::{Moved, same_shape};
 use super::state::Share;
 use super::tickets;
 use model::id::{PodRef, PodUid, Ticket};
-use model::share::{Assignment, ContainerKey, Held, Issued, Portion, Tenant};
+use model::share::{Ask, Assignment, ContainerKey, Held, Issued, Portion, Role, Tenant};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -37,6 +37,24 @@ impl Share {
     /// Whether devices are given at `Allocate`: then kubelet is advised to take the ids of the pod that it admits.
     pub fn bind_early(&mut self, early: bool) {
         self.early = early;
+    }
+
+    /// Whether it is known that what a ticket stands for reaches no container of this node. Then who was given one and nothing
+    /// else does not start.
+    pub fn tickets_are_lost(&mut self, lost: bool) {
+        self.tickets_lost = lost;
+    }
+
+    /// Containers that stay, of pods that have started with a ticket and nothing else, by kubelet's books as they were last read.
+    #[must_use]
+    pub fn started_by_ticket(&self) -> Vec<(ContainerKey, PodRef)> {
+        let late = self.held.values().filter(|row| row.ticket.is_some() && !row.early).map(|row| &row.holder);
+        let of = |holder: &ContainerKey| {
+            let tenant = self.tenants.get(&holder.pod).filter(|tenant| !tenant.finished)?;
+            let stays = |ask: &Ask| ask.container == holder.container && ask.role != Role::Init;
+            tenant.asks.iter().any(stays).then(|| (holder.clone(), tenant.pod.clone()))
+        };
+        late.filter(|holder| self.started.contains(&holder.pod)).filter_map(of).collect()
     }
 
     /// Tickets of an earlier life of the program.

@@ -123,13 +123,15 @@ pub enum Refusal {
     Forgotten,
     /// kubelet has no answer for its ids any more, or a broken one: it would start without devices and limits.
     AnswerLost,
+    /// All that kubelet has for it is a ticket, and the runtime does nothing with that.
+    WithoutCdi,
 }
 
 impl Refusal {
     /// Whether no later try can help: somebody who may must take the pod away, and its controller makes it again.
     #[must_use]
     pub fn for_good(&self) -> bool {
-        matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten | Refusal::AnswerLost)
+        matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)
     }
 
     /// One word for events and metrics.
@@ -146,6 +148,7 @@ impl Refusal {
             Refusal::Mistaken { .. } => "MistakenForAnother",
             Refusal::Forgotten => "Forgotten",
             Refusal::AnswerLost => "AnswerLost",
+            Refusal::WithoutCdi => "WithoutCdi",
         }
     }
 }
@@ -182,6 +185,10 @@ impl fmt::Display for Refusal {
                 "what this container was given when kubelet asked for it is not known any more (was the state directory lost?): \
                  the pod must be deleted and made again",
             ),
+            Refusal::WithoutCdi => f.write_str(
+                "kubelet was told to have its GPUs put in by CDI, before it was known that the runtime of this node does not do \
+                 that: the pod must be deleted and made again",
+            ),
             Refusal::AnswerLost => f.write_str(
                 "kubelet's checkpoint holds these ids without the plugin's answer, so the container would get neither devices nor \
                  limits: the pod must be deleted and made again",
@@ -202,8 +209,12 @@ impl Share {
     /// The same by rows that need not be all of the books.
     pub(super) fn judge(&mut self, ids: &[Arc<str>], books: &[Held]) -> Verdict {
         let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
-        let rows: Vec<&Held> =
-            books.iter().filter(|row| row.ids.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == asked).collect();
+        // Most rows end at their first id.
+        let its = |row: &&Held| {
+            row.ids.iter().all(|id| asked.contains(&**id))
+                && asked.iter().all(|id| row.ids.iter().any(|own| **own == **id))
+        };
+        let rows: Vec<&Held> = books.iter().filter(its).collect();
         let Some(uid) = self.whose(&rows) else { return Verdict::Wait(Waiting::Books) };
         let rows: Vec<&Held> = rows.into_iter().filter(|row| row.holder.pod == uid).collect();
         if rows.iter().all(|row| foreign(row)) {
@@ -264,8 +275,11 @@ impl Share {
         }
     }
 
-    /// Whether what was given early is its holder's.
+    /// Whether what was given early is its holder's, and what is to come late can come.
     fn confirmed(&self, bound: Vec<Bound>) -> Result<Vec<Bound>, (Arc<str>, Refusal)> {
+        if let Some(late) = bound.iter().find(|bound| !bound.early && self.tickets_lost) {
+            return Err((late.holder.container.clone(), Refusal::WithoutCdi));
+        }
         for bound in bound.iter().filter(|bound| bound.early) {
             let why = match self.tickets.get(&bound.ticket) {
                 None => Refusal::Forgotten,

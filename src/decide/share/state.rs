@@ -43,6 +43,8 @@ pub struct Share {
     pub(super) told: BTreeMap<ContainerKey, Vec<Portion>>,
     /// Whether devices are given at `Allocate`.
     pub(super) early: bool,
+    /// Whether it is known that what a ticket stands for reaches no container here.
+    pub(super) tickets_lost: bool,
     /// Whether a claim moves to the devices that kubelet chose.
     pub(super) follows_kubelet: bool,
     /// Tickets that were given out.
@@ -58,6 +60,7 @@ pub struct Share {
 pub(super) struct Due {
     pub(super) tickets: BTreeMap<Ticket, Issued>,
     pub(super) rewritten: BTreeSet<PodUid>,
+    pub(super) shared: BTreeSet<PodUid>,
     pub(super) exchanged: u64,
     pub(super) reseated: u64,
 }
@@ -69,6 +72,8 @@ pub struct Changes {
     pub tickets: Vec<Issued>,
     /// Claims that are to be written on their pods.
     pub claims: Vec<(Tenant, Vec<Vec<Portion>>)>,
+    /// The same of pods that nobody placed, with a mark that it was us: an earlier life of the program may have ended before.
+    pub shares: Vec<(Tenant, Vec<Vec<Portion>>)>,
     /// Containers that exchanged devices.
     pub exchanged: u64,
     /// Containers that moved to other devices.
@@ -90,6 +95,7 @@ impl Share {
             kept: BTreeMap::new(),
             told: BTreeMap::new(),
             early: false,
+            tickets_lost: false,
             follows_kubelet: false,
             tickets: Tickets::default(),
             seated: BTreeMap::new(),
@@ -106,8 +112,10 @@ impl Share {
     pub fn take_changes(&mut self) -> Changes {
         let due = std::mem::take(&mut self.due);
         let claim = |uid: &PodUid| Some((self.tenants.get(uid)?.clone(), self.seated.get(uid)?.clone()));
+        let kept = |uid: &PodUid| Some((self.tenants.get(uid)?.clone(), self.kept.get(uid)?.clone()));
         Changes {
             claims: due.rewritten.iter().filter_map(claim).collect(),
+            shares: due.shared.iter().filter_map(kept).collect(),
             tickets: due.tickets.into_values().collect(),
             exchanged: due.exchanged,
             reseated: due.reseated,
@@ -118,7 +126,11 @@ impl Share {
     pub fn cards_are(&mut self, cards: Vec<Card>) -> bool {
         let before = self.list();
         self.cards = cards.into_iter().map(|card| (card.device.clone(), card)).collect();
-        self.list() != before
+        let changes = self.list() != before;
+        if changes {
+            self.keep_shares_that_were_given();
+        }
+        changes
     }
 
     /// Takes over which devices an operator keeps from new containers. Says whether kubelet's list changes by it.
@@ -214,6 +226,10 @@ impl Share {
 
     /// Takes over kubelet's books. Says whether kubelet's list changes by it.
     pub fn books_are(&mut self, rows: &[Held]) -> bool {
+        // Every start is judged by books that mostly say what they said before.
+        if self.held.len() == rows.len() && rows.iter().all(|row| self.held.get(&row.holder) == Some(row)) {
+            return false;
+        }
         let before = self.list();
         self.held = rows.iter().map(|row| (row.holder.clone(), row.clone())).collect();
         self.list() != before

@@ -333,6 +333,22 @@ fn ids_of_an_earlier_plugin_are_left_alone() {
 }
 
 #[test]
+fn a_ticket_alone_starts_nobody_where_it_is_known_to_come_to_nothing() {
+    let mut share = share(vec![single(1, portion(0, 8, 30)), single(2, portion(0, 8, 30))]);
+    let books = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8)];
+    filled(share.start(&ids(&[(0, 3)]), Some(&books)));
+    share.tickets_are_lost(true);
+    for slot in [3, 4] {
+        assert_eq!(refused(share.start(&ids(&[(0, slot)]), Some(&books))), Refusal::WithoutCdi);
+    }
+    assert!(Refusal::WithoutCdi.for_good(), "kubelet does not ask for these ids again");
+    let ran: Vec<ContainerKey> = share.started_by_ticket().into_iter().map(|(key, _)| key).collect();
+    assert_eq!(ran, [books[0].holder.clone()], "who waits has nothing that could be missing");
+    share.tickets_are_lost(false);
+    filled(share.start(&ids(&[(0, 4)]), Some(&books)));
+}
+
+#[test]
 fn an_answer_that_is_lost_is_not_another_plugins() {
     let asks = vec![ask("warm", Role::Init, 1), ask("main", Role::App, 1)];
     let claim = vec![vec![portion(0, 2, 10)], vec![portion(0, 8, 30)]];
@@ -386,6 +402,36 @@ fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
     assert_eq!(sick.iter().filter(|id| id.starts_with(device(1).as_str())).count(), 9);
     assert!(share.cards_are(vec![card(0, 10), card(1, 10)]), "it is well again, and kubelet is told");
     assert!(share.list().iter().all(|listed| listed.healthy));
+}
+
+#[test]
+fn books_that_say_the_same_again_change_nothing_and_others_do() {
+    let mut share = share(vec![single(1, portion(1, 8, 30))]);
+    share.cordoned_are([device(1)].into());
+    let books = |slot| [row(1, "main", &[(1, slot)], 7)];
+    assert!(share.books_are(&books(3)), "the slot that it uses is not taken from it");
+    let list = share.list();
+    assert!(!share.books_are(&books(3)));
+    assert_eq!(share.list(), list);
+    assert!(share.books_are(&books(4)), "it uses another one");
+    assert!(share.books_are(&[]));
+}
+
+#[test]
+fn a_start_is_of_the_row_with_just_its_ids_in_any_order() {
+    let two = vec![vec![portion(0, 8, 30), portion(1, 8, 30)]];
+    let mut share =
+        share(vec![tenant(1, vec![ask("main", Role::App, 2)], Assignment::Given(two)), single(2, portion(0, 8, 30))]);
+    let books = [row(2, "main", &[(0, 2)], 8), row(1, "main", &[(0, 1), (1, 1)], 7)];
+    let whose = |share: &mut Share, asked: &[(u32, u16)]| match share.start(&ids(asked), Some(&books)) {
+        Verdict::Fill { bound, .. } => bound.first().map(|bound| bound.holder.pod.clone()),
+        _ => None,
+    };
+    assert_eq!(whose(&mut share, &[(1, 1), (0, 1)]), Some(uid(1)));
+    assert_eq!(whose(&mut share, &[(0, 2)]), Some(uid(2)));
+    for asked in [&[(0, 1)][..], &[(0, 1), (1, 1), (0, 2)], &[]] {
+        assert_eq!(whose(&mut share, asked), None, "{asked:?}");
+    }
 }
 
 #[test]

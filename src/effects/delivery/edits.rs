@@ -1,7 +1,7 @@
 //! The edits that make a container see its share and nothing else. The runtime applies them last, so that neither the
 //! pod's own variables nor the image's stand against them.
 
-use super::limiter::Limiter;
+use super::limiter::{self, Limiter};
 use model::id::GpuUuid;
 use model::promise::ContainerPromise;
 use std::collections::BTreeMap;
@@ -126,6 +126,8 @@ impl Kit {
             // As they are by themselves, so that no pod switches off who ends it or what its priority is judged by.
             "ACTIVE_OOM_KILLER=true".into(),
             "RECORD_KERNEL_INTERVAL=1".into(),
+            // Nor what HAMi-core opens in its own place.
+            format!("CUDA_REDIRECT={}", limiter::LIBRARY),
         ];
         if let Some(level) = &self.log_level {
             env.push(format!("LIBCUDA_LOG_LEVEL={level}"));

@@ -25,7 +25,7 @@ use wire::cdi::{Edits, Mount};
 /// HAMi-core's directory in containers, writable: processes of one container find each other in a file in it.
 const CACHE: &str = "/usr/local/vgpu";
 /// The library in it; the path is built in, the library opens itself again by it.
-const LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
+pub(super) const LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 /// Names the library to the dynamic linker of every program.
 const PRELOAD: &str = "/etc/ld.so.preload";
 /// Variables that the library sets over those of its process, so that a program that changes its own changes no limit.

@@ -5,7 +5,6 @@ use super::meter::Meter;
 use model::id::Ticket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::block_in_place;
 use wire::ticket;
 
 /// Calls that may wait for the owner. kubelet admits pods one at a time and starts containers in parallel; 110 pods of a
@@ -144,8 +143,9 @@ impl Calls {
             Ok(ticket) => ticket,
             Err(refused) => return Some(Err(refused)),
         };
-        // A line in the kernel's memory takes microseconds; behind a disk that hangs this thread waits alone.
-        if let Err(error) = block_in_place(|| journal.note(&ticket, &ids)) {
+        // A line in the kernel's memory takes microseconds. To hand this thread's other tasks over to another one would cost turns
+        // at the processor, which on a busy node are milliseconds each.
+        if let Err(error) = journal.note(&ticket, &ids) {
             tracing::warn!(%error, "a ticket is given out that an agent which ends now would not know");
         }
         let answer = Answer::of_ticket(&ticket);

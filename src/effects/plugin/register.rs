@@ -11,7 +11,7 @@
 
 use super::call::{Calls, Device};
 use super::notice::{Notice, Progress};
-use super::rival::MAX_SOCKETS;
+use super::rival::{self, MAX_SOCKETS};
 use super::service::{MAX_LIST, Service, encoded_len, options};
 use super::site::{MAX_REQUEST, Site};
 use super::socket_name;
@@ -78,6 +78,13 @@ impl Settings {
         [socket_name::plugin(&self.resource), socket_name::registry(&self.resource)]
     }
 
+    /// The same with their folders.
+    #[must_use]
+    pub fn socket_paths(&self) -> [PathBuf; 2] {
+        let [plugin, registry] = self.sockets();
+        [self.plugins.join(plugin), self.registry.join(registry)]
+    }
+
     /// Takes away what an agent that was killed has left. Says whether kubelet has lost a socket of its registry by it: it
     /// would drop us with that one, were we there already, and refuse pods until it knows us again.
     fn clear(&self, way: Way) -> bool {
@@ -114,7 +121,8 @@ fn clear_dead(folder: &Path, but: &[String]) {
 /// Serves kubelet until `stop` is cancelled. `state` tells how it stands.
 ///
 /// # Errors
-/// When the list is longer than kubelet can take: no restart would help, the configuration must change.
+/// When the list is longer than kubelet can take: no restart would help, the configuration must change. When another agent listens
+/// where we are to: we would take the resource from each other.
 pub async fn serve(
     settings: Settings,
     list: watch::Receiver<Arc<[Device]>>,
@@ -138,6 +146,9 @@ pub async fn serve(
         sleep(FORGOTTEN_WITHIN).await;
     }
     loop {
+        if let Some(second) = rival::listening(&desk.settings.socket_paths()).await {
+            return Err(io::Error::other(second.to_string()));
+        }
         let end = match way {
             Way::Watcher => desk.watcher().await,
             Way::Classic => desk.classic().await,

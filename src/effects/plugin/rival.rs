@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 /// A living plugin answers in milliseconds; a dead one's socket refuses at once.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
@@ -51,6 +51,52 @@ pub async fn find(folder: &Path, but: &[String], registered: &[Arc<str>]) -> Opt
         }
         if let Ok(Some(rival)) = timeout(ANSWERS_WITHIN, ask(&path, &registered)).await {
             return Some(rival);
+        }
+    }
+    None
+}
+
+/// How long a predecessor of ours may take to close its sockets after it has let its state directory go.
+const CLOSES_WITHIN: Duration = Duration::from_secs(10);
+/// Between two looks at them.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// An agent that listens where we are to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Second {
+    socket: PathBuf,
+    pid: Option<i32>,
+}
+
+impl std::fmt::Display for Second {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "another agent already shares GPUs on this node: it listens at {}", self.socket.display())?;
+        if let Some(pid) = self.pid {
+            write!(f, " (process {pid})")?;
+        }
+        f.write_str("; stop it, or, where this one is to follow it, give both the same --state-dir")
+    }
+}
+
+/// Whoever still listens at one of these sockets, which are to be ours, after the time that a predecessor needs to end. An agent
+/// that was killed listens no more.
+pub async fn find_second(sockets: &[PathBuf]) -> Option<Second> {
+    let until = Instant::now() + CLOSES_WITHIN;
+    loop {
+        let second = listening(sockets).await?;
+        if Instant::now() >= until {
+            return Some(second);
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Whoever listens at one of these sockets now.
+pub(super) async fn listening(sockets: &[PathBuf]) -> Option<Second> {
+    for socket in sockets {
+        if let Ok(stream) = UnixStream::connect(socket).await {
+            let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|pid| *pid > 0);
+            return Some(Second { socket: socket.clone(), pid });
         }
     }
     None

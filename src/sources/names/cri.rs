@@ -16,7 +16,7 @@ use std::time::Duration;
 use tonic::transport::Channel;
 
 /// What kubelet says of itself when it asks for the version.
-const KUBELET_API: &str = "0.1.0";
+pub(super) const KUBELET_API: &str = "0.1.0";
 /// Longest name that is kept; Kubernetes' own limit for a pod's.
 const MAX_NAME: usize = 253;
 /// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.

@@ -331,7 +331,8 @@ async fn a_runtime_says_how_it_is_set_up_when_it_is_asked_for_everything() {
     let path = folder.path().join("cri.sock");
     let says = watch::Sender::new(Ok(vec![]));
     let _served = serve_runtime(&path, &says);
-    let config = runtime_config(Some(path)).await.unwrap();
+    let config = runtime_config(Some(path.clone())).await.unwrap();
+    assert_eq!(runtime_cdi(Some(path)).await, Ok(("fake://1".to_owned(), Some(true))));
     assert!(config.nvidia_injects());
     assert_eq!((config.default_handler.as_deref(), config.cdi), (Some("nvidia"), Some(true)));
     let absent = runtime_config(Some(folder.path().join("absent.sock"))).await.unwrap_err();

@@ -9,7 +9,7 @@
 
 use super::sharing::cards;
 use crate::settings::value::RegisterFormat;
-use decide::announce::{Announce, Question, Said, Write};
+use decide::announce::{Announce, Question, Said, Write, next_look};
 use decide::labels::{self, Labelling, Standing};
 use effects::apiserver::{ApiServer, LABELLER};
 use model::id::GpuUuid;
@@ -20,17 +20,12 @@ use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 use wire::handshake::{self, Handshake};
 use wire::node::Node;
 use wire::{cordon, key, register};
-
-/// Between two looks at our Node. A scheduler that asks for a sign of life waits 60 s; a look costs the API server one
-/// answer from its cache.
-const LOOK: Duration = Duration::from_secs(10);
 
 /// What it needs.
 #[derive(Debug)]
@@ -77,7 +72,7 @@ impl Announcing {
                     Err(why) => tracing::debug!(why, "our Node cannot be looked at"),
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(next_look(fraction())) => {}
                     // Who has just started has its first answer a moment later, and schedulers are not to wait for it.
                     Ok(_) = self.view.wait_for(answered), if !known => {}
                 }

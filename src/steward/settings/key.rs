@@ -165,6 +165,30 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
+        "resource-name-memory",
+        ("NAME", "auto"),
+        "Resource for MiB of each GPU; auto takes resourceMemoryName, else nvidia.com/gpumem",
+    ),
+    key(
+        Sharing,
+        "resource-name-memory-percentage",
+        ("NAME", "auto"),
+        "Resource for percent of each GPU's memory; auto takes resourceMemoryPercentageName, else nvidia.com/gpumem-percentage",
+    ),
+    key(
+        Sharing,
+        "resource-name-cores",
+        ("NAME", "auto"),
+        "Resource for percent of each GPU's SM time; auto takes resourceCoreName, else nvidia.com/gpucores",
+    ),
+    key(
+        Sharing,
+        "resource-name-priority",
+        ("NAME", "auto"),
+        "Resource for the priority of a task, 0 high and 1 low; auto takes resourcePriorityName, else nvidia.com/priority",
+    ),
+    key(
+        Sharing,
         "device-config-file",
         ("PATH", "none"),
         "HAMi's device YAML, read as it is: names, scaling, counts, overrides of single nodes",
@@ -187,7 +211,8 @@ pub(crate) const KEYS: &[Key] = &[
         "binding",
         ("auto|late|early", "auto"),
         "When a container gets its devices: when it starts and is known (late; needs CDI), or when kubelet allocates, confirmed \
-         at the start (early); auto goes by the versions of kubelet and runtime, and by whether the first container got them",
+         at the start (early); auto goes by the versions of kubelet and runtime, by whether the runtime says that its CDI is on, \
+         and by whether the first containers got them",
     ),
     key(
         Sharing,

@@ -1,6 +1,7 @@
 //! HAMi's files as people have them, in YAML, and what cannot be meant.
 
 use super::*;
+use crate::resource::Names;
 use proptest::prelude::*;
 use serde_json::json;
 

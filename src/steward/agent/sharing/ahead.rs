@@ -11,12 +11,12 @@
 //! What must never happen here: a guess that is taken for a verdict; two writers of one file.
 
 use decide::share::{Bound, Share, Verdict};
-use effects::delivery::Delivery;
+use effects::delivery::{Delivery, Tickets};
 use model::id::Ticket;
 use model::promise::ContainerPromise;
 use model::share::Held;
 use sources::kubelet::{Books, Entries};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -34,6 +34,9 @@ const FRESH: Duration = Duration::from_secs(2);
 const EXPECTED: Duration = Duration::from_secs(60);
 /// Starts that are expected: all containers of a full node. Those beyond are prepared when they come.
 const MAX_EXPECTED: usize = 1024;
+/// Starts that are prepared at once. A start whose files are being written waits for all of these: so few that it waits no longer
+/// than for its own on a busy disk, and enough that the copy of the state that they are decided by is not made for each.
+const MAX_AT_ONCE: usize = 4;
 /// Of one kind at most one is under way.
 const UNDER_WAY: usize = 2;
 
@@ -41,6 +44,8 @@ const UNDER_WAY: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Ahead {
     rows: Option<(Arc<[Held]>, Instant)>,
+    /// When the last look at the books began.
+    looked: Option<Instant>,
     expected: BTreeMap<Ticket, (Instant, Stage)>,
     reading: bool,
     writing: bool,
@@ -54,6 +59,8 @@ enum Stage {
     Seen,
     Preparing,
     Prepared(Prepared),
+    /// Nothing could be prepared by these books.
+    Open,
 }
 
 /// What was written, and with which kit.
@@ -76,6 +83,7 @@ impl Default for Ahead {
     fn default() -> Ahead {
         Ahead {
             rows: None,
+            looked: None,
             expected: BTreeMap::new(),
             reading: false,
             writing: false,
@@ -104,6 +112,18 @@ impl Ahead {
         (!self.reading && !self.expected.is_empty()).then_some(self.due)
     }
 
+    /// The books as they were not before `after`, with none in them if they cannot be read whole; if nobody has looked since,
+    /// somebody does.
+    pub(super) fn books_after(&mut self, after: Instant, books: &Books) -> Option<Option<Arc<[Held]>>> {
+        if self.looked.is_some_and(|looked| looked >= after) {
+            return Some(self.rows.as_ref().map(|(rows, _)| Arc::clone(rows)));
+        }
+        if !self.reading {
+            self.read(books.clone());
+        }
+        None
+    }
+
     /// Reads the books beside the owner.
     pub(super) fn read(&mut self, mut books: Books) {
         self.reading = true;
@@ -119,9 +139,10 @@ impl Ahead {
     /// A look at the books beside the owner has ended; none if they cannot be read whole.
     pub(super) fn has_read(&mut self, began: Instant, rows: Option<&Arc<[Held]>>, now: Instant) {
         self.reading = false;
+        self.looked = Some(began);
         self.expected.retain(|_, (since, stage)| matches!(stage, Stage::Preparing) || now - *since < EXPECTED);
         for row in rows.into_iter().flat_map(|rows| rows.iter()) {
-            if let Some((_, stage @ Stage::Unseen)) =
+            if let Some((_, stage @ (Stage::Unseen | Stage::Open))) =
                 row.ticket.as_ref().and_then(|ticket| self.expected.get_mut(ticket))
             {
                 *stage = Stage::Seen;
@@ -133,43 +154,50 @@ impl Ahead {
     }
 
     /// Books in which all of these starts stand with the tickets that were given out for them last, and every other ticket that
-    /// is expected: they were read after `Allocate`, so none of these ids is anybody else's in them.
+    /// is expected for any of their ids: they were read after `Allocate`, so none of these ids is anybody else's in them.
     pub(super) fn rows<'a>(
         &self,
         share: &Share,
         starts: impl Iterator<Item = &'a [Arc<str>]>,
         now: Instant,
     ) -> Option<Arc<[Held]>> {
-        let (rows, began) = self.rows.as_ref()?;
-        let late = now - *began > FRESH || self.expected.values().any(|(_, stage)| matches!(stage, Stage::Unseen));
-        let mut tickets = starts.map(|ids| share.newest_ticket(ids));
-        let all = tickets
-            .all(|ticket| ticket.is_some_and(|ticket| rows.iter().any(|row| row.ticket.as_ref() == Some(ticket))));
-        (!late && all).then(|| Arc::clone(rows))
+        let (rows, _) = self.rows.as_ref().filter(|(_, began)| now - *began <= FRESH)?;
+        let written: BTreeSet<&Ticket> = rows.iter().filter_map(|row| row.ticket.as_ref()).collect();
+        let mut asked: BTreeSet<&Arc<str>> = BTreeSet::new();
+        for ids in starts {
+            share.newest_ticket(ids).filter(|ticket| written.contains(ticket))?;
+            asked.extend(ids);
+        }
+        let unseen = self.expected.iter().filter(|(_, (_, stage))| matches!(stage, Stage::Unseen));
+        let of_others =
+            |ticket: &Ticket| share.issued(ticket).is_some_and(|it| it.ids.iter().all(|id| !asked.contains(id)));
+        unseen.map(|(ticket, _)| ticket).all(of_others).then(|| Arc::clone(rows))
     }
 
-    /// Writes what the expected containers would get if they started now, by a copy of the state.
-    pub(super) fn prepare(&mut self, share: &Share, delivery: &Arc<Delivery>) {
-        let Some((rows, _)) = &self.rows else { return };
-        let seen = |row: &&Held| {
-            let stage = row.ticket.as_ref().and_then(|ticket| self.expected.get(ticket));
-            matches!(stage, Some((_, Stage::Seen)))
+    /// Writes what the next of the expected containers would get if they started now, by a copy of the state: those first that
+    /// have waited longest. To be called again when they are written.
+    pub(super) fn prepare(&mut self, share: &Share, delivery: &Arc<Delivery>, tickets: &Tickets) {
+        let Some((rows, _)) = self.rows.as_ref().filter(|_| !self.writing) else { return };
+        let seen = |row: &Held| match self.expected.get(row.ticket.as_ref()?) {
+            Some((since, Stage::Seen)) => Some((*since, row.clone())),
+            _ => None,
         };
-        let wanted: Vec<Held> = rows.iter().filter(seen).cloned().collect();
-        if self.writing || wanted.is_empty() {
+        let mut wanted: Vec<(Instant, Held)> = rows.iter().filter_map(seen).collect();
+        wanted.sort_by_key(|(since, _)| *since);
+        let wanted: Vec<Held> = wanted.into_iter().take(MAX_AT_ONCE).map(|(_, row)| row).collect();
+        if wanted.is_empty() {
             return;
         }
-        let tickets = wanted.iter().filter_map(|row| row.ticket.as_ref());
-        for ticket in tickets {
+        for ticket in wanted.iter().filter_map(|row| row.ticket.as_ref()) {
             if let Some((_, stage)) = self.expected.get_mut(ticket) {
                 *stage = Stage::Preparing;
             }
         }
         self.writing = true;
-        let (guess, rows, delivery, told) =
-            (share.clone(), Arc::clone(rows), Arc::clone(delivery), self.ends.0.clone());
+        let (guess, rows, told) = (share.clone(), Arc::clone(rows), self.ends.0.clone());
+        let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
         spawn_blocking(move || {
-            let _ = told.blocking_send(Done::Files(write(guess, &rows, &wanted, &delivery)));
+            let _ = told.blocking_send(Done::Files(write(guess, &rows, &wanted, (&delivery, &tickets))));
         });
     }
 
@@ -178,7 +206,7 @@ impl Ahead {
         self.writing = false;
         for (ticket, made) in files {
             if let Some((_, stage)) = self.expected.get_mut(&ticket) {
-                *stage = made.map_or(Stage::Seen, Stage::Prepared);
+                *stage = made.map_or(Stage::Open, Stage::Prepared);
             }
         }
     }
@@ -208,17 +236,21 @@ fn write(
     mut guess: Share,
     rows: &[Held],
     wanted: &[Held],
-    delivery: &Arc<Delivery>,
+    (delivery, tickets): (&Arc<Delivery>, &Tickets),
 ) -> BTreeMap<Ticket, Option<Prepared>> {
     let mut made: BTreeMap<Ticket, Option<Prepared>> =
         wanted.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
     for row in wanted {
         let Verdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
-        for bound in bound.iter().filter(|bound| !bound.early) {
+        for bound in &bound {
             let Some(place @ None) = made.get_mut(&bound.ticket) else { continue };
             let promise = super::promise::of(bound, &guess);
             // What cannot be written is told when the container starts.
-            if delivery.deliver(&bound.ticket, &promise).is_ok() {
+            let delivered = match bound.early {
+                true => delivery.deliver_early(&tickets.folder(&bound.ticket), &promise),
+                false => delivery.deliver(&bound.ticket, &promise),
+            };
+            if delivered.is_ok() {
                 *place = Some(Prepared { promise, by: Arc::clone(delivery) });
             }
         }
@@ -308,7 +340,7 @@ mod tests {
         ahead.given(&ticket(1), now);
         assert!(ahead.due().is_some());
         ahead.has_read(now, Some(&Arc::from([row(1)])), now);
-        ahead.prepare(share, delivery);
+        ahead.prepare(share, delivery, &Tickets::new(Path::new("none")));
         let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
         ahead.has_written(files);
         ahead
@@ -341,12 +373,45 @@ mod tests {
         let now = Instant::now();
         ahead.given(&ticket(1), now);
         ahead.has_read(now, Some(&Arc::from([row(1)])), now);
-        ahead.prepare(&share, &delivery);
+        ahead.prepare(&share, &delivery, &Tickets::new(folder.path()));
         let bound: Vec<Bound> = decided(&mut share, &[row(1)]).into_iter().map(|(bound, _)| bound).collect();
         assert!(ahead.is_preparing(&bound));
         let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
         ahead.has_written(files);
         assert!(!ahead.is_preparing(&bound));
+    }
+
+    #[tokio::test]
+    async fn few_are_prepared_at_once_the_longest_expected_first_and_what_cannot_be_waits_for_other_books() {
+        let folder = tempfile::tempdir().unwrap();
+        let (delivery, mut share, mut ahead) = (delivery(folder.path()), share(4), Ahead::default());
+        let (now, tickets) = (Instant::now(), Tickets::new(folder.path()));
+        let slot = |n: u8| -> Vec<Arc<str>> { vec![format!("GPU-a-{n}").into()] };
+        // Only the first is of a pod that is known; in the books they stand the other way round.
+        for n in 0..6 {
+            share.issue(ticket(n), &slot(n), None);
+            ahead.given(&ticket(n), now + Duration::from_millis(n.into()));
+        }
+        let other =
+            |n: u8| ContainerKey { pod: PodUid::parse(&n.to_string().repeat(32)).unwrap(), container: "main".into() };
+        let holder = |n: u8| if n == 0 { key() } else { other(n + 1) };
+        let rows: Arc<[Held]> = (0..6).rev().map(|n| Held { holder: holder(n), ids: slot(n), ..row(n) }).collect();
+        ahead.has_read(now, Some(&rows), now);
+        for expected in [vec![0, 1, 2, 3], vec![4, 5]] {
+            ahead.prepare(&share, &delivery, &tickets);
+            let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
+            let batch: BTreeSet<Ticket> = expected.iter().map(|n| ticket(*n)).collect();
+            assert!(files.keys().eq(&batch), "{files:?}");
+            assert!(files.iter().all(|(of, made)| made.is_some() == (*of == ticket(0))), "{files:?}");
+            ahead.has_written(files);
+        }
+        ahead.prepare(&share, &delivery, &tickets);
+        assert!(!ahead.writing, "nothing is tried again by the same books");
+        ahead.has_read(now, Some(&rows), now);
+        ahead.prepare(&share, &delivery, &tickets);
+        let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
+        assert_eq!(files.len(), MAX_AT_ONCE);
+        assert!(!files.contains_key(&ticket(0)), "it is there");
     }
 
     #[test]
@@ -365,6 +430,13 @@ mod tests {
         ahead.given(&ticket(2), now);
         ahead.has_read(now, Some(&books(&[2])), now);
         assert_eq!(ahead.rows(&share, starts(), now + FRESH), Some(books(&[2])));
+        share.issue(ticket(3), &["GPU-a-7".into()], None);
+        ahead.given(&ticket(3), now);
+        assert_eq!(ahead.rows(&share, starts(), now), Some(books(&[2])), "other ids are nothing to this start");
+        share.issue(ticket(4), &["GPU-a-8".into(), IDS[0].into()], None);
+        ahead.given(&ticket(4), now);
+        assert_eq!(ahead.rows(&share, starts(), now), None, "these are, in part");
+        ahead.has_read(now, Some(&books(&[2, 4])), now);
         assert_eq!(ahead.rows(&share, starts(), now + FRESH + SOON), None, "they have grown old");
         ahead.has_read(now, None, now);
         assert_eq!(ahead.rows(&share, starts(), now), None, "books that cannot be read");

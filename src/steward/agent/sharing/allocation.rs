@@ -1,7 +1,7 @@
 //! `Allocate`: a ticket, and, where the runtime has no CDI, everything else with it.
 
 use super::binding::Way;
-use super::owner::Sharing;
+use super::owner::{Delivered, Sharing};
 use super::promise;
 use super::waiting::Allocation;
 use decide::share::{Binding, Bound, Meant};
@@ -27,13 +27,17 @@ impl Sharing {
         if self.allocations.len() >= MAX_WAITING {
             let _ = reply.send(Err(Refused(format!("{MAX_WAITING} allocations wait already"))));
         } else {
-            self.allocations.push(Allocation { ids, since: Instant::now(), reply });
+            let now = Instant::now();
+            self.allocations.push(Allocation { ids, since: now, after: now, reply });
         }
     }
 
     /// Answers every call that can be answered.
     pub(super) async fn allocate(&mut self) {
-        for call in std::mem::take(&mut self.allocations) {
+        let mut given = None;
+        for mut call in std::mem::take(&mut self.allocations) {
+            // Books that were read before that do not have it.
+            call.after = given.map_or(call.after, |given| call.after.max(given));
             // kubelet has given up on it.
             if call.reply.is_closed() {
                 continue;
@@ -45,31 +49,45 @@ impl Sharing {
                     let answer = self.give_ticket(&call.ids).await;
                     let _ = call.reply.send(answer);
                 }
-                Some(Binding::Early) => {
-                    let books = self.read_books().await;
-                    let for_strangers = call.since.elapsed() < FOR_STRANGERS;
-                    // Who does not stand in books that cannot be read in part may hold something all the same.
-                    let certain = books.as_deref().ok().filter(|_| self.unreadable.is_empty());
-                    match self.share.allocate(&call.ids, certain, for_strangers) {
-                        Some(meant) => {
-                            let answer = self.give(&call.ids, meant).await;
-                            let _ = call.reply.send(answer);
-                        }
-                        None if patient => self.allocations.push(call),
-                        None => {
-                            let why = nobody(&call.ids);
-                            tracing::warn!("{why}");
-                            let _ = call.reply.send(Err(Refused(why)));
-                        }
-                    }
-                    self.keep_changes().await;
-                }
+                Some(Binding::Early) => given = self.allocate_early(call, patient).await.or(given),
                 None if patient => self.allocations.push(call),
                 None => {
                     let _ = call.reply.send(Err(Refused("it is not known yet whether the runtime has CDI".into())));
                 }
             }
         }
+    }
+
+    /// Everything to a call, for whom it must be by books that were read since it came, beside the owner: starts are answered
+    /// meanwhile. Says when something was given.
+    async fn allocate_early(&mut self, mut call: Allocation, patient: bool) -> Option<Instant> {
+        // Who does not stand in books that cannot be read in part may hold something all the same.
+        let certain = match self.ahead.books_after(call.after, &self.books) {
+            None if patient => {
+                self.allocations.push(call);
+                return None;
+            }
+            read => read.flatten(),
+        };
+        let for_strangers = call.since.elapsed() < FOR_STRANGERS;
+        let mut given = None;
+        match self.share.allocate(&call.ids, certain.as_deref(), for_strangers) {
+            Some(meant) => {
+                self.give(call, meant).await;
+                given = Some(Instant::now());
+            }
+            None if patient => {
+                call.after = Instant::now();
+                self.allocations.push(call);
+            }
+            None => {
+                let why = nobody(&call.ids);
+                tracing::warn!("{why}");
+                let _ = call.reply.send(Err(Refused(why)));
+            }
+        }
+        self.keep_changes().await;
+        given
     }
 
     /// A ticket and nothing that could be wrong, to a call that came before it was known that this is the way.
@@ -101,9 +119,13 @@ impl Sharing {
         }
     }
 
-    /// Everything at once, for whom it must be.
-    async fn give(&mut self, ids: &[Arc<str>], meant: Meant) -> Result<Answer, Refused> {
-        let ticket = new_ticket()?;
+    /// Everything at once, for whom it must be. What was given must be known after a restart: kubelet has it when that is on disk.
+    async fn give(&mut self, call: Allocation, meant: Meant) {
+        let ticket = match new_ticket() {
+            Ok(ticket) => ticket,
+            Err(why) => return drop(call.reply.send(Err(why))),
+        };
+        let Allocation { ids, reply, .. } = call;
         let bound = Bound {
             holder: meant.holder.clone(),
             pod: meant.pod.clone(),
@@ -119,20 +141,26 @@ impl Sharing {
         }
         let devices: Vec<&str> = meant.portions.iter().map(|portion| portion.device.as_str()).collect();
         tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
-        let issued = self.issue(&ticket, ids, Some(meant.clone()));
-        // What was given must be known after a restart.
-        if let Err(why) = self.keeper.keep_now(issued).await {
-            self.share.forget_tickets(&[ticket]);
-            let (pod, container) = (&meant.pod, &meant.holder.container);
+        self.ahead.given(&ticket, Instant::now());
+        let issued = self.issue(&ticket, &ids, Some(meant.clone()));
+        let kept = self.keeper.keep_first(issued).await;
+        let told = self.delivered.0.clone();
+        tokio::spawn(async move {
+            let Err(why) = kept.await else {
+                let _ = reply.send(Ok(Answer { cdi: Vec::new(), fields }));
+                return;
+            };
+            let (pod, container) = (meant.pod, meant.holder.container);
             let why = format!(
                 "container {container} cannot get its GPUs: {why}; what it is given must be known after a restart. Is the disk \
                  of --state-dir full or read-only? kubelet does not try this pod again: once that is mended, have it made again"
             );
-            tracing::error!(%pod, container = &**container, "{why}");
-            self.teller.undelivered((&meant.holder.pod, pod), container, why.clone());
-            return Err(Refused(format!("{pod}: {why}")));
-        }
-        Ok(Answer { cdi: Vec::new(), fields })
+            tracing::error!(%pod, container = &*container, "{why}");
+            let _ = reply.send(Err(Refused(format!("{pod}: {why}"))));
+            // Only at the end of the program is nobody there to hear it.
+            let (uid, result) = (meant.holder.pod, Err(why));
+            let _ = told.send(Delivered { uid, pod, container, result, void: Some(ticket) }).await;
+        });
     }
 
     /// A ticket is about to be given out.
@@ -150,15 +178,24 @@ impl Sharing {
             tracing::info!(pod = %tenant.pod, ?devices, "a claim has moved: it is written anew");
             self.teller.moved(tenant, claim);
         }
+        for (tenant, share) in &changes.shares {
+            tracing::info!(pod = %tenant.pod, "what this pod was given is not written on it yet: it is written now");
+            self.teller.shared(tenant, share);
+        }
         changes.tickets.into_iter().for_each(|issued| self.keeper.note(issued));
         self.keeper.keep().await;
     }
 
     /// The way has been found, or has changed.
     pub(super) fn look_at_way(&mut self) {
-        let binding = self.way.borrow_and_update().as_ref().map(|way| way.binding);
+        let (binding, lost) = self.way.borrow_and_update().as_ref().map(|way| (way.binding, way.lost)).unzip();
+        if binding == Some(Binding::Late) && self.asked.tickets.borrow().is_none() {
+            self.arrivals.begin();
+        }
         self.asked.tickets.send_replace((binding == Some(Binding::Late)).then(|| Arc::clone(&self.keeper.journal)));
         self.share.bind_early(binding == Some(Binding::Early));
+        self.share.tickets_are_lost(lost == Some(true));
+        self.look_at_all_by_ticket();
     }
 
     /// The runtime did not do as CDI told it.

@@ -1,11 +1,12 @@
-//! Late binding rests on the runtime: whether the first container that starts really has what its ticket stands for.
+//! Late binding rests on the runtime: whether the first containers that start really have what their tickets stand for.
 
 use model::cgroup::CgroupIdentity;
-use model::id::PodRef;
+use model::id::{PodRef, PodUid};
 use model::pod::{ContainerState, Pod, PodContainer, PodList};
 use model::share::ContainerKey;
 use model::view::NodeView;
 use sources::roots::HostRoots;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -32,6 +33,51 @@ pub(crate) struct Arrived {
     pub pod: PodRef,
     /// Whether it has its limits; `None` where that could not be seen.
     pub has: Option<bool>,
+}
+
+/// What is known, and at whom somebody looks.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals {
+    looking: BTreeSet<ContainerKey>,
+    known: BTreeSet<ContainerKey>,
+    /// Whether a container was seen to have its own, since tickets are given out.
+    pub seen: bool,
+}
+
+/// First containers that are looked at: one may be slow to start, or wait for an init container that never ends.
+const AT_ONCE: usize = 8;
+/// All that are: four containers of each of 110 pods, which is kubelet's default. Those beyond are looked at later.
+const MAX_LOOKING: usize = 512;
+
+impl Arrivals {
+    /// Whether this container, one of the first, is to be looked at; then it counts as being looked at.
+    pub(super) fn looks_at_first(&mut self, key: &ContainerKey) -> bool {
+        !self.seen && self.looking.len() < AT_ONCE && self.looks_at(key)
+    }
+
+    /// Whether this one is to be looked at because all are; the same.
+    pub(super) fn looks_at(&mut self, key: &ContainerKey) -> bool {
+        self.looking.len() < MAX_LOOKING && !self.known.contains(key) && self.looking.insert(key.clone())
+    }
+
+    /// A look has ended; who could not be seen may be looked at again.
+    pub(super) fn ended(&mut self, key: &ContainerKey, known: bool) {
+        self.looking.remove(key);
+        if known {
+            self.known.insert(key.clone());
+        }
+    }
+
+    /// Forgets pods that are gone.
+    pub(super) fn forget(&mut self, here: &BTreeSet<&PodUid>) {
+        self.known.retain(|key| here.contains(&key.pod));
+    }
+
+    /// Tickets are given out from now on, and were not before: what was seen then was seen of another time.
+    pub(super) fn begin(&mut self) {
+        self.known.clear();
+        self.seen = false;
+    }
 }
 
 /// Looks until it is known.
@@ -89,6 +135,28 @@ fn shows(pod: &Pod, container: &PodContainer) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn some_are_looked_at_until_one_was_seen_to_have_its_own_and_none_twice() {
+        let key =
+            |n: usize| ContainerKey { pod: PodUid::parse(&format!("{n:032x}")).unwrap(), container: "main".into() };
+        let mut arrivals = Arrivals::default();
+        assert!(arrivals.looks_at_first(&key(0)));
+        arrivals.ended(&key(0), true);
+        assert!(!arrivals.looks_at_first(&key(0)), "it is known");
+        assert_eq!((1..20).filter(|n| arrivals.looks_at_first(&key(*n))).count(), AT_ONCE);
+        arrivals.ended(&key(1), false);
+        assert!(!arrivals.looks_at_first(&key(2)), "somebody looks");
+        assert!(arrivals.looks_at_first(&key(1)) && !arrivals.looks_at_first(&key(19)), "it could not be seen");
+        assert!(arrivals.looks_at(&key(19)) && !arrivals.looks_at(&key(19)) && !arrivals.looks_at(&key(0)));
+        arrivals.seen = true;
+        (0..20).for_each(|n| arrivals.ended(&key(n), true));
+        assert!(!arrivals.looks_at_first(&key(20)));
+        arrivals.forget(&BTreeSet::from([&key(3).pod]));
+        assert!(arrivals.looks_at(&key(4)) && !arrivals.looks_at(&key(3)));
+        arrivals.begin();
+        assert!(arrivals.looks_at_first(&key(20)));
+    }
 
     #[test]
     fn neither_a_sandbox_nor_a_privileged_container_shows_what_the_runtime_does() {

@@ -1,6 +1,7 @@
-//! Which way containers get their devices on this node: as it was told, or by what runs here and what came of it.
+//! Which way containers get their devices on this node: as it was told, or by what runs here, what that says of itself, and what
+//! came of it.
 
-use decide::share::{Binding, choose};
+use decide::share::{Binding, Choice, Found, Word, choose, guess};
 use model::id::NodeName;
 use sources::kubernetes::Connection;
 use sources::kubernetes::versions;
@@ -14,9 +15,12 @@ use wire::versions::Versions;
 const AT_ONCE: Duration = Duration::from_secs(3);
 /// Between two later questions.
 const AGAIN: Duration = Duration::from_secs(10);
+/// How often the runtime is asked whether its CDI is on still: its answer has some 4 KiB.
+const FOLLOW: Duration = Duration::from_secs(15);
 /// In the state directory: what was found last, and on which runtime.
 const FILE: &str = "binding";
-/// In that file, of a runtime that has CDI by its version and did not do as it was told.
+/// What stands before the runtime in that file.
+const WORDS: [(Found, &str); 3] = [(Found::Late, "late"), (Found::Early, "early"), (Found::Disproved, DISPROVED)];
 const DISPROVED: &str = "disproved";
 
 /// What was found.
@@ -26,8 +30,15 @@ pub(crate) struct Way {
     pub binding: Binding,
     /// Whether what comes of it may change it.
     pub auto: bool,
+    /// Whether it is known that what a ticket stands for reaches no container here.
+    pub lost: bool,
+    /// Whether the runtime says that its CDI is on: then one container that has nothing does not speak for all.
+    pub promised: bool,
     runtime: String,
 }
+
+/// Who says, and whether its CDI is on.
+type OwnWord = (String, bool);
 
 /// Finds it out.
 #[derive(Debug)]
@@ -35,76 +46,133 @@ pub(crate) struct Finder {
     setting: Option<Binding>,
     connection: Connection,
     node: NodeName,
+    cri_socket: Option<PathBuf>,
     file: PathBuf,
 }
 
 impl Finder {
-    pub(crate) fn new(setting: Option<Binding>, connection: Connection, node: NodeName, state: &Path) -> Finder {
-        Finder { setting, connection, node, file: state.join(FILE) }
+    pub(crate) fn new(
+        setting: Option<Binding>,
+        (connection, node): (Connection, NodeName),
+        cri_socket: Option<PathBuf>,
+        state: &Path,
+    ) -> Finder {
+        Finder { setting, connection, node, cri_socket, file: state.join(FILE) }
     }
 
-    /// Says it as soon as it is known, and once more if a guess was wrong.
+    /// Says it as soon as it is known, once more when a guess has become certain, and when the runtime says something else.
     pub(crate) async fn run(self, say: watch::Sender<Option<Way>>) {
         if let Some(binding) = self.setting {
             tracing::info!(?binding, "containers get their devices as --binding says");
-            say.send_replace(Some(Way { binding, auto: false, runtime: String::new() }));
+            let way = Way { binding, auto: false, lost: false, promised: false, runtime: String::new() };
+            say.send_replace(Some(way));
             return;
         }
         let ask = || versions::of_own_node(&self.connection, &self.node);
-        let mut answer = timeout(AT_ONCE, ask()).await.unwrap_or_else(|_| Err("no answer at once".into()));
-        if let Err(why) = &answer {
-            let (binding, runtime) = match self.remembered() {
-                Some((word, runtime)) if word == DISPROVED || word == "early" => (Binding::Early, runtime),
-                Some((_, runtime)) => (Binding::Late, runtime),
-                None => (Binding::Late, String::new()),
-            };
-            tracing::warn!(why, ?binding, "it is not known which runtime runs here: what was found last is taken");
-            say.send_replace(Some(Way { binding, auto: true, runtime }));
-        }
-        loop {
+        let at_once = async { timeout(AT_ONCE, ask()).await.unwrap_or_else(|_| Err("no answer at once".into())) };
+        let (mut answer, mut word) = tokio::join!(at_once, self.word());
+        let mut guess = None;
+        let versions = loop {
             match answer {
-                Ok(versions) => {
-                    say.send_replace(Some(self.by(versions)));
-                    return;
-                }
-                Err(_) => sleep(AGAIN).await,
+                Ok(versions) => break versions,
+                Err(why) => self.guess(&mut guess, word.as_ref(), &why, &say),
             }
-            answer = ask().await;
+            sleep(AGAIN).await;
+            (answer, word) = tokio::join!(ask(), self.word());
+        };
+        let now = say.borrow().clone();
+        let way = match now {
+            // What came of the guess is known better.
+            Some(ref found) if now != guess => found.disproved_on(versions.runtime.clone(), &self.file),
+            _ => self.by(&versions, word.as_ref()),
+        };
+        say.send_replace(Some(way));
+        // A runtime that is started anew may say something else.
+        loop {
+            sleep(FOLLOW).await;
+            let now = self.word().await;
+            if now.is_some() && now != word {
+                word = now;
+                say.send_replace(Some(self.by(&versions, word.as_ref())));
+            }
         }
     }
 
-    fn by(&self, Versions { kubelet, runtime }: Versions) -> Way {
-        let disproved = self.remembered().is_some_and(|(word, seen)| word == DISPROVED && seen == runtime);
-        let mut choice = choose(&kubelet, &runtime);
-        if disproved && choice.binding == Binding::Late {
-            choice.binding = Binding::Early;
-            choice.why = format!(
-                "{runtime} did not make the edits of a CDI device when that was last tried; --binding=late tries it again"
-            );
-        } else {
-            let word = if choice.binding == Binding::Late { "late" } else { "early" };
-            remember(&self.file, word, &runtime);
+    /// What the runtime says of itself, where it does.
+    async fn word(&self) -> Option<OwnWord> {
+        match timeout(AT_ONCE, sources::names::runtime_cdi(self.cri_socket.clone())).await {
+            Ok(Ok((runtime, on))) => Some((runtime, on?)),
+            Ok(Err(why)) => {
+                tracing::debug!(why, "the runtime does not say whether its CDI is on");
+                None
+            }
+            Err(_) => None,
         }
-        tracing::info!(binding = ?choice.binding, why = choice.why, "how containers get their devices");
-        Way { binding: choice.binding, auto: true, runtime }
     }
 
-    fn remembered(&self) -> Option<(String, String)> {
+    /// Says what is likely, where that is new and nothing came of it yet.
+    fn guess(&self, before: &mut Option<Way>, word: Option<&OwnWord>, why: &str, say: &watch::Sender<Option<Way>>) {
+        let last = self.remembered();
+        let choice = guess(last.as_ref().map(|(found, runtime)| (*found, &**runtime)), word.map(borrowed));
+        let runtime = last.map(|(_, runtime)| runtime).unwrap_or_default();
+        let because = choice.why.clone();
+        let way = Some(Way::of(choice, runtime));
+        if *before == way || *say.borrow() != *before {
+            return;
+        }
+        let binding = way.as_ref().map(|way| way.binding);
+        tracing::warn!(why, ?binding, because, "it is not known which runtime runs here");
+        say.send_replace(way.clone());
+        *before = way;
+    }
+
+    fn by(&self, Versions { kubelet, runtime }: &Versions, word: Option<&OwnWord>) -> Way {
+        let disproved = self.remembered().is_some_and(|(found, seen)| found == Found::Disproved && seen == *runtime);
+        let choice = choose(kubelet, runtime, word.map(borrowed), disproved);
+        remember(&self.file, choice.found, runtime);
+        tracing::info!(binding = ?choice.found.binding(), why = choice.why, "how containers get their devices");
+        Way::of(choice, runtime.clone())
+    }
+
+    fn remembered(&self) -> Option<(Found, String)> {
         let text = std::fs::read_to_string(&self.file).ok().filter(|text| text.len() < 1024)?;
         let (word, runtime) = text.trim_end().split_once(' ')?;
-        Some((word.into(), runtime.into()))
+        let (found, _) = WORDS.iter().find(|(_, known)| *known == word)?;
+        Some((*found, runtime.into()))
     }
+}
+
+fn borrowed((who, on): &OwnWord) -> Word<'_> {
+    (who, *on)
 }
 
 impl Way {
+    fn of(Choice { found, lost, promised, .. }: Choice, runtime: String) -> Way {
+        Way { binding: found.binding(), auto: true, lost, promised, runtime }
+    }
+
     /// The runtime has CDI by its version and does not do as it is told: everything that comes is given early.
     pub(super) fn disproved(&self, state: &Path) -> Way {
-        remember(&state.join(FILE), DISPROVED, &self.runtime);
-        Way { binding: Binding::Early, ..self.clone() }
+        self.disproved_on(self.runtime.clone(), &state.join(FILE))
+    }
+
+    fn disproved_on(&self, runtime: String, file: &Path) -> Way {
+        remember(file, Found::Disproved, &runtime);
+        Way { binding: Binding::Early, auto: self.auto, lost: true, promised: false, runtime }
     }
 }
 
-fn remember(file: &Path, word: &str, runtime: &str) {
+/// A container has what its ticket stands for: what was disproved once is not so any more.
+pub(super) fn proved(state: &Path) {
+    let file = state.join(FILE);
+    let disproved = std::fs::read_to_string(&file).is_ok_and(|text| text.starts_with(DISPROVED));
+    if disproved && let Err(error) = std::fs::remove_file(&file) {
+        tracing::warn!(file = %file.display(), %error, "what was found at an earlier start cannot be forgotten");
+    }
+}
+
+fn remember(file: &Path, found: Found, runtime: &str) {
+    let word = WORDS.iter().find(|(known, _)| *known == found).map_or("", |(_, word)| word);
     if let Err(error) = std::fs::write(file, format!("{word} {runtime}\n")) {
         tracing::warn!(file = %file.display(), %error, "cannot keep this for the next start");
     }

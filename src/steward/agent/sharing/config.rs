@@ -1,9 +1,10 @@
 //! How GPUs are cut: HAMi's device YAML as it is, overridden by our own settings.
 
-use crate::settings::Sharing;
+use crate::settings::{Resources, Sharing};
 use model::id::NodeName;
 use std::path::Path;
 use wire::device_config::{self, DeviceConfig, Warning};
+use wire::resource::Names;
 
 /// A device configuration of HAMi's chart is 10 KiB; this much is read of a file at most.
 const MAX_BYTES: u64 = 1024 * 1024;
@@ -33,10 +34,23 @@ pub(crate) fn read(settings: &Sharing, node: &NodeName) -> Result<DeviceConfig, 
     if let Some(factor) = settings.core_scaling {
         config.core_scaling = factor;
     }
-    if let Some(name) = &settings.resource {
-        config.rules.names.count.clone_from(name);
-    }
+    named(&mut config.rules.names, &settings.resources)?;
     Ok(config)
+}
+
+fn named(names: &mut Names, own: &Resources) -> Result<(), String> {
+    for (name, own) in [
+        (&mut names.count, &own.count),
+        (&mut names.memory, &own.memory),
+        (&mut names.memory_percentage, &own.memory_percentage),
+        (&mut names.cores, &own.cores),
+        (&mut names.priority, &own.priority),
+    ] {
+        if let Some(own) = own {
+            name.clone_from(own);
+        }
+    }
+    names.distinct().map_err(|why| format!("{why}; see --resource-name and the names of the other resources"))
 }
 
 /// What is understood, set to something else than its default, and not what this plugin does.
@@ -117,6 +131,25 @@ mod tests {
             let said = warned(yaml);
             assert!(said.iter().any(|line| line.starts_with(&format!("{key}: "))), "{yaml}: {said:?}");
         }
+    }
+
+    #[test]
+    fn our_own_names_go_before_those_of_the_file_and_are_told_apart() {
+        let own = |memory: &str, cores: Option<&str>| Resources {
+            count: None,
+            memory: Some(memory.into()),
+            memory_percentage: Some("example.com/share".into()),
+            cores: cores.map(str::to_owned),
+            priority: Some("example.com/rank".into()),
+        };
+        let mut names = Names { cores: "example.com/of-file".into(), ..Names::default() };
+        named(&mut names, &own("example.com/mib", None)).unwrap();
+        let Names { count, memory, memory_percentage, cores, priority } = &names;
+        assert_eq!((&**count, &**memory), ("nvidia.com/gpu", "example.com/mib"));
+        assert_eq!((&**memory_percentage, &**cores), ("example.com/share", "example.com/of-file"));
+        assert_eq!(&**priority, "example.com/rank");
+        let why = named(&mut names, &own("example.com/one", Some("example.com/one"))).unwrap_err();
+        assert!(why.contains("both memory and cores") && why.contains("--resource-name"), "{why}");
     }
 
     #[test]

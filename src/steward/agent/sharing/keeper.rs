@@ -67,10 +67,18 @@ impl Keeper {
     /// # Errors
     /// A sentence on what could not be written.
     pub(super) async fn keep_now(&self, issued: Issued) -> Result<(), String> {
+        self.keep_first(issued).await.await
+    }
+
+    /// The same in two: in its place among what is to be written, then written.
+    pub(super) async fn keep_first(&self, issued: Issued) -> impl Future<Output = Result<(), String>> + use<> {
+        let gone = || "the thread that writes is gone".to_owned();
         let (done, kept) = oneshot::channel();
-        let writing = Writing { known: vec![issued], done: Some(done) };
-        self.queue.send(writing).await.map_err(|_| "the thread that writes is gone".to_owned())?;
-        kept.await.map_err(|_| "the thread that writes is gone".to_owned())?
+        let sent = self.queue.send(Writing { known: vec![issued], done: Some(done) }).await;
+        async move {
+            sent.map_err(|_| gone())?;
+            kept.await.map_err(|_| gone())?
+        }
     }
 }
 

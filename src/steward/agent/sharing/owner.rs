@@ -1,7 +1,7 @@
 //! The owner: one loop that takes calls, views and pods, and answers.
 
 use super::ahead::{Ahead, Done};
-use super::arrival::Arrived;
+use super::arrival::{Arrivals, Arrived};
 use super::binding::Way;
 use super::cards;
 use super::counts::Counts;
@@ -93,10 +93,10 @@ pub(crate) struct Sharing {
     pub way: watch::Receiver<Option<Way>>,
     /// To change it.
     pub say_way: watch::Sender<Option<Way>>,
-    /// The first container that was given something late, when it has been looked at.
+    /// From those who look at the first containers that are given something late.
     pub arrived: (mpsc::Sender<Arrived>, mpsc::Receiver<Arrived>),
-    /// Whether such a container is being looked at, or was.
-    pub looked: bool,
+    /// What is known of it.
+    pub arrivals: Arrivals,
     /// Whether it was told that something cannot be given early.
     pub told_lost: bool,
     /// Calls of `Allocate` that wait.
@@ -141,6 +141,8 @@ pub(crate) struct Delivered {
     pub pod: PodRef,
     pub container: Arc<str>,
     pub result: Result<(), String>,
+    /// A ticket that kubelet was not given after all.
+    pub void: Option<Ticket>,
 }
 
 impl Sharing {
@@ -185,7 +187,7 @@ impl Sharing {
                     self.look_for_admitted().await;
                     again = Instant::now() + AGAIN;
                 }
-                Ok(()) = self.view.changed() => self.look_at_cards(),
+                Ok(()) = self.view.changed() => self.has_cards().await,
                 Ok(()) = self.cordoned.changed() => self.look_at_cards(),
                 Ok(()) = self.host.changed() => self.look_at_cards(),
                 () = sleep_until(rest), if resting => resting = false,
@@ -210,6 +212,11 @@ impl Sharing {
             self.compare(&listed).await;
             self.judge(waiting).await;
         }
+    }
+
+    async fn has_cards(&mut self) {
+        self.look_at_cards();
+        self.keep_changes().await;
     }
 
     async fn has_pods(&mut self, waiting: &mut Vec<Start>) {
@@ -274,15 +281,14 @@ impl Sharing {
                     self.unreadable.is_empty().then_some(held)
                 });
                 self.ahead.has_read(began, rows.as_ref(), Instant::now());
-                if self.asked.tickets.borrow().is_some() {
-                    self.ahead.prepare(&self.share, &self.delivery);
-                }
             }
         }
+        self.ahead.prepare(&self.share, &self.delivery, &self.tickets);
     }
 
     pub(super) fn has_delivered(&mut self, delivered: Delivered) {
-        let Delivered { uid, pod, container, result } = delivered;
+        let Delivered { uid, pod, container, result, void } = delivered;
+        self.share.forget_tickets(void.as_slice());
         match result {
             Err(why) => self.teller.undelivered((&uid, &pod), &container, why),
             Ok(()) => {
@@ -350,6 +356,7 @@ impl Sharing {
     fn look_at_pods(&mut self) {
         let Some(pods) = self.pods.borrow_and_update().clone() else { return };
         self.teller.forget(&pods);
+        self.arrivals.forget(&pods.pods.iter().map(|pod| pod.cgroup_uid()).collect());
         let tenants: Vec<Tenant> =
             pods.pods.iter().filter_map(|pod| tenant::of(pod, &self.config.rules, &self.node)).collect();
         let served = self.share.served_by_scheduler();
@@ -365,6 +372,7 @@ impl Sharing {
             }
         }
         self.tell_list();
+        self.look_at_all_by_ticket();
     }
 
     fn take(&mut self, call: Call, waiting: &mut Vec<Start>) {

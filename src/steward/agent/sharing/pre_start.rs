@@ -19,10 +19,10 @@ use model::id::{PodRef, PodUid};
 use model::observation::Trouble;
 use model::plugin::Outcome;
 use model::promise::ContainerPromise;
-use model::share::{Held, Role};
+use model::share::{ContainerKey, Held, Role};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::{block_in_place, spawn_blocking};
+use tokio::task::{block_in_place, spawn_blocking, yield_now};
 use tokio::time::Instant;
 
 /// kubelet gives a start 30 s and then tries it again; what is not known after this long is told with its reason.
@@ -92,13 +92,15 @@ impl Sharing {
                 }
             }
         }
+        // Whoever was answered goes on before we do: what is left takes longer than all of an answer.
+        yield_now().await;
         self.keep_changes().await;
         self.tell_list();
     }
 
     fn refuse(&mut self, (uid, name): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
         self.counts.ended(Outcome::Refused(why.code()));
-        if self.teller.refused((uid, name), container, why) && why.for_good() {
+        if self.teller.refused((uid, name), container, why) && why.for_good() && *why != Refusal::WithoutCdi {
             self.reporter.trouble(Trouble::StartMistaken);
         }
         tracing::warn!(pod = %name, container = &**container, reason = why.code(), "a container may not start: {why}");
@@ -136,8 +138,9 @@ impl Sharing {
             );
         }
         let mut awaited = false;
-        if let Some(holder) = bound.first().map(|bound| &bound.holder.pod) {
+        if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
             self.note_start(holder);
+            self.teller.starts_after_all((holder, name), &Refusal::WithoutCdi);
             let pods = self.pods.borrow().clone();
             let pod = pods.as_ref().and_then(|pods| pods.pods.iter().find(|pod| pod.cgroup_uid() == holder));
             awaited = pod.is_some_and(|pod| self.teller.is_awaited(pod));
@@ -184,12 +187,13 @@ impl Sharing {
     /// Without it a rival for the same memory could start after a restart of the agent, until the API server shows this one
     /// running.
     fn note_start(&mut self, pod: &PodUid) {
+        // Both threads must not wait for a disk that hangs: an `Allocate` may do so already.
         if let Err(error) = block_in_place(|| self.starts.note(pod)) {
             tracing::warn!(%error, "a container starts that an agent which ends now would not know");
         }
     }
 
-    /// Has the first container that is given something late looked at.
+    /// Has the first containers that are given something late looked at.
     fn look_whether_it_arrives(&mut self, bound: &[Bound]) {
         let late = self.way.borrow().as_ref().is_some_and(|way| way.binding == Binding::Late);
         // An init container may be over before anybody looks.
@@ -197,47 +201,71 @@ impl Sharing {
             let asks = self.share.tenant(&bound.holder.pod).map_or(&[][..], |tenant| &tenant.asks);
             asks.iter().any(|ask| ask.container == bound.holder.container && ask.role != Role::Init)
         };
-        let Some(one) = bound.iter().filter(|_| late && !self.looked).find(stays) else { return };
-        let about = (one.holder.clone(), one.pod.clone());
-        self.looked = true;
+        let stays: Vec<&Bound> = bound.iter().filter(|_| late).filter(stays).collect();
+        for one in stays {
+            if self.arrivals.looks_at_first(&one.holder) {
+                self.look_at((one.holder.clone(), one.pod.clone()));
+            }
+        }
+    }
+
+    /// Where it is known that tickets come to nothing: at everybody who may have started with one.
+    pub(super) fn look_at_all_by_ticket(&mut self) {
+        if !self.way.borrow().as_ref().is_some_and(|way| way.lost) {
+            return;
+        }
+        for about in self.share.started_by_ticket() {
+            if self.arrivals.looks_at(&about.0) {
+                self.look_at(about);
+            }
+        }
+    }
+
+    fn look_at(&self, about: (ContainerKey, PodRef)) {
         let seen = (self.view.clone(), self.pods.clone());
         tokio::spawn(arrival::watch(about, self.roots.clone(), seen, self.arrived.0.clone()));
     }
 
-    /// What the first container that was given something late really has.
+    /// What a container that was given something late really has.
     pub(super) fn look_at_arrival(&mut self, arrived: &Arrived) {
         let Arrived { key, pod, has } = arrived;
+        self.arrivals.ended(key, has.is_some());
         match has {
-            Some(true) => {
+            Some(true) if !std::mem::replace(&mut self.arrivals.seen, true) => {
+                super::binding::proved(&self.state_dir);
                 tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
+            }
+            Some(true) => {
+                tracing::debug!(%pod, container = &*key.container, "a container has what it was promised by CDI")
             }
             None => {
                 tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
-                self.looked = false;
             }
-            Some(false) => {
-                self.reporter.trouble(Trouble::EditsNotApplied);
-                let way = self.way.borrow().clone().filter(|way| way.auto);
-                tracing::error!(
-                    %pod, container = &*key.container, over = way.is_some(),
-                    "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
-                     (enable_cdi of containerd?)"
-                );
-                self.teller.not_applied(&key.pod, pod);
-                match way {
-                    Some(way) => {
-                        tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
-                        let state = self.state_dir.clone();
-                        self.goes_over_to_early(&way, &state);
-                    }
-                    None => self.looked = false,
-                }
-            }
+            Some(false) => self.has_lost(key, pod),
+        }
+    }
+
+    /// A container runs without what its ticket stands for: others may do so too and are looked at, and none is to come to that.
+    fn has_lost(&mut self, key: &ContainerKey, pod: &PodRef) {
+        let way = self.way.borrow().clone().filter(|way| way.auto && way.binding == Binding::Late);
+        let goes_over = way.filter(|way| !self.arrivals.seen && !way.promised);
+        if self.teller.not_applied(&key.pod, pod) {
+            self.reporter.trouble(Trouble::EditsNotApplied);
+            tracing::error!(
+                %pod, container = &*key.container, over = goes_over.is_some(),
+                "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
+                 (enable_cdi of containerd?)"
+            );
+        }
+        if let Some(way) = goes_over {
+            tracing::warn!("containers that come now get their devices from Allocate (--binding=early)");
+            let state = self.state_dir.clone();
+            self.goes_over_to_early(&way, &state);
         }
     }
 }
 
 fn report(promise: &ContainerPromise, result: Result<(), String>) -> Delivered {
     let (uid, pod, container) = (promise.uid.clone(), promise.pod.clone(), promise.container.clone());
-    Delivered { uid, pod, container, result }
+    Delivered { uid, pod, container, result, void: None }
 }

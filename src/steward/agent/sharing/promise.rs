@@ -14,6 +14,7 @@ pub(super) fn of(bound: &Bound, share: &Share) -> ContainerPromise {
             model: card.map_or_else(|| "".into(), |card| card.model.clone()),
             // Where nothing is limited, what there is.
             memory: portion.memory.or(card.map(|card| card.memory)).unwrap_or(Bytes(0)),
+            unlimited: portion.memory.is_none(),
             cores: portion.cores.map(CorePercent),
         }
     };

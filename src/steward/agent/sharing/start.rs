@@ -1,6 +1,7 @@
 //! Opens everything that sharing needs, and says at once what is missing.
 
 use super::ahead::Ahead;
+use super::arrival::Arrivals;
 use super::binding::Finder;
 use super::counts::Counts;
 use super::health::Watched;
@@ -80,7 +81,7 @@ pub(crate) fn open(
     let (standing, stands) = watch::channel(Standing::Waiting("a list of GPUs".into()));
     let (cordoned, named) = watch::channel(Arc::default());
     let (say_way, way) = watch::channel(None);
-    let finder = Finder::new(sharing.binding, connection, node.clone(), &settings.state_dir);
+    let finder = finder(settings, connection, node);
     let owner = Sharing {
         share: share(settings, &served),
         watched: Watched::default(),
@@ -104,7 +105,7 @@ pub(crate) fn open(
         way,
         say_way,
         arrived: mpsc::channel(1),
-        looked: false,
+        arrivals: Arrivals::default(),
         told_lost: false,
         allocations: Vec::new(),
         state_dir: settings.state_dir.clone(),
@@ -124,6 +125,11 @@ pub(crate) fn open(
     let registry = sharing.kubelet_root.join(REGISTRY);
     let plugin = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
     Ok(Opened { owner, finder, eye, settings: plugin, calls, list: listed, cordoned, standing })
+}
+
+fn finder(settings: &Settings, connection: Connection, node: &NodeName) -> Finder {
+    let cri_socket = settings.names.cri_socket.clone();
+    Finder::new(settings.sharing.binding, (connection, node.clone()), cri_socket, &settings.state_dir)
 }
 
 fn share(settings: &Settings, served: &Path) -> Share {
@@ -187,6 +193,15 @@ impl Opened {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 seen = list.wait_for(|list| !list.is_empty()) => if seen.is_err() { return Ok(()) },
+            }
+            // Who has the same state directory waits for its turn; one with another would take our sockets, and we its.
+            let sockets = settings.socket_paths();
+            let second = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                second = plugin::find_second(&sockets) => second,
+            };
+            if let Some(second) = second {
+                return Err(io::Error::other(second.to_string()));
             }
             for folder in [&settings.plugins, &settings.registry] {
                 refuse_rival(folder, &settings).await?;

@@ -115,6 +115,13 @@ impl Teller {
         true
     }
 
+    /// A pod that was never to start because of this starts: the mark goes.
+    pub(super) fn starts_after_all(&mut self, (uid, pod): (&PodUid, &PodRef), why: &Refusal) {
+        if self.told.take_back(uid, why.code()) {
+            self.has_to_stand(Kind::Evict, uid, (uid, pod), Annotations::from([(key::EVICT, None)]));
+        }
+    }
+
     /// What a container was promised could not be put where the runtime finds it.
     pub(super) fn undelivered(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: String) {
         self.once(names, container, "NotDelivered", why);
@@ -140,11 +147,18 @@ impl Teller {
         true
     }
 
-    /// A container runs without what the runtime was to give it.
-    pub(super) fn not_applied(&self, uid: &PodUid, pod: &PodRef) {
-        let note = "this container has neither its GPUs nor its limits: the container runtime did not make the edits of its CDI \
-                    device (is CDI switched off there?); delete the pod";
-        self.event(uid, pod, "LimitsNotApplied", note.into());
+    /// A pod runs without what the runtime was to give its containers: it is marked for whoever may evict it. Says whether that
+    /// is new.
+    pub(super) fn not_applied(&mut self, uid: &PodUid, pod: &PodRef) -> bool {
+        const REASON: &str = "LimitsNotApplied";
+        let note = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not make the \
+                    edits of their CDI devices (is CDI switched off there?); delete the pod";
+        let is_new = self.once((uid, pod), &Arc::from(""), REASON, note.into());
+        if is_new {
+            let mark = Annotations::from([(key::EVICT, Some(REASON.into()))]);
+            self.has_to_stand(Kind::Evict, uid, (uid, pod), mark);
+        }
+        is_new
     }
 
     fn event(&self, uid: &PodUid, pod: &PodRef, reason: &'static str, note: String) {
@@ -257,7 +271,7 @@ fn meaning(kind: Kind) -> &'static str {
         Kind::Claim => "which devices this pod has; schedulers reckon with others or with none",
         Kind::Served => "whether this pod has its GPUs; HAMi's scheduler waits for it",
         Kind::Lock => "that the node's lock is released; HAMi's scheduler places no other pod here meanwhile",
-        Kind::Evict => "that this pod can never start and has to be evicted",
+        Kind::Evict => "whether this pod has to be evicted",
     }
 }
 

@@ -18,6 +18,14 @@ impl Told {
         reasons.len() < MAX_REASONS && reasons.insert((Arc::clone(container), reason))
     }
 
+    /// Forgets that this was told of any container of the pod. Says whether it was.
+    pub(super) fn take_back(&mut self, uid: &PodUid, reason: &'static str) -> bool {
+        let Some(reasons) = self.0.get_mut(uid) else { return false };
+        let before = reasons.len();
+        reasons.retain(|(_, told)| *told != reason);
+        reasons.len() < before
+    }
+
     /// Forgets pods that are gone.
     pub(super) fn forget(&mut self, here: &BTreeSet<&PodUid>) {
         self.0.retain(|uid, _| here.contains(uid));
@@ -44,6 +52,8 @@ mod tests {
             events += u32::from(told.is_new(&uid, &format!("c{n}").into(), "DoesNotFit"));
         }
         assert_eq!(events, 2 + 61, "there is an end to it");
+        assert!(told.take_back(&uid, "CountDiffers") && !told.take_back(&uid, "CountDiffers"));
+        assert!(told.is_new(&uid, &one, "CountDiffers") && !told.is_new(&uid, &one, "DoesNotFit"));
         told.forget(&BTreeSet::new());
         assert!(told.is_new(&uid, &one, "DoesNotFit"));
     }

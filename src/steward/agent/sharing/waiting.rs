@@ -12,6 +12,8 @@ pub(crate) struct Allocation {
     pub ids: Vec<Arc<str>>,
     /// Since when.
     pub since: Instant,
+    /// Books that were read before this do not count: kubelet has written since, or they were looked at in vain.
+    pub after: Instant,
     /// Where the answer goes.
     pub reply: oneshot::Sender<Result<Answer, Refused>>,
 }
