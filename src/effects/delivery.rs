@@ -31,7 +31,7 @@ pub use starts::Starts;
 pub use tickets::Tickets;
 
 use crate::plugin::Field;
-use file::{failed, put};
+use file::{failed, lay, put};
 
 use model::id::{PodUid, Ticket};
 use model::promise::ContainerPromise;
@@ -92,14 +92,32 @@ impl Delivery {
     /// # Errors
     /// What could not be written. Nothing that the runtime would read is left half done.
     pub fn deliver(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(), Failed> {
+        self.spec(ticket, promise).and_then(|(path, text)| put(&path, text.as_bytes()))
+    }
+
+    /// Fills several tickets; says which. The runtime reads all specs of the folder again for each file that is renamed in it, so
+    /// only the last one is: it makes the others known too.
+    #[must_use]
+    pub fn deliver_all<'a>(&self, all: &'a [(Ticket, ContainerPromise)]) -> Vec<&'a Ticket> {
+        let Some(((last, promise), others)) = all.split_last() else { return Vec::new() };
+        let lay = |(ticket, promise)| self.spec(ticket, promise).and_then(|(path, text)| lay(&path, text.as_bytes()));
+        let laid = others.iter().filter(|(ticket, promise)| lay((ticket, promise)).is_ok()).map(|(ticket, _)| ticket);
+        let mut laid: Vec<&Ticket> = laid.collect();
+        laid.push(last);
+        // The runtime may not have heard of those that are there.
+        self.deliver(last, promise).map(|()| laid).unwrap_or_default()
+    }
+
+    /// What the runtime reads of a container, the rest being in its place.
+    fn spec(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(PathBuf, String), Failed> {
         let folder = self.folder(promise);
         let file = self.fill(&folder, promise)?;
         let path = self.cdi.join(ticket::file_name(ticket));
         self.alone(ticket)?;
         let edits = self.kit.edits(promise, &file);
         let spec = cdi::Spec::of_device(ticket::KIND, ticket.as_str(), edits, self.kit.carried);
-        put(&path, cdi::encode(&spec).map_err(spoiled(&path))?.as_bytes())?;
-        Ok(())
+        let text = cdi::encode(&spec).map_err(spoiled(&path))?;
+        Ok((path, text))
     }
 
     /// The same edits as an answer to `Allocate`, with the limits in `folder`, and what of them such an answer cannot carry.
@@ -268,6 +286,48 @@ mod tests {
 
     fn names(folder: &Path) -> BTreeSet<String> {
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// What whoever watches the folder is told of it, as the library of runtimes that reads such specs sees it: it does
+    /// something about a rename, a removal and a written spec, and nothing about a new name.
+    #[test]
+    fn the_runtime_reads_all_again_once_for_many_tickets_and_not_before_they_are_there() {
+        use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        let specs = folder.path().join("cdi");
+        let watch = inotify::init(CreateFlags::NONBLOCK).unwrap();
+        let told = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MODIFY;
+        inotify::add_watch(&watch, &specs, told).unwrap();
+        let heard = || {
+            let (mut room, mut renamed) = ([std::mem::MaybeUninit::uninit(); 4096], 0);
+            let mut events = Reader::new(&watch, &mut room);
+            while let Ok(event) = events.next() {
+                let name = event.file_name().unwrap().to_str().unwrap().to_owned();
+                match event.events() {
+                    ReadFlags::MODIFY => assert!(!name.ends_with(".json"), "{name}"),
+                    ReadFlags::MOVED_FROM => renamed += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+            renamed
+        };
+        let all: Vec<(Ticket, ContainerPromise)> =
+            (0..5).map(|n| (Ticket::of_random([n; 16]), promise(n, "main"))).collect();
+        assert_eq!(delivery.deliver_all(&all).len(), 5);
+        assert_eq!(heard(), 1);
+        let files = names(&specs);
+        assert_eq!(files, all.iter().map(|(ticket, _)| ticket::file_name(ticket)).collect());
+        let modes = files.iter().map(|name| fs::metadata(specs.join(name)).unwrap().permissions().mode() & 0o777);
+        assert_eq!(modes.collect::<BTreeSet<_>>(), BTreeSet::from([0o444]));
+        // Those that are there are written again, and then each is told.
+        assert_eq!(delivery.deliver_all(&all[..2]).len(), 2);
+        assert_eq!((heard(), names(&specs)), (2, files));
+        // Where the last one cannot be told, none counts.
+        let next = [5, 6].map(|n| (Ticket::of_random([n; 16]), promise(n, "main")));
+        fs::create_dir(specs.join(ticket::file_name(&next[1].0))).unwrap();
+        assert_eq!(delivery.deliver_all(&next), Vec::<&Ticket>::new());
+        assert_eq!(delivery.deliver_all(&[]), Vec::<&Ticket>::new());
     }
 
     #[test]

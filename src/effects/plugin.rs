@@ -14,6 +14,7 @@
 
 mod meter;
 mod journal;
+mod one_at_disk;
 mod call;
 mod service;
 mod notice;
@@ -25,6 +26,7 @@ mod register;
 pub use call::{Answer, Asked, Call, Calls, Device, Field, Refused, new_ticket};
 pub use journal::Journal;
 pub use meter::Meter;
+pub use one_at_disk::OneAtDisk;
 pub use register::{Registration, Settings, serve};
 pub use rival::{Rival, Second, find as find_rival, find_second};
 

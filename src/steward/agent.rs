@@ -47,8 +47,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Threads of the async runtime: one may write a large answer, or wait with an `Allocate` for a disk that hangs, while the other
-/// feeds owner and watchdog. A third costs half a mebibyte.
+/// Threads of the async runtime: one may write a large answer, or wait for a disk that hangs ([`effects::plugin::OneAtDisk`]), while
+/// the other feeds owner and watchdog. A third takes the agent beyond the 25 MiB that it promises (25.1 were seen).
 const WORKERS: usize = 2;
 /// Their stacks. Only the pages that are touched cost memory.
 const STACK: usize = 1024 * 1024;

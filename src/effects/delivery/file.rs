@@ -1,7 +1,9 @@
 //! Files that containers read: whole or not there.
 
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +28,22 @@ pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error)
 /// Writes a file for containers whole or not at all.
 pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), Failed> {
     place(path, bytes, FILE_MODE)
+}
+
+/// Writes a file for containers that is not there yet, whole or not at all, in a way that whoever watches the folder for files
+/// that are renamed, written or taken away hears nothing of: it has no name until it is whole. Where that cannot be done, as
+/// [`put`].
+pub(super) fn lay(path: &Path, bytes: &[u8]) -> Result<(), Failed> {
+    let write = || -> io::Result<()> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let nameless = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mut file = fs::File::from(open(folder, nameless, Mode::from_raw_mode(FILE_MODE))?);
+        file.write_all(bytes)?;
+        // By its path, because a name for a bare descriptor takes a capability.
+        let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+        Ok(linkat(CWD, &own, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+    };
+    write().or_else(|_| put(path, bytes))
 }
 
 /// Writes a file whole or not at all: a hidden one beside it, then a rename.

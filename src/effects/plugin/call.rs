@@ -2,6 +2,7 @@
 
 use super::journal::Journal;
 use super::meter::Meter;
+use super::one_at_disk::OneAtDisk;
 use model::id::Ticket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -100,6 +101,7 @@ pub struct Calls {
     queue: mpsc::Sender<Call>,
     tickets: watch::Receiver<Option<Arc<Journal>>>,
     meter: Arc<Meter>,
+    disk: Arc<OneAtDisk>,
 }
 
 /// The owner's end.
@@ -110,6 +112,8 @@ pub struct Asked {
     /// The owner's standing word that whoever allocates gets a ticket and nothing else, once it is noted there: while it holds,
     /// a call is answered at once and told to the owner before anything that follows it.
     pub tickets: watch::Sender<Option<Arc<Journal>>>,
+    /// The turn at the disk, shared with who answers at once.
+    pub disk: Arc<OneAtDisk>,
 }
 
 impl Calls {
@@ -118,7 +122,8 @@ impl Calls {
     pub fn channel() -> (Calls, Asked) {
         let (queue, calls) = mpsc::channel(QUEUE);
         let (say, tickets) = watch::channel(None);
-        (Calls { queue, tickets, meter: Arc::default() }, Asked { calls, tickets: say })
+        let disk = Arc::<OneAtDisk>::default();
+        (Calls { queue, tickets, meter: Arc::default(), disk: Arc::clone(&disk) }, Asked { calls, tickets: say, disk })
     }
 
     /// How long answers take.
@@ -143,9 +148,7 @@ impl Calls {
             Ok(ticket) => ticket,
             Err(refused) => return Some(Err(refused)),
         };
-        // A line in the kernel's memory takes microseconds. To hand this thread's other tasks over to another one would cost turns
-        // at the processor, which on a busy node are milliseconds each.
-        if let Err(error) = journal.note(&ticket, &ids) {
+        if let Err(error) = self.disk.write(|| journal.note(&ticket, &ids)) {
             tracing::warn!(%error, "a ticket is given out that an agent which ends now would not know");
         }
         let answer = Answer::of_ticket(&ticket);

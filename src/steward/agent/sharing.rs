@@ -24,6 +24,7 @@ mod told;
 mod late;
 mod tell;
 mod keeper;
+mod tenants;
 mod ahead;
 mod owner;
 mod allocation;

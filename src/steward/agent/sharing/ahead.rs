@@ -34,9 +34,13 @@ const FRESH: Duration = Duration::from_secs(2);
 const EXPECTED: Duration = Duration::from_secs(60);
 /// Starts that are expected: all containers of a full node. Those beyond are prepared when they come.
 const MAX_EXPECTED: usize = 1024;
-/// Starts that are prepared at once. A start whose files are being written waits for all of these: so few that it waits no longer
-/// than for its own on a busy disk, and enough that the copy of the state that they are decided by is not made for each.
-const MAX_AT_ONCE: usize = 4;
+/// Between two times that starts are prepared: after each the runtime reads all specs of its folder again, 0.2 ms for each of
+/// them, which for each ticket of sixty pods took a twelfth of all that the node did meanwhile. A start that comes before its
+/// turn is prepared when it comes.
+const APART: Duration = Duration::from_secs(1);
+/// Starts that are prepared at once: as many as a node of two cores makes in that time, twice over. A start whose files are being
+/// written waits for all of these.
+const MAX_AT_ONCE: usize = 16;
 /// Of one kind at most one is under way.
 const UNDER_WAY: usize = 2;
 
@@ -49,6 +53,8 @@ pub(crate) struct Ahead {
     expected: BTreeMap<Ticket, (Instant, Stage)>,
     reading: bool,
     writing: bool,
+    /// Before this the runtime is told of nothing.
+    turn: Option<Instant>,
     due: Instant,
     ends: (mpsc::Sender<Done>, mpsc::Receiver<Done>),
 }
@@ -87,6 +93,7 @@ impl Default for Ahead {
             expected: BTreeMap::new(),
             reading: false,
             writing: false,
+            turn: None,
             due: Instant::now(),
             ends: mpsc::channel(UNDER_WAY),
         }
@@ -176,17 +183,27 @@ impl Ahead {
 
     /// Writes what the next of the expected containers would get if they started now, by a copy of the state: those first that
     /// have waited longest. To be called again when they are written.
-    pub(super) fn prepare(&mut self, share: &Share, delivery: &Arc<Delivery>, tickets: &Tickets) {
+    pub(super) fn prepare(&mut self, share: &Share, (delivery, tickets): (&Arc<Delivery>, &Tickets), now: Instant) {
         let Some((rows, _)) = self.rows.as_ref().filter(|_| !self.writing) else { return };
         let seen = |row: &Held| match self.expected.get(row.ticket.as_ref()?) {
             Some((since, Stage::Seen)) => Some((*since, row.clone())),
             _ => None,
         };
         let mut wanted: Vec<(Instant, Held)> = rows.iter().filter_map(seen).collect();
+        // What was given early is nothing to the runtime.
+        let late = |row: &Held| !row.early;
+        if let Some(turn) = self.turn.filter(|turn| now < *turn && wanted.iter().any(|(_, row)| late(row))) {
+            wanted.retain(|(_, row)| !late(row));
+            // With the books of then.
+            self.due = self.due.min(turn);
+        }
         wanted.sort_by_key(|(since, _)| *since);
         let wanted: Vec<Held> = wanted.into_iter().take(MAX_AT_ONCE).map(|(_, row)| row).collect();
         if wanted.is_empty() {
             return;
+        }
+        if wanted.iter().any(late) {
+            self.turn = Some(now + APART);
         }
         for ticket in wanted.iter().filter_map(|row| row.ticket.as_ref()) {
             if let Some((_, stage)) = self.expected.get_mut(ticket) {
@@ -240,20 +257,25 @@ fn write(
 ) -> BTreeMap<Ticket, Option<Prepared>> {
     let mut made: BTreeMap<Ticket, Option<Prepared>> =
         wanted.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
+    // What cannot be written is told when the container starts.
+    let mut late: Vec<(Ticket, ContainerPromise)> = Vec::new();
     for row in wanted {
         let Verdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
-        for bound in &bound {
+        for bound in bound {
             let Some(place @ None) = made.get_mut(&bound.ticket) else { continue };
-            let promise = super::promise::of(bound, &guess);
-            // What cannot be written is told when the container starts.
-            let delivered = match bound.early {
-                true => delivery.deliver_early(&tickets.folder(&bound.ticket), &promise),
-                false => delivery.deliver(&bound.ticket, &promise),
-            };
-            if delivered.is_ok() {
+            let promise = super::promise::of(&bound, &guess);
+            if !bound.early {
+                if late.iter().all(|(ticket, _)| *ticket != bound.ticket) {
+                    late.push((bound.ticket, promise));
+                }
+            } else if delivery.deliver_early(&tickets.folder(&bound.ticket), &promise).is_ok() {
                 *place = Some(Prepared { promise, by: Arc::clone(delivery) });
             }
         }
+    }
+    let delivered: BTreeSet<Ticket> = delivery.deliver_all(&late).into_iter().cloned().collect();
+    for (ticket, promise) in late.into_iter().filter(|(ticket, _)| delivered.contains(ticket)) {
+        made.insert(ticket, Some(Prepared { promise, by: Arc::clone(delivery) }));
     }
     made
 }
@@ -340,7 +362,7 @@ mod tests {
         ahead.given(&ticket(1), now);
         assert!(ahead.due().is_some());
         ahead.has_read(now, Some(&Arc::from([row(1)])), now);
-        ahead.prepare(share, delivery, &Tickets::new(Path::new("none")));
+        ahead.prepare(share, (delivery, &Tickets::new(Path::new("none"))), now);
         let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
         ahead.has_written(files);
         ahead
@@ -373,7 +395,7 @@ mod tests {
         let now = Instant::now();
         ahead.given(&ticket(1), now);
         ahead.has_read(now, Some(&Arc::from([row(1)])), now);
-        ahead.prepare(&share, &delivery, &Tickets::new(folder.path()));
+        ahead.prepare(&share, (&delivery, &Tickets::new(folder.path())), now);
         let bound: Vec<Bound> = decided(&mut share, &[row(1)]).into_iter().map(|(bound, _)| bound).collect();
         assert!(ahead.is_preparing(&bound));
         let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
@@ -386,29 +408,32 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (delivery, mut share, mut ahead) = (delivery(folder.path()), share(4), Ahead::default());
         let (now, tickets) = (Instant::now(), Tickets::new(folder.path()));
+        let with = (&delivery, &tickets);
         let slot = |n: u8| -> Vec<Arc<str>> { vec![format!("GPU-a-{n}").into()] };
         // Only the first is of a pod that is known; in the books they stand the other way round.
-        for n in 0..6 {
+        for n in 0..18 {
             share.issue(ticket(n), &slot(n), None);
             ahead.given(&ticket(n), now + Duration::from_millis(n.into()));
         }
         let other =
-            |n: u8| ContainerKey { pod: PodUid::parse(&n.to_string().repeat(32)).unwrap(), container: "main".into() };
-        let holder = |n: u8| if n == 0 { key() } else { other(n + 1) };
-        let rows: Arc<[Held]> = (0..6).rev().map(|n| Held { holder: holder(n), ids: slot(n), ..row(n) }).collect();
+            |n: u8| ContainerKey { pod: PodUid::parse(&format!("{n:032x}")).unwrap(), container: "main".into() };
+        let holder = |n: u8| if n == 0 { key() } else { other(n) };
+        let rows: Arc<[Held]> = (0..18).rev().map(|n| Held { holder: holder(n), ids: slot(n), ..row(n) }).collect();
         ahead.has_read(now, Some(&rows), now);
-        for expected in [vec![0, 1, 2, 3], vec![4, 5]] {
-            ahead.prepare(&share, &delivery, &tickets);
+        for (turn, expected) in [(now, 0..16), (now + APART, 16..18)] {
+            ahead.prepare(&share, with, turn - Duration::from_millis(u64::from(turn > now)));
+            assert!(turn == now || !ahead.writing && ahead.due <= turn, "the runtime has enough to read");
+            ahead.prepare(&share, with, turn);
             let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
-            let batch: BTreeSet<Ticket> = expected.iter().map(|n| ticket(*n)).collect();
+            let batch: BTreeSet<Ticket> = expected.map(ticket).collect();
             assert!(files.keys().eq(&batch), "{files:?}");
             assert!(files.iter().all(|(of, made)| made.is_some() == (*of == ticket(0))), "{files:?}");
             ahead.has_written(files);
         }
-        ahead.prepare(&share, &delivery, &tickets);
+        ahead.prepare(&share, with, now + 2 * APART);
         assert!(!ahead.writing, "nothing is tried again by the same books");
         ahead.has_read(now, Some(&rows), now);
-        ahead.prepare(&share, &delivery, &tickets);
+        ahead.prepare(&share, with, now + 2 * APART);
         let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
         assert_eq!(files.len(), MAX_AT_ONCE);
         assert!(!files.contains_key(&ticket(0)), "it is there");

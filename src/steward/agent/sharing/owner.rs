@@ -10,6 +10,7 @@ use super::host::Host;
 use super::keeper::Keeper;
 use super::listing::{Listed, Listing};
 use super::tell::{self, Teller};
+use super::tenants::Tenants;
 use super::waiting::{Allocation, Start};
 use decide::share::{Ages, Share};
 use effects::delivery::{Delivery, Starts, Tickets};
@@ -19,7 +20,7 @@ use model::observation::{ContainerDevices, Observation, Trouble};
 use model::plugin::Outcome;
 use model::pod::{Pod, PodList};
 use model::promise::PodPromise;
-use model::share::{Held, Slot, Tenant};
+use model::share::{Held, Slot};
 use model::view::NodeView;
 use sources::kubelet::{Books, Entries};
 use sources::report::Reporter;
@@ -32,7 +33,6 @@ use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
-use wire::tenant;
 
 /// How often a start that waits is judged again: kubelet writes its books within milliseconds of `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -113,6 +113,8 @@ pub(crate) struct Sharing {
     pub cordoned: watch::Receiver<Arc<BTreeSet<GpuUuid>>>,
     /// What the host brings along.
     pub host: watch::Receiver<Host>,
+    /// What was read of the pods.
+    pub tenants: Tenants,
     /// Pods of this node; `None` before the first list.
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
     /// The health of GPUs, as it was told last.
@@ -238,13 +240,21 @@ impl Sharing {
 
     /// Answers every call that can be answered by now.
     async fn answer(&mut self, waiting: &mut Vec<Start>) {
-        // Whoever asks may be of a pod that was seen a moment ago.
-        if self.pods.has_changed().unwrap_or(false) && !(waiting.is_empty() && self.allocations.is_empty()) {
-            self.look_at_pods();
+        if !self.allocations.is_empty() {
+            self.look_at_new_pods();
         }
         self.allocate().await;
         self.judge(waiting).await;
         self.keep_changes().await;
+    }
+
+    /// Whoever asks may be of a pod that was seen a moment ago. Says whether there was something new.
+    pub(super) fn look_at_new_pods(&mut self) -> bool {
+        let new = self.pods.has_changed().unwrap_or(false);
+        if new {
+            self.look_at_pods();
+        }
+        new
     }
 
     fn looks_again(&self, waiting: &[Start]) -> bool {
@@ -283,7 +293,7 @@ impl Sharing {
                 self.ahead.has_read(began, rows.as_ref(), Instant::now());
             }
         }
-        self.ahead.prepare(&self.share, &self.delivery, &self.tickets);
+        self.ahead.prepare(&self.share, (&self.delivery, &self.tickets), Instant::now());
     }
 
     pub(super) fn has_delivered(&mut self, delivered: Delivered) {
@@ -357,8 +367,7 @@ impl Sharing {
         let Some(pods) = self.pods.borrow_and_update().clone() else { return };
         self.teller.forget(&pods);
         self.arrivals.forget(&pods.pods.iter().map(|pod| pod.cgroup_uid()).collect());
-        let tenants: Vec<Tenant> =
-            pods.pods.iter().filter_map(|pod| tenant::of(pod, &self.config.rules, &self.node)).collect();
+        let tenants = self.tenants.of(&pods, &self.config.rules, &self.node);
         let served = self.share.served_by_scheduler();
         if self.share.tenants_are(tenants) {
             self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_SOON);

@@ -9,6 +9,7 @@
 //! What must never happen here: kubelet is told to go on before the files of the container are there.
 
 use super::arrival::{self, Arrived};
+use super::counts::Written;
 use super::late;
 use super::owner::{Delivered, Sharing};
 use super::promise;
@@ -22,7 +23,8 @@ use model::promise::ContainerPromise;
 use model::share::{ContainerKey, Held, Role};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::{block_in_place, spawn_blocking, yield_now};
+use tokio::sync::oneshot;
+use tokio::task::{spawn_blocking, yield_now};
 use tokio::time::Instant;
 
 /// kubelet gives a start 30 s and then tries it again; what is not known after this long is told with its reason.
@@ -31,6 +33,16 @@ const PATIENCE: Duration = Duration::from_secs(25);
 const ASK: Duration = Duration::from_secs(2);
 /// A row that does not stand in a checkpoint that can be read after this long cannot be read itself.
 const UNREADABLE: Duration = Duration::from_secs(1);
+
+/// A start that was answered, or is when its files are there.
+struct Filled {
+    bound: Vec<Bound>,
+    shared: bool,
+    prepared: bool,
+    waited: Duration,
+    /// What a scheduler waits for, where it is known already.
+    report_now: Option<Delivered>,
+}
 
 impl Sharing {
     /// Judges every start that waits, against one reading of kubelet's books.
@@ -44,25 +56,15 @@ impl Sharing {
             None => self.read_books().await,
         };
         let rows: Option<&[Held]> = books.as_deref().ok();
+        let mut filled = Vec::new();
         for mut start in std::mem::take(waiting) {
             // kubelet has given up on it.
             if start.reply.is_closed() {
                 continue;
             }
-            let mut verdict = self.share.start(&start.ids, rows);
-            if matches!(verdict, Verdict::Wait(_)) && start.since.elapsed() + ASK >= PATIENCE {
-                // For the names of the pod, should it come to nothing.
-                let _ = self.listing.since(start.since);
-            }
-            if verdict == Verdict::Wait(Waiting::Books)
-                && (rows.is_none() || start.since.elapsed() > UNREADABLE)
-                && let Some(listed) = self.listing.since(start.since)
-            {
-                verdict = self.share.start_by_listing(&start.ids, &listed);
-            }
-            match verdict {
+            match self.verdict(&start, rows) {
                 Verdict::Fill { bound, .. } if self.ahead.is_preparing(&bound) => waiting.push(start),
-                Verdict::Fill { bound, shared } => self.fill(start, &bound, shared),
+                Verdict::Fill { bound, shared } => filled.push(self.fill(start, bound, shared)),
                 Verdict::Foreign => {
                     tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps what it was given");
                     self.counts.ended(Outcome::Foreign);
@@ -94,8 +96,29 @@ impl Sharing {
         }
         // Whoever was answered goes on before we do: what is left takes longer than all of an answer.
         yield_now().await;
+        filled.into_iter().for_each(|filled| self.has_filled(filled));
         self.keep_changes().await;
         self.tell_list();
+    }
+
+    /// What is to be done about a start, by these books.
+    fn verdict(&mut self, start: &Start, rows: Option<&[Held]>) -> Verdict {
+        let mut verdict = self.share.start(&start.ids, rows);
+        // Whose pod is known need not wait for a look at the others.
+        if !matches!(verdict, Verdict::Fill { .. }) && self.look_at_new_pods() {
+            verdict = self.share.start(&start.ids, rows);
+        }
+        if matches!(verdict, Verdict::Wait(_)) && start.since.elapsed() + ASK >= PATIENCE {
+            // For the names of the pod, should it come to nothing.
+            let _ = self.listing.since(start.since);
+        }
+        if verdict == Verdict::Wait(Waiting::Books)
+            && (rows.is_none() || start.since.elapsed() > UNREADABLE)
+            && let Some(listed) = self.listing.since(start.since)
+        {
+            verdict = self.share.start_by_listing(&start.ids, &listed);
+        }
+        verdict
     }
 
     fn refuse(&mut self, (uid, name): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
@@ -119,47 +142,35 @@ impl Sharing {
 
     /// Writes what the containers get, if it is not there already, then lets them start. The next start need not wait for the
     /// disk.
-    fn fill(&mut self, start: Start, bound: &[Bound], shared: bool) {
-        self.look_whether_it_arrives(bound);
-        self.listing.compare_now_and_then();
-        let tickets = self.tickets.clone();
-        let delivery = Arc::clone(&self.delivery);
+    fn fill(&mut self, start: Start, bound: Vec<Bound>, shared: bool) -> Filled {
         let promises: Vec<_> = bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share))).collect();
         let prepared = self.ahead.started(&promises, &self.delivery);
-        for bound in bound {
-            if bound.differs {
-                self.counts.differs();
-            }
-            let devices: Vec<&str> = bound.portions.iter().map(|portion| portion.device.as_str()).collect();
-            let waited_ms = u64::try_from(start.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-            tracing::info!(
-                pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
-                differs = bound.differs, waited_ms, prepared, "a container gets its GPUs"
-            );
-        }
-        let mut awaited = false;
-        if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
-            self.note_start(holder);
-            self.teller.starts_after_all((holder, name), &Refusal::WithoutCdi);
-            let pods = self.pods.borrow().clone();
-            let pod = pods.as_ref().and_then(|pods| pods.pods.iter().find(|pod| pod.cgroup_uid() == holder));
-            awaited = pod.is_some_and(|pod| self.teller.is_awaited(pod));
-            if let (Some(tenant), Some(claim)) = (self.share.tenant(holder), self.share.claim(holder))
-                && shared
-            {
-                self.teller.shared(tenant, &claim);
-            }
+        let waited = start.since.elapsed();
+        let awaited = self.is_awaited(&bound);
+        if let Some(first) = bound.first() {
+            self.note_start(&first.holder.pod);
         }
         let written = self.counts.writing();
+        let mut report_now = None;
         if prepared {
             written.with(true);
             let _ = start.reply.send(Ok(()));
-            if let Some((_, promise)) = promises.first().filter(|_| awaited) {
-                self.has_delivered(report(promise, Ok(())));
-            }
-            return;
+            report_now = promises.first().filter(|_| awaited).map(|(_, promise)| report(promise, Ok(())));
+        } else {
+            self.write(start.reply, promises, written, awaited);
         }
-        let told = self.delivered.0.clone();
+        Filled { bound, shared, prepared, waited, report_now }
+    }
+
+    /// Beside the owner.
+    fn write(
+        &self,
+        reply: oneshot::Sender<Result<(), Refused>>,
+        promises: Vec<(Bound, ContainerPromise)>,
+        written: Arc<Written>,
+        awaited: bool,
+    ) {
+        let (tickets, delivery, told) = (self.tickets.clone(), Arc::clone(&self.delivery), self.delivered.0.clone());
         spawn_blocking(move || {
             let result = promises.iter().try_for_each(|(bound, promise)| {
                 let delivered = match bound.early {
@@ -176,7 +187,7 @@ impl Sharing {
             });
             written.with(result.is_ok());
             let well = result.is_ok();
-            let _ = start.reply.send(result);
+            let _ = reply.send(result);
             if let Some((_, promise)) = promises.first().filter(|_| awaited && well) {
                 // Only at the end of the program is nobody there to hear it.
                 let _ = told.blocking_send(report(promise, Ok(())));
@@ -184,11 +195,46 @@ impl Sharing {
         });
     }
 
+    /// Whether a scheduler waits for the pod of these.
+    fn is_awaited(&self, bound: &[Bound]) -> bool {
+        let Some(Bound { holder, .. }) = bound.first() else { return false };
+        let pods = self.pods.borrow();
+        let pod = pods.as_ref().and_then(|pods| pods.pods.iter().find(|pod| *pod.cgroup_uid() == holder.pod));
+        pod.is_some_and(|pod| self.teller.is_awaited(pod))
+    }
+
+    /// What is left to do about a start after its answer.
+    fn has_filled(&mut self, Filled { bound, shared, prepared, waited, report_now }: Filled) {
+        self.look_whether_it_arrives(&bound);
+        self.listing.compare_now_and_then();
+        for bound in &bound {
+            if bound.differs {
+                self.counts.differs();
+            }
+            let devices: Vec<&str> = bound.portions.iter().map(|portion| portion.device.as_str()).collect();
+            let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            tracing::info!(
+                pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
+                differs = bound.differs, waited_ms, prepared, "a container gets its GPUs"
+            );
+        }
+        if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
+            self.teller.starts_after_all((holder, name), &Refusal::WithoutCdi);
+            if let (Some(tenant), Some(claim)) = (self.share.tenant(holder), self.share.claim(holder))
+                && shared
+            {
+                self.teller.shared(tenant, &claim);
+            }
+        }
+        if let Some(report) = report_now {
+            self.has_delivered(report);
+        }
+    }
+
     /// Without it a rival for the same memory could start after a restart of the agent, until the API server shows this one
     /// running.
     fn note_start(&mut self, pod: &PodUid) {
-        // Both threads must not wait for a disk that hangs: an `Allocate` may do so already.
-        if let Err(error) = block_in_place(|| self.starts.note(pod)) {
+        if let Err(error) = self.asked.disk.write(|| self.starts.note(pod)) {
             tracing::warn!(%error, "a container starts that an agent which ends now would not know");
         }
     }

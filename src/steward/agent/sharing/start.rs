@@ -10,6 +10,7 @@ use super::keeper::Keeper;
 use super::listing::Listing;
 use super::owner::Sharing;
 use super::tell::Teller;
+use super::tenants::Tenants;
 use super::{cards, config, topology, turn};
 use crate::settings::Settings;
 use crate::settings::value::{Gpus, Strategy, Topology};
@@ -114,6 +115,7 @@ pub(crate) fn open(
         view,
         cordoned: named,
         host: eye.host(),
+        tenants: Tenants::default(),
         pods,
         sweep_at: Instant::now(),
         evicts: sharing.evict_over_use,
