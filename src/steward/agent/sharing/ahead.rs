@@ -67,6 +67,8 @@ enum Stage {
     Prepared(Prepared),
     /// Nothing could be prepared by these books.
     Open,
+    /// Nothing could be prepared by the books before these.
+    Again,
 }
 
 /// What was written, and with which kit.
@@ -81,8 +83,15 @@ pub(super) struct Prepared {
 pub(super) enum Done {
     /// The books as they were not before this moment.
     Books(Instant, Result<Entries, String>, Books),
-    /// What could be made of each ticket.
-    Files(BTreeMap<Ticket, Option<Prepared>>),
+    /// Files ahead of starts.
+    Files(Written),
+}
+
+/// What could be made of each ticket, and whether the runtime has heard of any.
+#[derive(Debug)]
+pub(super) struct Written {
+    told: bool,
+    files: BTreeMap<Ticket, Option<Prepared>>,
 }
 
 impl Default for Ahead {
@@ -149,10 +158,13 @@ impl Ahead {
         self.looked = Some(began);
         self.expected.retain(|_, (since, stage)| matches!(stage, Stage::Preparing) || now - *since < EXPECTED);
         for row in rows.into_iter().flat_map(|rows| rows.iter()) {
-            if let Some((_, stage @ (Stage::Unseen | Stage::Open))) =
-                row.ticket.as_ref().and_then(|ticket| self.expected.get_mut(ticket))
-            {
-                *stage = Stage::Seen;
+            let ticket = row.ticket.as_ref();
+            if let Some((_, stage)) = ticket.and_then(|ticket| self.expected.get_mut(ticket)) {
+                match stage {
+                    Stage::Unseen => *stage = Stage::Seen,
+                    Stage::Open => *stage = Stage::Again,
+                    _ => {}
+                }
             }
         }
         let unseen = self.expected.values().any(|(_, stage)| matches!(stage, Stage::Unseen));
@@ -182,14 +194,15 @@ impl Ahead {
     }
 
     /// Writes what the next of the expected containers would get if they started now, by a copy of the state: those first that
-    /// have waited longest. To be called again when they are written.
+    /// have waited longest, and last those that were tried in vain. To be called again when they are written.
     pub(super) fn prepare(&mut self, share: &Share, (delivery, tickets): (&Arc<Delivery>, &Tickets), now: Instant) {
         let Some((rows, _)) = self.rows.as_ref().filter(|_| !self.writing) else { return };
         let seen = |row: &Held| match self.expected.get(row.ticket.as_ref()?) {
-            Some((since, Stage::Seen)) => Some((*since, row.clone())),
+            Some((since, Stage::Seen)) => Some(((false, *since), row.clone())),
+            Some((since, Stage::Again)) => Some(((true, *since), row.clone())),
             _ => None,
         };
-        let mut wanted: Vec<(Instant, Held)> = rows.iter().filter_map(seen).collect();
+        let mut wanted: Vec<((bool, Instant), Held)> = rows.iter().filter_map(seen).collect();
         // What was given early is nothing to the runtime.
         let late = |row: &Held| !row.early;
         if let Some(turn) = self.turn.filter(|turn| now < *turn && wanted.iter().any(|(_, row)| late(row))) {
@@ -197,13 +210,10 @@ impl Ahead {
             // With the books of then.
             self.due = self.due.min(turn);
         }
-        wanted.sort_by_key(|(since, _)| *since);
+        wanted.sort_by_key(|(order, _)| *order);
         let wanted: Vec<Held> = wanted.into_iter().take(MAX_AT_ONCE).map(|(_, row)| row).collect();
         if wanted.is_empty() {
             return;
-        }
-        if wanted.iter().any(late) {
-            self.turn = Some(now + APART);
         }
         for ticket in wanted.iter().filter_map(|row| row.ticket.as_ref()) {
             if let Some((_, stage)) = self.expected.get_mut(ticket) {
@@ -219,13 +229,21 @@ impl Ahead {
     }
 
     /// What could be prepared.
-    pub(super) fn has_written(&mut self, files: BTreeMap<Ticket, Option<Prepared>>) {
+    pub(super) fn has_written(&mut self, Written { told, files }: Written, now: Instant) {
         self.writing = false;
+        if told {
+            self.turn = Some(now + APART);
+        }
         for (ticket, made) in files {
             if let Some((_, stage)) = self.expected.get_mut(&ticket) {
                 *stage = made.map_or(Stage::Open, Stage::Prepared);
             }
         }
+    }
+
+    /// It was not given out after all.
+    pub(super) fn forget(&mut self, ticket: &Ticket) {
+        self.expected.remove(ticket);
     }
 
     /// Whether files of one of these are being written: they come in a moment, and nobody else may write them.
@@ -249,12 +267,7 @@ impl Ahead {
 }
 
 /// Blocks for as long as the disk takes.
-fn write(
-    mut guess: Share,
-    rows: &[Held],
-    wanted: &[Held],
-    (delivery, tickets): (&Arc<Delivery>, &Tickets),
-) -> BTreeMap<Ticket, Option<Prepared>> {
+fn write(mut guess: Share, rows: &[Held], wanted: &[Held], (delivery, tickets): (&Arc<Delivery>, &Tickets)) -> Written {
     let mut made: BTreeMap<Ticket, Option<Prepared>> =
         wanted.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
     // What cannot be written is told when the container starts.
@@ -274,10 +287,11 @@ fn write(
         }
     }
     let delivered: BTreeSet<Ticket> = delivery.deliver_all(&late).into_iter().cloned().collect();
+    let told = !delivered.is_empty();
     for (ticket, promise) in late.into_iter().filter(|(ticket, _)| delivered.contains(ticket)) {
         made.insert(ticket, Some(Prepared { promise, by: Arc::clone(delivery) }));
     }
-    made
+    Written { told, files: made }
 }
 
 #[cfg(test)]
@@ -363,8 +377,8 @@ mod tests {
         assert!(ahead.due().is_some());
         ahead.has_read(now, Some(&Arc::from([row(1)])), now);
         ahead.prepare(share, (delivery, &Tickets::new(Path::new("none"))), now);
-        let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
-        ahead.has_written(files);
+        let Some(Done::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        ahead.has_written(written, now);
         ahead
     }
 
@@ -398,8 +412,8 @@ mod tests {
         ahead.prepare(&share, (&delivery, &Tickets::new(folder.path())), now);
         let bound: Vec<Bound> = decided(&mut share, &[row(1)]).into_iter().map(|(bound, _)| bound).collect();
         assert!(ahead.is_preparing(&bound));
-        let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
-        ahead.has_written(files);
+        let Some(Done::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        ahead.has_written(written, now);
         assert!(!ahead.is_preparing(&bound));
     }
 
@@ -424,19 +438,31 @@ mod tests {
             ahead.prepare(&share, with, turn - Duration::from_millis(u64::from(turn > now)));
             assert!(turn == now || !ahead.writing && ahead.due <= turn, "the runtime has enough to read");
             ahead.prepare(&share, with, turn);
-            let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
+            let Some(Done::Files(written)) = ahead.ended().await else { panic!("files are written") };
+            let files = &written.files;
             let batch: BTreeSet<Ticket> = expected.map(ticket).collect();
             assert!(files.keys().eq(&batch), "{files:?}");
             assert!(files.iter().all(|(of, made)| made.is_some() == (*of == ticket(0))), "{files:?}");
-            ahead.has_written(files);
+            assert_eq!(written.told, turn == now);
+            ahead.has_written(written, turn);
         }
         ahead.prepare(&share, with, now + 2 * APART);
         assert!(!ahead.writing, "nothing is tried again by the same books");
         ahead.has_read(now, Some(&rows), now);
         ahead.prepare(&share, with, now + 2 * APART);
-        let Some(Done::Files(files)) = ahead.ended().await else { panic!("files are written") };
-        assert_eq!(files.len(), MAX_AT_ONCE);
-        assert!(!files.contains_key(&ticket(0)), "it is there");
+        let Some(Done::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        assert_eq!(written.files.len(), MAX_AT_ONCE);
+        assert!(!written.files.contains_key(&ticket(0)), "it is there");
+        ahead.has_written(written, now + 2 * APART);
+        // The two that were left, and before them one that nobody has tried yet.
+        share.issue(ticket(30), &slot(30), None);
+        ahead.given(&ticket(30), now + APART);
+        let rows: Arc<[Held]> =
+            (0..18).chain([30]).map(|n| Held { holder: other(n), ids: slot(n), ..row(n) }).collect();
+        ahead.has_read(now, Some(&rows), now);
+        ahead.prepare(&share, with, now + 2 * APART);
+        let Some(Done::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        assert!(written.files.len() == MAX_AT_ONCE && written.files.contains_key(&ticket(30)), "{written:?}");
     }
 
     #[test]

@@ -283,7 +283,7 @@ impl Sharing {
 
     fn has_done(&mut self, done: Done) {
         match done {
-            Done::Files(files) => self.ahead.has_written(files),
+            Done::Files(written) => self.ahead.has_written(written, Instant::now()),
             Done::Books(began, read, books) => {
                 self.books = books;
                 let rows = read.ok().and_then(|Entries { held, unreadable }| {
@@ -299,6 +299,7 @@ impl Sharing {
     pub(super) fn has_delivered(&mut self, delivered: Delivered) {
         let Delivered { uid, pod, container, result, void } = delivered;
         self.share.forget_tickets(void.as_slice());
+        void.iter().for_each(|ticket| self.ahead.forget(ticket));
         match result {
             Err(why) => self.teller.undelivered((&uid, &pod), &container, why),
             Ok(()) => {
@@ -365,6 +366,9 @@ impl Sharing {
 
     fn look_at_pods(&mut self) {
         let Some(pods) = self.pods.borrow_and_update().clone() else { return };
+        if pods.pods.iter().any(|pod| self.teller.is_awaited(pod)) {
+            self.admits_until = Instant::now() + ADMITS;
+        }
         self.teller.forget(&pods);
         self.arrivals.forget(&pods.pods.iter().map(|pod| pod.cgroup_uid()).collect());
         let tenants = self.tenants.of(&pods, &self.config.rules, &self.node);

@@ -34,14 +34,17 @@ const ASK: Duration = Duration::from_secs(2);
 /// A row that does not stand in a checkpoint that can be read after this long cannot be read itself.
 const UNREADABLE: Duration = Duration::from_secs(1);
 
-/// A start that was answered, or is when its files are there.
+/// A start that may go on, and what is left to do about it.
 struct Filled {
     bound: Vec<Bound>,
     shared: bool,
-    prepared: bool,
     waited: Duration,
-    /// What a scheduler waits for, where it is known already.
-    report_now: Option<Delivered>,
+    /// Where the answer goes, if the files were there already.
+    reply: Option<oneshot::Sender<Result<(), Refused>>>,
+    /// Whether they were.
+    prepared: bool,
+    /// What a scheduler waits for then.
+    report: Option<Delivered>,
 }
 
 impl Sharing {
@@ -49,6 +52,10 @@ impl Sharing {
     pub(super) async fn judge(&mut self, waiting: &mut Vec<Start>) {
         if waiting.is_empty() {
             return;
+        }
+        // What nobody placed gets a share until somebody is known to place: that must not be missed.
+        if !self.share.served_by_scheduler() {
+            self.look_at_new_pods();
         }
         let ahead = self.ahead.rows(&self.share, waiting.iter().map(|start| &*start.ids), Instant::now());
         let books = match ahead {
@@ -93,6 +100,10 @@ impl Sharing {
                     let _ = start.reply.send(Err(Refused(why)));
                 }
             }
+        }
+        // Not before the last line is on disk: on this thread an answer would wait behind it.
+        for reply in filled.iter_mut().filter_map(|filled| filled.reply.take()) {
+            let _ = reply.send(Ok(()));
         }
         // Whoever was answered goes on before we do: what is left takes longer than all of an answer.
         yield_now().await;
@@ -151,15 +162,13 @@ impl Sharing {
             self.note_start(&first.holder.pod);
         }
         let written = self.counts.writing();
-        let mut report_now = None;
-        if prepared {
-            written.with(true);
-            let _ = start.reply.send(Ok(()));
-            report_now = promises.first().filter(|_| awaited).map(|(_, promise)| report(promise, Ok(())));
-        } else {
+        if !prepared {
             self.write(start.reply, promises, written, awaited);
+            return Filled { bound, shared, waited, reply: None, prepared, report: None };
         }
-        Filled { bound, shared, prepared, waited, report_now }
+        written.with(true);
+        let report = promises.first().filter(|_| awaited).map(|(_, promise)| report(promise, Ok(())));
+        Filled { bound, shared, waited, reply: Some(start.reply), prepared, report }
     }
 
     /// Beside the owner.
@@ -204,7 +213,7 @@ impl Sharing {
     }
 
     /// What is left to do about a start after its answer.
-    fn has_filled(&mut self, Filled { bound, shared, prepared, waited, report_now }: Filled) {
+    fn has_filled(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
         self.look_whether_it_arrives(&bound);
         self.listing.compare_now_and_then();
         for bound in &bound {
@@ -226,7 +235,7 @@ impl Sharing {
                 self.teller.shared(tenant, &claim);
             }
         }
-        if let Some(report) = report_now {
+        if let Some(report) = report {
             self.has_delivered(report);
         }
     }
