@@ -12,7 +12,7 @@ const PAIRS: usize = 5;
 const PODS: usize = 60;
 const GPUS: &str = "--gpus=simulated=H100:8";
 
-/// Seconds that 99 of 100 calls may take: `Allocate` that gives a ticket, and one that has to know for whom it is.
+/// Seconds that 99 of 100 calls of the run may take: `Allocate` that gives a ticket, and one that has to know for whom it is.
 const TICKET: f64 = 0.002;
 const GUESS: f64 = 0.050;
 const START: f64 = 0.015;
@@ -90,8 +90,6 @@ fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
     let early = bed.cluster.status().runtime != "containerd2";
     let allocate = if early { GUESS } else { TICKET };
     let mut all = [("allocate", allocate), ("start", START)].map(|(call, most)| (call, most, Histogram(Vec::new())));
-    // Told at the end: all pairs are wanted where one is too slow.
-    let mut slow = Vec::new();
     let (mut ours, mut stubs) = (Vec::new(), Vec::new());
     for pair in 1..=PAIRS {
         let agent = bed.agent(&[GPUS]);
@@ -103,13 +101,10 @@ fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
         fleet.first = "brief";
         ours.push(burst(&bed, &mut fleet).as_secs_f64());
         let metrics = http::get(agent.metrics, "/metrics").expect("metrics").text();
-        for (call, most, all) in &mut all {
+        for (call, _, all) in &mut all {
             let calls = Histogram::of(&metrics, &format!("gpu_steward_plugin_{call}_seconds"));
             println!("pair {pair}: {call}: {calls}");
             assert!(calls.calls() >= 2.0 * PODS as f64 - 0.5, "too few calls of {call}");
-            if calls.within(0.99) > *most {
-                slow.push(format!("pair {pair}: {call}: {} s, and {most} s are promised", calls.within(0.99)));
-            }
             all.add(calls);
         }
         agent.signal(15);
@@ -122,9 +117,12 @@ fn sixty_pods_run_at_most_a_tenth_later_than_with_a_plugin_that_does_nothing() {
     }
     let (ours, stubs) = (median(ours), median(stubs));
     println!("median of {PAIRS}: {ours:.1} s, stub {stubs:.1} s, ratio {:.3}", ours / stubs);
+    // Of 120 calls the second slowest is 99 of 100: too few to say that of one pair.
     for (call, _, calls) in &all {
         println!("all pairs: {call}: {calls}");
     }
-    assert!(slow.is_empty(), "{slow:#?}");
+    for (call, most, calls) in &all {
+        assert!(calls.within(0.99) <= *most, "{call}: {} s, and {most} s are promised", calls.within(0.99));
+    }
     assert!(ours <= stubs * 1.10, "{ours:.1} s beside {stubs:.1} s");
 }
