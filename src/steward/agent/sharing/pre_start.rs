@@ -88,17 +88,7 @@ impl Sharing {
                     }
                     waiting.push(start);
                 }
-                Verdict::Wait(what) => {
-                    let holder = self.holder(&start.ids, rows);
-                    let read = (books.as_ref().map(drop).map_err(String::as_str), &*self.unreadable);
-                    let why = late::sentence((what, PATIENCE), &start.ids, read, holder.as_ref());
-                    self.counts.ended(Outcome::Late(what.code()));
-                    tracing::warn!("{why}");
-                    if let Some(late::Holder { uid: Some(uid), pod: Some(pod), container }) = holder {
-                        self.teller.late((&uid, &pod), &container, &why);
-                    }
-                    let _ = start.reply.send(Err(Refused(why)));
-                }
+                Verdict::Wait(what) => self.is_too_late(start, what, rows, books.as_ref().map(drop)),
             }
         }
         // Not before the last line is on disk: on this thread an answer would wait behind it.
@@ -142,6 +132,18 @@ impl Sharing {
         if let Some(pod) = pods.iter().flat_map(|pods| &pods.pods).find(|pod| pod.cgroup_uid() == uid) {
             self.teller.unfilled(pod);
         }
+    }
+
+    fn is_too_late(&mut self, start: Start, what: Waiting, rows: Option<&[Held]>, read: Result<(), &String>) {
+        let holder = self.holder(&start.ids, rows);
+        let read = (read.map_err(String::as_str), &*self.unreadable);
+        let why = late::sentence((what, PATIENCE), &start.ids, read, holder.as_ref());
+        self.counts.ended(Outcome::Late(what.code()));
+        tracing::warn!("{why}");
+        if let Some(late::Holder { uid: Some(uid), pod: Some(pod), container }) = holder {
+            self.teller.late((&uid, &pod), &container, &why);
+        }
+        let _ = start.reply.send(Err(Refused(why)));
     }
 
     /// Who holds these ids, as far as it is known.

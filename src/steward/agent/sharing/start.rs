@@ -26,7 +26,7 @@ use sources::kubernetes::Connection;
 use sources::report::Reporter;
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -124,9 +124,14 @@ pub(crate) fn open(
         delivered: mpsc::channel(MAX_UNTOLD),
         list,
     };
+    let settings = serving(settings, resource, plugins);
+    Ok(Opened { owner, finder, eye, settings, calls, list: listed, cordoned, standing })
+}
+
+fn serving(settings: &Settings, resource: Arc<str>, plugins: PathBuf) -> plugin::Settings {
+    let sharing = &settings.sharing;
     let registry = sharing.kubelet_root.join(REGISTRY);
-    let plugin = plugin::Settings { resource, registration: sharing.registration, registry, plugins };
-    Ok(Opened { owner, finder, eye, settings: plugin, calls, list: listed, cordoned, standing })
+    plugin::Settings { resource, registration: sharing.registration, registry, plugins }
 }
 
 fn finder(settings: &Settings, connection: Connection, node: &NodeName) -> Finder {
