@@ -303,13 +303,17 @@ impl Sharing {
         match result {
             Err(why) => self.teller.undelivered((&uid, &pod), &container, why),
             Ok(()) => {
-                let pods = self.pods.borrow().clone();
-                let pod = pods.iter().flat_map(|pods| &pods.pods).find(|pod| *pod.cgroup_uid() == uid);
-                if let Some(pod) = pod {
-                    self.teller.filled(pod);
+                if let Some(pod) = self.pod(&uid) {
+                    self.teller.filled(&pod);
                 }
             }
         }
+    }
+
+    /// A pod of this node as the API server showed it last.
+    pub(super) fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        let pods = self.pods.borrow();
+        pods.iter().flat_map(|pods| &pods.pods).find(|pod| pod.cgroup_uid() == uid).cloned()
     }
 
     fn look_at_cards(&mut self) {

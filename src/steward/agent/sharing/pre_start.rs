@@ -91,7 +91,7 @@ impl Sharing {
                 Verdict::Wait(what) => self.is_too_late(start, what, rows, books.as_ref().map(drop)),
             }
         }
-        // Not before the last line is on disk: on this thread an answer would wait behind it.
+        // Not before the last line is written: on this thread an answer would wait behind it.
         for reply in filled.iter_mut().filter_map(|filled| filled.reply.take()) {
             let _ = reply.send(Ok(()));
         }
@@ -128,9 +128,8 @@ impl Sharing {
             self.reporter.trouble(Trouble::StartMistaken);
         }
         tracing::warn!(pod = %name, container = &**container, reason = why.code(), "a container may not start: {why}");
-        let pods = self.pods.borrow().clone();
-        if let Some(pod) = pods.iter().flat_map(|pods| &pods.pods).find(|pod| pod.cgroup_uid() == uid) {
-            self.teller.unfilled(pod);
+        if let Some(pod) = self.pod(uid) {
+            self.teller.unfilled(&pod);
         }
     }
 
@@ -208,13 +207,11 @@ impl Sharing {
 
     /// Whether a scheduler waits for the pod of these.
     fn is_awaited(&self, bound: &[Bound]) -> bool {
-        let Some(Bound { holder, .. }) = bound.first() else { return false };
-        let pods = self.pods.borrow();
-        let pod = pods.as_ref().and_then(|pods| pods.pods.iter().find(|pod| *pod.cgroup_uid() == holder.pod));
-        pod.is_some_and(|pod| self.teller.is_awaited(pod))
+        let pod = bound.first().and_then(|bound| self.pod(&bound.holder.pod));
+        pod.is_some_and(|pod| self.teller.is_awaited(&pod))
     }
 
-    /// What is left to do about a start after its answer.
+    /// What is left to do about a start that does not wait for us any more.
     fn has_filled(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
         self.look_whether_it_arrives(&bound);
         self.listing.compare_now_and_then();
