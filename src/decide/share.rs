@@ -24,6 +24,7 @@ mod ledger;
 mod prefer;
 mod promises;
 mod recall;
+mod refusal;
 mod seat;
 mod start;
 mod early;
@@ -36,7 +37,8 @@ pub use binding::{Binding, Choice, Found, Word, choose, guess};
 pub use card::{Card, Listed};
 pub use early::Meant;
 pub use listing::Disagreement;
-pub use start::{Bound, Refusal, Verdict, Waiting};
+pub use refusal::{Refusal, Scarce};
+pub use start::{Bound, Verdict, Waiting};
 pub use state::{Changes, MAX_TENANTS, Share, WithoutClaim};
 pub use tickets::MAX_ISSUED;
 

@@ -173,7 +173,7 @@ fn of_two_claims_for_the_same_memory_one_is_kept_through_a_restart_of_the_agent(
     assert!(bed.state().join("pods").join(uid).exists(), "nothing was prepared for it");
     for life in 0..2 {
         // kubelet tries it again every few seconds.
-        agent.logs("bytes of memory of");
+        agent.logs("MiB claimed by running pods");
         assert!(runs(first, "main") && !runs(second, "main"), "life {life}");
         agent.signal(9);
         drop(agent);
@@ -204,7 +204,7 @@ pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
         ("torn", torn, "UnreadableClaim", "hami.io/vgpu-devices-allocated"),
         ("elsewhere", elsewhere, "UnreadableClaim", "node-9"),
         ("missing", missing, "NoSuchDevice", "GPU-none"),
-        ("second", second, "DoesNotFit", "bytes of memory"),
+        ("second", second, "DoesNotFit", "MiB claimed by running pods"),
         ("unplaced", unplaced, "NotPlaced", "--without-claim=share"),
     ] {
         bed.create(&pod);

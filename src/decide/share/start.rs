@@ -1,12 +1,12 @@
 //! A container is about to start: whose ids are these, and what was promised?
 
 use super::ledger::of_pod;
+use super::refusal::{Refusal, Scarce};
 use super::state::{Share, WithoutClaim};
 use model::id::{GpuUuid, PodRef, PodUid, Ticket};
 use model::share::{Ask, Assignment, ContainerKey, Held, Issued, MemoryAsk, Portion, Slot, Tenant};
 use model::unit::{Bytes, Mib};
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 
 /// One container with all that it gets. All containers that share a set of ids are answered together: kubelet's call does
@@ -72,127 +72,6 @@ impl Waiting {
         match self {
             Waiting::Books => "Books",
             Waiting::Pod => "Pod",
-        }
-    }
-}
-
-/// Why a container must not start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// No scheduler that knows GPUs placed the pod, and the setting or this node's history says that this is wrong.
-    NotPlaced,
-    /// The assignment cannot be read.
-    Unreadable(Arc<str>),
-    /// The claim has another number of devices than kubelet gave.
-    Count {
-        /// In the claim.
-        claimed: usize,
-        /// From kubelet.
-        given: usize,
-    },
-    /// The claim names a device that this node does not have.
-    NoSuchDevice(GpuUuid),
-    /// With what has started already, the claim does not fit.
-    DoesNotFit {
-        /// Where.
-        device: GpuUuid,
-        /// What there is too little of.
-        what: &'static str,
-        /// What may be promised in all.
-        total: u64,
-        /// What the others were promised.
-        promised: u64,
-        /// What this pod was promised.
-        wanted: u64,
-    },
-    /// The device was promised to one pod alone, with all its SM time, and two would share it.
-    NotAlone {
-        /// Which.
-        device: GpuUuid,
-        /// Whether to this pod, and not to one that has started.
-        own: bool,
-    },
-    /// The pod has finished.
-    Finished,
-    /// At `Allocate`, which names nobody, it was given what was promised to another.
-    Mistaken {
-        /// In what they differ.
-        what: &'static str,
-    },
-    /// It was given something at `Allocate`, and what that was is not known any more.
-    Forgotten,
-    /// kubelet has no answer for its ids any more, or a broken one: it would start without devices and limits.
-    AnswerLost,
-    /// All that kubelet has for it is a ticket, and the runtime does nothing with that.
-    WithoutCdi,
-}
-
-impl Refusal {
-    /// Whether no later try can help: somebody who may must take the pod away, and its controller makes it again.
-    #[must_use]
-    pub fn for_good(&self) -> bool {
-        matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)
-    }
-
-    /// One word for events and metrics.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        match self {
-            Refusal::NotPlaced => "NotPlaced",
-            Refusal::Unreadable(_) => "UnreadableClaim",
-            Refusal::Count { .. } => "CountDiffers",
-            Refusal::NoSuchDevice(_) => "NoSuchDevice",
-            Refusal::DoesNotFit { .. } => "DoesNotFit",
-            Refusal::NotAlone { .. } => "NotAlone",
-            Refusal::Finished => "Finished",
-            Refusal::Mistaken { .. } => "MistakenForAnother",
-            Refusal::Forgotten => "Forgotten",
-            Refusal::AnswerLost => "AnswerLost",
-            Refusal::WithoutCdi => "WithoutCdi",
-        }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::NotPlaced => f.write_str(
-                "no scheduler that knows GPUs placed this pod (it has no hami.io/vgpu-devices-allocated); set schedulerName \
-                 to the scheduler with the extender, or start the agent with --without-claim=share",
-            ),
-            Refusal::Unreadable(why) => write!(f, "the pod's assignment cannot be read: {why}"),
-            Refusal::Count { claimed, given } => {
-                write!(f, "the assignment names {claimed} devices for this container and kubelet gave it {given}")
-            }
-            Refusal::NoSuchDevice(device) => write!(f, "the assignment names {device}, which this node does not have"),
-            Refusal::DoesNotFit { device, what, total, promised, wanted } => write!(
-                f,
-                "{what} of {device}: {wanted} were promised to this pod, {promised} to pods that have started, and there are {total}"
-            ),
-            Refusal::NotAlone { device, own: true } => {
-                write!(f, "all SM time of {device} was promised to this pod, and pods that have started share it")
-            }
-            Refusal::NotAlone { device, own: false } => {
-                write!(f, "all SM time of {device} was promised to a pod that has started, and this one would share it")
-            }
-            Refusal::Finished => f.write_str("the pod has finished"),
-            Refusal::Mistaken { what } => write!(
-                f,
-                "kubelet asked for this pod's GPUs when another was expected, and it was given {what} that are not its own, which \
-                 cannot be changed any more: the pod must be deleted and made again"
-            ),
-            Refusal::Forgotten => f.write_str(
-                "what this container was given when kubelet asked for it is not known any more (was the state directory lost?): \
-                 the pod must be deleted and made again",
-            ),
-            Refusal::WithoutCdi => f.write_str(
-                "kubelet was told to have its GPUs put in by CDI, before it was known that the runtime of this node does not do \
-                 that: the pod must be deleted and made again",
-            ),
-            Refusal::AnswerLost => f.write_str(
-                "kubelet's checkpoint holds these ids without the plugin's answer, so the container would get neither devices nor \
-                 limits: the pod must be deleted and made again",
-            ),
         }
     }
 }
@@ -402,9 +281,9 @@ impl Share {
                 wanted.cores = u64::from(card.cores);
             }
             for (what, wanted, held, promised, total) in [
-                ("bytes of memory", wanted.memory, held.memory, others.memory, card.memory.0),
-                ("percent of SM time", wanted.cores, held.cores, others.cores, u64::from(card.cores)),
-                ("slots", wanted.containers, held.containers, others.containers, u64::from(card.slots)),
+                (Scarce::Memory, wanted.memory, held.memory, others.memory, card.memory.0),
+                (Scarce::Cores, wanted.cores, held.cores, others.cores, u64::from(card.cores)),
+                (Scarce::Slots, wanted.containers, held.containers, others.containers, u64::from(card.slots)),
             ] {
                 if wanted > held && promised.saturating_add(wanted) > total {
                     return Err(Refusal::DoesNotFit { device: device.clone(), what, total, promised, wanted });

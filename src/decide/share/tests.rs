@@ -142,7 +142,7 @@ fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_
         why,
         Refusal::DoesNotFit {
             device: device(0),
-            what: "bytes of memory",
+            what: Scarce::Memory,
             total: 80 * GIB,
             promised: 50 * GIB,
             wanted: 50 * GIB
@@ -304,9 +304,13 @@ fn what_cannot_be_right_is_refused_with_its_reason() {
     let given = |portions| one(Assignment::Given(vec![portions]));
     let books = [row(1, "main", &[(0, 3)], 7)];
     for (tenant, refusal, word) in [
-        (given(vec![portion(7, 8, 30)]), Refusal::NoSuchDevice(device(7)), "does not have"),
+        (given(vec![portion(7, 8, 30)]), Refusal::NoSuchDevice(device(7)), "this node has no such GPU"),
         (one(Assignment::Unreadable("torn".into())), Refusal::Unreadable("torn".into()), "torn"),
-        (given(vec![]), Refusal::Count { claimed: 0, given: 1 }, "0 devices for this container and kubelet gave it 1"),
+        (
+            given(vec![]),
+            Refusal::Count { claimed: 0, given: 1 },
+            "names 0 GPUs for this container, and the kubelet allocated 1",
+        ),
         (Tenant { finished: true, ..given(vec![portion(0, 8, 30)]) }, Refusal::Finished, "finished"),
     ] {
         let pod = tenant.pod.clone();
