@@ -13,8 +13,8 @@ use lab::agent::Agent;
 use lab::api_server::{self, ApiServer};
 use lab::http;
 use lab::pods::Pods;
-use lab::scenario::FakeNvml;
-use serde_json::{Value, json};
+use lab::scenario::{self, FakeNvml};
+use serde_json::Value;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -117,25 +117,13 @@ struct Measurand {
     address: SocketAddr,
 }
 
-/// Eight cards, each with one process of each of twelve or thirteen pods.
+/// One process of each pod, on the GPUs in turn.
 fn scenario(pods: &Pods, gpus: usize) -> Value {
-    let mut cards: Vec<Vec<Value>> = vec![Vec::new(); gpus];
+    let mut pids: Vec<Vec<u32>> = vec![Vec::new(); gpus];
     for (index, pod) in pods.pods.iter().enumerate() {
-        let process = json!({"pid": pod.containers[0].pid, "memory": 1_u64 << 30, "sm": 5});
-        cards[index % gpus].push(process);
+        pids[index % gpus].push(pod.containers[0].pid);
     }
-    // Numbers of their own, so that the fake does not add up the processes for every reading: what it spends in our
-    // process would be charged to the agent.
-    let values = json!({
-        "memory_used_bytes": 14_u64 << 30, "utilization_percent": 60, "memory_copy_percent": 20, "encoder_percent": 0,
-        "decoder_percent": 0, "power_watts": 400, "temperature_celsius": 55, "temperature_memory_celsius": 60,
-        "clock_sm_mhz": 1900, "clock_memory_mhz": 2600, "throttle_reasons": 0, "gpm_sm_percent": 50,
-        "gpm_graphics_percent": 60, "gpm_sm_occupancy_percent": 30, "gpm_tensor_percent": 20, "gpm_dram_percent": 20,
-        "gpm_fp64_percent": 0, "gpm_fp32_percent": 5, "gpm_fp16_percent": 5,
-    });
-    let card = |list| json!({"model": "H100", "processes": list, "values": values});
-    let cards: Vec<Value> = cards.into_iter().map(card).collect();
-    json!({"gpus": cards})
+    scenario::busy(&pids)
 }
 
 fn start_agent(pods: &Pods, gpus: usize) -> Outcome<(Agent, Running, Option<ApiServer>)> {

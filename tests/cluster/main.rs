@@ -30,6 +30,8 @@ mod stub;
 #[cfg(test)]
 mod numbers;
 #[cfg(test)]
+mod budget;
+#[cfg(test)]
 mod health;
 #[cfg(test)]
 mod announce;

@@ -299,7 +299,19 @@ impl Agent {
         resident_mib(self.pid()).expect("it lives")
     }
 
-    /// The same of each child that it has now.
+    /// Processor time that it has taken, as the kernel accounts for it: in ticks of 10 ms.
+    ///
+    /// # Panics
+    /// When it runs no more.
+    #[must_use]
+    pub fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it lives");
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |place: usize| fields[place].parse::<u64>().expect("ticks");
+        Duration::from_millis((ticks(11) + ticks(12)) * 10)
+    }
+
+    /// Resident memory of each child that it has now, in MiB.
     #[must_use]
     pub fn children_resident_mib(&self) -> Vec<f64> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();

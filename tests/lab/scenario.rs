@@ -6,6 +6,7 @@ pub use fake_nvml::scenario::{
     XidEvent,
 };
 pub use fake_nvml::value::{Program, Replay, Then, Value};
+use serde_json::json;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -72,6 +73,25 @@ fn built_library() -> io::Result<PathBuf> {
 #[must_use]
 pub fn cards(model: &str, count: u32) -> Card {
     Card { model: model.to_owned(), count, ..Card::default() }
+}
+
+/// GPUs at work, each with these processes. Every reading has a number of its own, so that the fake library does not add up
+/// the processes for each of them: a bench charges what the library spends to the agent that loaded it.
+#[must_use]
+pub fn busy(pids: &[Vec<u32>]) -> serde_json::Value {
+    let values = json!({
+        "memory_used_bytes": 14_u64 << 30, "utilization_percent": 60, "memory_copy_percent": 20, "encoder_percent": 0,
+        "decoder_percent": 0, "power_watts": 400, "temperature_celsius": 55, "temperature_memory_celsius": 60,
+        "clock_sm_mhz": 1900, "clock_memory_mhz": 2600, "throttle_reasons": 0, "gpm_sm_percent": 50,
+        "gpm_graphics_percent": 60, "gpm_sm_occupancy_percent": 30, "gpm_tensor_percent": 20, "gpm_dram_percent": 20,
+        "gpm_fp64_percent": 0, "gpm_fp32_percent": 5, "gpm_fp16_percent": 5,
+    });
+    let process = |pid: &u32| json!({"pid": pid, "memory": 1_u64 << 30, "sm": 5});
+    let card = |pids: &Vec<u32>| {
+        let processes: Vec<_> = pids.iter().map(process).collect();
+        json!({"model": "H100", "processes": processes, "values": values})
+    };
+    json!({"gpus": pids.iter().map(card).collect::<Vec<_>>()})
 }
 
 /// A process that holds memory and keeps a share of the multiprocessors busy.

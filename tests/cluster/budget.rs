@@ -1,0 +1,101 @@
+//! What an agent that shares GPUs costs beside real pods. Promise 36 in docs/specification.md.
+
+use crate::bed::{Bed, SOON};
+use crate::fleet;
+use lab::eventually::eventually;
+use lab::scenario::{self, FakeNvml};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const GPUS: usize = 8;
+const PODS: usize = 100;
+/// The budget: `VmRSS` in MiB, and the share of one core.
+const MEMORY: f64 = 32.0;
+const PROCESSOR: f64 = 0.011;
+const SCRAPE_EVERY: Duration = Duration::from_secs(15);
+/// What the starts cost is not what an hour of running pods costs.
+const WARM_UP: Duration = Duration::from_secs(30);
+const SPAN: Duration = Duration::from_secs(300);
+
+/// Of each running pod of the namespace, a process of its container `one`.
+fn processes(bed: &Bed) -> Vec<u32> {
+    let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
+    let pid = |pod: &Value| {
+        let states = pod["status"]["containerStatuses"].as_array()?;
+        let id = states.iter().find(|state| state["name"] == "one")?["containerID"].as_str()?.rsplit('/').next()?;
+        let folder = fleet::process(&bed.place().cgroup, pod["metadata"]["uid"].as_str()?, id)?;
+        folder.file_name()?.to_str()?.parse().ok()
+    };
+    list["items"].as_array().into_iter().flatten().filter_map(pid).collect()
+}
+
+fn device_nodes(folder: &Path) -> String {
+    let dev = folder.join("dev");
+    std::fs::create_dir(&dev).expect("a folder");
+    for name in (0..GPUS).map(|number| format!("nvidia{number}")).chain(["nvidiactl".into()]) {
+        let made = Command::new("mknod").arg(dev.join(name)).args(["c", "1", "3"]).status();
+        assert!(made.expect("mknod can be run").success());
+    }
+    format!("--dev-root={}", dev.display())
+}
+
+/// 8 GPUs and 100 pods of 2 containers that each hold a share, sampled once a second, scraped every 15 s and followed by one usage
+/// watcher.
+#[test]
+#[ignore = "takes 7 minutes and a cluster: tests/run --long"]
+fn sharing_with_a_hundred_pods_stays_within_its_budget() {
+    let bed = Bed::alone("budget");
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = FakeNvml::install(folder.path()).expect("the fake library");
+    let driver = |pids: &[Vec<u32>]| {
+        fake.write_text(&serde_json::to_vec(&scenario::busy(pids)).expect("JSON")).expect("the scenario is written");
+    };
+    driver(&vec![Vec::new(); GPUS]);
+    let library = format!("--nvml-library={}", fake.library().display());
+    let agent = bed.agent(&["--gpus=nvml", &library, &device_nodes(folder.path()), "--split-count=32", "-v=0"]);
+    let uuids = Bed::gpus(&agent);
+    let share = |n: usize| [(n % GPUS, 1000, 1)];
+    let names: Vec<String> = (0..PODS).map(|n| format!("pod-{n}")).collect();
+    let pod = |(n, name): (usize, &String)| {
+        bed.pod(name, &uuids, &[("one", "app", &share(n)), ("two", "app", &share(n))], &Value::Null)
+    };
+    let pods: Vec<Value> = names.iter().enumerate().map(pod).collect();
+    bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }));
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    bed.ready(&all);
+    let pids = eventually("a process of every pod", SOON, || {
+        let pids = processes(&bed);
+        (pids.len() == PODS).then_some(pids)
+    });
+    let mut of_gpu = vec![Vec::new(); GPUS];
+    pids.iter().enumerate().for_each(|(n, pid)| of_gpu[n % GPUS].push(*pid));
+    driver(&of_gpu);
+    let binary = std::env::var("GPU_STEWARD_SHIPPED").unwrap_or_else(|_| env!("CARGO_BIN_EXE_gpu-steward").to_owned());
+    let watch = Command::new(binary)
+        .args(["usage", "--watch", "-o", "json", "--usage-socket"])
+        .arg(&agent.usage_socket)
+        .stdout(std::process::Stdio::null())
+        .spawn();
+    let mut watch = watch.expect("the usage watcher runs");
+    std::thread::sleep(WARM_UP);
+    let (began, before) = (Instant::now(), agent.processor_time());
+    let (mut held, mut scraped) = (0.0_f64, began);
+    while began.elapsed() < SPAN {
+        if Instant::now() >= scraped {
+            scraped += SCRAPE_EVERY;
+            assert_eq!(agent.get("/metrics").status, 200);
+        }
+        held = held.max(agent.resident_mib());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let taken = (agent.processor_time() - before).as_secs_f64() / began.elapsed().as_secs_f64();
+    let _ = watch.kill();
+    let _ = watch.wait();
+    let seen = agent.get("/api/v1/pods").json()["pods"].as_array().map_or(0, Vec::len);
+    println!("{PODS} pods of 2 containers, {GPUS} GPUs: {:.2} % of a core, VmRSS {held:.1} MiB", taken * 100.0);
+    assert!(seen >= PODS, "{seen} pods are seen");
+    assert!(held <= MEMORY, "{held:.1} MiB, and the budget is {MEMORY}");
+    assert!(taken <= PROCESSOR, "{:.2} % of a core, and the budget is {:.2} %", taken * 100.0, PROCESSOR * 100.0);
+}
