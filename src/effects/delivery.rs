@@ -92,7 +92,9 @@ impl Delivery {
     /// # Errors
     /// What could not be written. Nothing that the runtime would read is left half done.
     pub fn deliver(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(), Failed> {
-        self.spec(ticket, promise).and_then(|(path, text)| put(&path, text.as_bytes()))
+        self.spec(ticket, promise).and_then(|(path, text)| put(&path, text.as_bytes()))?;
+        crate::failpoint!("spec-renamed");
+        Ok(())
     }
 
     /// Fills several tickets; says which. The runtime reads all specs of the folder again for each file that is renamed in it, so
@@ -116,6 +118,7 @@ impl Delivery {
     fn spec(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(PathBuf, String), Failed> {
         let folder = self.folder(promise);
         let file = self.fill(&folder, promise)?;
+        crate::failpoint!("limits-renamed");
         let path = self.cdi.join(ticket::file_name(ticket));
         self.alone(ticket)?;
         let edits = self.kit.edits(promise, &file);

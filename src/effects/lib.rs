@@ -9,12 +9,14 @@
 //!   pprof admin            the loopback port: profiles of this process, log level
 //!   plugin                 the device plugin that kubelet calls
 //!   delivery               what a container finds when it starts: CDI spec, limits
+//!   failpoint              places where a test ends the process; empty in what is shipped
 //! ```
 //!
 //! What must never happen here: a decision, a reading of the world, a queue or connection count without a bound.
 
 #[cfg(test)]
 mod sample_view;
+pub mod failpoint;
 pub mod exposition;
 pub mod metrics;
 pub mod api;

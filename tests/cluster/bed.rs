@@ -135,6 +135,15 @@ impl Bed {
         agent
     }
 
+    /// An agent that does this (`kill`, `hold`) at its first pass of this failpoint. Always the tests' build: what is shipped has
+    /// no failpoints.
+    pub(crate) fn armed(&self, (point, action): (&str, &str), flags: &[&str]) -> Agent {
+        let recipe = self.recipe_of(BINARY, self.kubeconfig(), flags);
+        let agent = recipe.env("FAILPOINTS", format!("{point}=1*return({action})")).start();
+        self.registered(&agent);
+        agent
+    }
+
     /// An agent on its node that listens; whether it is ready is another matter. With the credentials of the one before, if
     /// there was one: the API server may be away.
     pub(crate) fn launch(&self, flags: &[&str]) -> Agent {
@@ -144,9 +153,13 @@ impl Bed {
     }
 
     fn recipe(&self, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {
-        let node = self.place();
         let shipped = std::env::var("GPU_STEWARD_SHIPPED");
-        let mut recipe = Recipe::of(shipped.as_deref().unwrap_or(BINARY))
+        self.recipe_of(shipped.as_deref().unwrap_or(BINARY), kubeconfig, flags)
+    }
+
+    fn recipe_of(&self, binary: &str, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {
+        let node = self.place();
+        let mut recipe = Recipe::of(binary)
             .in_mounts_of(node.pid)
             .with("--cdi-dir", "/var/run/cdi")
             .with("--kubeconfig", kubeconfig)

@@ -24,6 +24,8 @@ mod fleet;
 #[cfg(test)]
 mod restarts;
 #[cfg(test)]
+mod failpoints;
+#[cfg(test)]
 mod unwritten;
 #[cfg(test)]
 mod stub;

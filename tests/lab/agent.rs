@@ -399,9 +399,18 @@ impl Agent {
     /// # Panics
     /// When it does not end within [`END`].
     #[must_use]
-    pub fn wait(mut self) -> Ended {
+    pub fn wait(self) -> Ended {
+        self.wait_within(END)
+    }
+
+    /// The same with a deadline of the test's own.
+    ///
+    /// # Panics
+    /// When it does not end within that time.
+    #[must_use]
+    pub fn wait_within(mut self, within: Duration) -> Ended {
         let begin = Instant::now();
-        let status = eventually("its end", END, || self.child.try_wait().expect("the child can be waited for"));
+        let status = eventually("its end", within, || self.child.try_wait().expect("the child can be waited for"));
         Ended { status, took: begin.elapsed(), log: self.log() }
     }
 }

@@ -39,6 +39,7 @@ pub(super) fn lay(path: &Path, bytes: &[u8]) -> Result<(), Failed> {
         let nameless = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
         let mut file = fs::File::from(open(folder, nameless, Mode::from_raw_mode(FILE_MODE))?);
         file.write_all(bytes)?;
+        crate::failpoint!("spec-nameless");
         // By its path, because a name for a bare descriptor takes a capability.
         let own = format!("/proc/self/fd/{}", file.as_raw_fd());
         Ok(linkat(CWD, &own, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
@@ -57,6 +58,7 @@ pub(super) fn place(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failed> 
         file.write_all(bytes)
     };
     let written = write().map_err(failed("write", &hidden));
+    crate::failpoint!(crate::failpoint::written(path));
     let placed = written.and_then(|()| fs::rename(&hidden, path).map_err(failed("put in place", path)));
     if placed.is_err() {
         // On a full disk the half that was written is in the way of others.

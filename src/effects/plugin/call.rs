@@ -151,8 +151,10 @@ impl Calls {
         if let Err(error) = self.disk.write(|| journal.note(&ticket, &ids)) {
             tracing::warn!(%error, "a ticket is given out that an agent which ends now would not know");
         }
+        crate::failpoint!("allocate-noted");
         let answer = Answer::of_ticket(&ticket);
         self.queue.send(Call::Allocated { ids, ticket }).await.ok()?;
+        crate::failpoint!("allocate-told");
         Some(Ok(answer))
     }
 }

@@ -161,7 +161,10 @@ impl Ahead {
             let ticket = row.ticket.as_ref();
             if let Some((_, stage)) = ticket.and_then(|ticket| self.expected.get_mut(ticket)) {
                 match stage {
-                    Stage::Unseen => *stage = Stage::Seen,
+                    Stage::Unseen => {
+                        effects::failpoint!("allocate-in-checkpoint");
+                        *stage = Stage::Seen;
+                    }
                     Stage::Open => *stage = Stage::Again,
                     _ => {}
                 }

@@ -147,6 +147,7 @@ impl Sharing {
         let told = self.delivered.0.clone();
         tokio::spawn(async move {
             let Err(why) = kept.await else {
+                effects::failpoint!("allocate-early-kept");
                 let _ = reply.send(Ok(Answer { cdi: Vec::new(), fields }));
                 return;
             };

@@ -1,7 +1,7 @@
 //! What is known of tickets, written by one thread in the order in which it became known, so that nothing older ever replaces
 //! what is newer, and neither kubelet nor the owner waits for the disk where nothing depends on it.
 
-use effects::delivery::Tickets;
+use effects::delivery::{Failed, Tickets};
 use effects::plugin::Journal;
 use model::share::Issued;
 use std::sync::Arc;
@@ -35,7 +35,12 @@ impl Keeper {
         let (sender, mut queue) = mpsc::channel::<Writing>(QUEUE);
         spawn_blocking(move || {
             while let Some(Writing { known, done }) = queue.blocking_recv() {
-                let keep = |issued: &Issued| tickets.keep(issued).map(|()| noted_there.kept(&issued.ticket));
+                let keep = |issued: &Issued| {
+                    tickets.keep(issued)?;
+                    effects::failpoint!("ticket-kept");
+                    noted_there.kept(&issued.ticket);
+                    Ok::<(), Failed>(())
+                };
                 let kept = known.iter().try_for_each(keep).map_err(|error| error.to_string());
                 match (done, kept) {
                     // It may have gone meanwhile.

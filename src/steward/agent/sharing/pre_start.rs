@@ -97,6 +97,9 @@ impl Sharing {
         }
         // Whoever was answered goes on before we do: what is left takes longer than all of an answer.
         yield_now().await;
+        if !filled.is_empty() {
+            effects::failpoint!("start-answered");
+        }
         filled.into_iter().for_each(|filled| self.has_filled(filled));
         self.keep_changes().await;
         self.tell_list();
@@ -162,6 +165,7 @@ impl Sharing {
         if let Some(first) = bound.first() {
             self.note_start(&first.holder.pod);
         }
+        effects::failpoint!("start-noted");
         let written = self.counts.writing();
         if !prepared {
             self.write(start.reply, promises, written, awaited);

@@ -25,7 +25,9 @@ pub(super) async fn write(api: ApiServer, own: OwnNode, write: Write, ended: mps
         Kind::Claim | Kind::Served | Kind::Evict => {
             let annotations: Vec<(&str, Option<&str>)> =
                 write.annotations.iter().map(|(key, value)| (*key, value.as_deref())).collect();
+            effects::failpoint!("annotation-due");
             let written = api.annotate_pod(&write.uid, &write.pod, &annotations).await;
+            effects::failpoint!("annotation-written");
             written.map_err(|error| (outcome(&error), error.to_string()))
         }
     };

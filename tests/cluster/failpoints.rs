@@ -1,0 +1,141 @@
+//! The agent ends exactly between two steps of a pod's start: by SIGKILL, and by SIGTERM while it is held there. The next
+//! agent goes on, and every container has exactly what its claim says. Promise 28 in docs/specification.md.
+//!
+//! A run takes every point in turn with `GPU_STEWARD_LONG=1` (`tests/run --long`), else a few of them.
+
+use crate::bed::{Bed, SOON, promised};
+use crate::fleet::Fleet;
+use lab::agent::Agent;
+use lab::eventually::eventually;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Two GPUs of ten slots.
+const TOTAL: usize = 20;
+/// From the creation of a pod to the point.
+const REACHED: Duration = Duration::from_secs(60);
+
+/// A place in the program, and what comes of a start that an end there interrupts.
+struct Point {
+    name: &'static str,
+    /// Whether kubelet's call of `Allocate` may still wait for its answer there. kubelet never asks a second time, so the pod
+    /// fails at admission, and its controller makes another.
+    in_allocate: bool,
+    /// In which runs.
+    always: bool,
+}
+
+const fn point(name: &'static str, in_allocate: bool, always: bool) -> Point {
+    Point { name, in_allocate, always }
+}
+
+/// In the order of a start with a ticket (late binding).
+const LATE: [Point; 12] = [
+    point("allocate-noted", true, true),
+    point("allocate-told", true, false),
+    // On a thread beside the answer, so either may come first.
+    point("ticket-written", true, false),
+    point("ticket-kept", true, false),
+    point("allocate-in-checkpoint", false, false),
+    point("limits-written", false, false),
+    point("limits-renamed", false, false),
+    point("spec-written", false, true),
+    point("spec-renamed", false, false),
+    point("start-noted", false, true),
+    point("start-answered", false, false),
+    point("spec-nameless", false, false),
+];
+/// Those that only a start without CDI has, and those where it does something else.
+const EARLY: [Point; 5] = [
+    point("ticket-written", true, false),
+    point("allocate-early-kept", true, true),
+    point("limits-written", false, false),
+    point("start-noted", false, false),
+    point("start-answered", false, false),
+];
+/// Of a pod that nobody placed: what it was given is written on it.
+const WRITTEN: [Point; 2] = [point("annotation-due", false, true), point("annotation-written", false, false)];
+
+fn chosen(points: &'static [Point]) -> impl Iterator<Item = (&'static Point, &'static str)> {
+    let long = std::env::var_os("GPU_STEWARD_LONG").is_some();
+    let chosen = points.iter().filter(move |point| long || point.always);
+    chosen
+        .flat_map(move |point| ["kill", "hold"].into_iter().take(if long { 2 } else { 1 }).map(move |how| (point, how)))
+}
+
+/// Waits until the agent has come to the point and ended there.
+fn ends(agent: Agent, point: &Point, how: &str) {
+    use std::os::unix::process::ExitStatusExt;
+    if how == "kill" {
+        let ended = agent.wait_within(REACHED);
+        assert_eq!(ended.status.signal(), Some(libc::SIGKILL), "{}: {:?}\n{}", point.name, ended.status, ended.log);
+    } else {
+        let held = format!("failpoint=\"{}\"", point.name);
+        eventually(&held, REACHED, || agent.log().contains(&held).then_some(()));
+        let ended = agent.terminate();
+        assert!(ended.status.success(), "{}: {:?}\n{}", point.name, ended.status, ended.log);
+    }
+}
+
+/// Every chosen point: the agent ends there while pods start, another one goes on.
+fn each_pod_gets_its_own(bed: &Bed, points: &'static [Point], flags: &[&str]) {
+    let mut agent = bed.agent(flags);
+    let mut fleet = Fleet::new(bed, &agent);
+    let mut told = Vec::new();
+    for (point, how) in chosen(points) {
+        drop(agent);
+        let armed = bed.armed((point.name, how), flags);
+        let before = fleet.failed.len();
+        // A spec is laid without a name only where several are written at once.
+        fleet.burst(if point.name == "spec-nameless" { 6 } else { 1 });
+        ends(armed, point, how);
+        agent = bed.agent(flags);
+        fleet.settle();
+        let failed = fleet.failed[before..].to_vec();
+        let may_fail = usize::from(point.in_allocate);
+        assert!(failed.len() <= may_fail, "{} {how}: {failed:?}, of which {may_fail} may fail", point.name);
+        told.push(format!("{} {how}: {} failed at admission", point.name, failed.len()));
+        // A later start must be the only one.
+        fleet.keep(0);
+        fleet.gone();
+    }
+    fleet.nothing_is_lost(TOTAL);
+    println!("{}", told.join("\n"));
+    drop(agent);
+}
+
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_agent_that_ends_at_any_point_of_a_start_mistakes_nobody() {
+    each_pod_gets_its_own(&Bed::up("failpoints-late"), &LATE, &[]);
+}
+
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_agent_that_ends_at_any_point_of_a_start_without_cdi_mistakes_nobody() {
+    each_pod_gets_its_own(&Bed::up("failpoints-early"), &EARLY, &["--binding=early"]);
+}
+
+/// What the pod got stands on it in the end, once, and is what its container has.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn an_agent_that_ends_around_the_write_on_a_pod_has_it_written() {
+    let flags = ["--without-claim=share"];
+    let bed = Bed::up("failpoints-written");
+    for (number, (point, how)) in chosen(&WRITTEN).enumerate() {
+        let armed = bed.armed((point.name, how), &flags);
+        let name = format!("plain-{number}");
+        bed.create(&bed.bare_pod(&name, &[("main", "app", &[(0, 0, 0)])], &Value::Null));
+        ends(armed, point, how);
+        let agent = bed.agent(&flags);
+        bed.ready(&[&name]);
+        let devices = promised(&bed.limits(&name, "main"));
+        eventually("what it has, on the pod", SOON, || {
+            let pod = bed.admin.get(&["pod", &name, "-n", &bed.space.name]);
+            let claim = pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].as_str()?.to_owned();
+            (devices.len() == 1 && claim.matches(',').count() == 3 && claim.contains(&devices[0].0)).then_some(())
+        });
+        let _ = bed.admin.run(&["delete", "pod", &name, "-n", &bed.space.name, "--now"]).ok();
+        drop(agent);
+    }
+}
