@@ -387,7 +387,7 @@ mod tests {
         }
         let asked = Instant::now();
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
-        assert!(asked.elapsed() < Duration::from_secs(5));
+        assert!(asked.elapsed() < Duration::from_secs(10));
         // What it costs in memory is measured on the whole program, in tests/node: here other tests share the process.
     }
 
@@ -428,7 +428,11 @@ mod tests {
         served.stop.cancel();
         let task = served.task.take().unwrap();
         served.runtime.block_on(task).unwrap().unwrap();
-        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+        assert!(
+            asked.elapsed() < Duration::from_secs(10),
+            "not after the 30 s that it may be idle: {:?}",
+            asked.elapsed()
+        );
         assert!(Socket::connect(served.address).is_err());
     }
 }
