@@ -23,6 +23,8 @@ const NODES: u32 = 3;
 const TURN: Duration = Duration::from_secs(1800);
 /// The runtime of [`Wanted::usual`], where it is not the one with CDI: the same tests are then run on another.
 const RUNTIME: &str = "GPU_STEWARD_CLUSTER_RUNTIME";
+/// The version of Kubernetes, where it is not the usual one: the same tests are then run on another.
+const KUBERNETES: &str = "GPU_STEWARD_CLUSTER_KUBERNETES";
 /// With this in the environment, what a test brought up stays up for the next one; who set it takes it down.
 const KEEP: &str = "GPU_STEWARD_CLUSTER_KEEP";
 
@@ -181,6 +183,9 @@ impl Wanted {
     fn words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> =
             ["--nodes", &self.nodes.to_string(), "--runtime", self.runtime].iter().map(OsString::from).collect();
+        if let Some(version) = std::env::var_os(KUBERNETES) {
+            words.extend(["--kubernetes".into(), version]);
+        }
         if let Some(file) = &self.scheduler {
             words.extend(["--scheduler".into(), file.clone().into_os_string()]);
         }

@@ -24,6 +24,10 @@ pod_range() { printf '10.244.%d.0/24' "$1"; }
 # More would not fit the addresses above, and two cores stop being enough long before.
 max_nodes=16
 
+# Kubernetes where nothing else is asked for, and what else there is: a folder each under program/.
+usual_kubernetes=1.34
+kubernetes_versions=("$usual_kubernetes" 1.37)
+
 # What a node has for itself: a path in its mount namespace, and the folder below its state that stands there.
 node_views=(
   "/var/lib/kubelet kubelet"

@@ -9,14 +9,14 @@ linked() {
   local version
   version=$(sed -n "s#^require $1 v##p" "$cluster_folder/program/$2/go.mod")
   case $2 in
-    kubernetes) printf '%s' "-X k8s.io/component-base/version.gitVersion=v$version -X k8s.io/component-base/version.gitMajor=${version%%.*} -X k8s.io/component-base/version.gitMinor=$(cut -d. -f2 <<<"$version")" ;;
+    kubernetes*) printf '%s' "-X k8s.io/component-base/version.gitVersion=v$version -X k8s.io/component-base/version.gitMajor=${version%%.*} -X k8s.io/component-base/version.gitMinor=$(cut -d. -f2 <<<"$version")" ;;
     containerd) printf '%s' "-X github.com/containerd/containerd/v2/version.Version=$version" ;;
     helm) printf '%s' "-X helm.sh/helm/v3/internal/version.version=v$version" ;;
   esac
 }
 main_module() {
   case $1 in
-    kubernetes) printf k8s.io/kubernetes ;;
+    kubernetes*) printf k8s.io/kubernetes ;;
     containerd) printf github.com/containerd/containerd/v2 ;;
     helm) printf helm.sh/helm/v3 ;;
     stub) printf k8s.io/kubelet ;;
@@ -26,13 +26,15 @@ main_module() {
 # The folder of a module's programs: named by what they are built from, so that a change builds anew.
 module_folder() { printf '%s/%s-%s' "$tools" "$1" "$(find "$cluster_folder/program/$1" -name 'go.*' -o -name '*.go' | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-12)"; }
 
+# need_go MODULE
 need_go() {
   PATH=$PATH:/usr/local/go/bin
   command -v go >/dev/null || fail "go is missing: tests/run programs, or apt-get install golang-go"
-  # Kubernetes asks for 1.24, and Debian 12 has 1.19: the newer one comes as a Go module, as `go` itself would fetch it.
-  local here wanted=1.24.4 module folder
+  # Kubernetes asks for 1.24 or later, and Debian 12 has 1.19: the newer one comes as a Go module, as `go` itself would fetch it.
+  local here least=1.24 wanted=1.24.4 module folder
+  [ "$1" != kubernetes-1.37 ] || least=1.26 wanted=1.26.0
   here=$(GOTOOLCHAIN=local go env GOVERSION | sed 's/^go//')
-  [ "$(printf '%s\n' 1.24 "$here" | sort -V | head -1)" = 1.24 ] && return 0
+  [ "$(printf '%s\n' "$least" "$here" | sort -V | head -1)" = "$least" ] && return 0
   module=golang.org/toolchain@v0.0.1-go$wanted.linux-$(go env GOARCH)
   say "fetching Go $wanted ($here is here)"
   (cd "$tools" && go mod download "$module") || fail "Go $wanted could not be fetched"
@@ -46,7 +48,7 @@ build_module() {
   local name=$1 folder began=$SECONDS pid
   folder=$(module_folder "$name")
   [ -e "$folder/built" ] && return 0
-  need_go
+  need_go "$name"
   say "building $name $(sed -n "s#^require $(main_module "$name") ##p" "$cluster_folder/program/$name/go.mod") into $folder (kubernetes takes 7 min from nothing on two cores, containerd and helm 1 to 2 each)"
   rm -rf "$folder" && mkdir -p "$folder"
   # The checksum database knows no k8s.io/externaljwt; go.sum, which is committed, holds its hash.
@@ -83,23 +85,26 @@ release=$(. /etc/os-release 2>/dev/null && printf '%s' "${VERSION_CODENAME:-unkn
 debian_folder() { printf '%s/%s' "$tools" "$release"; }
 old_containerd() { printf '%s/%s-containerd' "$tools" "$release"; }
 
-# Everything that RUNTIME needs; leaves the folders of programs in $programs, for PATH.
+# Everything that RUNTIME and this Kubernetes need; leaves the folders of programs in $programs, for PATH.
 programs=""
 provide() {
-  local module began=$SECONDS runtime=$1
+  local module began=$SECONDS runtime=$1 later=""
+  [ "$2" = "$usual_kubernetes" ] || later=kubernetes-$2
   mkdir -p "$tools"
   # Two checkouts may want to build at the same time.
   exec 8>>"$tools/lock"
   flock -n 8 || { say "somebody else is building; waiting"; flock 8; }
   unpack "$(debian_folder)" "${debian[@]}"
   [ "$runtime" != containerd1.6 ] || unpack "$(old_containerd)" containerd
-  for module in "${modules[@]}"; do build_module "$module"; done
+  for module in "${modules[@]}" $later; do build_module "$module"; done
   build_images
   programs=$(module_folder kubernetes):$(module_folder helm):$(module_folder stub)
   case $runtime in
     containerd1.6) programs=$(old_containerd)/usr/bin:$programs ;;
     *) programs=$(module_folder containerd):$programs ;;
   esac
+  # etcd is that of the usual one.
+  [ -z "$later" ] || programs=$(module_folder "$later"):$programs
   programs=$programs:$(debian_folder)/usr/sbin:$(debian_folder)/bin:$tools/image
   "$(debian_folder)/usr/sbin/runc" --version >/dev/null || fail "Debian's runc does not run here: apt-get install libseccomp2"
   exec 8>&-
