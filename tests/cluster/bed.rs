@@ -305,9 +305,9 @@ impl Bed {
 
     /// Waits until every pod is Ready. One that kubelet failed for good at its door, because the plugin was away at that
     /// moment, is made again as its controller would, and so is one that the agent marked for eviction or that kubelet let in
-    /// before it knew the plugin; says which.
-    pub(crate) fn ready_in_the_end(&self, pods: &[(String, Value)]) -> Vec<String> {
-        let mut failed = Vec::new();
+    /// before it knew the plugin; says which. More than `at_most` may not be.
+    pub(crate) fn ready_in_the_end(&self, pods: &[(String, Value)], at_most: usize) -> Vec<String> {
+        let mut failed: Vec<String> = Vec::new();
         let again = |name: &str| drop(self.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok());
         eventually("every pod Ready", Duration::from_secs(180), || {
             let list = self.admin.get(&["pods", "-n", &self.space.name]);
@@ -338,6 +338,7 @@ impl Bed {
                 let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
                 ready += usize::from(conditions.clone().any(is_ready));
             }
+            assert!(failed.len() <= at_most, "{at_most} pods may fail: {failed:#?}");
             (ready == pods.len()).then_some(())
         });
         failed

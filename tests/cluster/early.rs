@@ -37,8 +37,8 @@ fn claimed(pod: &Value) -> Vec<String> {
 }
 
 /// Waits until all are Ready. Pods that kubelet failed or that are marked for eviction are deleted and made again, as the
-/// leader and their controller would; says how many of either.
-fn ready_with_a_leader(bed: &Bed, pods: &[(String, Value)]) -> (usize, usize) {
+/// leader and their controller would: so many of either, and no more.
+fn ready_with_a_leader(bed: &Bed, pods: &[(String, Value)], at_most: (usize, usize)) -> (usize, usize) {
     let (mut failed, mut evicted) = (0, 0);
     eventually("every pod Ready", Duration::from_secs(240), || {
         let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
@@ -58,6 +58,7 @@ fn ready_with_a_leader(bed: &Bed, pods: &[(String, Value)]) -> (usize, usize) {
             let mut conditions = now["status"]["conditions"].as_array().into_iter().flatten();
             ready += usize::from(conditions.any(|one| one["type"] == "Ready" && one["status"] == "True"));
         }
+        assert!(failed <= at_most.0 && evicted <= at_most.1, "{failed} failed, {evicted} marked; at most {at_most:?}");
         (ready == pods.len()).then_some(())
     });
     (failed, evicted)
@@ -181,13 +182,9 @@ fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
     let (first, second) = pods.split_at(24);
     let began = std::time::Instant::now();
     all_at_once(first);
-    let (failed, evicted) = ready_with_a_leader(&bed, first);
-    println!(
-        "24 pods Ready after {:.1} s; {failed} failed by kubelet, {evicted} given what was another's and made again",
-        began.elapsed().as_secs_f64()
-    );
-    assert_eq!(failed, 0, "kubelet fails nobody while the agent is there");
-    assert_eq!(evicted, 0, "kubelet admits in the order of its watch, which is that of ours");
+    // kubelet fails nobody while the agent is there, and admits in the order of its watch, which is that of ours.
+    let _ = ready_with_a_leader(&bed, first, (0, 0));
+    println!("24 pods Ready after {:.1} s", began.elapsed().as_secs_f64());
     all_at_once(second);
     eventually("a ticket of the second burst", SOON, || {
         (agent.log().matches("kubelet allocates").count() > 24).then_some(())
@@ -195,7 +192,8 @@ fn without_cdi_a_burst_and_a_killed_agent_mistake_nobody() {
     agent.signal(9);
     drop(agent);
     agent = bed.agent(&["--gpus=simulated=H100:4"]);
-    let (failed, evicted) = ready_with_a_leader(&bed, &pods);
+    // Each of the six may come while no agent is there, or be one of two that it cannot tell apart when it is there again.
+    let (failed, evicted) = ready_with_a_leader(&bed, &pods, (second.len(), second.len()));
     println!("6 more with the agent killed: {failed} failed by kubelet, {evicted} made again");
     let list = bed.admin.get(&["pods", "-n", &bed.space.name]);
     let now = list["items"].as_array().expect("a list");
@@ -347,7 +345,8 @@ fn without_kubelets_checkpoint_pod_resources_tells_who_starts() {
     drop(agent);
     let _again = bed.agent(&[&flag]);
     let torn = bed.pod("torn", &gpus, &claims, &NOTHING);
-    println!("failed for good by kubelet: {:?}", bed.ready_in_the_end(&[("torn".to_owned(), torn)]));
+    // It may have come while the agent was away.
+    let _ = bed.ready_in_the_end(&[("torn".to_owned(), torn)], 1);
     check(&["torn"]);
 }
 

@@ -90,9 +90,10 @@ fn each_pod_gets_its_own(bed: &Bed, points: &'static [Point], flags: &[&str]) {
         fleet.burst(if point.name == "spec-nameless" { 6 } else { 1 });
         ends(armed, point, how);
         agent = bed.agent(flags);
+        let may_fail = usize::from(point.in_allocate);
+        fleet.may_fail(may_fail);
         fleet.settle();
         let failed = fleet.failed[before..].to_vec();
-        let may_fail = usize::from(point.in_allocate);
         assert!(failed.len() <= may_fail, "{} {how}: {failed:?}, of which {may_fail} may fail", point.name);
         told.push(format!("{} {how}: {} failed at admission", point.name, failed.len()));
         // A later start must be the only one.

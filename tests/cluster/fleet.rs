@@ -28,6 +28,8 @@ pub(crate) struct Fleet<'a> {
     made: usize,
     /// Pods that kubelet failed for good or that were marked for eviction, with the reason. Their successors run.
     pub failed: Vec<String>,
+    /// How many may be, by what the test has done to them.
+    allowed: usize,
     /// Of each pod that was seen running, by UID: the container that ran, and that must run on.
     running: BTreeMap<String, String>,
 }
@@ -47,6 +49,7 @@ impl<'a> Fleet<'a> {
             pods: Vec::new(),
             made: 0,
             failed: Vec::new(),
+            allowed: 0,
             running: BTreeMap::new(),
         }
     }
@@ -126,9 +129,16 @@ impl<'a> Fleet<'a> {
         let _ = self.bed.admin.run(&words).ok();
     }
 
-    /// All are Ready, in the end; every container has its own.
+    /// So many more may fail, because of what was done: an agent that was killed while it was asked, a kubelet that has started
+    /// and does not know the plugin yet. No pod may for any other reason.
+    pub(crate) fn may_fail(&mut self, pods: usize) {
+        self.allowed += pods;
+    }
+
+    /// All are Ready, in the end; every container has its own; no more have failed than may.
     pub(crate) fn settle(&mut self) {
-        self.failed.extend(self.bed.ready_in_the_end(&self.pods));
+        let at_most = self.allowed - self.failed.len();
+        self.failed.extend(self.bed.ready_in_the_end(&self.pods, at_most));
         let containers = everybody_has_his_own(self.bed);
         assert!(containers >= self.pods.len(), "{containers} containers of {} pods were seen", self.pods.len());
         self.each_goes_on();
@@ -200,8 +210,8 @@ impl<'a> Fleet<'a> {
         if !items.is_empty() {
             self.bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": items }));
         }
-        let failed = self.bed.ready_in_the_end(&fillers);
-        assert!(failed.is_empty(), "a free slot was not to be had: {failed:?}");
+        // Each is had at once.
+        let _ = self.bed.ready_in_the_end(&fillers, 0);
         everybody_has_his_own(self.bed);
         let mut words = vec!["delete", "pod", "-n", &self.bed.space.name, "--now"];
         words.extend(fillers.iter().map(|(name, _)| name.as_str()));
@@ -212,7 +222,8 @@ impl<'a> Fleet<'a> {
 
     /// Says which pods had to be made again.
     pub(crate) fn tell(&self, what: &str) {
-        println!("{what}: {} pods made, {} failed for good and made again", self.made, self.failed.len());
+        let (failed, allowed) = (self.failed.len(), self.allowed);
+        println!("{what}: {} pods made, {failed} failed for good and made again, {allowed} may", self.made);
         for line in &self.failed {
             println!("    {line}");
         }

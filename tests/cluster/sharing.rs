@@ -265,7 +265,9 @@ fn restarts_of_agent_and_kubelet_mistake_nobody() {
             }
         }
     }
-    println!("failed for good by kubelet: {:?}", bed.ready_in_the_end(&pods));
+    // Those that come while the agent is killed (3) and ends (3); all that are there when kubelet starts (6), and the three that
+    // come before it knows the plugin.
+    println!("failed for good by kubelet: {:?}", bed.ready_in_the_end(&pods, 3 + 6 + 3 + 3));
     for (n, (name, _)) in pods.iter().enumerate() {
         let (gpu, mib, _) = shape(n);
         let limits = bed.limits(name, "main");
