@@ -15,20 +15,24 @@
 mod meter;
 mod journal;
 mod one_at_disk;
+mod under_way;
 mod call;
 mod service;
 mod notice;
+mod line;
 mod site;
 mod socket_name;
 mod rival;
+mod settings;
 mod register;
 
 pub use call::{Answer, Asked, Call, Calls, Device, Field, Refused, new_ticket};
 pub use journal::Journal;
 pub use meter::Meter;
 pub use one_at_disk::OneAtDisk;
-pub use register::{Registration, Settings, serve};
+pub use register::serve;
 pub use rival::{Rival, Second, find as find_rival, find_second};
+pub use settings::{Course, Entry, Registration, Settings};
 
 #[cfg(test)]
 mod tests;

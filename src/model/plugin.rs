@@ -43,8 +43,18 @@ impl Histogram {
 pub enum Standing {
     /// kubelet does not know us, and what is waited for.
     Waiting(Arc<str>),
+    /// Another agent shares the GPUs of this node, and its end is waited for.
+    Follows,
+    /// We do not register yet, because it is not known when containers are to get their devices: what was asked, and why it is
+    /// not known.
+    Undecided(Arc<str>),
     /// kubelet watches our list; by which way it came.
     Registered(&'static str),
+}
+
+impl Standing {
+    /// What is said of [`Standing::Follows`].
+    pub const FOLLOWS: &str = "another agent shares the GPUs of this node, this one waits for its end";
 }
 
 /// How a start of a container ended.

@@ -28,7 +28,7 @@ use addresses::Addresses;
 use announcing::Announcing;
 use doors::Doors;
 use effects::apiserver::ApiServer;
-use latch::Latch;
+use latch::{Latch, Progress};
 use model::id::NodeName;
 use model::observation::{GpuSourceState, Observation};
 use model::pod::PodList;
@@ -54,6 +54,8 @@ const WORKERS: usize = 2;
 const STACK: usize = 1024 * 1024;
 /// Threads for blocking work: profiles are taken one at a time, files are read rarely.
 const BLOCKING: usize = 4;
+/// Of the time that requests in flight have to end, what is kept for those that are not kubelet's.
+const LEFT: Duration = Duration::from_millis(500);
 /// After this long a call to the GPU driver is taken to hang.
 const HANG_AFTER: Duration = Duration::from_secs(2);
 
@@ -169,6 +171,10 @@ struct Agent {
     /// Has the certificates of the admin port read again.
     certificates: Arc<Notify>,
     stop: CancellationToken,
+    /// How far sharing is.
+    progress: watch::Sender<Progress>,
+    /// The end of sharing, before that of all else.
+    sharing: Option<sharing::Run>,
 }
 
 impl Agent {
@@ -187,10 +193,14 @@ impl Agent {
         let latch = Latch::new(!settings.standalone);
         let (ready, ready_seen) = watch::channel(latch.readiness());
         let (usage_broken, usage) = watch::channel(None);
+        let begins = if settings.standalone { Progress::Shares } else { Progress::Begins };
+        let (progress, progressed) = watch::channel(begins);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
         let node = decide::node::Node::new(name, settings.health.clone());
         let (pods, pods_seen) = watch::channel(None);
-        let owner = Owner { node, latch, observations, usage, pods, view, ready, period, repeats };
+        let progress_seen = progressed.clone();
+        let owner =
+            Owner { node, latch, observations, usage, progress: progressed, pods, view, ready, period, repeats };
         let certificates = Arc::<Notify>::default();
         let mut agent = Agent {
             tasks: JoinSet::new(),
@@ -199,6 +209,8 @@ impl Agent {
             pods: pods_seen,
             certificates: Arc::clone(&certificates),
             stop: stop.clone(),
+            progress,
+            sharing: None,
         };
         let ended = stop.clone();
         agent.must_not_end("owner", async move {
@@ -214,7 +226,7 @@ impl Agent {
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
         agent.must_not_end("http", serve::http(doors.http, http, shown.clone()));
         match settings.usage_socket.clone() {
-            Some(path) => agent.must_not_end("usage", serve::usage(path, usage_broken, shown)),
+            Some(path) => agent.must_not_end("usage", serve::usage(path, usage_broken, progress_seen, shown)),
             None => drop(usage_broken),
         }
         if let Some(listener) = doors.admin {
@@ -255,7 +267,9 @@ impl Agent {
             api,
             cordoned: opened.cordoned.clone(),
         };
-        let (owning, serving) = opened.split(self.stop.clone());
+        let run = sharing::Run::new(self.stop.clone(), self.progress.clone());
+        self.sharing = Some(run.clone());
+        let (owning, serving) = opened.split(run);
         let stop = self.stop.clone();
         self.must_not_end("sharing", owning);
         self.must_not_end("plugin", serving);
@@ -298,9 +312,9 @@ impl Agent {
                     }
                 },
                 Some(ended) = self.tasks.join_next() => {
-                    let (task, why) = told(ended);
+                    let (task, why, exit) = told(ended);
                     tracing::error!(task, why, "a part that must not end has ended; the program ends with it");
-                    break Exit::Failure;
+                    break exit;
                 }
             }
         };
@@ -308,11 +322,17 @@ impl Agent {
         exit
     }
 
+    /// kubelet first, whose calls need all the others for their answers.
     async fn drain(&mut self, patience: Duration) {
         notify::stopping();
+        let until = tokio::time::Instant::now() + patience;
+        if let Some(sharing) = &self.sharing {
+            sharing.closing.cancel();
+            let _ = tokio::time::timeout(patience.saturating_sub(LEFT), sharing.closed.cancelled()).await;
+        }
         self.stop.cancel();
         let all = async { while self.tasks.join_next().await.is_some() {} };
-        match tokio::time::timeout(patience, all).await {
+        match tokio::time::timeout_at(until, all).await {
             Ok(()) => tracing::info!("stopped"),
             Err(_) => tracing::warn!(
                 left = self.tasks.len(),
@@ -325,11 +345,12 @@ impl Agent {
 
 type Ended = Result<(&'static str, std::io::Result<()>), tokio::task::JoinError>;
 
-fn told(ended: Ended) -> (&'static str, String) {
+fn told(ended: Ended) -> (&'static str, String, Exit) {
     match ended {
-        Ok((task, Ok(()))) => (task, "it returned".into()),
-        Ok((task, Err(error))) => (task, error.to_string()),
-        Err(error) => ("unknown", error.to_string()),
+        Ok((task, Ok(()))) => (task, "it returned".into(), Exit::Failure),
+        // Another agent's socket, say: to start again does not help.
+        Ok((task, Err(error))) => (task, error.to_string(), Exit::from_io(&error)),
+        Err(error) => ("unknown", error.to_string(), Exit::Failure),
     }
 }
 

@@ -52,6 +52,6 @@ Exit codes:
     0  well (also after SIGTERM or SIGINT)
     1  a part that must not end has ended; the last error line says which
    64  a flag, an environment variable or the configuration file is wrong
-   69  unavailable: an address is in use, or no agent listens
+   69  unavailable: an address is in use, another plugin serves GPUs here, or no agent listens
    77  no permission
   130, 143  ended at once by a second SIGINT or SIGTERM";

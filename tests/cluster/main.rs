@@ -55,3 +55,5 @@ mod topology;
 mod hami;
 #[cfg(test)]
 mod registration;
+#[cfg(test)]
+mod upgrade;

@@ -335,6 +335,7 @@ pub fn pod(node: &str, namespace: &str, name: &str, uid: &str, containers: &[(&s
 fn router(world: Arc<World>) -> Router {
     Router::new()
         .route("/api/v1/{plural}", get(list))
+        .route("/api/v1/{plural}/{name}", get(object))
         .layer(middleware::from_fn_with_state(Arc::clone(&world), first))
         .with_state(world)
 }
@@ -392,6 +393,15 @@ async fn list(
     let version = cluster.version.to_string();
     let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items});
     ([("content-type", "application/json")], list.to_string()).into_response()
+}
+
+/// One object that has no namespace.
+async fn object(State(world): State<Arc<World>>, Place((plural, name)): Place<(String, String)>) -> Response {
+    let cluster = world.cluster.lock();
+    match cluster.objects.get(&(plural, String::new(), name.clone())) {
+        Some(object) => ([("content-type", "application/json")], object.to_string()).into_response(),
+        None => status(404, &format!("{name} not found")),
+    }
 }
 
 /// What a list or watch is about.

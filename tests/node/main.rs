@@ -45,3 +45,5 @@ mod ghosts;
 mod prometheus;
 #[cfg(test)]
 mod pods;
+#[cfg(test)]
+mod sharing;

@@ -54,6 +54,16 @@ const CONTAINERD_CAN: (u32, u32) = (1, 7);
 /// CRI-O takes CDI devices from kubelet from here.
 const CRI_O: (u32, u32) = (1, 28);
 
+/// From here kubelet keeps several connections of one resource, and the end of one that is not the last changes nothing. Before,
+/// the end of an older one takes the newer with it.
+const KEEPS_CONNECTIONS: (u32, u32) = (1, 37);
+
+/// Whether an agent may register while the one before it is registered still, by kubelet's version as a Node tells it.
+#[must_use]
+pub fn keeps_connections(kubelet: &str) -> bool {
+    numbers(kubelet).is_some_and(|kubelet| kubelet >= KEEPS_CONNECTIONS)
+}
+
 /// What a runtime says of itself: who it is (`containerd://2.1.4`), and whether its CDI is on.
 pub type Word<'a> = (&'a str, bool);
 
@@ -95,10 +105,10 @@ pub fn choose(kubelet: &str, runtime: &str, word: Option<Word<'_>>, disproved: b
     late(false, format!("kubelet {kubelet} and {runtime} have CDI"))
 }
 
-/// Before the versions are known: as it was found `last`, of which runtime, and by what that one says now. Everything works where
-/// devices are given at `Allocate`, so that is what is done where nothing is known.
+/// Before the versions are known: as it was found `last`, of which runtime, and by what that one says now. Where nothing was
+/// found before, nothing is guessed until it was `tried` for long enough: then what works everywhere, devices at `Allocate`.
 #[must_use]
-pub fn guess(last: Option<(Found, &str)>, word: Option<Word<'_>>) -> Choice {
+pub fn guess(last: Option<(Found, &str)>, word: Option<Word<'_>>, tried: bool) -> Option<Choice> {
     let says = last.and_then(|(_, runtime)| said_by(runtime, word));
     let (found, lost, why) = match (last.map(|(found, _)| found), says) {
         (Some(_), Some(false)) => (Found::Early, true, "the runtime that was found last says that its CDI is off"),
@@ -107,9 +117,10 @@ pub fn guess(last: Option<(Found, &str)>, word: Option<Word<'_>>) -> Choice {
         }
         (Some(Found::Disproved), None) => (Found::Disproved, true, "this was found last"),
         (Some(found), _) => (found, false, "this was found last"),
+        (None, _) if !tried => return None,
         (None, _) => (Found::Early, false, "this works with any runtime"),
     };
-    Choice { found, lost, promised: says == Some(true), why: why.into() }
+    Some(Choice { found, lost, promised: says == Some(true), why: why.into() })
 }
 
 /// What this runtime says of itself: patch levels are written in more than one way.
@@ -163,6 +174,15 @@ mod tests {
     }
 
     #[test]
+    fn kubelets_before_1_37_drop_the_newer_connection_with_the_older() {
+        for (kubelet, expect) in
+            [("v1.34.9", false), ("v1.36.2", false), ("v1.37.0", true), ("v2.0", true), ("", false)]
+        {
+            assert_eq!(keeps_connections(kubelet), expect, "{kubelet}");
+        }
+    }
+
+    #[test]
     fn what_was_disproved_stays_so_until_the_runtime_says_otherwise() {
         let runtime = "containerd://2.1.4";
         for (word, expect) in [
@@ -196,7 +216,9 @@ mod tests {
             (Some(Disproved), Some((runtime, true)), (Late, false)),
             (Some(Disproved), Some((other, true)), (Disproved, true)),
         ] {
-            let choice = guess(last.map(|found| (found, runtime)), word);
+            let last = last.map(|found| (found, runtime));
+            let choice = guess(last, word, true).unwrap();
+            assert_eq!(guess(last, word, false), last.map(|_| choice.clone()), "nothing is guessed without a reason");
             assert_eq!((choice.found, choice.lost), expect, "{last:?} {word:?}");
         }
     }

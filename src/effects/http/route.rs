@@ -139,9 +139,11 @@ impl Server {
     fn readiness(&self) -> Response<Answer> {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
-            let standing = match plugin.standing {
+            let standing = match &plugin.standing {
                 Standing::Registered(way) => format!("registered ({way})"),
                 Standing::Waiting(_) => "not registered".to_owned(),
+                Standing::Follows => format!("not registered: {}", Standing::FOLLOWS),
+                Standing::Undecided(why) => format!("not registered: {why}"),
             };
             format!("\n{} at kubelet: {standing}", plugin.resource)
         });

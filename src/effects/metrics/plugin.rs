@@ -59,7 +59,7 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
     if let Some(plugin) = plugin {
         let way = match plugin.standing {
             Standing::Registered(way) => way,
-            Standing::Waiting(_) => "",
+            Standing::Waiting(_) | Standing::Follows | Standing::Undecided(_) => "",
         };
         let labels = Labels::new().with("resource", &plugin.resource).with("way", way);
         out.sample(&[labels.as_str()], Number::Whole(u64::from(!way.is_empty())));

@@ -3,6 +3,7 @@
 use super::journal::Journal;
 use super::meter::Meter;
 use super::one_at_disk::OneAtDisk;
+use super::under_way::{Kind, UnderWay, Waited};
 use model::id::Ticket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -102,6 +103,7 @@ pub struct Calls {
     tickets: watch::Receiver<Option<Arc<Journal>>>,
     meter: Arc<Meter>,
     disk: Arc<OneAtDisk>,
+    under_way: UnderWay,
 }
 
 /// The owner's end.
@@ -123,13 +125,25 @@ impl Calls {
         let (queue, calls) = mpsc::channel(QUEUE);
         let (say, tickets) = watch::channel(None);
         let disk = Arc::<OneAtDisk>::default();
-        (Calls { queue, tickets, meter: Arc::default(), disk: Arc::clone(&disk) }, Asked { calls, tickets: say, disk })
+        let under_way = UnderWay::default();
+        let calls_of = Calls { queue, tickets, meter: Arc::default(), disk: Arc::clone(&disk), under_way };
+        (calls_of, Asked { calls, tickets: say, disk })
     }
 
     /// How long answers take.
     #[must_use]
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
+    }
+
+    /// A call of kubelet has come: it is under way until this is dropped.
+    pub(super) fn begin(&self, kind: Kind) -> Waited {
+        self.under_way.begin(kind)
+    }
+
+    /// The calls that are under way.
+    pub(super) fn under_way(&self) -> &UnderWay {
+        &self.under_way
     }
 
     /// Asks and waits for the answer; `None` when the owner has gone.

@@ -6,13 +6,17 @@
 //!
 //! Only one of the two is ever open: each way takes its socket away and ends its server before the other begins.
 //!
+//! *After another agent* (an upgrade) it is the classic way at first: it takes milliseconds, where the watcher takes one to two
+//! seconds. The agent before leaves its socket in the registry, because kubelets before 1.37 would drop us with it.
+//!
 //! Both ways end in an open `ListAndWatch`. When the last one ends and we did not end it, kubelet has lost us (its restart,
 //! or the end of an older registration that took ours with it), and the whole way is gone again.
 
 use super::call::{Calls, Device};
 use super::notice::{Notice, Progress};
-use super::rival::{self, MAX_SOCKETS};
+use super::rival;
 use super::service::{MAX_LIST, Service, encoded_len, options};
+use super::settings::{Course, Entry, Registration, Settings};
 use super::site::{MAX_REQUEST, Site};
 use super::socket_name;
 use model::plugin::Standing;
@@ -21,12 +25,13 @@ use proto::device_plugin::device_plugin_server::DevicePluginServer;
 use proto::device_plugin::registration_client::RegistrationClient;
 use proto::plugin_registration::registration_server::RegistrationServer;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -47,78 +52,14 @@ const REGISTER_WITHIN: Duration = Duration::from_secs(15);
 /// Between two tries: a kubelet's socket may come a second or two after its Node is ready, or minutes later.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Which way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Registration {
-    /// The watcher, and the classic way where it comes to nothing.
-    Auto,
-    /// The watcher only.
-    Watcher,
-    /// `Register` only.
-    Classic,
-}
+/// After a registration that was lost, because kubelet drops whoever serves a resource when an older connection of it ends: every
+/// pod that comes meanwhile fails.
+const AT_ONCE: Duration = Duration::from_millis(50);
+/// So often, unless a registration has stood for so long: a kubelet that drops us again and again has another reason.
+const AT_ONCE_TIMES: u32 = 3;
+const STANDS_FOR: Duration = Duration::from_secs(10);
 
-/// Where and as what.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// `nvidia.com/gpu`.
-    pub resource: Arc<str>,
-    /// Which way.
-    pub registration: Registration,
-    /// `/var/lib/kubelet/plugins_registry`.
-    pub registry: PathBuf,
-    /// `/var/lib/kubelet/device-plugins`.
-    pub plugins: PathBuf,
-}
-
-impl Settings {
-    /// The file names of our sockets: in the plugin folder, in the registry.
-    #[must_use]
-    pub fn sockets(&self) -> [String; 2] {
-        [socket_name::plugin(&self.resource), socket_name::registry(&self.resource)]
-    }
-
-    /// The same with their folders.
-    #[must_use]
-    pub fn socket_paths(&self) -> [PathBuf; 2] {
-        let [plugin, registry] = self.sockets();
-        [self.plugins.join(plugin), self.registry.join(registry)]
-    }
-
-    /// Takes away what an agent that was killed has left. Says whether kubelet has lost a socket of its registry by it: it
-    /// would drop us with that one, were we there already, and refuse pods until it knows us again.
-    fn clear(&self, way: Way) -> bool {
-        for folder in [&self.plugins, &self.registry] {
-            clear_dead(folder, &self.sockets());
-        }
-        let [plugin, registry] = self.sockets();
-        if way == Way::Watcher {
-            let _ = std::fs::remove_file(self.plugins.join(plugin));
-        }
-        std::fs::remove_file(self.registry.join(registry)).is_ok()
-    }
-
-    fn kubelet(&self) -> PathBuf {
-        self.plugins.join("kubelet.sock")
-    }
-}
-
-/// Takes away the sockets of agents at which nobody listens, but for these: the resource may have had another name when the
-/// agent was killed, and kubelet dials what lies in its registry again and again.
-fn clear_dead(folder: &Path, but: &[String]) {
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_SOCKETS) {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if but.contains(&name) || !socket_name::is_an_agents(&name) {
-            continue;
-        }
-        let dialled = std::os::unix::net::UnixStream::connect(entry.path());
-        if dialled.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
-}
-
-/// Serves kubelet until `stop` is cancelled. `state` tells how it stands.
+/// Serves kubelet until it is told to stop. `state` tells how it stands.
 ///
 /// # Errors
 /// When the list is longer than kubelet can take: no restart would help, the configuration must change. When another agent listens
@@ -128,7 +69,7 @@ pub async fn serve(
     list: watch::Receiver<Arc<[Device]>>,
     calls: Calls,
     state: watch::Sender<Standing>,
-    stop: CancellationToken,
+    course: Course,
 ) -> io::Result<()> {
     let len = encoded_len(&list.borrow());
     if len > MAX_LIST {
@@ -138,52 +79,15 @@ pub async fn serve(
             settings.resource
         )));
     }
-    let desk = Desk { settings, list, calls, state, stop };
-    let auto = desk.settings.registration == Registration::Auto;
-    let mut way = if desk.settings.registration == Registration::Classic { Way::Classic } else { Way::Watcher };
-    let mut pause = BACK_OFF.0;
-    if desk.settings.clear(way) {
-        sleep(FORGOTTEN_WITHIN).await;
+    let following = course.entry == Entry::Following;
+    let [plugin, beside, _] = settings.socket_paths();
+    let endpoint = if following && UnixStream::connect(&plugin).await.is_ok() { beside } else { plugin };
+    let desk = Desk { settings, endpoint, list, calls, state, course };
+    let served = desk.serve().await;
+    if !desk.course.followed.load(Ordering::Relaxed) {
+        desk.settings.clear_left();
     }
-    loop {
-        if let Some(second) = rival::listening(&desk.settings.socket_paths()).await {
-            return Err(io::Error::other(second.to_string()));
-        }
-        let end = match way {
-            Way::Watcher => desk.watcher().await,
-            Way::Classic => desk.classic().await,
-        };
-        match end {
-            End::Stopped => return Ok(()),
-            // kubelet has nothing of ours that it could drop.
-            End::Unasked if auto => {
-                tracing::info!(
-                    registry = %desk.settings.registry.display(),
-                    "kubelet does not come to know us by its registry: registering the classic way"
-                );
-                way = Way::Classic;
-                continue;
-            }
-            End::Unasked => desk.wait_for("kubelet to ask at its plugin registry"),
-            End::Lost(why) => {
-                tracing::warn!(reason = %why, "kubelet does not know us any more: registering again");
-                desk.wait_for(&why);
-                pause = BACK_OFF.0;
-            }
-            End::Failed(why) => {
-                desk.wait_for(&why);
-                if auto {
-                    way = way.other();
-                    pause = pause.max(FORGOTTEN_WITHIN);
-                }
-            }
-        }
-        tokio::select! {
-            () = desk.stop.cancelled() => return Ok(()),
-            () = sleep(pause) => {}
-        }
-        pause = (pause * 2).min(BACK_OFF.1);
-    }
+    served
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +110,8 @@ enum End {
     Stopped,
     /// kubelet never asked.
     Unasked,
+    /// kubelet does not run.
+    Away(String),
     /// It never came to be.
     Failed(String),
     /// It was, and is not any more.
@@ -214,13 +120,94 @@ enum End {
 
 struct Desk {
     settings: Settings,
+    /// Our socket in the plugin folder.
+    endpoint: PathBuf,
     list: watch::Receiver<Arc<[Device]>>,
     calls: Calls,
     state: watch::Sender<Standing>,
-    stop: CancellationToken,
+    course: Course,
 }
 
 impl Desk {
+    /// Registers again and again, until the end.
+    async fn serve(&self) -> io::Result<()> {
+        let auto = self.settings.registration == Registration::Auto;
+        let following = self.course.entry == Entry::Following;
+        let mut way = match self.settings.registration {
+            Registration::Watcher => Way::Watcher,
+            Registration::Auto if !following => Way::Watcher,
+            Registration::Auto | Registration::Classic => Way::Classic,
+        };
+        let mut pauses = Pauses { next: BACK_OFF.0, at_once: AT_ONCE_TIMES };
+        if !following && self.settings.clear(way == Way::Watcher) {
+            sleep(FORGOTTEN_WITHIN).await;
+        }
+        // The one before us may still listen when we begin.
+        let mut expected = following;
+        loop {
+            if !std::mem::take(&mut expected)
+                && let Some(second) = self.second(following).await
+            {
+                return Err(second.into());
+            }
+            let began = Instant::now();
+            let end = match way {
+                Way::Watcher => self.watcher().await,
+                Way::Classic => self.classic().await,
+            };
+            match end {
+                End::Stopped => return Ok(()),
+                // kubelet has nothing of ours that it could drop.
+                End::Unasked if auto => {
+                    tracing::info!(
+                        registry = %self.settings.registry.display(),
+                        "kubelet does not come to know us by its registry: registering the classic way"
+                    );
+                    way = Way::Classic;
+                    continue;
+                }
+                End::Unasked => self.wait_for("kubelet to ask at its plugin registry"),
+                End::Lost(why) => {
+                    tracing::warn!(reason = %why, "kubelet does not know us any more: registering again");
+                    self.wait_for(&why);
+                    pauses.lost(began.elapsed());
+                }
+                End::Away(why) => {
+                    self.wait_for(&why);
+                    if auto {
+                        way = Way::Watcher;
+                    }
+                }
+                End::Failed(why) => {
+                    self.wait_for(&why);
+                    if auto {
+                        way = way.other();
+                        pauses.next = pauses.next.max(FORGOTTEN_WITHIN);
+                    }
+                }
+            }
+            tokio::select! {
+                () = self.course.stop.cancelled() => return Ok(()),
+                () = sleep(pauses.take()) => {}
+            }
+        }
+    }
+
+    /// Another agent where we are to listen. One that we follow has some time to close.
+    async fn second(&self, following: bool) -> Option<rival::Second> {
+        let paths = self.settings.socket_paths();
+        if following { rival::find_second(&paths).await } else { rival::listening(&paths).await }
+    }
+
+    /// Told to end, and kubelet's calls are answered.
+    async fn is_to_end(&self) -> End {
+        self.course.stop.cancelled().await;
+        if !self.calls.under_way().answered().await {
+            tracing::warn!("kubelet waits for the answer to an admission at the end of this agent: its pod fails");
+        }
+        End::Stopped
+    }
+
     fn wait_for(&self, what: &str) {
         let changed = self.state.send_if_modified(|state| {
             let new = Standing::Waiting(what.into());
@@ -274,17 +261,17 @@ impl Desk {
             }
             self.hold(&site, watched, "watcher").await
         };
-        let end = tokio::select! { end = end => end, () = self.stop.cancelled() => End::Stopped };
-        site.close().await;
+        let end = tokio::select! { end = end => end, end = self.is_to_end() => end };
+        site.close(self.course.followed.load(Ordering::Relaxed)).await;
         end
     }
 
     /// Ends when kubelet could have asked and has not. While it does not run, the socket stays: it will look.
     async fn unasked(&self, site: &Site) {
         let kubelet = self.settings.kubelet();
-        let mut callers = site.callers();
+        let mut lines = site.lines();
         let unheard = async {
-            let called = callers.wait_for(|count| *count > 0).await.is_ok();
+            let called = lines.wait_for(|lines| lines.ever > 0).await.is_ok();
             sleep(if called { HEARD_WITHIN } else { ASKED_WITHIN }).await;
         };
         let unseen = async {
@@ -300,13 +287,12 @@ impl Desk {
     async fn classic(&self) -> End {
         let (service, watched) = self.service();
         let routes = Routes::new(plugin(&service));
-        let path = self.settings.plugins.join(socket_name::plugin(&self.settings.resource));
         let kubelet = self.settings.kubelet();
-        if !kubelet.exists() {
-            return End::Failed(format!("kubelet's socket {} is not there yet", kubelet.display()));
+        if UnixStream::connect(&kubelet).await.is_err() {
+            return End::Away(format!("kubelet, which does not listen on {}", kubelet.display()));
         }
         // Listening comes before `Register`: kubelet dials us inside that call.
-        let site = match Site::open(&path, service, routes) {
+        let site = match Site::open(&self.endpoint, service, routes) {
             Ok(site) => site,
             Err(error) => return End::Failed(error.to_string()),
         };
@@ -317,8 +303,8 @@ impl Desk {
                 Err(_) => End::Failed(format!("kubelet did not answer Register on {}", kubelet.display())),
             }
         };
-        let end = tokio::select! { end = end => end, () = self.stop.cancelled() => End::Stopped };
-        site.close().await;
+        let end = tokio::select! { end = end => end, end = self.is_to_end() => end };
+        site.close(false).await;
         end
     }
 
@@ -329,7 +315,7 @@ impl Desk {
         let channel = endpoint.connect().await.map_err(|error| told(&error))?;
         let request = RegisterRequest {
             version: "v1beta1".into(),
-            endpoint: socket_name::plugin(&self.settings.resource),
+            endpoint: self.endpoint.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             resource_name: self.settings.resource.to_string(),
             options: Some(options()),
         };
@@ -356,6 +342,30 @@ impl Desk {
                 }
             }
         }
+    }
+}
+
+/// Between two tries.
+#[derive(Debug)]
+struct Pauses {
+    next: Duration,
+    at_once: u32,
+}
+
+impl Pauses {
+    /// A registration was lost that had begun so long ago.
+    fn lost(&mut self, ago: Duration) {
+        if ago >= STANDS_FOR {
+            self.at_once = AT_ONCE_TIMES;
+        }
+        self.next = if self.at_once > 0 { AT_ONCE } else { BACK_OFF.0 };
+        self.at_once = self.at_once.saturating_sub(1);
+    }
+
+    fn take(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
+        pause
     }
 }
 

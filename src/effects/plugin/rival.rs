@@ -78,6 +78,12 @@ impl std::fmt::Display for Second {
     }
 }
 
+impl From<Second> for std::io::Error {
+    fn from(second: Second) -> std::io::Error {
+        std::io::Error::new(std::io::ErrorKind::AddrInUse, second.to_string())
+    }
+}
+
 /// Whoever still listens at one of these sockets, which are to be ours, after the time that a predecessor needs to end. An agent
 /// that was killed listens no more.
 pub async fn find_second(sockets: &[PathBuf]) -> Option<Second> {

@@ -1,6 +1,7 @@
 //! `v1beta1.DevicePlugin` as kubelet calls it.
 
 use super::call::{Answer, Call, Calls, Device, Field, Refused};
+use super::under_way::Kind;
 use prost::Message;
 use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_server::DevicePlugin;
@@ -30,7 +31,7 @@ pub(super) struct Service {
     pub list: watch::Receiver<Arc<[Device]>>,
     /// How many lists are being watched now.
     pub watched: watch::Sender<usize>,
-    /// The end of this registration: streams end with it, because a server does not stop while one is open.
+    /// The end of this registration: streams end with it, and kubelet then hangs up.
     pub end: CancellationToken,
 }
 
@@ -141,6 +142,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<v1beta1::PreferredAllocationRequest>,
     ) -> Result<Response<v1beta1::PreferredAllocationResponse>, Status> {
+        let _under_way = self.calls.begin(Kind::Admission);
         let mut responses = Vec::new();
         for asked in request.into_inner().container_requests {
             let (available, must) = (ids(asked.available_device_ids), ids(asked.must_include_device_ids));
@@ -157,6 +159,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<v1beta1::AllocateRequest>,
     ) -> Result<Response<v1beta1::AllocateResponse>, Status> {
+        let _under_way = self.calls.begin(Kind::Admission);
         let mut responses = Vec::new();
         for asked in request.into_inner().container_requests {
             let (ids, since) = (ids(asked.device_ids), Instant::now());
@@ -171,6 +174,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<v1beta1::PreStartContainerRequest>,
     ) -> Result<Response<v1beta1::PreStartContainerResponse>, Status> {
+        let _under_way = self.calls.begin(Kind::Start);
         let (ids, since) = (ids(request.into_inner().device_ids), Instant::now());
         let answer = self.calls.ask(|reply| Call::Start { ids, reply }).await.ok_or_else(gone)?;
         self.calls.meter().start.answered(since);

@@ -1,20 +1,29 @@
 //! A socket that we serve on, for as long as its file is ours.
 
+use super::line::{Line, Lines};
 use super::service::Service;
 use crate::socket::{self, SocketFile};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
 /// kubelet sends every free id with `GetPreferredAllocation`: tens of thousands on a large node, where tonic's own bound of
 /// 4 MiB is what kubelet's side has for answers.
 pub(super) const MAX_REQUEST: usize = 16 * 1024 * 1024;
+
+/// kubelet hangs up within milliseconds of the end of the list.
+const HANGS_UP_WITHIN: Duration = Duration::from_millis(500);
+/// A call that hangs in its client must not hold up what comes next.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// One served socket.
 #[derive(Debug)]
@@ -23,7 +32,9 @@ pub(super) struct Site {
     file: SocketFile,
     service: Service,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
-    callers: watch::Receiver<u64>,
+    lines: watch::Receiver<Lines>,
+    /// The end of the server, after that of the registration.
+    end: CancellationToken,
 }
 
 impl Site {
@@ -32,18 +43,17 @@ impl Site {
         let listener = socket::bind("kubelet's way to us", path)?;
         let file = SocketFile::of(&listener)
             .ok_or_else(|| io::Error::other(format!("{} vanished as it was made", path.display())))?;
-        let (called, callers) = watch::channel(0);
-        let incoming = UnixListenerStream::new(UnixListener::from_std(listener)?).map(move |caller| {
-            called.send_modify(|count| *count += 1);
-            caller
-        });
-        let end = service.end.clone();
+        let (counted, lines) = watch::channel(Lines::default());
+        let incoming = UnixListenerStream::new(UnixListener::from_std(listener)?)
+            .map(move |caller| caller.map(|caller| Line::new(caller, &counted)));
+        let end = CancellationToken::new();
+        let ended = end.clone();
         let server = tokio::spawn(
             Server::builder()
                 .add_routes(routes)
-                .serve_with_incoming_shutdown(incoming, async move { end.cancelled().await }),
+                .serve_with_incoming_shutdown(incoming, async move { ended.cancelled().await }),
         );
-        Ok(Site { path: path.to_owned(), file, service, server, callers })
+        Ok(Site { path: path.to_owned(), file, service, server, lines, end })
     }
 
     /// Whether the file is still ours: kubelet deletes the sockets in its folder when it starts.
@@ -51,9 +61,9 @@ impl Site {
         self.file.stands() && !self.server.is_finished()
     }
 
-    /// How many connections there have been.
-    pub(super) fn callers(&self) -> watch::Receiver<u64> {
-        self.callers.clone()
+    /// The connections.
+    pub(super) fn lines(&self) -> watch::Receiver<Lines> {
+        self.lines.clone()
     }
 
     /// Where.
@@ -62,11 +72,15 @@ impl Site {
     }
 
     /// Ends every stream, then the server, then the file: in this order, so that kubelet sees the end of the old
-    /// registration before it can see a new one.
-    pub(super) async fn close(self) {
+    /// registration before it can see a new one. kubelet hangs up when it has forgotten us, and is answered until then. The file
+    /// stays where it is `left` to a successor.
+    pub(super) async fn close(mut self, left: bool) {
         self.service.end.cancel();
-        self.file.remove();
-        // A call that hangs in its client must not hold up what comes next.
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), self.server).await;
+        let _ = timeout(HANGS_UP_WITHIN, self.lines.wait_for(|lines| lines.open == 0)).await;
+        self.end.cancel();
+        if !left {
+            self.file.remove();
+        }
+        let _ = timeout(ENDS_WITHIN, self.server).await;
     }
 }

@@ -1,7 +1,8 @@
 //! Registration by both ways, with a kubelet whose requests are the bytes that the real one sends.
 
 use super::call::{Asked, Call, Calls, Device};
-use super::register::{Registration, Settings, serve};
+use super::register::serve;
+use super::settings::{Course, Entry, Registration, Settings};
 use super::socket_name;
 use super::socket_name::tests::authority;
 use model::plugin::Standing;
@@ -12,6 +13,7 @@ use proto::plugin_registration::registration_client::RegistrationClient;
 use proto::plugin_registration::{InfoRequest, RegistrationStatus};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -38,6 +40,7 @@ struct Node {
     registry: PathBuf,
     state: watch::Receiver<Standing>,
     stop: CancellationToken,
+    followed: Arc<AtomicBool>,
     served: JoinHandle<std::io::Result<()>>,
     list: watch::Sender<Arc<[Device]>>,
     asked: Asked,
@@ -47,6 +50,10 @@ struct Node {
 impl Node {
     /// `kubelet` does something before the plugin looks.
     fn with(registration: Registration, kubelet: impl FnOnce(&Path)) -> Node {
+        Node::entering(Entry::Fresh, registration, kubelet)
+    }
+
+    fn entering(entry: Entry, registration: Registration, kubelet: impl FnOnce(&Path)) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let (plugins, registry) = (folder.path().join("device-plugins"), folder.path().join("plugins_registry"));
         for folder in [&plugins, &registry] {
@@ -58,10 +65,11 @@ impl Node {
         let device = Device { id: "GPU-1-0".into(), healthy: true, numa: None };
         let (list, listed) = watch::channel(Arc::from([device]));
         let (tell, state) = watch::channel(Standing::Waiting("the start".into()));
-        let stop = CancellationToken::new();
+        let (stop, followed) = (CancellationToken::new(), Arc::<AtomicBool>::default());
         let (calls, asked) = Calls::channel();
-        let served = tokio::spawn(serve(settings, listed, calls, tell, stop.clone()));
-        Node { plugins, registry, state, stop, served, list, asked, _folder: folder }
+        let course = Course { entry, stop: stop.clone(), followed: Arc::clone(&followed) };
+        let served = tokio::spawn(serve(settings, listed, calls, tell, course));
+        Node { plugins, registry, state, stop, followed, served, list, asked, _folder: folder }
     }
 
     async fn socket(&self, path: PathBuf) -> PathBuf {
@@ -327,4 +335,64 @@ async fn what_an_agent_of_another_resource_left_is_taken_away_and_a_living_ones_
     drop(living);
     std::fs::remove_file(others).unwrap();
     node.end().await;
+}
+
+/// kubelet's call is under way when the agent is told to end: it is answered, and the list ends after that.
+#[tokio::test]
+async fn an_admission_under_way_at_the_end_is_answered() {
+    let mut node = Node::with(Registration::Watcher, |_| {});
+    let socket = node.socket(node.in_registry()).await;
+    let mut list = watched(&socket).await;
+    let mut plugin = DevicePluginClient::new(dial(&socket, "localhost").await);
+    let container = v1beta1::ContainerAllocateRequest { device_ids: vec!["GPU-1-0".into()] };
+    let asked = tokio::spawn(async move {
+        let request = v1beta1::AllocateRequest { container_requests: vec![container] };
+        plugin.allocate(request).await
+    });
+    let Some(Call::Allocate { reply, .. }) = soon("the call", node.asked.calls.recv()).await else { panic!("no call") };
+    node.stop.cancel();
+    assert!(timeout(Duration::from_millis(300), list.message()).await.is_err(), "the list ends after the answer");
+    assert!(!node.served.is_finished());
+    reply.send(Ok(super::Answer { cdi: vec!["nvidia.com/gpu=x".into()], fields: Vec::new() })).unwrap();
+    let answer = soon("the answer", asked).await.unwrap().expect("an answer");
+    assert_eq!(answer.into_inner().container_responses[0].cdi_devices[0].name, "nvidia.com/gpu=x");
+    assert!(!matches!(soon("the end of the list", list.message()).await, Ok(Some(_))));
+    node.end().await;
+}
+
+/// An upgrade: the first leaves its socket in the registry, the second registers the classic way at once and takes away what was
+/// left at its own end. The first one may still be there when the second one registers.
+#[tokio::test]
+async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_registry_meanwhile() {
+    for alive in [false, true] {
+        let mut registered = None;
+        let mut left = None;
+        let mut node = Node::entering(Entry::Following, Registration::Auto, |plugins| {
+            registered = Some(kubelet(plugins));
+            let registry = plugins.with_file_name("plugins_registry").join(socket_name::registry(RESOURCE));
+            let bind = |path: &Path| std::os::unix::net::UnixListener::bind(path).unwrap();
+            left = Some((bind(&registry), bind(&plugins.join(socket_name::plugin(RESOURCE)))));
+            if !alive {
+                left = None;
+            }
+        });
+        let endpoint = soon("Register", registered.as_mut().unwrap().recv()).await.unwrap();
+        let expect = if alive { socket_name::plugin_beside(RESOURCE) } else { socket_name::plugin(RESOURCE) };
+        assert_eq!(endpoint, expect);
+        let _list = watched(&node.plugins.join(endpoint)).await;
+        node.stands(Standing::Registered("classic")).await;
+        assert!(node.in_registry().exists(), "kubelet would drop us with it");
+        drop(left);
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn one_that_is_followed_leaves_its_socket_in_the_registry() {
+    let node = Node::with(Registration::Watcher, |_| {});
+    let socket = node.socket(node.in_registry()).await;
+    node.followed.store(true, Ordering::Relaxed);
+    node.stop.cancel();
+    soon("the end", node.served).await.unwrap().unwrap();
+    assert!(socket.exists() && UnixStream::connect(&socket).await.is_err());
 }

@@ -13,23 +13,44 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// A whole Node, which lists every image that it holds: etcd takes 1.5 MiB for an object.
 const MAX_BYTES: usize = 4 << 20;
 
+/// Why the versions are not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// No kubelet has written them: there is no such Node, or it does not name them. kubelet has no pods before.
+    #[error("{0}")]
+    NoKubelet(String),
+    /// The server does not answer, or not with a Node.
+    #[error("{0}")]
+    Unanswered(String),
+}
+
 /// Asks once.
 ///
 /// # Errors
 /// A sentence for the log.
-pub async fn of_own_node(connection: &Connection, node: &NodeName) -> Result<Versions, String> {
-    let told = |why: &dyn std::fmt::Display| format!("node {node} at {}: {why}", connection.server);
+pub async fn of_own_node(connection: &Connection, node: &NodeName) -> Result<Versions, Unknown> {
+    let told =
+        |why: &dyn std::fmt::Display| Unknown::Unanswered(format!("node {node} at {}: {why}", connection.server));
     let request = http::Request::get(format!("/api/v1/nodes/{node}?resourceVersion=0"))
         .body(Body::empty())
         .map_err(|error| told(&error))?;
     let ask = async {
         let answer = connection.client.send(request).await.map_err(|error| told(&error))?;
         let code = answer.status();
+        if code == http::StatusCode::NOT_FOUND {
+            return Err(Unknown::NoKubelet(format!("there is no node {node} at {} yet", connection.server)));
+        }
         if !code.is_success() {
             return Err(told(&code));
         }
         let body = http_body_util::Limited::new(answer.into_body(), MAX_BYTES).collect().await;
-        versions::decode(&body.map_err(|error| told(&error))?.to_bytes()).map_err(|error| told(&error))
+        let versions = versions::decode(&body.map_err(|error| told(&error))?.to_bytes());
+        let versions = versions.map_err(|error| told(&error))?;
+        if versions.kubelet.is_empty() || versions.runtime.is_empty() {
+            let server = &connection.server;
+            return Err(Unknown::NoKubelet(format!("node {node} at {server} does not name its versions yet")));
+        }
+        Ok(versions)
     };
     timeout(WITHIN, ask).await.unwrap_or_else(|_| Err(told(&format!("no answer within {} s", WITHIN.as_secs()))))
 }

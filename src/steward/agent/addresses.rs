@@ -4,19 +4,20 @@
 
 use std::path::{Path, PathBuf};
 
-/// The file, removed when the agent ends.
+/// The file with what was written into it, removed when the agent ends unless another agent has written it anew.
 #[derive(Debug)]
-pub(crate) struct Addresses(Option<PathBuf>);
+pub(crate) struct Addresses(Option<(PathBuf, String)>);
 
 impl Addresses {
     /// Writes it: a new file is renamed over the old one, so a reader never sees half of it.
     pub(crate) fn write(directory: &Path, content: &serde_json::Value) -> Addresses {
         let (path, new) = (directory.join("addresses.json"), directory.join("addresses.json.new"));
+        let text = format!("{content:#}\n");
         let written = std::fs::create_dir_all(directory)
-            .and_then(|()| std::fs::write(&new, format!("{content:#}\n")))
+            .and_then(|()| std::fs::write(&new, &text))
             .and_then(|()| std::fs::rename(&new, &path));
         match written {
-            Ok(()) => Addresses(Some(path)),
+            Ok(()) => Addresses(Some((path, text))),
             Err(error) => {
                 let directory = directory.display();
                 tracing::warn!(%directory, %error, "cannot write the state directory (--state-dir); all else goes on");
@@ -28,7 +29,8 @@ impl Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
+        let is_ours = |(path, text): &&(PathBuf, String)| std::fs::read_to_string(path).is_ok_and(|now| now == *text);
+        if let Some((path, _)) = self.0.as_ref().filter(is_ours) {
             // It may be gone already, with the whole directory.
             let _ = std::fs::remove_file(path);
         }

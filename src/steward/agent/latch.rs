@@ -9,6 +9,21 @@
 use model::observation::{GpuSourceState, Observation};
 use std::sync::Arc;
 
+/// How far an agent is with sharing GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It has begun, and it is not known whether another agent shares here.
+    Begins,
+    /// Another agent shares: its end is waited for, with everything prepared for it or not yet.
+    Follows {
+        /// Whether it may end.
+        prepared: bool,
+    },
+    /// It shares, or is not to.
+    #[default]
+    Shares,
+}
+
 /// What is waited for and what is broken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Latch {
@@ -20,6 +35,8 @@ pub(crate) struct Latch {
     events_hang: bool,
     /// Why the usage socket is not served, if it is not.
     pub usage: Option<Arc<str>>,
+    /// An agent that is ready to follow another one is ready: an upgrade ends the other one then.
+    pub progress: Progress,
 }
 
 impl Latch {
@@ -56,6 +73,10 @@ impl Latch {
             return Err("all calls to the GPU driver hang; CPU and memory are still sampled".into());
         }
         let looks = [
+            (
+                self.progress != Progress::Follows { prepared: false },
+                "what it needs to follow the agent that shares GPUs here",
+            ),
             (self.cgroups, "the first pass over cgroups"),
             (self.gpus, "the first answer about GPUs"),
             (self.pods != Some(false), "the API server's first list of pods"),
@@ -96,6 +117,11 @@ mod tests {
         latch.see(&Observation::GpuEventsHang(false));
         latch.usage = Some("socket".into());
         assert_eq!(latch.readiness(), Err("socket".into()));
+        latch.usage = None;
+        latch.progress = Progress::Follows { prepared: false };
+        assert!(latch.readiness().is_err_and(|why| why.contains("follow the agent")));
+        latch.progress = Progress::Follows { prepared: true };
+        assert_eq!(latch.readiness(), Ok(()), "an upgrade waits for this before it ends the other");
     }
 
     #[test]

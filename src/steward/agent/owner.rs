@@ -1,6 +1,6 @@
 //! The one task that owns the node's state: takes observations in, shows the view, gives the sign of life.
 
-use super::latch::Latch;
+use super::latch::{Latch, Progress};
 use super::tell::tell;
 use crate::notify;
 use crate::telemetry::repeats::Repeats;
@@ -32,6 +32,8 @@ pub(crate) struct Owner {
     pub observations: mpsc::Receiver<Observation>,
     /// Why the usage socket is not served, if it is not.
     pub usage: watch::Receiver<Option<Arc<str>>>,
+    /// How far sharing is.
+    pub progress: watch::Receiver<Progress>,
     /// To whoever shares GPUs out.
     pub pods: watch::Sender<Option<Arc<PodList>>>,
     /// To the servers.
@@ -72,6 +74,10 @@ impl Owner {
                 }
                 Ok(()) = self.usage.changed() => {
                     self.latch.usage = self.usage.borrow_and_update().clone();
+                    self.judge();
+                }
+                Ok(()) = self.progress.changed() => {
+                    self.latch.progress = *self.progress.borrow_and_update();
                     self.judge();
                 }
                 count = self.observations.recv_many(&mut batch, BATCH) => {

@@ -1,16 +1,24 @@
 //! The servers, each as a task that must not end.
 
+use super::latch::Progress;
 use effects::http;
 use model::view::NodeView;
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How long a usage socket that cannot be opened is left alone before the next attempt.
 const AGAIN: Duration = Duration::from_secs(30);
+
+/// Between two attempts while the agent before us has it.
+const FOLLOWS: Duration = Duration::from_millis(200);
+/// So long after our turn has come it may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// What every server shows.
 #[derive(Clone, Debug)]
@@ -47,27 +55,47 @@ pub(crate) async fn http(
 }
 
 /// The usage socket. Metrics matter more: where it cannot be opened (a read-only root, a full disk) that is an error
-/// line and a reason at `/readyz`, and it is tried again.
+/// line and a reason at `/readyz`, and it is tried again. While it is the socket of the agent before us, that is waited for.
 ///
 /// # Errors
 /// When an open socket cannot be used any more.
-pub(crate) async fn usage(path: PathBuf, broken: watch::Sender<Option<Arc<str>>>, shown: Shown) -> std::io::Result<()> {
+pub(crate) async fn usage(
+    path: PathBuf,
+    broken: watch::Sender<Option<Arc<str>>>,
+    progress: watch::Receiver<Progress>,
+    shown: Shown,
+) -> std::io::Result<()> {
+    let (mut followed, mut said) = (None, false);
     loop {
-        match open_usage(&path) {
+        if *progress.borrow() != Progress::Shares {
+            followed = Some(Instant::now());
+        }
+        let follows = followed.is_some_and(|at| at.elapsed() < ENDS_WITHIN);
+        let pause = match open_usage(&path) {
             Ok(listener) => {
                 broken.send_replace(None);
                 return effects::usage::serve(listener, shown.view, shown.stop).await;
+            }
+            Err(error) if follows && error.kind() == ErrorKind::AddrInUse => {
+                if !std::mem::replace(&mut said, true) {
+                    tracing::info!(
+                        "the usage socket {} is served by the agent before this one: waiting for its end",
+                        path.display()
+                    );
+                }
+                FOLLOWS
             }
             Err(error) => {
                 let advice =
                     "usage is not served there; make the directory writable or choose another with --usage-socket";
                 tracing::error!(path = %path.display(), %error, advice, "cannot open the usage socket");
                 broken.send_replace(Some(format!("usage socket {}: {error}", path.display()).into()));
+                AGAIN
             }
-        }
+        };
         tokio::select! {
             () = shown.stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
 }

@@ -30,7 +30,9 @@ mod owner;
 mod allocation;
 mod pre_start;
 mod turn;
+mod serving;
 mod start;
 
+pub(crate) use serving::Run;
 pub(crate) use start::open;
 pub(crate) use tell::Teller;

@@ -259,7 +259,8 @@ impl Plugin {
     fn of(view: &PluginView) -> Plugin {
         let (way, waiting_for) = match &view.standing {
             Standing::Registered(way) => (Some((*way).to_owned()), None),
-            Standing::Waiting(what) => (None, Some(what.to_string())),
+            Standing::Waiting(what) | Standing::Undecided(what) => (None, Some(what.to_string())),
+            Standing::Follows => (None, Some(Standing::FOLLOWS.to_owned())),
         };
         Plugin {
             resource: view.resource.to_string(),

@@ -3,18 +3,24 @@
 
 use decide::share::{Binding, Choice, Found, Word, choose, guess};
 use model::id::NodeName;
+use model::plugin::Standing;
 use sources::kubernetes::Connection;
-use sources::kubernetes::versions;
+use sources::kubernetes::versions::{self, Unknown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use wire::versions::Versions;
 
 /// kubelet waits in `Allocate` meanwhile: after this long what was found at the last start is taken.
 const AT_ONCE: Duration = Duration::from_secs(3);
 /// Between two later questions.
 const AGAIN: Duration = Duration::from_secs(10);
+/// The same while we do not register because of it: kubelet's first pods come a second or two after it has made its Node.
+const SOON: Duration = Duration::from_secs(1);
+/// An API server that does not answer is waited for so long where nothing is known of the runtime. Without a Node there are no
+/// pods, so that is waited for as long as it takes.
+const SILENT_FOR: Duration = Duration::from_secs(60);
 /// How often the runtime is asked whether its CDI is on still: its answer has some 4 KiB.
 const FOLLOW: Duration = Duration::from_secs(15);
 /// In the state directory: what was found last, and on which runtime.
@@ -48,6 +54,8 @@ pub(crate) struct Finder {
     node: NodeName,
     cri_socket: Option<PathBuf>,
     file: PathBuf,
+    /// To say what keeps us from registering.
+    standing: watch::Sender<Standing>,
 }
 
 impl Finder {
@@ -56,8 +64,9 @@ impl Finder {
         (connection, node): (Connection, NodeName),
         cri_socket: Option<PathBuf>,
         state: &Path,
+        standing: watch::Sender<Standing>,
     ) -> Finder {
-        Finder { setting, connection, node, cri_socket, file: state.join(FILE) }
+        Finder { setting, connection, node, cri_socket, file: state.join(FILE), standing }
     }
 
     /// Says it as soon as it is known, once more when a guess has become certain, and when the runtime says something else.
@@ -69,17 +78,30 @@ impl Finder {
             return;
         }
         let ask = || versions::of_own_node(&self.connection, &self.node);
-        let at_once = async { timeout(AT_ONCE, ask()).await.unwrap_or_else(|_| Err("no answer at once".into())) };
+        let at_once = async {
+            let none = || Err(Unknown::Unanswered("no answer at once".into()));
+            timeout(AT_ONCE, ask()).await.unwrap_or_else(|_| none())
+        };
         let (mut answer, mut word) = tokio::join!(at_once, self.word());
         let mut guess = None;
+        let mut silent = None;
         let versions = loop {
-            match answer {
+            let why = match answer {
                 Ok(versions) => break versions,
-                Err(why) => self.guess(&mut guess, word.as_ref(), &why, &say),
-            }
-            sleep(AGAIN).await;
+                Err(why) => why,
+            };
+            let since = match why {
+                Unknown::NoKubelet(_) => None,
+                Unknown::Unanswered(_) => Some(silent.unwrap_or_else(Instant::now)),
+            };
+            silent = since;
+            let tried = since.is_some_and(|since| since.elapsed() >= SILENT_FOR);
+            self.guess(&mut guess, &word, (&why.to_string(), tried), &say);
+            sleep(if say.borrow().is_some() { AGAIN } else { SOON }).await;
             (answer, word) = tokio::join!(ask(), self.word());
         };
+        let word_now = |word: &Result<Option<OwnWord>, String>| word.clone().ok().flatten();
+        let mut word = word_now(&word);
         let now = say.borrow().clone();
         let way = match now {
             // What came of the guess is known better.
@@ -90,7 +112,7 @@ impl Finder {
         // A runtime that is started anew may say something else.
         loop {
             sleep(FOLLOW).await;
-            let now = self.word().await;
+            let now = word_now(&self.word().await);
             if now.is_some() && now != word {
                 word = now;
                 say.send_replace(Some(self.by(&versions, word.as_ref())));
@@ -99,21 +121,30 @@ impl Finder {
     }
 
     /// What the runtime says of itself, where it does.
-    async fn word(&self) -> Option<OwnWord> {
-        match timeout(AT_ONCE, sources::names::runtime_cdi(self.cri_socket.clone())).await {
-            Ok(Ok((runtime, on))) => Some((runtime, on?)),
-            Ok(Err(why)) => {
-                tracing::debug!(why, "the runtime does not say whether its CDI is on");
-                None
-            }
-            Err(_) => None,
-        }
+    ///
+    /// # Errors
+    /// Where it was looked for, and what came of it.
+    async fn word(&self) -> Result<Option<OwnWord>, String> {
+        let asked = timeout(AT_ONCE, sources::names::runtime_cdi(self.cri_socket.clone())).await;
+        let told = asked.unwrap_or_else(|_| Err("no answer at once".into()));
+        let (runtime, on) =
+            told.inspect_err(|why| tracing::debug!("the runtime does not say whether its CDI is on: {why}"))?;
+        Ok(on.map(|on| (runtime, on)))
     }
 
-    /// Says what is likely, where that is new and nothing came of it yet.
-    fn guess(&self, before: &mut Option<Way>, word: Option<&OwnWord>, why: &str, say: &watch::Sender<Option<Way>>) {
+    /// Says what is likely, where that is new and nothing came of it yet; where nothing is, why we do not register.
+    fn guess(
+        &self,
+        before: &mut Option<Way>,
+        word: &Result<Option<OwnWord>, String>,
+        (why, tried): (&str, bool),
+        say: &watch::Sender<Option<Way>>,
+    ) {
         let last = self.remembered();
-        let choice = guess(last.as_ref().map(|(found, runtime)| (*found, &**runtime)), word.map(borrowed));
+        let own = word.as_ref().ok().and_then(Option::as_ref).map(borrowed);
+        let Some(choice) = guess(last.as_ref().map(|(found, runtime)| (*found, &**runtime)), own, tried) else {
+            return self.undecided(why, word);
+        };
         let runtime = last.map(|(_, runtime)| runtime).unwrap_or_default();
         let because = choice.why.clone();
         let way = Some(Way::of(choice, runtime));
@@ -121,9 +152,30 @@ impl Finder {
             return;
         }
         let binding = way.as_ref().map(|way| way.binding);
-        tracing::warn!(why, ?binding, because, "it is not known which runtime runs here");
+        tracing::warn!(?binding, because, "it is not known which runtime runs here: {why}");
         say.send_replace(way.clone());
         *before = way;
+    }
+
+    /// Until it is known when containers get their devices none is to come: whoever got them early could loosen its limits.
+    fn undecided(&self, why: &str, word: &Result<Option<OwnWord>, String>) {
+        let runtime = match word {
+            Err(why) => format!("container runtime not found: {why}"),
+            Ok(None) => "the container runtime does not say whether its CDI is on".to_owned(),
+            Ok(Some((runtime, on))) => format!("{runtime} says that its CDI is {}", if *on { "on" } else { "off" }),
+        };
+        let text = format!("it is not known whether containers can get GPUs by CDI: {why}; {runtime}");
+        let new = Standing::Undecided(text.as_str().into());
+        let changed = self.standing.send_if_modified(|standing| {
+            let changes = *standing != new && *standing != Standing::Follows;
+            if changes {
+                *standing = new;
+            }
+            changes
+        });
+        if changed {
+            tracing::warn!("GPUs are not offered to kubelet yet: {text}");
+        }
     }
 
     fn by(&self, Versions { kubelet, runtime }: &Versions, word: Option<&OwnWord>) -> Way {

@@ -6,7 +6,7 @@ use effects::plugin::Journal;
 use model::share::Issued;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 
 /// Writings that wait for the disk. Whoever has one more waits.
 const QUEUE: usize = 256;
@@ -18,6 +18,7 @@ pub(crate) struct Keeper {
     pub journal: Arc<Journal>,
     queue: mpsc::Sender<Writing>,
     noted: Vec<Issued>,
+    writes: JoinHandle<()>,
 }
 
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl Keeper {
         let journal = Arc::new(journal);
         let noted_there = Arc::clone(&journal);
         let (sender, mut queue) = mpsc::channel::<Writing>(QUEUE);
-        spawn_blocking(move || {
+        let writes = spawn_blocking(move || {
             while let Some(Writing { known, done }) = queue.blocking_recv() {
                 let keep = |issued: &Issued| {
                     tickets.keep(issued)?;
@@ -50,7 +51,14 @@ impl Keeper {
                 }
             }
         });
-        Keeper { journal, queue: sender, noted: Vec::new() }
+        Keeper { journal, queue: sender, noted: Vec::new(), writes }
+    }
+
+    /// Returns when everything is written.
+    pub(super) async fn end(mut self) {
+        self.keep().await;
+        drop(self.queue);
+        let _ = self.writes.await;
     }
 
     /// To be kept the next time.

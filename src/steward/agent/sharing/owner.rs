@@ -16,7 +16,7 @@ use decide::share::{Ages, Share};
 use effects::delivery::{Delivery, Starts, Tickets};
 use effects::plugin::{Asked, Call, Device, Refused};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
-use model::observation::{ContainerDevices, Observation, Trouble};
+use model::observation::{ContainerDevices, GpuSourceState, Observation, Trouble};
 use model::plugin::Outcome;
 use model::pod::{Pod, PodList};
 use model::promise::PodPromise;
@@ -148,8 +148,41 @@ pub(crate) struct Delivered {
 }
 
 impl Sharing {
-    /// Runs until `stop` is cancelled.
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
+    /// Takes over what an agent before us has given. Not before our turn: it may have given something until its last moment.
+    pub(super) fn recall_all(&mut self) {
+        let started = self.starts.recall();
+        self.share.recall_promises(self.delivery.told(&started));
+        self.share.recall(started);
+        self.share.recall_tickets(self.tickets.recall());
+        self.recall_given_out();
+    }
+
+    /// Waits until all is known that a list for kubelet, and an answer to it, need.
+    pub(super) async fn is_prepared(&self) {
+        let (mut way, mut view, mut pods) = (self.way.clone(), self.view.clone(), self.pods.clone());
+        // None of them ends before we do.
+        let _ = way.wait_for(Option::is_some).await.is_ok();
+        let _ = view.wait_for(|view| view.gpu_source != GpuSourceState::Starting).await.is_ok();
+        let _ = pods.wait_for(Option::is_some).await.is_ok();
+    }
+
+    /// Makes the list for kubelet as it will be, before our turn: nothing is decided, kept or told by it.
+    pub(super) async fn preview(&mut self) {
+        let mut share = self.share.clone();
+        if let Ok(rows) = self.read_books().await {
+            share.books_are(&rows);
+        }
+        let view = Arc::clone(&self.view.borrow());
+        share.cards_are(cards::of(&view, &self.config, &self.split_counts));
+        share.cordoned_are(cards::cordoned(&view, &self.cordoned.borrow()));
+        if let Some(pods) = self.pods.borrow().clone() {
+            share.tenants_are(self.tenants.of(&pods, &self.config.rules, &self.node));
+        }
+        self.list.send_replace(devices(&share));
+    }
+
+    /// Runs until `stop` is cancelled. What it has to have written is written by the keeper that is left.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Keeper {
         let mut waiting: Vec<Start> = Vec::new();
         let mut batch = Vec::with_capacity(BATCH);
         let mut again = Instant::now();
@@ -158,7 +191,7 @@ impl Sharing {
         self.look_at_everything().await;
         loop {
             tokio::select! {
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => return self.keeper,
                 () = self.teller.turn() => {}
                 Ok(()) = self.way.changed() => {
                     self.look_at_way();
@@ -168,7 +201,7 @@ impl Sharing {
                 Some(arrived) = self.arrived.1.recv() => self.look_at_arrival(&arrived),
                 count = self.asked.calls.recv_many(&mut batch, BATCH) => {
                     if count == 0 {
-                        return;
+                        return self.keeper;
                     }
                     for call in batch.drain(..) {
                         self.take(call, &mut waiting);
@@ -346,12 +379,7 @@ impl Sharing {
     }
 
     pub(super) fn tell_list(&mut self) {
-        let devices: Arc<[Device]> = self
-            .share
-            .list()
-            .into_iter()
-            .map(|listed| Device { id: listed.slot.to_string().into(), healthy: listed.healthy, numa: listed.numa })
-            .collect();
+        let devices = devices(&self.share);
         self.counts.slots_are(self.share.tally(), self.share.claims());
         self.list.send_if_modified(|now| {
             let changed = *now != devices;
@@ -360,7 +388,7 @@ impl Sharing {
         });
     }
 
-    fn report(&mut self) {
+    pub(super) fn report(&mut self) {
         if let Some(view) = self.counts.changed()
             && !self.reporter.report(Observation::Plugin(view))
         {
@@ -497,4 +525,13 @@ impl Sharing {
         }
         true
     }
+}
+
+fn devices(share: &Share) -> Arc<[Device]> {
+    let device = |listed: decide::share::Listed| Device {
+        id: listed.slot.to_string().into(),
+        healthy: listed.healthy,
+        numa: listed.numa,
+    };
+    share.list().into_iter().map(device).collect()
 }

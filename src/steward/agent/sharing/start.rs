@@ -9,14 +9,15 @@ use super::host::Eye;
 use super::keeper::Keeper;
 use super::listing::Listing;
 use super::owner::Sharing;
+use super::serving::{Run, Serving, owning, serving};
 use super::tell::Teller;
 use super::tenants::Tenants;
-use super::{cards, config, topology, turn};
+use super::{cards, config, topology};
 use crate::settings::Settings;
 use crate::settings::value::{Gpus, Strategy, Topology};
 use decide::share::{Ages, Share};
 use effects::delivery::{Delivery, Kit, Starts, Tickets};
-use effects::plugin::{self, Calls, Device, Journal};
+use effects::plugin::{self, Calls, Journal};
 use model::id::{GpuUuid, NodeName};
 use model::plugin::Standing;
 use model::pod::PodList;
@@ -28,9 +29,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 /// The folder of device plugins; compiled into kubelet below its own root.
 const PLUGINS: &str = "device-plugins";
@@ -48,12 +48,9 @@ pub(crate) struct Opened {
     pub owner: Sharing,
     finder: Finder,
     eye: Eye,
-    settings: plugin::Settings,
-    calls: Calls,
-    list: watch::Receiver<Arc<[Device]>>,
+    serving: Serving,
     /// To be told which GPUs an operator keeps from new containers.
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
-    standing: watch::Sender<Standing>,
 }
 
 /// Opens for this node.
@@ -73,16 +70,14 @@ pub(crate) fn open(
     let delivery = Delivery::new(&settings.state_dir, &sharing.cdi_dir, Kit::default())
         .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))?;
     let served = settings.state_dir.join(SERVED);
-    let mut eye = eye(settings);
-    if let Some(library) = &sharing.limiter_library {
-        eye.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
-    }
+    let eye = eye(settings)?;
     let (calls, asked) = Calls::channel();
     let (list, listed) = watch::channel(Arc::from([]));
     let (standing, stands) = watch::channel(Standing::Waiting("a list of GPUs".into()));
     let (cordoned, named) = watch::channel(Arc::default());
     let (say_way, way) = watch::channel(None);
-    let finder = finder(settings, connection, node);
+    let kubelet = (connection, node.clone());
+    let finder = finder(settings, kubelet.clone(), standing.clone());
     let owner = Sharing {
         share: share(settings, &served),
         watched: Watched::default(),
@@ -124,19 +119,18 @@ pub(crate) fn open(
         delivered: mpsc::channel(MAX_UNTOLD),
         list,
     };
-    let settings = serving(settings, resource, plugins);
-    Ok(Opened { owner, finder, eye, settings, calls, list: listed, cordoned, standing })
+    let serving = Serving { settings: sockets(settings, resource, plugins), calls, list: listed, standing, kubelet };
+    Ok(Opened { owner, finder, eye, serving, cordoned })
 }
 
-fn serving(settings: &Settings, resource: Arc<str>, plugins: PathBuf) -> plugin::Settings {
+fn sockets(settings: &Settings, resource: Arc<str>, plugins: PathBuf) -> plugin::Settings {
     let sharing = &settings.sharing;
     let registry = sharing.kubelet_root.join(REGISTRY);
     plugin::Settings { resource, registration: sharing.registration, registry, plugins }
 }
 
-fn finder(settings: &Settings, connection: Connection, node: &NodeName) -> Finder {
-    let cri_socket = settings.names.cri_socket.clone();
-    Finder::new(settings.sharing.binding, (connection, node.clone()), cri_socket, &settings.state_dir)
+fn finder(settings: &Settings, api: (Connection, NodeName), standing: watch::Sender<Standing>) -> Finder {
+    Finder::new(settings.sharing.binding, api, settings.names.cri_socket.clone(), &settings.state_dir, standing)
 }
 
 fn share(settings: &Settings, served: &Path) -> Share {
@@ -147,7 +141,7 @@ fn share(settings: &Settings, served: &Path) -> Share {
 }
 
 /// Made-up GPUs need nothing of the host, and no runtime knows them.
-fn eye(settings: &Settings) -> Eye {
+fn eye(settings: &Settings) -> Result<Eye, String> {
     let sharing = &settings.sharing;
     let simulated = matches!(settings.gpus, Gpus::Simulated { .. });
     let strategy = match sharing.strategy {
@@ -155,78 +149,24 @@ fn eye(settings: &Settings) -> Eye {
         strategy => strategy,
     };
     let folders = if simulated { Vec::new() } else { sharing.host_cdi_dirs.clone() };
-    Eye::new(folders, settings.names.cri_socket.clone(), strategy)
+    let mut eye = Eye::new(folders, settings.names.cri_socket.clone(), strategy);
+    if let Some(library) = &sharing.limiter_library {
+        eye.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
+    }
+    Ok(eye)
 }
 
 impl Opened {
     /// The two tasks: the owner, and what registers with kubelet and serves it.
     pub(crate) fn split(
         self,
-        stop: CancellationToken,
+        run: Run,
     ) -> (impl Future<Output = io::Result<()>>, impl Future<Output = io::Result<()>>) {
-        let Opened { mut owner, finder, mut eye, settings, calls, mut list, standing, .. } = self;
-        let ended = stop.clone();
-        let (tell, told) = oneshot::channel();
-        let owning = async move {
-            let turn = tokio::select! {
-                () = ended.cancelled() => return Ok(()),
-                turn = turn::wait_for(&owner.state_dir) => turn?,
-            };
-            // Not before: the one before us may have given something until its last moment.
-            let started = owner.starts.recall();
-            owner.share.recall_promises(owner.delivery.told(&started));
-            owner.share.recall(started);
-            owner.share.recall_tickets(owner.tickets.recall());
-            owner.recall_given_out();
-            let _ = tell.send(());
-            eye.first().await;
-            let find = finder.run(owner.say_way.clone());
-            // Found out beside the work; the work ends when it is told to.
-            let find = async {
-                find.await;
-                std::future::pending::<()>().await;
-            };
-            let own = async { tokio::join!(owner.run(ended.clone()), eye.run(ended)) };
-            tokio::select! { _ = own => {}, () = find => {} }
-            drop(turn);
-            Ok(())
-        };
-        let serving = async move {
-            tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                turn = told => if turn.is_err() { return Ok(()) },
-            }
-            // A plugin without devices would make kubelet write a capacity of 0 that nobody can tell from a broken one.
-            tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                seen = list.wait_for(|list| !list.is_empty()) => if seen.is_err() { return Ok(()) },
-            }
-            // Who has the same state directory waits for its turn; one with another would take our sockets, and we its.
-            let sockets = settings.socket_paths();
-            let second = tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                second = plugin::find_second(&sockets) => second,
-            };
-            if let Some(second) = second {
-                return Err(io::Error::other(second.to_string()));
-            }
-            for folder in [&settings.plugins, &settings.registry] {
-                refuse_rival(folder, &settings).await?;
-            }
-            plugin::serve(settings, list, calls, standing, stop).await
-        };
-        (owning, serving)
-    }
-}
-
-/// Two plugins of one resource take it from each other until kubelet has neither.
-async fn refuse_rival(folder: &Path, settings: &plugin::Settings) -> io::Result<()> {
-    let registered = sources::kubelet::registered(&settings.plugins, &settings.resource);
-    match plugin::find_rival(folder, &settings.sockets(), &registered).await {
-        None => Ok(()),
-        Some(rival) => Err(io::Error::other(format!(
-            "another plugin already serves GPUs to kubelet: {rival}; stop it before this agent shares {}",
-            settings.resource
-        ))),
+        let Opened { owner, finder, eye, serving: served, .. } = self;
+        let (enter, entered) = tokio::sync::oneshot::channel();
+        let way = owner.way.clone();
+        let owning =
+            owning(owner, (finder, eye), (served.kubelet.clone(), served.standing.clone()), enter, run.clone());
+        (owning, serving(served, way, entered, run))
     }
 }

@@ -1,41 +1,192 @@
 //! One agent shares the GPUs of a node. A second one, which an upgrade starts before the first has ended, waits here: two
 //! plugins of one resource take it from each other, and kubelet's end of the older registration takes the newer with it.
+//!
+//! ```text
+//!   the one before      shares-gpus: exclusive ─────── stop ─▶ shared ── kubelet's calls are answered, all is closed ─▶ free
+//!   the one after       next: exclusive, prepares itself ────▶ shared, nothing more to wait for ───────────▶ shares-gpus: exclusive
+//! ```
+//!
+//! Locks of two files in the state directory, into which nothing is written: they end with their process, however that ends. An
+//! agent that knows only the first file is followed, and follows, all the same.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-/// Held by the one whose turn it is, as long as its process lives; nothing is written into it.
+/// Held by the one whose turn it is.
 const FILE: &str = "shares-gpus";
-/// Between two looks. kubelet starts no GPU pod meanwhile.
-const LOOK: Duration = Duration::from_millis(200);
+/// Held by the one whose turn is next.
+const NEXT: &str = "next-shares-gpus";
+/// Between two looks while another agent goes on.
+const LOOK: Duration = Duration::from_millis(50);
+/// Between two looks while it is about to end: kubelet fails every GPU pod that comes meanwhile.
+const LOOK_CLOSELY: Duration = Duration::from_millis(2);
+/// So long the one after may take to be ready for our end: it registers in some tens of milliseconds.
+const READY_WITHIN: Duration = Duration::from_secs(2);
 
-/// Waits for our turn on this state directory, and keeps it as long as the file is open.
+/// Where an agent stands when it starts.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// Nobody shares.
+    First(Turn),
+    /// Another one does.
+    Behind(Queue),
+}
+
+/// It is our turn, for as long as this is there.
+#[derive(Debug)]
+pub(super) struct Turn {
+    file: File,
+    next: PathBuf,
+}
+
+/// Another one's turn.
+#[derive(Debug)]
+pub(super) struct Queue {
+    shares: Turn,
+    next: File,
+}
+
+/// What became of the one before us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// It is about to close.
+    Closes,
+    /// It is gone.
+    Gone,
+}
+
+/// Takes a place on this state directory.
 ///
 /// # Errors
-/// When the file cannot be opened or locked.
-pub(super) async fn wait_for(state_dir: &Path) -> io::Result<File> {
-    let path = state_dir.join(FILE);
-    let told = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    let file = File::options().create(true).append(true).open(&path).map_err(told)?;
-    let mut said = false;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => break,
-            Err(rustix::io::Errno::WOULDBLOCK) if !said => {
-                said = true;
-                tracing::warn!(lock = %path.display(), "another agent shares the GPUs of this node: waiting for its end");
+/// When a file cannot be opened or locked.
+pub(super) fn enter(state_dir: &Path) -> io::Result<Place> {
+    let next = state_dir.join(NEXT);
+    let shares = Turn { file: open(&state_dir.join(FILE))?, next: next.clone() };
+    if lock(&shares.file, FlockOperation::NonBlockingLockExclusive)? {
+        return Ok(Place::First(shares));
+    }
+    Ok(Place::Behind(Queue { shares, next: open(&next)? }))
+}
+
+impl Queue {
+    /// Waits until we are next and the one before us is about to end, or has ended.
+    ///
+    /// # Errors
+    /// When a file cannot be locked.
+    pub(super) async fn wait(&self) -> io::Result<Before> {
+        loop {
+            if lock(&self.next, FlockOperation::NonBlockingLockExclusive)? {
+                if lock(&self.shares.file, FlockOperation::NonBlockingLockExclusive)? {
+                    return Ok(Before::Gone);
+                }
+                if lock(&self.shares.file, FlockOperation::NonBlockingLockShared)? {
+                    let _ = lock(&self.shares.file, FlockOperation::NonBlockingUnlock)?;
+                    return Ok(Before::Closes);
+                }
             }
-            Err(rustix::io::Errno::WOULDBLOCK) => {}
-            Err(error) => return Err(told(error.into())),
+            sleep(LOOK).await;
         }
-        sleep(LOOK).await;
     }
-    if said {
-        tracing::info!("the other agent has ended: sharing from here on");
+
+    /// Tells the one before us that it need not wait for anything more.
+    ///
+    /// # Errors
+    /// When the file cannot be locked.
+    pub(super) fn ready(&self) -> io::Result<()> {
+        lock(&self.next, FlockOperation::NonBlockingLockShared).map(drop)
     }
-    Ok(file)
+
+    /// Our turn, as soon as the one before us is gone.
+    ///
+    /// # Errors
+    /// When the file cannot be locked.
+    pub(super) async fn turn(self) -> io::Result<Turn> {
+        while !lock(&self.shares.file, FlockOperation::NonBlockingLockExclusive)? {
+            sleep(LOOK_CLOSELY).await;
+        }
+        Ok(self.shares)
+    }
+}
+
+impl Turn {
+    /// We are about to close: tells the one that is next, if there is one, and waits until it is ready for that. Says whether
+    /// there is one.
+    pub(super) async fn hand_over(&self) -> bool {
+        let Ok(next) = open(&self.next) else { return false };
+        let is_free = || lock(&next, FlockOperation::NonBlockingLockShared).unwrap_or(true);
+        if is_free() {
+            return false;
+        }
+        let until = Instant::now() + READY_WITHIN;
+        let told = lock(&self.file, FlockOperation::NonBlockingLockShared);
+        while told.is_ok() && !is_free() && Instant::now() < until {
+            sleep(LOOK_CLOSELY).await;
+        }
+        true
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let told = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    File::options().create(true).append(true).open(path).map_err(told)
+}
+
+/// Whether it is locked in this way now.
+fn lock(file: &File, how: FlockOperation) -> io::Result<bool> {
+    match flock(file, how) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => {
+            let error = io::Error::from(error);
+            Err(io::Error::new(error.kind(), format!("a lock in the state directory (--state-dir): {error}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn behind(state: &Path) -> Queue {
+        match enter(state).unwrap() {
+            Place::Behind(queue) => queue,
+            Place::First(_) => panic!("another one has its turn"),
+        }
+    }
+
+    #[tokio::test]
+    async fn one_after_the_other_and_the_one_before_waits_for_the_next_to_be_ready() {
+        let state = tempfile::tempdir().unwrap();
+        let Place::First(first) = enter(state.path()).unwrap() else { panic!("nobody was here") };
+        assert!(!first.hand_over().await, "nobody follows");
+        let second = behind(state.path());
+        let waits = tokio::time::timeout(LOOK * 4, second.wait()).await;
+        assert!(waits.is_err(), "the first one goes on");
+        let third = behind(state.path());
+        assert!(tokio::time::timeout(LOOK * 4, third.wait()).await.is_err(), "it is not next");
+        let (handed, ()) = tokio::join!(first.hand_over(), async {
+            assert_eq!(second.wait().await.unwrap(), Before::Closes);
+            second.ready().unwrap();
+        });
+        assert!(handed);
+        assert!(tokio::time::timeout(LOOK * 4, third.wait()).await.is_err(), "nor is it now");
+        drop(first);
+        let second = second.turn().await.unwrap();
+        drop(second);
+        assert_eq!(third.wait().await.unwrap(), Before::Gone);
+    }
+
+    #[tokio::test]
+    async fn one_that_follows_and_is_never_ready_is_not_waited_for() {
+        let state = tempfile::tempdir().unwrap();
+        let Place::First(first) = enter(state.path()).unwrap() else { panic!("nobody was here") };
+        let second = behind(state.path());
+        let _ = tokio::time::timeout(LOOK * 4, second.wait()).await;
+        let handed = tokio::time::timeout(READY_WITHIN * 10, first.hand_over()).await;
+        assert_eq!(handed, Ok(true));
+    }
 }

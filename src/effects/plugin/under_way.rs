@@ -1,0 +1,115 @@
+//! Calls of kubelet that wait for their answers, so that an end can wait for them.
+//!
+//! kubelet never repeats an `Allocate` (or a `GetPreferredAllocation`) that failed: the pod fails for good. A `PreStartContainer`
+//! that failed is repeated.
+
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// How long starts are waited for: one that does not wait for evidence takes milliseconds, and kubelet repeats the others.
+const STARTS_WITHIN: Duration = Duration::from_secs(1);
+/// How long admissions are waited for: as long as early binding waits for the pod that asks, and the answer after that.
+const ADMISSIONS_WITHIN: Duration = Duration::from_millis(4500);
+/// For so long no call may be under way: kubelet asks for the next container of a pod right after it has the answer for the one
+/// before.
+const QUIET: Duration = Duration::from_millis(5);
+
+/// What becomes of a call that is not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Its pod fails for good.
+    Admission,
+    /// kubelet repeats it.
+    Start,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    admissions: usize,
+    starts: usize,
+}
+
+/// How many there are.
+#[derive(Clone, Debug)]
+pub(super) struct UnderWay(Arc<watch::Sender<Counts>>);
+
+impl Default for UnderWay {
+    fn default() -> UnderWay {
+        UnderWay(Arc::new(watch::channel(Counts::default()).0))
+    }
+}
+
+/// Counts one call for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Waited(UnderWay, Kind);
+
+impl UnderWay {
+    pub(super) fn begin(&self, kind: Kind) -> Waited {
+        self.0.send_modify(|counts| *counts.of(kind) += 1);
+        Waited(self.clone(), kind)
+    }
+
+    /// Waits until no call is under way, for a bounded time. Says whether every admission was answered.
+    pub(super) async fn answered(&self) -> bool {
+        let began = Instant::now();
+        let mut counts = self.0.subscribe();
+        loop {
+            let none = counts.wait_for(|counts| *counts == Counts::default());
+            let late = timeout_at(began + STARTS_WITHIN, none).await.is_err();
+            let admitted = counts.wait_for(|counts| counts.admissions == 0);
+            if timeout_at(began + ADMISSIONS_WITHIN, admitted).await.is_err() {
+                return false;
+            }
+            sleep(QUIET).await;
+            let came = counts.has_changed().unwrap_or(false);
+            let admissions = counts.borrow_and_update().admissions;
+            if admissions == 0 && (late || !came) {
+                return true;
+            }
+        }
+    }
+}
+
+impl Counts {
+    fn of(&mut self, kind: Kind) -> &mut usize {
+        match kind {
+            Kind::Admission => &mut self.admissions,
+            Kind::Start => &mut self.starts,
+        }
+    }
+}
+
+impl Drop for Waited {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|counts| {
+            let count = counts.of(self.1);
+            *count = count.saturating_sub(1);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn admissions_are_waited_for_and_starts_only_for_a_while() {
+        let calls = UnderWay::default();
+        assert!(calls.answered().await, "nothing is under way");
+        let (admission, start) = (calls.begin(Kind::Admission), calls.begin(Kind::Start));
+        let waits = tokio::spawn({
+            let calls = calls.clone();
+            async move { calls.answered().await }
+        });
+        sleep(STARTS_WITHIN * 2).await;
+        assert!(!waits.is_finished(), "an admission is under way");
+        drop(admission);
+        assert!(waits.await.unwrap(), "a start that waits is repeated by kubelet");
+        drop(start);
+        let _never = calls.begin(Kind::Admission);
+        let end = tokio::time::timeout(ADMISSIONS_WITHIN * 10, calls.answered());
+        assert_eq!(end.await, Ok(false), "there is an end to it");
+    }
+}

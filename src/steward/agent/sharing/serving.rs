@@ -1,0 +1,229 @@
+//! The course of an agent that shares: it waits for its turn where another agent still runs, serves kubelet, and hands over.
+//!
+//! ```text
+//!   first ──────────────────────────────────────▶ recall ──▶ owner runs ──┐
+//!   behind: prepare ─▶ the one before closes ─┬─▶ turn ──▶ recall ─▶ ...  ├─▶ closing: the next one is told, kubelet's calls are
+//!                                             └─▶ register with kubelet   ┘   answered, the connection ends, then the owner
+//! ```
+//!
+//! Calls of kubelet that come before the owner runs wait for it.
+//!
+//! What must never happen here: two owners of one state directory; a registration before it is known when containers get their
+//! devices.
+
+use super::binding::{Finder, Way};
+use super::host::Eye;
+use super::owner::Sharing;
+use super::turn::{self, Before, Place, Queue, Turn};
+use crate::agent::latch::Progress;
+use decide::share::keeps_connections;
+use effects::plugin::{self, Calls, Course, Device, Entry};
+use model::id::NodeName;
+use model::plugin::Standing;
+use sources::kubernetes::Connection;
+use sources::kubernetes::versions;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+/// A registration beside the agent before us takes some tens of milliseconds; after this long that one ends first.
+const REGISTERS_WITHIN: Duration = Duration::from_millis(1500);
+/// What the next agent needs the state directory for is written within milliseconds, unless the disk hangs.
+const KEPT_WITHIN: Duration = Duration::from_secs(2);
+
+/// How the whole program goes on and ends, for those who share.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    /// The end of serving kubelet.
+    pub closing: CancellationToken,
+    /// It has ended.
+    pub closed: CancellationToken,
+    /// The end of everything.
+    pub stop: CancellationToken,
+    /// Whose turn it is.
+    pub progress: watch::Sender<Progress>,
+    served: CancellationToken,
+    followed: Arc<AtomicBool>,
+}
+
+impl Run {
+    pub(crate) fn new(stop: CancellationToken, progress: watch::Sender<Progress>) -> Run {
+        let [closing, closed, served] = std::array::from_fn(|_| CancellationToken::new());
+        Run { closing, closed, stop, progress, served, followed: Arc::default() }
+    }
+}
+
+/// What serving kubelet needs.
+#[derive(Debug)]
+pub(super) struct Serving {
+    pub settings: plugin::Settings,
+    pub calls: Calls,
+    pub list: watch::Receiver<Arc<[Device]>>,
+    pub standing: watch::Sender<Standing>,
+    /// Where it is asked which kubelet this is.
+    pub kubelet: (Connection, NodeName),
+}
+
+/// The owner: until the end, once it is our turn.
+pub(super) async fn owning(
+    mut owner: Sharing,
+    (finder, mut eye): (Finder, Eye),
+    (kubelet, standing): ((Connection, NodeName), watch::Sender<Standing>),
+    enter: oneshot::Sender<Entry>,
+    run: Run,
+) -> io::Result<()> {
+    let _ends_serving = run.served.clone().drop_guard();
+    let _find = AbortOnDropHandle::new(tokio::spawn(finder.run(owner.say_way.clone())));
+    let place = turn::enter(&owner.state_dir)?;
+    let begins = async {
+        match place {
+            Place::First(turn) => {
+                run.progress.send_replace(Progress::Shares);
+                eye.first().await;
+                let _ = enter.send(Entry::Fresh);
+                Ok(turn)
+            }
+            Place::Behind(queue) => follow((&mut owner, &mut eye), (queue, kubelet), standing, enter, &run).await,
+        }
+    };
+    let turn = tokio::select! {
+        () = run.closing.cancelled() => return Ok(()),
+        turn = begins => turn?,
+    };
+    run.progress.send_replace(Progress::Shares);
+    owner.recall_all();
+    // The work ends when it is told to, after kubelet's calls were answered.
+    let work = async { tokio::join!(owner.run(run.stop.clone()), eye.run(run.stop.clone())).0 };
+    let keeper = tokio::select! { keeper = work => keeper, () = hands_over(&turn, &run) => return Ok(()) };
+    // Not before the last line is written: the next agent reads it.
+    let _ = timeout(KEPT_WITHIN, keeper.end()).await;
+    drop(turn);
+    Ok(())
+}
+
+/// Prepares everything, waits for the end of the one before us, and has us registered: before its end where kubelet keeps both
+/// connections, at once after it where that would drop us with it.
+async fn follow(
+    (owner, eye): (&mut Sharing, &mut Eye),
+    (queue, kubelet): (Queue, (Connection, NodeName)),
+    standing: watch::Sender<Standing>,
+    enter: oneshot::Sender<Entry>,
+    run: &Run,
+) -> io::Result<Turn> {
+    tracing::warn!(
+        state_dir = %owner.state_dir.display(),
+        "another agent shares the GPUs of this node: waiting for its end, and ready to go on from there"
+    );
+    standing.send_replace(Standing::Follows);
+    owner.report();
+    run.progress.send_replace(Progress::Follows { prepared: false });
+    let (before, overlaps) = {
+        let before = queue.wait();
+        tokio::pin!(before);
+        let prepared = async {
+            let (asked, (), ()) =
+                tokio::join!(versions::of_own_node(&kubelet.0, &kubelet.1), eye.first(), owner.is_prepared());
+            run.progress.send_replace(Progress::Follows { prepared: true });
+            asked.is_ok_and(|versions| keeps_connections(&versions.kubelet))
+        };
+        tokio::select! {
+            before = &mut before => (before?, false),
+            overlaps = prepared => ((&mut before).await?, overlaps),
+        }
+    };
+    owner.preview().await;
+    let overlaps = overlaps && before == Before::Closes;
+    tracing::info!(registers_before_its_end = overlaps, "the other agent ends: sharing from here on");
+    let mut enter = Some(enter);
+    let mut register = || enter.take().map(|enter| enter.send(Entry::Following));
+    if overlaps {
+        register();
+        let is_registered = |standing: &Standing| matches!(standing, Standing::Registered(_));
+        let _ = timeout(REGISTERS_WITHIN, standing.subscribe().wait_for(is_registered)).await;
+    }
+    queue.ready()?;
+    let turn = queue.turn().await?;
+    register();
+    Ok(turn)
+}
+
+/// When it is time: tells the next agent, then ends the serving. Never returns.
+async fn hands_over(turn: &Turn, run: &Run) {
+    run.closing.cancelled().await;
+    let followed = turn.hand_over().await;
+    tracing::info!(followed, "answering what kubelet asks still, then closing");
+    run.followed.store(followed, Ordering::Relaxed);
+    run.served.cancel();
+    std::future::pending().await
+}
+
+/// Serves kubelet until the end.
+pub(super) async fn serving(
+    serving: Serving,
+    mut way: watch::Receiver<Option<Way>>,
+    entered: oneshot::Receiver<Entry>,
+    run: Run,
+) -> io::Result<()> {
+    let _closed = run.closed.clone().drop_guard();
+    let Serving { settings, calls, mut list, standing, .. } = serving;
+    let begin = async {
+        let Ok(entry) = entered.await else { return Ok(None) };
+        if way.wait_for(Option::is_some).await.is_err() {
+            return Ok(None);
+        }
+        standing.send_if_modified(|standing| {
+            let changes = !matches!(standing, Standing::Waiting(_));
+            if changes {
+                *standing = Standing::Waiting("a list of GPUs".into());
+            }
+            changes
+        });
+        // A plugin without devices would make kubelet write a capacity of 0 that nobody can tell from a broken one.
+        if list.wait_for(|list| !list.is_empty()).await.is_err() {
+            return Ok(None);
+        }
+        if entry == Entry::Fresh {
+            refuse_others(&settings).await?;
+        }
+        Ok::<_, io::Error>(Some(entry))
+    };
+    let entry = tokio::select! {
+        () = run.served.cancelled() => return Ok(()),
+        entry = begin => entry?,
+    };
+    let Some(entry) = entry else { return Ok(()) };
+    let course = Course { entry, stop: run.served.clone(), followed: Arc::clone(&run.followed) };
+    plugin::serve(settings, list, calls, standing, course).await
+}
+
+/// Who has the same state directory waits for its turn; one with another would take our sockets, and we its. Two plugins of one
+/// resource take it from each other until kubelet has neither.
+async fn refuse_others(settings: &plugin::Settings) -> io::Result<()> {
+    if let Some(second) = plugin::find_second(&settings.socket_paths()).await {
+        return Err(second.into());
+    }
+    for folder in [&settings.plugins, &settings.registry] {
+        refuse_rival(folder, settings).await?;
+    }
+    Ok(())
+}
+
+async fn refuse_rival(folder: &Path, settings: &plugin::Settings) -> io::Result<()> {
+    let registered = sources::kubelet::registered(&settings.plugins, &settings.resource);
+    match plugin::find_rival(folder, &settings.sockets(), &registered).await {
+        None => Ok(()),
+        Some(rival) => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            format!(
+                "another plugin already serves GPUs to kubelet: {rival}; stop it before this agent shares {}",
+                settings.resource
+            ),
+        )),
+    }
+}

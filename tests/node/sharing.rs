@@ -1,0 +1,112 @@
+//! Sharing where kubelet is late: the built program with an API server and kubelet's folders, and nobody who calls.
+
+use crate::program::BINARY;
+use lab::agent::{Agent, Recipe};
+use lab::api_server::ApiServer;
+use lab::eventually::eventually;
+use serde_json::json;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(30);
+const NODE: &str = "n1";
+
+/// An agent that is to share two GPUs that are made up, and kubelet's registry.
+fn recipe(server: &ApiServer) -> (Recipe, PathBuf) {
+    let recipe = Agent::in_cluster(BINARY, server, NODE).with("--gpus", "simulated=H100:2");
+    let registry = recipe.dir().join("kubelet/plugins_registry");
+    fs::create_dir_all(recipe.dir().join("kubelet/device-plugins")).unwrap();
+    fs::create_dir_all(&registry).unwrap();
+    (recipe, registry)
+}
+
+fn offers(registry: &Path) -> bool {
+    fs::read_dir(registry).unwrap().count() > 0
+}
+
+/// How often our Node was asked for its versions.
+fn asked(server: &ApiServer) -> usize {
+    let whole = |asked: &lab::api_server::Asked| {
+        asked.path == "/api/v1/nodes/n1" && asked.query.contains_key("resourceVersion")
+    };
+    server.asked().iter().filter(|asked| whole(asked)).count()
+}
+
+/// A fresh machine: the agent is there first, then kubelet with its Node; the runtime listens at a place that nobody knows. A pod
+/// that came before the versions are known would get its devices early, and its own `env` would loosen its limits.
+#[test]
+fn nothing_is_offered_before_it_is_known_when_containers_get_their_devices() {
+    let server = ApiServer::start();
+    let (recipe, registry) = recipe(&server);
+    let agent = recipe.start();
+    eventually("ten questions for the Node", SOON, || (asked(&server) >= 10).then_some(()));
+    assert!(!offers(&registry), "{}", agent.log());
+    let why = "there is no node n1 at";
+    let ready = agent.get("/readyz");
+    assert_eq!(ready.status, 200, "CPU, memory and GPUs are served: {}", ready.text());
+    for text in [agent.log(), ready.text()] {
+        for words in [why, "container runtime not found: no socket at", "no-cri.sock"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+    let node = |info: serde_json::Value| json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } });
+    // As somebody else makes a Node, before kubelet has said anything.
+    server.put("nodes", node(json!({ "kubeletVersion": "", "containerRuntimeVersion": "" })));
+    agent.logs("does not name its versions yet");
+    let before = asked(&server);
+    eventually("some more questions", SOON, || (asked(&server) >= before + 3).then_some(()));
+    assert!(!offers(&registry), "{}", agent.log());
+    server.put("nodes", node(json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" })));
+    eventually("the socket in kubelet's registry", SOON, || offers(&registry).then_some(()));
+    agent.logs("binding=Late");
+    assert!(!agent.log().contains("binding=Some(Early)"), "{}", agent.log());
+}
+
+/// The same at every later start: what was found last counts at once, also while the API server is away.
+#[test]
+fn what_was_found_last_is_enough_to_begin() {
+    let mut server = ApiServer::start();
+    let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
+    server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
+    let state = tempfile::tempdir().unwrap();
+    for (way, away) in [("binding=Late", false), ("binding=Some(Late)", true)] {
+        let (recipe, registry) = recipe(&server);
+        if away {
+            server.stop();
+        }
+        let agent = recipe.with("--state-dir", state.path()).launch();
+        eventually("the socket in kubelet's registry", SOON, || offers(&registry).then_some(()));
+        agent.logs(way);
+        assert!(agent.terminate().status.success());
+    }
+}
+
+/// An upgrade: the second waits for the first, says so, is ready, and goes on from there with the usage socket.
+#[test]
+fn one_that_follows_another_is_ready_and_says_so_and_takes_over() {
+    let server = ApiServer::start();
+    let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
+    server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
+    let shared = tempfile::tempdir().unwrap();
+    let (state, usage) = (shared.path().join("state"), shared.path().join("agent.sock"));
+    let (first, registry) = recipe(&server);
+    let kubelet = registry.parent().unwrap().to_owned();
+    let first = first.with("--state-dir", &state).with("--usage-socket", &usage).start();
+    eventually("the socket in kubelet's registry", SOON, || offers(&registry).then_some(()));
+    let (second, _) = recipe(&server);
+    let second =
+        second.with("--state-dir", &state).with("--usage-socket", &usage).with("--kubelet-root", &kubelet).start();
+    let says = |agent: &Agent| agent.get("/readyz").text().contains("another agent shares the GPUs of this node");
+    eventually("a line at /readyz", SOON, || says(&second).then_some(()));
+    assert_eq!(second.get("/readyz").status, 200);
+    second.logs("another agent shares the GPUs of this node");
+    assert!(!says(&first));
+    let ended = first.terminate();
+    assert!(ended.status.success(), "{}", ended.log);
+    second.logs("the other agent ends: sharing from here on");
+    assert!(state.join("addresses.json").exists(), "the second one's");
+    eventually("the usage socket", SOON, || std::os::unix::net::UnixStream::connect(&usage).ok());
+    eventually("no word of another", SOON, || (!says(&second)).then_some(()));
+    assert_eq!(second.get("/readyz").status, 200, "{}", second.log());
+}
