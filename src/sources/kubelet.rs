@@ -39,13 +39,19 @@ pub struct Entries {
 const MAX_TOLD: usize = 16;
 
 /// kubelet replaces the file by a new one, so that one of these changes each time.
-type Stamp = (u64, u64, i64, i64);
+pub type Stamp = (u64, u64, i64, i64);
 
 impl Books {
     /// The books of `resource` in kubelet's folder of device plugins.
     #[must_use]
     pub fn new(folder: &Path, resource: Arc<str>) -> Books {
         Books { path: folder.join(FILE), resource, seen: None }
+    }
+
+    /// The state of the file: one `stat`, which says whether a look is worth it. Blocks for as long as the file system takes.
+    #[must_use]
+    pub fn stamp(&self) -> Option<Stamp> {
+        fs::metadata(&self.path).ok().map(|about| stamp(&about))
     }
 
     /// All entries of the resource. Blocks for as long as the file system takes.
@@ -56,7 +62,7 @@ impl Books {
         let told = |error: &dyn std::fmt::Display| format!("kubelet's checkpoint {}: {error}", self.path.display());
         let file = fs::File::open(&self.path).map_err(|error| told(&error))?;
         let about = file.metadata().map_err(|error| told(&error))?;
-        let stamp = (about.ino(), about.size(), about.mtime(), about.mtime_nsec());
+        let stamp = stamp(&about);
         if let Some((seen, entries)) = &self.seen
             && *seen == stamp
         {
@@ -79,6 +85,10 @@ impl Books {
 pub fn registered(folder: &Path, resource: &str) -> Vec<Arc<str>> {
     let books = fs::File::open(folder.join(FILE)).ok().and_then(|file| parse(file).ok());
     books.and_then(|mut books| books.registered.remove(resource)).unwrap_or_default()
+}
+
+fn stamp(about: &fs::Metadata) -> Stamp {
+    (about.ino(), about.size(), about.mtime(), about.mtime_nsec())
 }
 
 fn parse(file: fs::File) -> Result<checkpoint::Checkpoint, String> {

@@ -6,8 +6,10 @@ use lab::api_server::ApiServer;
 use lab::eventually::eventually;
 use serde_json::json;
 use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(30);
 const NODE: &str = "n1";
@@ -109,4 +111,80 @@ fn one_that_follows_another_is_ready_and_says_so_and_takes_over() {
     eventually("the usage socket", SOON, || std::os::unix::net::UnixStream::connect(&usage).ok());
     eventually("no word of another", SOON, || (!says(&second)).then_some(()));
     assert_eq!(second.get("/readyz").status, 200, "{}", second.log());
+}
+
+/// `PreStartContainer` for this id as kubelet sends it, byte for byte. The answer is not waited for.
+fn pre_start(socket: &Path, id: &str) -> UnixStream {
+    let frame = |kind: u8, flags: u8, stream: u8, content: &[u8]| {
+        let len = u32::try_from(content.len()).unwrap().to_be_bytes();
+        [&len[1..], &[kind, flags, 0, 0, 0, stream], content].concat()
+    };
+    let mut block = Vec::new();
+    for (name, value) in [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/v1beta1.DevicePlugin/PreStartContainer"),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ] {
+        // Literal, without an index and without Huffman's code.
+        block.push(0);
+        for text in [name, value] {
+            block.push(u8::try_from(text.len()).unwrap());
+            block.extend(text.as_bytes());
+        }
+    }
+    let request = [&[10, u8::try_from(id.len()).unwrap()], id.as_bytes()].concat();
+    let message = [&[0, 0, 0, 0, u8::try_from(request.len()).unwrap()], &*request].concat();
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let call = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[]),
+        frame(1, 4, 1, &block),
+        frame(0, 1, 1, &message),
+    ];
+    stream.write_all(&call.concat()).unwrap();
+    stream
+}
+
+/// A start that waits is judged when something has changed, and else twice a second: each time goes over all slots of the node.
+#[test]
+fn a_start_that_waits_costs_next_to_nothing() {
+    let server = ApiServer::start();
+    let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
+    server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
+    let (recipe, registry) = recipe(&server);
+    let agent = recipe.with("-v", "5").start();
+    let socket = eventually("the socket in kubelet's registry", SOON, || {
+        let found = fs::read_dir(&registry).unwrap().flatten().next()?.path();
+        UnixStream::connect(&found).ok().map(|_| found)
+    });
+    let gpu = agent.get("/api/v1/gpus").json()["gpus"][0]["uuid"].as_str().unwrap().to_owned();
+    let id = format!("{gpu}-0");
+    let _call = pre_start(&socket, &id);
+    let looks = || agent.log().matches("a start waits").count();
+    eventually("the start to wait", SOON, || (looks() > 0).then_some(()));
+    let (before, began) = (looks(), Instant::now());
+    std::thread::sleep(Duration::from_secs(4));
+    let (looks, seconds) = (looks() - before, began.elapsed().as_secs_f64());
+    println!("{:.1} looks a second at a start that waits", looks as f64 / seconds);
+    assert!(looks >= 1, "it is looked at still");
+    assert!((looks as f64) <= 10.0 * seconds, "{looks} looks in {seconds:.1} s");
+    // kubelet has written its books: a pod that nobody knows.
+    let entry = json!({
+        "PodUID": "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c", "ContainerName": "main", "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": { "-1": [id] }, "AllocResp": "",
+    });
+    let books = json!({ "Data": { "PodDeviceEntries": [entry], "RegisteredDevices": {} }, "Checksum": 0 });
+    fs::write(registry.with_file_name("device-plugins").join("kubelet_internal_checkpoint"), books.to_string())
+        .unwrap();
+    eventually("another word on the start", SOON, || {
+        let log = agent.log();
+        (log.contains("what=Pod")
+            || log.contains("AnswerLost")
+            || log.contains("Foreign")
+            || log.contains("earlier plugin"))
+        .then_some(())
+    });
 }

@@ -22,7 +22,7 @@ use model::pod::{Pod, PodList};
 use model::promise::PodPromise;
 use model::share::{Held, Slot};
 use model::view::NodeView;
-use sources::kubelet::{Books, Entries};
+use sources::kubelet::{Books, Entries, Stamp};
 use sources::report::Reporter;
 use sources::roots::HostRoots;
 use std::collections::BTreeSet;
@@ -34,8 +34,11 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 
-/// How often a start that waits is judged again: kubelet writes its books within milliseconds of `Allocate`.
+/// How often it is looked whether a start that waits can be judged again: kubelet writes its books within milliseconds of
+/// `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
+/// How often it is judged again though nothing has changed: what is not known yet is waited for so long, and then said.
+const ANYWAY: Duration = Duration::from_millis(500);
 /// So long after an `Allocate` kubelet's books are looked at for a pod that it has admitted whole: it writes them within
 /// milliseconds, and asks for the next container of the pod at once.
 const ADMITS: Duration = Duration::from_secs(2);
@@ -87,6 +90,8 @@ pub(crate) struct Sharing {
     pub books: Books,
     /// What of them could not be read, last.
     pub unreadable: Arc<[Arc<str>]>,
+    /// kubelet's books as they were when calls that wait were looked at last, and when that was.
+    pub looked: (Option<Stamp>, Instant),
     /// kubelet's other word on who holds what.
     pub listing: Listing,
     /// When containers get their devices, once that is known.
@@ -218,8 +223,7 @@ impl Sharing {
                     self.answer(&mut waiting).await;
                 }
                 () = sleep_until(again), if self.looks_again(&waiting) => {
-                    self.answer(&mut waiting).await;
-                    self.look_for_admitted().await;
+                    self.look_again(&mut waiting).await;
                     again = Instant::now() + AGAIN;
                 }
                 Ok(()) = self.view.changed() => self.has_cards().await,
@@ -292,6 +296,28 @@ impl Sharing {
 
     fn looks_again(&self, waiting: &[Start]) -> bool {
         !waiting.is_empty() || !self.allocations.is_empty() || Instant::now() < self.admits_until
+    }
+
+    async fn look_again(&mut self, waiting: &mut Vec<Start>) {
+        if self.is_worth_a_look().await {
+            self.answer(waiting).await;
+            self.look_for_admitted().await;
+        }
+    }
+
+    /// Whether calls that wait are worth another look: each goes over all slots. New pods, files and lists come by themselves.
+    async fn is_worth_a_look(&mut self) -> bool {
+        if !self.allocations.is_empty() {
+            return true;
+        }
+        let books = self.books.clone();
+        let stamp = spawn_blocking(move || books.stamp()).await.ok().flatten();
+        let (seen, at) = self.looked;
+        let worth = seen != stamp || at.elapsed() >= ANYWAY;
+        if worth {
+            self.looked = (stamp, Instant::now());
+        }
+        worth
     }
 
     /// Tells HAMi's scheduler of pods that kubelet has admitted whole: it places no other pod here before it has heard it, and

@@ -97,6 +97,7 @@ pub(crate) fn open(
         ages: Ages::new(sources::clock::monotonic()),
         books: Books::new(&plugins, Arc::clone(&resource)),
         unreadable: Arc::from([]),
+        looked: (None, Instant::now()),
         listing: Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(&resource)),
         way,
         say_way,
