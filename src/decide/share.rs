@@ -27,6 +27,7 @@ mod recall;
 mod refusal;
 mod seat;
 mod start;
+mod distinct;
 mod early;
 mod admitted;
 mod listing;

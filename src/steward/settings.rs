@@ -66,6 +66,7 @@ pub(crate) struct Sharing {
     pub device_config: Option<PathBuf>,
     pub registration: effects::plugin::Registration,
     pub without_claim: decide::share::WithoutClaim,
+    pub same_gpu_twice: bool,
     /// `None`: by versions, and by what comes of it.
     pub binding: Option<decide::share::Binding>,
     /// `None`: as kubelet's configuration says.
@@ -241,6 +242,7 @@ impl Reader<'_> {
         let device_config = self.take("device-config-file", |text| value::unless_none(text, value::path));
         let registration = self.take("registration", value::registration);
         let without_claim = self.take("without-claim", value::without_claim);
+        let same_gpu_twice = self.take("same-gpu-twice", value::same_gpu_twice);
         let binding = self.take("binding", |text| value::unless_auto(text, value::binding));
         let topology = self.take("topology-policy", |text| value::unless_auto(text, value::topology));
         let strategy = self.take("device-strategy", value::strategy);
@@ -263,6 +265,7 @@ impl Reader<'_> {
             device_config: device_config?,
             registration: registration?,
             without_claim: without_claim?,
+            same_gpu_twice: same_gpu_twice?,
             binding: binding?,
             topology: topology?,
             strategy: strategy?,

@@ -120,6 +120,8 @@ impl Share {
             Assignment::None if self.shares(&uid) => self.share_of(tenant.asks.get(at)?, ids).ok()?,
             Assignment::None | Assignment::Unreadable(_) => Vec::new(),
         };
+        // Its start is refused.
+        let portions = if self.repeated(&portions).is_some() { Vec::new() } else { portions };
         Some(Meant { holder, pod, portions })
     }
 

@@ -44,6 +44,15 @@ pub enum Refusal {
         /// Whether this pod claims all of it; else a started pod does.
         own: bool,
     },
+    /// The container would get the same GPU more than once.
+    SameGpuTwice {
+        /// Which.
+        device: GpuUuid,
+        /// How often.
+        slots: usize,
+        /// How many GPUs the node has.
+        gpus: usize,
+    },
     /// The pod has finished.
     Finished,
     /// At `Allocate`, which names no pod, it was given the devices of another pod's claim.
@@ -87,6 +96,7 @@ impl Refusal {
             Refusal::NoSuchDevice(_) => "NoSuchDevice",
             Refusal::DoesNotFit { .. } => "DoesNotFit",
             Refusal::NotAlone { .. } => "NotAlone",
+            Refusal::SameGpuTwice { .. } => "SameGpuTwice",
             Refusal::Finished => "Finished",
             Refusal::Mistaken { .. } => "MistakenForAnother",
             Refusal::Forgotten => "Forgotten",
@@ -131,6 +141,11 @@ impl fmt::Display for Refusal {
                 f,
                 "a running pod has all SM time of {device} (nvidia.com/gpucores: 100) and does not share that GPU; delete this \
                  pod, so that the scheduler places a new one"
+            ),
+            Refusal::SameGpuTwice { device, slots, gpus } => write!(
+                f,
+                "the container asks for several GPUs and would get {device} {slots} times, which its programs see as one GPU; ask \
+                 for less nvidia.com/gpu (this node has {gpus} GPUs), or start the agent with --same-gpu-twice=allow"
             ),
             Refusal::Finished => f.write_str("the pod has finished, and its containers do not start again"),
             Refusal::Mistaken { what } => write!(
@@ -203,7 +218,8 @@ mod tests {
             Refusal::NotPlaced,
             Refusal::Unreadable("it ends early".into()),
             Refusal::Count { claimed: 1, given: 2 },
-            Refusal::NoSuchDevice(device),
+            Refusal::NoSuchDevice(device.clone()),
+            Refusal::SameGpuTwice { device, slots: 2, gpus: 1 },
             Refusal::Finished,
             Refusal::Mistaken { what: "devices" },
             Refusal::Forgotten,

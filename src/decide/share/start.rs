@@ -122,7 +122,8 @@ impl Share {
             Ok(granted) => granted,
             Err(why) => return refuse(why),
         };
-        let bound = match bind(&tenant, &portions, &rows).and_then(|bound| self.confirmed(bound)) {
+        let bound = bind(&tenant, &portions, &rows).and_then(|bound| self.distinct(bound));
+        let bound = match bound.and_then(|bound| self.confirmed(bound)) {
             Ok(bound) => bound,
             Err((container, why)) => return refuse_of(&container, why),
         };

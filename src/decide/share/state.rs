@@ -47,6 +47,8 @@ pub struct Share {
     pub(super) tickets_lost: bool,
     /// Whether a claim moves to the devices that kubelet chose.
     pub(super) follows_kubelet: bool,
+    /// Whether a container may get the same GPU twice.
+    pub(super) same_gpu_twice: bool,
     /// Tickets that were given out.
     pub(super) tickets: Tickets,
     /// Claims that are not as they stand on the pod: the devices that its containers really have.
@@ -97,6 +99,7 @@ impl Share {
             early: false,
             tickets_lost: false,
             follows_kubelet: false,
+            same_gpu_twice: false,
             tickets: Tickets::default(),
             seated: BTreeMap::new(),
             due: Due::default(),

@@ -208,6 +208,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
+        "same-gpu-twice",
+        ("refuse|allow", "refuse"),
+        "What happens to a container that asks for several GPUs and would get the same one more than once: its start is refused, or it \
+         starts and sees one GPU",
+    ),
+    key(
+        Sharing,
         "binding",
         ("auto|late|early", "auto"),
         "When a container gets its devices: when it starts and is known (late; needs CDI), or when kubelet allocates, confirmed \

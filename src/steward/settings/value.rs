@@ -182,6 +182,15 @@ pub(crate) fn without_claim(text: &str) -> Result<decide::share::WithoutClaim, W
     }
 }
 
+/// Whether a container may get the same GPU twice.
+pub(crate) fn same_gpu_twice(text: &str) -> Result<bool, Why> {
+    match text {
+        "refuse" => Ok(false),
+        "allow" => Ok(true),
+        _ => Err("expected refuse or allow".into()),
+    }
+}
+
 /// The form of the register annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegisterFormat {

@@ -137,6 +137,7 @@ fn finder(settings: &Settings, api: (Connection, NodeName), standing: watch::Sen
 fn share(settings: &Settings, served: &Path) -> Share {
     let sharing = &settings.sharing;
     let mut share = Share::new(sharing.without_claim, served.exists());
+    share.allow_same_gpu_twice(sharing.same_gpu_twice);
     share.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
     share
 }
