@@ -42,7 +42,11 @@ impl Keeper {
                     noted_there.kept(&issued.ticket);
                     Ok::<(), Failed>(())
                 };
-                let kept = known.iter().try_for_each(keep).map_err(|error| error.to_string());
+                // One that cannot be kept costs only itself.
+                let mut kept = Ok(());
+                for failed in known.iter().map(keep).filter_map(Result::err) {
+                    kept = kept.and(Err(failed.to_string()));
+                }
                 match (done, kept) {
                     // It may have gone meanwhile.
                     (Some(done), kept) => drop(done.send(kept)),
@@ -121,5 +125,34 @@ mod tests {
         std::fs::remove_dir_all(folder.path().join("tickets")).unwrap();
         std::fs::write(folder.path().join("tickets"), "").unwrap();
         assert!(keeper.keep_now(issued(101)).await.is_err_and(|why| why.contains("tickets")));
+    }
+
+    #[tokio::test]
+    async fn one_ticket_that_cannot_be_kept_costs_only_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let tickets = Tickets::new(folder.path());
+        let issued = |n: u8| Issued {
+            ticket: Ticket::of_random([n; 16]),
+            order: u64::from(n),
+            ids: vec!["GPU-a-1".into()],
+            meant: None,
+            holder: None,
+            given: None,
+        };
+        std::fs::create_dir(folder.path().join("tickets")).unwrap();
+        std::fs::write(tickets.folder(&issued(2).ticket), "in the way").unwrap();
+        let journal = Journal::new(folder.path());
+        for n in 1..=3 {
+            journal.note(&issued(n).ticket, &issued(n).ids).unwrap();
+        }
+        let mut keeper = Keeper::start(tickets.clone(), journal);
+        (1..=3).for_each(|n| keeper.note(issued(n)));
+        keeper.keep().await;
+        // In its turn, after the batch.
+        assert_eq!(keeper.keep_now(issued(4)).await, Ok(()));
+        let kept: Vec<u64> = tickets.recall().into_iter().map(|issued| issued.order).collect();
+        assert_eq!(std::collections::BTreeSet::from_iter(kept), [1, 3, 4].into());
+        let open: Vec<Ticket> = keeper.journal.recall().into_iter().map(|(ticket, _)| ticket).collect();
+        assert!(open.contains(&issued(2).ticket), "it is still known");
     }
 }
