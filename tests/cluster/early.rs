@@ -239,7 +239,7 @@ fn cdi_that_is_switched_off_is_found_out_with_the_first_container() {
     let warmed: [Claim<'_>; 2] = [("warm", "init", &[(0, 500, 5)]), ("main", "app", &[(0, 3000, 5)])];
     // Its init container finds no limits and ends with an error, again and again: what comes after it never tells anything.
     bed.create(&bed.pod("stuck", &gpus, &warmed, &NOTHING));
-    agent.logs("a container gets its GPUs");
+    agent.logs("container devices delivered");
     bed.create(&bed.pod("first", &gpus, &one, &NOTHING));
     bed.create(&bed.pod("beside", &gpus, &one, &NOTHING));
     agent.logs("a container runs without its limits");

@@ -61,17 +61,17 @@ fn what_an_api_server_missed_is_written_when_it_is_back() {
     let later = Gated::made(&bed, "later");
     bed.cluster.part("kill", "apiserver");
     late.open();
-    agent.logs("a container gets its GPUs");
+    agent.logs("container devices delivered");
     agent.logs("cannot write on the API server: which devices this pod has");
     bed.cluster.part("start", "apiserver");
     bed.ready(&["late"]);
     assert_eq!(late.share().matches("NVIDIA").count(), 1);
-    assert_eq!(agent.log().matches("a container gets its GPUs").count(), 1, "one start");
+    assert_eq!(agent.log().matches("container devices delivered").count(), 1, "one start");
     agent.logs("it is written now: which devices this pod has");
     bed.cluster.part("kill", "apiserver");
     later.open();
     eventually("the second start", SOON, || {
-        (agent.log().matches("a container gets its GPUs").count() == 2).then_some(())
+        (agent.log().matches("container devices delivered").count() == 2).then_some(())
     });
     agent.signal(9);
     drop(agent);
@@ -80,5 +80,5 @@ fn what_an_api_server_missed_is_written_when_it_is_back() {
     agent.logs("what this pod was given is not written on it yet");
     assert_eq!(later.share().matches("NVIDIA").count(), 1);
     bed.ready(&["late", "later"]);
-    assert!(!agent.log().contains("a container gets its GPUs"), "no other start");
+    assert!(!agent.log().contains("container devices delivered"), "no other start");
 }

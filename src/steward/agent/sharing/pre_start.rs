@@ -168,7 +168,7 @@ impl Sharing {
         effects::failpoint!("start-noted");
         let written = self.counts.writing();
         if !prepared {
-            self.write(start.reply, promises, written, awaited);
+            self.write((start.reply, waited), (promises, shared), written, awaited);
             return Filled { bound, shared, waited, reply: None, prepared, report: None };
         }
         written.with(true);
@@ -179,8 +179,8 @@ impl Sharing {
     /// Beside the owner.
     fn write(
         &self,
-        reply: oneshot::Sender<Result<(), Refused>>,
-        promises: Vec<(Bound, ContainerPromise)>,
+        (reply, waited): (oneshot::Sender<Result<(), Refused>>, Duration),
+        (promises, shared): (Vec<(Bound, ContainerPromise)>, bool),
         written: Arc<Written>,
         awaited: bool,
     ) {
@@ -202,6 +202,9 @@ impl Sharing {
             written.with(result.is_ok());
             let well = result.is_ok();
             let _ = reply.send(result);
+            if well {
+                promises.iter().for_each(|(bound, _)| is_delivered(bound, shared, waited, false));
+            }
             if let Some((_, promise)) = promises.first().filter(|_| awaited && well) {
                 // Only at the end of the program is nobody there to hear it.
                 let _ = told.blocking_send(report(promise, Ok(())));
@@ -223,12 +226,10 @@ impl Sharing {
             if bound.differs {
                 self.counts.differs();
             }
-            let devices: Vec<&str> = bound.portions.iter().map(|portion| portion.device.as_str()).collect();
-            let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-            tracing::info!(
-                pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
-                differs = bound.differs, waited_ms, prepared, "a container gets its GPUs"
-            );
+            // Otherwise the thread that delivers says so.
+            if prepared {
+                is_delivered(bound, shared, waited, prepared);
+            }
         }
         if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
             self.teller.starts_after_all((holder, name), &Refusal::WithoutCdi);
@@ -321,6 +322,16 @@ impl Sharing {
             self.goes_over_to_early(&way, &state);
         }
     }
+}
+
+/// The runtime finds everything that this container was promised.
+fn is_delivered(bound: &Bound, shared: bool, waited: Duration, prepared: bool) {
+    let devices: Vec<&str> = bound.portions.iter().map(|portion| portion.device.as_str()).collect();
+    let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(
+        pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
+        differs = bound.differs, waited_ms, prepared, "container devices delivered"
+    );
 }
 
 fn report(promise: &ContainerPromise, result: Result<(), String>) -> Delivered {
