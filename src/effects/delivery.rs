@@ -19,33 +19,36 @@
 
 mod file;
 mod starts;
+mod trash;
 mod limiter;
 mod edits;
 mod fields;
 mod tickets;
+mod written;
 
 pub use edits::{Kit, Node};
 pub use file::Failed;
 pub use limiter::Limiter;
 pub use starts::Starts;
 pub use tickets::Tickets;
+pub use trash::{Emptied, Trash};
+pub use written::Written;
 
 use crate::plugin::Field;
-use file::{failed, lay, put};
+use file::{failed, lay, make_folder, narrow, put, put_spec};
 
 use model::id::{PodUid, Ticket};
 use model::promise::ContainerPromise;
+use model::unit::Bytes;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::fault::Fault;
 use wire::{cdi, limits, ticket};
 
-/// The names of pods and what they were promised are not for every user of the node.
-const FOLDER_MODE: u32 = 0o711;
 /// What a container was promised, in its folder.
 const LIMITS: &str = "limits.json";
 /// Entries of a folder that are looked at in one sweep: more than ten times what the largest node holds.
@@ -60,6 +63,7 @@ pub struct Delivery {
     state: PathBuf,
     pods: PathBuf,
     cdi: PathBuf,
+    trash: Trash,
     kit: Kit,
 }
 
@@ -69,12 +73,12 @@ impl Delivery {
     /// # Errors
     /// When a folder cannot be made or nothing can be written into it: better told at start than at the first pod.
     pub fn new(state: &Path, cdi: &Path, kit: Kit) -> Result<Delivery, Failed> {
-        let delivery = Delivery { state: state.to_owned(), pods: state.join("pods"), cdi: cdi.to_owned(), kit };
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(FOLDER_MODE)
-            .create(&delivery.pods)
-            .map_err(failed("make folder", &delivery.pods))?;
+        let pods = state.join("pods");
+        make_folder(state)?;
+        ours_alone(state)?;
+        make_folder(&pods)?;
+        let trash = Trash::new(state)?;
+        let delivery = Delivery { state: state.to_owned(), pods, cdi: cdi.to_owned(), trash, kit };
         fs::DirBuilder::new().recursive(true).mode(0o755).create(cdi).map_err(failed("make folder", cdi))?;
         let probe = cdi.join(".gpu-steward-probe");
         fs::write(&probe, b"").map_err(failed("write into the folder of CDI specs:", &probe))?;
@@ -84,7 +88,8 @@ impl Delivery {
 
     /// The same with other things that containers are given beside their promise.
     pub fn with(&self, kit: Kit) -> Delivery {
-        Delivery { state: self.state.clone(), pods: self.pods.clone(), cdi: self.cdi.clone(), kit }
+        let (state, pods, cdi) = (self.state.clone(), self.pods.clone(), self.cdi.clone());
+        Delivery { state, pods, cdi, trash: self.trash.clone(), kit }
     }
 
     /// Fills `ticket` for a container. Doing it again gives the same files.
@@ -92,7 +97,7 @@ impl Delivery {
     /// # Errors
     /// What could not be written. Nothing that the runtime would read is left half done.
     pub fn deliver(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(), Failed> {
-        self.spec(ticket, promise).and_then(|(path, text)| put(&path, text.as_bytes()))?;
+        self.spec(ticket, promise).and_then(|(path, text)| put_spec(&path, text.as_bytes()))?;
         crate::failpoint!("spec-renamed");
         Ok(())
     }
@@ -144,15 +149,11 @@ impl Delivery {
 
     /// What lies in a folder of the state directory for one container; the path of its limits.
     fn fill(&self, folder: &Path, promise: &ContainerPromise) -> Result<PathBuf, Failed> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(FOLDER_MODE)
-            .create(folder)
-            .map_err(failed("make folder", folder))?;
+        make_folder(folder)?;
         let file = folder.join(LIMITS);
         put(&file, limits::encode(promise).map_err(spoiled(&file))?.as_bytes())?;
         if let Some(limiter) = self.kit.limiter_for(promise) {
-            limiter.fill(folder, &self.kit.limits(promise))?;
+            limiter.fill(folder, &self.kit.limits(promise), promise.uid.as_str())?;
         }
         Ok(file)
     }
@@ -179,6 +180,14 @@ impl Delivery {
         read.take(MAX_ENTRIES).collect()
     }
 
+    /// What this pod has written into the writable folders of its containers and of its tickets, up to `limit`.
+    #[must_use]
+    pub fn written(&self, pod: &PodUid, (tickets, own): (&Tickets, &[Ticket]), limit: Bytes) -> Written {
+        let containers = fs::read_dir(self.pods.join(pod.as_str())).into_iter().flatten().flatten();
+        let folders = containers.take(MAX_CONTAINERS).map(|entry| entry.path());
+        written::into(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit)
+    }
+
     /// A runtime refuses a device that two files of one folder have, and names neither of them.
     fn alone(&self, ticket: &Ticket) -> Result<(), Failed> {
         for entry in fs::read_dir(&self.cdi).into_iter().flatten().take(MAX_ENTRIES).flatten() {
@@ -198,8 +207,14 @@ impl Delivery {
         Ok(())
     }
 
-    /// Takes away everything of pods that are not in `pods`, specs whose ticket is not in `tickets`, and versions of the
-    /// limiter that nobody has. Says how many pods and specs.
+    /// Where folders of pods that are gone wait for their removal.
+    #[must_use]
+    pub fn trash(&self) -> &Trash {
+        &self.trash
+    }
+
+    /// Moves everything of pods that are not in `pods` into the trash. Removes specs whose ticket is not in `tickets`, and
+    /// versions of the limiter that no folder has. Says how many pods and specs.
     pub fn sweep(&self, pods: &BTreeSet<PodUid>, tickets: &BTreeSet<Ticket>) -> (usize, usize) {
         let mut removed = (0, 0);
         for entry in fs::read_dir(&self.pods).into_iter().flatten().take(MAX_ENTRIES).flatten() {
@@ -208,7 +223,7 @@ impl Delivery {
                 .to_str()
                 .and_then(|name| PodUid::parse(name).ok())
                 .is_some_and(|uid| !pods.contains(&uid));
-            if gone && fs::remove_dir_all(entry.path()).is_ok() {
+            if gone && self.trash.take(&entry.path()).is_ok() {
                 removed.0 += 1;
             }
         }
@@ -222,8 +237,13 @@ impl Delivery {
                 removed.1 += 1;
             }
         }
-        limiter::sweep(&self.state);
+        self.sweep_versions();
         removed
+    }
+
+    /// Removes versions of the limiter that no container has. A folder in the trash still has its version.
+    pub fn sweep_versions(&self) {
+        limiter::sweep(&self.state);
     }
 
     fn folder(&self, promise: &ContainerPromise) -> PathBuf {
@@ -243,6 +263,28 @@ impl Delivery {
     }
 }
 
+/// Keeps other users of the host out of the state directory: containers write into folders below it, and what they put there, such
+/// as a program with the setuid bit, must be useless to a user of the host.
+fn ours_alone(state: &Path) -> Result<(), Failed> {
+    let about = fs::metadata(state).map_err(failed("look at", state))?;
+    if state.parent().is_none() || about.permissions().mode() & 0o1000 != 0 {
+        let why = "it is everybody's, and the agent needs one that no other user can enter";
+        return Err(failed("use as the state directory", state)(io::Error::other(why)));
+    }
+    for folder in [state.to_owned(), state.join("pods"), state.join("tickets"), state.join("limiter")] {
+        if folder.exists() {
+            narrow(&folder)?;
+        }
+    }
+    // Containers that started before each had a lock of its own share this one.
+    let shared = state.join("limiter/lock");
+    if shared.exists() {
+        let sticky = fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777));
+        sticky.map_err(failed("make sticky", &shared))?;
+    }
+    Ok(())
+}
+
 fn spoiled(path: &Path) -> impl FnOnce(Fault) -> Failed {
     let path = path.to_owned();
     move |fault: Fault| failed("make the text of", &path)(io::Error::other(fault.to_string()))
@@ -253,8 +295,7 @@ mod tests {
     use super::*;
     use model::id::{GpuUuid, PodRef};
     use model::promise::DevicePromise;
-    use model::unit::{Bytes, CorePercent};
-    use std::os::unix::fs::PermissionsExt;
+    use model::unit::CorePercent;
 
     fn uid(n: u8) -> PodUid {
         PodUid::parse(&format!("{n:032x}")).unwrap()
@@ -328,7 +369,11 @@ mod tests {
         let files = names(&specs);
         assert_eq!(files, all.iter().map(|(ticket, _)| ticket::file_name(ticket)).collect());
         let modes = files.iter().map(|name| fs::metadata(specs.join(name)).unwrap().permissions().mode() & 0o777);
-        assert_eq!(modes.collect::<BTreeSet<_>>(), BTreeSet::from([0o444]));
+        assert_eq!(
+            modes.collect::<BTreeSet<_>>(),
+            BTreeSet::from([0o400]),
+            "whose devices these are is root's to read"
+        );
         // Those that are there are written again, and then each is told.
         assert_eq!(delivery.deliver_all(&all[..2]).len(), 2);
         assert_eq!((heard(), names(&specs)), (2, files));
@@ -443,6 +488,105 @@ mod tests {
         assert_eq!(names(&folder.path().join("state/pods")), pods);
     }
 
+    /// 20,000 nested folders, as a container may make them: the end of a thread that recursed over them.
+    #[test]
+    fn a_sweep_is_not_ended_by_what_a_container_has_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        delivery.deliver(&Ticket::of_random([1; 16]), &promise(1, "main")).unwrap();
+        let pod = folder.path().join("state/pods").join(uid(1).as_str());
+        trash::tests::nest(&pod.join("main"), 20_000);
+        let swept = {
+            let sweep = move || {
+                let swept = delivery.sweep(&BTreeSet::new(), &BTreeSet::new());
+                (swept, delivery.trash().empty(&mut || {}).left)
+            };
+            std::thread::Builder::new().stack_size(1 << 20).spawn(sweep).unwrap().join().unwrap()
+        };
+        assert_eq!(swept, ((1, 1), 0));
+        assert!(!pod.exists());
+    }
+
+    /// As a power loss may leave it.
+    #[test]
+    fn a_limits_file_that_is_empty_cut_or_full_of_zeros_is_left_out_and_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        let (ticket, pods) = (Ticket::of_random([1; 16]), BTreeSet::from([uid(1)]));
+        delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+        let file = folder.path().join("state/pods").join(uid(1).as_str()).join("main/limits.json");
+        let spec = folder.path().join("cdi").join(ticket::file_name(&ticket));
+        let (whole, whole_spec) = (fs::read(&file).unwrap(), fs::read(&spec).unwrap());
+        for left in [&[][..], &[0; 4096], &whole[..whole.len() / 2]] {
+            for path in [&file, &spec] {
+                fs::remove_file(path).unwrap();
+                fs::write(path, left).unwrap();
+            }
+            assert_eq!(delivery.told(&pods), []);
+            delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+            assert_eq!((fs::read(&file).unwrap(), fs::read(&spec).unwrap()), (whole.clone(), whole_spec.clone()));
+        }
+    }
+
+    #[test]
+    fn the_state_directory_is_closed_to_other_users_of_the_host_also_where_it_was_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        for name in ["pods/old/main/vgpu", "tickets", "limiter/lock"] {
+            fs::create_dir_all(state.join(name)).unwrap();
+        }
+        for (name, mode) in
+            [("", 0o755), ("pods", 0o711), ("tickets", 0o711), ("limiter", 0o711), ("limiter/lock", 0o777)]
+        {
+            fs::set_permissions(state.join(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let source = folder.path().join("libvgpu.so");
+        fs::write(&source, b"\x7fELF").unwrap();
+        let limiter = Limiter::keep(&state, &source).unwrap();
+        let delivery = delivery(folder.path()).with(Kit { limiter: Some(limiter), ..kit() });
+        delivery.deliver(&Ticket::of_random([1; 16]), &promise(1, "main")).unwrap();
+        let mode = |name: &str| fs::metadata(state.join(name)).unwrap().permissions().mode() & 0o7777;
+        for name in ["", "pods", "tickets", "limiter", "trash"] {
+            assert_eq!(mode(name), 0o700, "{name:?}");
+        }
+        let own = format!("pods/{}/main", uid(1));
+        assert_eq!(mode(&own), 0o700);
+        // Writable for every user of a container, and none removes what is another's.
+        for name in ["limiter/lock".to_owned(), format!("{own}/vgpu"), format!("{own}/lock")] {
+            assert_eq!(mode(&name), 0o1777, "{name}");
+        }
+        assert_eq!(mode(&format!("{own}/vgpu/{}.cache", uid(1))), 0o666);
+    }
+
+    /// It is made once, and never through a link that a container has put there.
+    #[test]
+    fn a_cache_file_that_is_a_link_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (state, source) = (folder.path().join("state"), folder.path().join("libvgpu.so"));
+        fs::write(&source, b"\x7fELF").unwrap();
+        let limiter = Limiter::keep(&state, &source).unwrap();
+        let delivery = delivery(folder.path()).with(Kit { limiter: Some(limiter), ..kit() });
+        let (ticket, target) = (Ticket::of_random([1; 16]), folder.path().join("target"));
+        delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+        let own = state.join("pods").join(uid(1).as_str()).join("main/vgpu");
+        let cache = own.join(format!("{}.cache", uid(1)));
+        fs::remove_file(&cache).unwrap();
+        std::os::unix::fs::symlink(&target, &cache).unwrap();
+        delivery.deliver(&ticket, &promise(1, "main")).unwrap();
+        assert!(!target.exists() && cache.is_symlink());
+    }
+
+    #[test]
+    fn a_state_directory_that_is_everybodys_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("shared");
+        fs::create_dir(&state).unwrap();
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)).unwrap();
+        let error = Delivery::new(&state, &folder.path().join("cdi"), Kit::default()).unwrap_err().to_string();
+        assert!(error.contains("everybody's"), "{error}");
+        assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o1777, "and left as it is");
+    }
+
     /// A container keeps the version that it started with; the next one gets what is there by then; what nobody has goes.
     #[test]
     fn a_new_version_of_the_limiter_is_for_new_containers_only() {
@@ -470,12 +614,14 @@ mod tests {
         delivery.sweep(&BTreeSet::from([uid(1), uid(2)]), &both);
         assert_eq!(versions(), 2, "a version in use stays");
         delivery.sweep(&BTreeSet::from([uid(2)]), &both);
+        assert_eq!(versions(), 2, "a folder in the trash has it still");
+        delivery.trash().empty(&mut || {});
+        delivery.sweep_versions();
         assert_eq!(versions(), 1);
         delivery.sweep(&BTreeSet::new(), &BTreeSet::new());
+        delivery.trash().empty(&mut || {});
+        delivery.sweep_versions();
         assert_eq!(versions(), 1, "the newest stays");
-        for mode in [own(2, "vgpu"), state.join("limiter/lock")].iter().filter_map(|path| fs::metadata(path).ok()) {
-            assert_eq!(mode.permissions().mode() & 0o7777, 0o777);
-        }
     }
 
     #[test]
@@ -506,6 +652,15 @@ mod tests {
             ("/etc/gpu-steward/limits.json", true),
         ];
         assert_eq!(mounts, expect);
+        for mount in edits.mounts.iter().filter(|mount| mount.options.contains(&"rw".to_owned())) {
+            for option in ["nosuid", "nodev", "noexec"] {
+                assert!(mount.options.contains(&option.to_owned()), "{mount:?}");
+            }
+            assert!(
+                Path::new(&mount.host_path).starts_with(state.join("pods").join(uid(1).as_str()).join("main")),
+                "its own"
+            );
+        }
         let own = state.join("pods").join(uid(1).as_str()).join("main");
         let set = fs::read_to_string(own.join("overrideEnv")).unwrap();
         assert!(set.contains("CUDA_DEVICE_MEMORY_LIMIT_0=3000m\n") && set.contains("CUDA_TASK_PRIORITY=0\n"), "{set}");

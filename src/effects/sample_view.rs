@@ -10,7 +10,7 @@ use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::incident::{Condition, Incident};
 use model::observation::{GpuSourceState, Trouble};
-use model::plugin::{DeviceSlots, Histogram, Moves, Outcome, PluginView, Standing};
+use model::plugin::{DeviceSlots, Histogram, Moves, Outcome, PluginView, PodFiles, Standing};
 use model::pod::PodWatch;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
 use model::promise::PodPromise;
@@ -173,6 +173,13 @@ fn plugin(view: &NodeView) -> PluginView {
         waited: vec![("Books", 1)],
         differing: 1,
         moves: Moves { exchanged: 2, alone: 0 },
+        files: vec![PodFiles {
+            uid: pod_uid(1),
+            pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
+            bytes: Bytes(2 << 20),
+            files: 3,
+            over: false,
+        }],
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
         start,
     }

@@ -156,4 +156,6 @@ pub enum Trouble {
     StartMistaken,
     /// A container started without the edits that the runtime was to make.
     EditsNotApplied,
+    /// Files of a pod that is gone cannot be removed.
+    NotRemoved,
 }

@@ -1,7 +1,8 @@
 //! The device plugin as an operator sees it: how it stands with kubelet, what was asked of it, how long answers took.
 
-use crate::id::{GpuUuid, PodUid};
+use crate::id::{GpuUuid, PodRef, PodUid};
 use crate::share::Claim;
+use crate::unit::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -125,6 +126,21 @@ pub struct Moves {
     pub alone: u64,
 }
 
+/// What a pod has written into the folders that the limiter needs writable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFiles {
+    /// The pod.
+    pub uid: PodUid,
+    /// Its names.
+    pub pod: PodRef,
+    /// Room that it takes on the disk.
+    pub bytes: Bytes,
+    /// Files and folders.
+    pub files: u64,
+    /// Whether it is more than a pod may write. Then there may be more than the numbers say.
+    pub over: bool,
+}
+
 /// The plugin, once it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginView {
@@ -148,6 +164,8 @@ pub struct PluginView {
     pub differing: u64,
     /// Containers whose claim moved.
     pub moves: Moves,
+    /// Pods that have written something, ordered by UID.
+    pub files: Vec<PodFiles>,
     /// `Allocate`, from its request to its answer.
     pub allocate: Histogram,
     /// `PreStartContainer`, from its request to its answer.

@@ -17,6 +17,7 @@ use decide::labels::Labelling;
 use effects::http::Sets;
 use layer::{Layers, Problem, Said, Spoken};
 use model::id::NodeName;
+use model::unit::Bytes;
 use sources::roots::HostRoots;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -74,6 +75,7 @@ pub(crate) struct Sharing {
     pub strategy: value::Strategy,
     pub host_cdi_dirs: Vec<PathBuf>,
     pub limiter_library: Option<PathBuf>,
+    pub pod_files_limit: Bytes,
     pub evict_over_use: bool,
     pub register_format: value::RegisterFormat,
     pub handshakes: bool,
@@ -248,6 +250,7 @@ impl Reader<'_> {
         let strategy = self.take("device-strategy", value::strategy);
         let host_cdi_dirs = self.take("host-cdi-dirs", |text| value::unless_none(text, value::paths));
         let limiter_library = self.take("limiter-library", |text| value::unless_none(text, value::path));
+        let pod_files_limit = self.take("pod-files-limit", value::files_limit);
         let evict_over_use = self.take("evict-over-use", value::switch);
         let register_format = self.take("register-format", value::register_format);
         let handshakes = self.take("handshake", value::switch);
@@ -271,6 +274,7 @@ impl Reader<'_> {
             strategy: strategy?,
             host_cdi_dirs: host_cdi_dirs?.unwrap_or_default(),
             limiter_library: limiter_library?,
+            pod_files_limit: pod_files_limit?,
             evict_over_use: evict_over_use?,
             register_format: register_format?,
             handshakes: handshakes?,

@@ -44,6 +44,8 @@ mod early;
 #[cfg(test)]
 mod container;
 #[cfg(test)]
+mod writable;
+#[cfg(test)]
 mod overuse;
 #[cfg(test)]
 mod options;

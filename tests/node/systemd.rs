@@ -90,7 +90,7 @@ fn analyze(args: &[&str], path: &Path) -> (bool, String) {
 #[test]
 #[ignore = "needs systemd: tests/run"]
 fn the_unit_verifies_without_a_word() {
-    for options in [&[][..], &["ptrace.conf"], &["kernel-log.conf"]] {
+    for options in [&[][..], &["ptrace.conf"], &["kernel-log.conf"], &["limiter.conf"]] {
         let (_dir, path) = unit(options);
         let (well, text) = analyze(&["verify", "--recursive-errors=no"], &path);
         assert!(well && text.is_empty(), "{options:?}: {text}");
@@ -108,6 +108,7 @@ fn the_units_exposure_is_what_the_table_says() {
         (&["ptrace.conf"], "2.4"),
         (&["kernel-log.conf"], "2.2"),
         (&["ptrace.conf", "kernel-log.conf"], "2.7"),
+        (&["limiter.conf"], "2.1"),
     ] {
         let (_dir, path) = unit(options);
         let (_, text) = analyze(&["security", "--offline=true", "--no-pager"], &path);

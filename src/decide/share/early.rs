@@ -57,6 +57,13 @@ impl Share {
         late.filter(|holder| self.started.contains(&holder.pod)).filter_map(of).collect()
     }
 
+    /// Tickets with which containers got their devices at `Allocate`, and whose they are, by kubelet's books as they were last read.
+    #[must_use]
+    pub fn early_tickets(&self) -> Vec<(&PodUid, &Ticket)> {
+        let early = self.held.values().filter(|row| row.early);
+        early.filter_map(|row| Some((&row.holder.pod, row.ticket.as_ref()?))).collect()
+    }
+
     /// Tickets of an earlier life of the program.
     pub fn recall_tickets(&mut self, issued: Vec<Issued>) {
         for issued in issued {

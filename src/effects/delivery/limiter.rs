@@ -12,13 +12,16 @@
 //! the newest is swept. Where a container sees what, and who owns it, is as HAMi has it, because the library has these
 //! paths built in.
 //!
+//! Two folders of a container are writable for it: `vgpu` and `lock`. Each container has its own, so that no container can hold up
+//! or read another (decision 0110).
+//!
 //! What must never happen here: a library is changed or removed under a name that a container may still open; half a file
 //! has a name.
 
-use super::file::{Failed, failed, put};
+use super::file::{Failed, failed, make_folder, put};
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use wire::cdi::{Edits, Mount};
 
@@ -30,10 +33,14 @@ pub(super) const LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 const PRELOAD: &str = "/etc/ld.so.preload";
 /// Variables that the library sets over those of its process, so that a program that changes its own changes no limit.
 const OVERRIDE: &str = "/overrideEnv";
-/// A lock of the whole node, by which the library finds out which process of the host it is in.
+/// The folder of a lock, by which older versions of the library find out which process of the host they are in.
 const LOCK: &str = "/tmp/vgpulock";
-/// Written by whatever user a container runs as, as with HAMi.
-const SHARED_MODE: u32 = 0o777;
+/// Written by whatever user a container runs as; no user removes what is another's.
+const SHARED_MODE: u32 = 0o1777;
+/// Opened by all users of a container.
+const CACHE_MODE: u32 = 0o666;
+/// What a container may write into, in its folder.
+pub(super) const WRITABLE: [&str; 2] = ["vgpu", "lock"];
 /// HAMi-core has less than 1 MiB; a larger file is not meant.
 const MAX_BYTES: u64 = 64 << 20;
 /// Versions that are looked at in one sweep.
@@ -44,7 +51,6 @@ const MAX_VERSIONS: usize = 1024;
 pub struct Limiter {
     library: PathBuf,
     preload: PathBuf,
-    lock: PathBuf,
 }
 
 impl Limiter {
@@ -55,12 +61,7 @@ impl Limiter {
     pub fn keep(state: &Path, library: &Path) -> Result<Limiter, Failed> {
         let folder = folder(state);
         let bytes = read(library).map_err(failed("read the limiter's library", library))?;
-        let lock = folder.join("lock");
-        for folder in [&folder, &lock] {
-            fs::DirBuilder::new().recursive(true).mode(0o711).create(folder).map_err(failed("make folder", folder))?;
-        }
-        // Not by the mode of its making, which the program's own mask would cut.
-        fs::set_permissions(&lock, fs::Permissions::from_mode(SHARED_MODE)).map_err(failed("open to all", &lock))?;
+        make_folder(&folder)?;
         let preload = folder.join("ld.so.preload");
         put(&preload, format!("{LIBRARY}\n").as_bytes())?;
         let kept = folder.join(format!("libvgpu.so.{:032x}", digest(&bytes)));
@@ -74,7 +75,7 @@ impl Limiter {
         if fs::read(&kept).ok().as_ref() != Some(&bytes) {
             put(&kept, &bytes)?;
         }
-        Ok(Limiter { library: kept, preload, lock })
+        Ok(Limiter { library: kept, preload })
     }
 
     /// The version's file.
@@ -83,11 +84,16 @@ impl Limiter {
         &self.library
     }
 
-    /// Puts what one container needs into its folder; `variables` are those that limits rest on.
-    pub(super) fn fill(&self, folder: &Path, variables: &[String]) -> Result<(), Failed> {
-        let cache = folder.join("vgpu");
-        fs::DirBuilder::new().recursive(true).create(&cache).map_err(failed("make folder", &cache))?;
-        fs::set_permissions(&cache, fs::Permissions::from_mode(SHARED_MODE)).map_err(failed("open to all", &cache))?;
+    /// Puts what one container needs into its folder; `variables` are those that limits rest on, `name` is that of its cache file.
+    pub(super) fn fill(&self, folder: &Path, variables: &[String], name: &str) -> Result<(), Failed> {
+        for writable in WRITABLE.map(|writable| folder.join(writable)) {
+            make_folder(&writable)?;
+            // Not by the mode of its making, which the program's own mask would cut.
+            let open = fs::set_permissions(&writable, fs::Permissions::from_mode(SHARED_MODE));
+            open.map_err(failed("open to all", &writable))?;
+        }
+        let cache = folder.join(WRITABLE[0]).join(format!("{name}.cache"));
+        make_cache(&cache).map_err(failed("make", &cache))?;
         let (library, hidden) = (folder.join("libvgpu.so"), folder.join(".libvgpu.so.new"));
         let _ = fs::remove_file(&hidden);
         fs::hard_link(&self.library, &hidden).map_err(failed("link the limiter's library to", &hidden))?;
@@ -102,20 +108,32 @@ impl Limiter {
     pub(super) fn edits(&self, folder: &Path, name: &str) -> Edits {
         let path = |path: &Path| path.display().to_string();
         let writable = |host: &Path, container: &str| Mount {
-            options: ["rw", "nosuid", "nodev", "bind"].map(str::to_owned).into(),
+            options: ["rw", "nosuid", "nodev", "noexec", "bind"].map(str::to_owned).into(),
             ..Mount::read_only(&path(host), container)
         };
         Edits {
             env: vec![format!("CUDA_DEVICE_MEMORY_SHARED_CACHE={CACHE}/{name}.cache")],
             mounts: vec![
-                writable(&folder.join("vgpu"), CACHE),
+                writable(&folder.join(WRITABLE[0]), CACHE),
                 Mount::read_only(&path(&folder.join("libvgpu.so")), LIBRARY),
                 Mount::read_only(&path(&self.preload), PRELOAD),
                 Mount::read_only(&path(&folder.join("overrideEnv")), OVERRIDE),
-                writable(&self.lock, LOCK),
+                writable(&folder.join(WRITABLE[1]), LOCK),
             ],
             ..Edits::default()
         }
+    }
+}
+
+/// Makes the file by which the processes of a container find each other, if it is not there. By itself the first of them would make
+/// it, and where the kernel protects files in sticky folders (`fs.protected_regular`) the processes of other users could not open it.
+fn make_cache(path: &Path) -> io::Result<()> {
+    // Never through a link that the container has put there.
+    let made = fs::OpenOptions::new().write(true).create_new(true).mode(CACHE_MODE).open(path);
+    match made {
+        Ok(file) => file.set_permissions(fs::Permissions::from_mode(CACHE_MODE)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -1,18 +1,16 @@
 //! Tickets on disk: a folder for each, with what was given out for it, and with the limits that its container mounts where
 //! everything was given at `Allocate`.
 
-use super::file::{Failed, failed, put};
+use super::file::{Failed, failed, make_folder, put};
+use super::trash::Trash;
 use model::id::Ticket;
 use model::share::Issued;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use wire::issued;
 
-/// What was promised is not for every user of the node; a container reaches its own file by its mount.
-const FOLDER_MODE: u32 = 0o711;
 /// Tickets that are looked at: twice as many as are kept in memory.
 const MAX_ENTRIES: usize = 16_384;
 /// What is known of a ticket, in its folder.
@@ -43,11 +41,7 @@ impl Tickets {
     /// What could not be written.
     pub fn keep(&self, issued: &Issued) -> Result<(), Failed> {
         let folder = self.folder(&issued.ticket);
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(FOLDER_MODE)
-            .create(&folder)
-            .map_err(failed("make folder", &folder))?;
+        make_folder(&folder)?;
         let path = folder.join(RECORD);
         let text = issued::encode(issued)
             .map_err(|fault| failed("make the text of", &path)(io::Error::other(fault.to_string())))?;
@@ -76,11 +70,11 @@ impl Tickets {
         recalled
     }
 
-    /// Takes away the tickets that are not in `kept`. Says which. How old a folder is by the wall clock counts for nothing:
-    /// that clock jumps.
-    pub fn sweep(&self, kept: &BTreeSet<Ticket>) -> Vec<Ticket> {
+    /// Moves the tickets that are not in `kept` into the trash. Says which. How old a folder is by the wall clock counts for
+    /// nothing: that clock jumps.
+    pub fn sweep(&self, kept: &BTreeSet<Ticket>, trash: &Trash) -> Vec<Ticket> {
         let gone = self.all().into_iter().filter(|(ticket, _)| !kept.contains(ticket));
-        gone.filter(|(_, folder)| fs::remove_dir_all(folder).is_ok()).map(|(ticket, _)| ticket).collect()
+        gone.filter(|(_, folder)| trash.take(folder).is_ok()).map(|(ticket, _)| ticket).collect()
     }
 
     fn all(&self) -> Vec<(Ticket, PathBuf)> {
@@ -130,7 +124,9 @@ mod tests {
             fs::File::open(tickets.folder(&issued(n).ticket)).unwrap().set_modified(changed).unwrap();
         }
         let kept = BTreeSet::from([1, 2].map(|n| issued(n).ticket));
-        assert_eq!(tickets.sweep(&kept), [issued(3).ticket]);
+        let trash = Trash::new(folder.path()).unwrap();
+        assert_eq!(tickets.sweep(&kept, &trash), [issued(3).ticket]);
+        assert!(!trash.is_empty());
         assert_eq!(tickets.recall().len(), 2);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::scene::Scene;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
-use model::plugin::{DeviceSlots, PluginView, Standing};
+use model::plugin::{DeviceSlots, PluginView, PodFiles, Standing};
 
 const REGISTERED: Family = gauge(
     "gpu_steward_plugin_registered",
@@ -35,6 +35,17 @@ const MOVED: Family = counter(
     "gpu_steward_plugin_claims_moved_total",
     "Containers that got other devices than their claim named, with the same numbers: exchanged with another claim, or alone.",
 );
+const FILES_BYTES: Family = Family {
+    unit: "bytes",
+    ..gauge(
+        "gpu_steward_plugin_pod_files_bytes",
+        "Room on the node's disk that a pod takes by what it wrote into the folders that the limiter needs writable.",
+    )
+};
+const FILES: Family = gauge(
+    "gpu_steward_plugin_pod_files",
+    "Files and folders that a pod wrote into the folders that the limiter needs writable; over says whether that is too much.",
+);
 const ALLOCATE: Family =
     histogram("gpu_steward_plugin_allocate_seconds", "Allocate, from kubelet's request to our answer.");
 const START: Family =
@@ -66,6 +77,7 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
     }
     devices(plugin, out);
     counts(plugin, out);
+    files(plugin, out);
     for (family, calls) in
         [(&ALLOCATE, plugin.map(|plugin| &plugin.allocate)), (&START, plugin.map(|plugin| &plugin.start))]
     {
@@ -101,6 +113,24 @@ fn devices(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
     out.family(&CORDONED);
     for (labels, slots) in &devices {
         out.sample(&[labels.as_str()], Number::Whole(u64::from(slots.cordoned)));
+    }
+}
+
+fn files(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
+    let labels = |files: &PodFiles| {
+        let labels = Labels::new().with("namespace", &files.pod.namespace).with("pod", &files.pod.name);
+        labels.with("pod_uid", files.uid.as_str())
+    };
+    let files: Vec<(Labels, &PodFiles)> =
+        plugin.into_iter().flat_map(|plugin| &plugin.files).map(|files| (labels(files), files)).collect();
+    out.family(&FILES_BYTES);
+    for (labels, files) in &files {
+        out.sample(&[labels.as_str()], Number::Whole(files.bytes.0));
+    }
+    out.family(&FILES);
+    for (labels, files) in &files {
+        let over = if files.over { "over=\"true\"" } else { "over=\"false\"" };
+        out.sample(&[labels.as_str(), over], Number::Whole(files.files));
     }
 }
 

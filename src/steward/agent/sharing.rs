@@ -24,6 +24,8 @@ mod told;
 mod late;
 mod tell;
 mod keeper;
+mod emptier;
+mod file_counter;
 mod tenants;
 mod ahead;
 mod owner;

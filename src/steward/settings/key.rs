@@ -251,10 +251,17 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
+        "pod-files-limit",
+        ("SIZE", "64MiB"),
+        "How much a pod may write into the folders that the limiter needs writable, each file and folder counted as 4 KiB or more; \
+         beyond it the pod gets an event and the mark for eviction",
+    ),
+    key(
+        Sharing,
         "evict-over-use",
         (SWITCH, "false"),
-        "Evict a pod that has held more GPU memory than it was promised for a minute and a half; without it there is an event and a \
-         metric",
+        "Evict a pod that has held more GPU memory than it was promised for a minute and a half, or has written more than \
+         pod-files-limit; without it there is an event and a metric",
     ),
     key(
         Sharing,

@@ -1,6 +1,7 @@
 //! Texts of settings, read into what they mean. Pure: the same text gives the same value on every machine.
 
 use decide::labels::Labelling;
+use model::unit::Bytes;
 use model::xid;
 use sources::simulated;
 use std::collections::BTreeSet;
@@ -189,6 +190,21 @@ pub(crate) fn same_gpu_twice(text: &str) -> Result<bool, Why> {
         "allow" => Ok(true),
         _ => Err("expected refuse or allow".into()),
     }
+}
+
+/// Room that a pod may fill: at least what HAMi-core's own file takes (2 MiB), and no more than can be counted in a moment.
+pub(crate) fn files_limit(text: &str) -> Result<Bytes, Why> {
+    let limit = size(text)?;
+    if (Bytes(4 << 20)..=Bytes(1 << 30)).contains(&limit) { Ok(limit) } else { Err("expected 4MiB to 1GiB".into()) }
+}
+
+/// `64MiB`.
+fn size(text: &str) -> Result<Bytes, Why> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let known = units.into_iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)));
+    let (number, shift) = known.ok_or("a size needs a unit: KiB, MiB or GiB")?;
+    let number: u64 = number.trim_end().parse().map_err(|_| "expected a size such as 64MiB")?;
+    number.checked_mul(1 << shift).map(Bytes).ok_or_else(|| "too large".into())
 }
 
 /// The form of the register annotation.

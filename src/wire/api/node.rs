@@ -6,7 +6,7 @@ use super::reading::{Ages, Reading};
 use model::cgroup::NetworkSample;
 use model::host::HostPressure;
 use model::observation::{GpuSourceState, Trouble};
-use model::plugin::{DeviceSlots, PluginView, Standing};
+use model::plugin::{DeviceSlots, PluginView, PodFiles, Standing};
 use model::time::Now;
 use model::view::{NodeView, PodWatchView};
 use serde::{Deserialize, Serialize};
@@ -117,6 +117,21 @@ pub struct Plugin {
     pub waiting_for: Option<String>,
     /// Ordered by device.
     pub slots: Vec<Slots>,
+    /// What pods have written into the folders that the limiter needs writable, ordered by UID.
+    #[serde(default)]
+    pub pod_files: Vec<Files>,
+}
+
+/// What a pod has written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `model::plugin::PodFiles`")]
+pub struct Files {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    pub bytes: u64,
+    pub files: u64,
+    pub over: bool,
 }
 
 /// Slots and claims of one GPU or MIG instance.
@@ -268,7 +283,16 @@ impl Plugin {
             way,
             waiting_for,
             slots: view.slots.iter().map(Slots::of).collect(),
+            pod_files: view.files.iter().map(Files::of).collect(),
         }
+    }
+}
+
+impl Files {
+    fn of(files: &PodFiles) -> Files {
+        let PodFiles { uid, pod, bytes, files, over } = files.clone();
+        let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
+        Files { uid: uid.to_string(), namespace, name, bytes: bytes.0, files, over }
     }
 }
 
@@ -322,6 +346,7 @@ pub fn trouble_word(kind: Trouble) -> &'static str {
         Trouble::CheckpointUnreadable => "checkpoint_unreadable",
         Trouble::StartMistaken => "start_mistaken",
         Trouble::EditsNotApplied => "edits_not_applied",
+        Trouble::NotRemoved => "not_removed",
     }
 }
 

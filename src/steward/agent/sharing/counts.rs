@@ -1,7 +1,7 @@
 //! What is counted of the plugin, for whoever looks at the node.
 
 use effects::plugin::Meter;
-use model::plugin::{DeviceSlots, Moves, Outcome, PluginView, Standing};
+use model::plugin::{DeviceSlots, Moves, Outcome, PluginView, PodFiles, Standing};
 use model::share::Claim;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ pub(crate) struct Counts {
     waited: BTreeMap<&'static str, u64>,
     differing: u64,
     moves: Moves,
+    files: Vec<PodFiles>,
     last: Option<Arc<PluginView>>,
 }
 
@@ -58,6 +59,7 @@ impl Counts {
             waited: BTreeMap::new(),
             differing: 0,
             moves: Moves::default(),
+            files: Vec::new(),
             last: None,
         }
     }
@@ -94,6 +96,11 @@ impl Counts {
         self.claims = claims;
     }
 
+    /// What pods have written is this now.
+    pub(super) fn files_are(&mut self, files: Vec<PodFiles>) {
+        self.files = files;
+    }
+
     /// What [`Counts::changed`] said last was not heard.
     pub(super) fn untold(&mut self) {
         self.last = None;
@@ -123,6 +130,7 @@ impl Counts {
             waited: self.waited.iter().map(|(what, count)| (*what, *count)).collect(),
             differing: self.differing,
             moves: self.moves,
+            files: self.files.clone(),
             allocate: self.meter.allocate(),
             start: self.meter.start(),
         };

@@ -39,7 +39,7 @@ impl Accused {
             let due = self.tried.get(&over.pod).is_none_or(|at| view.now.monotonic.since(*at) >= AGAIN);
             if due {
                 self.tried.insert(over.pod.clone(), view.now.monotonic);
-                evict(api, pod, over, at.to_owned());
+                evict(api, pod, ("EvictedForOverUse", sentence(over), at.to_owned()));
             }
         }
     }
@@ -66,17 +66,18 @@ fn write_event(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, St
     });
 }
 
-fn evict(api: &ApiServer, pod: &Pod, over: &OverUse, at: String) {
-    let (own, pod, note) = (api.clone(), pod.clone(), sentence(over));
+/// Tries once, with an event of this reason.
+pub(super) fn evict(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, String, String)) {
+    let (own, pod) = (api.clone(), pod.clone());
     tokio::spawn(async move {
         match own.evict_pod(&pod.uid, &pod.name).await {
             Ok(()) => {
                 tracing::warn!(pod = %pod.name, "a pod is evicted: {note}");
-                write_event(&own, &pod, ("EvictedForOverUse", note, at));
+                write_event(&own, &pod, (reason, note, at));
             }
             Err(NotWritten::Refused { code: 404, .. }) => {}
             Err(error) => {
-                tracing::warn!(pod = %pod.name, %error, "a pod that uses more than it was promised is not evicted")
+                tracing::warn!(pod = %pod.name, %error, "a pod is not evicted, though {note}")
             }
         }
     });

@@ -5,6 +5,8 @@ use super::arrival::{Arrivals, Arrived};
 use super::binding::Way;
 use super::cards;
 use super::counts::Counts;
+use super::emptier::Emptier;
+use super::file_counter::{Counted, FileCounter};
 use super::health::Watched;
 use super::host::Host;
 use super::keeper::Keeper;
@@ -17,7 +19,7 @@ use effects::delivery::{Delivery, Starts, Tickets};
 use effects::plugin::{Asked, Call, Device, Refused};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
 use model::observation::{ContainerDevices, GpuSourceState, Observation, Trouble};
-use model::plugin::Outcome;
+use model::plugin::{Outcome, PodFiles};
 use model::pod::{Pod, PodList};
 use model::promise::PodPromise;
 use model::share::{Held, Slot};
@@ -126,6 +128,10 @@ pub(crate) struct Sharing {
     pub watched: Watched,
     /// When files of pods that are gone are looked for next.
     pub sweep_at: Instant,
+    /// Removes them.
+    pub emptier: Emptier,
+    /// Counts what pods write.
+    pub file_counter: FileCounter,
     /// To people and schedulers.
     pub teller: Teller,
     /// Until when kubelet is looked at for pods that it is admitting and a scheduler waits for.
@@ -238,6 +244,7 @@ impl Sharing {
                     self.report();
                     report = Instant::now() + REPORT;
                 }
+                Some(files) = self.file_counter.ended() => self.has_counted(files),
                 () = sleep_until(self.sweep_at) => {
                     let swept = self.sweep().await;
                     self.sweep_at = Instant::now() + if swept { SWEEP } else { SWEEP_SOON };
@@ -519,9 +526,36 @@ impl Sharing {
         self.unreadable = unreadable;
     }
 
-    /// Takes away files of pods that are gone. Only with both lists in hand: a missing list is not an empty one. Says whether
-    /// the list of pods was there.
+    /// Has it counted what pods have written, where the limiter gives them folders to write into.
+    fn count_files(&mut self) {
+        if !self.file_counter.is_due(Instant::now()) {
+            return;
+        }
+        let Some(pods) = self.pods.borrow().clone() else { return };
+        let early = self.share.early_tickets();
+        let of = |pod: &Arc<Pod>| -> Counted {
+            let own = early.iter().filter(|(uid, _)| *uid == pod.cgroup_uid()).map(|(_, ticket)| (*ticket).clone());
+            (pod.cgroup_uid().clone(), pod.name.clone(), own.collect())
+        };
+        let mut counted: Vec<Counted> =
+            pods.pods.iter().filter(|pod| self.share.tenant(pod.cgroup_uid()).is_some()).map(of).collect();
+        counted.sort();
+        self.file_counter.start(counted, &self.delivery, &self.tickets);
+    }
+
+    fn has_counted(&mut self, files: Vec<PodFiles>) {
+        for over in files.iter().filter(|files| files.over) {
+            if let Some(pod) = self.pod(&over.uid).filter(|pod| pod.deleted_at.is_none()) {
+                self.teller.has_written_too_much(&pod, over, (self.file_counter.limit, self.evicts));
+            }
+        }
+        self.counts.files_are(files);
+    }
+
+    /// Moves files of pods that are gone into the trash, and has it emptied. Only with both lists in hand: a missing list is not
+    /// an empty one. Says whether the list of pods was there.
     async fn sweep(&mut self) -> bool {
+        self.count_files();
         let Some(pods) = self.pods.borrow().clone() else { return false };
         let Ok(rows) = self.read_books().await else { return true };
         // Who stands in an entry that cannot be read is still there.
@@ -539,15 +573,17 @@ impl Sharing {
         let kept = self.ages.young(sources::clock::monotonic()).map(|young| young.union(&tickets).cloned().collect());
         let (delivery, given_out) = (Arc::clone(&self.delivery), self.tickets.clone());
         let sweep = move || {
-            let gone = kept.map(|kept: BTreeSet<Ticket>| given_out.sweep(&kept)).unwrap_or_default();
-            (delivery.sweep(&uids, &tickets), gone)
+            let trash = delivery.trash();
+            let gone = kept.map(|kept: BTreeSet<Ticket>| given_out.sweep(&kept, trash)).unwrap_or_default();
+            (delivery.sweep(&uids, &tickets), gone, trash.is_empty())
         };
-        let swept = spawn_blocking(sweep).await;
-        if let Ok(((pods, specs), gone)) = swept
-            && pods + specs + gone.len() > 0
-        {
-            tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone were taken away");
+        let Ok(((pods, specs), gone, is_empty)) = spawn_blocking(sweep).await else { return true };
+        if pods + specs + gone.len() > 0 {
+            tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone are put into the trash");
             self.share.forget_tickets(&gone);
+        }
+        if !is_empty {
+            self.emptier.start(&self.delivery, pods + gone.len() > 0, Instant::now());
         }
         true
     }

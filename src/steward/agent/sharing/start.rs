@@ -4,6 +4,8 @@ use super::ahead::Ahead;
 use super::arrival::Arrivals;
 use super::binding::Finder;
 use super::counts::Counts;
+use super::emptier::Emptier;
+use super::file_counter::FileCounter;
 use super::health::Watched;
 use super::host::Eye;
 use super::keeper::Keeper;
@@ -90,6 +92,8 @@ pub(crate) fn open(
         delivery: Arc::new(delivery),
         starts: Starts::new(&settings.state_dir),
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), stands),
+        emptier: Emptier::new(reporter.clone()),
+        file_counter: FileCounter::new(sharing.pod_files_limit),
         reporter,
         ahead: Ahead::default(),
         keeper: Keeper::start(Tickets::new(&settings.state_dir), Journal::new(&settings.state_dir)),

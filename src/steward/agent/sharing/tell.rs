@@ -3,7 +3,7 @@
 //! until it stands there or the pod is gone: others reckon with it for as long as the pod lives. Events are tried once.
 
 use super::health::News;
-use super::overuse::Accused;
+use super::overuse::{self, Accused};
 use super::told::Told;
 use super::writing::{Ended, write};
 use decide::share::Refusal;
@@ -11,9 +11,10 @@ use decide::unwritten::{Annotations, Kind, MAX_UNDER_WAY, Outcome, Unwritten};
 use effects::apiserver::{ApiServer, Event, Weight};
 use model::claim::{BindPhase, Grant, Slots};
 use model::id::{NodeName, PodRef, PodUid};
+use model::plugin::PodFiles;
 use model::pod::{Pod, PodList};
 use model::share::{Portion, Tenant};
-use model::unit::{CorePercent, Mib};
+use model::unit::{Bytes, CorePercent, Mib};
 use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
 use std::collections::BTreeSet;
@@ -153,10 +154,34 @@ impl Teller {
         const REASON: &str = "LimitsNotApplied";
         let note = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not make the \
                     edits of their CDI devices (is CDI switched off there?); delete the pod";
-        let is_new = self.once((uid, pod), &Arc::from(""), REASON, note.into());
+        self.is_to_go(uid, (uid, pod), REASON, note.into())
+    }
+
+    /// A pod has written more into its folders than it may: an event and the mark once, and an eviction each time where that is
+    /// wanted, because a budget may forbid it for now.
+    pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, (limit, evicts): (Bytes, bool)) {
+        const REASON: &str = "TooMuchWritten";
+        let note = format!(
+            "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which lie on the node, and may \
+             write {} MiB, each file counted as 4 KiB or more (--pod-files-limit); write elsewhere, and delete the pod",
+            files.bytes.0 >> 20,
+            files.files,
+            limit.0 >> 20
+        );
+        if self.is_to_go(pod.cgroup_uid(), (&pod.uid, &pod.name), REASON, note.clone()) {
+            tracing::warn!(pod = %pod.name, bytes = files.bytes.0, files = files.files, "a pod has written too much: {note}");
+        }
+        if evicts && pod.mirror_of.is_none() {
+            overuse::evict(&self.api, pod, ("EvictedForFiles", note, now()));
+        }
+    }
+
+    /// An event and the mark for who may evict the pod, if this was not told before; whether it was not.
+    fn is_to_go(&mut self, of: &PodUid, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
+        let is_new = self.told.is_new(of, &Arc::from(""), reason);
         if is_new {
-            let mark = Annotations::from([(key::EVICT, Some(REASON.into()))]);
-            self.has_to_stand(Kind::Evict, uid, (uid, pod), mark);
+            self.event(names.0, names.1, reason, note);
+            self.has_to_stand(Kind::Evict, of, names, Annotations::from([(key::EVICT, Some(reason.into()))]));
         }
         is_new
     }

@@ -1,0 +1,317 @@
+//! Removes folders that a container could write into. A container may have made any tree in them: 20,000 levels deep, a million
+//! files, folders that nobody may read, mount points.
+//!
+//! ```text
+//!   pods/<uid> ──rename──▶ trash/1       trash/1/a/b/c: each folder in trash/1 that is not empty is renamed up,
+//!                                        trash/2/b/c, trash/3/c … until every folder is empty and goes
+//! ```
+//!
+//! A removal needs four descriptors and less than 100 KiB of memory, whatever the shape of the tree. Only root reaches `trash` (0700), so
+//! a name in it is never replaced by a container that still runs. What cannot be removed stays there and is tried again.
+//!
+//! What must never happen here: a link is followed, a mount point is entered, a call that recurses with the tree.
+
+use super::file::{Failed, failed};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, open, openat, openat2, renameat, statat,
+    unlinkat,
+};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Under the state directory.
+const FOLDER: &str = "trash";
+/// Only the agent's.
+const MODE: Mode = Mode::RWXU;
+/// Entries that are removed between two pauses: some 10 ms of work on a slow disk's cache.
+const TURN: u32 = 1024;
+/// Names of folders that were moved up and wait for their turn. Those beyond are found by the next look at the trash.
+const MAX_NAMES: usize = 4096;
+/// Looks at one folder in one visit: entries that a look has missed, or that came meanwhile, are for the next visit.
+const MAX_LOOKS: usize = 2;
+/// Names that are tried until one is free. Names of an earlier life of the program may be taken.
+const MAX_TRIES: usize = 1 << 20;
+
+/// To read a folder, and never what a link leads to.
+pub(super) const FOLDER_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The folder. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Trash {
+    path: PathBuf,
+    next: Arc<AtomicU64>,
+    /// Whether it was said that something cannot be moved here.
+    told: Arc<AtomicBool>,
+}
+
+/// What came of emptying the trash.
+#[derive(Debug, Default)]
+pub struct Emptied {
+    /// Entries that are gone.
+    pub removed: u64,
+    /// Entries that could not be removed.
+    pub left: u64,
+    /// The first of them, and why.
+    pub first: Option<(PathBuf, io::Error)>,
+}
+
+impl Trash {
+    /// Under the state directory; it is made if it is missing.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn new(state: &Path) -> Result<Trash, Failed> {
+        let path = state.join(FOLDER);
+        let made = fs::create_dir(&path).or_else(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(error),
+        });
+        made.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o700)))
+            .map_err(failed("make folder", &path))?;
+        Ok(Trash { path, next: Arc::default(), told: Arc::default() })
+    }
+
+    /// Moves a folder here. It is out of everybody's way at once and is removed by [`Trash::empty`].
+    ///
+    /// # Errors
+    /// When it cannot be moved: it is a mount point, or on another file system.
+    pub fn take(&self, folder: &Path) -> io::Result<()> {
+        let trash = self.open()?;
+        let moved = self.move_up(|name| renameat(rustix::fs::CWD, folder, &trash, name));
+        if let Err(error) = moved
+            && !self.told.swap(true, Ordering::Relaxed)
+        {
+            let path = folder.display();
+            tracing::warn!(%path, %error, "cannot move {path}, of a pod that is gone, into the trash: {error}; is something mounted there?");
+        }
+        Ok(moved.map(drop)?)
+    }
+
+    /// Whether there is nothing to remove.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        fs::read_dir(&self.path).is_ok_and(|mut entries| entries.next().is_none())
+    }
+
+    /// Removes what is here. Calls `pause` after every 1,024 entries. Returns when all is gone or nothing more can be removed.
+    pub fn empty(&self, pause: &mut dyn FnMut()) -> Emptied {
+        let mut removal =
+            Removal { trash: self, pause, since_pause: 0, moved: Vec::new(), emptied: Emptied::default() };
+        loop {
+            let before = removal.emptied.removed;
+            (removal.emptied.left, removal.emptied.first) = (0, None);
+            if let Err(error) = removal.look() {
+                removal.emptied.left += 1;
+                removal.emptied.first.get_or_insert((self.path.clone(), error.into()));
+            }
+            if removal.emptied.left == 0 && self.is_empty() || removal.emptied.removed == before {
+                return removal.emptied;
+            }
+        }
+    }
+
+    fn open(&self) -> Result<OwnedFd, Errno> {
+        open(&self.path, FOLDER_FLAGS, Mode::empty())
+    }
+
+    /// Renames something to the next name that is free here, and says which.
+    fn move_up(&self, rename: impl Fn(&str) -> Result<(), Errno>) -> Result<u64, Errno> {
+        for _ in 0..MAX_TRIES {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            match rename(&number.to_string()) {
+                Ok(()) => return Ok(number),
+                // Taken by an earlier life of the program. An empty folder of that name is replaced, which does no harm.
+                Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+}
+
+struct Removal<'a> {
+    trash: &'a Trash,
+    pause: &'a mut dyn FnMut(),
+    since_pause: u32,
+    /// Folders that were moved up and were not looked into yet.
+    moved: Vec<u64>,
+    emptied: Emptied,
+}
+
+impl Removal<'_> {
+    /// Looks at every entry of the trash once, and at what is moved up meanwhile.
+    fn look(&mut self) -> Result<(), Errno> {
+        let trash = self.trash.open()?;
+        let mut entries = Dir::read_from(&trash)?;
+        while let Some(entry) = entries.read() {
+            let name = entry?.file_name().to_owned();
+            if !is_dots(&name) {
+                self.remove(&trash, &name);
+            }
+            while let Some(number) = self.moved.pop() {
+                if let Ok(name) = std::ffi::CString::new(number.to_string()) {
+                    self.remove(&trash, &name);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes one entry of the trash. Its folders that are not empty become entries of the trash themselves.
+    fn remove(&mut self, trash: &OwnedFd, name: &CStr) {
+        match self.try_remove(trash, name) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            // Something in it is left, and was counted.
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(error) => self.is_left(&[name], error),
+        }
+    }
+
+    fn try_remove(&mut self, trash: &OwnedFd, name: &CStr) -> Result<(), Errno> {
+        let about = statat(trash, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(about.st_mode) != FileType::Directory {
+            unlinkat(trash, name, AtFlags::empty())?;
+            self.is_gone();
+            return Ok(());
+        }
+        let folder = enter(trash, name)?;
+        // For an owner without capabilities; where it fails, removing fails as well and says so.
+        let _ = fchmod(&folder, MODE);
+        let mut entries = Dir::read_from(&folder)?;
+        for _ in 0..MAX_LOOKS {
+            let before = self.emptied.removed;
+            while let Some(entry) = entries.read() {
+                let entry = entry?;
+                if is_dots(entry.file_name()) {
+                    continue;
+                }
+                match self.clear(trash, &folder, (entry.file_name(), entry.file_type())) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(error) => self.is_left(&[name, entry.file_name()], error),
+                }
+            }
+            match unlinkat(trash, name, AtFlags::REMOVEDIR) {
+                Err(Errno::NOTEMPTY | Errno::EXIST) if self.emptied.removed > before => entries.rewind(),
+                ended => {
+                    self.emptied.removed += u64::from(ended.is_ok());
+                    self.counts();
+                    return ended;
+                }
+            }
+        }
+        Err(Errno::NOTEMPTY)
+    }
+
+    /// Takes one entry out of a folder of the trash: removed, or, if it is a folder with something in it, moved up.
+    fn clear(&mut self, trash: &OwnedFd, folder: &OwnedFd, (name, kind): (&CStr, FileType)) -> Result<(), Errno> {
+        if kind != FileType::Directory {
+            match unlinkat(folder, name, AtFlags::empty()) {
+                // The file system does not tell kinds, or the container was quick.
+                Err(Errno::ISDIR | Errno::PERM) if is_folder(folder, name) => {}
+                Ok(()) => {
+                    self.is_gone();
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match unlinkat(folder, name, AtFlags::REMOVEDIR) {
+            Ok(()) => {
+                self.is_gone();
+                return Ok(());
+            }
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+        let up = || self.trash.move_up(|number| renameat(folder, name, trash, number));
+        let number = match up() {
+            // A folder is moved only by somebody who may write into it.
+            Err(Errno::ACCESS) => {
+                drop(unlock(folder, name)?);
+                up()?
+            }
+            moved => moved?,
+        };
+        // Progress: a level less.
+        self.is_gone();
+        if self.moved.len() < MAX_NAMES {
+            self.moved.push(number);
+        }
+        Ok(())
+    }
+
+    fn is_gone(&mut self) {
+        self.emptied.removed += 1;
+        self.counts();
+    }
+
+    fn is_left(&mut self, names: &[&CStr], error: Errno) {
+        self.emptied.left += 1;
+        let path = || names.iter().fold(self.trash.path.clone(), |path, name| path.join(&*name.to_string_lossy()));
+        if self.emptied.first.is_none() {
+            self.emptied.first = Some((path(), error.into()));
+        }
+        self.counts();
+    }
+
+    fn counts(&mut self) {
+        self.since_pause += 1;
+        if self.since_pause >= TURN {
+            self.since_pause = 0;
+            (self.pause)();
+        }
+    }
+}
+
+fn is_dots(name: &CStr) -> bool {
+    matches!(name.to_bytes(), b"." | b"..")
+}
+
+fn is_folder(folder: &OwnedFd, name: &CStr) -> bool {
+    let about = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
+    about.is_ok_and(|about| FileType::from_raw_mode(about.st_mode) == FileType::Directory)
+}
+
+/// Opens a folder of the trash to read it, if it is no mount point.
+fn enter(trash: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    match open_below(trash, name, FOLDER_FLAGS) {
+        Err(Errno::ACCESS) => {
+            drop(unlock(trash, name)?);
+            open_below(trash, name, FOLDER_FLAGS)
+        }
+        opened => opened,
+    }
+}
+
+/// Lets its owner, if that is us, into a folder, whatever its mode was. Never through a link.
+fn unlock(parent: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    let folder = open_below(parent, name, FOLDER_FLAGS.union(OFlags::PATH))?;
+    // A bare descriptor has no chmod of its own; the kernel's link to it leads nowhere else.
+    rustix::fs::chmod(format!("/proc/self/fd/{}", folder.as_raw_fd()), MODE)?;
+    Ok(folder)
+}
+
+/// Opens what lies directly in `parent` and is not mounted there.
+pub(super) fn open_below(parent: &OwnedFd, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let here = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+    match openat2(parent, name, flags, Mode::empty(), here) {
+        // Linux before 5.6: a mount point cannot be renamed, so it does not come here, and another device is seen.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let opened = openat(parent, name, flags, Mode::empty())?;
+            let device = |of: &OwnedFd| fstat(of).map(|about| about.st_dev);
+            if device(&opened)? == device(parent)? { Ok(opened) } else { Err(Errno::XDEV) }
+        }
+        opened => opened,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,121 @@
+//! What a hostile container does with the folders that it may write into: it must reach no other container, no user of the host,
+//! and not the agent that removes them.
+
+use crate::bed::{Bed, Claim, SOON};
+use crate::container::stand_in;
+use lab::eventually::eventually;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+const ONE: [Claim<'_>; 1] = [("main", "app", &[(0, 3000, 5)])];
+
+/// 1,900 levels at a time: a path has 4,096 bytes.
+const NEST: &str = "cd /usr/local/vgpu && P=$(printf 'd/%.0s' $(seq 1900)) && mkdir a && \
+                    for n in $(seq 11); do mkdir -p n/$P && mv a n/${P}a && mv n a || exit 1; done; echo nested";
+
+fn uid(bed: &Bed, pod: &str) -> String {
+    let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
+    state["metadata"]["uid"].as_str().expect("a UID").to_owned()
+}
+
+/// Whether a user of the host without rights can run this.
+fn can_run(program: &Path) -> bool {
+    let nobody = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"];
+    let ran = Command::new("setpriv").args(nobody).arg(program).arg("true").output().expect("setpriv");
+    ran.status.success()
+}
+
+/// A setuid program is of no use to anybody, the folders are each container's own, and 20,000 nested folders of a pod that is gone
+/// are removed by an agent that goes on.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn what_a_container_writes_harms_nobody_and_goes_with_it() {
+    let bed = Bed::up("writable");
+    // Users of the host reach the state directory as far as its own mode lets them.
+    fs::set_permissions(bed.dir(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    let library = bed.dir().join("libvgpu.so");
+    stand_in(&library, "one");
+    let limiter = format!("--limiter-library={}", library.display());
+    let agent = bed.agent(&[&limiter]);
+    let gpus = Bed::gpus(&agent);
+    for pod in ["hostile", "other"] {
+        bed.create(&bed.pod(pod, &gpus, &ONE, &Value::Null));
+    }
+    bed.ready(&["hostile", "other"]);
+    let own = bed.state().join("pods").join(uid(&bed, "hostile"));
+    for folder in ["/usr/local/vgpu", "/tmp/vgpulock"] {
+        let script = format!(
+            "grep ' {folder} ' /proc/mounts; cp /bin/busybox {folder}; chmod 4755 {folder}/busybox; {folder}/busybox true; echo rc=$?"
+        );
+        let seen = bed.sh("hostile", "main", &script);
+        for option in ["nosuid", "nodev", "noexec"] {
+            assert!(seen.contains(option), "{folder} {option}: {seen}");
+        }
+        assert!(!seen.contains("rc=0"), "it runs what it has written: {seen}");
+        assert_eq!(bed.sh("other", "main", &format!("ls {folder} | grep -c busybox; true")).trim(), "0");
+    }
+    let _ = bed.sh("other", "main", "dd if=/dev/zero of=/usr/local/vgpu/large bs=1M count=5 2>&1");
+    let written = own.join("main/lock/busybox");
+    assert_eq!(fs::metadata(&written).expect("root sees it").permissions().mode() & 0o7777, 0o4755);
+    let plain = bed.dir().join("busybox");
+    fs::copy(&written, &plain).expect("a copy");
+    assert!(can_run(&plain), "the program itself can be run");
+    assert!(!can_run(&written), "by a user of the host");
+
+    assert_eq!(bed.sh("hostile", "main", NEST).trim(), "nested");
+    let _ = bed.admin.run(&["delete", "pod", "hostile", "-n", &bed.space.name, "--now"]).ok();
+    let trash = bed.state().join("trash");
+    eventually("the end of its folder", SOON, || {
+        let is_empty = fs::read_dir(&trash).is_ok_and(|mut entries| entries.next().is_none());
+        assert_eq!(agent.get("/healthz").status, 200, "{}", agent.log());
+        (!own.exists() && is_empty).then_some(())
+    });
+    drop(agent);
+    // It counts at its start; HAMi-core's own file has 2 MiB.
+    let agent = bed.agent(&[&limiter, "--pod-files-limit=4MiB"]);
+    bed.create(&bed.pod("after", &gpus, &ONE, &Value::Null));
+    bed.ready(&["after"]);
+    eventually("the word about what it has written", SOON, || {
+        let other = bed.admin.get(&["pod", "other", "-n", &bed.space.name]);
+        let marked = other["metadata"]["annotations"]["gpu-steward.io/evict"] == "TooMuchWritten";
+        let series = agent.get("/metrics").text();
+        let counted = |line: &&str| line.starts_with("gpu_steward_plugin_pod_files{") && line.contains("over=\"true\"");
+        (marked && series.lines().filter(counted).any(|line| line.contains("pod=\"other\""))).then_some(())
+    });
+    let after = bed.admin.get(&["pod", "after", "-n", &bed.space.name]);
+    assert_eq!(after["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "its neighbour is left alone");
+}
+
+/// A container that asks for two GPUs on a node with one is told so, once, and neither fails nor starts; in both ways in which devices
+/// are given.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_container_does_not_get_the_same_gpu_twice() {
+    let bed = Bed::up("same-gpu");
+    let two = json!({ "resources": { "limits": { "nvidia.com/gpu": "2" } } });
+    let flags = ["--gpus=simulated=H100:1", "--without-claim=share"];
+    for (pod, binding) in [("late", "--binding=late"), ("early", "--binding=early")] {
+        let agent = bed.agent(&[flags[0], flags[1], binding]);
+        bed.create(&bed.bare_pod(pod, &ONE, &two));
+        let told = eventually("an event", SOON, || {
+            let selector = format!("involvedObject.name={pod},reason=SameGpuTwice");
+            let list = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
+            Some(list["items"].as_array()?.first()?["message"].as_str()?.to_owned())
+        });
+        assert!(told.contains("--same-gpu-twice=allow") && told.contains("nvidia.com/gpu"), "{told}");
+        let state = bed.admin.get(&["pod", pod, "-n", &bed.space.name]);
+        assert_eq!(state["status"]["phase"], "Pending", "{state}");
+        assert_eq!(
+            state["metadata"]["annotations"]["gpu-steward.io/evict"],
+            Value::Null,
+            "it would get the same again"
+        );
+        drop(agent);
+    }
+    // It waits, and what has changed is enough.
+    let _agent = bed.agent(&[flags[0], flags[1], "--binding=late", "--same-gpu-twice=allow"]);
+    bed.ready(&["late"]);
+}
