@@ -33,6 +33,8 @@ pub struct Entries {
     /// Entries that cannot be read, each with the reason: while there are any, who is not above may hold something all the
     /// same.
     pub unreadable: Arc<[Arc<str>]>,
+    /// Records of tickets that stand in the plugin's answers, as they were written.
+    pub records: Arc<[Arc<str>]>,
 }
 
 /// Entries of which it is said why they cannot be read; one is enough to know that something is wrong.
@@ -70,7 +72,9 @@ impl Books {
         }
         let books = parse(file).map_err(|why| told(&why))?;
         let unreadable = books.unreadable.iter().filter(|one| *one.resource == *self.resource);
+        let own = |row: &&checkpoint::Allocation| *row.resource == *self.resource;
         let entries = Entries {
+            records: books.allocations.iter().filter(own).filter_map(|row| row.record.clone()).collect(),
             unreadable: unreadable.take(MAX_TOLD).map(|one| one.fault.to_string().into()).collect(),
             held: books.allocations.into_iter().filter(|row| *row.resource == *self.resource).map(held).collect(),
         };

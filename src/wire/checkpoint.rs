@@ -44,6 +44,8 @@ pub struct Allocation {
     pub cdi_devices: Vec<Arc<str>>,
     /// The ticket that stands in the plugin's answer beside devices, where the runtime has no CDI.
     pub ticket: Option<Ticket>,
+    /// The ticket's record beside it, as it was written ([`crate::issued`]).
+    pub record: Option<Arc<str>>,
     /// Whether the plugin's answer has something in it and nothing of it is a ticket of ours, not even a broken one.
     pub foreign: bool,
 }
@@ -176,6 +178,7 @@ fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
         ids,
         cdi_devices: told.cdi_devices,
         ticket: told.ticket,
+        record: told.record,
         foreign: told.something && !told.ours,
     })
 }
@@ -185,13 +188,14 @@ fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
 struct Told {
     cdi_devices: Vec<Arc<str>>,
     ticket: Option<Ticket>,
+    record: Option<Arc<str>>,
     /// Whether there is anything at all.
     something: bool,
     /// Whether there is what only we write.
     ours: bool,
 }
 
-/// The names of the CDI devices (field 5, each a message with its name in field 1) and the ticket among the annotations
+/// The names of the CDI devices (field 5, each a message with its name in field 1), the ticket and its record among the annotations
 /// (field 4, each a message of key and value) in a plugin's answer.
 fn told(answer: &str) -> Option<Told> {
     let bytes = base64::decode(answer)?;
@@ -205,10 +209,14 @@ fn told(answer: &str) -> Option<Told> {
                     told.cdi_devices.push(name.into());
                 }
             }
-            (4, Field::Bytes(annotation)) if text(annotation, 1)? == Some(ticket::ANNOTATION) => {
-                told.ours = true;
-                told.ticket = text(annotation, 2)?.and_then(|value| Ticket::parse(value).ok());
-            }
+            (4, Field::Bytes(annotation)) => match text(annotation, 1)? {
+                Some(ticket::ANNOTATION) => {
+                    told.ours = true;
+                    told.ticket = text(annotation, 2)?.and_then(|value| Ticket::parse(value).ok());
+                }
+                Some(ticket::RECORD) => told.record = text(annotation, 2)?.map(Arc::from),
+                _ => {}
+            },
             _ => {}
         }
     }

@@ -11,6 +11,9 @@ pub const KIND: &str = "gpu-steward.io/gpu";
 /// The annotation of a plugin's answer that carries a ticket where there are no CDI devices. Runtimes drop it; kubelet's
 /// checkpoint keeps it.
 pub const ANNOTATION: &str = "gpu-steward.io/ticket";
+/// The annotation beside it that carries the ticket's whole record ([`crate::issued`]). The kubelet syncs its checkpoint, so the record
+/// outlives a power loss there.
+pub const RECORD: &str = "gpu-steward.io/issued";
 /// What the file of every ticket begins with: the kind, as CDI proposes for file names.
 const FILE_PREFIX: &str = "gpu-steward.io-gpu-";
 const FILE_SUFFIX: &str = ".json";

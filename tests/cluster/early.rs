@@ -288,6 +288,31 @@ fn cdi_that_is_switched_off_is_found_out_with_the_first_container() {
     assert_eq!(fifth["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "it has what it was promised");
 }
 
+/// As after a power loss: what was given at `Allocate` stands in kubelet's checkpoint too, and the container starts again with it.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn what_was_given_is_known_without_the_state_directory() {
+    let bed = Bed::up("early-lost");
+    let agent = bed.agent(&["--binding=early"]);
+    let gpus = Bed::gpus(&agent);
+    bed.create(&bed.pod("kept", &gpus, &[("main", "app", &[(1, 3000, 5)])], &NOTHING));
+    bed.ready(&["kept"]);
+    drop(agent);
+    for lost in ["tickets", "pods"] {
+        std::fs::remove_dir_all(bed.state().join(lost)).expect("it was there");
+    }
+    let _ = std::fs::write(bed.state().join("started"), [0; 4096]);
+    let agent = bed.agent(&["--binding=early"]);
+    agent.logs("known from the kubelet's checkpoint only");
+    let _ = bed.admin.run(&["exec", "-n", &bed.space.name, "kept", "--", "kill", "1"]);
+    eventually("its second start", SOON, || {
+        let state = bed.admin.get(&["pod", "kept", "-n", &bed.space.name]);
+        let own = &state["status"]["containerStatuses"][0];
+        (own["restartCount"].as_u64()? > 0 && own["ready"] == true).then_some(())
+    });
+    assert_eq!(has(&bed, &gpus, "kept", "main"), [(gpus[1].clone(), 3000 * MIB)]);
+}
+
 /// Whoever wants to have all at `Allocate` has it, also where there is CDI; and the other way once more after that.
 #[test]
 #[ignore = "needs cluster: tests/run"]

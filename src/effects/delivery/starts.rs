@@ -47,10 +47,12 @@ impl Starts {
         }
         // One line that is damaged must not cost the others.
         let text = String::from_utf8_lossy(&bytes);
-        self.lines = text.lines().filter(|line| !line.is_empty()).count();
+        // Zeros are what a disk had nothing for yet when its power went.
+        let lines = || text.split(['\n', '\0']).filter(|line| !line.is_empty());
+        self.lines = lines().count();
         self.length = bytes.len() as u64;
         // A line that was torn off is of nobody who is there.
-        self.pods = text.lines().filter_map(|line| PodUid::parse(line).ok()).collect();
+        self.pods = lines().filter_map(|line| PodUid::parse(line).ok()).collect();
         self.pods.clone()
     }
 
@@ -142,5 +144,29 @@ mod tests {
         let refused = (0..1 << 20).map(|n| starts.note(&uid(1 << 20 | n))).find_map(Result::err);
         assert!(refused.is_some_and(|error| error.to_string().contains("full")));
         assert!(fs::metadata(&path).unwrap().len() <= MAX_BYTES);
+    }
+
+    /// As a power loss may leave it.
+    #[test]
+    fn a_file_that_is_empty_cut_or_full_of_zeros_costs_only_the_lines_that_it_took() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let mut starts = Starts::new(folder.path());
+        starts.note(&uid(1)).unwrap();
+        let line = fs::read(&path).unwrap();
+        let zeros = [0; 4096];
+        for (left, known) in [
+            (vec![], 0),
+            (zeros.to_vec(), 0),
+            (line[..line.len() / 2].to_vec(), 0),
+            ([&line[..], &zeros].concat(), 1),
+            ([&zeros[..], &line].concat(), 1),
+        ] {
+            fs::write(&path, &left).unwrap();
+            let mut starts = Starts::new(folder.path());
+            assert_eq!(starts.recall().len(), known);
+            starts.note(&uid(2)).unwrap();
+            assert!(Starts::new(folder.path()).recall().contains(&uid(2)));
+        }
     }
 }

@@ -45,6 +45,7 @@ impl Tickets {
         let path = folder.join(RECORD);
         let text = issued::encode(issued)
             .map_err(|fault| failed("make the text of", &path)(io::Error::other(fault.to_string())))?;
+        // A power loss may take it: what was given stands in the kubelet's checkpoint too.
         put(&path, text.as_bytes())
     }
 
@@ -127,6 +128,24 @@ mod tests {
         let trash = Trash::new(folder.path()).unwrap();
         assert_eq!(tickets.sweep(&kept, &trash), [issued(3).ticket]);
         assert!(!trash.is_empty());
+        assert_eq!(tickets.recall().len(), 2);
+    }
+
+    /// As a power loss may leave what was not synced.
+    #[test]
+    fn a_record_that_is_empty_cut_or_full_of_zeros_costs_only_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let tickets = Tickets::new(folder.path());
+        tickets.keep(&issued(1)).unwrap();
+        tickets.keep(&Issued { given: Some(Vec::new()), ..issued(2) }).unwrap();
+        let path = tickets.folder(&issued(1).ticket).join(RECORD);
+        let whole = fs::read(&path).unwrap();
+        for left in [&[][..], &[0; 4096], &whole[..whole.len() / 2], &[&whole[..], &[0; 10]].concat()] {
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, left).unwrap();
+            assert_eq!(tickets.recall().len(), 1, "{left:?}");
+        }
+        tickets.keep(&issued(1)).unwrap();
         assert_eq!(tickets.recall().len(), 2);
     }
 }

@@ -66,6 +66,16 @@ fn a_ticket_stands_among_annotations_where_there_is_no_cdi() {
 }
 
 #[test]
+fn the_record_of_a_ticket_stands_beside_it() {
+    // `annotations { key: "gpu-steward.io/ticket" value: "t0…" }` and `annotations { key: "gpu-steward.io/issued" value: … }`.
+    let answer = "IjoKFWdwdS1zdGV3YXJkLmlvL3RpY2tldBIhdDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwIiYKFWdwdS1zdGV3YXJkLmlvL2lzc3VlZBIN\
+                  eyJ2ZXJzaW9uIjoxfQ==";
+    let read = parse(&file(&[entry(UID, "main", "[]", &format!("\"{answer}\""))])).unwrap();
+    assert_eq!(read.allocations[0].ticket, Some(ticket()));
+    assert_eq!(read.allocations[0].record.as_deref(), Some("{\"version\":1}"));
+}
+
+#[test]
 fn an_answer_of_another_plugin_is_known_and_one_that_is_lost_is_none() {
     let named = |answer: &str| answer.replace("MDAwMDA", "LS0tLS0");
     let early = "IgYKAWESAWIiOgoVZ3B1LXN0ZXdhcmQuaW8vdGlja2V0EiF0MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";

@@ -5,13 +5,15 @@ use super::owner::{Delivered, Sharing};
 use super::promise;
 use super::waiting::Allocation;
 use decide::share::{Binding, Bound, Meant};
-use effects::plugin::{Answer, Refused, new_ticket};
+use effects::plugin::{Answer, Field, Refused, new_ticket};
 use model::id::Ticket;
 use model::share::Issued;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
+use wire::issued;
 
 /// A refused `Allocate` is the end of its pod, and a slow one holds up every other: as long as our watch of pods may lag
 /// behind kubelet's.
@@ -119,6 +121,23 @@ impl Sharing {
         }
     }
 
+    /// What an agent before us gave at `Allocate` and a power loss took from the state directory: the kubelet's checkpoint has it.
+    pub(super) async fn recall_given_early(&mut self) {
+        let mut books = self.books.clone();
+        let Ok(Ok(entries)) = spawn_blocking(move || books.read()).await else { return };
+        for record in entries.records.iter() {
+            match issued::decode(record.as_bytes()) {
+                Ok(issued) if self.share.issued(&issued.ticket).is_some() => {}
+                Ok(issued) => {
+                    tracing::info!(ticket = %issued.ticket, "what was given with this ticket is known from the kubelet's checkpoint only");
+                    self.share.recall_tickets(vec![issued.clone()]);
+                    self.keeper.note(issued);
+                }
+                Err(fault) => tracing::warn!(%fault, "a ticket's record in the kubelet's checkpoint cannot be read"),
+            }
+        }
+    }
+
     /// Everything at once, for whom it must be. What was given must be known after a restart: kubelet has it when that is on disk.
     async fn give(&mut self, call: Allocation, meant: Meant) {
         let ticket = match new_ticket() {
@@ -135,7 +154,7 @@ impl Sharing {
             early: true,
         };
         let promised = promise::of(&bound, &self.share);
-        let (fields, lost) = self.delivery.answer(&ticket, &promised, &self.tickets.folder(&ticket));
+        let (mut fields, lost) = self.delivery.answer(&ticket, &promised, &self.tickets.folder(&ticket));
         if !lost.is_empty() && !std::mem::replace(&mut self.told_lost, true) {
             tracing::warn!(?lost, "containers of this node do without these: an answer to Allocate cannot carry them");
         }
@@ -143,6 +162,9 @@ impl Sharing {
         tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
         self.ahead.given(&ticket, Instant::now());
         let issued = self.issue(&ticket, &ids, Some(meant.clone()));
+        if let Ok(record) = issued::encode(&issued) {
+            fields.push(Field::Annotation(wire::ticket::RECORD.into(), record));
+        }
         let kept = self.keeper.keep_first(issued).await;
         let told = self.delivered.0.clone();
         tokio::spawn(async move {

@@ -187,11 +187,16 @@ impl Finder {
     }
 
     fn remembered(&self) -> Option<(Found, String)> {
-        let text = std::fs::read_to_string(&self.file).ok().filter(|text| text.len() < 1024)?;
-        let (word, runtime) = text.trim_end().split_once(' ')?;
-        let (found, _) = WORDS.iter().find(|(_, known)| *known == word)?;
-        Some((*found, runtime.into()))
+        remembered(&self.file)
     }
+}
+
+/// What was found at the last start, if the file is whole: a power loss may leave it empty, cut or full of zeros.
+fn remembered(file: &Path) -> Option<(Found, String)> {
+    let text = std::fs::read_to_string(file).ok().filter(|text| text.len() < 1024)?;
+    let (word, runtime) = text.strip_suffix('\n')?.split_once(' ')?;
+    let (found, _) = WORDS.iter().find(|(_, known)| *known == word)?;
+    Some((*found, runtime.into()))
 }
 
 fn borrowed((who, on): &OwnWord) -> Word<'_> {
@@ -227,5 +232,26 @@ fn remember(file: &Path, found: Found, runtime: &str) {
     let word = WORDS.iter().find(|(known, _)| *known == found).map_or("", |(_, word)| word);
     if let Err(error) = std::fs::write(file, format!("{word} {runtime}\n")) {
         tracing::warn!(file = %file.display(), %error, "cannot keep this for the next start");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_is_known_at_the_next_start_and_a_torn_file_says_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        assert_eq!(remembered(&file), None);
+        remember(&file, Found::Disproved, "containerd://2.1.4");
+        assert_eq!(remembered(&file), Some((Found::Disproved, "containerd://2.1.4".into())));
+        let whole = std::fs::read(&file).unwrap();
+        for left in
+            [&[][..], &[0; 4096], &whole[..5], &whole[..whole.len() - 2], b"late", b"maybe containerd://2.1.4\n"]
+        {
+            std::fs::write(&file, left).unwrap();
+            assert_eq!(remembered(&file), None, "{left:?}");
+        }
     }
 }

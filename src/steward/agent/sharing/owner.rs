@@ -352,7 +352,7 @@ impl Sharing {
             Done::Files(written) => self.ahead.has_written(written, Instant::now()),
             Done::Books(began, read, books) => {
                 self.books = books;
-                let rows = read.ok().and_then(|Entries { held, unreadable }| {
+                let rows = read.ok().and_then(|Entries { held, unreadable, .. }| {
                     self.some_are_unreadable(unreadable);
                     self.unreadable.is_empty().then_some(held)
                 });
@@ -498,7 +498,7 @@ impl Sharing {
         match spawn_blocking(move || (books.read(), books)).await {
             Ok((entries, books)) => {
                 self.books = books;
-                let Entries { held, unreadable } = entries?;
+                let Entries { held, unreadable, .. } = entries?;
                 self.some_are_unreadable(unreadable);
                 Ok(held)
             }

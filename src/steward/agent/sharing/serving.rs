@@ -98,6 +98,7 @@ pub(super) async fn owning(
     };
     run.progress.send_replace(Progress::Shares);
     owner.recall_all();
+    owner.recall_given_early().await;
     // The work ends when it is told to, after kubelet's calls were answered.
     let work = async { tokio::join!(owner.run(run.stop.clone()), eye.run(run.stop.clone())).0 };
     let keeper = tokio::select! { keeper = work => keeper, () = hands_over(&turn, &run) => return Ok(()) };
