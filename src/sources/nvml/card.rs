@@ -3,7 +3,7 @@
 use crate::clock::monotonic;
 use crate::nvml::absence::{lasting, ordinary};
 use crate::nvml::inventory::Known;
-use crate::nvml::pulse::Pulse;
+use crate::nvml::pulse::{GpuKey, Pulse};
 use crate::report::Reporter;
 use model::Absence;
 use model::gpu::GpuSample;
@@ -28,7 +28,7 @@ pub(super) struct Asker {
     pulse: Arc<Pulse>,
     reporter: Reporter,
     uuid: GpuUuid,
-    index: u32,
+    key: GpuKey,
     answers: BTreeMap<Call, Refusal>,
     lost: bool,
 }
@@ -46,13 +46,8 @@ struct Refusal {
 
 impl Asker {
     pub(super) fn new(pulse: Arc<Pulse>, reporter: Reporter, known: &Known) -> Self {
-        let (uuid, index) = (known.gpu.uuid.clone(), known.gpu.index);
-        Asker { pulse, reporter, uuid, index, answers: BTreeMap::new(), lost: false }
-    }
-
-    /// NVML may have given it another index.
-    pub(super) fn renumber(&mut self, index: u32) {
-        self.index = index;
+        let (uuid, key) = (known.gpu.uuid.clone(), known.key());
+        Asker { pulse, reporter, uuid, key, answers: BTreeMap::new(), lost: false }
     }
 
     /// Makes the call named `name`, unless it was refused lately.
@@ -83,7 +78,7 @@ impl Asker {
         {
             return Err(refusal.why);
         }
-        match self.pulse.call(Some(self.index), call) {
+        match self.pulse.call(Some(&self.key), call) {
             Ok(value) => {
                 if before.is_some() {
                     self.answers.remove(&of);
@@ -99,7 +94,7 @@ impl Asker {
 
     /// Makes a call whose refusals are part of its answer.
     pub(super) fn plain<T>(&self, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
-        self.pulse.call(Some(self.index), call)
+        self.pulse.call(Some(&self.key), call)
     }
 
     fn refused(&mut self, of: Call, why: Absence, before: Option<Refusal>) {

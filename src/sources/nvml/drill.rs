@@ -130,9 +130,14 @@ impl Drill {
     /// Waits for as many further readings of a GPU, so that something that must *not* happen had its chance.
     pub(super) fn rounds(&mut self, place: usize, count: usize) {
         let uuid = self.uuid(place);
+        self.rounds_of(&uuid, count);
+    }
+
+    /// The same, of the GPU of this name.
+    pub(super) fn rounds_of(&mut self, uuid: &GpuUuid, count: usize) {
         for _ in 0..count {
-            self.seen.samples.remove(&uuid);
-            self.wait("another round", |seen| seen.samples.contains_key(&uuid));
+            self.seen.samples.remove(uuid);
+            self.wait("another round", |seen| seen.samples.contains_key(uuid));
         }
     }
 

@@ -154,17 +154,18 @@ impl Registered {
     fn retry(&mut self, set: &EventSet<'static>, pulse: &Pulse) {
         let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::MIG_CONFIG_CHANGE;
         for known in &self.known {
-            let (uuid, gpu) = (&known.gpu.uuid, Some(known.gpu.index));
+            let (uuid, gpu) = (&known.gpu.uuid, known.key());
             if self.done.contains(uuid) {
                 continue;
             }
-            let kinds = pulse.during(gpu, || known.device.supported_event_types()).map(|offered| offered & wanted);
+            let kinds =
+                pulse.during(Some(&gpu), || known.device.supported_event_types()).map(|offered| offered & wanted);
             // One that does not tell what it offers is asked for the one thing that matters.
             let kinds = kinds.unwrap_or(EventTypes::CRITICAL_XID_ERROR);
             let answer = if kinds.is_empty() {
                 Err(NvmlError::NotSupported)
             } else {
-                pulse.during(gpu, || raw::register(&known.device, kinds.bits(), set))
+                pulse.during(Some(&gpu), || raw::register(&known.device, kinds.bits(), set))
             };
             match answer {
                 Ok(()) => {

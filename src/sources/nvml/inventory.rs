@@ -1,10 +1,10 @@
 //! Which GPUs there are and who each of them is.
 
 use crate::clock::monotonic;
-use crate::nvml::absence::none_of_it;
+use crate::nvml::absence::{NOT_FOUND, none_of_it};
 use crate::nvml::instance::{self, Instance};
 use crate::nvml::look::{Failed, Look, renew, settle};
-use crate::nvml::pulse::Pulse;
+use crate::nvml::pulse::{GpuKey, Pulse};
 use crate::nvml::raw;
 use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, Unidentified};
 use model::id::GpuUuid;
@@ -31,6 +31,13 @@ impl Clone for Known {
     }
 }
 
+impl Known {
+    /// How it is named from one call to the next.
+    pub(super) fn key(&self) -> GpuKey {
+        GpuKey::Uuid(self.gpu.uuid.clone())
+    }
+}
+
 /// Where the inventory is taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
@@ -52,37 +59,145 @@ pub(super) struct Inventory {
 
 /// Looks at all GPUs; what was known before is kept where nothing new could be read, with its time.
 ///
+/// A known GPU is found by its PCI slot: indices move when another GPU leaves the bus, and one that hangs must not be
+/// asked which index it has now.
+///
 /// # Errors
 /// When NVML does not even tell how many GPUs there are.
 pub(super) fn take(place: Place<'_>, before: &[Known]) -> Result<Inventory, Absence> {
     let count = place.pulse.call(None, || place.nvml.device_count())?;
-    let mut found = Inventory::default();
-    for index in 0..count.min(u32::try_from(MAX_GPUS).unwrap_or(u32::MAX)) {
-        let answer = if place.pulse.skips(index) { Err(Absence::CallHangs) } else { identify(place, index, before) };
-        match answer {
-            Ok((known, failed)) => {
-                found.failed.push((known.gpu.uuid.clone(), failed));
-                found.known.push(known);
-            }
-            Err(why) => match before.iter().find(|known| known.gpu.index == index) {
-                Some(known) => found.known.push(known.clone()),
-                None => found.unidentified.push((index, why)),
-            },
-        }
+    let mut round =
+        Round { place, before, found: Inventory::default(), hanging: Vec::new(), silent: Vec::new(), moved: false };
+    for known in before {
+        round.find(known);
     }
-    // Indices move when a GPU is taken out: then one that does not answer must not appear a second time by its old one.
+    let taken: BTreeSet<u32> = round.found.known.iter().map(|known| known.gpu.index).collect();
+    let count = count.min(u32::try_from(MAX_GPUS).unwrap_or(u32::MAX));
+    let left: Vec<u32> = (0..count).filter(|index| !taken.contains(index)).collect();
+    round.rest(&left);
+    let mut found = round.found;
+    found.known.sort_by_key(|known| known.gpu.index);
+    // One that does not answer must not appear a second time by the index that it had.
     let mut seen = BTreeSet::new();
     found.known.retain(|known| seen.insert(known.gpu.uuid.clone()));
     Ok(found)
 }
 
-fn identify(place: Place<'_>, index: u32, before: &[Known]) -> Result<(Known, Failed), Absence> {
-    let mut look = Look::new(place.pulse, index);
-    let device = look.ask("handle", || place.nvml.device_by_index(index))?;
+/// One inventory while it is taken.
+struct Round<'a> {
+    place: Place<'a>,
+    before: &'a [Known],
+    found: Inventory,
+    /// Known GPUs with a call that does not return. They stay in the list and are not touched.
+    hanging: Vec<Known>,
+    /// Known GPUs that did not answer when they were looked for by their slot.
+    silent: Vec<Known>,
+    /// A known GPU has left, or has another index than before.
+    moved: bool,
+}
+
+impl Round<'_> {
+    /// Finds a known GPU by its slot.
+    fn find(&mut self, known: &Known) {
+        if self.place.pulse.skips(&known.key()) {
+            self.hanging.push(known.clone());
+            return;
+        }
+        match self.by_slot(known) {
+            Ok((now, failed)) => {
+                self.moved |= now.gpu.index != known.gpu.index;
+                self.add(now, failed);
+            }
+            Err(NOT_FOUND) => self.moved = true,
+            Err(_) => self.silent.push(known.clone()),
+        }
+    }
+
+    fn by_slot(&self, known: &Known) -> Result<(Known, Failed), Absence> {
+        let slot = known.gpu.pci_bus_id.value().ok_or(Absence::NotYet)?;
+        let mut look = Look::new(self.place.pulse, known.key());
+        let device = look.ask("handle by slot", || self.place.nvml.device_by_pci_bus_id(&**slot))?;
+        let index = look.ask("index", || device.index())?;
+        identify(self.place, (look, index), device, self.before)
+    }
+
+    /// Asks the indices at which no known GPU was found, but for those that may be of a GPU that hangs.
+    fn rest(&mut self, left: &[u32]) {
+        let nameless = self.place.pulse.skips_an_index();
+        if !self.moved || (self.hanging.is_empty() && !nameless) {
+            for index in left {
+                let hangs = self.place.pulse.skips(&GpuKey::Index(*index));
+                if hangs {
+                    self.found.unidentified.push((*index, Absence::CallHangs));
+                } else if !self.hanging.iter().any(|known| known.gpu.index == *index) {
+                    self.ask(*index);
+                }
+            }
+        } else {
+            if left.len() <= self.hanging.len() && !nameless {
+                // All that is left is theirs, in the order of before.
+                self.hanging.iter_mut().zip(left).for_each(|(known, index)| known.gpu.index = *index);
+            } else {
+                // Which of these indices are theirs cannot be known. Until it can, all keep those of before, by which
+                // the next look sees as well that they have moved.
+                self.keep_indices();
+            }
+            let others = left.len().saturating_sub(self.hanging.len() + self.silent.len());
+            self.found.unidentified.extend(left.iter().rev().take(others).map(|index| (*index, Absence::CallHangs)));
+            self.found.known.append(&mut self.silent);
+        }
+        self.found.known.append(&mut self.hanging);
+    }
+
+    /// Asks who is at an index.
+    fn ask(&mut self, index: u32) {
+        let look = Look::new(self.place.pulse, GpuKey::Index(index));
+        match self.at(look, index) {
+            Ok((known, failed)) => {
+                self.silent.retain(|silent| silent.gpu.uuid != known.gpu.uuid);
+                self.add(known, failed);
+            }
+            Err(why) => {
+                let before = self.silent.iter().position(|known| known.gpu.index == index);
+                // Where others have moved, so may this one.
+                match before.or((self.moved && !self.silent.is_empty()).then_some(0)) {
+                    Some(place) => self.found.known.push(self.silent.remove(place)),
+                    None => self.found.unidentified.push((index, why)),
+                }
+            }
+        }
+    }
+
+    fn at(&self, mut look: Look<'_>, index: u32) -> Result<(Known, Failed), Absence> {
+        let device = look.ask("handle", || self.place.nvml.device_by_index(index))?;
+        identify(self.place, (look, index), device, self.before)
+    }
+
+    fn add(&mut self, known: Known, failed: Failed) {
+        self.found.failed.push((known.gpu.uuid.clone(), failed));
+        self.found.known.push(known);
+    }
+
+    fn keep_indices(&mut self) {
+        for known in &mut self.found.known {
+            let before = self.before.iter().find(|before| before.gpu.uuid == known.gpu.uuid);
+            known.gpu.index = before.map_or(known.gpu.index, |before| before.gpu.index);
+        }
+    }
+}
+
+/// Who the GPU of a handle is.
+fn identify(
+    place: Place<'_>,
+    (mut look, index): (Look<'_>, u32),
+    device: Device<'static>,
+    before: &[Known],
+) -> Result<(Known, Failed), Absence> {
     let text = look.ask("UUID", || device.uuid())?;
     let uuid = GpuUuid::parse(&text).map_err(|_| Absence::Unreadable)?;
+    look.name(GpuKey::Uuid(uuid.clone()));
     let old = before.iter().find(|known| known.gpu.uuid == uuid);
-    let fresh = read(&mut look, place.sysfs, &device, uuid);
+    let fresh = read(&mut look, place.sysfs, &device, (uuid, index));
     let mut gpu = match old {
         Some(old) => merge(&old.gpu, fresh),
         None => fresh,
@@ -135,7 +250,7 @@ pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<Unidentified> {
 }
 
 /// Reads an identity, all but MIG instances and links.
-fn read(look: &mut Look<'_>, sysfs: &Path, device: &Device<'static>, uuid: GpuUuid) -> Gpu {
+fn read(look: &mut Look<'_>, sysfs: &Path, device: &Device<'static>, (uuid, index): (GpuUuid, u32)) -> Gpu {
     let at = monotonic();
     let text = |answer: Result<String, Absence>| Reading::from_result(answer.map(Arc::<str>::from), at);
     let pci_bus_id = text(look.ask("PCI slot", || device.pci_info()).map(|pci| pci.bus_id));
@@ -146,7 +261,7 @@ fn read(look: &mut Look<'_>, sysfs: &Path, device: &Device<'static>, uuid: GpuUu
     let power_limit = look.ask("power limit", || device.enforced_power_limit());
     Gpu {
         uuid,
-        index: look.index(),
+        index,
         minor: Reading::from_result(look.ask("minor number", || device.minor_number()), at),
         model: look.ask("name", || device.name()).map_or_else(|_| Arc::from("unknown"), Arc::from),
         numa_node: Reading::from_result(numa, at),

@@ -3,7 +3,7 @@
 //! What must never happen here: an answer that says "there is none" taken for a failure, or a failure for that answer.
 
 use crate::nvml::absence::ordinary;
-use crate::nvml::pulse::Pulse;
+use crate::nvml::pulse::{GpuKey, Pulse};
 use model::{Absence, Reading};
 use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
@@ -15,18 +15,18 @@ pub(super) type Failed = BTreeMap<&'static str, Absence>;
 #[derive(Debug)]
 pub(super) struct Look<'a> {
     pulse: &'a Pulse,
-    index: u32,
+    gpu: GpuKey,
     failed: Failed,
 }
 
 impl<'a> Look<'a> {
-    pub(super) fn new(pulse: &'a Pulse, index: u32) -> Self {
-        Look { pulse, index, failed: Failed::new() }
+    pub(super) fn new(pulse: &'a Pulse, gpu: GpuKey) -> Self {
+        Look { pulse, gpu, failed: Failed::new() }
     }
 
-    /// NVML's index of the GPU.
-    pub(super) fn index(&self) -> u32 {
-        self.index
+    /// From now on the GPU has this name.
+    pub(super) fn name(&mut self, gpu: GpuKey) {
+        self.gpu = gpu;
     }
 
     /// Makes the call named `name`.
@@ -35,7 +35,7 @@ impl<'a> Look<'a> {
         name: &'static str,
         call: impl FnOnce() -> Result<T, NvmlError>,
     ) -> Result<T, Absence> {
-        let answer = self.pulse.call(Some(self.index), call);
+        let answer = self.pulse.call(Some(&self.gpu), call);
         if let Err(why) = &answer
             && !ordinary(*why)
         {
@@ -54,7 +54,7 @@ impl<'a> Look<'a> {
         nothing: &[Absence],
         call: impl FnOnce() -> Result<T, NvmlError>,
     ) -> Result<Option<T>, Absence> {
-        match self.pulse.call(Some(self.index), call) {
+        match self.pulse.call(Some(&self.gpu), call) {
             Ok(value) => Ok(Some(value)),
             Err(why) if nothing.contains(&why) => Ok(None),
             Err(why) => {

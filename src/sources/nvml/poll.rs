@@ -303,7 +303,6 @@ impl Poller {
             match before.iter().position(|desk| desk.card.known.gpu.uuid == known.gpu.uuid) {
                 Some(old) => {
                     let mut desk = before.swap_remove(old);
-                    desk.card.asker.renumber(known.gpu.index);
                     if desk.card.known.gpu.mig_mode != known.gpu.mig_mode {
                         desk.card.asker.forget();
                     }
@@ -330,8 +329,7 @@ impl Poller {
     /// One GPU's round.
     fn round(&mut self, place: usize) {
         let Some(desk) = self.desks.get_mut(place) else { return };
-        let index = desk.card.known.gpu.index;
-        if self.pulse.dismissed() || self.pulse.skips(index) {
+        if self.pulse.dismissed() || self.pulse.skips(&desk.card.known.key()) {
             return;
         }
         let now = clock::now();

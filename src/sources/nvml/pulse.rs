@@ -4,44 +4,60 @@
 use crate::clock::monotonic;
 use crate::nvml::absence::reason;
 use model::Absence;
+use model::id::GpuUuid;
 use model::time::Monotonic;
 use nvml_wrapper::error::NvmlError;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// Low bits of the beat: the GPU's index plus one, or 0 for a call that is about no GPU. 64 GPUs need 7 bits.
-const GPU_BITS: u32 = 8;
 
 /// Shared by one poller, or the event thread, and the supervisor.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
-    /// 0 between calls; else milliseconds since boot, plus one, when the call began, above [`GPU_BITS`] of its GPU.
-    beat: AtomicU64,
+    /// The call that is being made.
+    call: Mutex<Option<Call>>,
     /// The poller has been replaced, or the program stops: no further call, and away.
     dismissed: AtomicBool,
     /// Somebody saw a sign that the list of GPUs has changed.
     look_again: AtomicBool,
-    /// Indices of the GPUs that are left alone because a call to them hangs in another poller.
-    skipped: Mutex<BTreeSet<u32>>,
+    /// GPUs that are left alone because a call to them hangs in another poller.
+    skipped: Mutex<BTreeSet<GpuKey>>,
+}
+
+/// How a GPU is named from one call to the next. Its index is no name: NVML counts anew when another GPU leaves the bus.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum GpuKey {
+    Uuid(GpuUuid),
+    /// One whose UUID has not been read yet has only its index.
+    Index(u32),
+}
+
+#[derive(Debug)]
+struct Call {
+    began: Monotonic,
+    gpu: Option<GpuKey>,
 }
 
 /// A call that has not returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stuck {
-    /// The index of the GPU it is about, if it is about one.
-    pub(super) gpu: Option<u32>,
+    /// The GPU it is about, if it is about one.
+    pub(super) gpu: Option<GpuKey>,
 }
 
 impl Pulse {
     /// For a poller that leaves these GPUs alone.
-    pub(super) fn skipping(skipped: BTreeSet<u32>) -> Self {
+    pub(super) fn skipping(skipped: BTreeSet<GpuKey>) -> Self {
         Pulse { skipped: Mutex::new(skipped), ..Pulse::default() }
     }
 
     /// Makes one call to NVML. A dismissed poller makes none.
-    pub(super) fn call<T>(&self, gpu: Option<u32>, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
+    pub(super) fn call<T>(
+        &self,
+        gpu: Option<&GpuKey>,
+        call: impl FnOnce() -> Result<T, NvmlError>,
+    ) -> Result<T, Absence> {
         if self.dismissed() {
             return Err(Absence::CallHangs);
         }
@@ -49,24 +65,18 @@ impl Pulse {
     }
 
     /// Does something that may not return.
-    pub(super) fn during<T>(&self, gpu: Option<u32>, work: impl FnOnce() -> T) -> T {
-        let began = monotonic().0 / 1_000_000 + 1;
-        let place = gpu.map_or(0, |index| u64::from(index.saturating_add(1)) & ((1 << GPU_BITS) - 1));
-        self.beat.store(began << GPU_BITS | place, Ordering::Release);
+    pub(super) fn during<T>(&self, gpu: Option<&GpuKey>, work: impl FnOnce() -> T) -> T {
+        *self.call.lock() = Some(Call { began: monotonic(), gpu: gpu.cloned() });
         let answer = work();
-        self.beat.store(0, Ordering::Release);
+        *self.call.lock() = None;
         answer
     }
 
     /// The call that began more than `hang_after` ago and has not returned.
     pub(super) fn stuck(&self, now: Monotonic, hang_after: Duration) -> Option<Stuck> {
-        let beat = self.beat.load(Ordering::Acquire);
-        if beat == 0 {
-            return None;
-        }
-        let began = Monotonic(((beat >> GPU_BITS) - 1).saturating_mul(1_000_000));
-        let index = u32::try_from(beat & ((1 << GPU_BITS) - 1)).unwrap_or(0);
-        (now.since(began) > hang_after).then(|| Stuck { gpu: index.checked_sub(1) })
+        let call = self.call.lock();
+        let call = call.as_ref().filter(|call| now.since(call.began) > hang_after)?;
+        Some(Stuck { gpu: call.gpu.clone() })
     }
 
     /// No further calls, please.
@@ -90,8 +100,8 @@ impl Pulse {
     }
 
     /// Whether this GPU is left alone.
-    pub(super) fn skips(&self, index: u32) -> bool {
-        self.skipped.lock().contains(&index)
+    pub(super) fn skips(&self, gpu: &GpuKey) -> bool {
+        self.skipped.lock().contains(gpu)
     }
 
     /// Whether any GPU is left alone, that is, whether another thread is inside the library for good.
@@ -99,9 +109,14 @@ impl Pulse {
         !self.skipped.lock().is_empty()
     }
 
+    /// Whether a GPU is left alone of which only the index is known.
+    pub(super) fn skips_an_index(&self) -> bool {
+        self.skipped.lock().iter().any(|gpu| matches!(gpu, GpuKey::Index(_)))
+    }
+
     /// The call to this GPU has returned after all.
-    pub(super) fn no_longer_skip(&self, index: u32) {
-        self.skipped.lock().remove(&index);
+    pub(super) fn no_longer_skip(&self, gpu: &GpuKey) {
+        self.skipped.lock().remove(gpu);
     }
 }
 
@@ -113,8 +128,9 @@ mod tests {
     fn a_call_is_seen_while_it_lasts_and_with_its_gpu() {
         let pulse = Pulse::default();
         let later = |seconds| monotonic().after(Duration::from_secs(seconds));
-        for gpu in [None, Some(0), Some(63)] {
-            let seen = pulse.call(gpu, || {
+        let named = GpuKey::Uuid(GpuUuid::parse("GPU-a").unwrap());
+        for gpu in [None, Some(GpuKey::Index(0)), Some(named)] {
+            let seen = pulse.call(gpu.as_ref(), || {
                 assert_eq!(pulse.stuck(monotonic(), Duration::from_secs(2)), None);
                 Ok(pulse.stuck(later(3), Duration::from_secs(2)))
             });

@@ -17,7 +17,7 @@ use crate::nvml::event::{self, Events};
 use crate::nvml::inventory::Known;
 use crate::nvml::message::{Message, QUEUE};
 use crate::nvml::poll::{Inheritance, Poller, absent};
-use crate::nvml::pulse::{Pulse, Stuck};
+use crate::nvml::pulse::{GpuKey, Pulse, Stuck};
 use crate::nvml::settings::Settings;
 use crate::nvml::xid::{Recent, from_log};
 use crate::report::Reporter;
@@ -105,7 +105,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// When the operating system has no thread to give.
-    pub(super) fn seat(&mut self, skipped: BTreeSet<u32>) -> std::io::Result<()> {
+    pub(super) fn seat(&mut self, skipped: BTreeSet<GpuKey>) -> std::io::Result<()> {
         let pulse = Arc::new(Pulse::skipping(skipped));
         let poller =
             Poller::new(Arc::clone(&self.settings), self.reporter.clone(), Arc::clone(&pulse), self.tell.clone());
@@ -117,7 +117,7 @@ impl Supervisor {
 
     /// Supervises until stopped. Threads that hang are left behind: nobody waits for them, so they hold up no exit.
     pub(super) fn run(mut self) {
-        let tick = (self.settings.hang_after / 4).clamp(Duration::from_millis(5), LONGEST_TICK);
+        let tick = tick(self.settings.hang_after);
         while !self.stop.is_cancelled() {
             match self.inbox.recv_timeout(tick) {
                 Ok(message) => {
@@ -216,31 +216,29 @@ impl Supervisor {
     fn look(&mut self, now: Monotonic) {
         let mut newly = Vec::new();
         for seat in &mut self.seats {
-            match (seat.hung, seat.pulse.stuck(now, self.settings.hang_after)) {
+            match (seat.hung.take(), seat.pulse.stuck(now, self.settings.hang_after)) {
                 (None, Some(stuck)) => {
-                    seat.hung = Some(stuck);
+                    seat.hung = Some(stuck.clone());
                     newly.push(stuck);
                 }
                 // One that was replaced ends by itself; any other goes on.
                 (Some(stuck), None) if !seat.pulse.dismissed() => {
-                    seat.hung = None;
-                    tracing::warn!(gpu_index = stuck.gpu, "NVML call returned after all");
+                    let (uuid, index) = named(&self.known, stuck.gpu.as_ref());
+                    tracing::warn!(gpu_uuid = uuid, gpu_index = index, "NVML call returned after all");
                 }
-                (Some(_), Some(stuck)) => seat.hung = Some(stuck),
-                _ => {}
+                (before, stuck) => seat.hung = stuck.or(before),
             }
         }
         for stuck in newly {
             self.reporter.trouble(Trouble::NvmlFailed);
-            let known = self.known.iter().find(|known| Some(known.gpu.index) == stuck.gpu);
-            let uuid = known.map(|known| known.gpu.uuid.as_str());
+            let (uuid, index) = named(&self.known, stuck.gpu.as_ref());
             tracing::error!(
                 gpu_uuid = uuid,
-                gpu_index = stuck.gpu,
+                gpu_index = index,
                 after_seconds = self.settings.hang_after.as_secs_f64(),
                 "NVML call does not return: the GPU is left alone until it does"
             );
-            if let Some(known) = known {
+            if let Some(known) = self.known.iter().find(|known| Some(known.key()) == stuck.gpu) {
                 absent(&self.reporter, known, Absence::CallHangs);
             }
         }
@@ -280,10 +278,15 @@ impl Supervisor {
         self.seats = left;
         for seat in gone {
             match seat.hung.and_then(|stuck| stuck.gpu) {
-                Some(index) if seat.pulse.dismissed() => {
-                    tracing::warn!(gpu_index = index, "NVML call returned after all, the GPU is asked again");
+                Some(gpu) if seat.pulse.dismissed() => {
+                    let (uuid, index) = named(&self.known, Some(&gpu));
+                    tracing::warn!(
+                        gpu_uuid = uuid,
+                        gpu_index = index,
+                        "NVML call returned after all, the GPU is asked again"
+                    );
                     for seat in &self.seats {
-                        seat.pulse.no_longer_skip(index);
+                        seat.pulse.no_longer_skip(&gpu);
                     }
                     self.look_again();
                 }
@@ -303,7 +306,7 @@ impl Supervisor {
                 self.start(BTreeSet::new());
             }
         } else if !self.seats.iter().any(works) && self.seats.len() < MAX_POLLERS && self.session.is_some() {
-            let hung: BTreeSet<u32> = self.seats.iter().filter_map(|seat| seat.hung?.gpu).collect();
+            let hung = self.hung();
             if !hung.is_empty() {
                 self.seats.iter().for_each(|seat| seat.pulse.dismiss());
                 self.start(hung);
@@ -328,7 +331,7 @@ impl Supervisor {
         }
     }
 
-    fn start(&mut self, skipped: BTreeSet<u32>) {
+    fn start(&mut self, skipped: BTreeSet<GpuKey>) {
         if let Err(error) = self.seat(skipped) {
             tracing::error!(%error, "no thread for polling NVML");
             self.restart_due = monotonic().after(RESTART);
@@ -336,11 +339,92 @@ impl Supervisor {
     }
 
     fn repeat_absent(&self) {
-        let hung: BTreeSet<u32> = self.seats.iter().filter_map(|seat| seat.hung?.gpu).collect();
+        let hung = self.hung();
         for known in &self.known {
-            if self.hanging || hung.contains(&known.gpu.index) {
+            if self.hanging || hung.contains(&known.key()) {
                 absent(&self.reporter, known, Absence::CallHangs);
             }
+        }
+    }
+
+    /// The GPUs with a call that does not return.
+    fn hung(&self) -> BTreeSet<GpuKey> {
+        self.seats.iter().filter_map(|seat| seat.hung.as_ref()?.gpu.clone()).collect()
+    }
+}
+
+/// Time between two looks at the heartbeats: a call that hangs is seen this long after it has hung for `hang_after`.
+fn tick(hang_after: Duration) -> Duration {
+    (hang_after / 4).clamp(Duration::from_millis(5), LONGEST_TICK)
+}
+
+/// UUID and index of a GPU for a log line, as far as they are known.
+fn named<'a>(known: &'a [Known], gpu: Option<&'a GpuKey>) -> (Option<&'a str>, Option<u32>) {
+    match gpu {
+        Some(GpuKey::Uuid(uuid)) => {
+            let known = known.iter().find(|known| known.gpu.uuid == *uuid);
+            (Some(uuid.as_str()), known.map(|known| known.gpu.index))
+        }
+        Some(GpuKey::Index(index)) => (None, Some(*index)),
+        None => (None, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roots::HostRoots;
+    use model::id::GpuUuid;
+
+    /// A thread in a call that returns when it is told to.
+    fn in_a_call(pulse: &Arc<Pulse>, gpu: &GpuKey) -> JoinHandle<()> {
+        let (pulse, gpu) = (Arc::clone(pulse), gpu.clone());
+        let (tell, begun) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            pulse.during(Some(&gpu), || {
+                tell.send(()).unwrap();
+                while !pulse.dismissed() {
+                    std::thread::park();
+                }
+            });
+        });
+        begun.recv().unwrap();
+        thread
+    }
+
+    /// Promise 11 in docs/specification.md, by the time of the look and not by a clock.
+    #[test]
+    fn a_call_is_given_up_at_the_first_look_after_two_seconds_and_not_before() {
+        let hang_after = Duration::from_secs(2);
+        assert_eq!(tick(hang_after), Duration::from_millis(500), "so soon is the next look");
+        let settings = Settings {
+            library: None,
+            roots: HostRoots::default(),
+            period: Duration::from_secs(1),
+            process_period: Duration::from_secs(5),
+            hang_after,
+            kernel_log: None,
+        };
+        let (reporter, mut told) = Reporter::channel();
+        let mut supervisor = Supervisor::new(settings, reporter, CancellationToken::new());
+        let gpu = GpuKey::Uuid(GpuUuid::parse("GPU-1").unwrap());
+        let pulse = Arc::new(Pulse::default());
+        let before = monotonic();
+        let thread = in_a_call(&pulse, &gpu);
+        let after = monotonic();
+        supervisor.seats.push(Seat { pulse: Arc::clone(&pulse), thread, hung: None });
+        let mut look = |at: Monotonic| {
+            supervisor.look(at);
+            supervisor.hung().contains(&gpu)
+        };
+        assert!(!look(before.after(hang_after)), "not before");
+        assert!(look(Monotonic(after.after(hang_after).0 + 1)), "at the first look");
+        let counted = std::iter::from_fn(|| told.try_recv().ok());
+        assert_eq!(counted.filter(|told| matches!(told, Observation::Trouble(Trouble::NvmlFailed))).count(), 1);
+        pulse.dismiss();
+        for seat in supervisor.seats {
+            seat.thread.thread().unpark();
+            seat.thread.join().unwrap();
         }
     }
 }

@@ -38,13 +38,13 @@ pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed
     let cards: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
     for here in 0..known.len() {
         let Some(one) = known.get(here) else { continue };
-        let mut look = Look::new(place.pulse, one.gpu.index);
-        let hangs = place.pulse.skips(one.gpu.index);
+        let mut look = Look::new(place.pulse, one.key());
+        let hangs = place.pulse.skips(&one.key());
         let ends = if hangs { Err(Absence::CallHangs) } else { nvlinks(&mut look, one) };
         let others = known.iter().enumerate().filter(|(there, _)| *there != here);
         let links = others.map(|(_, other)| {
             let before = one.gpu.links.iter().find(|link| link.peer == other.gpu.uuid);
-            let asked = !hangs && !place.pulse.skips(other.gpu.index);
+            let asked = !hangs && !place.pulse.skips(&other.key());
             let path = if asked { nearest(&mut look, one, other) } else { Err(Absence::CallHangs) };
             let path = Reading::from_result(path, monotonic());
             let nvlinks = Reading::from_result(direct(&ends, other, &cards), monotonic());

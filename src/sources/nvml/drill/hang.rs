@@ -30,6 +30,72 @@ fn one_gpu_that_hangs_is_absent_and_the_others_go_on_until_it_returns() {
     drill.sample(1, "back", reads);
 }
 
+/// Takes the GPUs of these places out, and waits until the list has as many as are left.
+fn take_out(drill: &mut Drill, places: &[usize], left: usize) {
+    drill.change(|scenario| places.iter().for_each(|place| scenario.gpus[*place].present = false));
+    drill.wait("a shorter list", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == left));
+}
+
+fn one_by_one(count: usize) -> Scenario {
+    of((0..count).map(|_| cards("H100", 1)).collect())
+}
+
+#[test]
+fn a_gpu_that_hangs_is_left_alone_by_its_name_when_the_indices_move() {
+    let mut drill = Drill::start(one_by_one(4));
+    let [first, hung, second, third] = [0, 1, 2, 3].map(|place| drill.uuid(place));
+    drill.sample(3, "readings", reads);
+    drill.change(|scenario| scenario.faults = vec![hang("*", 1)]);
+    drill.wait("the hanging one", |seen| seen.samples.get(&hung).is_some_and(hangs));
+    take_out(&mut drill, &[0], 3);
+    // The list is taken again several times, and every GPU polled many times.
+    let listed: Vec<_> = drill.seen.gpus.iter().flatten().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+    assert_eq!(listed, [(0, hung.clone()), (1, second.clone()), (2, third.clone())]);
+    for uuid in [&second, &third] {
+        drill.rounds_of(uuid, 40);
+        assert!(drill.seen.samples.get(uuid).is_some_and(reads), "a healthy neighbour is still read");
+    }
+    assert!(drill.seen.samples.get(&hung).is_some_and(hangs));
+    assert!(!drill.seen.source.contains(&GpuSourceState::Hanging), "{:?}", drill.seen.source);
+    assert_eq!(drill.seen.gpus.as_ref().map(Vec::len), Some(3));
+    assert!(drill.seen.unidentified.is_empty());
+    // A GPU that comes back meanwhile is seen once it is clear which index is whose.
+    drill.change(|scenario| scenario.gpus[0].present = true);
+    drill.change(|scenario| scenario.faults.clear());
+    drill.wait("all of them", |seen| {
+        [&first, &hung, &second, &third].iter().all(|one| seen.samples.get(*one).is_some_and(reads))
+    });
+}
+
+#[test]
+fn a_gpu_that_hangs_stays_in_the_list_when_it_is_taken_out() {
+    let mut drill = Drill::start(one_by_one(3));
+    let hung = drill.uuid(1);
+    drill.sample(2, "readings", reads);
+    drill.change(|scenario| scenario.faults = vec![hang("*", 1)]);
+    drill.wait("the hanging one", |seen| seen.samples.get(&hung).is_some_and(hangs));
+    drill.change(|scenario| scenario.gpus[1].present = false);
+    drill.wait("another index", |seen| {
+        seen.gpus.as_ref().is_some_and(|gpus| gpus.iter().any(|gpu| gpu.index == 1 && gpu.uuid != hung))
+    });
+    assert!(drill.seen.gpus.iter().flatten().any(|gpu| gpu.uuid == hung), "absent: call hangs");
+    drill.change(|scenario| scenario.faults.clear());
+    drill.wait("it is gone", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
+}
+
+#[test]
+fn a_new_gpu_is_seen_while_another_hangs() {
+    let mut drill = Drill::prepare(one_by_one(3));
+    drill.change(|scenario| scenario.gpus[2].present = false);
+    drill.open();
+    let hung = drill.uuid(0);
+    drill.sample(1, "readings", reads);
+    drill.change(|scenario| scenario.faults = vec![hang("*", 0)]);
+    drill.wait("the hanging one", |seen| seen.samples.get(&hung).is_some_and(hangs));
+    drill.change(|scenario| scenario.gpus[2].present = true);
+    drill.sample(2, "the new one", reads);
+}
+
 /// Promise 11 in docs/specification.md.
 #[test]
 fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
