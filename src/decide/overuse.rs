@@ -7,12 +7,12 @@
 //!   over for EVICTED_AFTER                      ──▶ may be evicted, where that is wanted
 //! ```
 //!
-//! Time is that of the measurements: a list of processes that could not be read proves nothing, and time without one does
-//! not count.
+//! Time is that of the measurements: a list of processes that could not be read proves nothing, neither that an over-use
+//! has begun nor that it has ended, and time without one does not count.
 
 use model::id::{GpuUuid, PodUid};
 use model::promise::PodPromise;
-use model::reading::Reading;
+use model::reading::{Absence, Reading};
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::view::{GpuView, OverUse, PodView};
@@ -39,8 +39,8 @@ struct Spell {
     last: (Monotonic, bool),
     /// The first of an unbroken row that says the same as the last.
     same_since: Monotonic,
-    /// Since when it counts as over-use.
-    over_since: Option<Monotonic>,
+    /// While it counts as over-use: how long it has, in time that was measured.
+    over: Option<Duration>,
 }
 
 /// All of them.
@@ -69,13 +69,15 @@ impl OverUses {
         let mut over = Vec::new();
         for promise in self.promises.iter() {
             let key = (promise.pod.clone(), promise.device.clone());
-            let Some((used, at)) = measured(promise, pods, gpus) else { continue };
-            let above = used.0 > promise.memory.0.saturating_add(MARGIN.0);
-            let spell = self.spells.entry(key).or_insert(Spell { last: (at, above), same_since: at, over_since: None });
-            spell.take(at, above);
-            if let Some(since) = spell.over_since {
-                let (pod, device) = (promise.pod.clone(), promise.device.clone());
-                over.push(OverUse { pod, device, promised: promise.memory, used, since });
+            let used = measured(promise, pods, gpus);
+            if let Reading::Measured(used, at) = used {
+                let above = used.0 > promise.memory.0.saturating_add(MARGIN.0);
+                let begins = Spell { last: (at, above), same_since: at, over: None };
+                self.spells.entry(key.clone()).or_insert(begins).take(at, above);
+            }
+            if let Some(lasted) = self.spells.get(&key).and_then(|spell| spell.over) {
+                let (pod, device) = key;
+                over.push(OverUse { pod, device, promised: promise.memory, used, lasted });
             }
         }
         over.sort_by(|one, other| (&one.pod, &one.device).cmp(&(&other.pod, &other.device)));
@@ -83,10 +85,10 @@ impl OverUses {
     }
 }
 
-/// Whether an over-use has lasted long enough that the pod may be evicted for it.
+/// Whether an over-use has lasted long enough that the pod may be evicted for it. What is not measured now is no reason.
 #[must_use]
-pub fn to_evict(over: &OverUse, now: Monotonic) -> bool {
-    now.since(over.since) >= EVICTED_AFTER
+pub fn to_evict(over: &OverUse) -> bool {
+    over.used.value().is_some() && over.lasted >= EVICTED_AFTER
 }
 
 impl Spell {
@@ -94,34 +96,35 @@ impl Spell {
         if at <= self.last.0 {
             return;
         }
-        if above != self.last.1 || at.since(self.last.0) > LONGEST_GAP {
+        let step = at.since(self.last.0);
+        if above != self.last.1 || step > LONGEST_GAP {
             self.same_since = at;
         }
         self.last = (at, above);
-        let lasted = at.since(self.same_since);
-        if above && self.over_since.is_none() && lasted >= BEGINS_AFTER {
-            self.over_since = Some(at);
-        }
-        if !above && lasted >= ENDS_AFTER {
-            self.over_since = None;
-        }
+        let same = at.since(self.same_since);
+        self.over = match self.over {
+            None if above && same >= BEGINS_AFTER => Some(Duration::ZERO),
+            Some(_) if !above && same >= ENDS_AFTER => None,
+            Some(lasted) if step <= LONGEST_GAP => Some(lasted.saturating_add(step)),
+            unchanged => unchanged,
+        };
     }
 }
 
 /// What the pod's processes hold of the device. A pod without processes on a card whose list is known holds nothing.
-fn measured(promise: &PodPromise, pods: &[PodView], gpus: &[GpuView]) -> Option<(Bytes, Monotonic)> {
+fn measured(promise: &PodPromise, pods: &[PodView], gpus: &[GpuView]) -> Reading<Bytes> {
     let of_device = |gpu: &&GpuView| {
         gpu.gpu.uuid == promise.device || gpu.gpu.instances().iter().any(|mig| mig.uuid == promise.device)
     };
-    let listed = gpus.iter().find(of_device)?.processes.at()?;
+    let Some(gpu) = gpus.iter().find(of_device) else { return Reading::Absent(Absence::GpuLost) };
+    let listed = match &gpu.processes {
+        Reading::Measured(_, at) => *at,
+        Reading::Absent(why) => return Reading::Absent(*why),
+    };
     let pod = pods.iter().find(|pod| pod.uid == promise.pod);
     let share =
         pod.and_then(|pod| pod.gpus.iter().find(|share| share.mig.as_ref().unwrap_or(&share.gpu) == &promise.device));
-    match share.map(|share| &share.memory_used) {
-        Some(Reading::Measured(used, at)) => Some((*used, *at)),
-        Some(Reading::Absent(_)) => None,
-        None => Some((Bytes(0), listed)),
-    }
+    share.map_or(Reading::Measured(Bytes(0), listed), |share| share.memory_used)
 }
 
 #[cfg(test)]

@@ -108,7 +108,13 @@ fn promise(view: &mut NodeView, over: &PodView, within: &PodView) {
     let (card, instance) = (over.gpus[0].gpu.clone(), within.gpus[0].mig.clone().unwrap());
     view.promises = Arc::from([promise(over, &card, 8 * GIB), promise(within, &instance, 10 * GIB)]);
     let pod = over.uid.clone();
-    view.over_uses = vec![OverUse { pod, device: card, promised: Bytes(8 * GIB), used: Bytes(10 * GIB), since: AT }];
+    view.over_uses = vec![OverUse {
+        pod,
+        device: card,
+        promised: Bytes(8 * GIB),
+        used: Reading::Measured(Bytes(10 * GIB), AT),
+        lasted: std::time::Duration::ZERO,
+    }];
 }
 
 /// `gpus` healthy cards, `pods` with `containers` each; every pod uses one card, two pods a card and more.

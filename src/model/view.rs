@@ -12,9 +12,10 @@ use crate::pod::PodWatch;
 use crate::process::{GpuProcess, HostProcess};
 use crate::promise::PodPromise;
 use crate::reading::Reading;
-use crate::time::{Monotonic, Now};
+use crate::time::Now;
 use crate::unit::{Bytes, BytesPerSecond, Cores, Percent};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The node.
 #[derive(Clone, Debug)]
@@ -231,7 +232,7 @@ pub struct GpuShare {
 }
 
 /// A pod that holds more memory of a device than it was promised, and has for a while.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OverUse {
     /// The pod, as kubelet calls it.
     pub pod: PodUid,
@@ -239,10 +240,10 @@ pub struct OverUse {
     pub device: GpuUuid,
     /// What it may hold.
     pub promised: Bytes,
-    /// What it held at the last measurement.
-    pub used: Bytes,
-    /// Since when it counts as over-use.
-    pub since: Monotonic,
+    /// What it holds.
+    pub used: Reading<Bytes>,
+    /// How long it has counted as over-use, in time that was measured.
+    pub lasted: Duration,
 }
 
 /// A host process with its use of the processor.

@@ -93,17 +93,55 @@ fn what_lasts_begins_and_ends_and_a_peak_does_neither() {
         assert_eq!(look(&mut over, second, HIGH), [], "{second}");
     }
     let told = look(&mut over, 50, HIGH + 1);
-    let expect =
-        OverUse { pod: uid(), device: device(), promised: Bytes(PROMISED), used: Bytes(HIGH + 1), since: at(50) };
+    let used = Reading::Measured(Bytes(HIGH + 1), at(50));
+    let expect = OverUse { pod: uid(), device: device(), promised: Bytes(PROMISED), used, lasted: Duration::ZERO };
     assert_eq!(told, [expect]);
-    assert!(!to_evict(&told[0], at(109)) && to_evict(&told[0], at(110)));
     assert_eq!(look(&mut over, 55, 0).len(), 1, "one low reading does not end it");
-    assert_eq!(look(&mut over, 60, HIGH)[0].since, at(50));
+    assert_eq!(look(&mut over, 60, HIGH)[0].lasted, Duration::from_secs(10));
     for second in (65..95).step_by(5) {
         assert_eq!(look(&mut over, second, PROMISED).len(), 1, "{second}");
     }
     assert_eq!(look(&mut over, 95, PROMISED), []);
     assert_eq!(look(&mut over, 100, HIGH), [], "it begins anew");
+}
+
+/// Looks that cannot measure: of a pod of whose processes nothing is told, and of a card whose list cannot be read.
+fn blind(over: &mut OverUses, second: u64) -> [Vec<OverUse>; 3] {
+    let absent = Reading::Absent(Absence::NotSupported);
+    [
+        over.judge(&[pod(Some(absent))], &[card(Reading::Measured((), at(second)))]),
+        over.judge(&[pod(None)], &[card(Reading::Absent(Absence::CallHangs))]),
+        over.judge(&[pod(None)], &[]),
+    ]
+}
+
+#[test]
+fn a_look_that_measures_nothing_neither_ends_an_over_use_nor_brings_an_eviction_nearer() {
+    let mut over = over_uses();
+    for second in (0..=30).step_by(5) {
+        look(&mut over, second, HIGH);
+    }
+    let told = look(&mut over, 60, HIGH);
+    assert_eq!((told.len(), told[0].lasted), (1, Duration::from_secs(30)));
+    for second in (65..=300).step_by(5) {
+        for still in blind(&mut over, second) {
+            assert_eq!((still.len(), still[0].lasted), (1, Duration::from_secs(30)), "the same one");
+            assert!(still[0].used.value().is_none() && !to_evict(&still[0]));
+        }
+    }
+    // Nobody knows what was in between, so it counts neither for nor against.
+    let back = look(&mut over, 305, HIGH);
+    assert_eq!((back.len(), back[0].lasted), (1, Duration::from_secs(30)));
+    assert!(!to_evict(&look(&mut over, 334, HIGH)[0]));
+    assert!(to_evict(&look(&mut over, 335, HIGH)[0]));
+    for absent in blind(&mut over, 340) {
+        assert!(!to_evict(&absent[0]), "what is not measured now is no reason");
+    }
+    for second in (340..370).step_by(5) {
+        assert_eq!(look(&mut over, second, 0).len(), 1);
+    }
+    assert_eq!(look(&mut over, 370, 0), []);
+    assert!(blind(&mut over, 375).iter().all(Vec::is_empty));
 }
 
 #[test]

@@ -163,8 +163,8 @@ fn against_promises(view: &NodeView, subjects: &Subjects<'_>, out: &mut Expositi
     }
     out.prefixed(POD, &OVER_USE);
     for over in &view.over_uses {
-        if let Some(pod) = labels(&over.pod) {
-            let beyond = over.used.0.saturating_sub(over.promised.0);
+        if let (Some(pod), Some(used)) = (labels(&over.pod), over.used.value()) {
+            let beyond = used.0.saturating_sub(over.promised.0);
             out.sample(&[pod, subjects.device(&over.device).as_str()], Number::Whole(beyond));
         }
     }

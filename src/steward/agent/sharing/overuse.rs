@@ -33,7 +33,7 @@ impl Accused {
                 tell(api, pod, over, at);
             }
             // A static pod is kubelet's own: deleting its mirror ends nothing.
-            if !evicts || pod.mirror_of.is_some() || !overuse::to_evict(over, view.now.monotonic) {
+            if !evicts || pod.mirror_of.is_some() || !overuse::to_evict(over) {
                 continue;
             }
             let due = self.tried.get(&over.pod).is_none_or(|at| view.now.monotonic.since(*at) >= AGAIN);
@@ -46,8 +46,8 @@ impl Accused {
 }
 
 fn sentence(over: &OverUse) -> String {
-    let (used, promised) = (over.used.0 >> 20, over.promised.0 >> 20);
-    format!("its processes hold {used} MiB of {}, and {promised} MiB were promised to it", over.device)
+    let used = over.used.value().map_or_else(|| "more memory".to_owned(), |used| format!("{} MiB", used.0 >> 20));
+    format!("its processes hold {used} of {}, and {} MiB were promised to it", over.device, over.promised.0 >> 20)
 }
 
 fn tell(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
