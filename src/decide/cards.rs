@@ -43,6 +43,11 @@ impl Card {
         }
     }
 
+    /// The GPU and its MIG instances.
+    pub fn devices(&self) -> impl Iterator<Item = &GpuUuid> {
+        std::iter::once(&self.gpu.uuid).chain(self.gpu.instances().iter().map(|instance| &instance.uuid))
+    }
+
     /// Takes new readings; says so when the card fell silent or speaks again, and what that makes of its health.
     fn read(&mut self, sample: Arc<GpuSample>, policy: &Policy, now: Monotonic) -> Vec<Remark> {
         let before = silence(&self.sample);

@@ -15,14 +15,14 @@ use crate::api_pods::ApiPods;
 use crate::attribute::{self, Shares};
 use crate::cards::{Card, Cards};
 use crate::health::Policy;
-use crate::names::{Names, device_is_of};
+use crate::names::Names;
 use crate::overuse::OverUses;
 use crate::pods::{self, Holdings};
 use crate::remark::Remark;
 use crate::workload::Workload;
 use model::cgroup::NetworkSample;
 use model::host::{HostFacts, HostSample};
-use model::id::{NodeName, PodUid};
+use model::id::{GpuUuid, NodeName, PodUid};
 use model::observation::{Observation, Trouble};
 use model::plugin::PluginView;
 use model::reading::Reading;
@@ -143,7 +143,8 @@ impl Node {
     pub fn view(&mut self, now: Now) -> NodeView {
         self.sequence += 1;
         let shares: Vec<Shares> = self.cards.cards.iter().map(|card| self.shares(card)).collect();
-        let (pods, containers) = pods::show(&self.workload, &self.names, Holdings::of(&shares));
+        let (mut pods, containers) = pods::show(&self.workload, &self.names, Holdings::of(&shares));
+        pods::hold(&mut pods, &self.cards.cards, self.plugin.as_deref());
         let gpus = self.cards.cards.iter().zip(&shares);
         let policy = &self.cards.policy;
         let gpus: Vec<GpuView> = gpus.map(|(card, shares)| gpu_view(card, policy, shares, &pods)).collect();
@@ -192,9 +193,9 @@ impl Node {
 
 fn gpu_view(card: &Card, policy: &Policy, shares: &Shares, pods: &[PodView]) -> GpuView {
     let mut holders: BTreeSet<PodUid> = shares.holders.keys().filter_map(|(holder, _)| holder.pod().cloned()).collect();
-    let uuid = card.gpu.uuid.as_str();
-    let given = |pod: &&PodView| pod.containers.iter().any(|c| c.devices.iter().any(|id| device_is_of(id, uuid)));
-    holders.extend(pods.iter().filter(given).map(|pod| pod.uid.clone()));
+    let of_card = |device: &GpuUuid| card.devices().any(|own| own == device);
+    let holds = |pod: &&PodView| pod.containers.iter().any(|container| container.holds.iter().any(of_card));
+    holders.extend(pods.iter().filter(holds).map(|pod| pod.uid.clone()));
     let unknown = card.processes.absence();
     GpuView {
         gpu: Arc::clone(&card.gpu),

@@ -8,10 +8,12 @@
 //! ```
 
 use crate::attribute::{self, Holder, Shares};
-use crate::names::Names;
+use crate::cards::Card;
+use crate::names::{Names, device_is_of};
 use crate::workload::Workload;
 use model::cgroup::{CgroupKind, CgroupReport, CgroupSample};
-use model::id::{ContainerId, PodRef, PodUid};
+use model::id::{ContainerId, GpuUuid, PodRef, PodUid};
+use model::plugin::PluginView;
 use model::reading::{Absence, Reading};
 use model::view::{ContainerView, GpuShare, PodView, Rates};
 use std::collections::BTreeMap;
@@ -120,6 +122,26 @@ fn container(
         network: report.network.clone(),
         gpus,
         devices: Vec::new(),
+        holds: Vec::new(),
+    }
+}
+
+/// Gives each container the GPUs and MIG instances that it holds: what its claim names is what it got, whichever ids kubelet
+/// counts for it.
+pub fn hold(pods: &mut [PodView], cards: &[Card], plugin: Option<&PluginView>) {
+    let devices: Vec<&GpuUuid> = cards.iter().flat_map(Card::devices).collect();
+    for pod in pods {
+        for container in &mut pod.containers {
+            let claim = plugin.zip(container.name.as_ref()).and_then(|(plugin, name)| plugin.claim(&pod.uid, name));
+            container.holds = match claim {
+                Some(claim) => claim.portions.iter().map(|portion| portion.device.clone()).collect(),
+                None => {
+                    let counted =
+                        |device: &&&GpuUuid| container.devices.iter().any(|id| device_is_of(id, device.as_str()));
+                    devices.iter().filter(counted).map(|device| (*device).clone()).collect()
+                }
+            };
+        }
     }
 }
 

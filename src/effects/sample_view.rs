@@ -495,6 +495,7 @@ fn container(pod: Option<&PodView>, number: u32, name: Option<&str>, spread: u32
         network: Reading::Absent(Absence::NotSupported),
         gpus: Vec::new(),
         devices: Vec::new(),
+        holds: Vec::new(),
     }
 }
 

@@ -197,8 +197,11 @@ pub struct ContainerView {
     pub network: Reading<NetworkSample>,
     /// What its processes do on each GPU.
     pub gpus: Vec<GpuShare>,
-    /// Devices that kubelet says it holds.
+    /// Ids that kubelet says it holds.
     pub devices: Vec<Arc<str>>,
+    /// GPUs and MIG instances that it holds: those of its claim; without a claim, those of kubelet's ids. Where the two
+    /// differ the claim is what the container got.
+    pub holds: Vec<GpuUuid>,
 }
 
 /// Rates of a pod or container.

@@ -3,9 +3,11 @@ use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, Nam
 use model::gpu::{Gpu, GpuSample};
 use model::id::{ContainerId, GpuUuid, PodRef};
 use model::observation::{CgroupPass, ContainerDevices};
+use model::plugin::{Histogram, Moves, Standing};
 use model::pod::{ContainerKind, ContainerState, Phase, Pod, PodContainer, PodList, PodWatch};
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, Owner, ProcessPass};
 use model::reading::Absence;
+use model::share::{Claim, ContainerKey, Portion};
 use model::time::{Monotonic, WallTime};
 use model::unit::Percent;
 use proptest::prelude::*;
@@ -169,6 +171,57 @@ fn a_pod_that_kubelet_gave_a_card_holds_it_before_it_computes() {
     assert_eq!(view.gpus[0].holders, [uid(1)]);
     assert_eq!(view.gpus[1].holders, []);
     assert_eq!(view.pods[0].containers[0].devices, ["GPU-0".into()]);
+}
+
+/// A plugin whose pods have these claims: container `main` of a pod on a device.
+fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
+    let claim = |(pod, device): &(u8, &str)| Claim {
+        holder: ContainerKey { pod: uid(*pod), container: "main".into() },
+        portions: vec![Portion { device: GpuUuid::parse(device).unwrap(), memory: None, cores: None }],
+    };
+    Arc::new(PluginView {
+        resource: "nvidia.com/gpu".into(),
+        standing: Standing::Waiting("a test".into()),
+        registrations: 0,
+        slots: vec![],
+        claims: claims.iter().map(claim).collect(),
+        allocations: 0,
+        starts: vec![],
+        waited: vec![],
+        differing: 0,
+        moves: Moves::default(),
+        allocate: Histogram::default(),
+        start: Histogram::default(),
+    })
+}
+
+#[test]
+fn a_pod_holds_the_card_of_its_claim_and_not_that_of_the_slot_that_kubelet_counts() {
+    let slot = ContainerDevices {
+        namespace: "ml".into(),
+        pod: "train-0".into(),
+        container: "main".into(),
+        resource: "nvidia.com/gpu".into(),
+        ids: vec!["GPU-0-3".into()],
+    };
+    let mut node = node(vec![
+        Observation::Gpus(vec![gpu(0), gpu(1)]),
+        Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
+        Observation::Devices(vec![slot]),
+        pass(vec![report(cgroup(1, 2), 1, 1)]),
+        Observation::Plugin(plugin(&[(1, "GPU-1")])),
+    ]);
+    let view = node.view(now(1));
+    assert_eq!([&view.gpus[0].holders[..], &view.gpus[1].holders[..]], [&[][..], &[uid(1)]]);
+    assert_eq!(view.pods[0].containers[0].holds, [gpu(1).uuid]);
+    // A process says what nobody else can: who really is there.
+    node.apply(processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 10)]), now(2));
+    assert_eq!(node.view(now(2)).gpus[0].holders, [uid(1)]);
+    // Without a claim the slot is all that is known.
+    node.apply(processes(vec![]), now(3));
+    node.apply(Observation::Plugin(plugin(&[(2, "GPU-1")])), now(3));
+    let view = node.view(now(3));
+    assert_eq!([&view.gpus[0].holders[..], &view.gpus[1].holders[..]], [&[uid(1)][..], &[]]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use super::state::Share;
 use model::id::GpuUuid;
-use model::share::{Assignment, Slot};
+use model::share::{Assignment, ContainerKey, Slot};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Share {
@@ -16,7 +16,7 @@ impl Share {
             free.entry(slot.device.clone()).or_default().insert(slot.number);
         }
         if must.is_empty() {
-            for device in self.next_claim(size) {
+            for device in self.next_claim(available, size) {
                 take(&mut free, &device, &mut chosen, size);
             }
         }
@@ -35,22 +35,65 @@ impl Share {
     }
 
     /// The devices of the first container that waits for its slots and asks for `size` of them.
-    fn next_claim(&self, size: usize) -> Vec<GpuUuid> {
+    pub(super) fn next_claim(&self, available: &[Slot], size: usize) -> Vec<GpuUuid> {
         if self.early {
             let next = self.next_container(size, false);
             let claim = next.and_then(|(uid, at)| self.claim(&uid)?.get(at).cloned());
             return claim.into_iter().flatten().map(|portion| portion.device).collect();
         }
-        for tenant in self.waiting() {
-            let Assignment::Given(portions) = &tenant.assignment else { continue };
-            for (ask, portions) in tenant.asks.iter().zip(portions) {
-                let key = model::share::ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() };
-                if portions.len() == size && !self.held.contains_key(&key) {
-                    return portions.iter().map(|portion| portion.device.clone()).collect();
-                }
+        let mut open = self.open(size);
+        for given in self.given_since(available, size) {
+            let same = |claim: &Vec<GpuUuid>| *claim == given;
+            // One that names no devices may have got any; else kubelet chose others than those of the claim.
+            let place = open.iter().position(same).or_else(|| open.iter().position(Vec::is_empty)).unwrap_or(0);
+            if place < open.len() {
+                open.remove(place);
             }
         }
-        Vec::new()
+        open.into_iter().find(|claim| !claim.is_empty()).unwrap_or_default()
+    }
+
+    /// The containers that ask for `size` slots and hold none by kubelet's books, in the order in which kubelet serves them:
+    /// the devices of each by its claim, sorted; none where it has no claim.
+    fn open(&self, size: usize) -> Vec<Vec<GpuUuid>> {
+        let mut open = Vec::new();
+        for tenant in self.waiting() {
+            for (at, ask) in tenant.asks.iter().enumerate().filter(|(_, ask)| usize::try_from(ask.slots) == Ok(size)) {
+                let key = ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() };
+                if self.held.contains_key(&key) {
+                    continue;
+                }
+                let claim = match &tenant.assignment {
+                    Assignment::Given(portions) => portions.get(at).map_or(&[][..], Vec::as_slice),
+                    Assignment::None | Assignment::Unreadable(_) => &[],
+                };
+                let mut devices: Vec<GpuUuid> = claim.iter().map(|portion| portion.device.clone()).collect();
+                devices.sort();
+                open.push(devices);
+            }
+        }
+        open
+    }
+
+    /// The tickets for `size` slots that were given out after the books were read last, by the devices of their ids, sorted.
+    /// What kubelet may give once more it does not hold: then the ticket is an old one.
+    fn given_since(&self, available: &[Slot], size: usize) -> Vec<Vec<GpuUuid>> {
+        let noted: BTreeSet<&str> = self.held.values().flat_map(|row| &row.ids).map(|id| &**id).collect();
+        let mut newer: BTreeSet<Slot> = BTreeSet::new();
+        let mut given = Vec::new();
+        for issued in self.tickets.iter().rev() {
+            let slots: Vec<Slot> = issued.ids.iter().filter_map(|id| Slot::parse(id)).collect();
+            let gone =
+                |slot: &Slot| newer.contains(slot) || available.contains(slot) || noted.contains(&*slot.to_string());
+            if issued.holder.is_none() && slots.len() == size && !slots.iter().any(gone) {
+                let mut devices: Vec<GpuUuid> = slots.iter().map(|slot| slot.device.clone()).collect();
+                devices.sort();
+                given.push(devices);
+            }
+            newer.extend(slots);
+        }
+        given.reverse();
+        given
     }
 }
 

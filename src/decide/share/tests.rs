@@ -473,6 +473,29 @@ fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
     assert_eq!(self::share(vec![]).prefer(&all[..1], &[], 3).len(), 1);
 }
 
+#[test]
+fn preferred_ids_reckon_with_tickets_that_kubelets_books_do_not_have_yet() {
+    let slots = || (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number }));
+    let mut share =
+        share(vec![single(1, portion(1, 8, 30)), single(2, portion(0, 8, 30)), single(3, portion(1, 8, 30))]);
+    // kubelet asks for pod 2 before it has written down what pod 1 got: those ids are not on offer any more.
+    share.issue(Ticket::of_random([7; 16]), &ids(&[(1, 0)]), None);
+    let left: Vec<Slot> = slots().filter(|slot| *slot != Slot { device: device(1), number: 0 }).collect();
+    assert_eq!(share.prefer(&left, &[], 1)[0].device, device(0));
+    // Books that have it change nothing.
+    share.books_are(&[row(1, "main", &[(1, 0)], 7)]);
+    assert_eq!(share.prefer(&left, &[], 1)[0].device, device(0));
+    // What kubelet offers again it does not hold, whatever was given out for it once.
+    share.books_are(&[]);
+    let all: Vec<Slot> = slots().collect();
+    assert_eq!(share.prefer(&all, &[], 1)[0].device, device(1));
+    // Where kubelet took other ids than those of the claim, the first that waits has got them.
+    share.issue(Ticket::of_random([8; 16]), &ids(&[(0, 3)]), None);
+    share.issue(Ticket::of_random([9; 16]), &ids(&[(0, 2)]), None);
+    let left: Vec<Slot> = all.into_iter().filter(|slot| slot.device == device(1) || slot.number < 2).collect();
+    assert_eq!(share.next_claim(&left, 1), [device(1)], "pods 1 and 2 are served");
+}
+
 proptest! {
     /// Promise 33 in docs/specification.md: whatever ids kubelet chose, a sick card takes as many slots as it has, a cordoned
     /// one as many as it has free, and no id that a pod on a well card holds is marked.

@@ -56,7 +56,7 @@ impl Tickets {
     }
 
     /// All of them, in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Issued> {
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Issued> {
         self.by_order.values().filter_map(|ticket| self.by_ticket.get(ticket))
     }
 

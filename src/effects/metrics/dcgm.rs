@@ -198,11 +198,11 @@ fn host(view: &NodeView, labels: Labels) -> Labels {
 /// `container` (where it is exactly one), `namespace`, `pod`.
 fn held(labels: Labels, holder: Option<&PodView>, gpu: &GpuUuid, mig: Option<&GpuUuid>) -> Labels {
     let Some(pod) = holder else { return labels };
-    let device = mig.unwrap_or(gpu).as_str();
+    let device = mig.unwrap_or(gpu);
     let mut containers = pod.containers.iter().filter(|container| {
         let shares =
             container.gpus.iter().any(|share| &share.gpu == gpu && (mig.is_none() || share.mig.as_ref() == mig));
-        shares || container.devices.iter().any(|id| id.starts_with(device))
+        shares || container.holds.contains(device)
     });
     let container = match (containers.next(), containers.next()) {
         (Some(only), None) => only.name.as_deref().unwrap_or_default(),
@@ -212,14 +212,16 @@ fn held(labels: Labels, holder: Option<&PodView>, gpu: &GpuUuid, mig: Option<&Gp
     labels.with("container", container).with("namespace", namespace).with("pod", name)
 }
 
-/// The pod whose processes are the only ones in a MIG instance.
+/// The only pod that has a MIG instance: it runs processes there or holds it, and nobody else does.
 fn instance_holder<'a>(view: &'a NodeView, gpu: &GpuView, instance: &GpuUuid) -> Option<&'a PodView> {
-    let processes = gpu.processes.value()?;
-    let mut inside = processes.iter().filter(|process| process.mig.as_ref() == Some(instance));
-    let owner = |owner: &Owner| match owner {
-        Owner::Cgroup(cgroup) => cgroup.pod().cloned(),
+    let inside = gpu.processes.value()?.iter().filter(|process| process.mig.as_ref() == Some(instance));
+    let owners = inside.map(|process| match &process.owner {
+        Owner::Cgroup(cgroup) => cgroup.pod(),
         Owner::Host | Owner::Unknown => None,
-    };
-    let first = owner(&inside.next()?.owner)?;
-    inside.all(|process| owner(&process.owner).as_ref() == Some(&first)).then(|| view.pod(&first))?
+    });
+    let holds = |pod: &&PodView| pod.containers.iter().any(|container| container.holds.contains(instance));
+    let holders = view.pods.iter().filter(holds).map(|pod| Some(&pod.uid));
+    let mut all = owners.chain(holders);
+    let first = all.next()??;
+    all.all(|other| other == Some(first)).then(|| view.pod(first))?
 }

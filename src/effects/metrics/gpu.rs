@@ -84,8 +84,12 @@ const FIT_IN: Family = family(
     "Time until the card gets new containers again if nothing more happens; no series while something stands.",
 );
 const STRANGERS: Family = family("strangers", Kind::Gauge, "", "Processes on the card that belong to no pod.");
-const HOLDERS: Family =
-    family("holders", Kind::Gauge, "", "Pods that have a process on the card or were given it by kubelet.");
+const HOLDERS: Family = family(
+    "holders",
+    Kind::Gauge,
+    "",
+    "Pods that have a process on the card or hold it by their claim, or without a claim by a slot that kubelet gave them.",
+);
 const XIDS: Family = family("xids_total", Kind::Counter, "", "Driver errors since the program started, by XID.");
 const AGE: Family = family("sample_age_seconds", Kind::Gauge, "seconds", "Age of the card's newest reading.");
 const LIST_AGE: Family =

@@ -187,6 +187,7 @@ fn pod(n: u8, name: Option<(&str, &str)>, use_of: (f64, u64), gpus: Vec<GpuShare
         network: Reading::NOT_YET,
         gpus: gpus.clone(),
         devices: Vec::new(),
+        holds: Vec::new(),
     };
     PodView {
         uid: uid(n),

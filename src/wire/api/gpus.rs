@@ -85,7 +85,8 @@ pub struct Gpu {
     /// The way to each other GPU of the node.
     pub links: Vec<Link>,
     pub mig: Reading<Vec<Mig>>,
-    /// Pods with at least one process here (as far as `processes` is known), and pods that kubelet gave it to.
+    /// Pods with at least one process here (as far as `processes` is known), and pods whose claim is on it (without a
+    /// claim: pods that kubelet gave it to).
     pub holders: Vec<Holder>,
     /// Processes here that belong to no pod.
     pub strangers: Reading<u32>,
