@@ -178,6 +178,7 @@ fn plugin(view: &NodeView) -> PluginView {
         starts: vec![(Outcome::Filled, 3), (Outcome::Refused("DoesNotFit"), 1)],
         waited: vec![("Books", 1)],
         differing: 1,
+        without_gpu: 1,
         moves: Moves { exchanged: 2, alone: 0 },
         files: vec![PodFiles {
             uid: pod_uid(1),

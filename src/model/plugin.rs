@@ -162,6 +162,8 @@ pub struct PluginView {
     pub waited: Vec<(&'static str, u64)>,
     /// Containers for which kubelet counts other devices than those of the claim.
     pub differing: u64,
+    /// Pods that run and hold a GPU or MIG instance that this node does not list.
+    pub without_gpu: u32,
     /// Containers whose claim moved.
     pub moves: Moves,
     /// Pods that have written something, ordered by UID.

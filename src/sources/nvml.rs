@@ -44,15 +44,17 @@ use crate::nvml::supervise::Supervisor;
 use crate::report::Reporter;
 use model::observation::Trouble;
 use std::collections::BTreeSet;
+use std::thread::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Starts the threads `nvml-poll` and `nvml-events` (and their supervisor). Never fails for want of a driver: it reports
+/// Starts the threads `nvml-poll` and `nvml-events`, and `nvml-supervise`, which is handed back to be watched: without it
+/// nothing is seen of a call that does not return. Never fails for want of a driver: it reports
 /// why, with advice, and tries again with back-off. Nobody has to wait for the threads: they end soon after `stop`, but for
 /// one that hangs in the driver, which ends with the process.
 ///
 /// # Errors
 /// When the operating system has no thread to give.
-pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<()> {
+pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<JoinHandle<()>> {
     let log = settings.kernel_log.clone();
     let mut supervisor = Supervisor::new(settings, reporter.clone(), stop.clone());
     if let Some(path) = log {
@@ -64,6 +66,5 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
         })?;
     }
     supervisor.seat(BTreeSet::new())?;
-    std::thread::Builder::new().name("nvml-supervise".into()).spawn(move || supervisor.run())?;
-    Ok(())
+    std::thread::Builder::new().name("nvml-supervise".into()).spawn(move || supervisor.run())
 }

@@ -22,10 +22,14 @@ use crate::report::Reporter;
 use crate::roots::HostRoots;
 use card::Card;
 use model::gpu::Gpu;
+use model::id::{ContainerId, GpuUuid, NodeName};
 use model::observation::{GpuSourceState, Observation};
+use model::unit::Bytes;
 use product::{PRODUCTS, Product};
+use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tenant::Tenants;
 use tokio_util::sync::CancellationToken;
@@ -37,9 +41,33 @@ pub const COUNT: RangeInclusive<u32> = 1..=16;
 /// program has to end, and ten wake-ups a second cost nothing that could be measured.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
+/// A container that holds one of the cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The container.
+    pub container: ContainerId,
+    /// The card.
+    pub gpu: GpuUuid,
+    /// How much of its memory it may use; none is no limit.
+    pub memory: Option<Bytes>,
+}
+
+/// Tells which containers hold which cards now.
+pub struct Holders(pub Box<dyn Fn() -> Vec<Holder> + Send>);
+
+impl fmt::Debug for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Holders")
+    }
+}
+
 /// What to make up.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Settings {
+    /// The node whose cards these are: they are the same after every restart, and no other node has them.
+    pub node: NodeName,
+    /// Where cards are shared: who holds them, and nobody else is said to use them. Without it any process of the machine is.
+    pub holders: Option<Holders>,
     /// Model, such as `H100`.
     pub model: String,
     /// How many.
@@ -77,30 +105,33 @@ fn product(model: &str, count: u32) -> Result<&'static Product, String> {
     }
 }
 
-/// Starts the thread `gpu-simulated`.
+/// Starts the thread `gpu-simulated`; handed back to be watched.
 ///
 /// # Errors
 /// When such cards cannot be made up ([`check`]) or the operating system has no thread to give.
-pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> io::Result<()> {
+pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> io::Result<JoinHandle<()>> {
     let product =
         product(&settings.model, settings.count).map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))?;
     let thread = std::thread::Builder::new().name("gpu-simulated".into());
-    thread.spawn(move || run(&settings, product, &reporter, &stop))?;
-    Ok(())
+    thread.spawn(move || run(&settings, product, &reporter, &stop))
 }
 
 /// Reports by deadline until told to stop.
 fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop: &CancellationToken) {
-    let seed = seed_of(&settings.roots);
+    let seed = seed_of(&settings.node);
     let mut cards: Vec<Card> = (0..settings.count).map(|index| Card::new(product, seed, index)).collect();
     let mut tenants = Tenants::new(settings.roots.clone(), Owners::new(settings.roots.clone()), settings.count);
+    let uuids: Vec<GpuUuid> = cards.iter().map(|card| card.gpu().uuid.clone()).collect();
     introduce(&cards, reporter);
     let mut next_sample = Instant::now();
     let mut next_processes = next_sample;
     while !stop.is_cancelled() {
         let now = Instant::now();
         if now >= next_processes {
-            tenants.renew();
+            match &settings.holders {
+                Some(holders) => tenants.of_holders(&holders.0(), &uuids),
+                None => tenants.renew(),
+            }
             for (card, index) in cards.iter_mut().zip(0u32..) {
                 card.let_to(tenants.of(index));
                 reporter.report(Observation::GpuProcesses(card.processes(clock::now())));
@@ -138,10 +169,11 @@ fn after(from: Instant, period: Duration, now: Instant) -> Instant {
     if next > now { next } else { now + period }
 }
 
-/// Follows from the host's name: the same after a restart, another on each machine, so that UUIDs do not collide.
-fn seed_of(roots: &HostRoots) -> u64 {
-    let name = std::fs::read(roots.procfs.join("sys/kernel/hostname")).unwrap_or_default();
-    name.iter().fold(0x51d0, |seed, byte| curve::mix(seed ^ u64::from(*byte)))
+/// Follows from the node's name: the same after a restart, also of an agent in a pod, whose host name is the pod's; another
+/// on each node, so that UUIDs do not collide.
+fn seed_of(node: &NodeName) -> u64 {
+    // The line end belongs to it: where the node is named after its host these are the UUIDs that it always had.
+    node.as_str().bytes().chain([b'\n']).fold(0x51d0, |seed, byte| curve::mix(seed ^ u64::from(byte)))
 }
 
 #[cfg(test)]
@@ -153,6 +185,8 @@ mod tests {
 
     fn settings(model: &str, count: u32) -> Settings {
         Settings {
+            node: NodeName::parse("n1").unwrap(),
+            holders: None,
             model: model.into(),
             count,
             roots: HostRoots::default(),
@@ -212,6 +246,22 @@ mod tests {
             assert!(Instant::now() < deadline, "the thread goes on");
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn cards_are_the_nodes_own_and_the_same_after_every_restart() {
+        let uuids = |node: &str| {
+            let (reporter, mut receiver) = Reporter::channel();
+            let stop = CancellationToken::new();
+            let settings = Settings { node: NodeName::parse(node).unwrap(), ..settings("H100", 4) };
+            spawn(settings, reporter, stop.clone()).unwrap();
+            let (gpus, ..) = watch(&mut receiver, 4);
+            stop.cancel();
+            gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>()
+        };
+        let first = uuids("n1");
+        assert_eq!(first, uuids("n1"));
+        assert!(uuids("n2").iter().all(|uuid| !first.contains(uuid)));
     }
 
     #[test]

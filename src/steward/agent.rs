@@ -7,6 +7,7 @@
 
 mod doors;
 mod addresses;
+mod threads;
 mod latch;
 mod tell;
 mod owner;
@@ -21,7 +22,6 @@ use crate::exit::Exit;
 use crate::notify;
 use crate::settings::Settings;
 use crate::settings::layer::Spoken;
-use crate::settings::value::Gpus;
 use crate::stop::{self, Ask};
 use crate::telemetry::Telemetry;
 use addresses::Addresses;
@@ -30,7 +30,6 @@ use doors::Doors;
 use effects::apiserver::ApiServer;
 use latch::{Latch, Progress};
 use model::id::NodeName;
-use model::observation::{GpuSourceState, Observation};
 use model::pod::PodList;
 use model::view::NodeView;
 use owner::Owner;
@@ -41,7 +40,6 @@ use sources::kubernetes::own_node::OwnNode;
 use sources::report::Reporter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -56,8 +54,6 @@ const STACK: usize = 1024 * 1024;
 const BLOCKING: usize = 4;
 /// Of the time that requests in flight have to end, what is kept for those that are not kubelet's.
 const LEFT: Duration = Duration::from_millis(500);
-/// After this long a call to the GPU driver is taken to hang.
-const HANG_AFTER: Duration = Duration::from_secs(2);
 
 /// Runs the agent until it is told to stop. What goes wrong before that is in the log.
 pub(crate) fn run(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Exit {
@@ -188,8 +184,8 @@ impl Agent {
     ) -> Result<Agent, Failure> {
         let stop = CancellationToken::new();
         let (reporter, observations) = Reporter::channel();
-        let sampler = open_eyes(settings, &reporter, &stop)?;
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
+        let threads = threads::open(settings, (&name, &view_seen), &reporter, &stop)?;
         let latch = Latch::new(!settings.standalone);
         let (ready, ready_seen) = watch::channel(latch.readiness());
         let (usage_broken, usage) = watch::channel(None);
@@ -217,7 +213,9 @@ impl Agent {
             owner.run(ended).await;
             Ok(())
         });
-        agent.must_not_end("sampler", thread_lives(sampler, stop.clone()));
+        for (name, thread) in threads {
+            agent.must_not_end(name, threads::lives(thread, stop.clone()));
+        }
         let (names, ended) = (settings.names.clone(), stop.clone());
         agent.must_not_end("names", async move {
             sources::names::run(names, reporter, ended).await;
@@ -352,46 +350,4 @@ fn told(ended: Ended) -> (&'static str, String, Exit) {
         Ok((task, Err(error))) => (task, error.to_string(), Exit::from_io(&error)),
         Err(error) => ("unknown", error.to_string(), Exit::Failure),
     }
-}
-
-/// Ends when the thread does, within a second.
-async fn thread_lives(thread: JoinHandle<()>, stop: CancellationToken) -> std::io::Result<()> {
-    while !thread.is_finished() {
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(Duration::from_secs(1)) => {}
-        }
-    }
-    Ok(())
-}
-
-/// Starts what looks at the world; the thread that reads the host is handed back to be watched.
-fn open_eyes(settings: &Settings, reporter: &Reporter, stop: &CancellationToken) -> Result<JoinHandle<()>, Failure> {
-    let failed = |error: std::io::Error| Failure::io("start a thread that reads the host", &error);
-    let (roots, period, process_period) = (settings.roots.clone(), settings.period, settings.process_period);
-    let sampler = sources::sampler::Settings { roots: roots.clone(), period, slow_period: settings.slow_period };
-    let sampler = sources::sampler::spawn(sampler, reporter.clone(), stop.clone()).map_err(failed)?;
-    match &settings.gpus {
-        Gpus::None => {
-            reporter.report(Observation::GpuSource(GpuSourceState::SwitchedOff));
-        }
-        Gpus::Nvml => {
-            let nvml = sources::nvml::Settings {
-                library: settings.nvml_library.clone(),
-                roots,
-                period,
-                process_period,
-                hang_after: HANG_AFTER,
-                kernel_log: settings.kernel_log.clone(),
-            };
-            sources::nvml::spawn(nvml, reporter.clone(), stop.clone()).map_err(failed)?;
-        }
-        Gpus::Simulated { model, count } => {
-            let simulated =
-                sources::simulated::Settings { model: model.clone(), count: *count, roots, period, process_period };
-            sources::simulated::spawn(simulated, reporter.clone(), stop.clone())
-                .map_err(|error| Failure::io(&format!("simulate GPUs of model {model}"), &error))?;
-        }
-    }
-    Ok(sampler)
 }

@@ -46,6 +46,8 @@ mod container;
 #[cfg(test)]
 mod writable;
 #[cfg(test)]
+mod holders;
+#[cfg(test)]
 mod overuse;
 #[cfg(test)]
 mod options;

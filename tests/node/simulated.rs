@@ -34,6 +34,25 @@ fn made_up_cards_are_used_by_processes_that_live() {
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
+fn made_up_cards_are_the_nodes_and_not_used_by_the_agent_itself() {
+    let uuids = |host: &str, node: &str| {
+        let recipe = Agent::standalone(BINARY).with("--gpus", "simulated=H100:2").with("--node-name", node);
+        let recipe = recipe.within(&format!("exec unshare --uts sh -c 'hostname {host} && exec \"$@\"' sh \"$@\""));
+        let agent = recipe.launch();
+        eventually("two cards", START, || {
+            let gpus = agent.get("/api/v1/gpus").json()["gpus"].as_array()?.clone();
+            let list = gpus.first()?["processes"]["value"].as_array()?.clone();
+            assert!(list.iter().all(|process| process["pid"] != agent.pid()), "{list:?}");
+            (gpus.len() == 2).then(|| gpus.iter().map(|gpu| gpu["uuid"].to_string()).collect::<Vec<_>>())
+        })
+    };
+    let first = uuids("agent-x7k2p", "gpu-node-1");
+    assert_eq!(uuids("agent-b91zz", "gpu-node-1"), first, "as a pod of a DaemonSet that was made anew");
+    assert!(uuids("agent-x7k2p", "gpu-node-2").iter().all(|uuid| !first.contains(uuid)));
+}
+
+#[test]
 fn an_unknown_model_is_refused_with_those_that_are_known() {
     let output = Agent::standalone(BINARY).with("--gpus", "simulated=RTX").run();
     assert!(!output.status.success());

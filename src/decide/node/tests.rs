@@ -189,6 +189,7 @@ fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
         starts: vec![],
         waited: vec![],
         differing: 0,
+        without_gpu: 0,
         moves: Moves::default(),
         allocate: Histogram::default(),
         start: Histogram::default(),

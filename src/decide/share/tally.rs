@@ -4,6 +4,7 @@ use super::state::Share;
 use model::id::{GpuUuid, PodRef, PodUid};
 use model::plugin::DeviceSlots;
 use model::share::{Assignment, Claim, ContainerKey, Tenant};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Share {
@@ -42,6 +43,18 @@ impl Share {
     #[must_use]
     pub fn holders(&self, devices: &[GpuUuid]) -> Vec<(PodUid, PodRef)> {
         self.claimants(devices).map(|tenant| (tenant.uid.clone(), tenant.pod.clone())).collect()
+    }
+
+    /// The pods that run and hold a device that is none of these, with that device.
+    #[must_use]
+    pub fn without_device(&self, there: &BTreeSet<&GpuUuid>) -> Vec<(PodUid, PodRef, GpuUuid)> {
+        let mut missing = BTreeSet::new();
+        for tenant in self.started.iter().filter_map(|uid| self.tenants.get(uid)).filter(|tenant| !tenant.finished) {
+            let kept = self.kept.get(&tenant.uid).into_iter().flatten().flatten();
+            let gone = kept.map(|portion| &portion.device).filter(|device| !there.contains(device));
+            missing.extend(gone.map(|device| (tenant.uid.clone(), tenant.pod.clone(), device.clone())));
+        }
+        missing.into_iter().collect()
     }
 
     /// What containers of pods that have not ended were promised, ordered by pod and container.

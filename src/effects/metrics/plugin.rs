@@ -31,6 +31,10 @@ const DIFFERING: Family = counter(
     "gpu_steward_plugin_ids_differing_total",
     "Containers for which kubelet counts other devices than those of the claim, which holds.",
 );
+const WITHOUT_GPU: Family = gauge(
+    "gpu_steward_plugin_pods_without_gpu",
+    "Pods that run and hold a GPU or MIG instance that this node does not list.",
+);
 const MOVED: Family = counter(
     "gpu_steward_plugin_claims_moved_total",
     "Containers that got other devices than their claim named, with the same numbers: exchanged with another claim, or alone.",
@@ -140,6 +144,7 @@ fn counts(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
         (&REGISTRATIONS, whole(|plugin| plugin.registrations)),
         (&ALLOCATIONS, whole(|plugin| plugin.allocations)),
         (&DIFFERING, whole(|plugin| plugin.differing)),
+        (&WITHOUT_GPU, whole(|plugin| plugin.without_gpu.into())),
     ] {
         out.family(family);
         if let Some(count) = count {

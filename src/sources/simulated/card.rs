@@ -2,7 +2,7 @@
 
 use super::curve::{load, mix, share};
 use super::product::Product;
-use crate::owner::Identified;
+use super::tenant::{ON_EACH, Tenant};
 use model::gpu::{EccErrors, GpmSample, Gpu, GpuSample, Link, Path, RecoveryAction, RemappedRows};
 use model::id::GpuUuid;
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses};
@@ -22,7 +22,7 @@ pub(super) struct Card {
     product: &'static Product,
     seed: u64,
     gpu: Gpu,
-    tenants: Vec<Identified>,
+    tenants: Vec<Tenant>,
     /// When it was last read, and the sums until then.
     read_at: Option<Monotonic>,
     energy_joules: f64,
@@ -115,24 +115,27 @@ impl Card {
     }
 
     /// From now on these processes use it.
-    pub(super) fn let_to(&mut self, tenants: Vec<Identified>) {
+    pub(super) fn let_to(&mut self, tenants: Vec<Tenant>) {
         self.tenants = tenants;
     }
 
-    /// How busy it is, 0 to 1.
+    /// How busy it is, 0 to 1. A card that nobody uses does nothing.
     fn load(&self, now: Now) -> f64 {
-        load(self.seed, seconds(now))
+        if self.tenants.is_empty() { 0.0 } else { load(self.seed, seconds(now)) }
     }
 
-    /// What a tenant holds: its own share of the card for as long as it lives, at most 35 % each, so that all fit.
-    fn held_by(&self, tenant: &Identified) -> Option<Bytes> {
-        let own = share(self.seed ^ mix(u64::from(tenant.key.pid) ^ tenant.key.start_ticks));
-        self.product.memory.map(|all| part(all, 0.05 + 0.3 * own))
+    /// What a tenant holds, for as long as it lives: at most 35 % of what it may hold, and so little that all fit.
+    fn held_by(&self, tenant: &Tenant) -> Option<Bytes> {
+        let key = tenant.process.key;
+        let own = share(self.seed ^ mix(u64::from(key.pid) ^ key.start_ticks));
+        let others = u64::try_from(self.tenants.len().div_ceil(ON_EACH).max(1)).unwrap_or(u64::MAX);
+        let most = Bytes(self.product.memory?.0 / others);
+        Some(part(tenant.memory.map_or(most, |limit| Bytes(limit.0.min(most.0))), 0.05 + 0.3 * own))
     }
 
     /// How the load is divided: by weights that change slowly, so that now the one, now the other is in front.
     fn shares(&self, now: Now) -> Vec<f64> {
-        let weight = |tenant: &Identified| 0.1 + load(self.seed ^ u64::from(tenant.key.pid), seconds(now));
+        let weight = |tenant: &Tenant| 0.1 + load(self.seed ^ u64::from(tenant.process.key.pid), seconds(now));
         let weights: Vec<f64> = self.tenants.iter().map(weight).collect();
         let sum: f64 = weights.iter().sum();
         weights.into_iter().map(|weight| weight / sum.max(f64::MIN_POSITIVE)).collect()
@@ -143,10 +146,10 @@ impl Card {
         let at = now.monotonic;
         let busy = self.load(now) * 100.0;
         let list = self.tenants.iter().zip(self.shares(now)).map(|(tenant, share)| GpuProcess {
-            pid: tenant.key.pid,
-            key: Some(tenant.key),
-            command: tenant.command.clone(),
-            owner: tenant.owner.clone(),
+            pid: tenant.process.key.pid,
+            key: Some(tenant.process.key),
+            command: tenant.process.command.clone(),
+            owner: tenant.process.owner.clone(),
             kind: GpuProcessKind::Compute,
             mig: None,
             memory_used: Reading::from_result(self.held_by(tenant).ok_or(Absence::NotSupported), at),
@@ -264,6 +267,7 @@ impl Card {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::owner::Identified;
     use crate::simulated::product::PRODUCTS;
     use model::id::ProcessKey;
     use model::process::Owner;
@@ -273,8 +277,9 @@ mod tests {
         Now { monotonic: Monotonic(second * 1_000_000_000), wall: WallTime(1_700_000_000_000_000 + second * 1_000_000) }
     }
 
-    fn tenant(pid: u32) -> Identified {
-        Identified { key: ProcessKey { pid, start_ticks: 77 }, command: "python".into(), owner: Owner::Host }
+    fn tenant(pid: u32) -> Tenant {
+        let key = ProcessKey { pid, start_ticks: 77 };
+        Tenant::of(Identified { key, command: "python".into(), owner: Owner::Host })
     }
 
     fn card(model: &str, index: u32) -> Card {
@@ -309,6 +314,22 @@ mod tests {
             assert!(held > 0 && held <= used, "{}", product.model);
             assert_eq!(used + bytes(&sample.memory_reserved) + bytes(&sample.memory_free), total, "{}", product.model);
         }
+    }
+
+    #[test]
+    fn many_tenants_fit_and_none_holds_more_than_it_may() {
+        let mut card = card("H100", 0);
+        let limit = Bytes(3000 * Bytes::MIB);
+        let mut tenants: Vec<Tenant> = (10..40).map(tenant).collect();
+        tenants[7].memory = Some(limit);
+        tenants[8].memory = Some(Bytes(u64::MAX));
+        card.let_to(tenants);
+        let sample = card.sample(at(0));
+        assert!(sample.memory_used.get() < card.product.memory && sample.memory_free.get() > Some(Bytes(0)));
+        let list = card.processes(at(0)).list;
+        assert!(list.value().unwrap()[7].memory_used.get().unwrap() < limit);
+        card.let_to(vec![]);
+        assert_eq!(card.sample(at(0)).utilization.get(), Some(Percent(0.0)), "nobody uses it");
     }
 
     #[test]

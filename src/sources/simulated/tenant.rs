@@ -1,9 +1,13 @@
 //! Living processes of this machine that are said to use the made-up cards: so that the way from a process to its
-//! container is the real one. Those in containers are preferred.
+//! container is the real one. Where cards are shared these are processes of the containers that hold them; elsewhere any
+//! but our own, those in containers first.
 
+use super::Holder;
 use crate::owner::{Identified, Owners};
 use crate::roots::HostRoots;
+use model::id::GpuUuid;
 use model::process::Owner;
+use model::unit::Bytes;
 
 /// Processes on one card.
 pub(super) const ON_EACH: usize = 2;
@@ -17,7 +21,24 @@ pub(super) struct Tenants {
     roots: HostRoots,
     owners: Owners,
     wanted: usize,
-    chosen: Vec<Identified>,
+    chosen: Vec<Tenant>,
+}
+
+/// A process that is said to use a card.
+#[derive(Clone, Debug)]
+pub(super) struct Tenant {
+    pub(super) process: Identified,
+    /// The place of the card that it holds; none: the cards take turns.
+    card: Option<usize>,
+    /// What it may use at most.
+    pub(super) memory: Option<Bytes>,
+}
+
+impl Tenant {
+    /// One that uses whichever card is next.
+    pub(super) fn of(process: Identified) -> Self {
+        Tenant { process, card: None, memory: None }
+    }
 }
 
 impl Tenants {
@@ -29,44 +50,76 @@ impl Tenants {
 
     /// Lets go of those that ended and looks for others in their place.
     pub(super) fn renew(&mut self) {
-        let owners = &mut self.owners;
-        self.chosen.retain_mut(|tenant| match owners.identify(tenant.key.pid) {
-            Some(now) if now.key == tenant.key => {
-                *tenant = now;
-                true
-            }
-            _ => false,
-        });
+        self.forget_the_dead();
         if self.chosen.len() < self.wanted {
-            let mut found = self.search();
+            let known: Vec<u32> = self.chosen.iter().map(|tenant| tenant.process.key.pid).collect();
+            let mut found = self.search(|pid| known.contains(&pid));
             found.sort_by_key(|process| (!matches!(process.owner, Owner::Cgroup(_)), process.key));
             found.truncate(self.wanted - self.chosen.len());
-            self.chosen.append(&mut found);
+            self.chosen.extend(found.into_iter().map(Tenant::of));
+        }
+    }
+
+    /// One process of each container that holds a card, and nobody else's.
+    pub(super) fn of_holders(&mut self, holders: &[Holder], cards: &[GpuUuid]) {
+        self.forget_the_dead();
+        let mut processes: Vec<Identified> = self.chosen.drain(..).map(|tenant| tenant.process).collect();
+        let inside = |process: &Identified, holder: &Holder| match &process.owner {
+            Owner::Cgroup(cgroup) => cgroup.container() == Some(&holder.container),
+            Owner::Host | Owner::Unknown => false,
+        };
+        if holders.iter().any(|holder| !processes.iter().any(|process| inside(process, holder))) {
+            processes.extend(self.search(|_| false));
+        }
+        for holder in holders {
+            let process = processes.iter().filter(|process| inside(process, holder)).min_by_key(|process| process.key);
+            let card = cards.iter().position(|uuid| *uuid == holder.gpu);
+            if let (Some(process), Some(card)) = (process, card) {
+                self.chosen.push(Tenant { process: process.clone(), card: Some(card), memory: holder.memory });
+            }
         }
     }
 
     /// Those on one card: the cards take turns, so that few processes are spread over many cards.
-    pub(super) fn of(&self, card: u32) -> Vec<Identified> {
+    pub(super) fn of(&self, card: u32) -> Vec<Tenant> {
         let cards = self.wanted / ON_EACH;
-        let first = usize::try_from(card).unwrap_or(usize::MAX);
-        self.chosen.iter().skip(first).step_by(cards.max(1)).take(ON_EACH).cloned().collect()
+        let place = usize::try_from(card).unwrap_or(usize::MAX);
+        let turns = self.chosen.iter().filter(|tenant| tenant.card.is_none()).skip(place).step_by(cards.max(1));
+        let own = self.chosen.iter().filter(|tenant| tenant.card == Some(place));
+        turns.take(ON_EACH).chain(own).cloned().collect()
     }
 
-    /// Programs (not threads of the kernel, which have no command line) that are not chosen yet.
-    fn search(&mut self) -> Vec<Identified> {
+    fn forget_the_dead(&mut self) {
+        let owners = &mut self.owners;
+        self.chosen.retain_mut(|tenant| match owners.identify(tenant.process.key.pid) {
+            Some(now) if now.key == tenant.process.key => {
+                tenant.process = now;
+                true
+            }
+            _ => false,
+        });
+    }
+
+    /// Programs (not threads of the kernel, which have no command line) that are not known yet; not this program.
+    fn search(&mut self, known: impl Fn(u32) -> bool) -> Vec<Identified> {
         let Ok(entries) = std::fs::read_dir(&self.roots.procfs) else { return Vec::new() };
         let mut pids: Vec<u32> =
             entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
         // The youngest are workloads rather than services of the machine.
         pids.sort_unstable_by(|one, other| other.cmp(one));
+        let own = self.own_pid();
         let mut found = Vec::new();
-        for pid in pids.into_iter().take(LOOKED_AT) {
-            let known = self.chosen.iter().any(|tenant| tenant.key.pid == pid);
+        for pid in pids.into_iter().filter(|pid| Some(*pid) != own).take(LOOKED_AT) {
             let command_line = std::fs::read(self.roots.procfs.join(pid.to_string()).join("cmdline"));
-            if !known && command_line.is_ok_and(|text| !text.is_empty()) {
+            if !known(pid) && command_line.is_ok_and(|text| !text.is_empty()) {
                 found.extend(self.owners.identify(pid));
             }
         }
         found
+    }
+
+    /// Our number as the host's `/proc` has it: in a PID namespace of our own it is another one there.
+    fn own_pid(&self) -> Option<u32> {
+        std::fs::read_link(self.roots.procfs.join("self")).ok()?.to_str()?.parse().ok()
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod cards;
 mod promise;
 mod config;
 mod counts;
+mod missing;
 mod health;
 mod kubelet_config;
 mod topology;

@@ -23,6 +23,7 @@ pub(crate) struct Counts {
     written: Arc<Written>,
     waited: BTreeMap<&'static str, u64>,
     differing: u64,
+    without_gpu: u32,
     moves: Moves,
     files: Vec<PodFiles>,
     last: Option<Arc<PluginView>>,
@@ -58,6 +59,7 @@ impl Counts {
             written: Arc::default(),
             waited: BTreeMap::new(),
             differing: 0,
+            without_gpu: 0,
             moves: Moves::default(),
             files: Vec::new(),
             last: None,
@@ -84,6 +86,10 @@ impl Counts {
 
     pub(super) fn differs(&mut self) {
         self.differing += 1;
+    }
+
+    pub(super) fn without_gpu(&mut self, pods: usize) {
+        self.without_gpu = u32::try_from(pods).unwrap_or(u32::MAX);
     }
 
     pub(super) fn moved(&mut self, exchanged: u64, alone: u64) {
@@ -129,6 +135,7 @@ impl Counts {
             starts: starts.into_iter().collect(),
             waited: self.waited.iter().map(|(what, count)| (*what, *count)).collect(),
             differing: self.differing,
+            without_gpu: self.without_gpu,
             moves: self.moves,
             files: self.files.clone(),
             allocate: self.meter.allocate(),

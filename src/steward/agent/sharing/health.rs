@@ -1,5 +1,6 @@
 //! What has changed about the health of GPUs since the last look, as events for people: each change once.
 
+use super::missing::Missing;
 use effects::apiserver::{Event, Weight};
 use model::gpu::Gpu;
 use model::id::GpuUuid;
@@ -15,6 +16,8 @@ const ACTION: &str = "HealthCheck";
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     gpus: BTreeMap<GpuUuid, (Arc<Gpu>, Condition)>,
+    /// Pods whose GPUs are not listed.
+    pub(super) missing: Missing,
 }
 
 /// Something about one GPU that its Node and its pods must hear.

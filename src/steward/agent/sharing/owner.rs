@@ -398,9 +398,20 @@ impl Sharing {
             let holders = self.share.holders(&news.devices);
             self.teller.health(news, holders);
         }
+        self.look_for_missing(&view);
         let pods = self.pods.borrow().clone();
         self.teller.over_uses(&view, pods.as_deref(), self.evicts);
         self.report_promises();
+    }
+
+    /// Counts the pods that run without their GPUs, and tells each of them once.
+    fn look_for_missing(&mut self, view: &NodeView) {
+        let missing = self.watched.missing.look(view, |there| self.share.without_device(there));
+        let pods: BTreeSet<&PodUid> = missing.iter().map(|(uid, ..)| uid).collect();
+        self.counts.without_gpu(pods.len());
+        for (uid, pod, device) in &missing {
+            self.teller.without_gpu((uid, pod), device);
+        }
     }
 
     /// What use is held against. A report that did not fit is made again with the next view.

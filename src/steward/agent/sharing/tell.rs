@@ -10,7 +10,7 @@ use decide::share::Refusal;
 use decide::unwritten::{Annotations, Kind, MAX_UNDER_WAY, Outcome, Unwritten};
 use effects::apiserver::{ApiServer, Event, Weight};
 use model::claim::{BindPhase, Grant, Slots};
-use model::id::{NodeName, PodRef, PodUid};
+use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::plugin::PodFiles;
 use model::pod::{Pod, PodList};
 use model::share::{Portion, Tenant};
@@ -228,6 +228,18 @@ impl Teller {
                 }
             }
         });
+    }
+
+    /// A pod runs and holds a GPU that this node does not list.
+    pub(super) fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
+        let note = format!(
+            "this pod holds {device}, and this node lists no such GPU: nothing of it can be measured; delete the pod, so that \
+             it is placed anew. A real GPU may have been taken out or replaced; made-up ones (--gpus simulated) follow from the \
+             node's name and their number"
+        );
+        if self.once((uid, pod), &Arc::from(device.as_str()), "GpuMissing", note) {
+            tracing::warn!(%pod, %device, "a pod runs and holds a GPU that this node does not list");
+        }
     }
 
     /// Pods that hold more than they were promised.

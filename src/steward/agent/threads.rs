@@ -1,0 +1,169 @@
+//! The threads that look at the world, and the watch over those that must not end: a panic ends its thread alone, and
+//! whatever it did would be missing without a word.
+
+use super::Failure;
+use crate::settings::Settings;
+use crate::settings::value::Gpus;
+use model::id::NodeName;
+use model::observation::{GpuSourceState, Observation};
+use model::view::NodeView;
+use sources::report::Reporter;
+use sources::simulated::{Holder, Holders};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// After this long a call to the GPU driver is taken to hang.
+const HANG_AFTER: Duration = Duration::from_secs(2);
+
+/// Ends when the thread does, within a second; says so if it panicked.
+pub(super) async fn lives(thread: JoinHandle<()>, stop: CancellationToken) -> std::io::Result<()> {
+    while !thread.is_finished() {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        }
+    }
+    thread.join().map_err(|_| std::io::Error::other("its thread panicked"))
+}
+
+/// A thread that must not end, by its name.
+pub(super) type Thread = (&'static str, JoinHandle<()>);
+
+/// Starts what looks at the world; the threads that must not end are handed back to be watched.
+pub(super) fn open(
+    settings: &Settings,
+    (name, view): (&NodeName, &watch::Receiver<Arc<NodeView>>),
+    reporter: &Reporter,
+    stop: &CancellationToken,
+) -> Result<Vec<Thread>, Failure> {
+    let failed = |error: std::io::Error| Failure::io("start a thread that reads the host", &error);
+    let (roots, period, process_period) = (settings.roots.clone(), settings.period, settings.process_period);
+    let sampler = sources::sampler::Settings { roots: roots.clone(), period, slow_period: settings.slow_period };
+    let sampler = sources::sampler::spawn(sampler, reporter.clone(), stop.clone()).map_err(failed)?;
+    let mut threads = vec![("sampler", sampler)];
+    match &settings.gpus {
+        Gpus::None => {
+            reporter.report(Observation::GpuSource(GpuSourceState::SwitchedOff));
+        }
+        Gpus::Nvml => {
+            let nvml = sources::nvml::Settings {
+                library: settings.nvml_library.clone(),
+                roots,
+                period,
+                process_period,
+                hang_after: HANG_AFTER,
+                kernel_log: settings.kernel_log.clone(),
+            };
+            let supervisor = sources::nvml::spawn(nvml, reporter.clone(), stop.clone()).map_err(failed)?;
+            threads.push(("nvml-supervise", supervisor));
+        }
+        Gpus::Simulated { model, count } => {
+            let holders = (!settings.standalone).then(|| holders(view.clone()));
+            let (node, model, count) = (name.clone(), model.clone(), *count);
+            let simulated = sources::simulated::Settings { node, holders, model, count, roots, period, process_period };
+            let doing = format!("simulate GPUs of model {}", simulated.model);
+            let simulated = sources::simulated::spawn(simulated, reporter.clone(), stop.clone())
+                .map_err(|error| Failure::io(&doing, &error))?;
+            threads.push(("gpu-simulated", simulated));
+        }
+    }
+    Ok(threads)
+}
+
+/// Who holds which GPU by the newest view: what is made up of a GPU is done by them.
+fn holders(view: watch::Receiver<Arc<NodeView>>) -> Holders {
+    Holders(Box::new(move || {
+        let view = Arc::clone(&view.borrow());
+        let of_pods = view.pods.iter().flat_map(|pod| pod.containers.iter().map(move |container| (pod, container)));
+        let holds = of_pods.flat_map(|(pod, container)| {
+            let claim = container.name.as_ref().and_then(|name| view.plugin.as_ref()?.claim(&pod.uid, name));
+            container.holds.iter().map(move |gpu| {
+                let portion = claim.and_then(|claim| claim.portions.iter().find(|portion| portion.device == *gpu));
+                let memory = portion.and_then(|portion| portion.memory).filter(|memory| memory.0 > 0);
+                Holder { container: container.id.clone(), gpu: gpu.clone(), memory }
+            })
+        });
+        holds.collect()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Agent, Reload, reload, runtime, told};
+    use super::*;
+    use crate::exit::Exit;
+    use crate::settings::layer::Spoken;
+    use crate::settings::value::LogFormat;
+    use crate::telemetry;
+    use tokio::sync::mpsc;
+    use tokio::task::JoinSet;
+
+    fn settings(gpus: &str) -> Settings {
+        let environment = [("GPU_STEWARD_GPUS".to_owned(), gpus.to_owned())].into();
+        Settings::hear(&Spoken { environment, ..Spoken::default() }).unwrap().0
+    }
+
+    #[test]
+    fn every_thread_without_which_something_would_be_missing_is_watched() {
+        for (gpus, expect) in [
+            ("none", &["sampler"][..]),
+            ("nvml", &["sampler", "nvml-supervise"]),
+            ("simulated=H100:1", &["sampler", "gpu-simulated"]),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let library = Some(directory.path().join("libnvidia-ml.so.1"));
+            let settings = Settings { nvml_library: library, kernel_log: None, ..settings(gpus) };
+            let name = NodeName::parse("n1").unwrap();
+            let (_view, seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
+            let (stop, (reporter, _observations)) = (CancellationToken::new(), Reporter::channel());
+            let threads =
+                open(&settings, (&name, &seen), &reporter, &stop).unwrap_or_else(|failure| panic!("{}", failure.what));
+            let named: Vec<&str> = threads.iter().filter_map(|(_, thread)| thread.thread().name()).collect();
+            let watched: Vec<&str> = threads.iter().map(|(name, _)| *name).collect();
+            assert_eq!((&watched[..], &named[..]), (expect, expect), "{gpus}");
+            stop.cancel();
+        }
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_the_agent_and_its_name_is_told() {
+        let settings = settings("none");
+        let telemetry = telemetry::start(LogFormat::Text, settings.live.verbosity);
+        let http = watch::channel(reload::http_settings(&settings.live).unwrap()).0;
+        let reload = Reload::new(Spoken::default(), settings.live.clone(), http);
+        let name = NodeName::parse("n1").unwrap();
+        let mut agent = Agent {
+            tasks: JoinSet::new(),
+            reporter: Reporter::channel().0,
+            view: watch::channel(Arc::new(NodeView::empty(name, sources::clock::now()))).1,
+            pods: watch::channel(None).1,
+            certificates: Arc::default(),
+            stop: CancellationToken::new(),
+        };
+        let exit = runtime().unwrap().block_on(async {
+            let ended = lives(std::thread::spawn(|| panic!("on purpose")), agent.stop.clone()).await;
+            assert_eq!(told(Ok(("nvml-supervise", ended))), ("nvml-supervise", "its thread panicked".to_owned()));
+            let thread = std::thread::spawn(|| panic!("on purpose"));
+            agent.must_not_end("nvml-supervise", lives(thread, agent.stop.clone()));
+            let (_asks, seen) = mpsc::channel(1);
+            agent.live(seen, reload, &telemetry, Duration::from_secs(10)).await
+        });
+        assert_eq!(exit, Exit::Failure);
+    }
+
+    #[test]
+    fn a_thread_that_ends_as_it_was_told_to_is_no_failure() {
+        let stop = CancellationToken::new();
+        let ended = stop.clone();
+        let thread = std::thread::spawn(move || {
+            while !ended.is_cancelled() {
+                std::thread::yield_now();
+            }
+        });
+        stop.cancel();
+        assert!(runtime().unwrap().block_on(lives(thread, stop)).is_ok());
+    }
+}
