@@ -85,8 +85,8 @@ fn a_second_signal_ends_at_once() {
     }
     agent.signal(libc::SIGTERM);
     let ended = agent.wait();
-    assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
-    assert_eq!(ended.status.code(), Some(143), "{}", ended.log);
+    assert_eq!(ended.status.code(), Some(143), "the signal ended it, not the drain: {}", ended.log);
+    assert!(!ended.log.contains("stopped"), "{}", ended.log);
     drop(held);
 }
 
@@ -113,8 +113,9 @@ fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() 
     let fault = Fault { call: "nvmlEventSetWait*".into(), hang: true, ..Fault::default() };
     fake.write(&Scenario { faults: vec![fault], ..well }).unwrap();
     lab::eventually::eventually("it hangs again", soon, || hang(&agent).then_some(()));
-    let gpus = agent.get("/api/v1/gpus").json();
-    assert!(gpus["gpus"][1]["power_watts"]["age_seconds"].as_f64().unwrap() < 3.0, "GPUs are read: {gpus}");
+    let energy = || agent.get("/api/v1/gpus").json()["gpus"][1]["energy_joules"]["value"].as_f64();
+    let before = energy().expect("a counter");
+    lab::eventually::eventually("GPUs to be read", soon, || energy().filter(|now| *now > before));
     let ended = agent.terminate();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
@@ -131,7 +132,7 @@ fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
     let well = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
     fake.write(&well).unwrap();
     let manager = std::os::unix::net::UnixDatagram::bind(dir.path().join("notify")).unwrap();
-    manager.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let agent = Agent::standalone(BINARY)
         .with("--nvml-library", fake.library())
         .env("NOTIFY_SOCKET", dir.path().join("notify"))
@@ -148,16 +149,22 @@ fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
     manager.set_nonblocking(true).unwrap();
     while manager.recv(&mut buffer).is_ok() {}
     manager.set_nonblocking(false).unwrap();
-    let (begin, mut signs) = (Instant::now(), 0);
-    while begin.elapsed() < Duration::from_secs(2) {
-        let length = manager.recv(&mut buffer).unwrap();
+    let mut signs = 0;
+    while signs < 4 {
+        let length = manager.recv(&mut buffer).expect("a sign of life");
         signs += usize::from(String::from_utf8_lossy(&buffer[..length]).contains("WATCHDOG=1"));
     }
-    assert!(signs >= 2, "{signs} signs of life in two seconds");
-    let node = agent.get("/api/v1/node").json();
     for reading in ["cpu_user_seconds", "memory_available_bytes"] {
-        let age = node[reading]["age_seconds"].as_f64();
-        assert!(age.is_some_and(|age| age < 3.0), "CPU and memory go on: {reading} in {node}");
+        let measured = || {
+            let node = agent.get("/api/v1/node").json();
+            let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+            number(&node["view"]["time_seconds"]) + number(&node["view"]["age_seconds"])
+                - number(&node[reading]["age_seconds"])
+        };
+        let before = measured();
+        lab::eventually::eventually(&format!("CPU and memory to go on: {reading}"), Duration::from_secs(30), || {
+            (measured() > before + 0.5).then_some(())
+        });
     }
     // The one that hangs, and the one that took its place and hangs too: no third.
     let tasks = std::fs::read_dir(format!("/proc/{}/task", agent.pid())).unwrap().flatten();

@@ -42,6 +42,8 @@ mod cgroup_namespace;
 #[cfg(test)]
 mod ghosts;
 #[cfg(test)]
+mod shares;
+#[cfg(test)]
 mod prometheus;
 #[cfg(test)]
 mod pods;

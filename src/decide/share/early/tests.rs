@@ -2,7 +2,7 @@
 
 use crate::share::tests::{ask, card, device, filled, ids, portion, refused, row, single, tenant, uid};
 use crate::share::{Card, Refusal, Share, Verdict, Waiting, WithoutClaim};
-use model::id::{PodUid, Ticket};
+use model::id::Ticket;
 use model::share::{Assignment, Held, MemoryAsk, Portion, Role, Slot, Tenant};
 use model::time::Arrival;
 use model::unit::Mib;
@@ -194,9 +194,4 @@ fn devices_are_those_of_kubelets_topology_where_the_claim_fits_there() {
     assert_eq!(share.take_changes().reseated, 1);
     books.push(allocate(&mut share, (2, "main"), &[(1, 4)], 8, &books));
     assert_eq!(filled(share.start(&ids(&[(1, 4)]), Some(&books)))[0].portions[0].device, device(1));
-}
-
-#[test]
-fn uids_are_those_of_the_pods() {
-    assert_eq!(PodUid::parse(uid(3).as_str()), Ok(uid(3)));
 }

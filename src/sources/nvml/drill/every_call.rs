@@ -2,9 +2,10 @@
 
 use super::{Card, Code, Drill, Fault, Scenario, Seen, cards, error, of};
 use lab::scenario::{CardLink, MigSlot, Way, process};
-use model::gpu::{GpmSample, Gpu, GpuSample, MigSample};
+use model::gpu::{GpmSample, Gpu, GpuSample, Link, MigSample};
 use model::process::GpuProcesses;
 use model::{Absence, Reading};
+use std::collections::BTreeSet;
 
 /// `INVALID_ARGUMENT`, `NOT_SUPPORTED`, `NO_PERMISSION`, `NOT_FOUND`, `TIMEOUT`, `FUNCTION_NOT_FOUND`, `UNKNOWN`.
 const CODES: [u32; 7] = [2, 3, 4, 6, 10, 13, 999];
@@ -21,8 +22,11 @@ struct Told<'a> {
     processes: &'a GpuProcesses,
 }
 
-/// Reasons of the readings that depend on a call; `None` for one that looks measured.
-type Reasons = fn(&Told<'_>) -> Vec<Option<Absence>>;
+/// A reading by its name, and why it is absent; `None` for one that looks measured.
+type Named = (&'static str, Option<Absence>);
+
+/// The readings that depend on a call.
+type Reasons = fn(&Told<'_>) -> Vec<Named>;
 
 /// Calls that fail together, the codes that are an answer to them, and what depends on them.
 struct Case {
@@ -33,17 +37,49 @@ struct Case {
 
 macro_rules! absences {
     ($from:expr; $($field:ident).+ $(, $more:ident $(. $rest:ident)*)*) => {
-        vec![$from.$($field).+.absence(), $($from.$more $(.$rest)*.absence()),*]
+        vec![
+            (concat!(stringify!($from), $(" ", stringify!($field)),+), $from.$($field).+.absence()),
+            $((concat!(stringify!($from), " ", stringify!($more) $(, " ", stringify!($rest))*), $from.$more $(.$rest)*.absence())),*
+        ]
     };
 }
 
-fn counters(gpm: &GpmSample) -> Vec<Option<Absence>> {
+fn counters(gpm: &GpmSample) -> Vec<Named> {
     absences!(gpm; graphics_active, sm_active, sm_occupancy, tensor_active, dram_active, fp64_active, fp32_active,
         fp16_active, pcie_tx, pcie_rx, nvlink_tx, nvlink_rx)
 }
 
-fn of_instances(told: &Told<'_>, one: fn(&MigSample) -> Vec<Option<Absence>>) -> Vec<Option<Absence>> {
+fn of_instances(told: &Told<'_>, one: fn(&MigSample) -> Vec<Named>) -> Vec<Named> {
     told.sample.mig.iter().flat_map(one).collect()
+}
+
+fn of_links(told: &Told<'_>, one: fn(&Link) -> Option<Absence>) -> Vec<Named> {
+    told.gpu.links.iter().map(|link| ("links", one(link))).collect()
+}
+
+fn model(told: &Told<'_>) -> Vec<Named> {
+    vec![("model", (&*told.gpu.model == "unknown").then_some(Absence::Unreadable))]
+}
+
+fn memory_of_instances(mig: &MigSample) -> Vec<Named> {
+    absences!(mig; memory_used, memory_free, memory_reserved)
+}
+
+/// Every reading of a card but its links, which are its neighbours' as well.
+fn everything(t: &Told<'_>) -> Vec<Named> {
+    let mut all = absences!(t.gpu; minor, pci_bus_id, numa_node, architecture, compute, memory_total, power_limit, mig_mode, mig, nvlinks_active);
+    all.extend(model(t));
+    all.extend(absences!(t.sample; memory_used, memory_reserved, memory_free, utilization, utilization_stamp,
+        memory_copy, encoder, decoder, power, energy, clock_sm, clock_memory, throttle_reasons, temperature,
+        temperature_memory, pcie_tx, pcie_rx, pcie_replays, recovery, nvlink_bytes, ecc_volatile.corrected,
+        ecc_volatile.uncorrected, ecc_aggregate.corrected, ecc_aggregate.uncorrected));
+    all.extend(absences!(t.sample.remapped; correctable, uncorrectable, pending, failed));
+    all.extend(counters(&t.sample.gpm));
+    all.extend(absences!(t.processes; list));
+    all.extend(t.processes.list.value().into_iter().flatten().flat_map(|p| absences!(p; sm, encoder, decoder)));
+    all.extend(of_instances(t, memory_of_instances));
+    all.extend(of_instances(t, |mig| counters(&mig.gpm)));
+    all
 }
 
 const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: Reasons) -> Case {
@@ -54,32 +90,31 @@ const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: 
 const WHOLE: [Case; 34] = [
     case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
         let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
-        links.map(|link| link.nvlinks.absence()).chain([t.gpu.pci_bus_id.absence()]).collect()
+        links.map(|link| ("links", link.nvlinks.absence())).chain(absences!(t.gpu; pci_bus_id)).collect()
     }),
     case(&["nvmlDeviceGetNumaNodeId"], &[], |t| absences!(t.gpu; numa_node)),
     case(&["nvmlDeviceGetMinorNumber"], &[], |t| absences!(t.gpu; minor)),
-    case(&["nvmlDeviceGetName"], &[], |t| vec![(&*t.gpu.model == "unknown").then_some(Absence::Unreadable)]),
+    case(&["nvmlDeviceGetName"], &[], model),
     case(&["nvmlDeviceGetArchitecture"], &[], |t| absences!(t.gpu; architecture)),
     case(&["nvmlDeviceGetCudaComputeCapability"], &[], |t| absences!(t.gpu; compute)),
     case(&["nvmlDeviceGetMemoryInfo*"], &[], |t| {
         let mut all = absences!(t.sample; memory_used, memory_free, memory_reserved);
-        all.push(t.gpu.memory_total.absence());
+        all.extend(absences!(t.gpu; memory_total));
         all
     }),
     case(&["nvmlDeviceGetEnforcedPowerLimit"], &[], |t| absences!(t.gpu; power_limit)),
     case(&["nvmlDeviceGetMigMode"], &[], |t| absences!(t.gpu; mig_mode)),
     case(&["nvmlDeviceGetMigMode"], NONE_OF_IT, |t| absences!(t.gpu; mig_mode, mig)),
-    case(&["nvmlDeviceGetTopologyCommonAncestor"], &[], |t| t.gpu.links.iter().map(|l| l.path.absence()).collect()),
+    case(&["nvmlDeviceGetTopologyCommonAncestor"], &[], |t| of_links(t, |link| link.path.absence())),
     case(&["nvmlDeviceGetNvLinkState"], &[], |t| absences!(t.gpu; nvlinks_active)),
-    case(&["nvmlDeviceGetNvLinkState"], NONE_OF_IT, |t| t.gpu.links.iter().map(|l| l.nvlinks.absence()).collect()),
-    case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], NONE_OF_IT, |t| {
-        t.gpu.links.iter().map(|link| link.nvlinks.absence()).collect()
-    }),
+    case(&["nvmlDeviceGetNvLinkState"], NONE_OF_IT, |t| of_links(t, |link| link.nvlinks.absence())),
+    case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], NONE_OF_IT, |t| of_links(t, |link| link.nvlinks.absence())),
     case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], &[], |t| {
         // The slot tells which links are direct; where the others end is not known.
-        t.gpu.links.iter().filter(|l| l.nvlinks.get() != Some(DIRECT)).map(|l| l.nvlinks.absence()).collect()
+        let elsewhere = t.gpu.links.iter().filter(|link| link.nvlinks.get() != Some(DIRECT));
+        elsewhere.map(|link| ("links", link.nvlinks.absence())).collect()
     }),
-    case(&["nvmlDeviceGetNvLinkRemotePciInfo*"], &[], |t| t.gpu.links.iter().map(|l| l.nvlinks.absence()).collect()),
+    case(&["nvmlDeviceGetNvLinkRemotePciInfo*"], &[], |t| of_links(t, |link| link.nvlinks.absence())),
     case(&["nvmlDeviceGetPowerUsage"], &[], |t| absences!(t.sample; power)),
     case(&["nvmlDeviceGetTotalEnergyConsumption"], &[], |t| absences!(t.sample; energy)),
     case(&["nvmlDeviceGetClockInfo"], &[], |t| absences!(t.sample; clock_sm, clock_memory)),
@@ -129,12 +164,12 @@ const DIVIDED: [Case; 8] = [
     case(&["nvmlDeviceGetGpuInstanceId"], &[], |t| absences!(t.gpu; mig)),
     case(&["nvmlDeviceGetComputeInstanceId"], &[], |t| absences!(t.gpu; mig)),
     case(&["nvmlDeviceGetAttributes*", "nvmlDeviceGetName"], &[], |t| {
-        t.gpu.instances().iter().map(|mig| (&*mig.profile == "unknown").then_some(Absence::Unreadable)).collect()
+        let unknown = |profile: &str| (profile == "unknown").then_some(Absence::Unreadable);
+        t.gpu.instances().iter().map(|mig| ("profile", unknown(&mig.profile))).chain(model(t)).collect()
     }),
     case(&["nvmlDeviceGetAttributes*", "nvmlDeviceGetMemoryInfo*"], &[], |t| {
-        let totals = t.gpu.instances().iter().map(|mig| mig.memory_total.absence());
-        let read = of_instances(t, |mig| absences!(mig; memory_used, memory_free, memory_reserved));
-        totals.chain(read).collect()
+        let totals = t.gpu.instances().iter().map(|mig| ("memory of an instance", mig.memory_total.absence()));
+        totals.chain(of_instances(t, memory_of_instances)).collect()
     }),
     case(&["nvmlGpmMigSampleGet"], &[], |t| of_instances(t, |mig| counters(&mig.gpm))),
 ];
@@ -164,21 +199,49 @@ fn told(seen: &Seen, place: usize) -> Option<Told<'_>> {
     ready.then_some(Told { gpus, gpu, sample, processes })
 }
 
-/// Runs every case with every code that is a failure of it, as many at a time as there may be cards.
+/// The names of the readings that are measured.
+fn measured(told: &Told<'_>) -> BTreeSet<&'static str> {
+    everything(told).into_iter().filter(|(_, why)| why.is_none()).map(|(name, _)| name).collect()
+}
+
+/// Runs every case with every code that is a failure of it, as many at a time as there may be cards beside a healthy one: what
+/// depends on the call is absent, everything else of that card and all of its neighbour's is as on a card on which no call fails.
 fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> Card) {
     let all: Vec<(&Case, u32)> = cases
         .iter()
         .flat_map(|case| CODES.into_iter().filter(|code| !case.answers.contains(code)).map(move |code| (case, code)))
         .collect();
-    for some in all.chunks(16) {
+    let mut healthy = Drill::start(of((0..2).map(card).collect()));
+    let healthy = healthy.until("a healthy card", |seen| Some(measured(&told(seen, 0)?)));
+    for some in all.chunks(15) {
         let faults =
             (0..).zip(some).flat_map(|(gpu, (case, code))| case.calls.iter().map(move |call| error(call, gpu, *code)));
         let mut drill = Drill::start(Scenario { faults: faults.collect(), ..of((0..16).map(card).collect()) });
         for (place, (case, code)) in some.iter().enumerate() {
-            let reasons = drill.until(case.calls[0], |seen| Some((case.reasons)(&told(seen, place)?)));
-            let known = |why: &Option<Absence>| why.is_some_and(|why| why != Absence::NotYet);
+            let (reasons, others) = drill.until(case.calls[0], |seen| {
+                let told = told(seen, place)?;
+                Some(((case.reasons)(&told), measured(&told)))
+            });
+            let known = |(_, why): &Named| why.is_some_and(|why| why != Absence::NotYet);
             assert!(!reasons.is_empty() && reasons.iter().all(known), "{:?} error {code}: {reasons:?}", case.calls);
+            // A call may serve several cases: what depends on it is what any of them says.
+            let same_call = |other: &&Case| other.calls.iter().any(|call| case.calls.contains(call));
+            let named = drill.until("the same again", |seen| {
+                let told = told(seen, place)?;
+                let of_call = cases.iter().filter(same_call).flat_map(|case| (case.reasons)(&told));
+                Some(of_call.map(|(name, _)| name).collect::<BTreeSet<_>>())
+            });
+            // Without a list there is nothing that stands in it.
+            let inside = |name: &str| {
+                (named.contains("t.processes list") && name.starts_with("p "))
+                    || (named.contains("t.gpu mig") && (name.starts_with("mig ") || name.starts_with("gpm ")))
+            };
+            let stays = |name: &&&str| !named.contains(**name) && !inside(name);
+            let gone: Vec<_> = healthy.iter().filter(stays).filter(|name| !others.contains(*name)).collect();
+            assert!(gone.is_empty(), "{:?} error {code} takes {gone:?} with it", case.calls);
         }
+        let neighbour = drill.until("the neighbour", |seen| Some(measured(&told(seen, 15)?)));
+        assert_eq!(neighbour, healthy);
     }
 }
 
@@ -239,7 +302,7 @@ fn calls_of_no_card_in_particular_fail_without_a_number_made_up() {
         for place in 0..2 {
             drill.sample(place, call, |sample| {
                 let instances = sample.mig.iter().flat_map(|mig| counters(&mig.gpm));
-                counters(&sample.gpm).into_iter().chain(instances).all(|why| why == Some(Absence::Nvml(999)))
+                counters(&sample.gpm).into_iter().chain(instances).all(|(_, why)| why == Some(Absence::Nvml(999)))
             });
         }
     }
