@@ -72,10 +72,13 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
         None => None,
     };
     let Annotations { kept, left_out, system_left_out, mirror_of } = annotations.0;
+    let controller = owner_references.0.iter().find(|owner| owner.controller == Some(true));
+    let is_of_node = controller.is_some_and(|owner| owner.kind == "Node" && owner.api_version == "v1");
     let (containers, containers_left_out) = containers(&spec, &status);
     Ok(Pod {
         uid,
-        mirror_of,
+        // Whoever makes pods may write those annotations; kubelet's mirrors belong to its Node as well.
+        mirror_of: mirror_of.filter(|_| is_of_node),
         name: PodRef {
             namespace: shown(&namespace, MAX_NAME).ok_or(NotAPod::Text("metadata.namespace"))?,
             name: shown(&name, MAX_NAME).ok_or(NotAPod::Text("metadata.name"))?,
@@ -90,7 +93,7 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
         annotations_left_out: left_out,
         system_keys_left_out: system_left_out,
         priority: spec.priority,
-        controller: owner_references.0.iter().find(|owner| owner.controller == Some(true)).and_then(controller),
+        controller: controller.and_then(of_controller),
         host_network: spec.host_network.0,
         runtime_class: shown(&spec.runtime_class_name.0, MAX_NAME),
         restart: restart(&spec.restart_policy.0),
@@ -406,7 +409,7 @@ fn restart(word: &str) -> Option<Restart> {
     }
 }
 
-fn controller(owner: &OwnerReference) -> Option<Controller> {
+fn of_controller(owner: &OwnerReference) -> Option<Controller> {
     Some(Controller {
         api_version: shown(&owner.api_version, MAX_NAME)?,
         kind: shown(&owner.kind, MAX_NAME)?,

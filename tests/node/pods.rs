@@ -129,6 +129,8 @@ fn names_come_from_the_api_server_and_go_with_the_cgroup() {
     let hash = "bbbbbbbb000040008000000000000003";
     let mut mirror = pod(NODE, "kube-system", "etcd-n1", "cccccccc-0000-4000-8000-000000000003", &[("etcd", &id('b'))]);
     mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": hash});
+    mirror["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "n", "controller": true}]);
     node.server.put("pods", mirror);
     node.tree.add(hash, 'b');
     node.shows(&["kube-system/etcd-n1/etcd", "shop/web-0/main"]);

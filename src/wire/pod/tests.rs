@@ -111,12 +111,23 @@ fn a_pod_that_was_just_bound_is_read() {
 
 #[test]
 fn a_mirror_is_known_by_the_hash_of_its_manifest_and_nobody_can_borrow_another_pods_uid() {
-    let with = |hash: &str, mirror: &str| {
+    let of = |owner: Value, hash: &str, mirror: &str| {
         let mut value = whole();
         value["metadata"]["annotations"] =
             json!({"kubernetes.io/config.hash": hash, "kubernetes.io/config.mirror": mirror});
+        value["metadata"]["ownerReferences"] = json!([owner]);
         read(&value).unwrap()
     };
+    let node = json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "n", "controller": true});
+    let with = |hash: &str, mirror: &str| of(node.clone(), hash, mirror);
+    // Whoever makes a pod may write the annotations.
+    for (key, value) in
+        [("kind", json!("ReplicaSet")), ("apiVersion", json!("example.com/v1")), ("controller", Value::Null)]
+    {
+        let mut other = node.clone();
+        other[key] = value;
+        assert_eq!(of(other, HASH, HASH).cgroup_uid().as_str(), UID, "{key}");
+    }
     assert_eq!(with(HASH, HASH).cgroup_uid().as_str(), HASH);
     let other = "11111111-0d2c-4b7f-9a51-2f1f6a1f8d11";
     for (hash, mirror) in [(HASH, "x"), ("", ""), (other, other), ("../../x", "../../x")] {
