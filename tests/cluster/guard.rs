@@ -5,8 +5,8 @@ use crate::chart::{agent_of, install};
 use crate::life::sleeper;
 use lab::cluster::{Cluster, Wanted};
 use lab::eventually::eventually;
-use lab::kubectl::Kubectl;
-use serde_json::json;
+use lab::kubectl::{Kubectl, Said};
+use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
 
@@ -61,29 +61,42 @@ fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
     admin.posing_as("ann", &["system:authenticated"])
 }
 
-fn annotate(by: &Kubectl, object: &[&str], key: &str, value: &str) -> lab::kubectl::Said {
+fn annotate(by: &Kubectl, object: &[&str], key: &str, value: &str) -> Said {
     let pair = format!("{key}={value}");
     by.run(&[&["annotate", "--overwrite"], object, &[&pair]].concat())
 }
 
-fn remove(by: &Kubectl, object: &[&str], key: &str) -> lab::kubectl::Said {
+fn remove(by: &Kubectl, object: &[&str], key: &str) -> Said {
     let key = format!("{key}-");
     by.run(&[&["annotate"], object, &[&key]].concat())
+}
+
+/// What came of a write, once it met no other one: that two writes met is no verdict.
+fn verdict(write: impl Fn() -> Said) -> Said {
+    eventually("a write that meets no other one", READY, || {
+        let said = write();
+        (!said.err.contains("(Conflict)")).then_some(said)
+    })
 }
 
 /// On these the API server takes no annotations along from some versions on; where it does, the guard refuses them.
 fn by_subresources(ann: &Kubectl, admin: &Kubectl, namespace: &str) {
     let own = ["pod", "own", "-n", namespace];
     let path = format!("/api/v1/namespaces/{namespace}/pods/own/ephemeralcontainers");
-    let mut forged = admin.get(&own);
-    forged["metadata"]["annotations"]["hami.io/bind-phase"] = "success".into();
-    forged["spec"]["ephemeralContainers"] = json!([{ "name": "debug", "image": "registry.local/busybox:1" }]);
+    let debug = |pod: &mut Value| {
+        pod["metadata"]["annotations"]["hami.io/bind-phase"] = "success".into();
+        pod["spec"]["ephemeralContainers"] = json!([{ "name": "debug", "image": "registry.local/busybox:1" }]);
+        ann.run_with(&["replace", "--raw", &path, "-f", "-"], &pod.to_string())
+    };
+    // A pod that has changed since it was read: the API server answers so before it asks the guard.
+    let mut stale = admin.get(&own);
+    let _ = annotate(admin, &own, "team", "3").ok();
+    assert!(debug(&mut stale).refused().contains("(Conflict)"));
+    let replaced = verdict(|| debug(&mut admin.get(&own)));
     let resized = r#"{"metadata":{"annotations":{"hami.io/bind-phase":"success"}}}"#;
-    for said in [
-        ann.run_with(&["replace", "--raw", &path, "-f", "-"], &forged.to_string()),
-        ann.run(&["patch", "pod", "own", "-n", namespace, "--subresource=resize", "-p", resized]),
-    ] {
-        assert!(said.well || said.err.contains(REFUSED), "{}", said.err);
+    let patched = verdict(|| ann.run(&["patch", "pod", "own", "-n", namespace, "--subresource=resize", "-p", resized]));
+    for said in [replaced, patched] {
+        assert!(said.well || (said.err.contains("(Forbidden)") && said.err.contains(REFUSED)), "{}", said.err);
         assert_eq!(admin.get(&own)["metadata"]["annotations"]["hami.io/bind-phase"], json!(null), "{}", said.out);
     }
 }
