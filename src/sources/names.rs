@@ -37,11 +37,22 @@ const CRI_SOCKETS: [&str; 4] = [
     "/var/run/cri-dockerd.sock",
 ];
 
+/// Where the container runtime is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CriSocket {
+    /// At the known places.
+    Auto,
+    /// There.
+    At(PathBuf),
+    /// Nowhere: whoever may open that socket is as good as root, and an operator may not want that of us.
+    None,
+}
+
 /// Where names are looked for.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The runtime's socket; `None` tries the known places.
-    pub cri_socket: Option<PathBuf>,
+    /// The runtime's socket.
+    pub cri_socket: CriSocket,
     /// kubelet's links, `/var/log/containers`.
     pub log_links: PathBuf,
     /// kubelet's PodResources socket.
@@ -55,7 +66,7 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
         what: "container runtime",
         lost: "sandboxes and images are not known, names come from kubelet's log links alone",
         trouble: Some(Trouble::CriFailed),
-        wanted: cri_socket.is_some(),
+        wanted: matches!(cri_socket, CriSocket::At(_)),
     });
     let kubelet = Spell::of(Source {
         what: "PodResources",
@@ -63,10 +74,15 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
         trouble: Some(Trouble::PodResourcesFailed),
         wanted: false,
     });
-    let places = places(cri_socket);
+    let asked = cri_socket != CriSocket::None;
+    let cri = Cri::at(cri_socket.places(), reporter.clone());
     let asking = async {
         tokio::join!(
-            socket::keep_asking(Cri::at(places, reporter.clone()), runtime, reporter.clone()),
+            async {
+                if asked {
+                    socket::keep_asking(cri, runtime, reporter.clone()).await
+                }
+            },
             socket::keep_asking(PodResources::at(pod_resources_socket, reporter.clone()), kubelet, reporter.clone()),
             links::keep_reading(log_links, reporter.clone()),
         )
@@ -77,25 +93,31 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
     }
 }
 
-/// How the container runtime is set up. `None` for the socket tries the known places.
+/// How the container runtime is set up.
 ///
 /// # Errors
 /// A sentence that says who was asked and why that is not known.
-pub async fn runtime_config(cri_socket: Option<PathBuf>) -> Result<RuntimeConfig, String> {
-    runtime::ask(&places(cri_socket)).await.map(|(_, config)| config)
+pub async fn runtime_config(cri_socket: CriSocket) -> Result<RuntimeConfig, String> {
+    runtime::ask(&cri_socket.places()).await.map(|(_, config)| config)
 }
 
 /// Which runtime answers (`containerd://2.1.4`, as a Node names it), and whether it says that its CDI is on. It need not be the one
-/// that kubelet uses. `None` for the socket tries the known places.
+/// that kubelet uses.
 ///
 /// # Errors
 /// A sentence that says who was asked and why that is not known.
-pub async fn runtime_cdi(cri_socket: Option<PathBuf>) -> Result<(String, Option<bool>), String> {
-    runtime::ask(&places(cri_socket)).await.map(|(runtime, config)| (runtime, config.cdi))
+pub async fn runtime_cdi(cri_socket: CriSocket) -> Result<(String, Option<bool>), String> {
+    runtime::ask(&cri_socket.places()).await.map(|(runtime, config)| (runtime, config.cdi))
 }
 
-fn places(cri_socket: Option<PathBuf>) -> Vec<PathBuf> {
-    cri_socket.map_or_else(|| CRI_SOCKETS.map(PathBuf::from).to_vec(), |path| vec![path])
+impl CriSocket {
+    fn places(self) -> Vec<PathBuf> {
+        match self {
+            CriSocket::Auto => CRI_SOCKETS.map(PathBuf::from).to_vec(),
+            CriSocket::At(path) => vec![path],
+            CriSocket::None => Vec::new(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -225,7 +225,7 @@ impl Reader<'_> {
     }
 
     fn names(&mut self) -> Option<sources::names::Settings> {
-        let cri_socket = self.take("cri-socket", |text| value::unless_auto(text, value::socket_path));
+        let cri_socket = self.take("cri-socket", value::cri_socket);
         let log_links = self.take("log-links", value::path);
         let pod_resources_socket = self.take("pod-resources-socket", value::socket_path);
         Some(sources::names::Settings {
@@ -402,6 +402,18 @@ mod tests {
         assert_eq!(broken.len(), 1, "the key may stand in it: {broken:?}");
         assert_eq!(told("v: x\n", cert).len(), 2);
         assert_eq!(told("v 0\n", ("GPU_STEWARD_PERIOD", "5")).len(), 2, "variables are not in it");
+    }
+
+    #[test]
+    fn the_runtimes_socket_may_be_left_alone() {
+        use sources::names::CriSocket;
+        for (text, means) in
+            [("auto", CriSocket::Auto), ("none", CriSocket::None), ("/run/a.sock", CriSocket::At("/run/a.sock".into()))]
+        {
+            let mut said = defaults();
+            said.get_mut("cri-socket").unwrap().text = text.into();
+            assert_eq!(Settings::read(&said).unwrap().names.cri_socket, means);
+        }
     }
 
     #[test]

@@ -148,6 +148,23 @@ mod tests {
         }
     }
 
+    /// The runtime's socket makes an agent root on its node: who does not want that leaves it out, and the volume with it.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn the_runtimes_socket_is_mounted_only_where_it_is_named() {
+        let cluster = Cluster::shared();
+        let text = |values: &[&str]| render(&cluster, &["agent/daemonset"], values);
+        let usual = text(&[]);
+        assert!(
+            usual.contains("{name: GPU_STEWARD_CRI_SOCKET, value: \"/run/containerd/containerd.sock\"}"),
+            "{usual}"
+        );
+        assert_eq!(usual.matches("{name: runtime,").count(), 2, "{usual}");
+        let without = text(&["agent.runtimeSocket="]);
+        assert!(without.contains("{name: GPU_STEWARD_CRI_SOCKET, value: \"none\"}"), "{without}");
+        assert!(!without.contains("{name: runtime,") && !without.contains("containerd"), "{without}");
+    }
+
     /// The API server understands every expression of the policies for every object it can meet.
     #[test]
     #[ignore = "needs cluster: tests/run"]

@@ -12,6 +12,9 @@ pub(super) type Told = (String, RuntimeConfig);
 
 /// Asks at the first of these places where something answers.
 pub(super) async fn ask(places: &[PathBuf]) -> Result<Told, String> {
+    if places.is_empty() {
+        return Err("the container runtime is not asked (--cri-socket=none)".into());
+    }
     let mut broken = None;
     for place in places {
         match config(place).await {

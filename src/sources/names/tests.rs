@@ -278,7 +278,7 @@ async fn links_that_come_and_go_are_told_soon() {
 async fn where_there_is_nothing_nothing_is_told_and_stop_is_immediate() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
-        cri_socket: None,
+        cri_socket: CriSocket::Auto,
         log_links: folder.path().join("no-links"),
         pod_resources_socket: folder.path().join("no-kubelet.sock"),
     };
@@ -295,7 +295,7 @@ async fn where_there_is_nothing_nothing_is_told_and_stop_is_immediate() {
 async fn a_socket_that_was_asked_for_and_is_not_there_is_counted() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
-        cri_socket: Some(folder.path().join("no-runtime.sock")),
+        cri_socket: CriSocket::At(folder.path().join("no-runtime.sock")),
         log_links: folder.path().to_owned(),
         pod_resources_socket: folder.path().join("no-kubelet.sock"),
     };
@@ -331,10 +331,12 @@ async fn a_runtime_says_how_it_is_set_up_when_it_is_asked_for_everything() {
     let path = folder.path().join("cri.sock");
     let says = watch::Sender::new(Ok(vec![]));
     let _served = serve_runtime(&path, &says);
-    let config = runtime_config(Some(path.clone())).await.unwrap();
-    assert_eq!(runtime_cdi(Some(path)).await, Ok(("fake://1".to_owned(), Some(true))));
+    let config = runtime_config(CriSocket::At(path.clone())).await.unwrap();
+    assert_eq!(runtime_cdi(CriSocket::At(path)).await, Ok(("fake://1".to_owned(), Some(true))));
     assert!(config.nvidia_injects());
     assert_eq!((config.default_handler.as_deref(), config.cdi), (Some("nvidia"), Some(true)));
-    let absent = runtime_config(Some(folder.path().join("absent.sock"))).await.unwrap_err();
+    let alone = runtime_cdi(CriSocket::None).await.unwrap_err();
+    assert!(alone.contains("--cri-socket=none"), "{alone}");
+    let absent = runtime_config(CriSocket::At(folder.path().join("absent.sock"))).await.unwrap_err();
     assert!(absent.contains("absent.sock"), "{absent}");
 }

@@ -303,7 +303,13 @@ pub(crate) const KEYS: &[Key] = &[
     key(Host, "procfs-root", ("DIR", "/proc"), "Where the host's /proc is mounted"),
     key(Host, "cgroup-root", ("DIR", "/sys/fs/cgroup"), "Where the host's cgroup hierarchies are mounted"),
     key(Host, "sysfs-root", ("DIR", "/sys"), "Where the host's /sys is mounted"),
-    key(Host, "cri-socket", ("PATH", "auto"), "Container runtime's socket, for names; auto tries the known places"),
+    key(
+        Host,
+        "cri-socket",
+        ("PATH", "auto"),
+        "Container runtime's socket, for names, for whether its CDI is on and for who puts devices into containers; auto tries the known \
+         places, none asks nobody",
+    ),
     key(Host, "log-links", ("DIR", "/var/log/containers"), "kubelet's links, for names where there is no such socket"),
     key(
         Host,

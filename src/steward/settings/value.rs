@@ -3,6 +3,7 @@
 use decide::labels::Labelling;
 use model::unit::Bytes;
 use model::xid;
+use sources::names::CriSocket;
 use sources::simulated;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -334,6 +335,15 @@ pub(crate) fn socket_path(text: &str) -> Result<PathBuf, Why> {
         return Err(format!("a unix socket's path has at most 107 bytes, this one has {}", text.len()));
     }
     path(text)
+}
+
+/// `auto`, `none`, or where.
+pub(crate) fn cri_socket(text: &str) -> Result<CriSocket, Why> {
+    match text {
+        "auto" => Ok(CriSocket::Auto),
+        "none" => Ok(CriSocket::None),
+        place => socket_path(place).map(CriSocket::At),
+    }
 }
 
 /// `nvml`, `none`, `simulated[=MODEL[:COUNT]]`.

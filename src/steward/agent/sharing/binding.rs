@@ -6,6 +6,7 @@ use model::id::NodeName;
 use model::plugin::Standing;
 use sources::kubernetes::Connection;
 use sources::kubernetes::versions::{self, Unknown};
+use sources::names::CriSocket;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -52,7 +53,7 @@ pub(crate) struct Finder {
     setting: Option<Binding>,
     connection: Connection,
     node: NodeName,
-    cri_socket: Option<PathBuf>,
+    cri_socket: CriSocket,
     file: PathBuf,
     /// To say what keeps us from registering.
     standing: watch::Sender<Standing>,
@@ -62,7 +63,7 @@ impl Finder {
     pub(crate) fn new(
         setting: Option<Binding>,
         (connection, node): (Connection, NodeName),
-        cri_socket: Option<PathBuf>,
+        cri_socket: CriSocket,
         state: &Path,
         standing: watch::Sender<Standing>,
     ) -> Finder {

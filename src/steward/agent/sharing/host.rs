@@ -3,6 +3,7 @@
 
 use crate::settings::value::Strategy;
 use effects::delivery::Limiter;
+use sources::names::CriSocket;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -71,7 +72,7 @@ pub(super) struct Library {
 #[derive(Debug)]
 pub(super) struct Eye {
     folders: Vec<PathBuf>,
-    cri_socket: Option<PathBuf>,
+    cri_socket: CriSocket,
     strategy: Strategy,
     host: watch::Sender<Host>,
     library: Option<Library>,
@@ -82,7 +83,7 @@ pub(super) struct Eye {
 
 impl Eye {
     /// Files lie in these folders, in rising priority.
-    pub(super) fn new(folders: Vec<PathBuf>, cri_socket: Option<PathBuf>, strategy: Strategy) -> Eye {
+    pub(super) fn new(folders: Vec<PathBuf>, cri_socket: CriSocket, strategy: Strategy) -> Eye {
         let host = watch::channel(Host::default()).0;
         Eye { folders, cri_socket, strategy, host, library: None, seen: None, said: None }
     }
@@ -353,7 +354,7 @@ mod tests {
     async fn a_file_that_is_written_anew_is_read_anew() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("nvidia.yaml");
-        let mut eye = Eye::new(vec![root.path().to_owned()], None, Strategy::Cdi);
+        let mut eye = Eye::new(vec![root.path().to_owned()], CriSocket::Auto, Strategy::Cdi);
         let host = eye.host();
         eye.first().await;
         assert!(host.borrow().spec.is_none() && !host.borrow().runtime_injects);
