@@ -24,3 +24,4 @@ pub mod share;
 pub mod unwritten;
 pub mod announce;
 pub mod labels;
+pub mod guard;

@@ -75,6 +75,16 @@ pub struct Event {
     pub at: String,
 }
 
+/// Words of writes that the API server judges and does not make.
+#[derive(Debug)]
+pub struct Dry;
+
+impl Dry {
+    /// The name of a pod that is not there.
+    pub const NO_POD: &str = "gpu-steward-guard-check";
+    const RUN: &str = "dryRun=All";
+}
+
 /// One call.
 struct Call<'a> {
     method: &'a str,
@@ -148,6 +158,38 @@ impl ApiServer {
         let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": object(annotations) } });
         let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
         self.patch(path, format!("annotations of pod {pod}"), &patch).await
+    }
+
+    /// Whether annotations of our own Node could be changed so; nothing is.
+    ///
+    /// # Errors
+    /// [`NotWritten`].
+    pub async fn try_node(&self, annotations: Annotations<'_>) -> Result<(), NotWritten> {
+        let patch = json!({ "metadata": { "annotations": object(annotations) } });
+        let path = format!("/api/v1/nodes/{}?{}", self.node, Dry::RUN);
+        self.patch(path, format!("annotations of node {}, tried only", self.node), &patch).await
+    }
+
+    /// Whether annotations of a pod could be changed so; nothing is.
+    ///
+    /// # Errors
+    /// [`NotWritten`].
+    pub async fn try_pod(&self, uid: &PodUid, pod: &PodRef, annotations: Annotations<'_>) -> Result<(), NotWritten> {
+        let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": object(annotations) } });
+        let path = format!("/api/v1/namespaces/{}/pods/{}?{}", pod.namespace, pod.name, Dry::RUN);
+        self.patch(path, format!("annotations of pod {pod}, tried only"), &patch).await
+    }
+
+    /// Whether [`Dry::NO_POD`] could be evicted.
+    ///
+    /// # Errors
+    /// [`NotWritten`]; code 404 when it could, since it is not there.
+    pub async fn try_eviction(&self, namespace: &str) -> Result<(), NotWritten> {
+        let metadata = json!({ "name": Dry::NO_POD, "namespace": namespace });
+        let body = json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata });
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{}/eviction?{}", Dry::NO_POD, Dry::RUN);
+        let what = format!("eviction of pod {}, tried only", Dry::NO_POD);
+        self.send(Call { method: "POST", path, content: "application/json", what }, &body).await
     }
 
     /// Evicts a pod: it ends with its grace period, unless a disruption budget forbids it.

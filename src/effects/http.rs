@@ -307,7 +307,8 @@ mod tests {
         served.ready.send(Err("GPU calls hang".into())).unwrap();
         let told = served.get("/readyz", "");
         let heard = "watch of pods at the API server: heard 12 s ago";
-        let kubelet = "nvidia.com/gpu at kubelet: registered (watcher)";
+        let kubelet = "nvidia.com/gpu at kubelet: registered (watcher)\n\
+                       guard of the API server: in force: agent-nodes; NOT in force: agent-pods";
         assert_eq!((told.status, told.text()), (503, &*format!("GPU calls hang\n{heard}\n{kubelet}\n")));
         assert_eq!(served.get("/healthz", "").status, 200);
         assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));

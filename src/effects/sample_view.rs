@@ -6,6 +6,7 @@ use model::gpu::{
     EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, Unidentified, Xid,
     XidSource,
 };
+use model::guard::{Guard, Policy};
 use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::incident::{Condition, Incident};
@@ -187,6 +188,7 @@ fn plugin(view: &NodeView) -> PluginView {
             files: 3,
             over: false,
         }],
+        guards: vec![(Policy::Nodes, Guard::InForce), (Policy::Pods, Guard::Open)],
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
         start,
     }

@@ -9,6 +9,7 @@
 //!   xid                 NVIDIA's catalogue of driver errors: what each asks for, and which of them condemn a GPU
 //!   incident            what makes a GPU unfit for new containers, and what to do about it
 //!   request registered claim promise   sharing: what a container asks for, what a node offers, what was given, what is owed
+//!   guard               the chart's policies, as this agent found them
 //!   plugin              the device plugin: how it stands with kubelet, what was asked of it
 //!   observation         everything an eye (`sources`) may report
 //!   view                one node as one believes it at one moment; what every server shows
@@ -37,6 +38,7 @@ pub mod request;
 pub mod registered;
 pub mod claim;
 pub mod promise;
+pub mod guard;
 pub mod plugin;
 pub mod observation;
 pub mod view;

@@ -1,5 +1,6 @@
 //! The device plugin as an operator sees it: how it stands with kubelet, what was asked of it, how long answers took.
 
+use crate::guard::{Guard, Policy};
 use crate::id::{GpuUuid, PodRef, PodUid};
 use crate::share::Claim;
 use crate::unit::Bytes;
@@ -168,6 +169,8 @@ pub struct PluginView {
     pub moves: Moves,
     /// Pods that have written something, ordered by UID.
     pub files: Vec<PodFiles>,
+    /// The chart's policies of which something is known; ordered.
+    pub guards: Vec<(Policy, Guard)>,
     /// `Allocate`, from its request to its answer.
     pub allocate: Histogram,
     /// `PreStartContainer`, from its request to its answer.

@@ -14,6 +14,7 @@ mod owner;
 mod reload;
 mod serve;
 mod text;
+mod guarding;
 mod sharing;
 mod announcing;
 
@@ -28,6 +29,7 @@ use addresses::Addresses;
 use announcing::Announcing;
 use doors::Doors;
 use effects::apiserver::ApiServer;
+use guarding::Guarding;
 use latch::{Latch, Progress};
 use model::id::NodeName;
 use model::pod::PodList;
@@ -265,12 +267,19 @@ impl Agent {
             api,
             cordoned: opened.cordoned.clone(),
         };
+        let (pods, evicts) = (self.pods.clone(), settings.sharing.evict_over_use);
+        let guarding = Guarding { api: announcing.api.clone(), pods, evicts, say: opened.guards.clone() };
         let run = sharing::Run::new(self.stop.clone(), self.progress.clone());
         self.sharing = Some(run.clone());
         let (owning, serving) = opened.split(run);
         let stop = self.stop.clone();
         self.must_not_end("sharing", owning);
         self.must_not_end("plugin", serving);
+        let ended = self.stop.clone();
+        self.must_not_end("guarding", async move {
+            guarding.run(ended).await;
+            Ok(())
+        });
         self.must_not_end("announcing", async move {
             announcing.run(stop).await;
             Ok(())

@@ -44,6 +44,11 @@ pub const PLACED_BY_AGENT: &str = "agent";
 /// Pod and Node: the leader that wrote.
 pub const EPOCH: &str = "gpu-steward.io/epoch";
 
+/// Never written: an agent tries with it whether its own writes are guarded.
+pub const GUARD_CHECK: &str = "gpu-steward.io/guard-check";
+/// Never written: an agent tries with it whether system-owned keys are guarded.
+pub const GUARD_CHECK_KEYS: &str = "gpu-steward.io/guard-check-keys";
+
 /// The keys of pods that users do not write: what is guarded in the API server, and read before what is anybody's.
 pub const SYSTEM_OWNED: [&str; 10] = [
     ASSIGNED_NODE,

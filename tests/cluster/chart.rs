@@ -1,9 +1,11 @@
 //! The chart's accounts, rights and policies on the real cluster, as helm renders them: what runs under test gets its
 //! rights from nowhere else.
 
+use lab::bearer::Bearer;
 use lab::cluster::Cluster;
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
+use serde_json::{Value, json};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
 use std::time::Duration;
@@ -11,35 +13,48 @@ use std::time::Duration;
 /// Where the chart is installed.
 pub(crate) const NAMESPACE: &str = "gpu-steward";
 pub(crate) const AGENT: &str = "gpu-steward-agent";
+/// The account of agents under systemd.
+pub(crate) const SERVICE: &str = "gpu-steward-service";
 /// Everything of the chart that needs no image.
-const RIGHTS: [&str; 6] = ["accounts", "agent/rbac", "extender/rbac", "guard/access", "guard/keys", "guard/agent"];
-/// Lets agents evict pods that use more than they were promised.
-pub(crate) const EVICTS: &str = "agent.settings.evict-over-use=true";
+const RIGHTS: [&str; 5] = ["accounts", "agent/rbac", "guard/access", "guard/keys", "guard/agent"];
+/// What is there only where it is asked for: agents evict pods that use more than they were promised, and renew their tokens.
+pub(crate) const EXTRAS: [&str; 3] = [
+    "agent.settings.evict-over-use=true",
+    "service.enabled=true",
+    "service.audiences[0]=https://kubernetes.default.svc",
+];
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/gpu-steward");
 
 /// Renders the chart with these values (`guard.hami[0].name=…`).
 pub(crate) fn render(cluster: &Cluster, templates: &[&str], values: &[&str]) -> String {
+    rendered(cluster, templates, values).unwrap_or_else(|why| panic!("helm: {why}"))
+}
+
+/// The same, or what helm says against it.
+pub(crate) fn rendered(cluster: &Cluster, templates: &[&str], values: &[&str]) -> Result<String, String> {
     let mut helm = Command::new(cluster.program("helm"));
     helm.args(["template", "gpu-steward", CHART, "--namespace", NAMESPACE]);
     helm.args(templates.iter().flat_map(|name| ["-s".to_owned(), format!("templates/{name}.yaml")]));
     helm.args(values.iter().flat_map(|value| ["--set", value]));
     let output = helm.output().expect("helm can be run");
-    assert!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("UTF-8")
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(String::from_utf8(output.stdout).expect("UTF-8"))
 }
 
 /// Accounts, rights and policies with these values, in text.
 fn rights(cluster: &Cluster, values: &[&str]) -> String {
     let mut templates = RIGHTS.to_vec();
     // helm takes a template that makes nothing for one that is not there.
-    if values.contains(&EVICTS) {
-        templates.push("guard/eviction");
+    if EXTRAS.iter().all(|extra| values.contains(extra)) {
+        templates.extend(["guard/eviction", "guard/tokens"]);
     }
     render(cluster, &templates, values)
 }
 
 /// Applies accounts, rights and policies, and waits until the policies hold. What is there already is left as it is; for who
-/// asks for nothing special, so is a chart that lets agents evict: tests go side by side.
+/// asks for nothing special, so is a chart with [`EXTRAS`]: tests go side by side.
 pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
     const INSTALLED: &str = "gpu-steward.test/installed";
     // Two at once would make the same objects.
@@ -53,7 +68,7 @@ pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
     let manifests = rights(cluster, values);
     let there = admin.run(&["get", "namespace", NAMESPACE, "-o", "jsonpath={.metadata.annotations}/{.status.phase}"]);
     let installed = |manifests: &str| there.out.contains(&mark(manifests)) && there.out.ends_with("/Active");
-    if installed(&manifests) || (values.is_empty() && installed(&rights(cluster, &[EVICTS]))) {
+    if installed(&manifests) || (values.is_empty() && installed(&rights(cluster, &EXTRAS))) {
         return;
     }
     let _ = admin.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")).ok();
@@ -66,13 +81,16 @@ pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
         let said = kubelet.run(&probe);
         said.err.contains("gpu-steward-system-keys").then_some(())
     });
-    let unbound = cluster.bearer(&token(&admin, AGENT, &[]));
-    for probe in [
-        &["annotate", "node", "node-1", "probe=1", "--dry-run=server"][..],
-        &["create", "token", AGENT, "-n", NAMESPACE],
-    ] {
-        eventually("the guard of agents", Duration::from_secs(30), || {
-            unbound.run(probe).err.contains("names no node").then_some(())
+    let unbound = cluster.caller(&token(&admin, AGENT, &[]));
+    let patch = json!({ "metadata": { "annotations": { "probe": "1" } } });
+    eventually("the guard of agents", Duration::from_secs(30), || {
+        let answer = unbound.patch("/api/v1/nodes/node-1?dryRun=All", &patch);
+        answer.body["message"].as_str()?.contains("names no node").then_some(())
+    });
+    if values.contains(&EXTRAS[1]) {
+        let unbound = cluster.bearer(&token(&admin, SERVICE, &[]));
+        eventually("the guard of tokens", Duration::from_secs(30), || {
+            unbound.run(&["create", "token", SERVICE, "-n", NAMESPACE]).err.contains("names no node").then_some(())
         });
     }
     let _ = admin
@@ -87,10 +105,14 @@ pub(crate) fn token(by: &Kubectl, account: &str, more: &[&str]) -> String {
     by.run(&words).ok().trim().to_owned()
 }
 
+/// A token of an account that is bound to this Node.
+pub(crate) fn bound(cluster: &Cluster, account: &str, node: &str) -> String {
+    token(&cluster.admin(), account, &["--bound-object-kind", "Node", "--bound-object-name", node])
+}
+
 /// The agent of a node: a token bound to that Node, and nothing else.
-pub(crate) fn agent_of(cluster: &Cluster, node: &str) -> Kubectl {
-    let bound = ["--bound-object-kind", "Node", "--bound-object-name", node];
-    cluster.bearer(&token(&cluster.admin(), AGENT, &bound))
+pub(crate) fn agent_of(cluster: &Cluster, node: &str) -> Bearer {
+    cluster.caller(&bound(cluster, AGENT, node))
 }
 
 #[cfg(test)]
@@ -100,7 +122,8 @@ mod tests {
     /// Every key of the program is either guarded by the chart or free on purpose.
     #[test]
     fn each_key_is_guarded_or_free() {
-        const FREE: [&str; 1] = ["hami.io/device-cordon"];
+        // An operator's, another program's, and one that is never written.
+        const FREE: [&str; 3] = ["hami.io/device-cordon", "nvidia.com/gfd.timestamp", "gpu-steward.io/guard-check"];
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let text = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).expect("a file of the tree");
         let guarded = text("charts/gpu-steward/templates/guard/_keys.tpl");
@@ -114,10 +137,8 @@ mod tests {
             .collect();
         assert!(keys.len() >= 13, "{keys:?}");
         for key in keys {
-            // Labels that tell what hardware there is give nobody anything.
-            let free = FREE.contains(&key) || key.starts_with("nvidia.com/");
             let holds = guarded.contains(&format!("'{key}'"));
-            assert!(holds != free, "{key}: guard it in _keys.tpl, or list it as free here");
+            assert!(holds != FREE.contains(&key), "{key}: guard it in _keys.tpl, or list it as free here");
         }
     }
 
@@ -148,6 +169,31 @@ mod tests {
         }
     }
 
+    /// Nothing may act as a program that is not there, and no right is there that nothing needs.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn accounts_and_rights_come_with_the_workload_that_needs_them() {
+        let cluster = Cluster::shared();
+        let whole = |values: &[&str]| render(&cluster, &[], values);
+        let bare = whole(&[]);
+        for word in ["gpu-steward-extender", SERVICE, "serviceaccounts/token", "resources: [pods/eviction]", "leases"] {
+            assert!(!bare.contains(word), "{word}: {bare}");
+        }
+        assert!(!bare.contains("resources: [pods/binding]"), "{bare}");
+        let service = whole(&["service.enabled=true"]);
+        // Only the account of agents under systemd may ask for tokens, and only for its own.
+        let asks = service.split("\n---").find(|object| object.contains("kind: Role\n")).expect("a Role");
+        assert!(asks.contains("resources: [serviceaccounts/token]"), "{asks}");
+        assert!(asks.contains(&format!("resourceNames: [{SERVICE}]")), "{asks}");
+        assert!(whole(&["extender.enabled=true"]).contains("name: gpu-steward-extender"));
+        let said =
+            rendered(&cluster, &[], &["guard.enabled=false"]).expect_err("an unguarded cluster that nobody asked for");
+        assert!(said.contains("guard.acceptUnguarded=true") && said.contains("any GPU"), "{said}");
+        let said =
+            rendered(&cluster, &[], &["service.enabled=true", "service.audiences=null"]).expect_err("no audience");
+        assert!(said.contains("service.audiences is empty"), "{said}");
+    }
+
     /// The runtime's socket makes an agent root on its node: who does not want that leaves it out, and the volume with it.
     #[test]
     #[ignore = "needs cluster: tests/run"]
@@ -170,10 +216,13 @@ mod tests {
     #[ignore = "needs cluster: tests/run"]
     fn the_policies_have_no_warnings() {
         let cluster = Cluster::shared();
-        install(&cluster, &[EVICTS]);
+        install(&cluster, &EXTRAS);
         eventually("the types of all policies to be checked", Duration::from_secs(30), || {
             let policies = cluster.admin().get(&["validatingadmissionpolicies"]);
-            let policies = policies["items"].as_array().expect("a list").clone();
+            let ours = |policy: &&Value| {
+                policy["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("gpu-steward-"))
+            };
+            let policies: Vec<&Value> = policies["items"].as_array().expect("a list").iter().filter(ours).collect();
             assert_eq!(policies.len(), 5);
             policies.iter().all(|policy| policy["status"]["typeChecking"].is_object()).then(|| {
                 for policy in &policies {
@@ -201,7 +250,9 @@ mod tests {
             "agent.env[0].value=b",
             "agent.limiterLibrary=/opt/hami/libvgpu.so",
             "agent.deviceConfig.configMap=hami-scheduler-device",
-            EVICTS,
+            EXTRAS[0],
+            "service.enabled=true",
+            "extender.enabled=true",
             "extender.gpuPreemption=true",
             "image.pullSecrets[0].name=secret",
             "guard.users[0]=ann",
@@ -209,7 +260,7 @@ mod tests {
             "guard.hami[0].namespace=kube-system",
             "guard.hami[0].name=hami-scheduler",
         ];
-        for values in [&[][..], &odd, &["guard.enabled=false", "service.enabled=false"]] {
+        for values in [&[][..], &odd, &["guard.enabled=false", "guard.acceptUnguarded=true"]] {
             let said = cluster.admin().run_with(
                 &["apply", "--dry-run=server", "--validate=strict", "-f", "-"],
                 &render(&cluster, &[], values),

@@ -1,7 +1,7 @@
-//! The guard of system-owned keys, and of what an agent may touch: who must pass passes, who must not is refused, each by a
-//! real API server. Promises 26 and 27 in docs/specification.md.
+//! The guard of system-owned keys: who must pass passes, who must not is refused, each by a
+//! real API server. Promise 26 in docs/specification.md.
 
-use crate::chart::{agent_of, install};
+use crate::chart::install;
 use crate::life::sleeper;
 use lab::cluster::{Cluster, Wanted};
 use lab::eventually::eventually;
@@ -183,9 +183,8 @@ fn kubelet_goes_on() {
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-kubelet"));
     let namespace = space.name.as_str();
-    let agent = agent_of(&cluster, own);
     for key in NODE_KEYS {
-        let _ = annotate(&agent, &["node", own], key, "1").ok();
+        let _ = annotate(&admin, &["node", own], key, "1").ok();
     }
     // kubelet writes its Node's status.
     let beat = || {
@@ -233,7 +232,7 @@ fn kubelet_goes_on() {
         assert!(said.contains(REFUSED) && said.contains(&format!("not by {user}")), "{key}: {said}");
     }
     for key in NODE_KEYS {
-        let _ = remove(&agent, &["node", own], key).ok();
+        let _ = remove(&admin, &["node", own], key).ok();
     }
 }
 
@@ -247,7 +246,6 @@ fn controllers_go_on() {
     install(&cluster, &[]);
     let (admin, space) = (cluster.admin(), cluster.namespace("guard-controllers"));
     let namespace = space.name.as_str();
-    let agent = agent_of(&cluster, node);
     // A Deployment with a user's annotation, whose pods get an assignment and become Ready.
     let deployment = format!(
         "{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: well, namespace: {namespace}}}, spec: {{replicas: 2, \
@@ -259,7 +257,7 @@ fn controllers_go_on() {
     let _ = admin.run(&["rollout", "status", "deployment/well", "-n", namespace, "--timeout=60s"]).ok();
     let pods = admin.get(&["pods", "-n", namespace, "-l", "app=well"]);
     let name = pods["items"][0]["metadata"]["name"].as_str().expect("a name").to_owned();
-    let _ = annotate(&agent, &["pod", &name, "-n", namespace], "hami.io/bind-phase", "success").ok();
+    let _ = annotate(&admin, &["pod", &name, "-n", namespace], "hami.io/bind-phase", "success").ok();
     let _ = admin.run(&["rollout", "restart", "deployment/well", "-n", namespace]).ok();
     let _ = admin.run(&["rollout", "status", "deployment/well", "-n", namespace, "--timeout=60s"]).ok();
 
@@ -308,48 +306,4 @@ fn hami_passes_where_it_is_named() {
     // An operator's key is anybody's who may write to Nodes.
     let _ = annotate(&plugin, &["node", "node-1"], "hami.io/device-cordon", "GPU-x").ok();
     let _ = remove(&plugin, &["node", "node-1"], "hami.io/device-cordon").ok();
-}
-
-/// An agent writes to its own Node and to the pods bound to it; to another Node, a pod elsewhere or an unbound pod it is
-/// refused, whatever it writes; and with a token that names no node it writes nothing.
-#[test]
-#[ignore = "needs cluster alone: tests/run"]
-fn an_agent_touches_its_own_node_and_no_other() {
-    let cluster = Cluster::up(&Wanted::usual());
-    install(&cluster, &[]);
-    let (admin, space) = (cluster.admin(), cluster.namespace("guard-agent"));
-    let namespace = space.name.as_str();
-    let agent = agent_of(&cluster, "node-1");
-    let _ = admin.create(&sleeper(namespace, "here", "node-1")).ok();
-    let _ = admin.create(&sleeper(namespace, "elsewhere", "node-2")).ok();
-    let _ = admin.create(&sleeper(namespace, "nowhere", "x").replace("nodeName: x", "schedulerName: nobody")).ok();
-
-    let _ = annotate(&agent, &["node", "node-1"], "hami.io/node-handshake", "1763730000").ok();
-    let _ = annotate(&agent, &["pod", "here", "-n", namespace], "hami.io/bind-phase", "success").ok();
-    let node = admin.get(&["node", "node-1"]);
-    assert_eq!(node["metadata"]["annotations"]["hami.io/node-handshake"], json!("1763730000"));
-    let _ = remove(&agent, &["node", "node-1"], "hami.io/node-handshake").ok();
-
-    for key in ["hami.io/node-handshake", "anything"] {
-        let said = annotate(&agent, &["node", "node-2"], key, "1").refused();
-        assert!(said.contains("the agent of node node-1 may not write to node node-2"), "{said}");
-        for pod in ["elsewhere", "nowhere"] {
-            let said = annotate(&agent, &["pod", pod, "-n", namespace], key, "1").refused();
-            assert!(said.contains("the agent of node node-1 may write only to pods bound to it"), "{said}");
-        }
-    }
-    // The same for labels.
-    let _ = agent.run(&["label", "--overwrite", "node", "node-1", "nvidia.com/gpu.count=8"]).ok();
-    let _ = agent.run(&["label", "node", "node-1", "nvidia.com/gpu.count-"]).ok();
-    let said = agent.run(&["label", "node", "node-2", "nvidia.com/gpu.count=8"]).refused();
-    assert!(said.contains("the agent of node node-1 may not write to node node-2"), "{said}");
-    for (verb, object) in [("delete", ["pod", "here"]), ("delete", ["node", "node-1"])] {
-        let said = agent.run(&[&[verb], &object[..], &["-n", namespace]].concat()).refused();
-        assert!(said.contains("cannot delete resource"), "{said}");
-    }
-    let unbound = cluster.bearer(&crate::chart::token(&admin, crate::chart::AGENT, &[]));
-    for object in [&["node", "node-1"][..], &["pod", "here", "-n", namespace]] {
-        let said = annotate(&unbound, object, "anything", "1").refused();
-        assert!(said.contains("this one names no node"), "{said}");
-    }
 }

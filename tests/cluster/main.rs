@@ -50,6 +50,8 @@ mod holders;
 #[cfg(test)]
 mod overuse;
 #[cfg(test)]
+mod stolen;
+#[cfg(test)]
 mod options;
 #[cfg(test)]
 mod quickstart;

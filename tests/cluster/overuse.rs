@@ -5,9 +5,10 @@ use crate::bed::{Bed, SOON};
 use crate::chart;
 use crate::container::device_nodes;
 use lab::agent::Agent;
+use lab::bearer::Bearer;
 use lab::eventually::eventually;
 use lab::scenario::{Card, FakeNvml, Scenario, process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 const GIB: u64 = 1 << 30;
@@ -49,7 +50,7 @@ fn series(agent: &Agent, name: &str, pod: &str) -> Option<u64> {
 #[ignore = "needs cluster: tests/run"]
 fn a_pod_beyond_its_promise_is_told_and_evicted() {
     let bed = Bed::up("overuse");
-    chart::install(&bed.cluster, &[chart::EVICTS]);
+    chart::install(&bed.cluster, &chart::EXTRAS);
     let folder = tempfile::tempdir().expect("a directory");
     let fake = FakeNvml::install(folder.path()).expect("the fake library");
     let hold = |processes: &[(u32, u64)]| {
@@ -100,32 +101,31 @@ fn a_pod_beyond_its_promise_is_told_and_evicted() {
 #[ignore = "needs cluster alone: tests/run"]
 fn an_agent_evicts_no_pod_of_another_node() {
     let bed = Bed::alone("overuse-guard");
-    chart::install(&bed.cluster, &[chart::EVICTS]);
+    chart::install(&bed.cluster, &chart::EXTRAS);
     for (name, node) in [("here", "node-1"), ("there", "node-2")] {
         let _ = bed.admin.apply(&crate::life::sleeper(&bed.space.name, name, node)).ok();
     }
     let agent = chart::agent_of(&bed.cluster, "node-1");
-    let evict = |pod: &str| {
-        let body = format!(
-            r#"{{"apiVersion":"policy/v1","kind":"Eviction","metadata":{{"name":"{pod}","namespace":"{}"}}}}"#,
-            bed.space.name
-        );
-        let path = format!("/api/v1/namespaces/{}/pods/{pod}/eviction", bed.space.name);
-        agent.run_with(&["create", "--raw", &path, "-f", "-"], &body)
+    let eviction = |by: &Bearer, pod: &str| {
+        let namespace = &bed.space.name;
+        let body = json!({
+            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": pod, "namespace": namespace },
+        });
+        by.post(&format!("/api/v1/namespaces/{namespace}/pods/{pod}/eviction"), &body)
     };
     // A new policy holds some seconds after it was taken: until then its pods are not known to it.
-    let unbound = bed.cluster.bearer(&chart::token(&bed.admin, chart::AGENT, &[]));
-    let path = format!("/api/v1/namespaces/{}/pods/none/eviction", bed.space.name);
-    let body = format!(
-        r#"{{"apiVersion":"policy/v1","kind":"Eviction","metadata":{{"name":"none","namespace":"{}"}}}}"#,
-        bed.space.name
-    );
+    let unbound = bed.cluster.caller(&chart::token(&bed.admin, chart::AGENT, &[]));
     eventually("the guard of evictions", SOON, || {
-        let said = unbound.run_with(&["create", "--raw", &path, "-f", "-"], &body);
-        said.err.contains("names no node").then_some(())
+        let answer = eviction(&unbound, "none");
+        answer.body["message"].as_str()?.contains("names no node").then_some(())
     });
-    let refused = evict("there").refused();
+    let refused = eviction(&agent, "there").forbidden();
     assert!(refused.contains("may evict only pods bound to it"), "{refused}");
     assert!(bed.admin.run(&["get", "pod", "there", "-n", &bed.space.name]).well);
-    let _ = evict("here").ok();
+    let refused = eviction(&agent, "gpu-steward-guard-check").forbidden();
+    assert!(
+        refused.contains("is never evicted"),
+        "agents ask for it to learn whether the policy is in force: {refused}"
+    );
+    let _ = eviction(&agent, "here").ok();
 }

@@ -1,6 +1,6 @@
 //! Which node a caller speaks for: the claim in its token, however it got the token. Promise 27 in docs/specification.md.
 
-use crate::chart::{AGENT, NAMESPACE, agent_of, install, token};
+use crate::chart::{AGENT, EXTRAS, NAMESPACE, SERVICE, bound, install, token};
 use lab::cluster::Cluster;
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
@@ -20,7 +20,8 @@ fn whoami(caller: &Kubectl) -> Value {
 
 fn node_of(caller: &Kubectl) -> Value {
     let user = whoami(caller);
-    assert_eq!(user["username"], format!("system:serviceaccount:{NAMESPACE}:{AGENT}"));
+    let of = |account: &str| format!("system:serviceaccount:{NAMESPACE}:{account}");
+    assert!([AGENT, SERVICE].map(of).iter().any(|name| user["username"] == *name), "{user}");
     user["extra"]["authentication.kubernetes.io/node-name"].clone()
 }
 
@@ -31,7 +32,7 @@ fn tokens_carry_the_node() {
     let cluster = Cluster::shared();
     install(&cluster, &[]);
     let admin = cluster.admin();
-    assert_eq!(node_of(&agent_of(&cluster, "node-2")), json!(["node-2"]));
+    assert_eq!(node_of(&cluster.bearer(&bound(&cluster, AGENT, "node-2"))), json!(["node-2"]));
 
     let pod = format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: token-holder, namespace: {NAMESPACE}}}, spec: {{nodeName: node-3, \
@@ -41,8 +42,8 @@ fn tokens_carry_the_node() {
     let _ = admin.run(&["delete", "pod", "-n", NAMESPACE, "token-holder", "--ignore-not-found"]).ok();
     let _ = admin.apply(&pod).ok();
     admin.wait("condition=Ready", READY, &["pod/token-holder", "-n", NAMESPACE]);
-    let bound = token(&admin, AGENT, &["--bound-object-kind", "Pod", "--bound-object-name", "token-holder"]);
-    assert_eq!(node_of(&cluster.bearer(&bound)), json!(["node-3"]));
+    let of_pod = token(&admin, AGENT, &["--bound-object-kind", "Pod", "--bound-object-name", "token-holder"]);
+    assert_eq!(node_of(&cluster.bearer(&of_pod)), json!(["node-3"]));
     let path = "/var/run/secrets/kubernetes.io/serviceaccount/token";
     let projected = admin.exec(NAMESPACE, "token-holder", &["cat", path]);
     assert_eq!(node_of(&cluster.bearer(&projected)), json!(["node-3"]));
@@ -56,16 +57,16 @@ fn tokens_carry_the_node() {
 #[ignore = "needs cluster: tests/run"]
 fn a_service_renews_its_own_token_and_no_other() {
     let cluster = Cluster::shared();
-    install(&cluster, &[]);
-    let agent = agent_of(&cluster, "node-1");
+    install(&cluster, &EXTRAS);
+    let agent = cluster.bearer(&bound(&cluster, SERVICE, "node-1"));
     let own = ["--bound-object-kind", "Node", "--bound-object-name", "node-1"];
-    let renewed = cluster.bearer(&token(&agent, AGENT, &own));
+    let renewed = cluster.bearer(&token(&agent, SERVICE, &own));
     assert_eq!(node_of(&renewed), json!(["node-1"]));
-    let again = cluster.bearer(&token(&renewed, AGENT, &[&own[..], &["--duration", "24h"]].concat()));
+    let again = cluster.bearer(&token(&renewed, SERVICE, &[&own[..], &["--duration", "24h"]].concat()));
     assert_eq!(node_of(&again), json!(["node-1"]), "renewed with what was renewed");
 
     let ask = |words: &[&str]| agent.run(&[&["create", "token"], words].concat()).refused();
-    let of_agent = [AGENT, "-n", NAMESPACE];
+    let of_agent = [SERVICE, "-n", NAMESPACE];
     for (what, words) in [
         ("of no node", &[][..]),
         ("of another node", &["--bound-object-kind", "Node", "--bound-object-name", "node-2"]),
@@ -75,8 +76,17 @@ fn a_service_renews_its_own_token_and_no_other() {
         let said = ask(&[&of_agent[..], words].concat());
         assert!(said.contains("the agent of node node-1 may ask only for tokens bound to that Node"), "{what}: {said}");
     }
-    let said = ask(&["gpu-steward-extender", "-n", NAMESPACE]);
-    assert!(said.contains("cannot create resource \"serviceaccounts/token\""), "of another account: {said}");
+    let said = ask(&[&of_agent[..], &own, &["--audience", "vault"]].concat());
+    assert!(said.contains("only for tokens of the audiences in service.audiences, not of vault"), "{said}");
+    let path = |account: &str| format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token");
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": { "boundObjectRef": { "apiVersion": "v1", "kind": "Node", "name": "node-1" } },
+    });
+    for (by, of) in [(SERVICE, AGENT), (SERVICE, "default"), (AGENT, AGENT), (AGENT, SERVICE)] {
+        let said = cluster.caller(&bound(&cluster, by, "node-1")).post(&path(of), &request).forbidden();
+        assert!(said.contains("cannot create resource \"serviceaccounts/token\""), "{by} for {of}: {said}");
+    }
 }
 
 /// The script of the systemd timer: another token takes the file's place, and where it is refused the file stays.
@@ -84,10 +94,10 @@ fn a_service_renews_its_own_token_and_no_other() {
 #[ignore = "needs cluster: tests/run"]
 fn the_timer_renews_the_token_in_its_file() {
     let cluster = Cluster::shared();
-    install(&cluster, &[]);
+    install(&cluster, &EXTRAS);
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("token");
-    let first = token(&cluster.admin(), AGENT, &["--bound-object-kind", "Node", "--bound-object-name", "node-1"]);
+    let first = bound(&cluster, SERVICE, "node-1");
     fs::write(&file, &first).expect("a token");
     let renew = |node: &str, server: &str| {
         let mut script = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../systemd/renew-token"));
@@ -104,6 +114,9 @@ fn the_timer_renews_the_token_in_its_file() {
 
     let (well, said) = renew("node-2", server);
     assert!(!well && said.contains("may ask only for tokens bound to that Node"), "{said}");
+    // A token is not sent to whoever listens in the clear.
+    let (well, said) = renew("node-1", &server.replace("https:", "http:"));
+    assert!(!well && said.contains("STEWARD_API must begin with https://"), "{said}");
     let (well, said) = renew("node-1", "https://127.0.0.1:1");
     assert!(!well && said.contains("the API server did not answer"), "{said}");
     assert_eq!(fs::read_to_string(&file).expect("a token"), second, "a refusal changes nothing");
@@ -118,7 +131,7 @@ fn a_token_ends_with_its_node() {
     install(&cluster, &[]);
     let admin = cluster.admin();
     let _ = admin.apply("{apiVersion: v1, kind: Node, metadata: {name: passing}}").ok();
-    let agent = agent_of(&cluster, "passing");
+    let agent = cluster.bearer(&bound(&cluster, AGENT, "passing"));
     assert_eq!(node_of(&agent), json!(["passing"]));
     let _ = admin.run(&["delete", "node", "passing"]).ok();
     eventually("the token to be refused", Duration::from_secs(30), || {

@@ -2,6 +2,7 @@
 //! holds the lock of the scripts, and others wait. Tests that leave the control plane alone go side by side in one
 //! ([`Cluster::shared`]), each on a node of its own ([`Cluster::lease`]).
 
+use crate::bearer::Bearer;
 use crate::eventually::eventually;
 use crate::kubectl::Kubectl;
 use rustix::fs::{FlockOperation, flock};
@@ -277,6 +278,12 @@ impl Cluster {
     #[must_use]
     pub fn bearer(&self, token: &str) -> Kubectl {
         Kubectl::with_token(self.program("kubectl"), &self.status.server, &self.status.ca, token)
+    }
+
+    /// Single requests with a token.
+    #[must_use]
+    pub fn caller(&self, token: &str) -> Bearer {
+        Bearer::of(&self.status.server, &self.status.ca, token)
     }
 
     /// A namespace of this name.

@@ -8,6 +8,7 @@
 //!   api_server   a Kubernetes API server that fails when it is told to
 //!   pods         real cgroups with real processes, under kubelet's paths (needs root)
 //!   kubectl      real `kubectl` calls, as somebody
+//!   bearer       single requests with a token and nothing else
 //!   cluster      a real cluster on this machine (needs root)
 //!   relay        a slow line to a server
 //!   prometheus   a real server that scrapes, and questions to it
@@ -23,6 +24,7 @@ pub mod api_server;
 pub mod agent;
 pub mod pods;
 pub mod kubectl;
+pub mod bearer;
 pub mod cluster;
 pub mod relay;
 pub mod prometheus;

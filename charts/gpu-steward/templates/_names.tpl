@@ -10,6 +10,29 @@
 {{- .Values.extender.serviceAccount | default (printf "%s-extender" (include "steward.name" .)) }}
 {{- end }}
 
+{{/* The account of agents that run under systemd. */}}
+{{- define "steward.service" -}}
+{{- .Values.service.serviceAccount | default (printf "%s-service" (include "steward.name" .)) }}
+{{- end }}
+
+{{/* The accounts that agents run under, as subjects of a binding. */}}
+{{- define "steward.agentSubjects" -}}
+- kind: ServiceAccount
+  name: {{ include "steward.agent" . }}
+  namespace: {{ .Release.Namespace }}
+{{- if .Values.service.enabled }}
+- kind: ServiceAccount
+  name: {{ include "steward.service" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end }}
+{{- end }}
+
+{{/* The same as users, in CEL. */}}
+{{- define "steward.agentUsers" -}}
+['system:serviceaccount:{{ .Release.Namespace }}:{{ include "steward.agent" . }}'
+{{- if .Values.service.enabled }}, 'system:serviceaccount:{{ .Release.Namespace }}:{{ include "steward.service" . }}'{{ end }}]
+{{- end }}
+
 {{/* Not empty where agents evict pods that use more of a GPU than they were promised. */}}
 {{- define "steward.evicts" -}}
 {{- if eq (toString (get .Values.agent.settings "evict-over-use")) "true" }}yes{{ end }}

@@ -10,7 +10,8 @@ use crate::metrics::{self, Own, Scene, Set};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use model::plugin::Standing;
+use model::guard::Guard;
+use model::plugin::{PluginView, Standing};
 use model::view::NodeView;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -145,7 +146,7 @@ impl Server {
                 Standing::Follows => format!("not registered: {}", Standing::FOLLOWS),
                 Standing::Undecided(why) => format!("not registered: {why}"),
             };
-            format!("\n{} at kubelet: {standing}", plugin.resource)
+            format!("\n{} at kubelet: {standing}{}", plugin.resource, guard(plugin))
         });
         let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {
@@ -244,6 +245,21 @@ impl Server {
             }
         }
     }
+}
+
+/// Which of the chart's policies are in force, as far as it is known.
+fn guard(plugin: &PluginView) -> String {
+    let of = |state: Guard| -> Vec<&str> {
+        plugin.guards.iter().filter(|(_, guard)| *guard == state).map(|(policy, _)| policy.code()).collect()
+    };
+    let words = [(Guard::InForce, "in force"), (Guard::Open, "NOT in force"), (Guard::Hinders, "in this agent's way")];
+    let lists: Vec<String> = words
+        .into_iter()
+        .map(|(state, word)| (of(state), word))
+        .filter(|(policies, _)| !policies.is_empty())
+        .map(|(policies, word)| format!("{word}: {}", policies.join(" ")))
+        .collect();
+    if lists.is_empty() { String::new() } else { format!("\nguard of the API server: {}", lists.join("; ")) }
 }
 
 /// All values of a header, as one list.

@@ -50,6 +50,10 @@ const FILES: Family = gauge(
     "gpu_steward_plugin_pod_files",
     "Files and folders that a pod wrote into the folders that the limiter needs writable; over says whether that is too much.",
 );
+const GUARD: Family = gauge(
+    "gpu_steward_guard",
+    "1 for what was found of a policy of the chart: in_force, open (it lets through what must not be written), hinders (it refuses what this agent has to write).",
+);
 const ALLOCATE: Family =
     histogram("gpu_steward_plugin_allocate_seconds", "Allocate, from kubelet's request to our answer.");
 const START: Family =
@@ -150,6 +154,11 @@ fn counts(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
         if let Some(count) = count {
             out.sample(&[], count);
         }
+    }
+    out.family(&GUARD);
+    for (policy, guard) in plugin.into_iter().flat_map(|plugin| &plugin.guards) {
+        let labels = Labels::new().with("policy", policy.code()).with("state", guard.code());
+        out.sample(&[labels.as_str()], Number::Whole(1));
     }
     out.family(&MOVED);
     if let Some(plugin) = plugin {

@@ -17,3 +17,26 @@ take any GPU. Keys of users (nvidia.com/use-gputype, hami.io/enable-realtime-che
 ['hami.io/node-nvidia-register', 'hami.io/node-nvidia-score', 'hami.io/node-nvidia-assume', 'hami.io/node-handshake',
  'hami.io/mutex.lock', 'gpu-steward.io/epoch']
 {{- end }}
+
+{{/*
+What an agent writes itself, and nothing else: the policies in guard/agent.yaml hold it to these. Its labels on its Node are
+those of GPU feature discovery. gpu-steward.io/guard-check-keys is never written: see guard/keys.yaml.
+*/}}
+{{- define "steward.agentPodKeys" -}}
+['hami.io/vgpu-node', 'hami.io/vgpu-devices-to-allocate', 'hami.io/vgpu-devices-allocated', 'hami.io/bind-phase',
+ 'gpu-steward.io/placed-by', 'gpu-steward.io/evict']
+{{- end }}
+
+{{- define "steward.agentNodeKeys" -}}
+['hami.io/node-nvidia-register', 'hami.io/node-handshake', 'hami.io/mutex.lock', 'gpu-steward.io/guard-check-keys']
+{{- end }}
+
+{{- define "steward.agentNodeLabels" -}}
+['nvidia.com/gpu.present', 'nvidia.com/gpu.count', 'nvidia.com/gpu.product', 'nvidia.com/gpu.memory',
+ 'nvidia.com/gpu.family', 'nvidia.com/gpu.compute.major', 'nvidia.com/gpu.compute.minor', 'nvidia.com/gpu.replicas',
+ 'nvidia.com/gpu.sharing-strategy', 'nvidia.com/mig.capable', 'nvidia.com/mig.strategy',
+ 'nvidia.com/cuda.driver-version.full', 'nvidia.com/cuda.driver-version.major', 'nvidia.com/cuda.driver-version.minor',
+ 'nvidia.com/cuda.driver-version.revision', 'nvidia.com/cuda.driver.major', 'nvidia.com/cuda.driver.minor',
+ 'nvidia.com/cuda.driver.rev', 'nvidia.com/cuda.runtime-version.full', 'nvidia.com/cuda.runtime-version.major',
+ 'nvidia.com/cuda.runtime-version.minor', 'nvidia.com/cuda.runtime.major', 'nvidia.com/cuda.runtime.minor']
+{{- end }}

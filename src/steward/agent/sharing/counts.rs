@@ -1,5 +1,6 @@
 //! What is counted of the plugin, for whoever looks at the node.
 
+use crate::agent::guarding::Guards;
 use effects::plugin::Meter;
 use model::plugin::{DeviceSlots, Moves, Outcome, PluginView, PodFiles, Standing};
 use model::share::Claim;
@@ -26,6 +27,7 @@ pub(crate) struct Counts {
     without_gpu: u32,
     moves: Moves,
     files: Vec<PodFiles>,
+    guards: watch::Receiver<Guards>,
     last: Option<Arc<PluginView>>,
 }
 
@@ -46,7 +48,11 @@ impl Written {
 
 impl Counts {
     /// Nothing was asked yet.
-    pub(super) fn new(resource: Arc<str>, meter: Arc<Meter>, standing: watch::Receiver<Standing>) -> Counts {
+    pub(super) fn new(
+        resource: Arc<str>,
+        meter: Arc<Meter>,
+        (standing, guards): (watch::Receiver<Standing>, watch::Receiver<Guards>),
+    ) -> Counts {
         Counts {
             resource,
             meter,
@@ -62,6 +68,7 @@ impl Counts {
             without_gpu: 0,
             moves: Moves::default(),
             files: Vec::new(),
+            guards,
             last: None,
         }
     }
@@ -138,6 +145,7 @@ impl Counts {
             without_gpu: self.without_gpu,
             moves: self.moves,
             files: self.files.clone(),
+            guards: self.guards.borrow().iter().map(|(policy, guard)| (*policy, *guard)).collect(),
             allocate: self.meter.allocate(),
             start: self.meter.start(),
         };

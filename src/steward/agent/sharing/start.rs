@@ -15,6 +15,7 @@ use super::serving::{Run, Serving, owning, serving};
 use super::tell::Teller;
 use super::tenants::Tenants;
 use super::{cards, config, topology};
+use crate::agent::guarding::Guards;
 use crate::settings::Settings;
 use crate::settings::value::{Gpus, Strategy, Topology};
 use decide::share::{Ages, Share};
@@ -53,6 +54,8 @@ pub(crate) struct Opened {
     serving: Serving,
     /// To be told which GPUs an operator keeps from new containers.
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
+    /// To be told which of the chart's policies are in force.
+    pub guards: watch::Sender<Guards>,
 }
 
 /// Opens for this node.
@@ -78,6 +81,7 @@ pub(crate) fn open(
     let (standing, stands) = watch::channel(Standing::Waiting("a list of GPUs".into()));
     let (cordoned, named) = watch::channel(Arc::default());
     let (say_way, way) = watch::channel(None);
+    let (guards, guarded) = watch::channel(Guards::new());
     let kubelet = (connection, node.clone());
     let finder = finder(settings, kubelet.clone(), standing.clone());
     let owner = Sharing {
@@ -91,7 +95,7 @@ pub(crate) fn open(
         config,
         delivery: Arc::new(delivery),
         starts: Starts::new(&settings.state_dir),
-        counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), stands),
+        counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (stands, guarded)),
         emptier: Emptier::new(reporter.clone()),
         file_counter: FileCounter::new(sharing.pod_files_limit),
         reporter,
@@ -125,7 +129,7 @@ pub(crate) fn open(
         list,
     };
     let serving = Serving { settings: sockets(settings, resource, plugins), calls, list: listed, standing, kubelet };
-    Ok(Opened { owner, finder, eye, serving, cordoned })
+    Ok(Opened { owner, finder, eye, serving, cordoned, guards })
 }
 
 fn sockets(settings: &Settings, resource: Arc<str>, plugins: PathBuf) -> plugin::Settings {

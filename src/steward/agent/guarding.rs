@@ -1,0 +1,194 @@
+//! The task that finds out at the start whether the chart's policies are in force, by writes that the API server judges and
+//! does not make (`dryRun=All`): for each policy one that it must refuse, and what the agent writes itself.
+
+use decide::guard::{Tried, judge};
+use effects::apiserver::{Annotations, ApiServer, Dry, NotWritten};
+use model::guard::{Guard, Policy};
+use model::id::{PodRef, PodUid};
+use model::pod::PodList;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use wire::key;
+
+/// Until the second look, and twice as long after each further one. A policy holds some seconds after it was made, and the
+/// first pod of a node may come late.
+const FIRST: Duration = Duration::from_secs(10);
+/// At most so long: a cluster that is not guarded may stay so, and every look is seven requests of every node.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// What is known of each policy.
+pub(crate) type Guards = BTreeMap<Policy, Guard>;
+
+/// Tries the policies.
+#[derive(Debug)]
+pub(crate) struct Guarding {
+    /// Who writes.
+    pub api: ApiServer,
+    /// The pods of this node: one of them is what writes to pods are tried on.
+    pub pods: watch::Receiver<Option<Arc<PodList>>>,
+    /// Whether this agent evicts.
+    pub evicts: bool,
+    /// To whoever shows it.
+    pub say: watch::Sender<Guards>,
+}
+
+impl Guarding {
+    /// Runs until every policy is in force or `stop` is cancelled.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let work = async {
+            let (mut last, mut pause) = (Guards::new(), FIRST);
+            while !self.is_done() {
+                let found = self.look().await;
+                // What is not in force counts when it was found twice: the chart may be in the middle of its installation.
+                let holds =
+                    |policy: &Policy, guard: &Guard| *guard == Guard::InForce || last.get(policy) == Some(guard);
+                self.tell(found.iter().filter(|(policy, guard)| holds(policy, guard)));
+                last = found;
+                tokio::time::sleep(pause).await;
+                pause = LONGEST.min(pause * 2);
+            }
+        };
+        tokio::select! { () = stop.cancelled() => {}, () = work => {} }
+        stop.cancelled().await;
+    }
+
+    fn policies(&self) -> impl Iterator<Item = Policy> {
+        let evicts = self.evicts;
+        Policy::ALL.into_iter().filter(move |policy| *policy != Policy::Evictions || evicts)
+    }
+
+    fn is_done(&self) -> bool {
+        let known = self.say.borrow();
+        self.policies().all(|policy| known.get(&policy) == Some(&Guard::InForce))
+    }
+
+    fn tell<'a>(&self, found: impl Iterator<Item = (&'a Policy, &'a Guard)>) {
+        for (policy, guard) in found {
+            if self.say.borrow().get(policy) == Some(guard) {
+                continue;
+            }
+            let name = policy.code();
+            match guard {
+                Guard::InForce => tracing::info!(policy = name, "this policy of the chart is in force"),
+                Guard::Open => tracing::warn!(
+                    policy = name,
+                    "the cluster is not guarded: {}; install the chart with guard.enabled=true",
+                    open(*policy)
+                ),
+                Guard::Hinders => tracing::warn!(
+                    policy = name,
+                    "a policy of the chart refuses what this agent has to write; is its token bound to its Node or to a pod there, \
+                     and may its account own systemkeys.gpu-steward.io?"
+                ),
+            }
+            self.say.send_modify(|guards| {
+                guards.insert(*policy, *guard);
+            });
+        }
+    }
+
+    /// Tries every policy once.
+    async fn look(&self) -> Guards {
+        // Both would change something if they were made; which value does not matter.
+        let forbidden: Annotations<'_> = &[(key::GUARD_CHECK, Some("1"))];
+        let mut tried: Vec<(Policy, Tried, Tried)> = Vec::new();
+        let sign = self.api.try_node(&[(key::HANDSHAKE, Some("0"))]).await;
+        let sign = answer("a sign of life on our Node", sign);
+        let on_node = answer("an annotation that no agent writes on its Node", self.api.try_node(forbidden).await);
+        tried.push((Policy::Nodes, on_node, sign));
+        let keys = self.api.try_node(&[(key::GUARD_CHECK_KEYS, Some("1"))]).await;
+        tried.push((Policy::Keys, answer("a system-owned key that nobody writes", keys), sign));
+        if let Some((uid, pod)) = self.a_pod() {
+            let mark = self.api.try_pod(&uid, &pod, &[(key::EVICT, Some("guard-check"))]).await;
+            let other = self.api.try_pod(&uid, &pod, forbidden).await;
+            let other = answer("an annotation that no agent writes on pods", other);
+            tried.push((Policy::Pods, other, answer("a mark on a pod of our node", mark)));
+            if self.evicts {
+                let none =
+                    answer("the eviction of a pod that is not there", self.api.try_eviction(&pod.namespace).await);
+                tried.push((Policy::Evictions, none, Tried::Unknown));
+            }
+        }
+        tried.into_iter().filter_map(|(policy, no, yes)| Some((policy, judge(policy, no, yes)?))).collect()
+    }
+
+    /// One that will still be there a moment later.
+    fn a_pod(&self) -> Option<(PodUid, PodRef)> {
+        let pods = self.pods.borrow();
+        let pod = pods.as_ref()?.pods.iter().find(|pod| pod.deleted_at.is_none() && !pod.ended())?;
+        Some((pod.uid.clone(), pod.name.clone()))
+    }
+}
+
+/// What is lost without it.
+fn open(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Nodes => "with this agent's token every field of every Node can be written",
+        Policy::Pods => "with this agent's token every pod of the cluster can be changed",
+        Policy::Keys => "whoever may write to pods can take any GPU",
+        Policy::Evictions => "with this agent's token every pod of the cluster can be evicted",
+    }
+}
+
+fn answer(what: &'static str, written: Result<(), NotWritten>) -> Tried {
+    match &written {
+        Ok(()) => Tried::Passes,
+        // The policies are asked before the pod is looked for.
+        Err(NotWritten::Refused { code: 404, text, .. }) if text.contains(Dry::NO_POD) => Tried::Passes,
+        Err(NotWritten::Refused { text, .. }) => refused_by(text).map_or_else(
+            || {
+                tracing::debug!(what, why = &**text, "cannot be tried");
+                Tried::Unknown
+            },
+            Tried::RefusedBy,
+        ),
+        Err(error @ (NotWritten::Slow { .. } | NotWritten::Broken(..))) => {
+            tracing::debug!(what, %error, "cannot be tried");
+            Tried::Unknown
+        }
+    }
+}
+
+/// The policy that refuses, by the end of its name: what it begins with is the chart's release.
+fn refused_by(text: &str) -> Option<Policy> {
+    let (_, named) = text.split_once("ValidatingAdmissionPolicy '")?;
+    let (name, _) = named.split_once('\'')?;
+    Policy::ALL.into_iter().find(|policy| name.ends_with(policy.code()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_tells_which_policy_it_is_of_and_any_other_tells_nothing() {
+        let refused = |code, text: &str| {
+            answer("a write", Err(NotWritten::Refused { what: "a write".into(), code, text: text.into() }))
+        };
+        let by = |name: &str| {
+            format!(
+                "nodes \"n\" is forbidden: ValidatingAdmissionPolicy '{name}' with binding '{name}' denied request: the agent \
+                 of node n may not change these annotations of node n: gpu-steward.io/guard-check"
+            )
+        };
+        for (code, text, expected) in [
+            (403, by("gpu-steward-agent-nodes"), Tried::RefusedBy(Policy::Nodes)),
+            (422, by("other-release-agent-pods"), Tried::RefusedBy(Policy::Pods)),
+            (403, by("gpu-steward-system-keys"), Tried::RefusedBy(Policy::Keys)),
+            (403, by("gpu-steward-agent-evictions"), Tried::RefusedBy(Policy::Evictions)),
+            (403, by("somebody-elses"), Tried::Unknown),
+            (403, "User \"system:serviceaccount:a:b\" cannot patch resource \"nodes\"".into(), Tried::Unknown),
+            (400, "admission webhook \"a.b.c\" does not support dry run".into(), Tried::Unknown),
+            (404, "nodes \"n\" not found".into(), Tried::Unknown),
+            (404, "pods \"gpu-steward-guard-check\" not found".into(), Tried::Passes),
+            (403, "ValidatingAdmissionPolicy 'torn".into(), Tried::Unknown),
+        ] {
+            assert_eq!(refused(code, &text), expected, "{code} {text}");
+        }
+        assert_eq!(answer("a write", Ok(())), Tried::Passes);
+        assert_eq!(answer("a write", Err(NotWritten::Slow { what: "a write".into() })), Tried::Unknown);
+    }
+}

@@ -1,0 +1,300 @@
+//! What a stolen agent's token is good for: on its own Node and on the pods bound to it the annotations and labels that an
+//! agent writes, and nothing else. Promise 27 in docs/specification.md.
+
+use crate::bed::{Bed, SOON};
+use crate::chart::{AGENT, EXTRAS, NAMESPACE, agent_of, install, token};
+use crate::life::sleeper;
+use lab::agent::Agent;
+use lab::bearer::Bearer;
+use lab::cluster::Cluster;
+use lab::eventually::eventually;
+use lab::kubectl::Kubectl;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const READY: Duration = Duration::from_secs(60);
+/// Every key by its name.
+const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/wire/key.rs");
+/// What nobody may do whose account has no right to it.
+const NO_RIGHT: &str = "cannot ";
+
+/// A refused write: where, what, and a part of the reason.
+type Refused = (String, Value, &'static str);
+
+fn annotation(key: &str, value: &str) -> Value {
+    json!({ "metadata": { "annotations": { key: value } } })
+}
+
+fn label(key: &str, value: &str) -> Value {
+    json!({ "metadata": { "labels": { key: value } } })
+}
+
+/// The token that kubelet has put into an agent's pod on this node, which a thief reads there.
+fn stolen(cluster: &Cluster, node: &str) -> Bearer {
+    let (admin, name) = (cluster.admin(), format!("robbed-{node}"));
+    let pod = sleeper(NAMESPACE, &name, node).replacen("spec: {", &format!("spec: {{serviceAccountName: {AGENT}, "), 1);
+    let _ = admin.run(&["delete", "pod", "-n", NAMESPACE, &name, "--ignore-not-found"]).ok();
+    let _ = admin.create(&pod).ok();
+    admin.wait("condition=Ready", READY, &[&format!("pod/{name}"), "-n", NAMESPACE]);
+    let path = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+    cluster.caller(&admin.exec(NAMESPACE, &name, &["cat", path]))
+}
+
+fn refused_on_its_node(node: &str) -> Vec<Refused> {
+    let path = format!("/api/v1/nodes/{node}");
+    let annotations = "may not change these annotations of node";
+    let labels = "may not change these labels of node";
+    let mut list: Vec<Refused> = [
+        (annotation("anything", "1"), annotations),
+        (annotation("gpu-steward.io/guard-check", "1"), annotations),
+        (annotation("gpu-steward.io/guard-check-keys", "1"), "is written by nobody"),
+        (annotation("gpu-steward.io/epoch", "9"), annotations),
+        (annotation("hami.io/node-nvidia-assume", "{}"), annotations),
+        (annotation("hami.io/node-nvidia-score", "{}"), annotations),
+        (annotation("hami.io/device-cordon", ""), annotations),
+        (annotation("hami.io/mutex.lock", "2026-11-21T10:00:00Z,ml,train"), "may take hami.io/mutex.lock away"),
+        (label("team", "a"), labels),
+        (label("node-restriction.kubernetes.io/trusted", "true"), labels),
+        (label("node-role.kubernetes.io/control-plane", ""), labels),
+        (label("kubernetes.io/hostname", "other"), labels),
+        (label("nvidia.com/gfd.timestamp", "1"), labels),
+        (label("nvidia.com/gpu.deploy.driver", "false"), labels),
+        (json!({ "spec": { "unschedulable": true } }), "may not change the spec of node"),
+        (json!({ "spec": { "taints": [{ "key": "a", "effect": "NoExecute" }] } }), "may not change the spec of node"),
+        (json!({ "metadata": { "finalizers": ["a.io/stay"] } }), "may not change the finalizers of node"),
+        (
+            json!({ "metadata": { "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": "gone", "uid": "1" }] } }),
+            "may not change the ownerReferences of node",
+        ),
+    ]
+    .into_iter()
+    .map(|(patch, why)| (path.clone(), patch, why))
+    .collect();
+    // One that is allowed does not take another one along.
+    let mut both = annotation("hami.io/node-handshake", "1763730000");
+    both["metadata"]["labels"] = json!({ "nvidia.com/gpu.count": "8", "team": "a" });
+    list.push((path.clone(), both, "labels of node"));
+    list.push((format!("{path}/status"), json!({ "status": { "capacity": { "nvidia.com/gpu": "99" } } }), NO_RIGHT));
+    list
+}
+
+fn refused_on_its_pod(path: &str) -> Vec<Refused> {
+    let annotations = "may not change these annotations of pod";
+    let labels = "may not change these labels of pod";
+    let mut list: Vec<Refused> = [
+        (annotation("anything", "1"), annotations),
+        (annotation("gpu-steward.io/guard-check", "1"), annotations),
+        (annotation("gpu-steward.io/epoch", "9"), annotations),
+        (annotation("hami.io/vgpu-time", "1763730000"), annotations),
+        (annotation("hami.io/bind-time", "1763730000"), annotations),
+        (annotation("hami.io/vgpu-mig-allocations", "[]"), annotations),
+        (annotation("hami.io/vgpu-node", "elsewhere"), "may set hami.io/vgpu-node only to"),
+        (label("app", "other"), labels),
+        (label("hami.io/vgpu-node", "elsewhere"), labels),
+        (json!({ "spec": { "containers": [{ "name": "main", "image": "other:1" }] } }), "may not change the spec of pod"),
+        (json!({ "spec": { "activeDeadlineSeconds": 1 } }), "may not change the spec of pod"),
+        (json!({ "metadata": { "finalizers": ["a.io/stay"] } }), "may not change the finalizers of pod"),
+        (
+            json!({ "metadata": { "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": "gone", "uid": "1" }] } }),
+            "may not change the ownerReferences of pod",
+        ),
+    ]
+    .into_iter()
+    .map(|(patch, why)| (path.to_owned(), patch, why))
+    .collect();
+    for part in ["status", "ephemeralcontainers", "resize"] {
+        list.push((format!("{path}/{part}"), annotation("hami.io/bind-phase", "failed"), NO_RIGHT));
+    }
+    list
+}
+
+/// All that an agent writes, in the words in which it writes.
+fn writes(thief: &Bearer, admin: &Kubectl, node: &str, (namespace, pod): (&str, &str)) {
+    let path = format!("/api/v1/nodes/{node}");
+    let lock = format!("hami.io/mutex.lock=2026-11-21T10:00:00Z,{namespace},{pod}");
+    let _ = admin.run(&["annotate", "--overwrite", "node", node, &lock]).ok();
+    let annotations = json!({ "metadata": { "annotations": {
+        "hami.io/node-nvidia-register": "[]", "hami.io/node-handshake": "1763730000",
+    } } });
+    let _ = thief.patch(&path, &annotations).ok();
+    let at = "/metadata/annotations/hami.io~1mutex.lock";
+    let value = lock.split_once('=').expect("a value").1;
+    let release = json!([{ "op": "test", "path": at, "value": value }, { "op": "remove", "path": at }]);
+    let _ = thief.send("PATCH", &path, "application/json-patch+json", &release).ok();
+    let keys = std::fs::read_to_string(KEYS).expect("a file of the tree");
+    let labels = keys.split('"').filter(|word| word.starts_with("nvidia.com/") && *word != "nvidia.com/gfd.timestamp");
+    let labels: Vec<&str> = labels.collect();
+    assert!(labels.len() >= 20, "{labels:?}");
+    for value in [json!("1"), Value::Null] {
+        let set: serde_json::Map<String, Value> = labels.iter().map(|key| ((*key).to_owned(), value.clone())).collect();
+        let path = format!("{path}?fieldManager=gpu-steward-labels");
+        let _ = thief.patch(&path, &json!({ "metadata": { "labels": set } })).ok();
+    }
+    let _ = thief
+        .patch(
+            &path,
+            &json!({ "metadata": { "annotations": {
+        "hami.io/node-nvidia-register": null, "hami.io/node-handshake": null,
+    } } }),
+        )
+        .ok();
+
+    let uid = admin.get(&["pod", pod, "-n", namespace])["metadata"]["uid"].clone();
+    let claim = json!({ "metadata": { "uid": uid, "annotations": {
+        "hami.io/vgpu-devices-allocated": "GPU-x,NVIDIA,3000,30:;", "hami.io/vgpu-node": node,
+        "gpu-steward.io/placed-by": "agent", "hami.io/bind-phase": "success",
+        "hami.io/vgpu-devices-to-allocate": "", "gpu-steward.io/evict": "NotPlaced",
+    } } });
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}");
+    let written = thief.patch(&path, &claim).ok();
+    assert_eq!(written["metadata"]["annotations"]["hami.io/vgpu-node"], *node);
+    let _ = thief.patch(&path, &json!({ "metadata": { "annotations": { "gpu-steward.io/evict": null } } })).ok();
+}
+
+/// What an agent's account has no right to, on objects of its own node too.
+fn without_a_right(thief: &Bearer, node: &str, namespace: &str) {
+    let pod = format!("/api/v1/namespaces/{namespace}/pods/here");
+    for (method, path) in [
+        ("DELETE", pod.clone()),
+        ("DELETE", format!("/api/v1/nodes/{node}")),
+        ("POST", format!("/api/v1/namespaces/{namespace}/pods")),
+        ("GET", pod.clone()),
+        ("GET", "/api/v1/secrets".into()),
+        ("POST", format!("/api/v1/namespaces/{namespace}/pods/here/binding")),
+        ("POST", format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{AGENT}/token")),
+    ] {
+        let said = thief.send(method, &path, "application/json", &json!({})).forbidden();
+        assert!(said.contains(NO_RIGHT), "{method} {path}: {said}");
+    }
+}
+
+/// An agent writes to its own Node and to the pods bound to it what an agent is there to write. Whatever else is tried with
+/// its token is refused, by a policy or because there is no right to it.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_stolen_token_writes_what_an_agent_writes_and_nothing_else() {
+    let cluster = Cluster::shared();
+    let lease = cluster.lease();
+    let node = lease.node.as_str();
+    install(&cluster, &[]);
+    let (admin, space) = (cluster.admin(), cluster.namespace("stolen"));
+    let namespace = space.name.as_str();
+    let other = cluster.status().nodes.iter().map(|node| &*node.name).find(|name| *name != node).expect("another node");
+    let _ = admin.create(&sleeper(namespace, "here", node)).ok();
+    let _ = admin.create(&sleeper(namespace, "elsewhere", other)).ok();
+    let _ = admin.create(&sleeper(namespace, "nowhere", "x").replace("nodeName: x", "schedulerName: nobody")).ok();
+    let thief = stolen(&cluster, node);
+    let pod = |name: &str| format!("/api/v1/namespaces/{namespace}/pods/{name}");
+
+    writes(&thief, &admin, node, (namespace, "here"));
+    for (path, patch, why) in refused_on_its_node(node).into_iter().chain(refused_on_its_pod(&pod("here"))) {
+        // Of a list of containers a merge patch would replace the whole.
+        let said = thief.send("PATCH", &path, "application/strategic-merge-patch+json", &patch).forbidden();
+        assert!(said.contains(why), "{path} {patch}: {said}");
+    }
+    // Whose a pod is is not taken off it either.
+    let said =
+        thief.patch(&pod("here"), &json!({ "metadata": { "annotations": { "hami.io/vgpu-node": null } } })).forbidden();
+    assert!(said.contains("may set hami.io/vgpu-node only to"), "{said}");
+    // A state that comes in this way is dropped by the API server or refused.
+    for (path, patch) in [
+        (format!("/api/v1/nodes/{node}"), json!({ "status": { "capacity": { "example.com/forged": "99" } } })),
+        (pod("here"), json!({ "status": { "message": "example.com/forged" } })),
+    ] {
+        let answer = thief.patch(&path, &patch);
+        assert!(!answer.body.to_string().contains("example.com/forged"), "{path}: {answer:?}");
+    }
+    // What an agent writes on its own it writes nowhere else.
+    let others_node = format!("/api/v1/nodes/{other}");
+    for patch in
+        [annotation("hami.io/node-handshake", "1"), label("nvidia.com/gpu.count", "8"), annotation("anything", "1")]
+    {
+        let said = thief.patch(&others_node, &patch).forbidden();
+        assert!(said.contains(&format!("may not write to node {other}")), "{said}");
+    }
+    for name in ["elsewhere", "nowhere"] {
+        let said = thief.patch(&pod(name), &annotation("hami.io/bind-phase", "success")).forbidden();
+        assert!(said.contains("may write only to pods bound to it"), "{name}: {said}");
+    }
+    without_a_right(&thief, node, namespace);
+    // Nothing of it has come through.
+    let here = admin.get(&["pod", "here", "-n", namespace]);
+    assert_eq!(here["metadata"]["annotations"]["hami.io/vgpu-node"], *node);
+    assert!(here["metadata"]["labels"].is_null() && here["metadata"]["finalizers"].is_null(), "{here}");
+
+    // A token that names no node writes nothing, and one that is bound to the Node is held to it too.
+    let unbound = cluster.caller(&token(&admin, AGENT, &[]));
+    for path in [format!("/api/v1/nodes/{node}"), pod("here")] {
+        let said = unbound.patch(&path, &annotation("hami.io/bind-phase", "1")).forbidden();
+        assert!(said.contains("this one names no node"), "{said}");
+    }
+    let said = agent_of(&cluster, node).patch(&others_node, &annotation("hami.io/node-handshake", "1")).forbidden();
+    assert!(said.contains(&format!("may not write to node {other}")), "{said}");
+    let _ = admin.run(&["delete", "pod", "-n", NAMESPACE, &format!("robbed-{node}"), "--wait=false"]).ok();
+}
+
+/// A binding that is away until this is dropped, whatever comes of the test.
+struct Unbound<'a> {
+    admin: &'a Kubectl,
+    binding: String,
+}
+
+impl Unbound<'_> {
+    fn of<'a>(admin: &'a Kubectl, name: &str) -> Unbound<'a> {
+        let mut binding = admin.get(&["validatingadmissionpolicybinding", name]);
+        binding["metadata"] = json!({ "name": name, "labels": binding["metadata"]["labels"] });
+        let _ = admin.run(&["delete", "validatingadmissionpolicybinding", name]).ok();
+        Unbound { admin, binding: binding.to_string() }
+    }
+}
+
+impl Drop for Unbound<'_> {
+    fn drop(&mut self) {
+        let _ = self.admin.apply(&self.binding);
+    }
+}
+
+/// The line of `/readyz` about the guard, once it says this.
+fn guard_line(agent: &Agent, says: &str) {
+    eventually(&format!("a guard that is {says:?}"), SOON, || {
+        let text = agent.get("/readyz").text().to_owned();
+        text.lines().any(|line| line == format!("guard of the API server: {says}")).then_some(())
+    });
+}
+
+/// An agent finds out at its start which policies are in force, by writes that are never made, and says where one is not.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn an_agent_says_which_policies_are_in_force() {
+    let bed = Bed::alone("stolen-guard");
+    install(&bed.cluster, &EXTRAS);
+    bed.create(&bed.bare_pod("here", &[("main", "app", &[])], &Value::Null));
+    bed.ready(&["here"]);
+    let agent = bed.agent(&["--evict-over-use"]);
+    guard_line(&agent, "in force: agent-nodes agent-pods system-keys agent-evictions");
+    assert!(agent.get("/metrics").text().contains("gpu_steward_guard{policy=\"agent-pods\",state=\"in_force\"} 1"));
+    // Nothing of what was tried stands anywhere.
+    let here = bed.admin.get(&["pod", "here", "-n", &bed.space.name]);
+    assert!(here["metadata"]["annotations"].is_null(), "{here}");
+    assert!(!bed.told().to_string().contains("guard-check"));
+    drop(agent);
+
+    let names = ["agent-pods", "system-keys", "agent-evictions"].map(|name| format!("gpu-steward-{name}"));
+    let unbound = names.each_ref().map(|name| Unbound::of(&bed.admin, name));
+    let (thief, namespace) = (agent_of(&bed.cluster, bed.node()), &bed.space.name);
+    let pod = format!("/api/v1/namespaces/{namespace}/pods/here?dryRun=All");
+    let node = format!("/api/v1/nodes/{}?dryRun=All", bed.node());
+    let none = format!("/api/v1/namespaces/{namespace}/pods/gpu-steward-guard-check/eviction?dryRun=All");
+    let evict = json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": "gpu-steward-guard-check", "namespace": namespace } });
+    eventually("the end of three policies", SOON, || {
+        let open = thief.patch(&pod, &annotation("anything", "1")).code == 200
+            && thief.patch(&node, &annotation("gpu-steward.io/guard-check-keys", "1")).code == 200
+            && thief.post(&none, &evict).code == 404;
+        open.then_some(())
+    });
+    let agent = bed.agent(&["--evict-over-use"]);
+    guard_line(&agent, "in force: agent-nodes; NOT in force: agent-pods system-keys agent-evictions");
+    agent.logs("whoever may write to pods can take any GPU");
+    assert_eq!(agent.get("/readyz").status, 200, "it is told, and the node is sampled and shared all the same");
+    drop(unbound);
+}

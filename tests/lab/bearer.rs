@@ -1,0 +1,101 @@
+//! Single requests to the API server with a token and nothing else. `kubectl` reads an object before it patches it, and an
+//! agent may not read every object that it may patch.
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Somebody with a token.
+#[derive(Clone, Debug)]
+pub struct Bearer {
+    server: String,
+    ca: PathBuf,
+    token: String,
+}
+
+/// What the API server answered.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// HTTP status.
+    pub code: u16,
+    /// The object, or the refusal.
+    pub body: Value,
+}
+
+impl Answer {
+    /// The object, where the request must have succeeded.
+    ///
+    /// # Panics
+    /// When it was refused.
+    #[track_caller]
+    #[must_use]
+    pub fn ok(self) -> Value {
+        assert!((200..300).contains(&self.code), "{}: {}", self.code, self.message());
+        self.body
+    }
+
+    /// Why it was refused, where it must have been: by whoever decides who may do what, and not because two writes met.
+    ///
+    /// # Panics
+    /// When it succeeded or failed for another reason.
+    #[track_caller]
+    #[must_use]
+    pub fn forbidden(self) -> String {
+        assert!(self.code == 403, "{}: {:#}", self.code, self.body);
+        self.message()
+    }
+
+    fn message(&self) -> String {
+        self.body["message"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+impl Bearer {
+    /// With this token, at this server.
+    #[must_use]
+    pub fn of(server: &str, ca: impl Into<PathBuf>, token: &str) -> Bearer {
+        Bearer { server: server.to_owned(), ca: ca.into(), token: token.to_owned() }
+    }
+
+    /// Changes what a JSON merge patch names.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    #[must_use]
+    pub fn patch(&self, path: &str, patch: &Value) -> Answer {
+        self.send("PATCH", path, "application/merge-patch+json", patch)
+    }
+
+    /// Makes something.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    #[must_use]
+    pub fn post(&self, path: &str, object: &Value) -> Answer {
+        self.send("POST", path, "application/json", object)
+    }
+
+    /// One request.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    #[must_use]
+    pub fn send(&self, method: &str, path: &str, content: &str, body: &Value) -> Answer {
+        let mut curl = Command::new("curl");
+        curl.args(["--config", "-", "--silent", "--show-error", "--max-time", "60", "--request", method, "--cacert"]);
+        curl.arg(&self.ca).args(["--header", &format!("Content-Type: {content}"), "--data", &body.to_string()]);
+        curl.args(["--write-out", "\n%{http_code}", &format!("{}{path}", self.server)]);
+        curl.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = curl.spawn().expect("curl can be run");
+        // On the command line everybody on the machine could read it.
+        let secret = format!("header = \"Authorization: Bearer {}\"\n", self.token);
+        child.stdin.take().expect("a pipe").write_all(secret.as_bytes()).expect("curl reads");
+        let output = child.wait_with_output().expect("curl can be waited for");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (body, code) = text.rsplit_once('\n').expect("a status");
+        let code = code.parse().expect("a status");
+        assert!(code > 0, "no answer: {}", String::from_utf8_lossy(&output.stderr));
+        Answer { code, body: serde_json::from_str(body).unwrap_or(Value::Null) }
+    }
+}
