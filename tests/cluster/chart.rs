@@ -16,7 +16,7 @@ pub(crate) const AGENT: &str = "gpu-steward-agent";
 /// The account of agents under systemd.
 pub(crate) const SERVICE: &str = "gpu-steward-service";
 /// Everything of the chart that needs no image.
-const RIGHTS: [&str; 5] = ["accounts", "agent/rbac", "guard/access", "guard/keys", "guard/agent"];
+const RIGHTS: [&str; 6] = ["accounts", "agent/rbac", "guard/access", "guard/keys", "guard/agent", "guard/reserved"];
 /// What is there only where it is asked for: agents evict pods that use more than they were promised, and renew their tokens.
 pub(crate) const EXTRAS: [&str; 3] = [
     "agent.settings.evict-over-use=true",
@@ -211,6 +211,39 @@ mod tests {
         assert!(!without.contains("{name: runtime,") && !without.contains("containerd"), "{without}");
     }
 
+    /// What reaches the agents' port is what is named.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn only_named_peers_reach_an_agents_port() {
+        let cluster = Cluster::shared();
+        install(&cluster, &[]);
+        assert!(!render(&cluster, &[], &[]).contains("kind: NetworkPolicy"));
+        let policy = |values: &[&str]| {
+            let all = [&["networkPolicy.enabled=true"], values].concat();
+            let said = cluster.admin().run_with(
+                &["create", "--dry-run=server", "-o", "json", "-f", "-"],
+                &render(&cluster, &["agent/network"], &all),
+            );
+            serde_json::from_str::<Value>(&said.ok()).expect("JSON")["spec"].clone()
+        };
+        let nobody = policy(&[]);
+        assert!(nobody["ingress"].as_array().is_none_or(Vec::is_empty), "{nobody}");
+        assert_eq!(nobody["policyTypes"], json!(["Ingress"]));
+        let selected = "networkPolicy.from[0].podSelector.matchLabels.app=prometheus";
+        let ingress = policy(&[selected])["ingress"].clone();
+        let expected = json!([{
+            "from": [{ "podSelector": { "matchLabels": { "app": "prometheus" } } }],
+            "ports": [{ "protocol": "TCP", "port": "metrics" }],
+        }]);
+        assert_eq!(ingress, expected);
+        // It is about the pods of the DaemonSet, whose port has that name.
+        let daemonset = render(&cluster, &["agent/daemonset"], &[]);
+        for (label, value) in nobody["podSelector"]["matchLabels"].as_object().expect("labels") {
+            assert!(daemonset.contains(&format!("{label}: {}", value.as_str().expect("text"))), "{label}: {daemonset}");
+        }
+        assert!(daemonset.contains("{name: metrics, containerPort: 9410}"), "{daemonset}");
+    }
+
     /// The API server understands every expression of the policies for every object it can meet.
     #[test]
     #[ignore = "needs cluster: tests/run"]
@@ -223,7 +256,7 @@ mod tests {
                 policy["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("gpu-steward-"))
             };
             let policies: Vec<&Value> = policies["items"].as_array().expect("a list").iter().filter(ours).collect();
-            assert_eq!(policies.len(), 5);
+            assert_eq!(policies.len(), 6);
             policies.iter().all(|policy| policy["status"]["typeChecking"].is_object()).then(|| {
                 for policy in &policies {
                     assert!(policy["status"]["typeChecking"]["expressionWarnings"].is_null(), "{policy:#}");
@@ -255,6 +288,9 @@ mod tests {
             "extender.enabled=true",
             "extender.gpuPreemption=true",
             "image.pullSecrets[0].name=secret",
+            "guard.reserved.action=deny",
+            "networkPolicy.enabled=true",
+            "networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring",
             "guard.users[0]=ann",
             "guard.groups[0]=ops",
             "guard.hami[0].namespace=kube-system",

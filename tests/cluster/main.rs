@@ -10,6 +10,8 @@ mod tokens;
 #[cfg(test)]
 mod guard;
 #[cfg(test)]
+mod reserved;
+#[cfg(test)]
 mod agent;
 #[cfg(test)]
 mod names;
