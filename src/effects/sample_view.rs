@@ -11,7 +11,7 @@ use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::incident::{Condition, Incident};
 use model::observation::{GpuSourceState, Trouble};
-use model::plugin::{DeviceSlots, Histogram, Moves, Outcome, PluginView, PodFiles, Standing};
+use model::plugin::{DeviceSlots, Histogram, Isolation, Moves, Outcome, PluginView, PodFiles, Standing};
 use model::pod::PodWatch;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
 use model::promise::PodPromise;
@@ -188,6 +188,7 @@ fn plugin(view: &NodeView) -> PluginView {
             files: 3,
             over: false,
         }],
+        isolation: Isolation::Holds,
         guards: vec![(Policy::Nodes, Guard::InForce), (Policy::Pods, Guard::Open)],
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
         start,

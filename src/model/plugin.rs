@@ -59,6 +59,18 @@ impl Standing {
     pub const FOLLOWS: &str = "another agent shares the GPUs of this node, this one waits for its end";
 }
 
+/// Whether a container can be kept from GPUs that it was not given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// It can.
+    #[default]
+    Holds,
+    /// A pod's own variables open every GPU of the node, and an operator asked for that by name.
+    GivenUp,
+    /// They would, so no container gets any.
+    Refused,
+}
+
 /// How a start of a container ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
@@ -169,6 +181,8 @@ pub struct PluginView {
     pub moves: Moves,
     /// Pods that have written something, ordered by UID.
     pub files: Vec<PodFiles>,
+    /// Whether containers are kept from others' GPUs.
+    pub isolation: Isolation,
     /// The chart's policies of which something is known; ordered.
     pub guards: Vec<(Policy, Guard)>,
     /// `Allocate`, from its request to its answer.

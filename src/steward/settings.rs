@@ -73,6 +73,7 @@ pub(crate) struct Sharing {
     /// `None`: as kubelet's configuration says.
     pub topology: Option<value::Topology>,
     pub strategy: value::Strategy,
+    pub allow_unisolated: bool,
     pub host_cdi_dirs: Vec<PathBuf>,
     pub limiter_library: Option<PathBuf>,
     pub pod_files_limit: Bytes,
@@ -185,6 +186,7 @@ impl Reader<'_> {
         let log_format = self.take("log-format", value::log_format);
         let profiling = self.take("profiling", value::switch);
         let live = self.live();
+        self.isolated(standalone, sharing.as_ref());
         Some(Settings {
             standalone: standalone?,
             node_name: node_name?,
@@ -248,6 +250,7 @@ impl Reader<'_> {
         let binding = self.take("binding", |text| value::unless_auto(text, value::binding));
         let topology = self.take("topology-policy", |text| value::unless_auto(text, value::topology));
         let strategy = self.take("device-strategy", value::strategy);
+        let allow_unisolated = self.take("allow-unisolated-gpus", value::switch);
         let host_cdi_dirs = self.take("host-cdi-dirs", |text| value::unless_none(text, value::paths));
         let limiter_library = self.take("limiter-library", |text| value::unless_none(text, value::path));
         let pod_files_limit = self.take("pod-files-limit", value::files_limit);
@@ -272,6 +275,7 @@ impl Reader<'_> {
             binding: binding?,
             topology: topology?,
             strategy: strategy?,
+            allow_unisolated: allow_unisolated?,
             host_cdi_dirs: host_cdi_dirs?.unwrap_or_default(),
             limiter_library: limiter_library?,
             pod_files_limit: pod_files_limit?,
@@ -284,6 +288,20 @@ impl Reader<'_> {
             dev_root: dev_root?,
             dev_root_mount: dev_root_mount?,
         })
+    }
+
+    /// The two settings that leave containers without isolation have to be meant.
+    fn isolated(&mut self, standalone: Option<bool>, sharing: Option<&Sharing>) {
+        let Some(sharing) = sharing.filter(|_| standalone == Some(false)) else { return };
+        let pair =
+            (sharing.binding, sharing.strategy) == (Some(decide::share::Binding::Early), value::Strategy::Envvar);
+        if pair && !sharing.allow_unisolated {
+            self.problems.push(Problem::Together(
+                "binding early and device-strategy envvar isolate no pod: its own NVIDIA_VISIBLE_DEVICES=all opens every GPU of the \
+                 node; choose binding late or device-strategy cdi, or set allow-unisolated-gpus"
+                    .into(),
+            ));
+        }
     }
 
     fn resources(&mut self) -> Option<Resources> {
@@ -402,6 +420,29 @@ mod tests {
         assert_eq!(broken.len(), 1, "the key may stand in it: {broken:?}");
         assert_eq!(told("v: x\n", cert).len(), 2);
         assert_eq!(told("v 0\n", ("GPU_STEWARD_PERIOD", "5")).len(), 2, "variables are not in it");
+    }
+
+    #[test]
+    fn sharing_without_isolation_has_to_be_asked_for_by_name() {
+        let with = |words: &[(&'static str, &str)]| {
+            let mut said = defaults();
+            for (name, text) in words {
+                said.get_mut(name).unwrap().text = (*text).into();
+            }
+            Settings::read(&said).map_err(|problems| problems[0].to_string())
+        };
+        let pair = [("binding", "early"), ("device-strategy", "envvar")];
+        let why = with(&pair).unwrap_err();
+        assert!(why.contains("NVIDIA_VISIBLE_DEVICES=all") && why.contains("allow-unisolated-gpus"), "{why}");
+        for more in
+            [("allow-unisolated-gpus", "true"), ("binding", "late"), ("device-strategy", "cdi"), ("standalone", "true")]
+        {
+            assert!(with(&[&pair[..], &[more]].concat()).is_ok(), "{more:?}");
+        }
+        // What `auto` comes to is not known here; it is judged where it is.
+        for part in pair {
+            assert!(with(&[part]).is_ok(), "{part:?}");
+        }
     }
 
     #[test]

@@ -52,6 +52,8 @@ mod holders;
 #[cfg(test)]
 mod overuse;
 #[cfg(test)]
+mod unisolated;
+#[cfg(test)]
 mod stolen;
 #[cfg(test)]
 mod options;

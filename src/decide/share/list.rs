@@ -14,6 +14,7 @@ impl Share {
     /// the well devices can serve, and no well pod's id is marked for a neighbour's sickness.
     ///
     /// A cordoned device makes as many free slots unhealthy as it has places free, own ones first; what runs on it stays.
+    /// So does every device where none may get new containers.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
         let mut list: Vec<Listed> = self
@@ -29,7 +30,7 @@ impl Share {
             .collect();
         let (held, doubtful) = self.held_ids();
         for card in self.cards.values() {
-            let cordoned = self.cordoned.contains(&card.device);
+            let cordoned = self.closed || self.cordoned.contains(&card.device);
             if card.healthy && !cordoned {
                 continue;
             }

@@ -28,6 +28,8 @@ pub struct Share {
     pub(super) cards: BTreeMap<GpuUuid, Card>,
     /// Devices that get no new containers because an operator says so; ids that are no device's do no harm.
     pub(super) cordoned: BTreeSet<GpuUuid>,
+    /// No device gets new containers.
+    pub(super) closed: bool,
     pub(super) tenants: BTreeMap<PodUid, Tenant>,
     /// Whether a scheduler that knows GPUs has placed a pod here, ever.
     pub(super) served_by_scheduler: bool,
@@ -90,6 +92,7 @@ impl Share {
             without_claim,
             cards: BTreeMap::new(),
             cordoned: BTreeSet::new(),
+            closed: false,
             tenants: BTreeMap::new(),
             served_by_scheduler,
             started: BTreeSet::new(),
@@ -141,6 +144,22 @@ impl Share {
         let before = self.list();
         self.cordoned = cordoned;
         self.list() != before
+    }
+
+    /// Keeps all devices from new containers, or does so no more. Says whether kubelet's list changes by it.
+    pub fn close(&mut self, closed: bool) -> bool {
+        if self.closed == closed {
+            return false;
+        }
+        let before = self.list();
+        self.closed = closed;
+        self.list() != before
+    }
+
+    /// Whether all devices are kept from new containers.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// Takes over the whole list of pods. Says whether one has gone.

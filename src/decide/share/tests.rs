@@ -459,6 +459,12 @@ fn a_cordoned_card_offers_none_of_its_places_and_keeps_what_runs_on_it() {
     assert_eq!(marked(&share).len(), 10);
     share.cards_are(vec![card(0, 10), card(1, 10)]);
     assert!(share.cordoned_are(BTreeSet::new()) && marked(&share).is_empty());
+    // Where no device gets new containers, it is so of all of them, and none is called cordoned.
+    assert!(share.close(true) && share.is_closed() && !share.close(true));
+    let tally: Vec<_> =
+        share.tally().into_iter().map(|one| (one.free, one.used, one.unhealthy, one.cordoned)).collect();
+    assert_eq!((marked(&share).len(), tally), (18, vec![(0, 2, 8, false), (0, 0, 10, false)]));
+    assert!(share.close(false) && marked(&share).is_empty());
 }
 
 #[test]

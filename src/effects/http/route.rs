@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use model::guard::Guard;
-use model::plugin::{PluginView, Standing};
+use model::plugin::{Isolation, PluginView, Standing};
 use model::view::NodeView;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -146,7 +146,7 @@ impl Server {
                 Standing::Follows => format!("not registered: {}", Standing::FOLLOWS),
                 Standing::Undecided(why) => format!("not registered: {why}"),
             };
-            format!("\n{} at kubelet: {standing}{}", plugin.resource, guard(plugin))
+            format!("\n{} at kubelet: {standing}{}{}", plugin.resource, isolation(plugin), guard(plugin))
         });
         let watch = view.pod_watch.as_ref().map(|view| view.watch.clone());
         let watch = watch.map_or_else(String::new, |watch| {
@@ -243,6 +243,19 @@ impl Server {
                 set(&mut refusal, header::WWW_AUTHENTICATE, "Bearer");
                 Some(refusal)
             }
+        }
+    }
+}
+
+/// What is to be known of containers that are not kept from others' GPUs.
+fn isolation(plugin: &PluginView) -> &'static str {
+    match plugin.isolation {
+        Isolation::Holds => "",
+        Isolation::GivenUp => {
+            "\nGPUs are not isolated: a pod's own NVIDIA_VISIBLE_DEVICES opens every one (--allow-unisolated-gpus)"
+        }
+        Isolation::Refused => {
+            "\nno container gets GPUs: a pod's own NVIDIA_VISIBLE_DEVICES would open every one (--allow-unisolated-gpus)"
         }
     }
 }

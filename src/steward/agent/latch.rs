@@ -7,6 +7,7 @@
 //! ```
 
 use model::observation::{GpuSourceState, Observation};
+use model::plugin::Isolation;
 use std::sync::Arc;
 
 /// How far an agent is with sharing GPUs.
@@ -33,6 +34,8 @@ pub(crate) struct Latch {
     pods: Option<bool>,
     hanging: bool,
     events_hang: bool,
+    /// No container gets GPUs, because nothing would isolate them.
+    unisolated: bool,
     /// Why the usage socket is not served, if it is not.
     pub usage: Option<Arc<str>>,
     /// An agent that is ready to follow another one is ready: an upgrade ends the other one then.
@@ -55,6 +58,7 @@ impl Latch {
                 self.gpus |= !matches!(state, GpuSourceState::Starting);
             }
             Observation::GpuEventsHang(hang) => self.events_hang = *hang,
+            Observation::Plugin(plugin) => self.unisolated = plugin.isolation == Isolation::Refused,
             Observation::Pods(_) => {
                 self.pods.replace(true);
             }
@@ -87,6 +91,11 @@ impl Latch {
         }
         if self.events_hang {
             return Err("the wait for the GPU driver's events hangs; XIDs come from the kernel log only".into());
+        }
+        if self.unisolated {
+            return Err(
+                "no container gets GPUs on this node: binding is early and NVIDIA's runtime puts devices in".into()
+            );
         }
         self.usage.clone().map_or(Ok(()), Err)
     }

@@ -30,6 +30,7 @@ mod file_counter;
 mod tenants;
 mod ahead;
 mod owner;
+mod isolation;
 mod allocation;
 mod pre_start;
 mod turn;

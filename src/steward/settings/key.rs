@@ -237,6 +237,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(
         Sharing,
+        "allow-unisolated-gpus",
+        (SWITCH, "false"),
+        "Share GPUs also where binding is early and NVIDIA's runtime puts devices into containers (envvar): there a pod's own \
+         NVIDIA_VISIBLE_DEVICES=all opens every GPU of the node. Without it no container gets GPUs there",
+    ),
+    key(
+        Sharing,
         "host-cdi-dirs",
         ("DIR,...", "/etc/cdi,/var/run/cdi"),
         "Where the CDI spec of NVIDIA's container toolkit (nvidia*.yaml, nvidia*.json) is looked for, in rising priority; what it \

@@ -51,7 +51,10 @@ impl Sharing {
                     let answer = self.give_ticket(&call.ids).await;
                     let _ = call.reply.send(answer);
                 }
-                Some(Binding::Early) => given = self.allocate_early(call, patient).await.or(given),
+                Some(Binding::Early) => match self.closed() {
+                    Some(refused) => drop(call.reply.send(Err(refused))),
+                    None => given = self.allocate_early(call, patient).await.or(given),
+                },
                 None if patient => self.allocations.push(call),
                 None => {
                     let _ = call.reply.send(Err(Refused("it is not known yet whether the runtime has CDI".into())));
@@ -218,6 +221,9 @@ impl Sharing {
         self.asked.tickets.send_replace((binding == Some(Binding::Late)).then(|| Arc::clone(&self.keeper.journal)));
         self.share.bind_early(binding == Some(Binding::Early));
         self.share.tickets_are_lost(lost == Some(true));
+        if self.look_at_isolation() {
+            self.tell_list();
+        }
         self.look_at_all_by_ticket();
     }
 

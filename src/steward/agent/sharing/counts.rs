@@ -2,7 +2,7 @@
 
 use crate::agent::guarding::Guards;
 use effects::plugin::Meter;
-use model::plugin::{DeviceSlots, Moves, Outcome, PluginView, PodFiles, Standing};
+use model::plugin::{DeviceSlots, Isolation, Moves, Outcome, PluginView, PodFiles, Standing};
 use model::share::Claim;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ pub(crate) struct Counts {
     moves: Moves,
     files: Vec<PodFiles>,
     guards: watch::Receiver<Guards>,
+    isolation: Isolation,
     last: Option<Arc<PluginView>>,
 }
 
@@ -69,6 +70,7 @@ impl Counts {
             moves: Moves::default(),
             files: Vec::new(),
             guards,
+            isolation: Isolation::default(),
             last: None,
         }
     }
@@ -114,6 +116,11 @@ impl Counts {
         self.files = files;
     }
 
+    /// Whether containers are kept from others' GPUs. Says whether that is new.
+    pub(super) fn isolation_is(&mut self, isolation: Isolation) -> bool {
+        std::mem::replace(&mut self.isolation, isolation) != isolation
+    }
+
     /// What [`Counts::changed`] said last was not heard.
     pub(super) fn untold(&mut self) {
         self.last = None;
@@ -145,6 +152,7 @@ impl Counts {
             without_gpu: self.without_gpu,
             moves: self.moves,
             files: self.files.clone(),
+            isolation: self.isolation,
             guards: self.guards.borrow().iter().map(|(policy, guard)| (*policy, *guard)).collect(),
             allocate: self.meter.allocate(),
             start: self.meter.start(),

@@ -136,6 +136,8 @@ pub(crate) struct Sharing {
     pub teller: Teller,
     /// Until when kubelet is looked at for pods that it is admitting and a scheduler waits for.
     pub admits_until: Instant,
+    /// Whether GPUs are shared where nothing keeps a pod from others'.
+    pub allow_unisolated: bool,
     /// Whether pods that use more than they were promised are evicted.
     pub evicts: bool,
     /// The promises that were reported last.
@@ -391,6 +393,7 @@ impl Sharing {
         }
         let cordoned = cards::cordoned(&view, &self.cordoned.borrow_and_update());
         let changed = self.share.cards_are(cards);
+        let changed = self.look_at_isolation() || changed;
         if self.share.cordoned_are(cordoned) || changed {
             self.tell_list();
         }

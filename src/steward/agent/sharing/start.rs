@@ -122,6 +122,7 @@ pub(crate) fn open(
         tenants: Tenants::default(),
         pods,
         sweep_at: Instant::now(),
+        allow_unisolated: sharing.allow_unisolated,
         evicts: sharing.evict_over_use,
         promises: Arc::from([]),
         admits_until: Instant::now(),
