@@ -97,6 +97,7 @@ mod tests {
     use crate::exit::Exit;
     use crate::settings::layer::Spoken;
     use crate::settings::value::LogFormat;
+    use crate::agent::latch::Progress;
     use crate::telemetry;
     use tokio::sync::mpsc;
     use tokio::task::JoinSet;
@@ -142,10 +143,13 @@ mod tests {
             pods: watch::channel(None).1,
             certificates: Arc::default(),
             stop: CancellationToken::new(),
+            progress: watch::channel(Progress::Shares).0,
+            sharing: None,
         };
         let exit = runtime().unwrap().block_on(async {
             let ended = lives(std::thread::spawn(|| panic!("on purpose")), agent.stop.clone()).await;
-            assert_eq!(told(Ok(("nvml-supervise", ended))), ("nvml-supervise", "its thread panicked".to_owned()));
+            let end = told(Ok(("nvml-supervise", ended)));
+            assert_eq!(end, ("nvml-supervise", "its thread panicked".to_owned(), Exit::Failure));
             let thread = std::thread::spawn(|| panic!("on purpose"));
             agent.must_not_end("nvml-supervise", lives(thread, agent.stop.clone()));
             let (_asks, seen) = mpsc::channel(1);
