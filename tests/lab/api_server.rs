@@ -4,20 +4,26 @@
 //! ```text
 //!   ApiServer::start()   .put(object)  .remove(…)  .bookmark()      what a cluster does
 //!                        .fault(…)  .cut()  .forget()  .stop()      what goes wrong
-//!                        .asked()                                   what it was asked
+//!                        .lag()                                     reads from its cache show what was, from now on
+//!                        .asked()  .object(…)                       what it was asked, and what came of it
 //! ```
+//!
+//! Objects are read, patched and made by name as well: merge patches with their preconditions, JSON patches with their tests,
+//! and who wrote a Node's labels and annotations last is kept in its `managedFields`.
 //!
 //! Objects are JSON as kubectl shows it, kept by plural, namespace and name; each change takes the next version, and a
 //! watch tells the changes after the version it was asked from. New verbs are routes in `router`.
 
+mod patch;
+
 use crate::eventually::eventually;
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Path as Place, Query, Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum_server::tls_rustls::RustlsConfig;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -104,6 +110,8 @@ struct World {
 struct Cluster {
     version: u64,
     objects: BTreeMap<Key, Value>,
+    /// What a read that is content with the cache (`resourceVersion=0`) shows, where that lags behind.
+    cache: Option<BTreeMap<Key, Value>>,
     changes: Vec<Change>,
     /// Versions before this one are forgotten.
     oldest: u64,
@@ -278,6 +286,26 @@ impl ApiServer {
         self.serve(listener);
     }
 
+    /// From now on its cache stands still: a read with `resourceVersion=0` shows what is there now, whatever happens.
+    pub fn lag(&self) {
+        let mut cluster = self.world.cluster.lock();
+        cluster.cache = Some(cluster.objects.clone());
+    }
+
+    /// An object as it is now.
+    #[must_use]
+    pub fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
+        let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
+        self.world.cluster.lock().objects.get(&key).cloned()
+    }
+
+    /// All objects of a kind, as they are now.
+    #[must_use]
+    pub fn objects(&self, plural: &str) -> Vec<Value> {
+        let cluster = self.world.cluster.lock();
+        cluster.objects.iter().filter(|(key, _)| key.0 == plural).map(|(_, object)| object.clone()).collect()
+    }
+
     /// Every request so far.
     #[must_use]
     pub fn asked(&self) -> Vec<Asked> {
@@ -335,7 +363,9 @@ pub fn pod(node: &str, namespace: &str, name: &str, uid: &str, containers: &[(&s
 fn router(world: Arc<World>) -> Router {
     Router::new()
         .route("/api/v1/{plural}", get(list))
-        .route("/api/v1/{plural}/{name}", get(object))
+        .route("/api/v1/{plural}/{name}", get(read).patch(write))
+        .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(read).patch(write))
+        .route("/apis/events.k8s.io/v1/namespaces/{namespace}/{plural}", post(make))
         .layer(middleware::from_fn_with_state(Arc::clone(&world), first))
         .with_state(world)
 }
@@ -380,9 +410,11 @@ async fn list(
     Place(plural): Place<String>,
     Query(query): Query<HashMap<String, String>>,
 ) -> Response {
-    let node =
-        query.get("fieldSelector").and_then(|selector| selector.strip_prefix("spec.nodeName=")).map(str::to_owned);
-    let wanted = Wanted { plural, node };
+    let selected = |field: &str| {
+        let value = query.get("fieldSelector").and_then(|selector| selector.strip_prefix(field));
+        value.and_then(|value| value.strip_prefix('=')).map(str::to_owned)
+    };
+    let wanted = Wanted { plural, node: selected("spec.nodeName"), name: selected("metadata.name") };
     if query.get("watch").is_some_and(|value| value == "true") {
         let from = query.get("resourceVersion").and_then(|version| version.parse().ok()).unwrap_or_default();
         return wanted.watched(world, from);
@@ -395,25 +427,79 @@ async fn list(
     ([("content-type", "application/json")], list.to_string()).into_response()
 }
 
-/// One object that has no namespace.
-async fn object(State(world): State<Arc<World>>, Place((plural, name)): Place<(String, String)>) -> Response {
+/// One object.
+async fn read(
+    State(world): State<Arc<World>>,
+    Place(place): Place<HashMap<String, String>>,
+    Query(query): Query<HashMap<String, String>>,
+) -> Response {
     let cluster = world.cluster.lock();
-    match cluster.objects.get(&(plural, String::new(), name.clone())) {
+    let from_cache = query.get("resourceVersion").is_some_and(|version| version == "0");
+    let objects = cluster.cache.as_ref().filter(|_| from_cache).unwrap_or(&cluster.objects);
+    match objects.get(&named(&place)) {
         Some(object) => ([("content-type", "application/json")], object.to_string()).into_response(),
-        None => status(404, &format!("{name} not found")),
+        None => status(404, &format!("{} not found", place.get("name").map_or("", String::as_str))),
     }
+}
+
+/// A patch of one object.
+async fn write(
+    State(world): State<Arc<World>>,
+    Place(place): Place<HashMap<String, String>>,
+    Query(query): Query<HashMap<String, String>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let Ok(change) = serde_json::from_slice::<Value>(&body) else { return status(400, "not JSON") };
+    let content = headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let manager = query.get("fieldManager").map_or("unknown", String::as_str);
+    let answer = {
+        let mut cluster = world.cluster.lock();
+        let key = named(&place);
+        let Some(mut object) = cluster.objects.get(&key).cloned() else { return status(404, "not found") };
+        if let Err((code, why)) = patch::apply(&mut object, &change, content) {
+            return status(code, &why);
+        }
+        patch::written(&mut object, &change, manager);
+        cluster.version += 1;
+        object["metadata"]["resourceVersion"] = cluster.version.to_string().into();
+        cluster.objects.insert(key.clone(), object.clone());
+        let version = cluster.version;
+        cluster.changes.push((version, "MODIFIED", key, object.clone()));
+        object
+    };
+    world.moved.send_modify(|moved| *moved += 1);
+    ([("content-type", "application/json")], answer.to_string()).into_response()
+}
+
+/// A new object of a name that the server chooses.
+async fn make(State(world): State<Arc<World>>, Place(place): Place<HashMap<String, String>>, body: Bytes) -> Response {
+    let Ok(mut object) = serde_json::from_slice::<Value>(&body) else { return status(400, "not JSON") };
+    let mut cluster = world.cluster.lock();
+    cluster.version += 1;
+    let begin = object["metadata"]["generateName"].as_str().unwrap_or_default();
+    object["metadata"]["name"] = format!("{begin}{}", cluster.version).into();
+    let (text, plural) = (object.to_string(), place.get("plural").cloned().unwrap_or_default());
+    cluster.objects.insert(key(&plural, &object), object);
+    (StatusCode::CREATED, [("content-type", "application/json")], text).into_response()
+}
+
+fn named(place: &HashMap<String, String>) -> Key {
+    let text = |name: &str| place.get(name).cloned().unwrap_or_default();
+    (text("plural"), text("namespace"), text("name"))
 }
 
 /// What a list or watch is about.
 struct Wanted {
     plural: String,
     node: Option<String>,
+    name: Option<String>,
 }
 
 impl Wanted {
     fn fits(&self, key: &Key, object: &Value) -> bool {
         let here = self.node.as_ref().is_none_or(|node| object["spec"]["nodeName"] == node.as_str());
-        key.0 == self.plural && here
+        key.0 == self.plural && here && self.name.as_ref().is_none_or(|name| key.2 == *name)
     }
 
     /// Everything that happens after version `from`, until it is cut or the client goes.

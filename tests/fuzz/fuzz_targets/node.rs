@@ -5,6 +5,11 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = wire::versions::decode(bytes);
+    if let Ok(list) = wire::node::decode_list(bytes) {
+        for node in list.nodes {
+            assert!(node.annotation("absent").is_some() || !node.annotated_by("absent", "us"));
+        }
+    }
     if let Ok(node) = wire::node::decode(bytes) {
         for (label, value) in node.labels() {
             assert_eq!(node.label(label), Some(value));

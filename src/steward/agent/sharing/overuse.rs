@@ -57,7 +57,8 @@ fn tell(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
 }
 
 fn write_event(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, String, String)) {
-    let (api, uid, name) = (api.clone(), pod.uid.clone(), pod.name.clone());
+    // Of a static pod the hash of its manifest: there `kubectl describe` looks for events.
+    let (api, uid, name) = (api.clone(), pod.cgroup_uid().clone(), pod.name.clone());
     tokio::spawn(async move {
         let event = Event { weight: Weight::Warning, reason, action: "Account", note, at };
         if let Err(error) = api.pod_event(&uid, &name, &event).await {

@@ -448,7 +448,7 @@ impl Sharing {
         if pods.pods.iter().any(|pod| self.teller.is_awaited(pod)) {
             self.admits_until = Instant::now() + ADMITS;
         }
-        self.teller.forget(&pods);
+        self.teller.pods_are(&pods);
         self.arrivals.forget(&pods.pods.iter().map(|pod| pod.cgroup_uid()).collect());
         let tenants = self.tenants.of(&pods, &self.config.rules, &self.node);
         let served = self.share.served_by_scheduler();

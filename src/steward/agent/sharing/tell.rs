@@ -17,7 +17,7 @@ use model::share::{Portion, Tenant};
 use model::unit::{Bytes, CorePercent, Mib};
 use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use wire::{assignment, bind, key};
@@ -29,6 +29,9 @@ pub(crate) struct Teller {
     own: OwnNode,
     node: NodeName,
     told: Told,
+    /// Static pods: the kubelet knows each by the hash of its manifest, the API server by the UID of its mirror. What is
+    /// written on one names the mirror; events name the hash, as the kubelet's own do, because `kubectl describe` looks there.
+    mirrors: BTreeMap<PodUid, PodUid>,
     served: BTreeSet<PodUid>,
     accused: Accused,
     unwritten: Unwritten,
@@ -44,6 +47,7 @@ impl Teller {
             own,
             node,
             told: Told::default(),
+            mirrors: BTreeMap::new(),
             served: BTreeSet::new(),
             accused: Accused::default(),
             unwritten: Unwritten::default(),
@@ -51,8 +55,10 @@ impl Teller {
         }
     }
 
-    /// Forgets pods that are gone.
-    pub(super) fn forget(&mut self, pods: &PodList) {
+    /// Learns which pods there are, and forgets those that are gone.
+    pub(super) fn pods_are(&mut self, pods: &PodList) {
+        let mirrored = pods.pods.iter().filter(|pod| pod.mirror_of.is_some());
+        self.mirrors = mirrored.map(|pod| (pod.cgroup_uid().clone(), pod.uid.clone())).collect();
         let here: BTreeSet<&PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid()).collect();
         self.told.forget(&here);
         self.served.retain(|uid| here.contains(uid));
@@ -95,9 +101,15 @@ impl Teller {
         self.write();
     }
 
-    /// Has this written, now and until it stands there.
-    fn has_to_stand(&mut self, kind: Kind, of: &PodUid, (uid, pod): (&PodUid, &PodRef), annotations: Annotations) {
-        if !self.unwritten.add((of, kind), (uid, pod), annotations, sources::clock::monotonic()) {
+    /// The UID by which the API server knows a pod that is known here by this one.
+    fn at_server(&self, of: &PodUid) -> PodUid {
+        self.mirrors.get(of).unwrap_or(of).clone()
+    }
+
+    /// Has this written on the pod that is known here as `of`, now and until it stands there.
+    fn has_to_stand(&mut self, kind: Kind, (of, pod): (&PodUid, &PodRef), annotations: Annotations) {
+        let uid = self.at_server(of);
+        if !self.unwritten.add((of, kind), (&uid, pod), annotations, sources::clock::monotonic()) {
             tracing::error!(%pod, "more waits to be written on pods than is kept; this is never written: {}", meaning(kind));
         }
         self.write();
@@ -111,7 +123,7 @@ impl Teller {
         }
         if why.for_good() {
             let mark = Annotations::from([(key::EVICT, Some(why.code().into()))]);
-            self.has_to_stand(Kind::Evict, uid, (uid, pod), mark);
+            self.has_to_stand(Kind::Evict, (uid, pod), mark);
         }
         true
     }
@@ -119,7 +131,7 @@ impl Teller {
     /// A pod that was never to start because of this starts: the mark goes.
     pub(super) fn starts_after_all(&mut self, (uid, pod): (&PodUid, &PodRef), why: &Refusal) {
         if self.told.take_back(uid, why.code()) {
-            self.has_to_stand(Kind::Evict, uid, (uid, pod), Annotations::from([(key::EVICT, None)]));
+            self.has_to_stand(Kind::Evict, (uid, pod), Annotations::from([(key::EVICT, None)]));
         }
     }
 
@@ -154,7 +166,7 @@ impl Teller {
         const REASON: &str = "LimitsNotApplied";
         let note = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not make the \
                     edits of their CDI devices (is CDI switched off there?); delete the pod";
-        self.is_to_go(uid, (uid, pod), REASON, note.into())
+        self.is_to_go((uid, pod), REASON, note.into())
     }
 
     /// A pod has written more into its folders than it may: an event and the mark once, and an eviction each time where that is
@@ -168,7 +180,7 @@ impl Teller {
             files.files,
             limit.0 >> 20
         );
-        if self.is_to_go(pod.cgroup_uid(), (&pod.uid, &pod.name), REASON, note.clone()) {
+        if self.is_to_go((pod.cgroup_uid(), &pod.name), REASON, note.clone()) {
             tracing::warn!(pod = %pod.name, bytes = files.bytes.0, files = files.files, "a pod has written too much: {note}");
         }
         if evicts && pod.mirror_of.is_none() {
@@ -177,11 +189,11 @@ impl Teller {
     }
 
     /// An event and the mark for who may evict the pod, if this was not told before; whether it was not.
-    fn is_to_go(&mut self, of: &PodUid, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
-        let is_new = self.told.is_new(of, &Arc::from(""), reason);
+    fn is_to_go(&mut self, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
+        let is_new = self.told.is_new(names.0, &Arc::from(""), reason);
         if is_new {
             self.event(names.0, names.1, reason, note);
-            self.has_to_stand(Kind::Evict, of, names, Annotations::from([(key::EVICT, Some(reason.into()))]));
+            self.has_to_stand(Kind::Evict, names, Annotations::from([(key::EVICT, Some(reason.into()))]));
         }
         is_new
     }
@@ -202,7 +214,7 @@ impl Teller {
         match assignment::encode(key::ALLOCATED, &slots) {
             Ok(text) => {
                 let claim = Annotations::from([(key::ALLOCATED, Some(text.into()))]);
-                self.has_to_stand(Kind::Claim, &tenant.uid, (&tenant.uid, &tenant.pod), claim);
+                self.has_to_stand(Kind::Claim, (&tenant.uid, &tenant.pod), claim);
             }
             Err(fault) => {
                 tracing::warn!(pod = %tenant.pod, %fault, "where this claim has moved cannot be written on its pod");
@@ -258,9 +270,9 @@ impl Teller {
             return;
         }
         let failed = Annotations::from([(key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Failed).into()))]);
-        let (of, names) = (pod.cgroup_uid().clone(), (&pod.uid, &pod.name));
-        self.has_to_stand(Kind::Served, &of, names, failed);
-        self.has_to_stand(Kind::Lock, &of, names, Annotations::new());
+        let names = (pod.cgroup_uid(), &pod.name);
+        self.has_to_stand(Kind::Served, names, failed);
+        self.has_to_stand(Kind::Lock, names, Annotations::new());
     }
 
     /// All containers of a pod that HAMi's scheduler placed have got their GPUs: the scheduler waits for this, and holds the
@@ -274,9 +286,9 @@ impl Teller {
             (key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Success).into())),
             (key::TO_ALLOCATE, Some(left.into())),
         ]);
-        let (of, names) = (pod.cgroup_uid().clone(), (&pod.uid, &pod.name));
-        self.has_to_stand(Kind::Served, &of, names, served);
-        self.has_to_stand(Kind::Lock, &of, names, Annotations::new());
+        let names = (pod.cgroup_uid(), &pod.name);
+        self.has_to_stand(Kind::Served, names, served);
+        self.has_to_stand(Kind::Lock, names, Annotations::new());
     }
 
     /// A pod that nobody placed got something: it is written where a scheduler would have written it, with a mark that it
@@ -290,7 +302,7 @@ impl Teller {
                     (key::ASSIGNED_NODE, Some(self.node.as_str().into())),
                     (key::PLACED_BY, Some(key::PLACED_BY_AGENT.into())),
                 ]);
-                self.has_to_stand(Kind::Claim, &tenant.uid, (&tenant.uid, &tenant.pod), share);
+                self.has_to_stand(Kind::Claim, (&tenant.uid, &tenant.pod), share);
             }
             Err(fault) => tracing::warn!(pod = %tenant.pod, %fault, "what this pod got cannot be written on it"),
         }
@@ -334,4 +346,58 @@ fn blank(text: &str) -> String {
         slots.blank(container);
     }
     assignment::encode(key::TO_ALLOCATE, &slots).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lab::api_server::{self, ApiServer as Server};
+    use serde_json::{Value, json};
+    use std::time::Duration;
+
+    const HASH: &str = "0123456789abcdef0123456789abcdef";
+    const MIRROR: &str = "cccccccc-0000-4000-8000-000000000003";
+
+    fn mirror() -> Value {
+        let mut pod = api_server::pod("n1", "ml", "train-n1", MIRROR, &[("main", "")]);
+        pod["metadata"]["annotations"] = json!({
+            "kubernetes.io/config.hash": HASH, "kubernetes.io/config.mirror": HASH, (key::BIND_PHASE): "allocating",
+        });
+        pod
+    }
+
+    /// Until it holds, while the teller goes about its writes.
+    async fn until(teller: &mut Teller, what: &str, holds: impl Fn() -> bool) {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        while !holds() {
+            assert!(tokio::time::Instant::now() < deadline, "{what}");
+            let turn = tokio::time::timeout(Duration::from_millis(50), teller.turn());
+            let _ = turn.await;
+        }
+    }
+
+    #[tokio::test]
+    async fn on_a_static_pod_its_mirror_is_written_and_its_events_are_where_kubectl_looks() {
+        let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
+        server.put("pods", mirror());
+        let connection = sources::kubernetes::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
+        let node = NodeName::parse("n1").unwrap();
+        let api = ApiServer::new(connection.client.clone(), node.clone());
+        let mut teller = Teller::new(api, OwnNode::new(connection, node.clone()), node);
+        let pod = Arc::new(wire::pod::decode(mirror().to_string().as_bytes()).unwrap());
+        assert_eq!((pod.cgroup_uid().as_str(), pod.uid.as_str()), (HASH, MIRROR));
+        teller.pods_are(&PodList { pods: vec![Arc::clone(&pod)], ..PodList::default() });
+
+        let names = (pod.cgroup_uid(), &pod.name);
+        assert!(teller.not_applied(names.0, names.1));
+        teller.unfilled(&pod);
+        let annotation = |key: &str| {
+            let pod = server.object("pods", "ml", "train-n1").unwrap();
+            pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
+        };
+        until(&mut teller, "the mark for eviction", || annotation(key::EVICT).is_some()).await;
+        until(&mut teller, "the word for the scheduler", || annotation(key::BIND_PHASE) == Some("failed".into())).await;
+        until(&mut teller, "the event", || !server.objects("events").is_empty()).await;
+        assert_eq!(server.objects("events")[0]["regarding"]["uid"], HASH);
+    }
 }

@@ -45,9 +45,10 @@ fn outcome(error: &NotWritten) -> Outcome {
     }
 }
 
-/// Takes the lock off our Node if it is this pod's, and only as it was read.
+/// Takes the lock off our Node if it is this pod's, and only as it was read. Where it was written anew since, that is a failed
+/// try, and the next one reads it again.
 async fn release(api: &ApiServer, own: &OwnNode, pod: &PodRef) -> Result<(), String> {
-    let seen = own.look().await?;
+    let seen = own.look_now().await?;
     let Some(text) = seen.annotation(key::NODE_LOCK) else { return Ok(()) };
     let lock = match node_lock::decode(text) {
         Ok(lock) => lock,
@@ -65,6 +66,7 @@ async fn release(api: &ApiServer, own: &OwnNode, pod: &PodRef) -> Result<(), Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn only_a_pod_that_is_gone_ends_the_tries() {
@@ -82,6 +84,36 @@ mod tests {
             (NotWritten::Broken("annotations".into(), "connection refused".into()), Outcome::Failed),
         ] {
             assert_eq!(outcome(&error), expected, "{error}");
+        }
+    }
+
+    /// The cache may lag behind the scheduler that has just taken the lock, and behind another one that has.
+    #[tokio::test]
+    async fn a_lock_is_released_as_it_stands_now_whatever_a_cache_shows() {
+        const ANOTHERS: &str = "2026-11-21T10:21:47Z,ml,other";
+        for cached in [None, Some(ANOTHERS), Some("2026-11-21T09:00:00Z,ml,train-0")] {
+            let (server, folder) = (lab::api_server::ApiServer::start(), tempfile::tempdir().unwrap());
+            let node = |lock: Option<&str>| {
+                let annotations = lock.map_or_else(|| json!({}), |lock| json!({ (key::NODE_LOCK): lock }));
+                server.put("nodes", json!({ "metadata": { "name": "n1", "uid": "u-1", "annotations": annotations } }));
+            };
+            let lock = || server.object("nodes", "", "n1").unwrap()["metadata"]["annotations"][key::NODE_LOCK].clone();
+            node(cached);
+            server.lag();
+            node(Some("2026-11-21T10:21:48Z,ml,train-0"));
+            let connection = sources::kubernetes::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
+            let name = model::id::NodeName::parse("n1").unwrap();
+            let (api, own) = (ApiServer::new(connection.client.clone(), name.clone()), OwnNode::new(connection, name));
+            let pod = |name: &str| PodRef { namespace: "ml".into(), name: name.into() };
+            assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()));
+            assert_eq!(lock(), json!(null), "where the cache shows {cached:?}");
+
+            node(Some(ANOTHERS));
+            assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()), "nothing of its own is left to release");
+            assert_eq!(lock(), ANOTHERS);
+            let late = api.release_node(key::NODE_LOCK, "2026-11-21T10:21:48Z,ml,train-0").await.unwrap_err();
+            assert_eq!(outcome(&late), Outcome::Failed, "written anew since it was read: {late}");
+            assert_eq!(lock(), ANOTHERS);
         }
     }
 }
