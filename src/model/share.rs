@@ -100,6 +100,8 @@ pub enum Assignment {
     Given(Vec<Vec<Portion>>),
     /// Something that cannot be read; the sentence names key and place.
     Unreadable(Arc<str>),
+    /// The pod asks for something that no GPU has; the sentence names container, resource and amount.
+    BadRequest(Arc<str>),
 }
 
 /// A pod that is bound to this node and asks for GPUs.

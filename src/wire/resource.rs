@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The rules are HAMi's: an amount of MiB wins over a share; without either it is the default amount, or the whole GPU; a
-//! share of 0 or less is none, one above 100 is 100; cores above 100 are 100. What HAMi takes for no request at all (an amount
-//! that is no whole number, negative or beyond 31 bits) is an error here, so that somebody is told.
+//! share of 0 or less is none, one above 100 is 100. What HAMi takes for no request at all (an amount that is no whole number,
+//! negative or beyond 31 bits) is an error here, so that the pod's owner is told; so are cores above 100, which HAMi cuts, and
+//! a priority other than 0 and 1, which nothing knows.
 //!
 //! What must never happen here: the webhook's work. It adds a count where only memory or cores are asked for, and all cores
 //! where the whole memory is; what stands in the pod is taken as it stands.
@@ -23,6 +24,10 @@ pub type Amounts = BTreeMap<String, String>;
 
 /// HAMi's programs hold all amounts in 32 bits with a sign.
 const MAX_NUMBER: i64 = i32::MAX as i64;
+/// Cores are percent of one GPU's computing time.
+const MAX_CORES: i64 = 100;
+/// The lower of HAMi's two priorities; 0 is the higher one.
+const MAX_PRIORITY: i64 = 1;
 
 /// What the resources are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,13 +128,20 @@ pub fn request(rules: &Rules, limits: &Amounts, requests: &Amounts) -> Result<Op
         (None, None, Some(amount)) => MemoryRequest::Amount(amount),
         (None, None, None) => MemoryRequest::WHOLE,
     };
-    let cores = amount(cores, MAX_NUMBER)?.map_or(rules.default_cores.0, |cores| u32::try_from(cores).unwrap_or(100));
+    let cores = amount(cores, MAX_CORES)?.map_or(rules.default_cores.0, |cores| u32::try_from(cores).unwrap_or(100));
     Ok(Some(GpuRequest {
         count: u32::try_from(count).unwrap_or(u32::MAX),
         memory,
         cores: CorePercent(cores.min(100)),
-        priority: amount(priority, MAX_NUMBER)?.and_then(|priority| u32::try_from(priority).ok()),
+        priority: amount(priority, MAX_PRIORITY)?.and_then(|priority| u32::try_from(priority).ok()),
     }))
+}
+
+/// How many GPUs a container with these limits gets from the kubelet, whatever else it asks for.
+#[must_use]
+pub fn count(rules: &Rules, limits: &Amounts) -> u32 {
+    let count = limits.get(&rules.names.count).and_then(|text| whole(text, MAX_NUMBER).ok());
+    count.and_then(|count| u32::try_from(count).ok()).unwrap_or(0)
 }
 
 fn whole(text: &str, most: i64) -> Result<i64, String> {
@@ -182,7 +194,7 @@ mod tests {
             (&[(GPU, "1"), (SHARE, "25")], of(1, Percent(25), 0)),
             (&[(GPU, "1"), (SHARE, "150")], of(1, Percent(100), 0)),
             (&[(GPU, "1"), (SHARE, "25"), (MEMORY, "3000")], of(1, Amount(Mib(3000)), 0)),
-            (&[(GPU, "1"), (MEMORY, "1"), (CORES, "101")], of(1, Amount(Mib(1)), 100)),
+            (&[(GPU, "1"), (MEMORY, "1"), (CORES, "100")], of(1, Amount(Mib(1)), 100)),
             (&[(GPU, "0"), (MEMORY, "1")], None),
             (&[(MEMORY, "1"), (CORES, "10")], None),
             (&[("cpu", "1")], None),
@@ -190,7 +202,12 @@ mod tests {
         ] {
             assert_eq!(asked(limits), expected, "{limits:?}");
         }
-        assert_eq!(asked(&[(GPU, "1"), (PRIORITY, "0")]).unwrap().priority, Some(0));
+        for (priority, number) in [("0", 0), ("1", 1)] {
+            assert_eq!(asked(&[(GPU, "1"), (PRIORITY, priority)]).unwrap().priority, Some(number));
+        }
+        for (limits, number) in [(&[(GPU, "2"), (CORES, "150")][..], 2), (&[(GPU, "x")], 0), (&[(CORES, "1")], 0)] {
+            assert_eq!(count(&Rules::default(), &amounts(limits)), number, "{limits:?}");
+        }
     }
 
     #[test]
@@ -223,7 +240,9 @@ mod tests {
             (&[(GPU, "1"), (MEMORY, "3Gi")], "nvidia.com/gpumem: is not between 0 and 2147483647: \"3Gi\""),
             (&[(GPU, "1"), (MEMORY, "lots")], "nvidia.com/gpumem: not a quantity: \"lots\""),
             (&[(GPU, "1"), (SHARE, "12.5")], "nvidia.com/gpumem-percentage: is not a whole number: \"12.5\""),
-            (&[(GPU, "1"), (CORES, "-1")], "nvidia.com/gpucores: is not between 0 and 2147483647: \"-1\""),
+            (&[(GPU, "1"), (CORES, "-1")], "nvidia.com/gpucores: is not between 0 and 100: \"-1\""),
+            (&[(GPU, "1"), (CORES, "150")], "nvidia.com/gpucores: is not between 0 and 100: \"150\""),
+            (&[(GPU, "1"), (PRIORITY, "7")], "nvidia.com/priority: is not between 0 and 1: \"7\""),
         ] {
             let error = request(&Rules::default(), &amounts(limits), &Amounts::new()).unwrap_err();
             assert_eq!(error.to_string(), text);

@@ -1,6 +1,6 @@
 //! A pod as sharing sees it: what each container asks for, and what a scheduler promised it.
 
-use crate::resource::{self, Rules};
+use crate::resource::{self, Amounts, Rules};
 use crate::{assignment, key};
 use model::claim;
 use model::id::NodeName;
@@ -27,17 +27,18 @@ pub fn of(pod: &Pod, rules: &Rules, node: &NodeName) -> Option<Tenant> {
             };
             Some(ask(container, role, rules).unwrap_or_else(|why| {
                 unreadable.get_or_insert(why);
-                Ask { container: container.name.clone(), role, slots: 0, memory: None, cores: None, priority: None }
+                let slots = resource::count(rules, &amounts(container));
+                Ask { container: container.name.clone(), role, slots, memory: None, cores: None, priority: None }
             }))
         })
         .collect();
     let torn = unreadable.is_some();
     let assignment = match unreadable {
-        Some(why) => Assignment::Unreadable(why.into()),
+        Some(why) => Assignment::BadRequest(why.into()),
         None => read(pod, &asks, node),
     };
     // A claim without anybody who asks is somebody's mistake, and is told.
-    let odd = matches!(assignment, Assignment::Unreadable(_)) && (torn || pod.annotation(key::ALLOCATED).is_some());
+    let odd = torn || (matches!(assignment, Assignment::Unreadable(_)) && pod.annotation(key::ALLOCATED).is_some());
     let asking = odd || asks.iter().any(|ask| ask.slots > 0);
     let asks_for_gpus = |name: &str| asks.iter().any(|ask| ask.slots > 0 && *ask.container == *name);
     let started = pod.containers.iter().any(|container| asks_for_gpus(&container.name) && has_run(container));
@@ -59,9 +60,12 @@ fn has_run(container: &PodContainer) -> bool {
     container.id.is_some() || matches!(container.state, ContainerState::Running | ContainerState::Terminated)
 }
 
+fn amounts(container: &PodContainer) -> Amounts {
+    container.limits.iter().map(|(name, quantity)| (name.to_string(), quantity.to_string())).collect()
+}
+
 fn ask(container: &PodContainer, role: Role, rules: &Rules) -> Result<Ask, String> {
-    let limits: BTreeMap<String, String> =
-        container.limits.iter().map(|(name, quantity)| (name.to_string(), quantity.to_string())).collect();
+    let limits = amounts(container);
     let request = resource::request(rules, &limits, &BTreeMap::new())
         .map_err(|bad| format!("container {}: {bad}", container.name))?;
     // A memory that the pod did not name is the whole card, which is no limit.
@@ -223,7 +227,13 @@ mod tests {
             }
         }
         let torn = tenant(&json!({}), &json!({ "nvidia.com/gpu": "1.5" })).unwrap();
-        assert!(matches!(torn.assignment, Assignment::Unreadable(why) if why.contains("side")));
+        assert!(matches!(torn.assignment, Assignment::BadRequest(why) if why.contains("side")));
+        for (resource, amount) in [("nvidia.com/gpucores", "150"), ("nvidia.com/priority", "7")] {
+            let asks = tenant(&json!({}), &json!({ "nvidia.com/gpu": "2", resource: amount })).unwrap();
+            let Assignment::BadRequest(why) = &asks.assignment else { panic!("{:?}", asks.assignment) };
+            assert!(why.starts_with(&format!("container side: {resource}: ")) && why.contains(amount), "{why}");
+            assert_eq!(asks.asks[1].slots, 2, "the kubelet gives it as many ids all the same");
+        }
         assert_eq!(tenant(&json!({}), &limits).unwrap().assignment, Assignment::None);
     }
 

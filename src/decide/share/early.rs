@@ -125,7 +125,7 @@ impl Share {
                 moved.filter(|moved| self.could_sit(&uid, at, moved)).unwrap_or(own)
             }
             Assignment::None if self.shares(&uid) => self.share_of(tenant.asks.get(at)?, ids).ok()?,
-            Assignment::None | Assignment::Unreadable(_) => Vec::new(),
+            Assignment::None | Assignment::Unreadable(_) | Assignment::BadRequest(_) => Vec::new(),
         };
         // Its start is refused.
         let portions = if self.repeated(&portions).is_some() { Vec::new() } else { portions };
@@ -172,7 +172,7 @@ impl Share {
         self.next_among(size, certain, |tenant| match self.assignment(tenant) {
             Assignment::Given(_) => true,
             Assignment::None => self.may_share(),
-            Assignment::Unreadable(_) => false,
+            Assignment::Unreadable(_) | Assignment::BadRequest(_) => false,
         })
     }
 

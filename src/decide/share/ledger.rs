@@ -100,7 +100,7 @@ impl Share {
         }
         match self.assignment(tenant) {
             Assignment::Given(portions) => Some(portions),
-            Assignment::None | Assignment::Unreadable(_) => None,
+            Assignment::None | Assignment::Unreadable(_) | Assignment::BadRequest(_) => None,
         }
     }
 }

@@ -36,7 +36,7 @@ impl Share {
                 let held: Vec<Vec<Portion>> = own.collect();
                 self.keep(tenant, &held, &|_| false);
             }
-            Assignment::Unreadable(_) => {
+            Assignment::Unreadable(_) | Assignment::BadRequest(_) => {
                 let claim: Vec<Vec<Portion>> =
                     tenant.asks.iter().map(|ask| self.told_to(tenant, ask).to_vec()).collect();
                 if claim.iter().any(|own| !own.is_empty()) {

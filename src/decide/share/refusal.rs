@@ -15,6 +15,8 @@ pub enum Refusal {
     NotPlaced,
     /// The claim cannot be read.
     Unreadable(Arc<str>),
+    /// A container asks for something that no GPU has.
+    BadRequest(Arc<str>),
     /// The claim has another number of devices than the kubelet gave.
     Count {
         /// In the claim.
@@ -92,6 +94,7 @@ impl Refusal {
         match self {
             Refusal::NotPlaced => "NotPlaced",
             Refusal::Unreadable(_) => "UnreadableClaim",
+            Refusal::BadRequest(_) => "BadRequest",
             Refusal::Count { .. } => "CountDiffers",
             Refusal::NoSuchDevice(_) => "NoSuchDevice",
             Refusal::DoesNotFit { .. } => "DoesNotFit",
@@ -119,6 +122,9 @@ impl fmt::Display for Refusal {
                 "the pod's GPU claim (annotation hami.io/vgpu-devices-allocated) cannot be read: {why}; delete the pod, so that \
                  the scheduler places a new one"
             ),
+            Refusal::BadRequest(why) => {
+                write!(f, "the pod asks for something that no GPU has: {why}; correct the request in the pod's spec")
+            }
             Refusal::Count { claimed, given } => write!(
                 f,
                 "the pod's claim names {claimed} GPUs for this container, and the kubelet allocated {given} \
@@ -217,6 +223,7 @@ mod tests {
         let others = [
             Refusal::NotPlaced,
             Refusal::Unreadable("it ends early".into()),
+            Refusal::BadRequest("container main: nvidia.com/gpucores: is not between 0 and 100: \"150\"".into()),
             Refusal::Count { claimed: 1, given: 2 },
             Refusal::NoSuchDevice(device.clone()),
             Refusal::SameGpuTwice { device, slots: 2, gpus: 1 },
@@ -244,7 +251,9 @@ mod tests {
         for refusal in every_refusal() {
             let text = refusal.to_string();
             let (_, remedy) = text.split_once("; ").unwrap_or_default();
-            let acts = ["delete", "ask for less", "set spec.schedulerName"].iter().any(|act| remedy.contains(act));
+            let acts = ["delete", "ask for less", "set spec.schedulerName", "correct the request"]
+                .iter()
+                .any(|act| remedy.contains(act));
             assert!(acts || refusal == Refusal::Finished, "{}: {text}", refusal.code());
             for unclear in ["promised", "slot of another", "somebody", "nobody", "assignment", " bytes"] {
                 assert!(!text.contains(unclear), "{}: {text}", refusal.code());

@@ -146,6 +146,7 @@ impl Share {
         match self.assignment(tenant) {
             Assignment::Given(portions) => Ok((portions, false)),
             Assignment::Unreadable(why) => Err(Refusal::Unreadable(why)),
+            Assignment::BadRequest(why) => Err(Refusal::BadRequest(why)),
             Assignment::None if !self.shares(&tenant.uid) => Err(Refusal::NotPlaced),
             Assignment::None => {
                 let portions = self.share_out(tenant, books)?;

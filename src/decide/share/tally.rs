@@ -77,7 +77,7 @@ impl Share {
         let living = self.tenants.values().filter(|tenant| !tenant.finished);
         living.filter(move |tenant| match self.assignment(tenant) {
             Assignment::Given(portions) => portions.iter().flatten().any(|portion| devices.contains(&portion.device)),
-            Assignment::None | Assignment::Unreadable(_) => false,
+            Assignment::None | Assignment::Unreadable(_) | Assignment::BadRequest(_) => false,
         })
     }
 }

@@ -306,6 +306,7 @@ fn what_cannot_be_right_is_refused_with_its_reason() {
     for (tenant, refusal, word) in [
         (given(vec![portion(7, 8, 30)]), Refusal::NoSuchDevice(device(7)), "this node has no such GPU"),
         (one(Assignment::Unreadable("torn".into())), Refusal::Unreadable("torn".into()), "torn"),
+        (one(Assignment::BadRequest("150".into())), Refusal::BadRequest("150".into()), "150"),
         (
             given(vec![]),
             Refusal::Count { claimed: 0, given: 1 },
