@@ -13,10 +13,12 @@ const MAX_NOTES: usize = 12;
 /// The whole table, with a newline at the end.
 pub(super) fn of(state: &NodeUsage) -> String {
     let mut table = Table::default();
-    table.head(state);
     for gpu in &state.gpus {
         table.gpu(gpu);
     }
+    let rows = std::mem::take(&mut table.text);
+    table.head(state);
+    table.text.push_str(&rows);
     table.end()
 }
 
@@ -24,6 +26,8 @@ pub(super) fn of(state: &NodeUsage) -> String {
 struct Table {
     text: String,
     notes: Vec<String>,
+    /// Age of the oldest value that is shown, in microseconds. The size of a GPU's memory is no measurement and has none.
+    oldest: Option<u64>,
 }
 
 /// What one line says, each cell as text.
@@ -41,7 +45,7 @@ impl Table {
         let made = i64::try_from(state.made_at_us).ok().and_then(|at| jiff::Timestamp::from_microsecond(at).ok());
         let made = made.map_or_else(|| "?".to_owned(), |at| format!("{at:.0}"));
         let made_up = if state.simulated { "  (simulated GPUs)" } else { "" };
-        self.line(&format!("{}  {made}{}{made_up}", plain(&state.node), age(state)));
+        self.line(&format!("{}  {made}{}{made_up}", plain(&state.node), self.age()));
         self.line(&source(state));
         if !state.gpus.is_empty() {
             self.line("");
@@ -127,6 +131,7 @@ impl Table {
     }
 
     fn percent(&mut self, place: &str, what: &str, reading: Option<&Percent>) -> String {
+        self.shows(reading.and_then(|reading| reading.age_us));
         match reading.and_then(|reading| reading.value) {
             Some(value) => format!("{value:.0} %"),
             None => self.absent(place, what, reading.and_then(|reading| reading.absent.as_ref())),
@@ -134,6 +139,7 @@ impl Table {
     }
 
     fn count(&mut self, place: &str, reading: Option<&Count>) -> String {
+        self.shows(reading.and_then(|reading| reading.age_us));
         match reading.and_then(|reading| reading.value) {
             Some(value) => value.to_string(),
             None => self.absent(place, "processes", reading.and_then(|reading| reading.absent.as_ref())),
@@ -141,6 +147,7 @@ impl Table {
     }
 
     fn memory(&mut self, place: &str, used: Option<&Bytes>, total: Option<&Bytes>) -> String {
+        self.shows(used.and_then(|reading| reading.age_us));
         let used = match used.and_then(|reading| reading.value) {
             Some(value) => Amount(value).to_string(),
             None => self.absent(place, "memory", used.and_then(|reading| reading.absent.as_ref())),
@@ -149,6 +156,17 @@ impl Table {
             Some(total) => format!("{used} of {:>8}", Amount(total).to_string()),
             None => used,
         }
+    }
+
+    /// How old the oldest of the values is that are shown.
+    fn age(&self) -> String {
+        self.oldest.map_or_else(String::new, |age| {
+            format!("  values at most {:.1} s old", Duration::from_micros(age).as_secs_f64())
+        })
+    }
+
+    fn shows(&mut self, age: Option<u64>) {
+        self.oldest = self.oldest.max(age);
     }
 
     /// A dash, with the reason below the table.
@@ -174,18 +192,6 @@ fn health(health: Health) -> &'static str {
         Health::Degraded => "degraded",
         Health::Unhealthy => "unhealthy",
     }
-}
-
-/// How old the oldest of the values is that are shown.
-fn age(state: &NodeUsage) -> String {
-    let ages = state.gpus.iter().flat_map(|gpu| {
-        let used = gpu.memory_used.as_ref().and_then(|reading| reading.age_us);
-        let busy = gpu.utilization.as_ref().and_then(|reading| reading.age_us);
-        used.into_iter().chain(busy)
-    });
-    ages.max().map_or_else(String::new, |age| {
-        format!("  values at most {:.1} s old", Duration::from_micros(age).as_secs_f64())
-    })
 }
 
 fn source(state: &NodeUsage) -> String {
@@ -323,6 +329,34 @@ GPU NAME                             HEALTH      BUSY                MEMORY PROC
 - processes of GPU 1: the agent did not say why
 ";
         assert_eq!(of(&state()), expect);
+    }
+
+    /// Lists of processes are read every 5 s, utilisation every second: the older one counts, whichever column it stands in.
+    #[test]
+    fn the_age_is_that_of_the_oldest_value_that_is_shown() {
+        let old = |state: &mut NodeUsage, which: usize| {
+            let gpu = &mut state.gpus[0];
+            match which {
+                0 => gpu.processes = Some(Count { value: Some(3), age_us: Some(5_000_000), ..Count::default() }),
+                1 => gpu.pods[0].memory_used.as_mut().unwrap().age_us = Some(5_000_000),
+                2 => gpu.pods[1].sm = Some(Percent { value: Some(1.0), age_us: Some(5_000_000), ..Percent::default() }),
+                3 => gpu.unattributed_memory.as_mut().unwrap().age_us = Some(5_000_000),
+                _ => {
+                    let memory_used = Some(Bytes { age_us: Some(5_000_000), ..bytes(1).unwrap() });
+                    gpu.mig.push(MigInstance { memory_used, ..MigInstance::default() });
+                }
+            }
+        };
+        for which in 0..5 {
+            let mut state = state();
+            old(&mut state, which);
+            let table = of(&state);
+            assert!(table.starts_with("node-a  2023-11-14T22:13:20Z  values at most 5.0 s old"), "{which}: {table}");
+        }
+        let mut unseen = state();
+        unseen.gpus[0].strangers = 0;
+        old(&mut unseen, 3);
+        assert!(of(&unseen).contains("at most 0.5 s old"), "what is not shown does not count");
     }
 
     #[test]
