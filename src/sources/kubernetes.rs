@@ -29,8 +29,9 @@ use tokio_util::sync::CancellationToken;
 /// Follows the pods of `node` until `stop` is cancelled; never fails, reports what it can.
 pub async fn follow_pods(connection: Connection, node: NodeName, reporter: Reporter, stop: CancellationToken) {
     let spell = Spell::of(Source {
-        what: "pods at the API server",
-        lost: "pods that come now get their names from the container runtime or kubelet's log links",
+        what: "watch of pods at the API server",
+        lost: "pods that start now get their names from the container runtime or the kubelet's log links",
+        advice: "check that the API server runs and that this account may list and watch pods",
         trouble: Some(Trouble::PodWatchFailed),
         wanted: true,
     });

@@ -63,14 +63,16 @@ pub struct Settings {
 pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken) {
     let Settings { cri_socket, log_links, pod_resources_socket } = settings;
     let runtime = Spell::of(Source {
-        what: "container runtime",
-        lost: "sandboxes and images are not known, names come from kubelet's log links alone",
+        what: "container runtime socket",
+        lost: "without it images of containers are not known, and names come from the kubelet's log links alone",
+        advice: "if a runtime listens elsewhere, name its socket with --cri-socket",
         trouble: Some(Trouble::CriFailed),
         wanted: matches!(cri_socket, CriSocket::At(_)),
     });
     let kubelet = Spell::of(Source {
-        what: "PodResources",
-        lost: "it is not known which devices kubelet gave to which container",
+        what: "PodResources socket of the kubelet",
+        lost: "without it the agent does not know which devices the kubelet gave to which container",
+        advice: "if the kubelet has another directory, name the socket with --pod-resources-socket",
         trouble: Some(Trouble::PodResourcesFailed),
         wanted: false,
     });

@@ -23,8 +23,10 @@ pub(crate) enum Failure {
 pub(crate) struct Source {
     /// The source's name for people.
     pub(crate) what: &'static str,
-    /// What is lost without it.
+    /// What is lost without it, as a sentence.
     pub(crate) lost: &'static str,
+    /// What to do where it is there.
+    pub(crate) advice: &'static str,
     /// What is counted.
     pub(crate) trouble: Option<Trouble>,
     /// Somebody asked for it by a setting, or it has been there before: then its absence is a failure.
@@ -48,14 +50,16 @@ impl Spell {
     pub(crate) fn failed(&mut self, failure: Failure, error: &dyn Display) -> (Option<Trouble>, Duration) {
         self.failures = self.failures.saturating_add(1);
         let news = self.said != Some(failure) && self.said != Some(Failure::Broken);
-        let Source { what, lost, trouble, wanted } = self.source;
+        let Source { what, lost, advice, trouble, wanted } = self.source;
         let expected = failure == Failure::Absent && !wanted;
         if news {
             self.said = Some(failure);
             if expected {
-                tracing::info!(source = what, %error, lost, "source is not there, will be looked for");
+                let found = format!("{what} not found: {error}; {lost}; tried again at least once a minute; {advice}");
+                tracing::info!(source = what, %error, lost, advice, "{found}");
             } else {
-                tracing::warn!(source = what, %error, lost, "source fails, will be tried again");
+                let failed = format!("{what} failed: {error}; {lost}; tried again at least once a minute; {advice}");
+                tracing::warn!(source = what, %error, lost, advice, "{failed}");
             }
         }
         let doublings = self.failures.saturating_sub(1).min(6);
@@ -66,7 +70,8 @@ impl Spell {
     /// It answered: says so if it had failed.
     pub(crate) fn worked(&mut self) {
         if self.said.take().is_some() {
-            tracing::info!(source = self.source.what, failures = self.failures, "source answers");
+            let (source, failures) = (self.source.what, self.failures);
+            tracing::info!(source, failures, "{source} answered, after {failures} failed tries");
         }
         self.failures = 0;
         self.source.wanted = true;
@@ -78,7 +83,7 @@ mod tests {
     use super::*;
 
     fn spell() -> Spell {
-        Spell::of(Source { what: "test", lost: "", trouble: Some(Trouble::CriFailed), wanted: false })
+        Spell::of(Source { what: "test", lost: "", advice: "", trouble: Some(Trouble::CriFailed), wanted: false })
     }
 
     #[test]

@@ -7,22 +7,20 @@
 pub(crate) mod level;
 pub(crate) mod repeats;
 pub(crate) mod text;
+mod journal;
 
 use crate::settings::value::{LogFormat, Verbosity};
+use journal::Journal;
 use level::Level;
 use repeats::Repeats;
 use std::io::IsTerminal;
 use std::os::linux::fs::MetadataExt;
 use std::sync::Arc;
-use tracing_journald::{Priority, PriorityMappings};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
-
-/// What journald's `-t` and syslog know the program as.
-const IDENTIFIER: &str = "gpu-steward";
 
 /// The handles that the rest of the program needs.
 #[derive(Clone, Debug)]
@@ -62,8 +60,8 @@ fn output(format: LogFormat) -> (Output, Option<std::io::Error>) {
         LogFormat::Text => (text_output(), None),
         LogFormat::Json => (json_output(), None),
         LogFormat::Auto if !stderr_is_journald() => (text_output(), None),
-        LogFormat::Auto | LogFormat::Journald => match journald_output() {
-            Ok(output) => (output, None),
+        LogFormat::Auto | LogFormat::Journald => match Journal::open() {
+            Ok(journal) => (journal.boxed(), None),
             Err(error) => (json_output(), Some(error)),
         },
     }
@@ -90,21 +88,6 @@ fn json_output() -> Output {
         // A closed stderr must not become a panic inside the logger.
         .log_internal_errors(false)
         .boxed()
-}
-
-fn journald_output() -> std::io::Result<Output> {
-    let priorities = PriorityMappings {
-        error: Priority::Error,
-        warn: Priority::Warning,
-        info: Priority::Informational,
-        debug: Priority::Debug,
-        trace: Priority::Debug,
-    };
-    let layer = tracing_journald::layer()?
-        .with_field_prefix(None)
-        .with_priority_mappings(priorities)
-        .with_syslog_identifier(IDENTIFIER.into());
-    Ok(layer.boxed())
 }
 
 /// systemd names device and inode of the stream it connected to stdout and stderr; only if ours is still that one does

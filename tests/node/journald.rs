@@ -76,6 +76,36 @@ fn events_arrive_with_their_fields_and_syslogs_priorities() {
     assert!(entry(&entries, "GPU found")["GPU_UUID"].as_str().unwrap().starts_with("GPU-"));
 }
 
+/// `journalctl` prints MESSAGE alone.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn the_message_alone_says_what_and_why_and_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--log-format", "journald", "--kernel-log", "none", "--nvml-library", "/nowhere/libnvidia-ml.so.1"];
+    let (entries, _) = journal(folder.path(), &flags, "container runtime socket", || {});
+    let message = |of: &str| entry(&entries, of)["MESSAGE"].as_str().unwrap().to_owned();
+    let runtime = folder.path().join("none").display().to_string();
+    for (line, parts) in [
+        ("gpu-steward agent started", &["metrics=127.0.0.1:", "version=", "node="][..]),
+        ("no GPUs can be read", &["could not open the NVML library /nowhere/libnvidia-ml.so.1", "--nvml-library"]),
+        ("container runtime socket", &["tried ", &runtime, "--cri-socket"]),
+    ] {
+        let message = message(line);
+        for part in parts {
+            assert_eq!(message.matches(part).count(), 1, "{part:?} once in {message:?}");
+        }
+        assert!(!message.contains('\n'), "{message:?}");
+    }
+    let missing = entry(&entries, "no GPUs can be read");
+    assert_eq!(missing["REASON"], "library_not_found");
+    assert!(
+        missing["ADVICE"].as_str().is_some_and(|advice| advice.contains("/nowhere/libnvidia-ml.so.1")),
+        "{missing}"
+    );
+    let runtime = entry(&entries, "container runtime socket");
+    assert_eq!(runtime["SOURCE"], "container runtime socket");
+}
+
 #[test]
 #[ignore = "needs root: tests/run"]
 fn auto_is_the_journal_where_stderr_is_connected_to_it() {

@@ -218,9 +218,9 @@ fn while_the_server_is_away_names_stay_and_it_is_said_once() {
     node.server.restart();
     node.shows(&["ml/train-0/worker", "shop/web-0/main"]);
     node.state("following");
-    node.agent.logs("source answers");
+    node.agent.logs("watch of pods at the API server answered");
     let log = node.agent.terminate().log;
-    let failed = log.lines().filter(|line| line.contains("source fails") && line.contains("pods at the API server"));
+    let failed = log.lines().filter(|line| line.contains("watch of pods at the API server failed"));
     assert_eq!(failed.count(), 1, "{log}");
     assert!(!log.contains("kube_client") && !log.contains("panicked"), "{log}");
 }

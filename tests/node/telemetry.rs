@@ -113,3 +113,25 @@ fn a_reload_changes_the_metric_sets_without_a_refused_connection() {
     }
     assert_eq!(agent.get("/metrics").status, 200);
 }
+
+/// An API server's watch, the runtime's socket and the scrapes go through libraries that write a line for each frame.
+#[test]
+fn at_the_most_detailed_level_our_lines_are_not_buried_and_a_library_is_had_by_name() {
+    let server = lab::api_server::ApiServer::start_tls();
+    let agent = Agent::in_cluster(BINARY, &server, "n1").with("--gpus", "none").with("-v", "5").start();
+    let lines = |of: &str| {
+        let log = agent.log();
+        log.lines().filter(|line| line.split(' ').nth(2).is_some_and(|target| target.starts_with(of))).count()
+    };
+    agent.logs("] ready");
+    let chatty: usize = ["h2::", "hyper", "rustls::", "tower::"].into_iter().map(lines).sum();
+    assert_eq!(chatty, 0, "{}", agent.log());
+    assert!(lines("gpu_steward") > 0 && lines("sources") > 0, "{}", agent.log());
+    let answer = agent.admin("PUT", "/loglevel", "5,hyper_util=trace,rustls=debug");
+    assert_eq!((answer.status, &*answer.text()), (200, "5,hyper_util=trace,rustls=debug\n"));
+    server.cut();
+    lab::eventually::eventually("lines of a library that was asked for", std::time::Duration::from_secs(30), || {
+        (lines("hyper_util") + lines("rustls") > 0).then_some(())
+    });
+    assert_eq!(agent.admin("PUT", "/loglevel", "5,h2=loud").status, 400);
+}

@@ -27,8 +27,9 @@ const MAX_ENTRIES: usize = 5 * MAX_CGROUPS;
 /// Reads the folder for ever, whenever it changes.
 pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
     let mut spell = Spell::of(Source {
-        what: "log links",
-        lost: "containers whose names no other source tells stay nameless",
+        what: "folder of the kubelet's log links",
+        lost: "without it containers have no names where the container runtime does not tell them",
+        advice: "if the links are elsewhere, name the folder with --log-links",
         trouble: None,
         wanted: false,
     });
@@ -50,7 +51,7 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
             }
             Err(error) => {
                 let failure = if error.kind() == ErrorKind::NotFound { Failure::Absent } else { Failure::Broken };
-                let said = format!("read {}: {error}", folder.display());
+                let said = format!("tried to read {}: {error}", folder.display());
                 watch = None;
                 sleep(spell.failed(failure, &said).1).await;
             }

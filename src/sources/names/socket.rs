@@ -22,7 +22,7 @@ pub(super) const MAX_ANSWER: usize = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unanswered {
     /// Nothing is at the path.
-    #[error("no socket at {places}")]
+    #[error("tried {places}")]
     Absent {
         /// Every place that was tried.
         places: String,

@@ -1,5 +1,5 @@
-//! Remarks of the node's state, written to the log. Fields, not sentences made of them: journald keeps them as
-//! `GPU_UUID`, `POD`, `NAMESPACE`.
+//! Remarks of the node's state, written to the log: a sentence that says what and why, and the values as fields, which
+//! journald keeps as `GPU_UUID`, `POD`, `NAMESPACE`.
 
 use decide::remark::{Remark, Weight};
 use model::gpu::Xid;
@@ -16,10 +16,10 @@ pub(crate) fn tell(remark: &Remark, view: &NodeView) {
             tracing::info!(gpu_uuid = %gpu, model = &**model, index, "GPU found");
         }
         Remark::GpuDisappeared(gpu) => tracing::warn!(gpu_uuid = %gpu, "GPU is not in the driver's list any more"),
-        Remark::GpuSick(gpu, why) => tracing::error!(gpu_uuid = %gpu, reason = %why, "GPU cannot be read"),
+        Remark::GpuSick(gpu, why) => tracing::error!(gpu_uuid = %gpu, reason = %why, "GPU cannot be read: {why}"),
         Remark::GpuWell(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU can be read again"),
         Remark::GpuCondemned(gpu, incident) => {
-            tracing::error!(gpu_uuid = %gpu, incident = incident.code(), advice = incident.advice(), "GPU gets no new containers: {incident}");
+            tracing::error!(gpu_uuid = %gpu, incident = incident.code(), advice = incident.advice(), "GPU gets no new containers: {incident}; {}", incident.advice());
         }
         Remark::GpuFit(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU gets new containers again"),
         Remark::Xid(told) => xid(told, view),
@@ -49,7 +49,7 @@ fn gpu_source(state: &GpuSourceState) {
             }
         }
         GpuSourceState::Missing { why, advice } => {
-            tracing::warn!(reason = why.code(), advice = &**advice, "no GPUs; trying again, all else goes on");
+            tracing::warn!(reason = why.code(), advice = &**advice, "no GPUs can be read: {advice}");
         }
         GpuSourceState::Hanging => {
             tracing::error!("all calls to the GPU driver hang; GPU values are absent, CPU and memory go on");
@@ -60,6 +60,7 @@ fn gpu_source(state: &GpuSourceState) {
 fn xid(xid: &Xid, view: &NodeView) {
     // NVML names no process. Whatever broke the card, it concerns the pod that has it to itself.
     let pod = xid.pid.and_then(|pid| pod_of(pid, view)).or_else(|| alone_on(xid.gpu.as_ref()?, view));
+    let meaning = model::xid::find(xid.code).map_or("not in NVIDIA's catalogue", |entry| entry.meaning);
     tracing::error!(
         gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
         mig_uuid = xid.mig.as_ref().map(tracing::field::display),
@@ -68,7 +69,8 @@ fn xid(xid: &Xid, view: &NodeView) {
         pid = xid.pid,
         pod = pod.map(|pod| &*pod.name),
         namespace = pod.map(|pod| &*pod.namespace),
-        "GPU driver error"
+        "GPU driver error: XID {} ({meaning})",
+        xid.code
     );
 }
 

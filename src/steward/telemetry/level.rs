@@ -1,4 +1,5 @@
-//! How much is said: the numbers of `-v`, changed while the program runs.
+//! How much is said: the numbers of `-v`, changed while the program runs, and for as long as it runs more or less of single
+//! parts of it: `5,h2=debug`.
 
 use crate::settings::value::{self, Verbosity};
 use effects::admin::LogLevel;
@@ -13,9 +14,13 @@ pub(crate) type Filter = Targets;
 /// The crates of this program; all others are libraries.
 const OURS: [&str; 6] = ["gpu_steward", "model", "wire", "decide", "sources", "effects"];
 
+/// Libraries that write a line for each frame, poll or wake-up: at `-v 5` they would bury ours.
+const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_util", "tonic", "tower", "want"];
+
 /// What each number shows: 0 key events, warnings and errors; 2 what is done about them; 4 each step; 5 the libraries
-/// too. Libraries speak of warnings at most below 5: their "info" is not written for operators. The API client calls each
-/// answer an error that its caller asked for, counts and tells itself, so below 5 it is silent.
+/// too, but for those that write a line for each frame. Libraries speak of warnings at most below 5: their "info" is not
+/// written for operators. The API client calls each answer an error that its caller asked for, counts and tells itself, so below
+/// 5 it is silent.
 pub(crate) fn filter(verbosity: Verbosity) -> Filter {
     let (ours, libraries) = match verbosity.0 {
         0 | 1 => (LevelFilter::INFO, LevelFilter::WARN),
@@ -25,42 +30,131 @@ pub(crate) fn filter(verbosity: Verbosity) -> Filter {
     };
     let client = if libraries == LevelFilter::DEBUG { libraries } else { LevelFilter::OFF };
     let targets = Targets::new().with_default(libraries).with_target("kube_client", client);
-    targets.with_targets(OURS.map(|target| (target, ours)))
+    let chatty = CHATTY.map(|target| (target, libraries.min(LevelFilter::INFO)));
+    targets.with_targets(chatty).with_targets(OURS.map(|target| (target, ours)))
+}
+
+/// What is said now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Said {
+    verbosity: Verbosity,
+    /// Of single targets, beside what the number says.
+    targets: Vec<(String, LevelFilter)>,
+}
+
+impl Said {
+    fn filter(&self) -> Filter {
+        filter(self.verbosity).with_targets(self.targets.iter().map(|(target, level)| (target.as_str(), *level)))
+    }
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.verbosity.0)?;
+        self.targets.iter().try_for_each(|(target, level)| write!(f, ",{target}={level}"))
+    }
+}
+
+/// `4`, or `5,h2=debug`. The admin port bounds its length.
+fn parse(text: &str) -> Result<Said, String> {
+    let mut words = text.trim().split(',');
+    let verbosity = value::verbosity(words.next().unwrap_or_default().trim())?;
+    let target = |word: &str| {
+        let (target, level) = word.trim().split_once('=')?;
+        let name =
+            !target.is_empty() && target.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_:".contains(&byte));
+        Some((target.to_owned(), level.parse().ok().filter(|_| name)?))
+    };
+    let why = |word: &str| {
+        format!(
+            "{word:?} is not TARGET=LEVEL, such as h2=debug; the levels are off, error, warn, info, debug and trace"
+        )
+    };
+    let targets: Result<Vec<_>, String> = words.map(|word| target(word).ok_or_else(|| why(word))).collect();
+    Ok(Said { verbosity, targets: targets? })
 }
 
 /// The level that holds, and the handle to change it.
 #[derive(Debug)]
 pub(crate) struct Level {
     handle: reload::Handle<Filter, Registry>,
-    now: Mutex<Verbosity>,
+    now: Mutex<Said>,
 }
 
 impl Level {
     /// The level the log was started with.
     pub(crate) fn new(handle: reload::Handle<Filter, Registry>, now: Verbosity) -> Self {
-        Level { handle, now: Mutex::new(now) }
+        Level { handle, now: Mutex::new(Said { verbosity: now, targets: Vec::new() }) }
     }
 
-    /// Sets it to what `next` makes of the one that holds; `by` says who asked.
+    /// Sets it to what `next` makes of the one that holds; `by` says who asked. Single targets are as the number says again.
     pub(crate) fn change(&self, by: &str, next: impl FnOnce(Verbosity) -> Verbosity) {
+        self.say(by, |now| Said { verbosity: next(now.verbosity), targets: Vec::new() });
+    }
+
+    fn say(&self, by: &str, next: impl FnOnce(&Said) -> Said) {
         let mut now = self.now.lock();
-        let (old, new) = (*now, next(*now));
-        if old != new && self.handle.reload(filter(new)).is_ok() {
-            *now = new;
+        let (old, new) = (now.clone(), next(&now));
+        if old != new && self.handle.reload(new.filter()).is_ok() {
+            *now = new.clone();
             drop(now);
-            tracing::info!(old = old.0, new = new.0, by, "log level changed");
+            tracing::info!(%old, %new, by, "log level changed");
         }
     }
 }
 
 impl LogLevel for Level {
     fn show(&self) -> String {
-        self.now.lock().0.to_string()
+        self.now.lock().to_string()
     }
 
     fn set(&self, text: &str) -> Result<(), String> {
-        let next = value::verbosity(text.trim())?;
-        self.change("PUT /loglevel", |_| next);
+        let next = parse(text)?;
+        self.say("PUT /loglevel", |_| next);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::Level as Severity;
+
+    #[test]
+    fn at_five_libraries_speak_but_for_those_that_tell_each_frame() {
+        let five = filter(Verbosity(5));
+        for ours in OURS {
+            assert!(five.would_enable(ours, &Severity::TRACE), "{ours}");
+        }
+        assert!(
+            five.would_enable("kube_client::client", &Severity::DEBUG) && five.would_enable("axum", &Severity::DEBUG)
+        );
+        for chatty in ["h2::codec::framed_read", "hyper::proto::h1", "hyper_util::client", "tower::buffer", "rustls"] {
+            assert!(!five.would_enable(chatty, &Severity::DEBUG), "{chatty}");
+            assert!(five.would_enable(chatty, &Severity::WARN), "{chatty}");
+            assert!(!filter(Verbosity(4)).would_enable(chatty, &Severity::INFO), "{chatty}");
+        }
+    }
+
+    #[test]
+    fn single_targets_are_had_by_name() {
+        let said = parse(" 5, h2=debug ,sources::names=warn").unwrap();
+        assert_eq!(said.to_string(), "5,h2=debug,sources::names=warn");
+        let filter = said.filter();
+        assert!(filter.would_enable("h2::codec", &Severity::DEBUG) && !filter.would_enable("hyper", &Severity::DEBUG));
+        assert!(!filter.would_enable("sources::names::cri", &Severity::INFO));
+        assert!(filter.would_enable("sources::sampler", &Severity::TRACE));
+        for bad in ["", "9", "h2=debug", "5,", "5,h2", "5,=debug", "5,h2=loud", "5,h2 h3=debug"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_is_too_odd(text in "\\PC{0,60}|[0-9],([a-z0-9:]{0,8}=[a-z]{0,6},?){0,4}") {
+            if let Ok(said) = parse(&text) {
+                proptest::prop_assert_eq!(parse(&said.to_string()).unwrap(), said);
+            }
+        }
     }
 }

@@ -9,6 +9,9 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+/// Shorter values (a digit, a letter) stand in a message by chance, so they are always written with their names.
+const SHORTEST_NAMED: usize = 3;
+
 /// Writes one event as one line.
 #[derive(Debug)]
 pub(crate) struct Lines;
@@ -43,45 +46,69 @@ where
 }
 
 impl<'a> FormatFields<'a> for Fields {
-    fn format_fields<R: RecordFields>(&self, writer: Writer<'a>, fields: R) -> fmt::Result {
-        let mut line = Line { message: String::new(), rest: String::new() };
+    fn format_fields<R: RecordFields>(&self, mut writer: Writer<'a>, fields: R) -> fmt::Result {
+        let mut line = Line::default();
         fields.record(&mut line);
-        let mut writer = writer;
-        write!(writer, "{}{}", line.message, line.rest)
+        write!(writer, "{line}")
     }
 }
 
-/// One line in the making: the message comes first, wherever it stands in the code.
-struct Line {
+/// One line in the making: the message comes first, wherever it stands in the code, then each value that the message does
+/// not already name.
+#[derive(Debug, Default)]
+pub(super) struct Line {
     message: String,
-    rest: String,
+    fields: Vec<(&'static str, String)>,
 }
 
 impl Line {
-    fn add(&mut self, name: &str, value: &str) {
-        use fmt::Write;
-        if name == "message" {
-            let plain = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-            self.message = value.chars().map(plain).collect();
-            return;
+    /// The line's fields as they are, without the message.
+    pub(super) fn fields(&self) -> &[(&'static str, String)] {
+        &self.fields
+    }
+
+    fn add(&mut self, name: &'static str, value: String) {
+        match name {
+            "message" => self.message = value,
+            _ => self.fields.push((name, value)),
         }
-        let bare = !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '"' | '=' | '\\'));
-        // A String never refuses to be written to.
-        let _ = if bare { write!(self.rest, " {name}={value}") } else { write!(self.rest, " {name}={value:?}") };
+    }
+
+    fn names(&self, value: &str) -> bool {
+        let inside = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric());
+        value.len() >= SHORTEST_NAMED
+            && self.message.match_indices(value).any(|(at, _)| {
+                !inside(self.message[..at].chars().next_back())
+                    && !inside(self.message[at + value.len()..].chars().next())
+            })
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.message.chars() {
+            if c.is_control() { write!(out, "{}", c.escape_default())? } else { write!(out, "{c}")? }
+        }
+        for (name, value) in self.fields.iter().filter(|(_, value)| !self.names(value)) {
+            let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '=' | '\\');
+            let bare = !value.is_empty() && value.chars().all(plain);
+            if bare { write!(out, " {name}={value}")? } else { write!(out, " {name}={value:?}")? }
+        }
+        Ok(())
     }
 }
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.add(field.name(), &format!("{value:?}"));
+        self.add(field.name(), format!("{value:?}"));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.add(field.name(), value);
+        self.add(field.name(), value.to_owned());
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.add(field.name(), &value.to_string());
+        self.add(field.name(), value.to_string());
     }
 }
 
@@ -99,12 +126,29 @@ mod tests {
             ("x\nE0101 all is lost", " command=\"x\\nE0101 all is lost\""),
             ("\x1b[31mred", " command=\"\\u{1b}[31mred\""),
         ] {
-            let mut line = Line { message: String::new(), rest: String::new() };
-            line.add("command", value);
-            assert_eq!(line.rest, shown);
+            let mut line = Line::default();
+            line.add("command", value.to_owned());
+            assert_eq!(line.to_string(), shown);
         }
-        let mut line = Line { message: String::new(), rest: String::new() };
-        line.add("message", "one\ntwo");
-        assert_eq!(line.message, "one\\ntwo");
+        let mut line = Line::default();
+        line.add("message", "one\ntwo".to_owned());
+        assert_eq!(line.to_string(), "one\\ntwo");
+    }
+
+    #[test]
+    fn a_value_that_the_message_names_is_not_written_twice() {
+        for (message, value, shown) in [
+            ("no GPUs: no driver", "no driver", "no GPUs: no driver"),
+            ("no GPUs: no drivers", "no driver", "no GPUs: no drivers value=\"no driver\""),
+            ("GPU driver error: XID 79", "79", "GPU driver error: XID 79 value=79"),
+            ("it failed", "fail", "it failed value=fail"),
+            ("é", "x", "é value=x"),
+        ] {
+            let mut line = Line::default();
+            line.add("value", value.to_owned());
+            line.add("message", message.to_owned());
+            assert_eq!(line.to_string(), shown);
+            assert_eq!(line.fields(), [("value", value.to_owned())]);
+        }
     }
 }

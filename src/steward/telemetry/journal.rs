@@ -1,0 +1,130 @@
+//! Lines for journald, by its own protocol: each value is a field (`GPU_UUID`, `POD`), and MESSAGE is the whole line as the text
+//! format has it, because `journalctl` prints MESSAGE alone.
+
+use super::text::Line;
+use std::io;
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// Where journald listens.
+const SOCKET: &str = "/run/systemd/journal/socket";
+/// What journald's `-t` and syslog know the program as.
+const IDENTIFIER: &str = "gpu-steward";
+/// How long a thread waits for a journald that takes nothing; the line is lost then, and the thread goes on.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest MESSAGE: journald's own bound for a line of stdout.
+const MAX_MESSAGE: usize = 48 * 1024;
+/// Longest field. An event has at most 32, so with MESSAGE one fits into a datagram of the kernel's default size (208 KiB).
+const MAX_FIELD: usize = 4 * 1024;
+/// Longest name of a field that journald takes.
+const MAX_NAME: usize = 64;
+
+/// The connection.
+#[derive(Debug)]
+pub(super) struct Journal(UnixDatagram);
+
+impl Journal {
+    /// Asks whether journald is there.
+    pub(super) fn open() -> io::Result<Journal> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(SOCKET)?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        Ok(Journal(socket))
+    }
+
+    fn send(&self, entry: &[u8]) {
+        let again = |_| {
+            // journald was started anew: its socket is another one.
+            self.0.connect(SOCKET)?;
+            self.0.send(entry)
+        };
+        // Nobody is left to be told.
+        let _ = self.0.send(entry).or_else(again);
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Journal {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let data = event.metadata();
+        let mut entry = Vec::with_capacity(512);
+        put(&mut entry, "PRIORITY", priority(*data.level()));
+        put(&mut entry, "SYSLOG_IDENTIFIER", IDENTIFIER);
+        put(&mut entry, "TARGET", data.target());
+        if let (Some(file), Some(number)) = (data.file(), data.line()) {
+            put(&mut entry, "CODE_FILE", file);
+            put(&mut entry, "CODE_LINE", &number.to_string());
+        }
+        put(&mut entry, "MESSAGE", cut(&line.to_string(), MAX_MESSAGE));
+        for (key, value) in line.fields() {
+            put(&mut entry, &name(key), cut(value, MAX_FIELD));
+        }
+        self.send(&entry);
+    }
+}
+
+/// syslog's numbers.
+fn priority(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "3",
+        Level::WARN => "4",
+        Level::INFO => "6",
+        Level::DEBUG | Level::TRACE => "7",
+    }
+}
+
+/// A field's name as journald takes it.
+fn name(key: &str) -> String {
+    let plain = key.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' });
+    plain.skip_while(|c| !c.is_ascii_uppercase()).take(MAX_NAME).collect()
+}
+
+/// As many whole characters as fit.
+fn cut(value: &str, most: usize) -> &str {
+    &value[..value.floor_char_boundary(most)]
+}
+
+/// One field; a value of several lines is told with its length, so that nothing in it can be taken for another field.
+fn put(entry: &mut Vec<u8>, name: &str, value: &str) {
+    if name.is_empty() {
+        return;
+    }
+    entry.extend_from_slice(name.as_bytes());
+    if value.contains('\n') {
+        entry.push(b'\n');
+        entry.extend_from_slice(&(value.len() as u64).to_le_bytes());
+    } else {
+        entry.push(b'=');
+    }
+    entry.extend_from_slice(value.as_bytes());
+    entry.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_what_journald_takes_and_none_can_be_forged() {
+        let mut entry = Vec::new();
+        put(&mut entry, &name("gpu_uuid"), "GPU-1");
+        put(&mut entry, &name("_r#error.code"), "a\nPRIORITY=0");
+        put(&mut entry, &name("___"), "dropped");
+        assert_eq!(entry, b"GPU_UUID=GPU-1\nR_ERROR_CODE\n\x0c\0\0\0\0\0\0\0a\nPRIORITY=0\n");
+        assert_eq!(cut("aéé", 4), "aé");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_name_and_no_value_is_too_odd(key in "\\PC{0,80}", value in ".{0,40}", most in 0_usize..60) {
+            let name = name(&key);
+            proptest::prop_assert!(name.len() <= MAX_NAME && name.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_'));
+            proptest::prop_assert!(cut(&value, most).len() <= most);
+            put(&mut Vec::new(), &name, &value);
+        }
+    }
+}
