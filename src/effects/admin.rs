@@ -1,15 +1,18 @@
-//! The loopback port: profiles of this process and the log level.
+//! The admin port, on loopback unless told otherwise: profiles of this process and the log level.
 //!
 //! ```text
-//!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ /loglevel, /debug/pprof/
+//!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ guard: Host, token ─▶ /loglevel, /debug/pprof/
 //! ```
 
 pub mod door;
 pub mod certificate;
+mod guard;
 pub mod level;
 
+pub use certificate::Tls;
 pub use level::LogLevel;
 
+use crate::caller::Hosts;
 use crate::pprof;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -20,7 +23,6 @@ use axum_server::accept::Accept;
 use axum_server::tls_rustls::RustlsAcceptor;
 use hyper_util::rt::TokioTimer;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -46,8 +48,12 @@ const DRAIN: Duration = Duration::from_secs(1);
 pub struct Settings {
     /// Whether `/debug/pprof/` is served.
     pub profiling: bool,
-    /// Certificate chain and key (PEM files) for HTTPS; plain HTTP without.
-    pub tls: Option<(PathBuf, PathBuf)>,
+    /// Certificates for HTTPS; plain HTTP without.
+    pub tls: Option<Tls>,
+    /// Names under which this port may be asked.
+    pub hosts: Hosts,
+    /// Token that every caller needs; without one none is asked for.
+    pub token: Option<Arc<str>>,
     /// Whoever notifies it has the certificates read again at once.
     pub reload: Arc<Notify>,
     /// Shows the log level, and sets it (`PUT /loglevel`); the error is a sentence for the caller.
@@ -68,14 +74,14 @@ pub async fn serve(listener: TcpListener, settings: Settings, stop: Cancellation
     listener.set_nonblocking(true)?;
     let routes = routes(&settings);
     let door = door::Door::new(MAX_CONNECTIONS);
-    let Some((chain, key)) = settings.tls else {
+    let Some(tls) = settings.tls else {
         return run(listener, door, routes, stop).await;
     };
-    let certificates = certificate::load(&chain, &key)?;
+    let certificates = certificate::load(&tls)?;
     let acceptor = RustlsAcceptor::new(certificates.clone()).handshake_timeout(HEADER_TIMEOUT).acceptor(door);
     tokio::select! {
         ended = run(listener, acceptor, routes, stop) => ended,
-        never = certificate::keep_fresh(&certificates, (&chain, &key), &settings.reload) => match never {},
+        never = certificate::keep_fresh(&certificates, &tls, &settings.reload) => match never {},
     }
 }
 
@@ -94,6 +100,7 @@ fn routes(settings: &Settings) -> Router {
         .merge(pprof)
         .fallback(async || (StatusCode::NOT_FOUND, "not here; / lists what is\n"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(axum::middleware::from_fn_with_state(guard::Guard::new(settings.hosts.clone(), settings.token.clone()), guard::check))
 }
 
 async fn profiling_is_off() -> Response {

@@ -1,9 +1,9 @@
 //! `:9410`: metrics, API and health.
 //!
 //! ```text
-//!   accept ──▶ room (at most 256 connections; the one idle longest makes way) ──▶ one task each
+//!   accept ──▶ room (at most 256 connections; one that is idle makes way) ──▶ one task each
 //!   one task: patience (a reader that stalls is cut) · hyper, HTTP/1 only · route
-//!   route: health at once; metrics and API wait for one of a few places, render into a pooled buffer
+//!   route: health at once; metrics and API queue (a part of it for each address), render into a pooled buffer
 //! ```
 //!
 //! Bounds: connections, header bytes and time, answers under way, time to take an answer. Bodies are never read: a request
@@ -13,6 +13,7 @@
 //! depends on who else is connected.
 
 mod settings;
+mod queue;
 mod negotiate;
 mod footprint;
 mod buffer;
@@ -28,8 +29,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use model::view::NodeView;
 use patience::Patient;
 use room::{Room, Seat};
-use route::Server;
-use std::net::{SocketAddr, TcpListener};
+use route::{Ends, Server};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -92,7 +93,7 @@ async fn serve_within(
                 continue;
             }
         };
-        match room.enter() {
+        match room.enter(queue::host(peer.ip())) {
             Some(entrance) => {
                 server.own.cut(entrance.made_way);
                 let guest = Guest { stream, peer, seat: entrance.seat };
@@ -123,12 +124,15 @@ async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: Can
     let Guest { stream, peer, seat } = guest;
     let _open = server.own.open();
     let _ = stream.set_nodelay(true);
+    // Without its own address nothing that names us by one is ours.
+    let local = stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());
+    let ends = Ends { peer: peer.ip(), local };
     let asked = CancellationToken::new();
     let answer = service_fn(|request| {
         asked.cancel();
         let (server, busy) = (Arc::clone(&server), seat.busy());
         async move {
-            let response = server.answer(&request, peer.ip()).await;
+            let response = server.answer(&request, ends).await;
             Ok::<_, std::convert::Infallible>(response.map(|body| body.holding(busy)))
         }
     });
@@ -163,6 +167,7 @@ fn log(ended: hyper::Result<()>, peer: SocketAddr) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::caller::Hosts;
     use crate::metrics::Own;
     use crate::sample_view;
     use std::io::{Read, Write};
@@ -189,7 +194,8 @@ mod tests {
         let (ready, readiness) = watch::channel(Ok(()));
         let stop = CancellationToken::new();
         let sets = Sets { dcgm: true, hami: false, cadvisor: false };
-        let settings = Settings { sets, api_token: None, clock: sample_view::clock };
+        let hosts = Hosts::new(["n"]);
+        let settings = Settings { sets, api_token: None, hosts, clock: sample_view::clock };
         let server = Server::new(settings, shown, readiness, limits);
         let own = Arc::clone(&server.own);
         let task = Some(runtime.spawn(serve_within(limits, listener, server, stop.clone())));
@@ -366,6 +372,52 @@ mod tests {
             whole.text().lines().filter(|line| line.starts_with("gpu_steward_container_cpu_seconds_total{")).count()
                 == 5000
         );
+    }
+
+    /// Promise 19 in docs/specification.md.
+    #[test]
+    fn slow_readers_from_one_address_keep_a_scrape_from_another_one_out_of_nothing() {
+        // They are not cut while the test runs: what helps is their share alone.
+        let limits = Limits { patience: Duration::from_secs(300), ..Limits::default() };
+        let served = served(sample_view::large(8, 1250, 4), limits);
+        let slow = |_| {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
+            socket.set_recv_buffer_size(4096).unwrap();
+            socket.connect(&served.address.into()).unwrap();
+            let mut socket = Socket::from(socket);
+            socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
+            socket
+        };
+        let mut held: Vec<Socket> = (0..100).map(slow).collect();
+        let limits = Limits::default();
+        let refused = 100 - (limits.answers_per_peer + limits.waiting_per_peer) as u64;
+        Served::until("the others of that address are refused", || {
+            served.own.scrapes_refused.load(Ordering::Relaxed) >= refused
+        });
+        for _ in 0..3 {
+            assert_eq!(served.get("/metrics", "").status, 200);
+        }
+        assert_eq!(served.get("/healthz", "").status, 200);
+        held.clear();
+    }
+
+    #[test]
+    fn the_api_answers_hosts_that_are_ours_and_metrics_and_health_any() {
+        let served = served(sample_view::small(), Limits::default());
+        for (host, path, status) in [
+            ("rebound.example:9410", "/api/v1/node", 403),
+            ("rebound.example", "/api/v1/processes", 403),
+            ("localhost:9410", "/api/v1/node", 200),
+            ("127.0.0.1", "/api/v1/node", 200),
+            ("n", "/api/v1/node", 200),
+            ("rebound.example", "/metrics", 200),
+            ("10.0.0.1:9410", "/healthz", 200),
+            ("10.0.0.1:9410", "/readyz", 200),
+        ] {
+            let told = served.ask(&format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"));
+            assert_eq!(told.status, status, "{host} {path}: {}", told.text());
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! ```text
 //!   exposition metrics     the view as Prometheus text: ours, and the names of dcgm-exporter, HAMi, cAdvisor
 //!   api                    the view as JSON
+//!   caller                 who asks: Host and bearer token
 //!   http                   :9410, everything that is open to the cluster
 //!   socket                 the file of a unix socket: stale is replaced, living is respected, ours goes with us
 //!   usage                  the unix socket's gRPC stream
@@ -20,6 +21,7 @@ pub mod failpoint;
 pub mod exposition;
 pub mod metrics;
 pub mod api;
+pub mod caller;
 pub mod http;
 #[cfg(test)]
 mod prometheus;

@@ -33,7 +33,8 @@ fn node() -> Node {
     let (view, shown) = watch::channel(Arc::new(sample_view::small()));
     let (ready, readiness) = watch::channel(Ok(()));
     let sets = Sets { dcgm: true, hami: false, cadvisor: false };
-    let settings = Settings { sets, api_token: None, clock: sample_view::clock };
+    let hosts = crate::caller::Hosts::default();
+    let settings = Settings { sets, api_token: None, hosts, clock: sample_view::clock };
     runtime.spawn(http::serve(listener, settings, shown, readiness, CancellationToken::new()));
     Node { address, view, _ready: ready, _runtime: runtime }
 }

@@ -29,6 +29,7 @@ use addresses::Addresses;
 use announcing::Announcing;
 use doors::Doors;
 use effects::apiserver::ApiServer;
+use effects::caller::Hosts;
 use guarding::Guarding;
 use latch::{Latch, Progress};
 use model::id::NodeName;
@@ -40,6 +41,9 @@ use serve::Shown;
 use sources::kubernetes::Connection;
 use sources::kubernetes::own_node::OwnNode;
 use sources::report::Reporter;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -47,8 +51,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Threads of the async runtime: one may write a large answer, or wait for a disk that hangs ([`effects::plugin::OneAtDisk`]), while
-/// the other feeds owner and watchdog. A third takes the agent beyond the 25 MiB that it promises (25.1 were seen).
+/// Threads of the async runtime: one may wait for a disk that hangs ([`effects::plugin::OneAtDisk`]), while the other feeds owner
+/// and watchdog. The ports have a thread of their own ([`serve::ports`]).
 const WORKERS: usize = 2;
 /// Their stacks. Only the pages that are touched cost memory.
 const STACK: usize = 1024 * 1024;
@@ -87,18 +91,25 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
         tracing::warn!(variable, meant, "an environment variable looks like a setting and is none");
     }
     let name = node_name(&settings)?;
-    let http = reload::http_settings(&settings.live).map_err(|what| Failure { what, exit: Exit::Usage })?;
+    let wrong = |what| Failure { what, exit: Exit::Usage };
+    let hosts = Hosts::new(settings.allowed_hosts.iter().map(String::as_str).chain([name.as_str()]));
+    let http = reload::http_settings(&settings.live, hosts.clone()).map_err(wrong)?;
+    let admin_token = settings.admin_token_file.as_deref().map(|path| reload::token("admin", path));
+    let admin_token = admin_token.transpose().map_err(wrong)?;
     let asks = stop::listen().map_err(|error| Failure::io("listen for signals", &error))?;
+    sharing::check(&settings.sharing, &name).map_err(wrong)?;
     let doors = Doors::open(&settings).map_err(|error| Failure { what: error.to_string(), exit: error.exit() })?;
     // Before anybody is told that we run: what is compared at a reload is what held at the start.
     let (http_sender, http) = watch::channel(http);
-    let reload = Reload::new(spoken, settings.live.clone(), http_sender);
+    let reload = Reload::new(spoken, settings.live.clone(), hosts.clone(), http_sender);
     let runtime = runtime().map_err(|error| Failure::io("start the runtime's threads", &error))?;
     let kubernetes = runtime.block_on(connect(&settings))?;
+    let usage = runtime.block_on(open_usage(&settings, &name))?;
     let _addresses = announce(&settings, &name, &doors);
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
-        let mut agent = Agent::new(name.clone(), doors, http, &settings, &telemetry)?;
+        let ports = Ports { doors, usage, http, hosts, admin_token };
+        let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
             agent.follow_pods(connection.clone(), name.clone());
             if !settings.standalone {
@@ -120,6 +131,25 @@ async fn connect(settings: &Settings) -> Result<Option<Connection>, Failure> {
     }
     let connection = sources::kubernetes::connect(settings.kubeconfig.as_deref()).await;
     connection.map(Some).map_err(|error| Failure { what: error.to_string(), exit: Exit::Usage })
+}
+
+/// Opens the usage socket. One that another program serves is no reason to wait for, unless it is the agent that this one
+/// replaces: an upgrade starts the new one first.
+async fn open_usage(
+    settings: &Settings,
+    name: &NodeName,
+) -> Result<Option<(PathBuf, std::io::Result<UnixListener>)>, Failure> {
+    let Some(path) = settings.usage_socket.clone() else { return Ok(None) };
+    let opened = effects::usage::bind(&path);
+    if let Err(error) = &opened
+        && error.kind() == ErrorKind::AddrInUse
+        && (settings.standalone || !crate::usage::answers(&path, name).await)
+    {
+        let what =
+            format!("cannot serve usage: {error}; stop that program, or choose another socket with --usage-socket");
+        return Err(Failure { what, exit: Exit::Unavailable });
+    }
+    Ok(Some((path, opened)))
 }
 
 /// One line with everything that a person or a script needs to find us.
@@ -157,6 +187,27 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
+/// What the ports need.
+struct Ports {
+    doors: Doors,
+    /// The usage socket's path, if it is wanted, and the socket if it could be opened.
+    usage: Option<(PathBuf, std::io::Result<UnixListener>)>,
+    http: watch::Receiver<effects::http::Settings>,
+    hosts: Hosts,
+    admin_token: Option<Arc<str>>,
+}
+
+fn admin(ports: &Ports, settings: &Settings, telemetry: &Telemetry, reload: Arc<Notify>) -> effects::admin::Settings {
+    effects::admin::Settings {
+        profiling: settings.profiling,
+        tls: settings.admin_tls.clone(),
+        hosts: ports.hosts.clone(),
+        token: ports.admin_token.clone(),
+        reload,
+        level: telemetry.level.clone(),
+    }
+}
+
 /// The running tasks.
 struct Agent {
     tasks: JoinSet<(&'static str, std::io::Result<()>)>,
@@ -177,13 +228,7 @@ struct Agent {
 
 impl Agent {
     /// Opens the eyes and starts owner and servers.
-    fn new(
-        name: NodeName,
-        doors: Doors,
-        http: watch::Receiver<effects::http::Settings>,
-        settings: &Settings,
-        telemetry: &Telemetry,
-    ) -> Result<Agent, Failure> {
+    fn new(name: NodeName, ports: Ports, settings: &Settings, telemetry: &Telemetry) -> Result<Agent, Failure> {
         let stop = CancellationToken::new();
         let (reporter, observations) = Reporter::channel();
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
@@ -224,16 +269,11 @@ impl Agent {
             Ok(())
         });
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
-        agent.must_not_end("http", serve::http(doors.http, http, shown.clone()));
-        match settings.usage_socket.clone() {
-            Some(path) => agent.must_not_end("usage", serve::usage(path, usage_broken, progress_seen, shown)),
+        let admin = admin(&ports, settings, telemetry, certificates);
+        agent.must_not_end("ports", serve::ports((ports.doors, ports.http), admin, shown.clone()));
+        match ports.usage {
+            Some(socket) => agent.must_not_end("usage", serve::usage(socket, usage_broken, progress_seen, shown)),
             None => drop(usage_broken),
-        }
-        if let Some(listener) = doors.admin {
-            let level = telemetry.level.clone();
-            let (profiling, tls) = (settings.profiling, settings.admin_tls.clone());
-            let settings = effects::admin::Settings { profiling, tls, reload: certificates, level };
-            agent.must_not_end("admin", effects::admin::serve(listener, settings, stop));
         }
         tokio::spawn(text::give_back());
         Ok(agent)

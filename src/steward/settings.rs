@@ -14,6 +14,7 @@ pub(crate) mod layer;
 
 use decide::health::Policy;
 use decide::labels::Labelling;
+use effects::admin::Tls;
 use effects::http::Sets;
 use layer::{Layers, Problem, Said, Spoken};
 use model::id::NodeName;
@@ -47,7 +48,9 @@ pub(crate) struct Settings {
     pub listen: SocketAddr,
     pub admin_listen: Option<SocketAddr>,
     pub usage_socket: Option<PathBuf>,
-    pub admin_tls: Option<(PathBuf, PathBuf)>,
+    pub allowed_hosts: Vec<String>,
+    pub admin_tls: Option<Tls>,
+    pub admin_token_file: Option<PathBuf>,
     pub period: Duration,
     pub slow_period: Duration,
     pub process_period: Duration,
@@ -131,6 +134,9 @@ impl Settings {
     pub(crate) fn read(said: &BTreeMap<&'static str, Said>) -> Result<Settings, Vec<Problem>> {
         let mut reader = Reader { said, problems: Vec::new() };
         let settings = reader.settings();
+        if let Some(settings) = &settings {
+            reader.admin_is_guarded(settings);
+        }
         match settings {
             Some(settings) if reader.problems.is_empty() => Ok(settings),
             _ => Err(reader.problems),
@@ -179,7 +185,9 @@ impl Reader<'_> {
         let listen = self.take("listen", value::address);
         let admin_listen = self.take("admin-listen", |text| value::unless_none(text, value::address));
         let usage_socket = self.take("usage-socket", |text| value::unless_none(text, value::socket_path));
+        let allowed_hosts = self.take("allowed-hosts", |text| value::unless_none(text, value::hosts));
         let admin_tls = self.admin_tls();
+        let admin_token_file = self.take("admin-token-file", |text| value::unless_none(text, value::path));
         let period = self.take("period", value::period);
         let slow_period = self.take("slow-period", value::period);
         let process_period = self.take("process-period", value::period);
@@ -203,7 +211,9 @@ impl Reader<'_> {
             listen: listen?,
             admin_listen: admin_listen?,
             usage_socket: usage_socket?,
+            allowed_hosts: allowed_hosts?.unwrap_or_default(),
             admin_tls: admin_tls?,
+            admin_token_file: admin_token_file?,
             period: period?,
             slow_period: slow_period?,
             process_period: process_period?,
@@ -318,18 +328,40 @@ impl Reader<'_> {
         })
     }
 
-    fn admin_tls(&mut self) -> Option<Option<(PathBuf, PathBuf)>> {
+    fn admin_tls(&mut self) -> Option<Option<Tls>> {
         let cert = self.take("admin-tls-cert", |text| value::unless_none(text, value::path));
         let key = self.take("admin-tls-key", |text| value::unless_none(text, value::path));
-        match (cert?, key?) {
-            (Some(cert), Some(key)) => Some(Some((cert, key))),
-            (None, None) => Some(None),
+        let client_ca = self.take("admin-client-ca", |text| value::unless_none(text, value::path));
+        match (cert?, key?, client_ca?) {
+            (Some(chain), Some(key), client_ca) => Some(Some(Tls { chain, key, client_ca })),
+            (None, None, None) => Some(None),
+            (None, None, Some(_)) => {
+                let why = "admin-client-ca asks callers of the admin port for certificates, which needs HTTPS: give admin-tls-cert and admin-tls-key as well";
+                self.problems.push(Problem::Together(why.into()));
+                None
+            }
             _ => {
                 self.problems.push(Problem::Together(
                     "admin-tls-cert and admin-tls-key belong together: give both, or none for plain HTTP".into(),
                 ));
                 None
             }
+        }
+    }
+
+    /// Whoever reaches the admin port can read the program's memory profile and its log level, so off this machine callers
+    /// are known, and what they send cannot be read on the way.
+    fn admin_is_guarded(&mut self, settings: &Settings) {
+        let Some(address) = settings.admin_listen.filter(|address| !address.ip().to_canonical().is_loopback()) else {
+            return;
+        };
+        let asks =
+            settings.admin_tls.as_ref().map(|tls| tls.client_ca.is_some() || settings.admin_token_file.is_some());
+        if asks != Some(true) {
+            self.problems.push(Problem::Together(format!(
+                "admin-listen {address} can be reached from other machines: give admin-tls-cert and admin-tls-key, and \
+                 admin-client-ca (callers show a certificate) or admin-token-file (callers send a token); or listen on 127.0.0.1"
+            )));
         }
     }
 

@@ -65,6 +65,110 @@ fn a_usage_socket_that_cannot_be_opened_is_a_reason_at_readyz_and_nothing_else()
     assert_eq!(agent.get("/metrics").status, 200);
 }
 
+/// A stale socket is replaced, one that another program serves is not: whoever asked there would be answered by neither.
+#[test]
+fn a_usage_socket_in_use_is_told_and_a_stale_one_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("agent.sock");
+    let living = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let agent = || Agent::standalone(BINARY).with("--gpus", "none").with("--usage-socket", &path);
+    let output = agent().run();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{log}");
+    for part in ["another program listens on", path.to_str().unwrap(), "--usage-socket"] {
+        assert!(log.contains(part), "{part:?} in {log}");
+    }
+    drop(living);
+    assert_eq!(agent().start().get("/readyz").status, 200);
+}
+
+#[test]
+fn a_device_configuration_that_is_not_there_is_told_also_where_it_is_not_used() {
+    let path = "/nowhere/device-config.yaml";
+    let output = Agent::standalone(BINARY).with("--gpus", "none").with("--device-config-file", path).run();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(64), "{log}");
+    assert!(log.contains(&format!("device configuration {path}")) && log.contains("No such file"), "{log}");
+}
+
+#[test]
+fn an_admin_port_that_others_can_reach_asks_who_calls_or_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("token"), "secret\n").unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(at("chain.pem"), made.cert.pem()).unwrap();
+    std::fs::write(at("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let open = || Agent::standalone(BINARY).with("--gpus", "none").with("--admin-listen", "0.0.0.0:0");
+    let tls = || open().with("--admin-tls-cert", at("chain.pem")).with("--admin-tls-key", at("key.pem"));
+    for refused in [open(), tls(), open().with("--admin-token-file", at("token"))] {
+        let output = refused.run();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{log}");
+        assert!(log.contains("can be reached from other machines") && log.contains("admin-client-ca"), "{log}");
+    }
+    let agent = tls().with("--admin-token-file", at("token")).launch();
+    assert_eq!(agent.terminate().status.code(), Some(0));
+}
+
+/// A page of a stranger whose name is made to point to this machine.
+#[test]
+fn a_request_with_a_foreign_host_changes_and_shows_nothing() {
+    let agent = Agent::standalone(BINARY)
+        .with("--gpus", "none")
+        .with("--node-name", "node-7")
+        .with("--allowed-hosts", "steward.example")
+        .start();
+    let ask = |address: std::net::SocketAddr, line: &str, host: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        write!(stream, "{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 1\r\n\r\n5").unwrap();
+        lab::http::read_answer(&mut std::io::BufReader::new(stream)).unwrap()
+    };
+    let admin = agent.admin.unwrap();
+    for (host, ours) in [
+        ("rebound.example:9411", false),
+        ("10.1.2.3", false),
+        ("localhost:9411", true),
+        ("127.0.0.1", true),
+        ("node-7:9411", true),
+        ("steward.example", true),
+    ] {
+        let wanted = if ours { 200 } else { 403 };
+        for line in ["GET /loglevel", "GET /"] {
+            assert_eq!(ask(admin, line, host).status, wanted, "{line} {host}");
+        }
+        assert_eq!(ask(agent.metrics, "GET /api/v1/node", host).status, wanted, "{host}");
+        for open in ["GET /metrics", "GET /healthz", "GET /readyz"] {
+            assert_eq!(ask(agent.metrics, open, host).status, 200, "{open} {host}");
+        }
+    }
+    let refused = ask(admin, "PUT /loglevel", "rebound.example");
+    assert_eq!(refused.status, 403);
+    assert!(refused.text().contains("--allowed-hosts"), "{}", refused.text());
+    assert_eq!(agent.admin("GET", "/loglevel", "").text(), "0\n", "nothing was changed");
+    assert_eq!(ask(admin, "PUT /loglevel", "localhost").text(), "5\n");
+}
+
+#[test]
+fn with_a_token_callers_of_this_machine_need_it_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "secret\n").unwrap();
+    let agent = Agent::standalone(BINARY)
+        .with("--gpus", "none")
+        .with("--api-token-file", &token)
+        .with("--admin-token-file", &token)
+        .start();
+    for (address, path) in [(agent.metrics, "/api/v1/node"), (agent.admin.unwrap(), "/loglevel")] {
+        let ask = |headers: &[(&str, &str)]| lab::http::request(address, "GET", path, headers, b"").unwrap().status;
+        assert_eq!(ask(&[]), 401, "{path}");
+        assert_eq!(ask(&[("Authorization", "Bearer wrong")]), 403, "{path}");
+        assert_eq!(ask(&[("Authorization", "Bearer secret")]), 200, "{path}");
+    }
+    assert_eq!(agent.get("/metrics").status, 200);
+}
+
 #[test]
 fn a_second_signal_ends_at_once() {
     // A request whose end never comes holds the drain.
@@ -72,7 +176,7 @@ fn a_second_signal_ends_at_once() {
     let mut held = Vec::new();
     for address in [Some(agent.metrics), agent.admin].into_iter().flatten() {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(b"PUT /loglevel HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n").unwrap();
+        stream.write_all(b"PUT /loglevel HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n").unwrap();
         held.push(stream);
     }
     assert_eq!(agent.get("/healthz").status, 200);

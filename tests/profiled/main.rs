@@ -6,7 +6,7 @@
 
 mod work;
 
-use effects::admin::{LogLevel, Settings, serve};
+use effects::admin::{LogLevel, Settings, Tls, serve};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -51,11 +51,15 @@ fn main() -> std::io::Result<()> {
         return effects::pprof::symbolize::run_child();
     }
     let level = Arc::new(Level(AtomicU8::new(2)));
-    let mut settings = Settings { profiling: true, tls: None, reload: Arc::default(), level };
+    let (hosts, reload) = (effects::caller::Hosts::default(), Arc::default());
+    let mut settings = Settings { profiling: true, tls: None, hosts, token: None, reload, level };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--off" => settings.profiling = false,
-            "--tls" => settings.tls = words.next().map(PathBuf::from).zip(words.next().map(PathBuf::from)),
+            "--tls" => {
+                let files = words.next().map(PathBuf::from).zip(words.next().map(PathBuf::from));
+                settings.tls = files.map(|(chain, key)| Tls { chain, key, client_ca: None });
+            }
             name => work::start(name)?,
         }
     }

@@ -1,15 +1,17 @@
 //! Certificates for HTTPS, read again when their files change, and at once when somebody asks.
 
 use axum_server::tls_rustls::RustlsConfig;
-use rustls::ServerConfig;
-use rustls::crypto::ring;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{RootCertStore, ServerConfig};
 use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -17,29 +19,41 @@ use tokio::sync::Notify;
 /// Between two looks at the files. Tools that renew certificates do so days before the old ones end.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Reads chain and key.
+/// PEM files for HTTPS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// Our certificate chain.
+    pub chain: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// Authorities whose certificates callers must show; without, no certificate is asked for.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Reads the files.
 ///
 /// # Errors
 /// When a file cannot be read, or they do not belong together; the message names the file.
-pub fn load(chain: &Path, key: &Path) -> io::Result<RustlsConfig> {
-    Ok(RustlsConfig::from_config(read(chain, key)?))
+pub fn load(tls: &Tls) -> io::Result<RustlsConfig> {
+    Ok(RustlsConfig::from_config(read(tls)?))
 }
 
 /// Looks at the files for ever, and takes them in when they change or when `asked` is notified. Files that cannot be used
 /// leave the old ones in use.
-pub async fn keep_fresh(config: &RustlsConfig, (chain, key): (&Path, &Path), asked: &Notify) -> Infallible {
-    let mut known = (stamp(chain), stamp(key));
+pub async fn keep_fresh(config: &RustlsConfig, tls: &Tls, asked: &Notify) -> Infallible {
+    let stamps = || [Some(&tls.chain), Some(&tls.key), tls.client_ca.as_ref()].map(|path| stamp(path?));
+    let mut known = stamps();
     loop {
         let wanted = tokio::time::timeout(LOOK_EVERY, asked.notified()).await.is_ok();
-        let seen = (stamp(chain), stamp(key));
+        let seen = stamps();
         if seen == known && !wanted {
             continue;
         }
         known = seen;
-        match read(chain, key) {
+        match read(tls) {
             Ok(fresh) => {
                 config.reload_from_config(fresh);
-                tracing::info!(chain = %chain.display(), "admin certificates read again");
+                tracing::info!(chain = %tls.chain.display(), "admin certificates read again");
             }
             Err(error) => tracing::warn!(%error, "admin certificates changed but cannot be used; the old ones stay"),
         }
@@ -52,31 +66,57 @@ fn stamp(path: &Path) -> Option<(u64, u64, i64, i64)> {
     Some((metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
 }
 
-fn read(chain: &Path, key: &Path) -> io::Result<Arc<ServerConfig>> {
-    let failed = |what: &str, path: &Path, error: &dyn std::fmt::Display| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("{what} {}: {error}", path.display()))
-    };
-    let certificates = CertificateDer::pem_file_iter(chain)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| failed("reading the certificate chain", chain, &error))?;
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| failed("reading the key", key, &error))?;
-    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+fn failed(what: &str, path: &Path, error: &dyn std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{what} {}: {error}", path.display()))
+}
+
+fn certificates(what: &str, path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    certificates.map_err(|error| failed(what, path, &error))
+}
+
+fn read(tls: &Tls) -> io::Result<Arc<ServerConfig>> {
+    let chain = certificates("reading the certificate chain", &tls.chain)?;
+    let private =
+        PrivateKeyDer::from_pem_file(&tls.key).map_err(|error| failed("reading the key", &tls.key, &error))?;
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_no_client_auth()
-        .with_single_cert(certificates, private)
-        .map_err(|error| failed("using the certificate chain", chain, &error))?;
+        .map_err(io::Error::other)?;
+    let builder = match &tls.client_ca {
+        Some(path) => builder.with_client_cert_verifier(callers(path, provider)?),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder
+        .with_single_cert(chain, private)
+        .map_err(|error| failed("using the certificate chain", &tls.chain, &error))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// Lets in who shows a certificate of these authorities, and nobody else.
+fn callers(path: &Path, provider: Arc<CryptoProvider>) -> io::Result<Arc<dyn ClientCertVerifier>> {
+    let what = "reading the authorities of callers from";
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(what, path)? {
+        roots.add(certificate).map_err(|error| failed(what, path, &error))?;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    // None at all in the file is refused here.
+    Ok(verifier.map_err(|error| failed(what, path, &error))?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn tls(folder: &Path) -> Tls {
+        Tls { chain: folder.join("chain.pem"), key: folder.join("key.pem"), client_ca: None }
+    }
+
     #[test]
     fn a_file_that_is_not_there_is_named() {
-        let error = load(Path::new("/nowhere/chain.pem"), Path::new("/nowhere/key.pem")).unwrap_err();
+        let error = load(&tls(Path::new("/nowhere"))).unwrap_err();
         assert!(error.to_string().contains("/nowhere/chain.pem"), "{error}");
     }
 
@@ -85,11 +125,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let make = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         let (one, other) = (make(), make());
-        let (chain, key) = (folder.path().join("chain.pem"), folder.path().join("key.pem"));
-        fs::write(&chain, one.cert.pem()).unwrap();
-        fs::write(&key, other.signing_key.serialize_pem()).unwrap();
-        assert!(load(&chain, &key).is_err());
-        fs::write(&key, one.signing_key.serialize_pem()).unwrap();
-        load(&chain, &key).unwrap();
+        let mut tls = tls(folder.path());
+        fs::write(&tls.chain, one.cert.pem()).unwrap();
+        fs::write(&tls.key, other.signing_key.serialize_pem()).unwrap();
+        assert!(load(&tls).is_err());
+        fs::write(&tls.key, one.signing_key.serialize_pem()).unwrap();
+        load(&tls).unwrap();
+        tls.client_ca = Some(folder.path().join("ca.pem"));
+        for text in ["", "no certificate"] {
+            fs::write(folder.path().join("ca.pem"), text).unwrap();
+            assert!(load(&tls).is_err_and(|error| error.to_string().contains("ca.pem")), "{text:?}");
+        }
+        fs::write(folder.path().join("ca.pem"), one.cert.pem()).unwrap();
+        load(&tls).unwrap();
     }
 }

@@ -1,13 +1,18 @@
-//! The door: so many connections and no more; one too many is closed at once.
+//! The door: so many connections and no more; one too many is closed at once. Each request learns to which address it came.
 
+use axum::Extension;
+use axum::middleware::AddExtension;
 use axum_server::accept::Accept;
 use std::future::{Ready, ready};
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower::Layer;
 
 /// Lets a bounded number in.
 #[derive(Clone, Debug)]
@@ -23,16 +28,23 @@ impl Door {
     }
 }
 
-impl<I, S> Accept<I, S> for Door {
-    type Stream = Seated<I>;
-    type Service = S;
-    type Future = Ready<io::Result<(Seated<I>, S)>>;
+/// The address that a connection came to, as an extension of its requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Local(pub IpAddr);
 
-    fn accept(&self, stream: I, service: S) -> Self::Future {
-        ready(match Arc::clone(&self.seats).try_acquire_owned() {
-            Ok(seat) => Ok((Seated { stream, _seat: seat }, service)),
-            Err(_) => Err(io::Error::other("too many connections")),
-        })
+impl<S> Accept<TcpStream, S> for Door {
+    type Stream = Seated<TcpStream>;
+    type Service = AddExtension<S, Local>;
+    type Future = Ready<io::Result<(Seated<TcpStream>, Self::Service)>>;
+
+    fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
+        let enter = || {
+            let seat = Arc::clone(&self.seats).try_acquire_owned();
+            let seat = seat.map_err(|_| io::Error::other("too many connections"))?;
+            let local = Local(stream.local_addr()?.ip());
+            Ok((Seated { stream, _seat: seat }, Extension(local).layer(service)))
+        };
+        ready(enter())
     }
 }
 

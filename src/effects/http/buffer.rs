@@ -1,5 +1,6 @@
 //! Answers: a few large buffers that are used again and again, and the body that carries one to its reader.
 
+use super::queue::Turn;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
@@ -9,7 +10,6 @@ use std::io::Write;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Buffers that are kept for the next answer: its text, and the same compressed.
 const KEPT: usize = 2;
@@ -25,8 +25,8 @@ pub(super) struct Buffers {
 
 impl Buffers {
     /// An empty buffer, with the place it occupies among the answers under way.
-    pub(super) fn take(&self, place: OwnedSemaphorePermit) -> Buffer {
-        Buffer { bytes: self.spare(), home: self.clone(), _place: place }
+    pub(super) fn take(&self, turn: Turn) -> Buffer {
+        Buffer { bytes: self.spare(), home: self.clone(), _turn: turn }
     }
 
     fn spare(&self) -> Vec<u8> {
@@ -48,7 +48,7 @@ pub(super) struct Buffer {
     /// The text.
     pub(super) bytes: Vec<u8>,
     home: Buffers,
-    _place: OwnedSemaphorePermit,
+    _turn: Turn,
 }
 
 impl Buffer {

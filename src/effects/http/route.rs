@@ -3,20 +3,22 @@
 use super::buffer::{Answer, Buffer, Buffers};
 use super::footprint;
 use super::negotiate;
+use super::queue::Queue;
 use super::settings::{Limits, Readiness, Settings};
 use crate::api::{self, Document, Filter};
+use crate::caller;
 use crate::exposition::Format;
 use crate::metrics::{self, Own, Scene, Set};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use model::guard::Guard;
 use model::plugin::{Isolation, PluginView, Standing};
 use model::view::NodeView;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 /// Shorter answers are not compressed: the header would outweigh what is saved.
 const WORTH_COMPRESSING: usize = 1024;
@@ -46,16 +48,23 @@ enum Place {
     Api(Document),
 }
 
+/// Both ends of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    /// Who called.
+    pub(super) peer: IpAddr,
+    /// The address that was called.
+    pub(super) local: IpAddr,
+}
+
 /// Everything a request may need.
 #[derive(Debug)]
 pub(super) struct Server {
     settings: Settings,
     view: watch::Receiver<Arc<NodeView>>,
     ready: Readiness,
-    answers: Arc<Semaphore>,
-    waiting: Semaphore,
+    queue: Queue,
     buffers: Buffers,
-    limits: Limits,
     /// Counters of this server.
     pub(super) own: Arc<Own>,
 }
@@ -67,25 +76,16 @@ impl Server {
         ready: Readiness,
         limits: Limits,
     ) -> Server {
-        Server {
-            settings,
-            view,
-            ready,
-            answers: Arc::new(Semaphore::new(limits.answers)),
-            waiting: Semaphore::new(limits.waiting),
-            buffers: Buffers::default(),
-            limits,
-            own: Arc::default(),
-        }
+        Server { settings, view, ready, queue: Queue::new(limits), buffers: Buffers::default(), own: Arc::default() }
     }
 
     /// Answers one request.
-    pub(super) async fn answer(&self, request: &Request<Incoming>, peer: IpAddr) -> Response<Answer> {
+    pub(super) async fn answer(&self, request: &Request<Incoming>, ends: Ends) -> Response<Answer> {
         let Some(place) = self.place(request.uri().path()) else {
             return sentence(StatusCode::NOT_FOUND, "nothing is served here; see / for what is.");
         };
         let mut response = match *request.method() {
-            Method::GET | Method::HEAD => self.open(place, request, peer).await,
+            Method::GET | Method::HEAD => self.open(place, request, ends).await,
             _ => {
                 let mut response = sentence(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here.");
                 set(&mut response, header::ALLOW, "GET, HEAD");
@@ -122,15 +122,15 @@ impl Server {
         })
     }
 
-    async fn open(&self, place: Place, request: &Request<Incoming>, peer: IpAddr) -> Response<Answer> {
+    async fn open(&self, place: Place, request: &Request<Incoming>, ends: Ends) -> Response<Answer> {
         match place {
             Place::Index => sentence(StatusCode::OK, INDEX.trim_end()),
             Place::Health => sentence(StatusCode::OK, "ok"),
             Place::Ready => self.readiness(),
-            Place::Metrics(sets) => self.metrics(&sets, request.headers()).await,
-            Place::Api(document) => match self.refusal(peer, request.headers()) {
+            Place::Metrics(sets) => self.metrics(&sets, request.headers(), ends.peer).await,
+            Place::Api(document) => match self.refusal(ends, (request.uri(), request.headers())) {
                 Some(refusal) => refusal,
-                None => self.api(document, request).await,
+                None => self.api(document, request, ends.peer).await,
             },
         }
     }
@@ -161,8 +161,8 @@ impl Server {
         }
     }
 
-    async fn metrics(&self, sets: &[Set], headers: &HeaderMap) -> Response<Answer> {
-        let Some(mut buffer) = self.buffer().await else { return self.too_many() };
+    async fn metrics(&self, sets: &[Set], headers: &HeaderMap, peer: IpAddr) -> Response<Answer> {
+        let Some(mut buffer) = self.buffer(peer).await else { return self.too_many() };
         self.own.scrapes.fetch_add(1, Ordering::Relaxed);
         let view = Arc::clone(&self.view.borrow());
         let now = (self.settings.clock)();
@@ -174,12 +174,12 @@ impl Server {
         response
     }
 
-    async fn api(&self, document: Document, request: &Request<Incoming>) -> Response<Answer> {
+    async fn api(&self, document: Document, request: &Request<Incoming>, peer: IpAddr) -> Response<Answer> {
         let filter = match Filter::parse(request.uri().query().unwrap_or_default()) {
             Ok(filter) => filter,
             Err(bad) => return sentence(StatusCode::BAD_REQUEST, &bad.to_string()),
         };
-        let Some(mut buffer) = self.buffer().await else { return self.too_many() };
+        let Some(mut buffer) = self.buffer(peer).await else { return self.too_many() };
         let view = Arc::clone(&self.view.borrow());
         match api::render(document, &filter, &view, (self.settings.clock)(), &mut buffer.bytes) {
             Ok(()) => {
@@ -209,11 +209,8 @@ impl Server {
     }
 
     /// A buffer and one of the places for large answers.
-    async fn buffer(&self) -> Option<Buffer> {
-        let _waiting = self.waiting.try_acquire().ok()?;
-        let place =
-            tokio::time::timeout(self.limits.wait, Arc::clone(&self.answers).acquire_owned()).await.ok()?.ok()?;
-        Some(self.buffers.take(place))
+    async fn buffer(&self, peer: IpAddr) -> Option<Buffer> {
+        Some(self.buffers.take(self.queue.enter(peer).await?))
     }
 
     fn too_many(&self) -> Response<Answer> {
@@ -224,18 +221,18 @@ impl Server {
         response
     }
 
-    /// `None` for callers on this machine and those with the token.
-    fn refusal(&self, peer: IpAddr, headers: &HeaderMap) -> Option<Response<Answer>> {
-        if peer.to_canonical().is_loopback() {
-            return None;
+    /// `None` for who may ask the API: with a token everyone who has it, without one callers on this machine.
+    fn refusal(&self, ends: Ends, request: (&Uri, &HeaderMap)) -> Option<Response<Answer>> {
+        let (uri, headers) = request;
+        if let Err(why) = self.settings.hosts.check(uri, headers, ends.local) {
+            return Some(sentence(StatusCode::FORBIDDEN, &why));
         }
         let Some(token) = &self.settings.api_token else {
             let why = "the API answers callers on this machine only; set an API token to open it to others.";
-            return Some(sentence(StatusCode::FORBIDDEN, why));
+            return (!ends.peer.to_canonical().is_loopback()).then(|| sentence(StatusCode::FORBIDDEN, why));
         };
-        let given = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
-        match given {
-            Some(given) if same(given, token.as_bytes()) => None,
+        match caller::bearer(headers) {
+            Some(given) if caller::same(given, token.as_bytes()) => None,
             Some(_) => Some(sentence(StatusCode::FORBIDDEN, "this token does not open the API.")),
             None => {
                 let why = "the API wants the header Authorization: Bearer <token>.";
@@ -281,17 +278,6 @@ fn values(headers: &HeaderMap, name: HeaderName) -> String {
     texts.join(",")
 }
 
-fn bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
-}
-
-/// Compares in a time that depends on the lengths only.
-fn same(given: &[u8], wanted: &[u8]) -> bool {
-    let differences = given.iter().zip(wanted).fold(0, |sum, (a, b)| sum | (a ^ b));
-    given.len() == wanted.len() && std::hint::black_box(differences) == 0
-}
-
 fn sentence(status: StatusCode, text: &str) -> Response<Answer> {
     let mut response = Response::new(Answer::text(format!("{text}\n")));
     *response.status_mut() = status;
@@ -308,20 +294,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_compared_whole() {
-        for (given, fits) in [("abc", true), ("abd", false), ("ab", false), ("abcd", false), ("", false)] {
-            assert_eq!(same(given.as_bytes(), b"abc"), fits, "{given}");
-        }
-        assert_eq!(bearer(b"bEaReR  abc "), Some(&b"abc"[..]));
-        assert_eq!(bearer(b"Basic abc"), None);
-        assert_eq!(bearer(b"Be"), None);
-    }
-
-    #[test]
-    fn callers_from_elsewhere_need_the_token() {
+    fn with_a_token_everyone_needs_it_and_without_one_only_this_machine_is_answered() {
         let settings = |token: Option<&str>| Settings {
             sets: super::super::settings::Sets { dcgm: true, hami: false, cadvisor: false },
             api_token: token.map(Arc::from),
+            hosts: caller::Hosts::default(),
             clock: crate::sample_view::clock,
         };
         let view = watch::channel(Arc::new(crate::sample_view::small())).1;
@@ -330,7 +307,8 @@ mod tests {
             (None, "127.0.0.1", None, None),
             (None, "::ffff:127.0.0.1", None, None),
             (None, "::1", None, None),
-            (Some("t"), "127.0.0.9", None, None),
+            (Some("t"), "127.0.0.9", None, Some(401)),
+            (Some("t"), "::1", Some("Bearer t"), None),
             (None, "10.0.0.1", None, Some(403)),
             (None, "10.0.0.1", Some("Bearer t"), Some(403)),
             (Some("t"), "10.0.0.1", None, Some(401)),
@@ -343,7 +321,8 @@ mod tests {
             if let Some(given) = given {
                 headers.insert(header::AUTHORIZATION, HeaderValue::from_static(given));
             }
-            let refusal = server.refusal(peer.parse().unwrap(), &headers);
+            let ends = Ends { peer: peer.parse().unwrap(), local: IpAddr::from([10, 0, 0, 2]) };
+            let refusal = server.refusal(ends, (&Uri::from_static("/api/v1/node"), &headers));
             assert_eq!(refusal.map(|refusal| refusal.status().as_u16()), wanted, "{token:?} {peer} {given:?}");
         }
     }

@@ -1,5 +1,6 @@
 //! What the front door tells the server.
 
+use crate::caller::Hosts;
 use model::time::Now;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +11,10 @@ use tokio::sync::watch;
 pub struct Settings {
     /// Sets of metric names that `/metrics` carries beside our own.
     pub sets: Sets,
-    /// Token that callers from elsewhere need for `/api/v1`; `None` refuses them.
+    /// Token that every caller needs for `/api/v1`; without one callers from elsewhere are refused.
     pub api_token: Option<Arc<str>>,
+    /// Names under which `/api/v1` may be asked for.
+    pub hosts: Hosts,
     /// Both clocks: ages are counted from the moment of an answer.
     pub clock: fn() -> Now,
 }
@@ -44,9 +47,14 @@ pub(super) struct Limits {
     /// Answers with a large body under way at once. One scraper and one `top` are usual; with 5,000 containers an answer
     /// has some 15 MB, so eight stalled readers cost at most 120 MB for the ten seconds until they are cut.
     pub(super) answers: usize,
-    /// Requests that may wait for one of those; together with them far below the number of connections, so that somebody
+    /// Of those for callers from one address: four addresses whose readers stall do not keep a fifth one out, and two
+    /// scrapers behind one address go side by side.
+    pub(super) answers_per_peer: usize,
+    /// Requests that may wait for one of the answers; together with them far below the number of connections, so that somebody
     /// is always idle and makes way for a health check.
     pub(super) waiting: usize,
+    /// Of those for callers from one address; the sets of names scraped by one Prometheus are four requests.
+    pub(super) waiting_per_peer: usize,
     /// How long a request waits; below Prometheus's 10 s.
     pub(super) wait: Duration,
     /// How long requests in flight may take to end after `stop`; the whole program has 5 s.
@@ -60,7 +68,9 @@ impl Default for Limits {
             header_time: Duration::from_secs(30),
             patience: Duration::from_secs(10),
             answers: 8,
+            answers_per_peer: 2,
             waiting: 32,
+            waiting_per_peer: 8,
             wait: Duration::from_secs(5),
             drain: Duration::from_secs(2),
         }

@@ -5,6 +5,7 @@ use crate::settings::key::KEYS;
 use crate::settings::layer::{Said, Spoken};
 use crate::settings::{Live, Settings};
 use crate::telemetry::level::Level;
+use effects::caller::Hosts;
 use effects::http;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -22,6 +23,7 @@ pub(crate) struct Reload {
     /// As of the start, or the last file that was good; settings that need a restart stay as of the start.
     said: BTreeMap<&'static str, Said>,
     live: Live,
+    hosts: Hosts,
     http: watch::Sender<http::Settings>,
 }
 
@@ -29,28 +31,32 @@ pub(crate) struct Reload {
 ///
 /// # Errors
 /// A sentence about the token's file.
-pub(crate) fn http_settings(live: &Live) -> Result<http::Settings, String> {
-    let api_token = live.api_token_file.as_deref().map(token).transpose()?;
-    Ok(http::Settings { sets: live.sets, api_token, clock: sources::clock::now })
+pub(crate) fn http_settings(live: &Live, hosts: Hosts) -> Result<http::Settings, String> {
+    let api_token = live.api_token_file.as_deref().map(|path| token("API", path)).transpose()?;
+    Ok(http::Settings { sets: live.sets, api_token, hosts, clock: sources::clock::now })
 }
 
-fn token(path: &Path) -> Result<Arc<str>, String> {
+/// A token of this purpose.
+///
+/// # Errors
+/// A sentence about its file.
+pub(crate) fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
     let mut text = String::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_TOKEN).read_to_string(&mut text))
-        .map_err(|error| format!("cannot read the API token from {}: {error}", path.display()))?;
+        .map_err(|error| format!("cannot read the {purpose} token from {}: {error}", path.display()))?;
     match text.trim() {
-        "" => Err(format!("the API token in {} is empty", path.display())),
+        "" => Err(format!("the {purpose} token in {} is empty", path.display())),
         token if token.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(token.into()),
-        _ => Err(format!("the API token in {} is not one line of printable ASCII", path.display())),
+        _ => Err(format!("the {purpose} token in {} is not one line of printable ASCII", path.display())),
     }
 }
 
 impl Reload {
     /// What was said at the start, and the way to the HTTP server.
-    pub(crate) fn new(spoken: Spoken, live: Live, http: watch::Sender<http::Settings>) -> Self {
+    pub(crate) fn new(spoken: Spoken, live: Live, hosts: Hosts, http: watch::Sender<http::Settings>) -> Self {
         let said = spoken.layer().said;
-        Reload { spoken, said, live, http }
+        Reload { spoken, said, live, hosts, http }
     }
 
     /// Reads the file again.
@@ -64,7 +70,7 @@ impl Reload {
                 return;
             }
         };
-        let http = match http_settings(&settings.live) {
+        let http = match http_settings(&settings.live, self.hosts.clone()) {
             Ok(http) => http,
             Err(problem) => {
                 tracing::error!(problem, "the configuration was not reloaded: the settings stay as they are");

@@ -37,6 +37,7 @@ mod turn;
 mod serving;
 mod start;
 
+pub(crate) use config::check;
 pub(crate) use serving::Run;
 pub(crate) use start::open;
 pub(crate) use tell::Teller;

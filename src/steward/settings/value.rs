@@ -303,6 +303,21 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, Why> {
     })
 }
 
+/// Names of hosts with commas between them, without ports.
+pub(crate) fn hosts(text: &str) -> Result<Vec<String>, Why> {
+    let one = |name: &str| {
+        let name = name.trim();
+        let address = name.parse::<std::net::IpAddr>().is_ok();
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if address || (!name.is_empty() && name.len() <= 253 && name.bytes().all(fits)) {
+            Ok(name.to_owned())
+        } else {
+            Err(format!("{name:?} is no host: expected names or addresses without ports, such as gpu.example,10.0.0.7"))
+        }
+    };
+    text.split(',').map(one).collect()
+}
+
 /// `none`, or what `parse` makes of it.
 pub(crate) fn unless_none<T>(text: &str, parse: impl Fn(&str) -> Result<T, Why>) -> Result<Option<T>, Why> {
     if text == "none" { Ok(None) } else { parse(text).map(Some) }
@@ -375,14 +390,15 @@ pub(crate) fn log_format(text: &str) -> Result<LogFormat, Why> {
     }
 }
 
-/// 0, 2, 4 or 5; other digits mean the next lower one, as klog's users expect.
+/// 0, 2, 4 or 5; 1 and 3 mean the next lower one, as klog's users expect. There is nothing above 5, and who writes that
+/// expects something.
 pub(crate) fn verbosity(text: &str) -> Result<Verbosity, Why> {
     match text.parse::<u8>() {
-        Ok(number) if number <= 9 => {
+        Ok(number) if number <= 5 => {
             let step = Verbosity::STEPS.into_iter().rev().find(|step| *step <= number).unwrap_or(0);
             Ok(Verbosity(step))
         }
-        _ => Err("expected 0, 2, 4 or 5".into()),
+        _ => Err("expected 0, 2, 4 or 5, which is the most detailed".into()),
     }
 }
 
@@ -462,12 +478,25 @@ mod tests {
     }
 
     #[test]
+    fn hosts_have_no_port() {
+        assert_eq!(
+            hosts("gpu.example, 10.0.0.7,fd00::1"),
+            Ok(["gpu.example", "10.0.0.7", "fd00::1"].map(Into::into).into())
+        );
+        for bad in ["", "a,", "a:80", "http://a", "a b", "[::1]"] {
+            assert!(hosts(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn detail_goes_up_and_down_in_steps() {
         for (now, more, less) in [(0, 2, 0), (2, 4, 0), (4, 5, 2), (5, 5, 4)] {
             assert_eq!((Verbosity(now).more(), Verbosity(now).less()), (Verbosity(more), Verbosity(less)));
         }
         assert_eq!(verbosity("3"), Ok(Verbosity(2)));
-        assert!(verbosity("-1").is_err() && verbosity("10").is_err() && verbosity("debug").is_err());
+        for bad in ["-1", "6", "9", "10", "debug", ""] {
+            assert!(verbosity(bad).is_err_and(|why| why.contains("0, 2, 4 or 5")), "{bad}");
+        }
     }
 
     proptest::proptest! {

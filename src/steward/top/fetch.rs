@@ -17,6 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Of one answer: 8,192 cgroups of about 4 KiB each are 32 MiB, twice that is a stranger's answer.
 const MAX_ANSWER: usize = 64 << 20;
 
+/// Bytes of a refusal that are shown; the agent's is one sentence.
+const MAX_REFUSAL: usize = 400;
+
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
@@ -34,8 +37,8 @@ pub(crate) enum FetchError {
     Http { url: String, path: &'static str, source: hyper::Error },
     #[error("GET {url}{path}: {source}")]
     Body { url: String, path: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
-    #[error("GET {url}{path}: the agent wants a bearer token from another machine: give one with --token-file")]
-    Refused { url: String, path: &'static str },
+    #[error("GET {url}{path}: refused: {why} (--token-file names the file of a token)")]
+    Refused { url: String, path: &'static str, why: String },
     #[error("GET {url}{path}: answered {status}; is this a gpu-steward agent?")]
     Status { url: String, path: &'static str, status: StatusCode },
     #[error("GET {url}{path}: the answer cannot be read ({source}); is this a gpu-steward agent of this version?")]
@@ -121,7 +124,11 @@ impl Agent {
             StatusCode::OK => {
                 serde_json::from_slice(&body).map_err(|source| FetchError::Answer { url: url(), path, source })
             }
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(FetchError::Refused { url: url(), path }),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let text = String::from_utf8_lossy(&body[..body.len().min(MAX_REFUSAL)]).into_owned();
+                let why = text.trim().chars().filter(|c| !c.is_control()).collect();
+                Err(FetchError::Refused { url: url(), path, why })
+            }
             status => Err(FetchError::Status { url: url(), path, status }),
         }
     }

@@ -20,7 +20,7 @@ A value that could not be read is shown as – and the line at the bottom says w
 pub(crate) struct Settings {
     /// The agent.
     pub(crate) url: String,
-    /// A bearer token for an agent that is not on this machine.
+    /// A bearer token for an agent that wants one.
     pub(crate) token_file: Option<PathBuf>,
     /// From one look to the next.
     pub(crate) interval: Duration,
@@ -41,7 +41,7 @@ pub(crate) fn command() -> Command {
                 .long("token-file")
                 .value_name("PATH")
                 .value_parser(value_parser!(PathBuf))
-                .help("File with a bearer token, for an agent on another machine"),
+                .help("File with a bearer token, for an agent that wants one (--api-token-file)"),
         )
         .arg(
             Arg::new("interval")

@@ -58,7 +58,7 @@ fn an_inlined_call_is_a_frame_with_its_own_line_in_the_right_file() {
 fn a_second_profile_is_told_to_wait_and_a_client_that_leaves_frees_the_first() {
     let program = Program::start(&["burn"]);
     let mut first = TcpStream::connect(program.address).unwrap();
-    write!(first, "GET /debug/pprof/profile?seconds=100 HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    write!(first, "GET /debug/pprof/profile?seconds=100 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     let busy = loop {
         let answer = program.get("/debug/pprof/profile?seconds=1");

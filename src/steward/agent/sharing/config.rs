@@ -11,19 +11,33 @@ const MAX_BYTES: u64 = 1024 * 1024;
 /// The list of settings of single nodes.
 const NODES: &str = "nodeconfig";
 
-/// The configuration that holds on this node.
+/// The configuration that holds on this node; what of it is not followed is said in the log.
 ///
 /// # Errors
 /// A sentence that names the file.
 pub(crate) fn read(settings: &Sharing, node: &NodeName) -> Result<DeviceConfig, String> {
-    let mut config = DeviceConfig::default();
+    let (config, warnings) = load(settings, node)?;
+    let file = settings.device_config.as_deref().unwrap_or(Path::new("")).display();
+    for warning in warnings {
+        tracing::warn!(%file, "device configuration: {warning}");
+    }
+    Ok(config)
+}
+
+/// Looks whether there is such a configuration, also where it is not used: a file that was named must be there.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn check(settings: &Sharing, node: &NodeName) -> Result<(), String> {
+    load(settings, node).map(drop)
+}
+
+fn load(settings: &Sharing, node: &NodeName) -> Result<(DeviceConfig, Vec<Warning>), String> {
+    let (mut config, mut warnings) = (DeviceConfig::default(), Vec::new());
     if let Some(path) = &settings.device_config {
-        let (read, warnings) =
+        (config, warnings) =
             of_file(path, node).map_err(|why| format!("device configuration {}: {why}", path.display()))?;
-        for warning in warnings.into_iter().chain(not_followed(&read)) {
-            tracing::warn!(file = %path.display(), "device configuration: {warning}");
-        }
-        config = read;
+        warnings.extend(not_followed(&config));
     }
     if let Some(count) = settings.split_count {
         config.slots = count;
@@ -35,7 +49,7 @@ pub(crate) fn read(settings: &Sharing, node: &NodeName) -> Result<DeviceConfig, 
         config.core_scaling = factor;
     }
     named(&mut config.rules.names, &settings.resources)?;
-    Ok(config)
+    Ok((config, warnings))
 }
 
 fn named(names: &mut Names, own: &Resources) -> Result<(), String> {

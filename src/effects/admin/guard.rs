@@ -1,0 +1,42 @@
+//! Who may ask the admin port: requests whose `Host` is ours, and with a token those that carry it. Certificates of callers
+//! are looked at before, when the connection is made.
+
+use super::door::Local;
+use crate::caller::{self, Hosts};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+/// What is asked of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Guard {
+    hosts: Hosts,
+    token: Option<Arc<str>>,
+}
+
+impl Guard {
+    pub(super) fn new(hosts: Hosts, token: Option<Arc<str>>) -> Guard {
+        Guard { hosts, token }
+    }
+}
+
+/// Hands the request on, or refuses it.
+pub(super) async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    let local = request.extensions().get::<Local>().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.0);
+    if let Err(why) = guard.hosts.check(request.uri(), request.headers(), local) {
+        return (StatusCode::FORBIDDEN, format!("{why}\n")).into_response();
+    }
+    match (&guard.token, caller::bearer(request.headers())) {
+        (None, _) => next.run(request).await,
+        (Some(token), Some(given)) if caller::same(given, token.as_bytes()) => next.run(request).await,
+        (Some(_), Some(_)) => (StatusCode::FORBIDDEN, "this token does not open the admin port\n").into_response(),
+        (Some(_), None) => {
+            let why = "the admin port wants the header Authorization: Bearer <token>\n";
+            (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], why).into_response()
+        }
+    }
+}

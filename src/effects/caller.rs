@@ -1,0 +1,157 @@
+//! Who asks, as far as a request itself says it: its `Host` and its bearer token.
+//!
+//! A browser on this machine reaches the loopback ports. A page of a stranger whose name is made to point to 127.0.0.1
+//! (DNS rebinding) could read and change everything there; its requests carry the stranger's name as `Host`, so a `Host`
+//! that is not ours is refused. Programs that are no browsers can send any `Host`: it proves nothing about them.
+
+use hyper::Uri;
+use hyper::header::{self, HeaderMap};
+use hyper::http::uri::Authority;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// The names under which this node may be asked, beside `localhost` and the address that was connected to.
+#[derive(Clone, Debug, Default)]
+pub struct Hosts(Arc<[Box<str>]>);
+
+impl Hosts {
+    /// These names; case does not matter.
+    #[must_use]
+    pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> Hosts {
+        Hosts(names.into_iter().map(|name| plain(name).to_ascii_lowercase().into()).collect())
+    }
+
+    /// Whether the request is meant for us. `local` is the address that the connection came to.
+    ///
+    /// # Errors
+    /// A sentence for the caller.
+    pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), String> {
+        let mut given = headers.get_all(header::HOST).iter();
+        let host = match (given.next(), given.next()) {
+            (Some(host), None) => host.to_str().ok(),
+            // A browser always sends one; HTTP/1.0 and scripts may leave it out.
+            (None, _) => return uri.authority().map_or(Ok(()), |asked| self.known(asked.as_str(), local)),
+            (Some(_), Some(_)) => None,
+        };
+        self.known(host.unwrap_or_default(), local)?;
+        uri.authority().map_or(Ok(()), |asked| self.known(asked.as_str(), local))
+    }
+
+    fn known(&self, text: &str, local: IpAddr) -> Result<(), String> {
+        let host = text.parse::<Authority>().ok().filter(|_| !text.contains('@'));
+        let host = host.map(|authority| plain(authority.host()).to_ascii_lowercase()).unwrap_or_default();
+        let ours = match host.parse::<IpAddr>() {
+            Ok(address) => {
+                let address = address.to_canonical();
+                address.is_loopback() || address == local.to_canonical() || self.named(&host)
+            }
+            Err(_) => host == "localhost" || self.named(&host),
+        };
+        if ours {
+            return Ok(());
+        }
+        let shown: String = host.chars().take(100).collect();
+        Err(format!(
+            "requests for host {shown:?} are not answered here: use this node's address or name, or add the name to --allowed-hosts."
+        ))
+    }
+
+    fn named(&self, host: &str) -> bool {
+        self.0.iter().any(|name| **name == *host)
+    }
+}
+
+/// Without the brackets of an IPv6 address and the dot of a complete name.
+fn plain(host: &str) -> &str {
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    bare.unwrap_or_else(|| host.strip_suffix('.').unwrap_or(host))
+}
+
+/// What stands behind `Authorization: Bearer`.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
+}
+
+/// Compares in a time that depends on the lengths only.
+pub(crate) fn same(given: &[u8], wanted: &[u8]) -> bool {
+    let differences = given.iter().zip(wanted).fold(0, |sum, (a, b)| sum | (a ^ b));
+    given.len() == wanted.len() && std::hint::black_box(differences) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::header::HeaderValue;
+
+    fn headers(name: header::HeaderName, values: &[&str]) -> HeaderMap {
+        values.iter().map(|value| (name.clone(), HeaderValue::from_str(value).unwrap())).collect()
+    }
+
+    #[test]
+    fn a_host_is_ours_by_name_by_loopback_and_by_the_address_that_was_reached() {
+        let hosts = Hosts::new(["Node-A", "gpu.example.", "10.9.9.9"]);
+        for (host, ours) in [
+            ("localhost", true),
+            ("LOCALHOST.:9411", true),
+            ("127.0.0.1:9411", true),
+            ("127.8.9.1", true),
+            ("[::1]:9411", true),
+            ("10.0.0.5:9410", true),
+            ("[::ffff:10.0.0.5]:9410", true),
+            ("node-a:9410", true),
+            ("NODE-A.", true),
+            ("gpu.example", true),
+            ("10.9.9.9:80", true),
+            ("10.0.0.6", false),
+            ("0.0.0.0", false),
+            ("rebound.example:9411", false),
+            ("localhost.example", false),
+            ("node-a.example", false),
+            ("localhost@rebound.example", false),
+            ("rebound.example@localhost", false),
+            ("localhost:9411/", false),
+            ("127.0.0.1.example", false),
+            ("2130706433", false),
+            ("", false),
+        ] {
+            let headers = headers(header::HOST, &[host]);
+            let told = hosts.check(&Uri::from_static("/loglevel"), &headers, "10.0.0.5".parse().unwrap());
+            assert_eq!(told.is_ok(), ours, "{host}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn two_hosts_are_none_and_a_whole_address_in_the_request_line_counts_too() {
+        let (hosts, local) = (Hosts::default(), "127.0.0.1".parse().unwrap());
+        let twice = headers(header::HOST, &["localhost", "localhost"]);
+        assert!(hosts.check(&Uri::from_static("/"), &twice, local).is_err());
+        let once = headers(header::HOST, &["localhost"]);
+        assert!(hosts.check(&Uri::from_static("http://rebound.example/"), &once, local).is_err());
+        assert!(hosts.check(&Uri::from_static("http://localhost:9411/"), &once, local).is_ok());
+        assert!(hosts.check(&Uri::from_static("/"), &HeaderMap::new(), local).is_ok(), "HTTP/1.0 has none");
+        assert!(hosts.check(&Uri::from_static("http://rebound.example/"), &HeaderMap::new(), local).is_err());
+    }
+
+    #[test]
+    fn tokens_are_compared_whole() {
+        for (given, fits) in [("abc", true), ("abd", false), ("ab", false), ("abcd", false), ("", false)] {
+            assert_eq!(same(given.as_bytes(), b"abc"), fits, "{given}");
+        }
+        for (value, token) in [("bEaReR  abc ", Some(&b"abc"[..])), ("Basic abc", None), ("Be", None)] {
+            assert_eq!(bearer(&headers(header::AUTHORIZATION, &[value])), token, "{value}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_host_is_too_odd(host in "\\PC{0,60}", known in ".{0,20}") {
+            let hosts = Hosts::new([&*known]);
+            let mut headers = HeaderMap::new();
+            if let Ok(value) = HeaderValue::from_str(&host) {
+                headers.insert(header::HOST, value);
+            }
+            let _ = hosts.check(&Uri::from_static("/"), &headers, "::1".parse().unwrap());
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Large answers: so many at once, so many more may wait, and of both only a part for callers from one address. Whoever
+//! reads slowly, or not at all, keeps others from one address waiting and nobody else.
+
+use super::settings::Limits;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The queue of all callers.
+#[derive(Debug)]
+pub(super) struct Queue {
+    answers: Arc<Semaphore>,
+    waiting: Semaphore,
+    peers: Arc<Mutex<HashMap<IpAddr, Peer>>>,
+    limits: Limits,
+}
+
+/// One address; known while it has a request here, so there are at most as many as connections.
+#[derive(Debug)]
+struct Peer {
+    answers: Arc<Semaphore>,
+    requests: usize,
+}
+
+/// An answer under way; the next one's turn when it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _answer: OwnedSemaphorePermit,
+    _own: OwnedSemaphorePermit,
+    _counted: Counted,
+}
+
+/// A request that counts for its address.
+#[derive(Debug)]
+struct Counted {
+    peers: Arc<Mutex<HashMap<IpAddr, Peer>>>,
+    address: IpAddr,
+}
+
+impl Queue {
+    /// An empty queue.
+    pub(super) fn new(limits: Limits) -> Queue {
+        let (answers, waiting) = (Arc::new(Semaphore::new(limits.answers)), Semaphore::new(limits.waiting));
+        Queue { answers, waiting, peers: Arc::default(), limits }
+    }
+
+    /// A turn; `None` when too many wait already, or it does not come in time.
+    pub(super) async fn enter(&self, peer: IpAddr) -> Option<Turn> {
+        let (own, counted) = self.count(host(peer))?;
+        let _waiting = self.waiting.try_acquire().ok()?;
+        let turn = async {
+            // Its own limit first: who waits for that holds no place of others.
+            let own = own.acquire_owned().await.ok()?;
+            let answer = Arc::clone(&self.answers).acquire_owned().await.ok()?;
+            Some(Turn { _answer: answer, _own: own, _counted: counted })
+        };
+        tokio::time::timeout(self.limits.wait, turn).await.ok()?
+    }
+
+    fn count(&self, address: IpAddr) -> Option<(Arc<Semaphore>, Counted)> {
+        let mut peers = self.peers.lock();
+        let fresh = || Peer { answers: Arc::new(Semaphore::new(self.limits.answers_per_peer)), requests: 0 };
+        let peer = peers.entry(address).or_insert_with(fresh);
+        if peer.requests >= self.limits.answers_per_peer + self.limits.waiting_per_peer {
+            return None;
+        }
+        peer.requests += 1;
+        Some((Arc::clone(&peer.answers), Counted { peers: Arc::clone(&self.peers), address }))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut peers = self.peers.lock();
+        if let Some(peer) = peers.get_mut(&self.address) {
+            peer.requests -= 1;
+            if peer.requests == 0 {
+                peers.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// The address that stands for one host: of IPv6 the first 64 bits, because a host has all of the others.
+pub(super) fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn queue() -> Queue {
+        Queue::new(Limits { wait: Duration::from_millis(50), ..Limits::default() })
+    }
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    #[tokio::test]
+    async fn one_address_has_a_part_of_the_answers_and_another_one_is_answered() {
+        let queue = queue();
+        let mut held = Vec::new();
+        while let Some(turn) = queue.enter(address(1)).await {
+            held.push(turn);
+        }
+        assert_eq!(held.len(), Limits::default().answers_per_peer);
+        assert!(queue.enter(address(2)).await.is_some());
+        held.pop();
+        assert!(queue.enter(address(1)).await.is_some(), "its own turn comes again");
+    }
+
+    #[tokio::test]
+    async fn one_address_has_a_part_of_the_line_too() {
+        let queue = Queue::new(Limits::default());
+        let all: Vec<_> = (0..100).map(|_| queue.enter(address(1))).collect();
+        let mut all: Vec<_> = all.into_iter().map(Box::pin).collect();
+        let mut refused = 0;
+        let mut held = Vec::new();
+        for one in &mut all {
+            match futures_poll(one.as_mut()).await {
+                Some(Some(turn)) => held.push(turn),
+                Some(None) => refused += 1,
+                None => {}
+            }
+        }
+        let limits = Limits::default();
+        assert_eq!(held.len(), limits.answers_per_peer);
+        assert_eq!(refused, 100 - limits.answers_per_peer - limits.waiting_per_peer);
+        assert!(queue.enter(address(2)).await.is_some());
+        drop((all, held));
+        assert!(queue.peers.lock().is_empty(), "who has no request is forgotten");
+    }
+
+    /// One look at a future.
+    async fn futures_poll<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+        std::future::poll_fn(|cx| {
+            std::task::Poll::Ready(match future.as_mut().poll(cx) {
+                std::task::Poll::Ready(output) => Some(output),
+                std::task::Poll::Pending => None,
+            })
+        })
+        .await
+    }
+
+    #[test]
+    fn a_host_of_ipv6_is_its_network() {
+        let parse = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert_eq!(host(parse("fd00::1:2")), host(parse("fd00::ffff:3:4")));
+        assert_ne!(host(parse("fd00:0:0:1::1")), host(parse("fd00::1")));
+        assert_eq!(host(parse("::ffff:10.0.0.1")), parse("10.0.0.1"));
+    }
+}
