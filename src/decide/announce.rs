@@ -64,6 +64,31 @@ pub struct Announce {
     not_before: Monotonic,
 }
 
+/// Whether a node has lost its last GPU for good: then what was written about its GPUs is taken away. A driver that is being
+/// updated and a node that starts have none for a while as well.
+#[derive(Debug)]
+pub struct Bare {
+    quiet: Duration,
+    since: Option<Monotonic>,
+}
+
+impl Bare {
+    /// Only after it was so for this long.
+    #[must_use]
+    pub fn after(quiet: Duration) -> Bare {
+        Bare { quiet, since: None }
+    }
+
+    /// Whether it is so, where now it has none (or has).
+    pub fn is(&mut self, none: bool, now: Monotonic) -> bool {
+        if !none {
+            self.since = None;
+            return false;
+        }
+        now.since(*self.since.get_or_insert(now)) >= self.quiet
+    }
+}
+
 /// The time to the next look at our Node. `jitter` is between 0 and 1, drawn anew for each call.
 #[must_use]
 pub fn next_look(jitter: f64) -> Duration {
@@ -141,6 +166,18 @@ mod tests {
 
     fn said(register: &str) -> Said {
         Said { register: Some(register.into()), question: Question::None }
+    }
+
+    #[test]
+    fn a_node_is_bare_only_once_it_has_had_no_gpu_for_the_whole_time() {
+        let mut bare = Bare::after(Duration::from_secs(300));
+        let seen = [(0, true, false), (299, true, false), (299, false, false), (300, true, false), (599, true, false)];
+        for (second, none, expected) in
+            seen.into_iter().chain([(600, true, true), (900, true, true), (901, false, false)])
+        {
+            assert_eq!(bare.is(none, at(second).monotonic), expected, "at {second} s");
+        }
+        assert!(Bare::after(Duration::ZERO).is(true, at(0).monotonic));
     }
 
     /// Promise 31 in docs/specification.md, as far as it is decided here; the audit log of a real API server has the rest.

@@ -23,6 +23,8 @@ const MAX_NOTE: usize = 1024;
 
 /// The field manager of the labels that we write.
 pub const LABELLER: &str = "gpu-steward-labels";
+/// The field manager of the annotations that we write on Nodes.
+pub const ANNOTATOR: &str = "gpu-steward-annotations";
 
 /// Annotations to write: a key without a value is taken away.
 pub type Annotations<'a> = &'a [(&'a str, Option<&'a str>)];
@@ -114,13 +116,26 @@ impl ApiServer {
         ApiServer { client, node }
     }
 
-    /// Changes annotations of our own Node.
+    /// Changes annotations of our own Node, under a name by which they are known as ours later.
     ///
     /// # Errors
     /// [`NotWritten`].
     pub async fn annotate_node(&self, annotations: Annotations<'_>) -> Result<(), NotWritten> {
         let patch = json!({ "metadata": { "annotations": object(annotations) } });
-        self.patch(format!("/api/v1/nodes/{}", self.node), format!("annotations of node {}", self.node), &patch).await
+        let path = format!("/api/v1/nodes/{}?fieldManager={ANNOTATOR}", self.node);
+        self.patch(path, format!("annotations of node {}", self.node), &patch).await
+    }
+
+    /// Takes these annotations and labels away from a Node, unless it has changed since it had this version.
+    ///
+    /// # Errors
+    /// [`NotWritten`]; code 409 when it has changed, 404 when there is none.
+    pub async fn clean_node(&self, (annotations, labels): (&[&str], &[&str]), version: &str) -> Result<(), NotWritten> {
+        let none =
+            |keys: &[&str]| -> Map<String, Value> { keys.iter().map(|key| ((*key).to_owned(), Value::Null)).collect() };
+        let metadata = json!({ "resourceVersion": version, "annotations": none(annotations), "labels": none(labels) });
+        let what = format!("what gpu-steward wrote on node {}", self.node);
+        self.patch(format!("/api/v1/nodes/{}", self.node), what, &json!({ "metadata": metadata })).await
     }
 
     /// Changes labels of our own Node, under a name of their own, by which they are known as ours later.

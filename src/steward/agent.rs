@@ -16,6 +16,7 @@ mod serve;
 mod text;
 mod guarding;
 mod sharing;
+pub(crate) mod clean;
 mod announcing;
 
 use crate::args;
@@ -27,6 +28,7 @@ use crate::stop::{self, Ask};
 use crate::telemetry::Telemetry;
 use addresses::Addresses;
 use announcing::Announcing;
+use clean::Scope;
 use doors::Doors;
 use effects::apiserver::ApiServer;
 use effects::caller::Hosts;
@@ -65,6 +67,31 @@ const LEFT: Duration = Duration::from_millis(500);
 pub(crate) fn run(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Exit {
     match start(settings, spoken, telemetry) {
         Ok(exit) => exit,
+        Err(Failure { what, exit }) => {
+            tracing::error!("{what}");
+            exit
+        }
+    }
+}
+
+/// Takes away what agents wrote on this node's Node, or on all of them, and ends.
+pub(crate) fn clean(settings: &Settings, all: bool) -> Exit {
+    let cleaned = || {
+        let scope = if all { Scope::All } else { Scope::One(node_name(settings)?) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Failure::io("start", &error))?;
+        runtime.block_on(async {
+            let connection = sources::kubernetes::connect(settings.kubeconfig.as_deref()).await;
+            let connection = connection.map_err(|error| Failure { what: error.to_string(), exit: Exit::Usage })?;
+            let cleaned = clean::clean(&connection, &scope).await;
+            cleaned.map_err(|what| Failure { what, exit: Exit::Unavailable })
+        })
+    };
+    match cleaned() {
+        Ok(nodes) => {
+            tracing::info!(nodes, "nothing that an agent wrote is left");
+            Exit::Ok
+        }
         Err(Failure { what, exit }) => {
             tracing::error!("{what}");
             exit
@@ -302,6 +329,7 @@ impl Agent {
             format: settings.sharing.register_format,
             handshakes: settings.sharing.handshakes,
             labelling: settings.sharing.labelling,
+            quiet: settings.health.quiet,
             view: self.view.clone(),
             node: own,
             api,

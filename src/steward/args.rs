@@ -16,6 +16,8 @@ use std::sync::LazyLock;
 pub(crate) enum Wish {
     /// Run the node agent.
     Agent(Spoken),
+    /// Take away what agents wrote on this node's Node, or on all of them.
+    Clean(Spoken, bool),
     /// Watch a node in the terminal.
     Top(top::Settings),
     /// Be the child of a program that is being profiled.
@@ -25,6 +27,11 @@ pub(crate) enum Wish {
     /// Show what the agent believes.
     Usage(Spoken, usage::Wanted),
 }
+
+/// The flag that cleans, and whose Nodes.
+const CLEAN: &str = "clean-node";
+const OWN: &str = "own";
+const ALL: &str = "all";
 
 const ABOUT: &str = "Shares a node's GPUs, tells the truth about how they are used, and lets the scheduler act on it";
 
@@ -66,7 +73,10 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Wish, cla
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
             Ok(Wish::Usage(spoken(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
         }
-        Some((_, sub)) => Ok(Wish::Agent(spoken(sub))),
+        Some((_, sub)) => Ok(match sub.get_one::<String>(CLEAN) {
+            Some(whose) => Wish::Clean(spoken(sub), whose == ALL),
+            None => Wish::Agent(spoken(sub)),
+        }),
         None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
     }
 }
@@ -90,7 +100,7 @@ pub(crate) fn command() -> Command {
                      SIGHUP reads the configuration file again, SIGUSR1 and SIGUSR2 make the log more and less detailed.",
                 )
                 .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
-        ))
+        ).arg(clean()))
         .subcommand(top::command())
         .subcommand(with_settings(
             Command::new("print-config")
@@ -107,6 +117,22 @@ pub(crate) fn command() -> Command {
                 ),
         ))
         .subcommand(with_usage(Command::new("usage").about("Show the GPUs and who uses them, as the agent here sees it")))
+}
+
+/// Not a setting: who asks for it wants nothing else.
+fn clean() -> Arg {
+    Arg::new(CLEAN)
+        .long(CLEAN)
+        .value_name("all")
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value(OWN)
+        .value_parser([OWN, ALL])
+        .hide_possible_values(true)
+        .help(
+            "Run no agent: take away the labels and annotations that agents wrote on this node's Node (=all: on every Node) \
+             and end. The agent there must have ended, else it writes them anew",
+        )
 }
 
 fn with_usage(command: Command) -> Command {
@@ -174,7 +200,9 @@ mod tests {
     fn flags(line: &str) -> Result<Spoken, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
             Ok(Wish::Top(_) | Wish::Symbolize) => unreachable!("no line here asks for it"),
-            Ok(Wish::Agent(spoken) | Wish::PrintConfig(spoken, _) | Wish::Usage(spoken, _)) => Ok(spoken),
+            Ok(
+                Wish::Agent(spoken) | Wish::Clean(spoken, _) | Wish::PrintConfig(spoken, _) | Wish::Usage(spoken, _),
+            ) => Ok(spoken),
             Err(error) => Err(error.kind()),
         }
     }
@@ -189,6 +217,20 @@ mod tests {
         let spoken = flags("gpu-steward agent --standalone -v 4 --metrics-dcgm=false --gpus=simulated=T4:2").unwrap();
         let expect = [("standalone", "true"), ("v", "4"), ("metrics-dcgm", "false"), ("gpus", "simulated=T4:2")];
         assert_eq!(spoken.flags, expect.map(|(name, text)| (name, text.to_owned())).into());
+    }
+
+    #[test]
+    fn cleaning_is_of_one_node_unless_all_are_named() {
+        for (line, expected) in [
+            ("gpu-steward agent --clean-node --node-name n1", Some(false)),
+            ("gpu-steward agent --clean-node=all", Some(true)),
+            ("gpu-steward agent --node-name n1", None),
+        ] {
+            let wish = read(line.split(' ').map(OsString::from)).unwrap();
+            let all = if let Wish::Clean(_, all) = wish { Some(all) } else { None };
+            assert_eq!(all, expected, "{line}");
+        }
+        assert!(flags("gpu-steward agent --clean-node=n1").is_err());
     }
 
     #[test]

@@ -14,6 +14,10 @@ pub(crate) fn grant(wish: Wish) -> Exit {
             let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
             agent::run(settings, spoken, telemetry)
         }),
+        Wish::Clean(spoken, all) => Settings::hear(&spoken).map(|(settings, _)| {
+            telemetry::start(settings.log_format, settings.live.verbosity);
+            agent::clean(&settings, all)
+        }),
         Wish::PrintConfig(spoken, output) => Settings::hear(&spoken).map(|(_, said)| {
             say(&print_config::print(&said, output));
             Exit::Ok

@@ -1,12 +1,13 @@
 //! The agent on real nodes: in its DaemonSet, as helm renders it, and as a service among the node's own paths.
 
 use crate::bed::{Bed, promised};
-use crate::chart::{NAMESPACE, install, render};
+use crate::chart::{CHART, NAMESPACE, install, render};
 use crate::life::sleeper;
 use lab::agent::Agent;
 use lab::cluster::{Cluster, Wanted};
 use lab::eventually::eventually;
 use lab::http;
+use lab::kubectl::Kubectl;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -89,6 +90,46 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
     let _ = bed.admin.run(&["rollout", "restart", "daemonset/gpu-steward-agent", "-n", NAMESPACE]).ok();
     let _ = bed.admin.run(&wait).ok();
     let _ = bed.admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent", "--wait"]).ok();
+}
+
+/// `helm uninstall` leaves no Node that tells of GPUs: neither labels nor annotations of agents, and those of others stay.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn helm_uninstall_leaves_nodes_as_they_were() {
+    const RELEASE: &str = "cleaned";
+    let cluster = Cluster::up(&Wanted::usual());
+    let admin = cluster.admin();
+    // What earlier tests' agents wrote under other names.
+    for key in ["hami.io/node-nvidia-register", "hami.io/node-handshake"] {
+        let _ = admin.run(&["annotate", "nodes", "--all", &format!("{key}-")]).ok();
+    }
+    cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+    let helm = Kubectl::with_config(cluster.program("helm"), &cluster.status().kubeconfig);
+    let _ = admin.run(&["label", "nodes", "--all", "--overwrite", "nvidia.com/gpu.present=false"]).ok();
+    let values = "image.repository=registry.local/gpu-steward,image.tag=test,agent.settings.gpus=simulated=H100:2";
+    let place = ["-n", RELEASE, "--timeout", "180s"];
+    let install = ["install", RELEASE, CHART, "--create-namespace", "--wait", "--set", values];
+    let _ = helm.run(&[&install[..], &place].concat()).ok();
+    let nodes = || admin.get(&["nodes"])["items"].as_array().expect("a list").clone();
+    let ours = |node: &Value| {
+        let annotations = &node["metadata"]["annotations"];
+        let labels = node["metadata"]["labels"].as_object().expect("labels");
+        let labelled = labels.keys().filter(|key| key.starts_with("nvidia.com/")).count();
+        (annotations["hami.io/node-nvidia-register"].is_string(), labelled)
+    };
+    eventually("what agents write on Nodes", READY, || {
+        nodes().iter().all(|node| ours(node).0 && ours(node).1 > 5).then_some(())
+    });
+    let _ = helm.run(&[&["uninstall", RELEASE][..], &place].concat()).ok();
+    for node in nodes() {
+        assert_eq!(ours(&node), (false, 1), "{}", node["metadata"]);
+        assert_eq!(node["metadata"]["labels"]["nvidia.com/gpu.present"], "false", "an operator's");
+        assert!(node["metadata"]["annotations"]["hami.io/node-handshake"].is_null(), "{}", node["metadata"]);
+    }
+    let left = admin.run(&["get", "clusterroles,clusterrolebindings", "-o", "name"]).ok();
+    assert!(!left.contains("clean-nodes"), "{left}");
+    let _ = admin.run(&["label", "nodes", "--all", "nvidia.com/gpu.present-"]).ok();
+    let _ = admin.run(&["delete", "namespace", RELEASE]).ok();
 }
 
 /// In a node's mount namespace the runtime's socket is where it always is, and the agent names the node's pods.

@@ -23,7 +23,7 @@ pub(crate) const EXTRAS: [&str; 3] = [
     "service.enabled=true",
     "service.audiences[0]=https://kubernetes.default.svc",
 ];
-const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/gpu-steward");
+pub(crate) const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/gpu-steward");
 
 /// Renders the chart with these values (`guard.hami[0].name=…`).
 pub(crate) fn render(cluster: &Cluster, templates: &[&str], values: &[&str]) -> String {

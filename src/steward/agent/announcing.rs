@@ -7,19 +7,22 @@
 //!                              └─ decide::labels ──▶ one PATCH, when the GPUs are others than the labels say
 //! ```
 
+use super::clean::{self, Ours};
 use super::sharing::cards;
 use crate::settings::value::RegisterFormat;
-use decide::announce::{Announce, Question, Said, Write, next_look};
-use decide::labels::{self, Labelling, Standing};
-use effects::apiserver::{ApiServer, LABELLER};
+use decide::announce::{Announce, Bare, Question, Said, Write, next_look};
+use decide::labels::{self, Labelling};
+use effects::apiserver::{ApiServer, NotWritten};
 use model::id::GpuUuid;
 use model::observation::GpuSourceState;
+use model::reading::Absence;
 use model::registered::RegisteredGpu;
 use model::unit::{CorePercent, Mib};
 use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
@@ -40,6 +43,8 @@ pub(crate) struct Announcing {
     pub handshakes: bool,
     /// Whether labels are.
     pub labelling: Labelling,
+    /// How long there must be no GPU before what was written about them is taken away.
+    pub quiet: Duration,
     /// What is seen of the node.
     pub view: watch::Receiver<Arc<NodeView>>,
     /// Our Node, as the API server has it.
@@ -54,20 +59,31 @@ impl Announcing {
     /// Runs until `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut announce = Announce::new(self.handshakes);
+        let mut bare = Bare::after(self.quiet);
         let (mut refused, mut unlabelled) = (false, false);
         let mut cordon = Cordon::default();
         let work = async {
             loop {
                 let register = self.register();
                 let known = register.is_some();
-                announce.register_is(register);
+                let is_bare = bare.is(none_left(&self.view.borrow()), sources::clock::monotonic());
+                if is_bare {
+                    // A GPU that comes is announced as in a new life.
+                    announce = Announce::new(self.handshakes);
+                } else {
+                    announce.register_is(register);
+                }
                 match self.node.look().await {
                     Ok(seen) => {
                         if let Some(cordoned) = cordon.said(seen.annotation(key::CORDON)) {
                             self.cordoned.send_replace(Arc::new(cordoned));
                         }
-                        self.write(&mut announce, &seen, &mut refused).await;
-                        self.label(&seen, &mut unlabelled).await;
+                        if is_bare {
+                            self.clean(&seen, &mut refused).await;
+                        } else {
+                            self.write(&mut announce, &seen, &mut refused).await;
+                            self.label(&seen, &mut unlabelled).await;
+                        }
                     }
                     Err(why) => tracing::debug!(why, "our Node cannot be looked at"),
                 }
@@ -107,6 +123,27 @@ impl Announcing {
         }
     }
 
+    /// No GPU is left: nothing on our Node is to say that there is one. Another try is made at the next look.
+    async fn clean(&self, seen: &Node, refused: &mut bool) {
+        let ours = Ours::on(seen);
+        if ours.is_empty() {
+            return;
+        }
+        match ours.remove(&self.api, seen).await {
+            Ok(()) => {
+                *refused = false;
+                tracing::info!(
+                    "no GPU is left on this node: its labels and the list of GPUs are taken away from its Node"
+                );
+            }
+            Err(NotWritten::Refused { code: 409, .. }) => {}
+            Err(error) if !std::mem::replace(refused, true) => {
+                tracing::warn!(%error, "cannot write on our Node: it still tells of GPUs that are gone");
+            }
+            Err(_) => {}
+        }
+    }
+
     /// Labels that are not as they should be; another try is made at the next look.
     async fn label(&self, seen: &Node, unlabelled: &mut bool) {
         let wanted = {
@@ -115,14 +152,7 @@ impl Announcing {
             let replicas = cards::of(&view, &self.config, &self.split_counts).into_iter().map(slots).max();
             wire::labels::of(&view, replicas.unwrap_or(1))
         };
-        let standing: BTreeMap<&str, Standing> = key::LABELS
-            .into_iter()
-            .flatten()
-            .filter_map(|key| {
-                let (ours, others) = (seen.written_by(key, LABELLER), seen.written_by_another(key, LABELLER).is_some());
-                Some((*key, Standing { value: seen.label(key)?.to_owned(), ours, others }))
-            })
-            .collect();
+        let standing = clean::standing(seen);
         let discovery = seen.label(key::DISCOVERY).is_some();
         let due = labels::due(self.labelling, wanted.as_ref(), &standing, (discovery, key::LABEL_PRESENT));
         if due.is_empty() {
@@ -160,6 +190,16 @@ impl Announcing {
 /// Whether it is known what GPUs there are, or were.
 fn answered(view: &Arc<NodeView>) -> bool {
     matches!(view.gpu_source, GpuSourceState::Working { .. }) || !view.gpus.is_empty()
+}
+
+/// Whether the driver says that there is none, or there is no driver and none was seen in this life.
+fn none_left(view: &NodeView) -> bool {
+    let told = match &view.gpu_source {
+        GpuSourceState::Working { .. } => true,
+        GpuSourceState::Missing { why, .. } => matches!(why, Absence::DriverNotLoaded | Absence::LibraryNotFound),
+        GpuSourceState::Starting | GpuSourceState::Hanging | GpuSourceState::SwitchedOff => false,
+    };
+    told && view.gpus.is_empty() && view.gpus_unidentified.is_empty()
 }
 
 /// What an operator wrote last, and whether it could be read.

@@ -1,0 +1,107 @@
+//! What an agent wrote on its Node goes with its last GPU, and by `agent --clean-node`; what others wrote stays.
+
+use crate::driver::fake;
+use crate::program::BINARY;
+use lab::agent::Agent;
+use lab::api_server::ApiServer;
+use lab::eventually::eventually;
+use lab::scenario::{Scenario, cards};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The agent looks at its Node every 10 s, and for GPUs that come and go as often.
+const SOON: Duration = Duration::from_secs(60);
+const REGISTER: &str = "hami.io/node-nvidia-register";
+const HANDSHAKE: &str = "hami.io/node-handshake";
+
+/// A Node on which an operator and NVIDIA's operator have written.
+fn node(name: &str) -> Value {
+    json!({
+        "kind": "Node", "apiVersion": "v1",
+        "metadata": {
+            "name": name, "uid": format!("uid-{name}"),
+            "labels": { "team": "ml", "nvidia.com/gpu.present": "true" },
+            "annotations": { "hami.io/device-cordon": "GPU-x", "note": "mine" },
+            "managedFields": [{ "manager": "gpu-operator", "fieldsV1": {
+                "f:metadata": { "f:labels": { "f:nvidia.com/gpu.present": {} } },
+            } }],
+        },
+    })
+}
+
+fn written(server: &ApiServer, name: &str) -> Option<Value> {
+    let seen = server.object("nodes", "", name)?;
+    let told = |key: &str| seen["metadata"]["annotations"][key].is_string();
+    (told(REGISTER) && told(HANDSHAKE) && seen["metadata"]["labels"]["nvidia.com/gpu.count"] == "2").then_some(seen)
+}
+
+/// Whether the Node is as it was before any agent.
+fn clean(server: &ApiServer, name: &str) -> bool {
+    let seen = server.object("nodes", "", name).expect("the Node");
+    let same = |part: &str| seen["metadata"][part] == node(name)["metadata"][part];
+    same("labels") && same("annotations")
+}
+
+fn agent(server: &ApiServer, library: &std::path::Path) -> Agent {
+    Agent::in_cluster(BINARY, server, "n1").with("--nvml-library", library).with("--health-quiet-period", "1s").launch()
+}
+
+#[test]
+fn when_the_last_gpu_is_gone_the_agent_takes_away_what_it_wrote_and_one_that_comes_is_told_again() {
+    let server = ApiServer::start();
+    server.put("nodes", node("n1"));
+    let two = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
+    let (_directory, driver) = fake(&two);
+    let _agent = agent(&server, driver.library());
+    eventually("what it has on its Node", SOON, || written(&server, "n1"));
+    driver.write(&Scenario { gpus: Vec::new(), ..two.clone() }).unwrap();
+    eventually("the Node as it was", SOON, || clean(&server, "n1").then_some(()));
+    driver.write(&two).unwrap();
+    eventually("what it has on its Node again", SOON, || written(&server, "n1"));
+}
+
+#[test]
+fn clean_node_takes_away_what_agents_wrote_and_nothing_else() {
+    let server = ApiServer::start();
+    server.put("nodes", node("n1"));
+    let (_directory, driver) = fake(&Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() });
+    let running = agent(&server, driver.library());
+    eventually("what it has on its Node", SOON, || written(&server, "n1"));
+    let ended = running.terminate();
+    assert!(ended.status.success(), "{}", ended.log);
+
+    // HAMi's scheduler asks over our handshake; another node is HAMi's own plugin's.
+    let mut asked = server.object("nodes", "", "n1").unwrap();
+    asked["metadata"]["annotations"][HANDSHAKE] = "Requesting_2026-11-21 10:21:47".into();
+    for entry in asked["metadata"]["managedFields"].as_array_mut().unwrap() {
+        if let Some(owned) = entry["fieldsV1"]["f:metadata"]["f:annotations"].as_object_mut() {
+            owned.remove(&format!("f:{HANDSHAKE}"));
+        }
+    }
+    server.put("nodes", asked.clone());
+    let mut hamis = node("n2");
+    hamis["metadata"]["annotations"] = json!({ REGISTER: "[]", HANDSHAKE: "Reported_2026-11-21 10:21:47" });
+    hamis["metadata"]["managedFields"] = json!([{ "manager": "device-plugin", "fieldsV1": {
+        "f:metadata": { "f:annotations": { (format!("f:{REGISTER}")): {}, (format!("f:{HANDSHAKE}")): {} } },
+    } }]);
+    server.put("nodes", hamis.clone());
+
+    let run = |flag: &str| {
+        let output = Agent::in_cluster(BINARY, &server, "n1").switch(flag).run();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, log) = run("--clean-node");
+    assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
+    let (code, log) = run("--clean-node");
+    assert!(code == Some(0) && log.contains("nodes=0"), "nothing is left to do: {code:?} {log}");
+
+    server.put("nodes", asked);
+    let (code, log) = run("--clean-node=all");
+    assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
+    let left = server.object("nodes", "", "n2").unwrap();
+    assert_eq!(left["metadata"]["annotations"], hamis["metadata"]["annotations"], "it is not ours");
+
+    let output = Agent::in_cluster(BINARY, &server, "n3").switch("--clean-node").run();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(69) && log.contains("there is no Node n3"), "{log}");
+}
