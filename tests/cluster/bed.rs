@@ -16,9 +16,9 @@ use tempfile::TempDir;
 /// Generous: tests share two cores with compilers.
 pub(crate) const SOON: Duration = Duration::from_secs(90);
 /// Where a container was given what is another's, the pod never starts and waits for who may evict it.
-const EVICT: &str = "gpu-steward.io/evict";
+pub(crate) const EVICT: &str = "gpu-steward.io/evict";
 /// kubelet, of a pod that it let in before it knew the plugin: it has asked nobody for its devices, and never will.
-const NEVER_ASKED: &str = "no devices found allocated in local cache";
+pub(crate) const NEVER_ASKED: &str = "no devices found allocated in local cache";
 const KUBECONFIG: &str = "node.kubeconfig";
 /// The program, where `GPU_STEWARD_SHIPPED` names none: what is measured is what is shipped.
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
@@ -236,55 +236,12 @@ impl Bed {
 
     /// A pod that is bound to its node, with its claim as a scheduler writes it; `extra` goes into every container.
     pub(crate) fn pod(&self, name: &str, gpus: &[String], claims: &[Claim<'_>], extra: &Value) -> Value {
-        let mut allocated = String::new();
-        for (_, _, devices) in claims {
-            for (gpu, mib, cores) in *devices {
-                write!(allocated, "{},NVIDIA,{mib},{cores}:", gpus[*gpu]).expect("a string grows");
-            }
-            allocated.push(';');
-        }
-        let mut pod = self.bare_pod(name, claims, extra);
-        pod["metadata"]["annotations"] = json!({
-            "hami.io/vgpu-node": self.node(), "hami.io/vgpu-devices-allocated": allocated,
-        });
-        pod
+        claimed(self.bare_pod(name, claims, extra), gpus, claims)
     }
 
     /// The same without a claim.
     pub(crate) fn bare_pod(&self, name: &str, claims: &[Claim<'_>], extra: &Value) -> Value {
-        let container = |(container, kind, devices): &Claim<'_>| {
-            let command = match *kind {
-                "init" => "cat /etc/gpu-steward/limits.json",
-                "brief" => "true",
-                "slow" => "sleep 4",
-                _ => "trap exit TERM; sleep 100000 & wait",
-            };
-            let mut text = json!({
-                "name": container, "image": "registry.local/busybox:1", "command": ["sh", "-c", command],
-            });
-            if !devices.is_empty() {
-                text["resources"]["limits"]["nvidia.com/gpu"] = devices.len().to_string().into();
-            }
-            if *kind == "sidecar" {
-                text["restartPolicy"] = "Always".into();
-            }
-            for (key, value) in extra.as_object().into_iter().flatten() {
-                text[key] = value.clone();
-            }
-            text
-        };
-        let of = |app: bool| -> Vec<Value> {
-            claims.iter().filter(|(_, kind, _)| (*kind == "app") == app).map(container).collect()
-        };
-        json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "name": name, "namespace": self.space.name },
-            "spec": {
-                "nodeName": self.node(), "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
-                "automountServiceAccountToken": false,
-                "initContainers": of(false), "containers": of(true),
-            },
-        })
+        bare_pod((&self.space.name, name), self.node(), claims, extra)
     }
 
     /// The agent's state directory.
@@ -357,8 +314,59 @@ impl Bed {
     }
 }
 
+/// Writes a claim on a pod that is bound to a node, as a scheduler does.
+pub(crate) fn claimed(mut pod: Value, gpus: &[String], claims: &[Claim<'_>]) -> Value {
+    let mut allocated = String::new();
+    for (_, _, devices) in claims {
+        for (gpu, mib, cores) in *devices {
+            write!(allocated, "{},NVIDIA,{mib},{cores}:", gpus[*gpu]).expect("a string grows");
+        }
+        allocated.push(';');
+    }
+    let node = pod["spec"]["nodeName"].clone();
+    pod["metadata"]["annotations"] = json!({ "hami.io/vgpu-node": node, "hami.io/vgpu-devices-allocated": allocated });
+    pod
+}
+
+/// A pod (namespace, name) that is bound to this node; `extra` goes into every container.
+pub(crate) fn bare_pod((namespace, name): (&str, &str), node: &str, claims: &[Claim<'_>], extra: &Value) -> Value {
+    let container = |(container, kind, devices): &Claim<'_>| {
+        let command = match *kind {
+            "init" => "cat /etc/gpu-steward/limits.json",
+            "brief" => "true",
+            "slow" => "sleep 4",
+            _ => "trap exit TERM; sleep 100000 & wait",
+        };
+        let mut text = json!({
+            "name": container, "image": "registry.local/busybox:1", "command": ["sh", "-c", command],
+        });
+        if !devices.is_empty() {
+            text["resources"]["limits"]["nvidia.com/gpu"] = devices.len().to_string().into();
+        }
+        if *kind == "sidecar" {
+            text["restartPolicy"] = "Always".into();
+        }
+        for (key, value) in extra.as_object().into_iter().flatten() {
+            text[key] = value.clone();
+        }
+        text
+    };
+    let of = |app: bool| -> Vec<Value> {
+        claims.iter().filter(|(_, kind, _)| (*kind == "app") == app).map(container).collect()
+    };
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": namespace },
+        "spec": {
+            "nodeName": node, "terminationGracePeriodSeconds": 0, "dnsPolicy": "Default",
+            "automountServiceAccountToken": false,
+            "initContainers": of(false), "containers": of(true),
+        },
+    })
+}
+
 /// Why containers of this pod do not run.
-fn waits(pod: &Value) -> impl Iterator<Item = &str> {
+pub(crate) fn waits(pod: &Value) -> impl Iterator<Item = &str> {
     let kinds = ["initContainerStatuses", "containerStatuses"].into_iter();
     let states = kinds.filter_map(|kind| pod["status"][kind].as_array()).flatten();
     states.filter_map(|state| state["state"]["waiting"]["message"].as_str())

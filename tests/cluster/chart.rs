@@ -74,17 +74,17 @@ pub(crate) fn install(cluster: &Cluster, values: &[&str]) {
     let _ = admin.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}")).ok();
     let _ = admin.apply(&manifests).ok();
     // A new policy holds some seconds after it was taken. A write that every one of them must refuse tells.
-    let kubelet = admin.posing_as("system:node:node-1", &["system:nodes", "system:authenticated"]);
+    let node = cluster.status().nodes.first().map_or(lab::vm::NODE, |node| &node.name);
+    let kubelet = admin.posing_as(&format!("system:node:{node}"), &["system:nodes", "system:authenticated"]);
     eventually("the guard of keys", Duration::from_secs(30), || {
-        let probe =
-            ["annotate", "node", "node-1", "hami.io/node-nvidia-register=probe", "--dry-run=server", "--overwrite"];
+        let probe = ["annotate", "node", node, "hami.io/node-nvidia-register=probe", "--dry-run=server", "--overwrite"];
         let said = kubelet.run(&probe);
         said.err.contains("gpu-steward-system-keys").then_some(())
     });
     let unbound = cluster.caller(&token(&admin, AGENT, &[]));
     let patch = json!({ "metadata": { "annotations": { "probe": "1" } } });
     eventually("the guard of agents", Duration::from_secs(30), || {
-        let answer = unbound.patch("/api/v1/nodes/node-1?dryRun=All", &patch);
+        let answer = unbound.patch(&format!("/api/v1/nodes/{node}?dryRun=All"), &patch);
         answer.body["message"].as_str()?.contains("names no node").then_some(())
     });
     if values.contains(&EXTRAS[1]) {

@@ -67,3 +67,4 @@ mod hami;
 mod registration;
 #[cfg(test)]
 mod upgrade;
+mod vm;

@@ -127,7 +127,7 @@ pub struct Namespace {
 }
 
 impl Wanted {
-    /// This many nodes, with the runtime that has CDI.
+    /// This many nodes, with the runtime that has CDI; 0 is the control plane alone.
     #[must_use]
     pub fn nodes(nodes: u32) -> Wanted {
         Wanted { nodes, runtime: "containerd2", scheduler: None }
@@ -390,7 +390,7 @@ fn command<S: AsRef<OsStr>>(name: &str, args: &[S]) -> Command {
 }
 
 /// Runs a script to its end and returns what it printed.
-fn script<S: AsRef<OsStr> + std::fmt::Debug>(name: &str, args: &[S]) -> String {
+pub(crate) fn script<S: AsRef<OsStr> + std::fmt::Debug>(name: &str, args: &[S]) -> String {
     let output = command(name, args).output().expect("the script can be run");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let complained = String::from_utf8_lossy(&output.stderr);

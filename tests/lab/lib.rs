@@ -10,6 +10,7 @@
 //!   kubectl      real `kubectl` calls, as somebody
 //!   bearer       single requests with a token and nothing else
 //!   cluster      a real cluster on this machine (needs root)
+//!   vm           a machine of its own as a node of that cluster (needs root and QEMU)
 //!   relay        a slow line to a server
 //!   prometheus   a real server that scrapes, and questions to it
 //! ```
@@ -26,5 +27,6 @@ pub mod pods;
 pub mod kubectl;
 pub mod bearer;
 pub mod cluster;
+pub mod vm;
 pub mod relay;
 pub mod prometheus;

@@ -90,7 +90,11 @@ fn analyze(args: &[&str], path: &Path) -> (bool, String) {
 #[test]
 #[ignore = "needs systemd: tests/run"]
 fn the_unit_verifies_without_a_word() {
+<<<<<<< HEAD
     for options in [&[][..], &["ptrace.conf"], &["kernel-log.conf"], &["limiter.conf"]] {
+=======
+    for options in [&[][..], &["ptrace.conf"], &["kernel-log.conf"], &["sharing.conf"]] {
+>>>>>>> 0196874 (wip)
         let (_dir, path) = unit(options);
         let (well, text) = analyze(&["verify", "--recursive-errors=no"], &path);
         assert!(well && text.is_empty(), "{options:?}: {text}");
@@ -107,6 +111,7 @@ fn the_units_exposure_is_what_the_table_says() {
         (&[][..], "2.0"),
         (&["ptrace.conf"], "2.4"),
         (&["kernel-log.conf"], "2.2"),
+        (&["sharing.conf"], "2.0"),
         (&["ptrace.conf", "kernel-log.conf"], "2.7"),
         (&["limiter.conf"], "2.1"),
     ] {

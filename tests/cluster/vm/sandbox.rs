@@ -1,0 +1,122 @@
+//! What the unit may not do is tried: once as root on this machine, where it works, and once as the unit's process would.
+
+use super::{Machine, shipped};
+use std::collections::BTreeMap;
+
+/// One line each: a name, and what must not work for the unit. Each works for root outside of it.
+const FORBIDDEN: [(&str, &str); 25] = [
+    ("write /usr", "touch /usr/probe"),
+    ("write /etc", "touch /etc/probe"),
+    ("write /home", "cd /home && touch probe"),
+    ("write /root", "touch ~root/probe"),
+    ("write /var/lib", "touch /var/lib/probe"),
+    ("write /boot", "touch /boot/probe"),
+    ("write kubelet's directory", "touch /var/lib/kubelet/device-plugins/probe"),
+    ("write a CDI spec", "touch /run/cdi/probe"),
+    ("read /root", "grep -q secret ~root/secret"),
+    ("read another user's file", "grep -q secret /srv/secret"),
+    ("write a sysctl", "echo 176 >/proc/sys/kernel/sysrq"),
+    ("write a cgroup", "echo 0 >/sys/fs/cgroup/system.slice/cgroup.freeze"),
+    ("write /sys", "echo 1 >/sys/kernel/rcu_normal"),
+    ("read the disk", "dd if=/dev/vda of=/dev/null bs=512 count=1"),
+    ("read the kernel's log", "dd if=/dev/kmsg of=/dev/null bs=8192 count=1 iflag=nonblock"),
+    ("mount", "mount -t tmpfs none /mnt && umount /mnt"),
+    ("make a namespace", "unshare -n true"),
+    ("change the host's name", "hostname vm"),
+    ("set the clock", "date -s @$(date +%s)"),
+    ("load a module", "modprobe dummy"),
+    ("change an owner", "f=$(mktemp) && chown 1 $f"),
+    ("set a setuid bit", "f=$(mktemp) && chmod u+s $f"),
+    ("take real time", "chrt -f 1 true"),
+    ("make a device", "mknod /tmp/probe-$$ c 1 3"),
+    ("open a packet socket", "perl -e 'socket(S, 17, 3, 0) or die \"$!\"'"),
+];
+
+/// What it needs.
+const NEEDED: [(&str, &str); 8] = [
+    ("write its state", "touch /var/lib/gpu-steward/probe && rm /var/lib/gpu-steward/probe"),
+    ("write its socket's directory", "touch /run/gpu-steward/probe && rm /run/gpu-steward/probe"),
+    ("read cgroups", "cat /sys/fs/cgroup/kubepods.slice/cpu.stat"),
+    ("read processes", "cat /proc/1/stat /proc/1/net/dev"),
+    ("reach the runtime's socket", "test -w /run/containerd/containerd.sock"),
+    ("read kubelet's directory", "ls /var/lib/kubelet/pod-resources/kubelet.sock"),
+    ("open a TCP socket", "perl -e 'socket(S, 2, 1, 0) or die \"$!\"'"),
+    ("open a Unix socket", "perl -e 'socket(S, 1, 1, 0) or die \"$!\"'"),
+];
+
+/// A shell script that tries each and says how it went.
+fn script() -> String {
+    let tries = FORBIDDEN.iter().chain(&NEEDED).map(|(name, command)| {
+        format!("if said=$( ({command}) 2>&1 >/dev/null); then echo \"{name}: done\"; else echo \"{name}: refused: $said\" | head -n 1; fi\n")
+    });
+    tries.collect()
+}
+
+/// How each went, by name.
+fn outcome(text: &str) -> BTreeMap<&str, &str> {
+    text.lines().filter_map(|line| line.split_once(": ")).collect()
+}
+
+#[test]
+#[ignore = "needs vm: tests/run"]
+fn what_the_unit_may_not_do_it_cannot() {
+    let machine = Machine::up();
+    machine.ready();
+    machine.vm.sh("mkdir -p /run/cdi; echo secret >~root/secret; echo secret >/srv/secret; chown 65534 /srv/secret; chmod 600 /srv/secret");
+    machine.vm.put(script().as_bytes(), "644", "/srv/probe");
+    // The unit to the letter, but for the program.
+    let unit = String::from_utf8(shipped("gpu-steward.service")).expect("UTF-8");
+    let lines = unit.lines().filter(|line| !line.starts_with("WatchdogSec=") && !line.starts_with("Restart"));
+    let probe: Vec<&str> = lines
+        .map(|line| match line.split('=').next() {
+            Some("ExecStart") => "ExecStart=/bin/sh /srv/probe\nStandardOutput=truncate:/run/probe.out",
+            Some("Type") => "Type=oneshot",
+            _ => line,
+        })
+        .collect();
+    machine.vm.put(probe.join("\n").as_bytes(), "644", "/etc/systemd/system/probe.service");
+    let inside = machine.vm.sh("systemctl daemon-reload && systemctl start probe && cat /run/probe.out");
+    machine.vm.sh("mkdir -p /var/lib/gpu-steward /run/gpu-steward");
+    let outside = machine.vm.sh("sh /srv/probe; rm -f /usr/probe /etc/probe /boot/probe ~root/probe ~root/secret \
+        /var/lib/probe /var/lib/kubelet/device-plugins/probe /run/cdi/probe /etc/systemd/system/probe.service; modprobe -r dummy; cd /home && rm -f probe");
+    let (inside, outside) = (outcome(&inside), outcome(&outside));
+    for (name, _) in FORBIDDEN {
+        assert_eq!(outside[name], "done", "this try shows nothing: {name}");
+        assert!(inside[name].starts_with("refused"), "the unit can {name}: {inside:#?}");
+    }
+    for (name, _) in NEEDED {
+        assert_eq!(inside[name], "done", "the unit cannot {name}");
+    }
+}
+
+/// Promise 15 in docs/specification.md, of a unit that runs; and what the kernel says of its process.
+#[test]
+#[ignore = "needs vm: tests/run"]
+fn the_running_units_exposure_is_as_low_as_that_of_its_file() {
+    let machine = Machine::up();
+    machine.settings(&[super::GPUS]);
+    for option in [None, Some("sharing.conf")] {
+        if let Some(option) = option {
+            machine.vm.sh("systemctl stop gpu-steward");
+            machine.drop_in(option, &shipped(&format!("options/{option}")));
+            machine.drop_in(
+                "zz-alone.conf",
+                b"[Service]\nExecStart=\nExecStart=/usr/bin/gpu-steward agent --standalone\n",
+            );
+        }
+        machine.start();
+        let said = machine.vm.run("systemd-analyze security --threshold=25 --no-pager gpu-steward.service");
+        assert_eq!(said.code, 0, "{option:?}: {}", said.out);
+        assert!(said.out.contains(": 2.0 "), "{option:?}: {}", said.out);
+        let pid = machine.show("MainPID");
+        let status = machine.vm.sh(&format!("cat /proc/{pid}/status"));
+        let value = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("{name} in {status}")).trim().to_owned()
+        };
+        for name in ["CapEff:", "CapPrm:", "CapBnd:", "CapAmb:"] {
+            assert_eq!(value(name), "0000000000000000", "{name}");
+        }
+        assert_eq!((value("NoNewPrivs:"), value("Seccomp:")), ("1".into(), "2".into()));
+    }
+}

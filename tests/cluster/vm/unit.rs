@@ -1,0 +1,99 @@
+//! The unit as it is shipped, under a systemd that runs: told ready, fed, starved, killed, reloaded, stopped, read back.
+
+use super::{GPUS, Machine, OURS, SOON};
+use lab::eventually::eventually;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// Shorter than the unit's own 30 s, so that one that starves is seen soon; the program feeds it twice in this time.
+const WATCHDOG: &str = "[Service]\nWatchdogSec=12\n";
+
+/// The process, once another one than this runs and is ready.
+fn successor(machine: &Machine, before: &str) -> String {
+    eventually("another process that is ready", SOON, || {
+        let now = machine.show("MainPID");
+        (now != "0" && now != before && machine.show("ActiveState") == "active").then_some(now)
+    })
+}
+
+#[test]
+#[ignore = "needs vm: tests/run"]
+fn the_unit_is_ready_is_watched_comes_back_reloads_and_stops() {
+    let machine = Machine::up();
+    machine.drop_in("watchdog.conf", WATCHDOG.as_bytes());
+    machine.settings(&[GPUS]);
+    machine.start();
+    assert_eq!((machine.show("Type"), machine.show("SubState")), ("notify".into(), "running".into()));
+    let status = machine.show("StatusText");
+    assert!(status.contains("2 simulated GPUs"), "{status:?}");
+    assert!(machine.get("/readyz").contains("ready"));
+
+    // Fed: systemd hears of it again and again, of one and the same process.
+    let pid = machine.show("MainPID");
+    let mut heard = BTreeSet::new();
+    eventually("three signs of life", SOON, || {
+        heard.insert(machine.show("WatchdogTimestampMonotonic"));
+        (heard.len() >= 3).then_some(())
+    });
+    assert_eq!((machine.show("MainPID"), machine.show("NRestarts")), (pid.clone(), "0".into()));
+
+    // Starved: a process that stands still is ended, and another one comes.
+    machine.vm.sh(&format!("systemctl kill --kill-who=main -s STOP {OURS}"));
+    let pid = successor(&machine, &pid);
+    assert_eq!(machine.show("NRestarts"), "1");
+    let said = machine.vm.sh(&format!("journalctl --sync; journalctl -b -u {OURS} -o cat"));
+    assert!(said.contains("Watchdog timeout"), "{said}");
+
+    machine.vm.sh(&format!("systemctl kill --kill-who=main -s KILL {OURS}"));
+    let pid = successor(&machine, &pid);
+    assert_eq!(machine.show("NRestarts"), "2");
+
+    machine.vm.put(b"v: 4\n", "644", "/etc/gpu-steward/config.yaml");
+    machine.vm.sh(&format!("systemctl reload {OURS}"));
+    let changed = eventually("the setting that changed", SOON, || {
+        machine.journal().into_iter().find(|entry| entry["KEY"] == "v")
+    });
+    assert_eq!((&changed["OLD"], &changed["NEW"], &changed["_PID"]), (&"0".into(), &"4".into(), &Value::from(&*pid)));
+    assert_eq!(machine.show("MainPID"), pid);
+
+    machine.vm.sh(&format!("systemctl stop {OURS}"));
+    let ended = ["ActiveState", "Result", "ExecMainCode", "ExecMainStatus"].map(|property| machine.show(property));
+    // 1 is CLD_EXITED: it ended by itself.
+    assert_eq!(ended, ["inactive", "success", "1", "0"]);
+}
+
+#[test]
+#[ignore = "needs vm: tests/run"]
+fn the_journal_has_each_line_with_its_fields() {
+    let machine = Machine::up();
+    machine.settings(&[GPUS]);
+    machine.start();
+    let journal = eventually("both GPUs in the journal", SOON, || {
+        let journal = machine.journal();
+        let found = |entry: &&Value| entry["MESSAGE"].as_str().is_some_and(|text| text.contains("GPU found"));
+        (journal.iter().filter(found).count() >= 2).then_some(journal)
+    });
+    let entry = |text: &str| {
+        let found = journal.iter().find(|entry| entry["MESSAGE"].as_str().is_some_and(|said| said.contains(text)));
+        found.unwrap_or_else(|| panic!("{text:?} in {journal:#?}"))
+    };
+    let start = entry("gpu-steward agent started");
+    for (field, value) in [
+        ("PRIORITY", "6"),
+        ("SYSLOG_IDENTIFIER", "gpu-steward"),
+        ("_SYSTEMD_UNIT", OURS),
+        ("VERSION", env!("CARGO_PKG_VERSION")),
+        ("NODE", lab::vm::NODE),
+        ("METRICS", "0.0.0.0:9410"),
+        ("_PID", &machine.show("MainPID")),
+    ] {
+        assert_eq!(start[field], value, "{field} in {start}");
+    }
+    assert_eq!(entry("GPUs are simulated")["PRIORITY"], "4");
+    let uuids: BTreeSet<&str> = journal.iter().filter_map(|entry| entry["GPU_UUID"].as_str()).collect();
+    let gpus = machine.gpus();
+    assert_eq!(uuids, gpus.iter().map(String::as_str).collect(), "{journal:#?}");
+    // What a person looks for by a field is found by it.
+    let found = machine.vm.sh(&format!("journalctl -b GPU_UUID={} -o cat", gpus[0]));
+    assert!(found.contains("GPU found"), "{found}");
+}
