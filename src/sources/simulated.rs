@@ -16,17 +16,17 @@ mod curve;
 mod tenant;
 mod card;
 
+pub use crate::simulated::tenant::{Holder, Holders};
+
 use crate::clock;
 use crate::owner::Owners;
 use crate::report::Reporter;
 use crate::roots::HostRoots;
 use card::Card;
 use model::gpu::Gpu;
-use model::id::{ContainerId, GpuUuid, NodeName};
+use model::id::{GpuUuid, NodeName};
 use model::observation::{GpuSourceState, Observation};
-use model::unit::Bytes;
 use product::{PRODUCTS, Product};
-use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::thread::JoinHandle;
@@ -40,26 +40,6 @@ pub const COUNT: RangeInclusive<u32> = 1..=16;
 /// How long the thread sleeps at a stretch, and so how late it sees that it must stop: far below the 5 s in which the
 /// program has to end, and ten wake-ups a second cost nothing that could be measured.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-
-/// A container that holds one of the cards.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The container.
-    pub container: ContainerId,
-    /// The card.
-    pub gpu: GpuUuid,
-    /// How much of its memory it may use; none is no limit.
-    pub memory: Option<Bytes>,
-}
-
-/// Tells which containers hold which cards now.
-pub struct Holders(pub Box<dyn Fn() -> Vec<Holder> + Send>);
-
-impl fmt::Debug for Holders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Holders")
-    }
-}
 
 /// What to make up.
 #[derive(Debug)]

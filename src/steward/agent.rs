@@ -259,7 +259,8 @@ impl Agent {
         let stop = CancellationToken::new();
         let (reporter, observations) = Reporter::channel();
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
-        let threads = threads::open(settings, (&name, &view_seen), &reporter, &stop)?;
+        let threads = threads::open(settings, (&name, &view_seen), &reporter, &stop)
+            .map_err(|(doing, error)| Failure::io(&doing, &error))?;
         let latch = Latch::new(!settings.standalone);
         let (ready, ready_seen) = watch::channel(latch.readiness());
         let (usage_broken, usage) = watch::channel(None);

@@ -24,9 +24,14 @@ pub(crate) fn device_nodes(folder: &Path, names: &[&str]) -> PathBuf {
     for name in names {
         let path = dev.join(name);
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-        done(Command::new("mknod").arg(&path).args(["c", "1", "3"]));
+        mknod(&path, 1, 3);
     }
     dev
+}
+
+/// A node of this character device.
+pub(crate) fn mknod(path: &Path, major: u32, minor: u32) {
+    done(Command::new("mknod").arg(path).args(["c", &major.to_string(), &minor.to_string()]));
 }
 
 /// The events of a pod that have this reason, as one text each.

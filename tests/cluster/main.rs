@@ -30,6 +30,8 @@ mod failpoints;
 #[cfg(test)]
 mod unwritten;
 #[cfg(test)]
+mod refusals;
+#[cfg(test)]
 mod stub;
 #[cfg(test)]
 mod numbers;
@@ -49,6 +51,8 @@ mod container;
 mod writable;
 #[cfg(test)]
 mod holders;
+#[cfg(test)]
+mod devices;
 #[cfg(test)]
 mod overuse;
 #[cfg(test)]

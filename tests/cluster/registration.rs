@@ -236,7 +236,8 @@ fn another_plugin_is_not_pushed_aside_and_what_it_gave_is_left_alone() {
     a_pod_gets_its_share(&bed, &Bed::gpus(&agent), &mut pods);
 }
 
-/// From the start of the agent until kubelet knows it, and until the Node offers its GPUs; `GPU_STEWARD_LONG` makes ten rounds.
+/// An agent that starts is registered once and at the first try, whichever way. How long that takes, until kubelet knows it and
+/// until the Node offers its GPUs, is printed for the record: `GPU_STEWARD_LONG` makes ten rounds.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn an_agents_start_to_allocatable_by_both_ways() {
@@ -247,12 +248,14 @@ fn an_agents_start_to_allocatable_by_both_ways() {
         let mut took: Vec<(u128, u128)> = Vec::new();
         for _ in 0..rounds {
             nothing_is_offered(&bed);
-            let began = Instant::now();
+            let (log, began) = (KubeletLog::from_now(&bed), Instant::now());
             let agent = bed.launch(&[&format!("--registration={way}")]);
             agent.logs("] registered with kubelet");
             let known = began.elapsed();
             all_is_offered(&bed);
             took.push((known.as_millis(), began.elapsed().as_millis()));
+            assert_eq!(registered(&agent), (way.to_owned(), 1), "{}", agent.log());
+            assert_eq!(log.registers(), usize::from(way == "classic"), "calls of Register");
             drop(agent);
         }
         let middle = |of: fn(&(u128, u128)) -> u128| {
@@ -261,6 +264,5 @@ fn an_agents_start_to_allocatable_by_both_ways() {
             (of[0], of[of.len() / 2], of[of.len() - 1])
         };
         println!("{way}: known after {:?} ms, offered after {:?} ms", middle(|one| one.0), middle(|one| one.1));
-        assert!(took.iter().all(|(known, _)| *known < 30_000), "{took:?}");
     }
 }

@@ -5,7 +5,7 @@
 //! test says how many pods may fail by what it does, and no other may: Promise 38.
 //!
 //! `GPU_STEWARD_LONG=1` (`tests/run --long`) makes the numbers those of the record: what every change must pass has to fit into
-//! three quarters of an hour.
+//! little more than an hour.
 
 use crate::bed::{Bed, SOON};
 use crate::fleet::{Fleet, everybody_has_his_own};
@@ -17,7 +17,8 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Two GPUs of ten slots.
@@ -443,16 +444,30 @@ fn garbage_in_kubelets_books_gives_nobody_what_is_anothers() {
     fleet.tell("kubelet's books torn, then gone");
 }
 
-/// PodResources accepts and never answers; nothing waits for it.
+/// How often a start ended so, by the agent's metrics.
+fn starts(agent: &Agent, outcome: &str) -> f64 {
+    let text = agent.get("/metrics").text();
+    let wanted = format!("outcome=\"{outcome}\"");
+    let lines =
+        text.lines().filter(|line| line.starts_with("gpu_steward_plugin_starts_total{") && line.contains(&wanted));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// PodResources accepts and never answers; nothing waits for it: each container starts at kubelet's first try.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn a_silent_pod_resources_service_holds_up_nobody() {
     let bed = Bed::up("restart-silent");
     let socket = bed.dir().join("silent.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
     std::thread::spawn(move || {
-        let held: Vec<_> = listener.incoming().map_while(Result::ok).take(1000).collect();
-        drop(held);
+        let mut held = Vec::new();
+        for caller in listener.incoming().map_while(Result::ok).take(1000) {
+            held.push(caller);
+            count.fetch_add(1, Ordering::Relaxed);
+        }
     });
     let flag = format!("--pod-resources-socket={}", socket.display());
     let agent = bed.agent(&[&flag]);
@@ -460,14 +475,21 @@ fn a_silent_pod_resources_service_holds_up_nobody() {
     for _ in 0..4 {
         fleet.one_more();
     }
-    let began = Instant::now();
     fleet.settle();
-    println!("4 pods in {:.1} s beside a silent PodResources", began.elapsed().as_secs_f64());
+    assert!(asked.load(Ordering::Relaxed) > 0, "nobody has asked there");
+    let each_once = |agent: &Agent, containers: u32| {
+        eventually("the count of starts", SOON, || (starts(agent, "filled") >= f64::from(containers)).then_some(()));
+        let ends = ["filled", "late", "refused", "failed"].map(|outcome| starts(agent, outcome));
+        assert_eq!(ends, [f64::from(containers), 0.0, 0.0, 0.0], "filled, late, refused, failed");
+    };
+    // Four pods, each with an init container and an app.
+    each_once(&agent, 8);
     fleet.nothing_is_lost(TOTAL);
     drop(agent);
     let agent = bed.agent(&["--pod-resources-socket=/nonexistent/kubelet.sock"]);
     fleet.one_more();
     fleet.settle();
+    each_once(&agent, 2);
     drop(agent);
 }
 

@@ -198,13 +198,18 @@ pub(crate) fn refused_starts_are_told(bed: &Bed, agent: &Agent) {
     let first = bed.pod("first", &gpus, &[("main", "app", &[(1, 60_000, 30)])], &NOTHING);
     let second = bed.pod("second", &gpus, &[("main", "app", &[(1, 60_000, 30)])], &NOTHING);
     let unplaced = bed.bare_pod("unplaced", &one, &NOTHING);
+    // No limit of SM time fits beside any, but not beside a claim of all.
+    let unlimited = bed.pod("unlimited", &gpus, &[("main", "app", &[(0, 3000, 0)])], &NOTHING);
+    let alone = bed.pod("alone", &gpus, &[("main", "app", &[(0, 3000, 100)])], &NOTHING);
     bed.create(&first);
-    bed.ready(&["first"]);
+    bed.create(&unlimited);
+    bed.ready(&["first", "unlimited"]);
     for (name, pod, reason, words) in [
         ("torn", torn, "UnreadableClaim", "hami.io/vgpu-devices-allocated"),
         ("elsewhere", elsewhere, "UnreadableClaim", "node-9"),
         ("missing", missing, "NoSuchDevice", "GPU-none"),
         ("second", second, "DoesNotFit", "MiB claimed by running pods"),
+        ("alone", alone, "NotAlone", "nvidia.com/gpucores: 100"),
         ("unplaced", unplaced, "NotPlaced", "--without-claim=share"),
     ] {
         bed.create(&pod);

@@ -5,24 +5,35 @@ use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// A pod that asks for a GPU without a claim, and whose container starts when the gate opens.
-struct Gated<'a> {
+const CLAIM: &str = "hami.io/vgpu-devices-allocated";
+
+/// A pod whose container starts when the gate opens: kubelet has admitted it, and its first container waits.
+pub(crate) struct Gated<'a> {
     bed: &'a Bed,
     name: &'static str,
     folder: PathBuf,
 }
 
 impl Gated<'_> {
+    /// One that asks for a GPU without a claim.
     fn made<'a>(bed: &'a Bed, name: &'static str) -> Gated<'a> {
+        Gated::of(bed, name, bed.bare_pod(name, &[("main", "app", &[(0, 0, 0)])], &Value::Null))
+    }
+
+    /// This one, which has no init container of its own; returns when it waits at the gate.
+    pub(crate) fn of<'a>(bed: &'a Bed, name: &'static str, mut pod: Value) -> Gated<'a> {
         let gated = Gated { bed, name, folder: bed.dir().join(name) };
         std::fs::create_dir(&gated.folder).expect("a folder");
-        let mut pod = bed.bare_pod(name, &[("main", "app", &[(0, 0, 0)])], &Value::Null);
         pod["spec"]["volumes"] = json!([{ "name": "gate", "hostPath": { "path": gated.folder } }]);
         pod["spec"]["initContainers"] = json!([{
             "name": "gate", "image": "registry.local/busybox:1",
             "command": ["sh", "-c", "while ! test -e /gate/open; do sleep 0.2; done"],
             "volumeMounts": [{ "name": "gate", "mountPath": "/gate" }],
         }]);
+        // A claim counts all containers, init containers first.
+        if let Some(claim) = pod["metadata"]["annotations"][CLAIM].as_str() {
+            pod["metadata"]["annotations"][CLAIM] = format!(";{claim}").into();
+        }
         bed.create(&pod);
         eventually("the gate", SOON, || {
             let now = gated.now();
@@ -35,14 +46,14 @@ impl Gated<'_> {
         self.bed.admin.get(&["pod", self.name, "-n", &self.bed.space.name])
     }
 
-    fn open(&self) {
+    pub(crate) fn open(&self) {
         std::fs::write(self.folder.join("open"), b"").expect("the gate opens");
     }
 
     /// Its share, once that stands on it.
     fn share(&self) -> String {
         let claim = eventually("the share on the pod", SOON, || {
-            self.now()["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"].as_str().map(str::to_owned)
+            self.now()["metadata"]["annotations"][CLAIM].as_str().map(str::to_owned)
         });
         assert_eq!(self.now()["metadata"]["annotations"]["gpu-steward.io/placed-by"], "agent");
         claim

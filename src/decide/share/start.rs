@@ -137,8 +137,18 @@ impl Share {
         if self.seated.contains_key(&uid) {
             self.due.rewritten.insert(uid.clone());
         }
+        if shared {
+            self.unwritten.insert(uid.clone());
+        }
+        // A start may be judged again before anything is done about it.
+        let shared = self.unwritten.contains(&uid);
         self.started.insert(uid);
         Verdict::Fill { bound, shared }
+    }
+
+    /// What this pod was given is being written on it: no later start has to say so.
+    pub fn share_is_written(&mut self, uid: &PodUid) {
+        self.unwritten.remove(uid);
     }
 
     /// The claim that holds of a pod, and whether it was made up here and is whole now.

@@ -41,6 +41,8 @@ pub struct Share {
     /// the claim on the pod changes or cannot be read any more. A container of a pod without a claim of which it is not known
     /// what kubelet gave it has nothing in it yet.
     pub(super) kept: BTreeMap<PodUid, Vec<Vec<Portion>>>,
+    /// Pods without a claim that have been given all they ask for, which is not written on them yet.
+    pub(super) unwritten: BTreeSet<PodUid>,
     /// What containers were told by an earlier life of the program.
     pub(super) told: BTreeMap<ContainerKey, Vec<Portion>>,
     /// Whether devices are given at `Allocate`.
@@ -96,6 +98,7 @@ impl Share {
             tenants: BTreeMap::new(),
             served_by_scheduler,
             started: BTreeSet::new(),
+            unwritten: BTreeSet::new(),
             held: BTreeMap::new(),
             kept: BTreeMap::new(),
             told: BTreeMap::new(),
@@ -187,6 +190,9 @@ impl Share {
         if tenant.started && !tenant.finished {
             self.started.insert(tenant.uid.clone());
         }
+        if matches!(tenant.assignment, Assignment::Given(_)) {
+            self.unwritten.remove(&tenant.uid);
+        }
         self.overlay(&tenant);
         if self.started.contains(&tenant.uid) {
             self.keep_what_started(&tenant);
@@ -235,6 +241,7 @@ impl Share {
     pub fn tenant_gone(&mut self, uid: &PodUid) {
         self.tenants.remove(uid);
         self.started.remove(uid);
+        self.unwritten.remove(uid);
         self.kept.remove(uid);
         self.told.retain(|key, _| key.pod != *uid);
         self.seated.remove(uid);

@@ -262,6 +262,18 @@ fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
     assert!(matches!(share.start(&ids(&[(0, 3)]), Some(&books)), Verdict::Fill { shared: true, .. }));
 }
 
+/// A start that cannot be answered yet, because its files are being prepared, is judged again.
+#[test]
+fn a_share_is_to_be_written_until_it_is_however_often_its_start_is_judged() {
+    let books = [row(1, "main", &[(0, 3)], 7)];
+    let mut share = self::share(vec![tenant(1, vec![ask("main", Role::App, 1)], Assignment::None)]);
+    for _ in 0..3 {
+        assert!(matches!(share.start(&ids(&[(0, 3)]), Some(&books)), Verdict::Fill { shared: true, .. }));
+    }
+    share.share_is_written(&uid(1));
+    assert!(matches!(share.start(&ids(&[(0, 3)]), Some(&books)), Verdict::Fill { shared: false, .. }));
+}
+
 #[test]
 fn every_container_of_a_pod_that_nobody_placed_gets_its_own_and_may_restart() {
     let asks = || {
@@ -280,7 +292,10 @@ fn every_container_of_a_pod_that_nobody_placed_gets_its_own_and_may_restart() {
     let mut written = Vec::new();
     let mut start = |share: &mut Share, slots: &[(u32, u16)]| match share.start(&ids(slots), Some(&books)) {
         Verdict::Fill { bound, shared } => {
-            written.extend(shared.then(|| share.claim(&uid(1)).unwrap()));
+            if shared {
+                written.push(share.claim(&uid(1)).unwrap());
+                share.share_is_written(&uid(1));
+            }
             bound
         }
         other => panic!("{slots:?}: {other:?}"),

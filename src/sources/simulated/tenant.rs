@@ -2,18 +2,38 @@
 //! container is the real one. Where cards are shared these are processes of the containers that hold them; elsewhere any
 //! but our own, those in containers first.
 
-use super::Holder;
 use crate::owner::{Identified, Owners};
 use crate::roots::HostRoots;
-use model::id::GpuUuid;
+use model::id::{ContainerId, GpuUuid};
 use model::process::Owner;
 use model::unit::Bytes;
+use std::fmt;
 
 /// Processes on one card.
 pub(super) const ON_EACH: usize = 2;
 /// At most this many processes are looked at in one search: each costs a few reads of `/proc`, so this is some 20 ms, and
 /// what was not found is looked for again with the next list.
 const LOOKED_AT: usize = 512;
+
+/// A container that holds one of the cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The container.
+    pub container: ContainerId,
+    /// The card.
+    pub gpu: GpuUuid,
+    /// How much of its memory it may use; none is no limit.
+    pub memory: Option<Bytes>,
+}
+
+/// Tells which containers hold which cards now.
+pub struct Holders(pub Box<dyn Fn() -> Vec<Holder> + Send>);
+
+impl fmt::Debug for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Holders")
+    }
+}
 
 /// Who uses which card.
 #[derive(Debug)]

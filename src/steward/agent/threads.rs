@@ -1,7 +1,6 @@
 //! The threads that look at the world, and the watch over those that must not end: a panic ends its thread alone, and
 //! whatever it did would be missing without a word.
 
-use super::Failure;
 use crate::settings::Settings;
 use crate::settings::value::Gpus;
 use model::id::NodeName;
@@ -33,13 +32,16 @@ pub(super) async fn lives(thread: JoinHandle<()>, stop: CancellationToken) -> st
 pub(super) type Thread = (&'static str, JoinHandle<()>);
 
 /// Starts what looks at the world; the threads that must not end are handed back to be watched.
+///
+/// # Errors
+/// What could not be done, and why.
 pub(super) fn open(
     settings: &Settings,
     (name, view): (&NodeName, &watch::Receiver<Arc<NodeView>>),
     reporter: &Reporter,
     stop: &CancellationToken,
-) -> Result<Vec<Thread>, Failure> {
-    let failed = |error: std::io::Error| Failure::io("start a thread that reads the host", &error);
+) -> Result<Vec<Thread>, (String, std::io::Error)> {
+    let failed = |error: std::io::Error| ("start a thread that reads the host".to_owned(), error);
     let (roots, period, process_period) = (settings.roots.clone(), settings.period, settings.process_period);
     let sampler = sources::sampler::Settings { roots: roots.clone(), period, slow_period: settings.slow_period };
     let sampler = sources::sampler::spawn(sampler, reporter.clone(), stop.clone()).map_err(failed)?;
@@ -65,8 +67,8 @@ pub(super) fn open(
             let (node, model, count) = (name.clone(), model.clone(), *count);
             let simulated = sources::simulated::Settings { node, holders, model, count, roots, period, process_period };
             let doing = format!("simulate GPUs of model {}", simulated.model);
-            let simulated = sources::simulated::spawn(simulated, reporter.clone(), stop.clone())
-                .map_err(|error| Failure::io(&doing, &error))?;
+            let simulated =
+                sources::simulated::spawn(simulated, reporter.clone(), stop.clone()).map_err(|error| (doing, error))?;
             threads.push(("gpu-simulated", simulated));
         }
     }
@@ -94,10 +96,10 @@ fn holders(view: watch::Receiver<Arc<NodeView>>) -> Holders {
 mod tests {
     use super::super::{Agent, Reload, reload, runtime, told};
     use super::*;
+    use crate::agent::latch::Progress;
     use crate::exit::Exit;
     use crate::settings::layer::Spoken;
     use crate::settings::value::LogFormat;
-    use crate::agent::latch::Progress;
     use crate::telemetry;
     use tokio::sync::mpsc;
     use tokio::task::JoinSet;
@@ -120,8 +122,7 @@ mod tests {
             let name = NodeName::parse("n1").unwrap();
             let (_view, seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
             let (stop, (reporter, _observations)) = (CancellationToken::new(), Reporter::channel());
-            let threads =
-                open(&settings, (&name, &seen), &reporter, &stop).unwrap_or_else(|failure| panic!("{}", failure.what));
+            let threads = open(&settings, (&name, &seen), &reporter, &stop).unwrap();
             let named: Vec<&str> = threads.iter().filter_map(|(_, thread)| thread.thread().name()).collect();
             let watched: Vec<&str> = threads.iter().map(|(name, _)| *name).collect();
             assert_eq!((&watched[..], &named[..]), (expect, expect), "{gpus}");

@@ -237,6 +237,7 @@ impl Sharing {
                 && shared
             {
                 self.teller.shared(tenant, &claim);
+                self.share.share_is_written(holder);
             }
         }
         if let Some(report) = report {
