@@ -90,11 +90,7 @@ fn analyze(args: &[&str], path: &Path) -> (bool, String) {
 #[test]
 #[ignore = "needs systemd: tests/run"]
 fn the_unit_verifies_without_a_word() {
-<<<<<<< HEAD
-    for options in [&[][..], &["ptrace.conf"], &["kernel-log.conf"], &["limiter.conf"]] {
-=======
-    for options in [&[][..], &["ptrace.conf"], &["kernel-log.conf"], &["sharing.conf"]] {
->>>>>>> 0196874 (wip)
+    for options in [&[][..], &["ptrace.conf"], &["kernel-log.conf"], &["limiter.conf"], &["sharing.conf"]] {
         let (_dir, path) = unit(options);
         let (well, text) = analyze(&["verify", "--recursive-errors=no"], &path);
         assert!(well && text.is_empty(), "{options:?}: {text}");

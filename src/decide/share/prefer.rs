@@ -65,7 +65,7 @@ impl Share {
                 }
                 let claim = match &tenant.assignment {
                     Assignment::Given(portions) => portions.get(at).map_or(&[][..], Vec::as_slice),
-                    Assignment::None | Assignment::Unreadable(_) => &[],
+                    Assignment::None | Assignment::Unreadable(_) | Assignment::BadRequest(_) => &[],
                 };
                 let mut devices: Vec<GpuUuid> = claim.iter().map(|portion| portion.device.clone()).collect();
                 devices.sort();

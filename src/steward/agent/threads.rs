@@ -101,6 +101,7 @@ mod tests {
     use crate::settings::layer::Spoken;
     use crate::settings::value::LogFormat;
     use crate::telemetry;
+    use effects::caller::Hosts;
     use tokio::sync::mpsc;
     use tokio::task::JoinSet;
 
@@ -134,8 +135,9 @@ mod tests {
     fn a_thread_that_panics_ends_the_agent_and_its_name_is_told() {
         let settings = settings("none");
         let telemetry = telemetry::start(LogFormat::Text, settings.live.verbosity);
-        let http = watch::channel(reload::http_settings(&settings.live).unwrap()).0;
-        let reload = Reload::new(Spoken::default(), settings.live.clone(), http);
+        let hosts = Hosts::new(["n1"]);
+        let http = watch::channel(reload::http_settings(&settings.live, hosts.clone()).unwrap()).0;
+        let reload = Reload::new(Spoken::default(), settings.live.clone(), hosts, http);
         let name = NodeName::parse("n1").unwrap();
         let mut agent = Agent {
             tasks: JoinSet::new(),
