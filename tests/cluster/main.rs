@@ -71,4 +71,5 @@ mod hami;
 mod registration;
 #[cfg(test)]
 mod upgrade;
+#[cfg(test)]
 mod vm;
