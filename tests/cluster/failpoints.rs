@@ -70,7 +70,7 @@ fn ends(agent: Agent, point: &Point, how: &str) {
         let ended = agent.wait_within(REACHED);
         assert_eq!(ended.status.signal(), Some(libc::SIGKILL), "{}: {:?}\n{}", point.name, ended.status, ended.log);
     } else {
-        let held = format!("failpoint=\"{}\"", point.name);
+        let held = format!("held at a failpoint failpoint={}", point.name);
         eventually(&held, REACHED, || agent.log().contains(&held).then_some(()));
         let ended = agent.terminate();
         assert!(ended.status.success(), "{}: {:?}\n{}", point.name, ended.status, ended.log);

@@ -30,7 +30,7 @@ use sources::kubernetes::Connection;
 use sources::report::Reporter;
 use std::collections::BTreeSet;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -70,10 +70,7 @@ pub(crate) fn open(
 ) -> Result<Opened, String> {
     let sharing = &settings.sharing;
     let config = config::read(sharing, node)?;
-    let plugins = sharing.kubelet_root.join(PLUGINS);
     let resource: Arc<str> = config.rules.names.count.as_str().into();
-    let delivery = Delivery::new(&settings.state_dir, &sharing.cdi_dir, Kit::default())
-        .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))?;
     let served = settings.state_dir.join(SERVED);
     let eye = eye(settings)?;
     let (calls, asked) = Calls::channel();
@@ -82,18 +79,16 @@ pub(crate) fn open(
     let (cordoned, named) = watch::channel(Arc::default());
     let (say_way, way) = watch::channel(None);
     let (guards, guarded) = watch::channel(Guards::new());
-    let kubelet = (connection, node.clone());
-    let finder = finder(settings, kubelet.clone(), standing.clone());
     let owner = Sharing {
         share: share(settings, &served),
         watched: Watched::default(),
         teller,
         served,
         node: node.clone(),
-        devices: cards::Devices::new(&sharing.dev_root, sharing.dev_root_mount.as_ref().unwrap_or(&sharing.dev_root)),
+        devices: devices(settings),
         split_counts: sharing.split_counts.clone(),
         config,
-        delivery: Arc::new(delivery),
+        delivery: Arc::new(delivery(settings)?),
         starts: Starts::new(&settings.state_dir),
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (stands, guarded)),
         emptier: Emptier::new(reporter.clone()),
@@ -103,7 +98,7 @@ pub(crate) fn open(
         keeper: Keeper::start(Tickets::new(&settings.state_dir), Journal::new(&settings.state_dir)),
         tickets: Tickets::new(&settings.state_dir),
         ages: Ages::new(sources::clock::monotonic()),
-        books: Books::new(&plugins, Arc::clone(&resource)),
+        books: Books::new(&sharing.kubelet_root.join(PLUGINS), Arc::clone(&resource)),
         unreadable: Arc::from([]),
         looked: (None, Instant::now()),
         listing: Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(&resource)),
@@ -129,13 +124,25 @@ pub(crate) fn open(
         delivered: mpsc::channel(MAX_UNTOLD),
         list,
     };
-    let serving = Serving { settings: sockets(settings, resource, plugins), calls, list: listed, standing, kubelet };
+    let kubelet = (connection, node.clone());
+    let finder = finder(settings, kubelet.clone(), standing.clone());
+    let serving = Serving { settings: sockets(settings, resource), calls, list: listed, standing, kubelet };
     Ok(Opened { owner, finder, eye, serving, cordoned, guards })
 }
 
-fn sockets(settings: &Settings, resource: Arc<str>, plugins: PathBuf) -> plugin::Settings {
+fn delivery(settings: &Settings) -> Result<Delivery, String> {
+    Delivery::new(&settings.state_dir, &settings.sharing.cdi_dir, Kit::default())
+        .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))
+}
+
+fn devices(settings: &Settings) -> cards::Devices {
     let sharing = &settings.sharing;
-    let registry = sharing.kubelet_root.join(REGISTRY);
+    cards::Devices::new(&sharing.dev_root, sharing.dev_root_mount.as_ref().unwrap_or(&sharing.dev_root))
+}
+
+fn sockets(settings: &Settings, resource: Arc<str>) -> plugin::Settings {
+    let sharing = &settings.sharing;
+    let (registry, plugins) = (sharing.kubelet_root.join(REGISTRY), sharing.kubelet_root.join(PLUGINS));
     plugin::Settings { resource, registration: sharing.registration, registry, plugins }
 }
 
