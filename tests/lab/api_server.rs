@@ -461,6 +461,9 @@ async fn write(
             return status(code, &why);
         }
         patch::written(&mut object, &change, manager);
+        if query.get("dryRun").is_some_and(|what| what == "All") {
+            return ([("content-type", "application/json")], object.to_string()).into_response();
+        }
         cluster.version += 1;
         object["metadata"]["resourceVersion"] = cluster.version.to_string().into();
         cluster.objects.insert(key.clone(), object.clone());

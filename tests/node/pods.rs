@@ -278,7 +278,7 @@ fn a_server_that_answers_nonsense_or_ends_at_once_is_not_asked_without_end() {
         let node = Node { server, tree, agent: recipe.launch() };
         node.state("broken");
         eventually("a second failure", SOON, || (node.troubles("pod_watch_failed") >= 2).then_some(()));
-        let asked = node.server.asked().len();
+        let asked = about_pods(&node.server).len();
         assert!(asked <= 8, "{fault:?}: asked {asked} times");
         node.server.fault(Fault::None);
         node.state("following");

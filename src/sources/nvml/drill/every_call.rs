@@ -61,6 +61,13 @@ fn model(told: &Told<'_>) -> Vec<Named> {
     vec![("model", (&*told.gpu.model == "unknown").then_some(Absence::Unreadable))]
 }
 
+/// Of the card, which is asked as its instances are.
+fn memory(t: &Told<'_>) -> Vec<Named> {
+    let mut all = absences!(t.sample; memory_used, memory_free, memory_reserved);
+    all.extend(absences!(t.gpu; memory_total));
+    all
+}
+
 fn memory_of_instances(mig: &MigSample) -> Vec<Named> {
     absences!(mig; memory_used, memory_free, memory_reserved)
 }
@@ -97,11 +104,7 @@ const WHOLE: [Case; 34] = [
     case(&["nvmlDeviceGetName"], &[], model),
     case(&["nvmlDeviceGetArchitecture"], &[], |t| absences!(t.gpu; architecture)),
     case(&["nvmlDeviceGetCudaComputeCapability"], &[], |t| absences!(t.gpu; compute)),
-    case(&["nvmlDeviceGetMemoryInfo*"], &[], |t| {
-        let mut all = absences!(t.sample; memory_used, memory_free, memory_reserved);
-        all.extend(absences!(t.gpu; memory_total));
-        all
-    }),
+    case(&["nvmlDeviceGetMemoryInfo*"], &[], memory),
     case(&["nvmlDeviceGetEnforcedPowerLimit"], &[], |t| absences!(t.gpu; power_limit)),
     case(&["nvmlDeviceGetMigMode"], &[], |t| absences!(t.gpu; mig_mode)),
     case(&["nvmlDeviceGetMigMode"], NONE_OF_IT, |t| absences!(t.gpu; mig_mode, mig)),
@@ -169,7 +172,7 @@ const DIVIDED: [Case; 8] = [
     }),
     case(&["nvmlDeviceGetAttributes*", "nvmlDeviceGetMemoryInfo*"], &[], |t| {
         let totals = t.gpu.instances().iter().map(|mig| ("memory of an instance", mig.memory_total.absence()));
-        totals.chain(of_instances(t, memory_of_instances)).collect()
+        totals.chain(of_instances(t, memory_of_instances)).chain(memory(t)).collect()
     }),
     case(&["nvmlGpmMigSampleGet"], &[], |t| of_instances(t, |mig| counters(&mig.gpm))),
 ];

@@ -363,6 +363,8 @@ mod tests {
         pod["metadata"]["annotations"] = json!({
             "kubernetes.io/config.hash": HASH, "kubernetes.io/config.mirror": HASH, (key::BIND_PHASE): "allocating",
         });
+        pod["metadata"]["ownerReferences"] =
+            json!([{ "apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u", "controller": true }]);
         pod
     }
 
