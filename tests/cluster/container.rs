@@ -35,7 +35,7 @@ pub(crate) fn mknod(path: &Path, major: u32, minor: u32) {
 }
 
 /// The events of a pod that have this reason, as one text each.
-fn events(bed: &Bed, pod: &str, reason: &str) -> Vec<String> {
+pub(crate) fn events(bed: &Bed, pod: &str, reason: &str) -> Vec<String> {
     let selector = format!("involvedObject.name={pod},reason={reason}");
     let list = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
     let items = list["items"].as_array().cloned().unwrap_or_default();

@@ -4,7 +4,7 @@
 use crate::audit;
 use crate::bed::{Bed, SOON};
 use crate::chart;
-use crate::container::device_nodes;
+use crate::container::{device_nodes, events};
 use lab::agent::Agent;
 use lab::bearer::Bearer;
 use lab::eventually::eventually;
@@ -34,13 +34,6 @@ fn pid(bed: &Bed, pod: &str) -> u32 {
         (cgroup.contains(&mark) && command.starts_with(b"sh\0")).then_some(pid)
     });
     found.min().expect("a process of the pod")
-}
-
-fn events(bed: &Bed, pod: &str, reason: &str) -> Vec<String> {
-    let selector = format!("involvedObject.name={pod},reason={reason}");
-    let list = bed.admin.get(&["events", "-n", &bed.space.name, "--field-selector", &selector]);
-    let items = list["items"].as_array().cloned().unwrap_or_default();
-    items.iter().map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
 /// The value of a series of the pod, if it is there.
