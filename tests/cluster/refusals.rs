@@ -106,22 +106,6 @@ fn a_start_whose_holder_is_not_known_is_refused_until_it_is() {
     drop(agent);
 }
 
-/// Without CDI all is given at `Allocate`: what it was is in the state directory, and that is lost.
-#[test]
-#[ignore = "needs cluster: tests/run"]
-fn without_cdi_a_start_is_refused_whose_ticket_is_forgotten() {
-    const EARLY: &str = "--binding=early";
-    let bed = Bed::up("refusals-forgotten");
-    let agent = bed.agent(&[EARLY]);
-    let gpus = Bed::gpus(&agent);
-    let gated = Gated::of(&bed, "forgotten", bed.pod("forgotten", &gpus, &ONE, &NOTHING));
-    let agent = without_state(&bed, agent, &[EARLY]);
-    gated.open();
-    refused(&bed, "forgotten", "Forgotten", "no record of what it gave this container");
-    marked(&bed, "forgotten", "Forgotten");
-    drop(agent);
-}
-
 /// Without CDI, two pods that kubelet finds at once. It fails the first one before it asks for its GPU, and our watch hears that
 /// late, so the second one is given what was meant for the first. It does not start with that.
 #[test]
