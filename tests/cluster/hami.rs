@@ -2,9 +2,8 @@
 //! what HAMi's own plugin answered for the same pods. Every difference is in a table here, with its reason.
 
 use crate::bed::{Bed, SOON, promised};
-use crate::container::stand_in;
+use crate::container::{events, stand_in};
 use crate::fleet::{everybody_has_his_own, process};
-use crate::overuse::events;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::scenario::FakeNvml;
