@@ -88,7 +88,7 @@ fn the_message_alone_says_what_and_why_and_what_to_do() {
     for (line, parts) in [
         ("gpu-steward agent started", &["metrics=127.0.0.1:", "version=", "node="][..]),
         ("no GPUs can be read", &["could not open the NVML library /nowhere/libnvidia-ml.so.1", "--nvml-library"]),
-        ("container runtime socket", &["tried ", &runtime, "--cri-socket"]),
+        ("container runtime socket", &[": tried ", &runtime, "--cri-socket"]),
     ] {
         let message = message(line);
         for part in parts {
