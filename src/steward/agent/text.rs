@@ -10,8 +10,9 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// By then every loop of the agent has run several times, and nothing of the start runs any more.
-const SETTLED: Duration = Duration::from_secs(20);
+/// By then every loop of the agent has run twice at least (the slowest each 5 s), and nothing of the start runs any more. Before it the
+/// agent holds 2 MiB more than at any later time (25.2 beside 23.1 with 8 GPUs and 100 pods).
+const SETTLED: Duration = Duration::from_secs(12);
 /// The mappings of a process are some hundred lines.
 const MAX_MAPS: usize = 1 << 20;
 
