@@ -1,7 +1,7 @@
 //! Failpoints: places between two steps where a test ends the process or holds it.
 //!
 //! `FAILPOINTS='spec-written=1*return(kill)'` sends SIGKILL to the process the first time it comes to `spec-written`.
-//! `return(hold)` logs a line and blocks the thread for [`HOLD`]. `docs/testing.md` lists all of them.
+//! `return(hold)` logs a line and blocks the thread for a while. `docs/testing.md` lists all of them.
 //!
 //! They exist only with the cargo feature `failpoints`, which the tests of `steward` turn on. Without it [`crate::failpoint!`]
 //! is empty: the program that is shipped holds neither the code nor the names.

@@ -92,6 +92,8 @@ fn clean_node_takes_away_what_agents_wrote_and_nothing_else() {
     };
     let (code, log) = run("--clean-node");
     assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
+    // An agent's account may get its Node, and not list them.
+    assert!(!server.asked().iter().any(|asked| asked.path == "/api/v1/nodes"));
     let (code, log) = run("--clean-node");
     assert!(code == Some(0) && log.contains("nodes=0"), "nothing is left to do: {code:?} {log}");
 

@@ -6,9 +6,10 @@ use lab::api_server::ApiServer;
 use lab::eventually::eventually;
 use serde_json::json;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -113,8 +114,8 @@ fn one_that_follows_another_is_ready_and_says_so_and_takes_over() {
     assert_eq!(second.get("/readyz").status, 200, "{}", second.log());
 }
 
-/// `PreStartContainer` for this id as kubelet sends it, byte for byte. The answer is not waited for.
-fn pre_start(socket: &Path, id: &str) -> UnixStream {
+/// A call as kubelet makes it, byte for byte, over a connection of its own. The answer is not waited for.
+fn call(socket: &Path, method: &str, request: &[u8]) -> UnixStream {
     let frame = |kind: u8, flags: u8, stream: u8, content: &[u8]| {
         let len = u32::try_from(content.len()).unwrap().to_be_bytes();
         [&len[1..], &[kind, flags, 0, 0, 0, stream], content].concat()
@@ -123,7 +124,7 @@ fn pre_start(socket: &Path, id: &str) -> UnixStream {
     for (name, value) in [
         (":method", "POST"),
         (":scheme", "http"),
-        (":path", "/v1beta1.DevicePlugin/PreStartContainer"),
+        (":path", &format!("/v1beta1.DevicePlugin/{method}")),
         (":authority", "localhost"),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
@@ -135,8 +136,7 @@ fn pre_start(socket: &Path, id: &str) -> UnixStream {
             block.extend(text.as_bytes());
         }
     }
-    let request = [&[10, u8::try_from(id.len()).unwrap()], id.as_bytes()].concat();
-    let message = [&[0, 0, 0, 0, u8::try_from(request.len()).unwrap()], &*request].concat();
+    let message = [&[0, 0, 0, 0, u8::try_from(request.len()).unwrap()], request].concat();
     let mut stream = UnixStream::connect(socket).unwrap();
     let call = [
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
@@ -148,6 +148,77 @@ fn pre_start(socket: &Path, id: &str) -> UnixStream {
     stream
 }
 
+/// A field of a message: its number, and text or another message.
+fn field(number: u8, content: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2, u8::try_from(content.len()).unwrap()], content].concat()
+}
+
+/// The data of the answer, when it is whole.
+fn answer(mut stream: UnixStream) -> Vec<u8> {
+    const END_OF_STREAM: u8 = 1;
+    let mut data = Vec::new();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).unwrap();
+        let mut content = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        stream.read_exact(&mut content).unwrap();
+        match (head[3], head[8]) {
+            (0, 1) => data.append(&mut content),
+            (1, 1) if head[4] & END_OF_STREAM != 0 => return data,
+            _ => {}
+        }
+    }
+}
+
+/// The socket that kubelet would call, and a slot of the first GPU.
+fn offered(agent: &Agent, registry: &Path) -> (PathBuf, String) {
+    let socket = eventually("the socket in kubelet's registry", SOON, || {
+        let found = fs::read_dir(registry).unwrap().flatten().next()?.path();
+        UnixStream::connect(&found).ok().map(|_| found)
+    });
+    let gpu = agent.get("/api/v1/gpus").json()["gpus"][0]["uuid"].as_str().unwrap().to_owned();
+    (socket, format!("{gpu}-0"))
+}
+
+/// Callers of the open port wait for each other and not kubelet for them: it gets an answer many times as often as each of them.
+/// If they shared a worker, each would be served in its turn.
+#[test]
+fn kubelets_calls_do_not_stand_in_line_with_those_of_the_open_port() {
+    const CALLERS: usize = 24;
+    const CALLS: usize = 100;
+    let server = ApiServer::start();
+    let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
+    server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
+    let (recipe, registry) = recipe(&server);
+    let agent = recipe.start();
+    let (socket, id) = offered(&agent, &registry);
+    let (served, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let served = std::thread::scope(|scope| {
+        for _ in 0..CALLERS {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let answer = lab::http::get(agent.metrics, "/metrics").unwrap();
+                    // More at once than it has room for are told so.
+                    assert!([200, 503].contains(&answer.status), "{}", answer.text());
+                    served.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        eventually("each of them to be served", SOON, || (served.load(Ordering::Relaxed) >= CALLERS).then_some(()));
+        let before = served.load(Ordering::Relaxed);
+        for _ in 0..CALLS {
+            let one = field(1, &field(1, id.as_bytes()));
+            assert!(!answer(call(&socket, "Allocate", &one)).is_empty(), "{}", agent.log());
+        }
+        let after = served.load(Ordering::Relaxed);
+        done.store(true, Ordering::Relaxed);
+        after - before
+    });
+    let each = served as f64 / CALLERS as f64;
+    println!("while kubelet got {CALLS} answers, each of {CALLERS} callers of the open port got {each:.1}");
+    assert!(served > 0 && each * 4.0 < CALLS as f64, "{each:.1} of each of the others");
+}
+
 /// A start that waits is judged when something has changed, and else twice a second: each time goes over all slots of the node.
 #[test]
 fn a_start_that_waits_costs_next_to_nothing() {
@@ -156,13 +227,8 @@ fn a_start_that_waits_costs_next_to_nothing() {
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let (recipe, registry) = recipe(&server);
     let agent = recipe.with("-v", "5").start();
-    let socket = eventually("the socket in kubelet's registry", SOON, || {
-        let found = fs::read_dir(&registry).unwrap().flatten().next()?.path();
-        UnixStream::connect(&found).ok().map(|_| found)
-    });
-    let gpu = agent.get("/api/v1/gpus").json()["gpus"][0]["uuid"].as_str().unwrap().to_owned();
-    let id = format!("{gpu}-0");
-    let _call = pre_start(&socket, &id);
+    let (socket, id) = offered(&agent, &registry);
+    let _call = call(&socket, "PreStartContainer", &field(1, id.as_bytes()));
     let looks = || agent.log().matches("a start waits").count();
     eventually("the start to wait", SOON, || (looks() > 0).then_some(()));
     let (before, began) = (looks(), Instant::now());

@@ -38,6 +38,22 @@ impl Manager {
     }
 }
 
+/// Each start of a unit sets the mode of its state directory anew: one unit with the default, 0755, would open it to every user of the
+/// host again, whatever the agent had made of it.
+#[test]
+fn every_unit_keeps_the_state_directory_to_root() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../systemd");
+    let mut units = 0;
+    for file in std::fs::read_dir(folder).unwrap().flatten().filter(|file| file.path().is_file()) {
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        if text.lines().any(|line| line.starts_with("StateDirectory=")) {
+            units += 1;
+            assert!(text.lines().any(|line| line == "StateDirectoryMode=0700"), "{}", file.path().display());
+        }
+    }
+    assert_eq!(units, 2, "the agent's and that of its token");
+}
+
 #[test]
 fn signs_of_life_come_twice_within_the_watchdogs_time_and_the_end_is_told() {
     let manager = Manager::listen();

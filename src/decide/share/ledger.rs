@@ -21,7 +21,7 @@ pub(super) struct Promised {
 
 /// All SM time of a device, as claims name it. Where as much can be promised and no more, such a claim is on the device
 /// alone: HAMi's schedulers put no other beside it, not even one that names no share.
-const ALL_CORES: u32 = 100;
+pub(super) const ALL_CORES: u32 = 100;
 
 impl Promised {
     pub(super) fn add(&mut self, other: Promised) {

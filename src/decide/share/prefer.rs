@@ -1,9 +1,12 @@
 //! Which ids kubelet should take, where it has a choice: those of the GPUs that the next claim names, else one of each of
-//! the emptiest GPUs. Advice only: kubelet may take others, and then the claim is what holds.
+//! the emptiest GPUs that can keep what the next container without a claim asks for. Advice only: kubelet may take others,
+//! and then the claim is what holds.
 
+use super::ledger::{ALL_CORES, Promised, of_pod};
 use super::state::Share;
 use model::id::GpuUuid;
-use model::share::{Assignment, ContainerKey, Slot};
+use model::share::{Ask, Assignment, ContainerKey, MemoryAsk, Slot, Tenant};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Share {
@@ -20,18 +23,68 @@ impl Share {
                 take(&mut free, &device, &mut chosen, size);
             }
         }
+        let ask = self.next_without_claim(size);
+        let room: BTreeMap<GpuUuid, (bool, usize)> =
+            free.keys().map(|device| (device.clone(), self.room(device, ask))).collect();
         while chosen.len() < size {
             let of_device = |device: &GpuUuid| chosen.iter().filter(|slot| &slot.device == device).count();
-            // A container that asks for two GPUs wants two cards; then the emptiest card; then the order of UUIDs.
+            // A container that asks for two GPUs wants two cards; then a card that can keep what is asked; then the emptiest
+            // one, by kubelet's ids and by the claims, which need not name the same; then the order of UUIDs.
             let best = free
                 .iter()
                 .filter(|(_, numbers)| !numbers.is_empty())
-                .min_by_key(|(device, numbers)| (of_device(device), std::cmp::Reverse(numbers.len())))
+                .min_by_key(|(device, numbers)| {
+                    let (keeps, slots) = room.get(*device).copied().unwrap_or_default();
+                    (of_device(device), !keeps, Reverse(slots.min(numbers.len())), Reverse(numbers.len()))
+                })
                 .map(|(device, _)| device.clone());
             let Some(device) = best else { break };
             take(&mut free, &device, &mut chosen, size);
         }
         chosen
+    }
+
+    /// Whether one more container that asks so much of `device` can be kept beside all claims of this node, whether they have
+    /// started or not, and how many slots these leave. Nothing is known of a container that has not been seen yet.
+    fn room(&self, device: &GpuUuid, ask: Option<&Ask>) -> (bool, usize) {
+        let Some(card) = self.cards.get(device) else { return (false, 0) };
+        let mut promised = Promised::default();
+        for tenant in self.tenants.values().filter(|tenant| !tenant.finished) {
+            if let Some(portions) = self.promised_to(tenant) {
+                promised.add(of_pod(tenant, &portions, device));
+            }
+        }
+        let memory = match ask.and_then(|ask| ask.memory) {
+            Some(MemoryAsk::Bytes(bytes)) => bytes.0,
+            Some(MemoryAsk::Percent(percent)) => card.memory.0.saturating_mul(u64::from(percent)) / 100,
+            // Without a limit it can do with what there is, and has no use for none.
+            None => 1,
+        };
+        let cores = ask.and_then(|ask| ask.cores).unwrap_or(0);
+        let wanted = Promised {
+            memory,
+            cores: u64::from(cores),
+            containers: 1,
+            alone: u64::from(cores >= ALL_CORES),
+        };
+        let fits = |promised: u64, wanted: u64, total: u64| promised.saturating_add(wanted) <= total;
+        let keeps = fits(promised.memory, wanted.memory, card.memory.0)
+            && fits(promised.cores, wanted.cores, u64::from(card.cores))
+            && !wanted.clash(promised, card);
+        let slots = u64::from(card.slots).saturating_sub(promised.containers);
+        (keeps && slots > 0, usize::try_from(slots).unwrap_or(usize::MAX))
+    }
+
+    /// What the first container asks that waits for so many slots and has no claim.
+    fn next_without_claim(&self, size: usize) -> Option<&Ask> {
+        let unplaced = |tenant: &&Tenant| !matches!(self.assignment(tenant), Assignment::Given(_));
+        let mut asks = self.waiting().into_iter().filter(unplaced).flat_map(|tenant| {
+            tenant.asks.iter().filter(|ask| {
+                let key = ContainerKey { pod: tenant.uid.clone(), container: ask.container.clone() };
+                usize::try_from(ask.slots) == Ok(size) && !self.held.contains_key(&key)
+            })
+        });
+        asks.next()
     }
 
     /// The devices of the first container that waits for its slots and asks for `size` of them.

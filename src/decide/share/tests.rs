@@ -495,6 +495,39 @@ fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
     assert_eq!(self::share(vec![]).prefer(&all[..1], &[], 3).len(), 1);
 }
 
+/// kubelet's ids of a container and its claim may be of two cards. Both count, and no card that is promised whole is advised
+/// while another has room.
+#[test]
+fn preferred_ids_are_of_cards_that_can_keep_what_is_asked() {
+    let mut share = Share::new(WithoutClaim::Share, false);
+    share.cards_are(vec![card(0, 10), card(1, 10)]);
+    let whole = single(1, portion(0, 80, 100));
+    let half = Ask { memory: Some(MemoryAsk::Percent(50)), ..ask("main", Role::App, 1) };
+    share.tenants_are(vec![whole, tenant(2, vec![half.clone()], Assignment::None)]);
+    // The claim is card 0, kubelet took a slot of card 1, so that more ids of card 0 are free.
+    let books = [row(1, "main", &[(1, 0)], 7)];
+    filled(share.start(&ids(&[(1, 0)]), Some(&books)));
+    let left: Vec<Slot> = (0..2)
+        .flat_map(|n| (0..10).map(move |number| Slot { device: device(n), number }))
+        .filter(|slot| *slot != Slot { device: device(1), number: 0 })
+        .collect();
+    assert_eq!(share.prefer(&left, &[], 1)[0].device, device(1));
+    // The same while the pod has not been seen.
+    share.tenant_gone(&uid(2));
+    assert_eq!(share.prefer(&left, &[], 1)[0].device, device(1));
+    // Where one card has 60 of 80 GiB promised and the other more containers, the request decides.
+    let many: Vec<Tenant> = (3..6).map(|n| single(n, portion(0, 1, 0))).collect();
+    let one = single(1, portion(1, 60, 0));
+    for (memory, card) in [(MemoryAsk::Percent(50), 0), (MemoryAsk::Bytes(Bytes(GIB)), 1)] {
+        let ask = Ask { memory: Some(memory), ..half.clone() };
+        let next = tenant(2, vec![ask], Assignment::None);
+        let all: Vec<Tenant> = many.iter().cloned().chain([one.clone(), next]).collect();
+        share.tenants_are(all);
+        share.books_are(&[]);
+        assert_eq!(share.prefer(&left, &[], 1)[0].device, device(card), "{memory:?}");
+    }
+}
+
 #[test]
 fn preferred_ids_reckon_with_tickets_that_kubelets_books_do_not_have_yet() {
     let slots = || (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number }));

@@ -55,23 +55,35 @@ impl OwnNode {
 
     async fn ask(&self, query: &str) -> Result<Node, String> {
         let path = format!("/api/v1/nodes/{}{query}", self.node);
-        let bytes = get(&self.connection, &path, METADATA).await;
+        let bytes = get(&self.connection, &path, METADATA).await.map_err(|failed| failed.to_string());
         let told = |why: String| format!("node {} at {}: {why}", self.node, self.connection.server);
         bytes.and_then(|bytes| node::decode(&bytes).map_err(|error| error.to_string())).map_err(told)
     }
 }
 
-/// The Node of this name, or all Nodes, as they are now. One that is not there is not in the list.
+/// The Node of this name as it is now, if there is one: asked for by name, because an agent's account may not list Nodes.
 ///
 /// # Errors
 /// A sentence for people.
-pub async fn nodes_now(connection: &Connection, name: Option<&NodeName>) -> Result<Vec<Node>, String> {
+pub async fn node_now(connection: &Connection, name: &NodeName) -> Result<Option<Node>, String> {
+    let told = |why: String| format!("node {name} at {}: {why}", connection.server);
+    match get(connection, &format!("/api/v1/nodes/{name}"), METADATA).await {
+        Ok(bytes) => node::decode(&bytes).map(Some).map_err(|error| told(error.to_string())),
+        Err(Failed::Refused(code)) if code == http::StatusCode::NOT_FOUND => Ok(None),
+        Err(failed) => Err(told(failed.to_string())),
+    }
+}
+
+/// All Nodes as they are now.
+///
+/// # Errors
+/// A sentence for people.
+pub async fn nodes_now(connection: &Connection) -> Result<Vec<Node>, String> {
     let told = |why: String| format!("list of Nodes at {}: {why}", connection.server);
-    let selector = name.map_or_else(String::new, |name| format!("&fieldSelector=metadata.name%3D{name}"));
     let (mut nodes, mut more) = (Vec::new(), String::new());
     loop {
-        let path = format!("/api/v1/nodes?limit={PAGE}{selector}{more}");
-        let bytes = get(connection, &path, METADATA_LIST).await.map_err(told)?;
+        let path = format!("/api/v1/nodes?limit={PAGE}{more}");
+        let bytes = get(connection, &path, METADATA_LIST).await.map_err(|failed| told(failed.to_string()))?;
         let part = node::decode_list(&bytes).map_err(|error| told(error.to_string()))?;
         nodes.extend(part.nodes);
         if part.more.is_empty() {
@@ -86,18 +98,30 @@ pub async fn nodes_now(connection: &Connection, name: Option<&NodeName>) -> Resu
     }
 }
 
-async fn get(connection: &Connection, path: &str, accept: &str) -> Result<Vec<u8>, String> {
-    let told = |why: &dyn std::fmt::Display| why.to_string();
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    /// The server answers with this code.
+    #[error("{0}")]
+    Refused(http::StatusCode),
+    /// Anything else, in words.
+    #[error("{0}")]
+    Other(String),
+}
+
+async fn get(connection: &Connection, path: &str, accept: &str) -> Result<Vec<u8>, Failed> {
+    let told = |why: &dyn std::fmt::Display| Failed::Other(why.to_string());
     let request = http::Request::get(path).header("accept", accept).body(Body::empty());
     let request = request.map_err(|error| told(&error))?;
     let ask = async {
         let answer = connection.client.send(request).await.map_err(|error| told(&error))?;
         let code = answer.status();
         if !code.is_success() {
-            return Err(told(&code));
+            return Err(Failed::Refused(code));
         }
         let body = http_body_util::Limited::new(answer.into_body(), MAX_BYTES).collect().await;
         Ok(body.map_err(|error| told(&error))?.to_bytes().to_vec())
     };
-    timeout(WITHIN, ask).await.unwrap_or_else(|_| Err(format!("no answer within {} s", WITHIN.as_secs())))
+    let silent = |_| Err(Failed::Other(format!("no answer within {} s", WITHIN.as_secs())));
+    timeout(WITHIN, ask).await.unwrap_or_else(silent)
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! One thread waits for events; one of its calls that does not return is told and not replaced, because whoever took its
-//! place would hang as well: XIDs come from the kernel's log meanwhile.
+//! place would hang as well: XIDs come from the kernel's log meanwhile. If it panics it is told, and started again.
 //!
 //! At most two pollers exist. One whose call is about no GPU (opening the library, counting) is not replaced, because
 //! nothing could be left alone: all GPUs are absent until it returns.
@@ -57,7 +57,10 @@ pub(super) struct Supervisor {
     recent: Recent,
     /// The event thread's.
     lists: Option<mpsc::Sender<Vec<Known>>>,
+    listener: Option<JoinHandle<()>>,
     events: Arc<Pulse>,
+    /// When the event thread is to be started again after it panicked.
+    listen_due: Option<Monotonic>,
     /// The event thread hangs in a call.
     deaf: bool,
     closing: Option<SyncSender<()>>,
@@ -88,7 +91,9 @@ impl Supervisor {
             hanging: false,
             recent: Recent::default(),
             lists: None,
+            listener: None,
             events: Arc::default(),
+            listen_due: None,
             deaf: false,
             closing: None,
             repeat_due: Monotonic::default(),
@@ -186,7 +191,8 @@ impl Supervisor {
 
     /// Lets the event thread know the GPUs; starts it when it is not there. One that hangs is told when it returns.
     fn listen(&mut self) {
-        if self.deaf {
+        self.notice_a_panic(monotonic());
+        if self.deaf || self.listen_due.is_some() {
             return;
         }
         let told = self.lists.as_ref().is_some_and(|lists| lists.send(self.known.clone()).is_ok());
@@ -204,9 +210,10 @@ impl Supervisor {
             stop: self.stop.clone(),
         };
         match std::thread::Builder::new().name("nvml-events".into()).spawn(move || events.run()) {
-            Ok(_) => {
+            Ok(thread) => {
                 let _ = sender.send(self.known.clone());
                 self.lists = Some(sender);
+                self.listener = Some(thread);
             }
             Err(error) => tracing::warn!(%error, "no thread for NVML's events, so XIDs come from the kernel log only"),
         }
@@ -247,8 +254,29 @@ impl Supervisor {
         self.settle(now);
     }
 
+    /// A panic of the event thread: nobody would hear of an XID but by the kernel's log, and nobody would know.
+    fn notice_a_panic(&mut self, now: Monotonic) {
+        let Some(thread) = self.listener.take_if(|thread| thread.is_finished()) else { return };
+        // One that was sent away ends as well, and says so by `Message::EventsLeft`.
+        if thread.join().is_ok() {
+            return;
+        }
+        self.reporter.trouble(Trouble::NvmlFailed);
+        tracing::error!(
+            again_seconds = RESTART.as_secs(),
+            "the thread nvml-events panicked: XIDs come from the kernel log only until it is started again"
+        );
+        // Whoever wants the library closed sees that nobody will answer; the call that panicked is not under way any more.
+        (self.lists, self.closing, self.events) = (None, None, Arc::default());
+        self.listen_due = Some(now.after(RESTART));
+    }
+
     /// Says when the event thread hangs, and when it is back.
     fn look_at_events(&mut self, now: Monotonic) {
+        self.notice_a_panic(now);
+        if self.listen_due.take_if(|due| now >= *due).is_some() {
+            self.listen();
+        }
         // A wait lasts a while when all is well.
         let after = self.settings.hang_after + event::WAIT;
         let deaf = self.events.stuck(now, after).is_some();
@@ -392,11 +420,7 @@ mod tests {
         thread
     }
 
-    /// Promise 11 in docs/specification.md, by the time of the look and not by a clock.
-    #[test]
-    fn a_call_is_given_up_at_the_first_look_after_two_seconds_and_not_before() {
-        let hang_after = Duration::from_secs(2);
-        assert_eq!(tick(hang_after), Duration::from_millis(500), "so soon is the next look");
+    fn supervisor(hang_after: Duration) -> (Supervisor, tokio::sync::mpsc::Receiver<Observation>) {
         let settings = Settings {
             library: None,
             roots: HostRoots::default(),
@@ -405,8 +429,51 @@ mod tests {
             hang_after,
             kernel_log: None,
         };
-        let (reporter, mut told) = Reporter::channel();
-        let mut supervisor = Supervisor::new(settings, reporter, CancellationToken::new());
+        let (reporter, told) = Reporter::channel();
+        (Supervisor::new(settings, reporter, CancellationToken::new()), told)
+    }
+
+    fn failures(told: &mut tokio::sync::mpsc::Receiver<Observation>) -> usize {
+        let told = std::iter::from_fn(|| told.try_recv().ok());
+        told.filter(|told| matches!(told, Observation::Trouble(Trouble::NvmlFailed))).count()
+    }
+
+    #[test]
+    fn an_event_thread_that_panics_is_counted_once_and_started_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let fake = lab::scenario::FakeNvml::install(folder.path()).unwrap();
+        fake.write(&lab::scenario::Scenario::default()).unwrap();
+        let (mut supervisor, mut told) = supervisor(Duration::from_secs(2));
+        let nvml = Nvml::builder().lib_path(fake.library().as_os_str()).init().unwrap();
+        supervisor.session = Some(Box::leak(Box::new(nvml)));
+        let (sender, _lists) = mpsc::channel();
+        supervisor.lists = Some(sender);
+        let pulse = Arc::clone(&supervisor.events);
+        let thread = std::thread::spawn(move || pulse.during(None, || panic!("on purpose, in a call")));
+        while !thread.is_finished() {
+            std::thread::yield_now();
+        }
+        supervisor.listener = Some(thread);
+        let now = monotonic();
+        // A new list of GPUs comes before anybody looked.
+        supervisor.hear(Message::Known(Vec::new()));
+        supervisor.look_at_events(now);
+        assert!(supervisor.listener.is_none() && supervisor.lists.is_none());
+        supervisor.look_at_events(now.after(Duration::from_secs(60)));
+        assert!(supervisor.listener.as_ref().is_some_and(|thread| !thread.is_finished()), "started again");
+        assert!(!supervisor.deaf, "the call that panicked does not hang");
+        assert_eq!(failures(&mut told), 1);
+        supervisor.stop.cancel();
+        drop(supervisor.lists.take());
+        supervisor.listener.take().unwrap().join().unwrap();
+    }
+
+    /// Promise 11 in docs/specification.md, by the time of the look and not by a clock.
+    #[test]
+    fn a_call_is_given_up_at_the_first_look_after_two_seconds_and_not_before() {
+        let hang_after = Duration::from_secs(2);
+        assert_eq!(tick(hang_after), Duration::from_millis(500), "so soon is the next look");
+        let (mut supervisor, mut told) = supervisor(hang_after);
         let gpu = GpuKey::Uuid(GpuUuid::parse("GPU-1").unwrap());
         let pulse = Arc::new(Pulse::default());
         let before = monotonic();
@@ -419,8 +486,7 @@ mod tests {
         };
         assert!(!look(before.after(hang_after)), "not before");
         assert!(look(Monotonic(after.after(hang_after).0 + 1)), "at the first look");
-        let counted = std::iter::from_fn(|| told.try_recv().ok());
-        assert_eq!(counted.filter(|told| matches!(told, Observation::Trouble(Trouble::NvmlFailed))).count(), 1);
+        assert_eq!(failures(&mut told), 1);
         pulse.dismiss();
         for seat in supervisor.seats {
             seat.thread.thread().unpark();

@@ -10,7 +10,7 @@ use decide::labels::{self, Labelling, Standing};
 use effects::apiserver::{ANNOTATOR, ApiServer, LABELLER, NotWritten};
 use model::id::NodeName;
 use sources::kubernetes::Connection;
-use sources::kubernetes::own_node::nodes_now;
+use sources::kubernetes::own_node::{node_now, nodes_now};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use wire::key;
@@ -136,7 +136,7 @@ async fn round(connection: &Connection, scope: &Scope) -> Result<usize, String> 
 
 async fn list(connection: &Connection, scope: &Scope) -> Result<Vec<Node>, String> {
     match scope {
-        Scope::One(name) => nodes_now(connection, Some(name)).await,
-        Scope::All => nodes_now(connection, None).await,
+        Scope::One(name) => Ok(node_now(connection, name).await?.into_iter().collect()),
+        Scope::All => nodes_now(connection).await,
     }
 }

@@ -67,8 +67,7 @@ fn xid(xid: &Xid, view: &NodeView) {
         pci_bus_id = xid.pci_bus_id.as_deref(),
         xid = xid.code,
         pid = xid.pid,
-        pod = pod.map(|pod| &*pod.name),
-        namespace = pod.map(|pod| &*pod.namespace),
+        pod = pod.map(tracing::field::display),
         "GPU driver error: XID {} ({meaning})",
         xid.code
     );

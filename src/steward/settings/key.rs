@@ -110,7 +110,7 @@ pub(crate) const KEYS: &[Key] = &[
         Node,
         "drain-timeout",
         ("TIME", "5s"),
-        "How long requests in flight may take to end after SIGTERM or SIGINT; a second signal ends at once",
+        "How long the end may take after SIGTERM or SIGINT, in which kubelet's calls and then requests in flight are answered; a second signal ends at once",
     ),
     key(
         Gpu,

@@ -160,8 +160,10 @@ fn what_containers_use_is_what_the_kernel_says() {
     let _ = sh("busy", "dd if=/dev/zero of=/tmp/written bs=1M count=32 conv=fsync 2>&1");
     let ear =
         machine.admin.get(&["pod", "ear", "-n", name])["status"]["podIP"].as_str().expect("an address").to_owned();
-    let _ = sh("ear", "nc -l -p 5000 >/dev/null 2>&1 </dev/null & sleep 1");
-    let _ = sh("busy", &format!("dd if=/dev/zero bs=64k count=64 2>/dev/null | nc -w 5 {ear} 5000"));
+    let _ = sh("ear", "(while :; do nc -l -p 5000; sleep 1; done) >/dev/null 2>&1 </dev/null &");
+    // It may not listen yet.
+    let send = format!("until dd if=/dev/zero bs=64k count=64 2>/dev/null | nc -w 60 {ear} 5000; do sleep 1; done");
+    let _ = sh("busy", &send);
     let after = machine.agree(&busy, |_| true);
     let grown = |reading: &str| after[reading] - before.get(reading).unwrap_or(&0.0);
     assert!(grown("container_cpu_seconds_total") >= f64::from(LOAD - 2), "{before:?} {after:?}");
