@@ -61,12 +61,7 @@ impl Share {
             None => 1,
         };
         let cores = ask.and_then(|ask| ask.cores).unwrap_or(0);
-        let wanted = Promised {
-            memory,
-            cores: u64::from(cores),
-            containers: 1,
-            alone: u64::from(cores >= ALL_CORES),
-        };
+        let wanted = Promised { memory, cores: u64::from(cores), containers: 1, alone: u64::from(cores >= ALL_CORES) };
         let fits = |promised: u64, wanted: u64, total: u64| promised.saturating_add(wanted) <= total;
         let keeps = fits(promised.memory, wanted.memory, card.memory.0)
             && fits(promised.cores, wanted.cores, u64::from(card.cores))

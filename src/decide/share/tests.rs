@@ -516,15 +516,15 @@ fn preferred_ids_are_of_cards_that_can_keep_what_is_asked() {
     share.tenant_gone(&uid(2));
     assert_eq!(share.prefer(&left, &[], 1)[0].device, device(1));
     // Where one card has 60 of 80 GiB promised and the other more containers, the request decides.
-    let many: Vec<Tenant> = (3..6).map(|n| single(n, portion(0, 1, 0))).collect();
-    let one = single(1, portion(1, 60, 0));
-    for (memory, card) in [(MemoryAsk::Percent(50), 0), (MemoryAsk::Bytes(Bytes(GIB)), 1)] {
+    let runs = |n, portion| Tenant { started: true, ..single(n, portion) };
+    let many: Vec<Tenant> = (3..6).map(|n| runs(n, portion(0, 1, 0))).chain([runs(1, portion(1, 60, 0))]).collect();
+    for (memory, advised) in [(MemoryAsk::Percent(50), 0), (MemoryAsk::Bytes(Bytes(GIB)), 1)] {
         let ask = Ask { memory: Some(memory), ..half.clone() };
         let next = tenant(2, vec![ask], Assignment::None);
-        let all: Vec<Tenant> = many.iter().cloned().chain([one.clone(), next]).collect();
-        share.tenants_are(all);
-        share.books_are(&[]);
-        assert_eq!(share.prefer(&left, &[], 1)[0].device, device(card), "{memory:?}");
+        let mut share = Share::new(WithoutClaim::Share, false);
+        share.cards_are(vec![card(0, 10), card(1, 10)]);
+        share.tenants_are(many.iter().cloned().chain([next]).collect());
+        assert_eq!(share.prefer(&left, &[], 1)[0].device, device(advised), "{memory:?}");
     }
 }
 

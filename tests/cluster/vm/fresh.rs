@@ -13,7 +13,7 @@ const PODS: u64 = 6;
 
 /// Its own variables loosen no pod's limits: none of them is bound before it is known how this runtime is given devices.
 #[test]
-#[ignore = "needs vm: tests/run"]
+#[ignore = "takes minutes on the vm: tests/run --long vm"]
 fn the_first_pods_of_a_new_node_get_what_nothing_of_theirs_can_loosen() {
     let machine = Machine::up();
     machine.ready();

@@ -14,27 +14,40 @@ const WRONG: [&str; 3] = ["Forgotten", "MistakenForAnother", "LimitsNotApplied"]
 /// Promise 28 in docs/specification.md.
 #[test]
 #[ignore = "needs vm: tests/run"]
-fn each_container_has_its_own_after_a_reboot_and_after_a_loss_of_power() {
+fn each_container_has_its_own_after_a_reboot() {
+    let machine = Machine::up();
+    machine.share(&[]);
+    let mut pods = settled(&machine, "vm-reboot", 2);
+    pods.rebooted();
+    machine.vm.boot_by("systemctl reboot", || {});
+    after_a_boot(&machine, &mut pods);
+}
+
+/// The same of a machine that had no time to write anything down.
+#[test]
+#[ignore = "takes minutes on the vm: tests/run --long vm"]
+fn each_container_has_its_own_after_a_loss_of_power() {
     let machine = Machine::up();
     machine.drop_in("found.conf", FOUND.as_bytes());
     machine.share(&[]);
-    let mut pods = Pods::new(&machine, "vm-power");
-    for _ in 0..4 {
+    let mut pods = settled(&machine, "vm-power", 4);
+    loses_power(&machine, &mut pods);
+}
+
+/// So many pods that run.
+fn settled<'a>(machine: &'a Machine, name: &str, count: usize) -> Pods<'a> {
+    let mut pods = Pods::new(machine, name);
+    for _ in 0..count {
         pods.add("main");
     }
     pods.settle();
     assert_eq!(pods.failed, Vec::<String>::new(), "a pod was failed on a machine that nobody disturbed");
-
-    pods.rebooted();
-    machine.vm.boot_by("systemctl reboot", || {});
-    after_a_boot(&machine, &mut pods);
-
-    loses_power(&machine, &mut pods);
+    pods
 }
 
 /// Where there is no CDI the answer to `Allocate` is all that a container gets, so what it rests on must be on the disk before.
 #[test]
-#[ignore = "needs vm: tests/run"]
+#[ignore = "takes minutes on the vm: tests/run --long vm"]
 fn what_was_given_when_kubelet_allocated_is_known_after_a_loss_of_power() {
     let machine = Machine::up();
     machine.drop_in("found.conf", FOUND.as_bytes());

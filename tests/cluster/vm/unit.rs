@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Shorter than the unit's own 30 s, so that one that starves is seen soon; the program feeds it twice in this time.
-const WATCHDOG: &str = "[Service]\nWatchdogSec=12\n";
+const WATCHDOG: &str = "[Service]\nWatchdogSec=8\n";
 
 /// The process, once another one than this runs and is ready.
 fn successor(machine: &Machine, before: &str) -> String {
