@@ -54,7 +54,8 @@ fn sharing_with_a_hundred_pods_stays_within_its_budget() {
     };
     driver(&vec![Vec::new(); GPUS]);
     let library = format!("--nvml-library={}", fake.library().display());
-    let agent = bed.agent(&["--gpus=nvml", &library, &device_nodes(folder.path()), "--split-count=32", "-v=0"]);
+    let agent = bed.agent(&["--gpus=nvml", &library, &device_nodes(folder.path()), "--split-count=32"]);
+    assert_eq!(agent.admin("PUT", "/loglevel", "0").status, 200, "as it is by default");
     let uuids = Bed::gpus(&agent);
     let share = |n: usize| [(n % GPUS, 1000, 1)];
     let names: Vec<String> = (0..PODS).map(|n| format!("pod-{n}")).collect();
