@@ -38,6 +38,11 @@ pub(crate) struct Bed {
 /// `app`), and for each GPU its number, MiB and percent.
 pub(crate) type Claim<'a> = (&'a str, &'a str, &'a [(usize, u64, u32)]);
 
+/// The program of the tests, or the one that is shipped.
+pub(crate) fn binary() -> String {
+    std::env::var("GPU_STEWARD_SHIPPED").unwrap_or_else(|_| BINARY.to_owned())
+}
+
 impl Bed {
     /// Ready for an agent, beside other tests on other nodes.
     pub(crate) fn up(name: &str) -> Bed {
@@ -152,9 +157,19 @@ impl Bed {
         self.recipe(kubeconfig, flags).launch()
     }
 
+    /// One on its node that stands alone: it sees what the other one sees, and gives nothing.
+    pub(crate) fn looking_only(&self, flags: &[&str]) -> Agent {
+        let recipe = Recipe::of(&binary())
+            .in_mounts_of(self.place().pid)
+            .with("--node-name", self.node())
+            .with("--pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock")
+            .with("--cri-socket", "auto")
+            .switch("--standalone");
+        flags.iter().fold(recipe, |recipe, flag| recipe.switch(flag)).start()
+    }
+
     fn recipe(&self, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {
-        let shipped = std::env::var("GPU_STEWARD_SHIPPED");
-        self.recipe_of(shipped.as_deref().unwrap_or(BINARY), kubeconfig, flags)
+        self.recipe_of(&binary(), kubeconfig, flags)
     }
 
     fn recipe_of(&self, binary: &str, kubeconfig: PathBuf, flags: &[&str]) -> Recipe {

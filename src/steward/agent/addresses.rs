@@ -2,6 +2,7 @@
 //! kernel choose a port. The same as the first log line says. Nothing depends on it, so a read-only root or a full disk
 //! is one warning.
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The file with what was written into it, removed when the agent ends unless another agent has written it anew.
@@ -13,7 +14,11 @@ impl Addresses {
     pub(crate) fn write(directory: &Path, content: &serde_json::Value) -> Addresses {
         let (path, new) = (directory.join("addresses.json"), directory.join("addresses.json.new"));
         let text = format!("{content:#}\n");
-        let written = std::fs::create_dir_all(directory)
+        // No other user of the host enters the state directory, whoever makes it.
+        let written = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
             .and_then(|()| std::fs::write(&new, &text))
             .and_then(|()| std::fs::rename(&new, &path));
         match written {
