@@ -5,7 +5,7 @@
 use super::ledger::{ALL_CORES, Promised, of_pod};
 use super::state::Share;
 use model::id::GpuUuid;
-use model::share::{Ask, Assignment, ContainerKey, MemoryAsk, Slot, Tenant};
+use model::share::{Ask, Assignment, ContainerKey, MemoryAsk, Portion, Slot, Tenant};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,9 +23,9 @@ impl Share {
                 take(&mut free, &device, &mut chosen, size);
             }
         }
-        let ask = self.next_without_claim(size);
+        let (ask, claims) = (self.next_without_claim(size), self.claims());
         let room: BTreeMap<GpuUuid, (bool, usize)> =
-            free.keys().map(|device| (device.clone(), self.room(device, ask))).collect();
+            free.keys().map(|device| (device.clone(), self.room(device, ask, &claims))).collect();
         while chosen.len() < size {
             let of_device = |device: &GpuUuid| chosen.iter().filter(|slot| &slot.device == device).count();
             // A container that asks for two GPUs wants two cards; then a card that can keep what is asked; then the emptiest
@@ -44,16 +44,18 @@ impl Share {
         chosen
     }
 
-    /// Whether one more container that asks so much of `device` can be kept beside all claims of this node, whether they have
-    /// started or not, and how many slots these leave. Nothing is known of a container that has not been seen yet.
-    fn room(&self, device: &GpuUuid, ask: Option<&Ask>) -> (bool, usize) {
+    /// All claims of this node that hold, whether their pods have started or not.
+    fn claims(&self) -> Vec<(&Tenant, Vec<Vec<Portion>>)> {
+        let live = self.tenants.values().filter(|tenant| !tenant.finished);
+        live.filter_map(|tenant| Some((tenant, self.promised_to(tenant)?))).collect()
+    }
+
+    /// Whether one more container that asks so much of `device` can be kept beside these claims, and how many slots they leave.
+    /// Nothing is known of a container that has not been seen yet.
+    fn room(&self, device: &GpuUuid, ask: Option<&Ask>, claims: &[(&Tenant, Vec<Vec<Portion>>)]) -> (bool, usize) {
         let Some(card) = self.cards.get(device) else { return (false, 0) };
         let mut promised = Promised::default();
-        for tenant in self.tenants.values().filter(|tenant| !tenant.finished) {
-            if let Some(portions) = self.promised_to(tenant) {
-                promised.add(of_pod(tenant, &portions, device));
-            }
-        }
+        claims.iter().for_each(|(tenant, portions)| promised.add(of_pod(tenant, portions, device)));
         let memory = match ask.and_then(|ask| ask.memory) {
             Some(MemoryAsk::Bytes(bytes)) => bytes.0,
             Some(MemoryAsk::Percent(percent)) => card.memory.0.saturating_mul(u64::from(percent)) / 100,
