@@ -672,6 +672,9 @@ mod tests {
         }
         assert_eq!(
             Kit { limiter: Some(limiter), ..kit() }.edits(&partition, Path::new("/x/limits.json")).mounts.len(),
+        // In both, so that a child with another value in its environment counts with the others.
+        let shared = format!("CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/{}.cache", uid(1));
+        assert!(set.lines().any(|line| line == shared) && edits.env.contains(&shared), "{set}");
             1
         );
         for wrong in [&b"#!/bin/sh"[..], b""] {
