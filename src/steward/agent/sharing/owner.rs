@@ -589,9 +589,12 @@ impl Sharing {
         let sweep = move || {
             let trash = delivery.trash();
             let gone = kept.map(|kept: BTreeSet<Ticket>| given_out.sweep(&kept, trash)).unwrap_or_default();
-            (delivery.sweep(&uids, &tickets), gone, trash.is_empty())
+            (delivery.sweep(&uids, &tickets), gone, (trash.is_empty(), trash.not_taken()))
         };
-        let Ok(((pods, specs), gone, is_empty)) = spawn_blocking(sweep).await else { return true };
+        let Ok(((pods, specs), gone, (is_empty, not_taken))) = spawn_blocking(sweep).await else { return true };
+        if not_taken > 0 {
+            self.reporter.trouble(Trouble::NotRemoved);
+        }
         if pods + specs + gone.len() > 0 {
             tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone are put into the trash");
             self.share.forget_tickets(&gone);
