@@ -316,9 +316,6 @@ impl Sharing {
 
     /// Whether calls that wait are worth another look: each goes over all slots. New pods, files and lists come by themselves.
     async fn is_worth_a_look(&mut self) -> bool {
-        if !self.allocations.is_empty() {
-            return true;
-        }
         let books = self.books.clone();
         let stamp = spawn_blocking(move || books.stamp()).await.ok().flatten();
         let (seen, at) = self.looked;
