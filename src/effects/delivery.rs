@@ -180,12 +180,19 @@ impl Delivery {
         read.take(MAX_ENTRIES).collect()
     }
 
-    /// What this pod has written into the writable folders of its containers and of its tickets, up to `limit`.
+    /// What this pod has written into the writable folders of its containers and of its tickets, up to `limit`. Calls `pause`
+    /// after every 1,024 entries.
     #[must_use]
-    pub fn written(&self, pod: &PodUid, (tickets, own): (&Tickets, &[Ticket]), limit: Bytes) -> Written {
+    pub fn written(
+        &self,
+        pod: &PodUid,
+        (tickets, own): (&Tickets, &[Ticket]),
+        limit: Bytes,
+        pause: &mut dyn FnMut(),
+    ) -> Written {
         let containers = fs::read_dir(self.pods.join(pod.as_str())).into_iter().flatten().flatten();
         let folders = containers.take(MAX_CONTAINERS).map(|entry| entry.path());
-        written::into(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit)
+        written::into(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit, pause)
     }
 
     /// A runtime refuses a device that two files of one folder have, and names neither of them.
@@ -665,6 +672,9 @@ mod tests {
         let set = fs::read_to_string(own.join("overrideEnv")).unwrap();
         assert!(set.contains("CUDA_DEVICE_MEMORY_LIMIT_0=3000m\n") && set.contains("CUDA_TASK_PRIORITY=0\n"), "{set}");
         assert!(!set.contains("NVIDIA_VISIBLE_DEVICES"), "{set}");
+        // In both, so that a child with another value in its environment counts with the others.
+        let shared = format!("CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/{}.cache", uid(1));
+        assert!(set.lines().any(|line| line == shared) && edits.env.contains(&shared), "{set}");
         assert_eq!(fs::read_to_string(state.join("limiter/ld.so.preload")).unwrap(), "/usr/local/vgpu/libvgpu.so\n");
         let mut partition = promise(2, "main");
         for device in &mut partition.devices {

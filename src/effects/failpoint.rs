@@ -11,17 +11,20 @@
 #[cfg(all(feature = "failpoints", not(debug_assertions)))]
 compile_error!("failpoints are for test builds: a release build must not have the feature `failpoints`");
 
-/// Names a place; nothing at all without the feature `failpoints`.
+/// Names a place, or the place where this file is about to be renamed; nothing at all without the feature `failpoints`.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! failpoint {
-    ($name:expr) => {{}};
+    ($($of:tt)*) => {{}};
 }
 
-/// Names a place.
+/// Names a place, or the place where this file is about to be renamed.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! failpoint {
+    (renames $path:expr) => {
+        $crate::failpoint::written($path)
+    };
     ($name:expr) => {
         $crate::failpoint::reached($name)
     };
@@ -48,13 +51,13 @@ mod armed {
         fail::fail_point!(name, |action| act(name, action.as_deref()));
     }
 
-    /// The place between writing a file and renaming it, by what the file is.
-    pub fn written(path: &Path) -> &'static str {
+    /// The program has written this file and is about to rename it. Only files that are a step of every start have a place there.
+    pub fn written(path: &Path) {
         match path.file_name().and_then(|name| name.to_str()) {
-            Some("limits.json") => "limits-written",
-            Some("ticket.json") => "ticket-written",
-            Some(name) if name.starts_with("gpu-steward.io-") => "spec-written",
-            _ => "file-written",
+            Some("limits.json") => reached("limits-written"),
+            Some("ticket.json") => reached("ticket-written"),
+            Some(name) if name.starts_with("gpu-steward.io-") => reached("spec-written"),
+            _ => {}
         }
     }
 

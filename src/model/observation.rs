@@ -158,4 +158,6 @@ pub enum Trouble {
     EditsNotApplied,
     /// Files of a pod that is gone cannot be removed.
     NotRemoved,
+    /// What a pod has written cannot be counted.
+    NotCounted,
 }

@@ -53,7 +53,7 @@ pub struct Pod {
     pub restart: Option<Restart>,
     /// Containers in the order in which kubelet deals with them: init, then app, then ephemeral.
     pub containers: Vec<PodContainer>,
-    /// Containers beyond [`MAX_CONTAINERS`].
+    /// Init and app containers beyond [`MAX_CONTAINERS`]: what they ask for is not known.
     pub containers_left_out: u32,
 }
 
@@ -110,7 +110,7 @@ pub struct PodContainer {
     pub image: Option<Arc<str>>,
     /// Limits of extended resources as text, such as `("nvidia.com/gpumem", "8k")`, ordered by name.
     pub limits: Vec<(Arc<str>, Arc<str>)>,
-    /// Extended resources beyond [`MAX_RESOURCES`].
+    /// Extended resources beyond [`MAX_RESOURCES`], those of which nothing is asked for first: whether GPUs are among them is not known.
     pub limits_left_out: u32,
     /// The running or last container of that name; `None` before the first one is made.
     pub id: Option<ContainerId>,

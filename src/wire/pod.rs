@@ -5,7 +5,7 @@
 //! and lists have a longest length, and what is beyond is counted, because a claim that was cut must not look like none.
 
 use crate::key::SYSTEM_OWNED;
-use crate::timestamp;
+use crate::{quantity, timestamp};
 use model::id::{ContainerId, NotAName, PodRef, PodUid};
 use model::pod::{
     ContainerKind, ContainerState, Controller, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Phase, Pod,
@@ -316,21 +316,32 @@ struct Limits {
 
 impl<'de> Deserialize<'de> for Limits {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut limits = Limits::default();
+        // Nothing of a resource is asked for by whoever pleases, and must not push out what a node has been asked for.
+        let (mut something, mut nothing) = (Vec::new(), Vec::new());
+        let mut left_out = 0;
         deserializer.deserialize_map(Wanted {
             wanted: is_extended,
             take: |key: String, quantity: String| {
-                if limits.kept.len() < MAX_RESOURCES && quantity.len() <= MAX_QUANTITY {
-                    limits.kept.push((key.into(), quantity.into()));
+                let list = if is_nothing(&quantity) { &mut nothing } else { &mut something };
+                if list.len() < MAX_RESOURCES && quantity.len() <= MAX_QUANTITY {
+                    list.push((Arc::from(key), Arc::from(quantity)));
                 } else {
-                    limits.left_out += 1;
+                    left_out += 1;
                 }
             },
             value: PhantomData,
         })?;
-        limits.kept.sort();
-        Ok(limits)
+        let mut kept = something;
+        let room = MAX_RESOURCES - kept.len();
+        left_out += u32::try_from(nothing.len().saturating_sub(room)).unwrap_or(u32::MAX);
+        kept.extend(nothing.into_iter().take(room));
+        kept.sort();
+        Ok(Limits { kept, left_out })
     }
+}
+
+fn is_nothing(text: &str) -> bool {
+    quantity::parse(text).is_ok_and(|quantity| quantity.integer() == Some(0))
 }
 
 // === what it means ===
@@ -347,6 +358,8 @@ fn containers(spec: &Spec, status: &Status) -> (Vec<PodContainer>, u32) {
         for spec in specs {
             match container(kind, spec, statuses).filter(|_| kept.len() < MAX_CONTAINERS) {
                 Some(container) => kept.push(container),
+                // The API server takes no resources from these, so nothing that anybody asks for is lost with them.
+                None if kind == ContainerKind::Ephemeral => {}
                 None => left_out += 1,
             }
         }

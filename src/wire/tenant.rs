@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Reads a pod that is bound to `node`. `None` for one that asks for no GPU.
 #[must_use]
 pub fn of(pod: &Pod, rules: &Rules, node: &NodeName) -> Option<Tenant> {
-    let mut unreadable = None;
+    let mut unreadable = hidden(pod);
     let asks: Vec<Ask> = pod
         .containers
         .iter()
@@ -53,6 +53,19 @@ pub fn of(pod: &Pod, rules: &Rules, node: &NodeName) -> Option<Tenant> {
         asks,
         assignment,
     })
+}
+
+/// What of the pod's request was not kept, because it is beyond what one pod may have: it may be a GPU, and a claim that was made for
+/// the whole pod would be shared out among those that are known.
+fn hidden(pod: &Pod) -> Option<String> {
+    if pod.containers_left_out > 0 {
+        let (more, most) = (pod.containers_left_out, model::pod::MAX_CONTAINERS);
+        return Some(format!("it has {more} containers more than the {most} that are looked at"));
+    }
+    let container = pod.containers.iter().find(|container| container.limits_left_out > 0)?;
+    let (more, most) = (container.limits_left_out, model::pod::MAX_RESOURCES);
+    let name = &container.name;
+    Some(format!("container {name}: names {more} extended resources more than the {most} that are looked at"))
 }
 
 /// A container is made only after its start was answered, and between two starts it keeps the id of the last.
@@ -235,6 +248,30 @@ mod tests {
             assert_eq!(asks.asks[1].slots, 2, "the kubelet gives it as many ids all the same");
         }
         assert_eq!(tenant(&json!({}), &limits).unwrap().assignment, Assignment::None);
+    }
+
+    /// Else its call of `Allocate` would be nobody's, or another pod's.
+    #[test]
+    fn a_request_of_which_a_part_was_not_kept_is_no_request_and_says_why() {
+        let mut limits: serde_json::Map<String, Value> =
+            (0..40).map(|n| (format!("a{n}.example.com/none"), json!("0"))).collect();
+        limits.insert("nvidia.com/gpu".into(), json!("1"));
+        let claim = json!({ key::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;" });
+        let torn = tenant(&claim, &limits.into()).unwrap();
+        let Assignment::BadRequest(why) = &torn.assignment else { panic!("{:?}", torn.assignment) };
+        assert_eq!(&**why, "container side: names 9 extended resources more than the 32 that are looked at");
+        assert_eq!(
+            torn.asks.iter().map(|ask| ask.slots).collect::<Vec<_>>(),
+            [0, 1, 1],
+            "the calls for them are known"
+        );
+        let containers: Vec<Value> = (0..200).map(|n| json!({ "name": format!("c{n}") })).collect();
+        let text = json!({
+            "metadata": { "name": "train", "namespace": "ml", "uid": UID }, "spec": { "containers": containers },
+        });
+        let pod = decode(text.to_string().as_bytes()).unwrap();
+        let torn = of(&pod, &Rules::default(), &NodeName::parse("node-1").unwrap()).unwrap();
+        assert!(matches!(torn.assignment, Assignment::BadRequest(why) if why.contains("72 containers more")));
     }
 
     #[test]

@@ -8,6 +8,9 @@ use crate::fleet::Fleet;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 /// Two GPUs of ten slots.
@@ -104,6 +107,46 @@ fn each_pod_gets_its_own(bed: &Bed, points: &'static [Point], flags: &[&str]) {
     fleet.nothing_is_lost(TOTAL);
     println!("{}", told.join("\n"));
     drop(agent);
+}
+
+/// What the program has, what docs/testing.md lists and what is taken in turn here are the same points.
+#[test]
+fn every_point_of_the_program_is_in_the_list_and_is_taken() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut texts = Vec::new();
+    let mut folders = vec![root.join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            match entry.file_type().unwrap().is_dir() {
+                true => folders.push(entry.path()),
+                false => texts.extend(fs::read_to_string(entry.path()).ok()),
+            }
+        }
+    }
+    let between = |text: &str, before: &str, after: char| -> BTreeSet<String> {
+        let found = text.split(before).skip(1).filter_map(|rest| rest.split_once(after));
+        found.map(|(name, _)| name.to_owned()).filter(|name| name.contains('-')).collect()
+    };
+    let file = fs::read_to_string(root.join("src/effects/failpoint.rs")).unwrap();
+    let mut program = between(&file, "reached(\"", '"');
+    program.extend(between(&file, "=> \"", '"'));
+    program.extend(texts.iter().flat_map(|text| between(text, "failpoint!(\"", '"')));
+    let docs = fs::read_to_string(root.join("docs/testing.md")).unwrap();
+    let section = docs.split("## Failpoints").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let named = section.lines().filter(|line| line.starts_with("| `")).filter_map(|line| line.split('|').nth(1));
+    let listed: BTreeSet<String> =
+        named.flat_map(|names| names.split('`').skip(1).step_by(2)).map(str::to_owned).collect();
+    let points = || LATE.iter().chain(&EARLY).chain(&WRITTEN);
+    let taken: BTreeSet<String> = points().map(|point| point.name.to_owned()).collect();
+    assert_eq!((&program, &listed), (&taken, &taken));
+    let always = points().filter(|point| point.always).count();
+    let number = ["no", "one", "two", "three", "four", "five", "six"][always];
+    assert!(section.contains(&format!("every run {number} of them")), "{number}");
+    let specification = fs::read_to_string(root.join("docs/specification.md")).unwrap();
+    assert!(
+        specification
+            .contains(&format!("of {} points with `--long`, by SIGKILL at {number} in every run", taken.len()))
+    );
 }
 
 #[test]

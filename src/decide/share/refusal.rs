@@ -122,7 +122,7 @@ impl fmt::Display for Refusal {
                 "the pod's GPU claim (annotation hami.io/vgpu-devices-allocated) cannot be read: {why}; delete the pod, so that \
                  the scheduler places a new one"
             ),
-            Refusal::BadRequest(why) => write!(f, "the pod asks for what no GPU has: {why}; correct the request in its spec"),
+            Refusal::BadRequest(why) => write!(f, "the pod's request cannot be met: {why}; correct the request in its spec"),
             Refusal::Count { claimed, given } => write!(
                 f,
                 "the pod's claim names {claimed} GPUs for this container, and the kubelet allocated {given} \

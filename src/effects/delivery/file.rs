@@ -85,7 +85,7 @@ pub(super) fn place(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failed> 
         file.write_all(bytes)
     };
     let written = write().map_err(failed("write", &hidden));
-    crate::failpoint!(crate::failpoint::written(path));
+    crate::failpoint!(renames path);
     let placed = written.and_then(|()| fs::rename(&hidden, path).map_err(failed("put in place", path)));
     if placed.is_err() {
         // On a full disk the half that was written is in the way of others.

@@ -100,7 +100,9 @@ impl Limiter {
         fs::rename(&hidden, &library).map_err(failed("put in place", &library))?;
         // Renaming one of two names of a file to the other leaves both.
         let _ = fs::remove_file(&hidden);
-        let text: String = variables.iter().flat_map(|variable| [variable, "\n"]).collect();
+        // The name of the region too: a process that named another would count by itself alone, and have the whole limit once more.
+        let shared = shared_cache(name);
+        let text: String = variables.iter().chain([&shared]).flat_map(|variable| [variable, "\n"]).collect();
         put(&folder.join("overrideEnv"), text.as_bytes())
     }
 
@@ -112,7 +114,7 @@ impl Limiter {
             ..Mount::read_only(&path(host), container)
         };
         Edits {
-            env: vec![format!("CUDA_DEVICE_MEMORY_SHARED_CACHE={CACHE}/{name}.cache")],
+            env: vec![shared_cache(name)],
             mounts: vec![
                 writable(&folder.join(WRITABLE[0]), CACHE),
                 Mount::read_only(&path(&folder.join("libvgpu.so")), LIBRARY),
@@ -123,6 +125,11 @@ impl Limiter {
             ..Edits::default()
         }
     }
+}
+
+/// Names the file by which the processes of a container find each other.
+fn shared_cache(name: &str) -> String {
+    format!("CUDA_DEVICE_MEMORY_SHARED_CACHE={CACHE}/{name}.cache")
 }
 
 /// Makes the file by which the processes of a container find each other, if it is not there. By itself the first of them would make

@@ -6,6 +6,9 @@
 //!                                        trash/2/b/c, trash/3/c … until every folder is empty and goes
 //! ```
 //!
+//! A container of a pod that was deleted by force may still run and write here through its mount, as fast as is removed. So each folder
+//! has so much of a visit and no more, and the next one follows: what is left of it comes again at the end of the round.
+//!
 //! A removal needs four descriptors and less than 100 KiB of memory, whatever the shape of the tree. Only root reaches `trash` (0700), so
 //! a name in it is never replaced by a container that still runs. What cannot be removed stays there and is tried again.
 //!
@@ -17,7 +20,7 @@ use rustix::fs::{
     unlinkat,
 };
 use rustix::io::Errno;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -34,6 +37,11 @@ const MODE: Mode = Mode::RWXU;
 const TURN: u32 = 1024;
 /// Names of folders that were moved up and wait for their turn. Those beyond are found by the next look at the trash.
 const MAX_NAMES: usize = 4096;
+/// Entries of one folder, and of what is below it, that are looked at in one visit. A pod within the usual limit of what it may write
+/// (64 MiB, 4 KiB each) has no more of them, and with the pauses they take about a second, which the next folder can wait.
+const PER_VISIT: u32 = 16 * TURN;
+/// Visits of all folders in one call. Then the caller hears of it, though there is more.
+const MAX_ROUNDS: usize = 8;
 /// Looks at one folder in one visit: entries that a look has missed, or that came meanwhile, are for the next visit.
 const MAX_LOOKS: usize = 2;
 /// Names that are tried until one is free. Names of an earlier life of the program may be taken.
@@ -50,6 +58,8 @@ pub struct Trash {
     next: Arc<AtomicU64>,
     /// Whether it was said that something cannot be moved here.
     told: Arc<AtomicBool>,
+    /// How often something could not be.
+    not_taken: Arc<AtomicU64>,
 }
 
 /// What came of emptying the trash.
@@ -61,6 +71,8 @@ pub struct Emptied {
     pub left: u64,
     /// The first of them, and why.
     pub first: Option<(PathBuf, io::Error)>,
+    /// Whether there was more than one call removes: it goes on with the next.
+    pub unfinished: bool,
 }
 
 impl Trash {
@@ -76,7 +88,7 @@ impl Trash {
         });
         made.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o700)))
             .map_err(failed("make folder", &path))?;
-        Ok(Trash { path, next: Arc::default(), told: Arc::default() })
+        Ok(Trash { path, next: Arc::default(), told: Arc::default(), not_taken: Arc::default() })
     }
 
     /// Moves a folder here. It is out of everybody's way at once and is removed by [`Trash::empty`].
@@ -84,15 +96,20 @@ impl Trash {
     /// # Errors
     /// When it cannot be moved: it is a mount point, or on another file system.
     pub fn take(&self, folder: &Path) -> io::Result<()> {
-        let trash = self.open()?;
-        let moved = self.move_up(|name| renameat(rustix::fs::CWD, folder, &trash, name));
-        if let Err(error) = moved
-            && !self.told.swap(true, Ordering::Relaxed)
-        {
-            let path = folder.display();
-            tracing::warn!(%path, %error, "cannot move {path}, of a pod that is gone, into the trash: {error}; is something mounted there?");
+        let moved = self.open().and_then(|trash| self.move_up(|name| renameat(rustix::fs::CWD, folder, &trash, name)));
+        if let Err(error) = moved {
+            self.not_taken.fetch_add(1, Ordering::Relaxed);
+            if !self.told.swap(true, Ordering::Relaxed) {
+                let path = folder.display();
+                tracing::warn!(%path, %error, "cannot move {path}, of a pod that is gone, into the trash: {error}; is something mounted there?");
+            }
         }
         Ok(moved.map(drop)?)
+    }
+
+    /// How many folders could not be moved here since this was asked last.
+    pub fn not_taken(&self) -> u64 {
+        self.not_taken.swap(0, Ordering::Relaxed)
     }
 
     /// Whether there is nothing to remove.
@@ -101,11 +118,16 @@ impl Trash {
         fs::read_dir(&self.path).is_ok_and(|mut entries| entries.next().is_none())
     }
 
-    /// Removes what is here. Calls `pause` after every 1,024 entries. Returns when all is gone or nothing more can be removed.
+    /// Removes what is here. Calls `pause` after every 1,024 entries. Returns when all is gone, when nothing more can be removed, or
+    /// after some rounds in which everything here had its visit: then it says that there is more.
     pub fn empty(&self, pause: &mut dyn FnMut()) -> Emptied {
-        let mut removal =
-            Removal { trash: self, pause, since_pause: 0, moved: Vec::new(), emptied: Emptied::default() };
-        loop {
+        self.rounds(MAX_ROUNDS, pause)
+    }
+
+    fn rounds(&self, most: usize, pause: &mut dyn FnMut()) -> Emptied {
+        let emptied = Emptied::default();
+        let mut removal = Removal { trash: self, pause, since_pause: 0, visit: 0, moved: Vec::new(), emptied };
+        for _ in 0..most {
             let before = removal.emptied.removed;
             (removal.emptied.left, removal.emptied.first) = (0, None);
             if let Err(error) = removal.look() {
@@ -116,6 +138,8 @@ impl Trash {
                 return removal.emptied;
             }
         }
+        removal.emptied.unfinished = true;
+        removal.emptied
     }
 
     fn open(&self) -> Result<OwnedFd, Errno> {
@@ -141,28 +165,48 @@ struct Removal<'a> {
     trash: &'a Trash,
     pause: &'a mut dyn FnMut(),
     since_pause: u32,
+    /// Entries that were looked at in this visit.
+    visit: u32,
     /// Folders that were moved up and were not looked into yet.
     moved: Vec<u64>,
     emptied: Emptied,
 }
 
 impl Removal<'_> {
-    /// Looks at every entry of the trash once, and at what is moved up meanwhile.
+    /// Visits every entry that is in the trash now once. What is moved here meanwhile is part of the visit that it was moved in, or
+    /// waits for the next round: else a container that makes folders as they are removed would make the round endless.
     fn look(&mut self) -> Result<(), Errno> {
         let trash = self.trash.open()?;
         let mut entries = Dir::read_from(&trash)?;
+        let mut last = None;
+        while let Some(entry) = entries.read() {
+            last = last.max(number(entry?.file_name()));
+        }
+        // Names of an earlier life may be above ours: what comes now is to be above all of them.
+        self.trash.next.fetch_max(last.map_or(0, |last| last.saturating_add(1)), Ordering::Relaxed);
+        entries.rewind();
         while let Some(entry) = entries.read() {
             let name = entry?.file_name().to_owned();
-            if !is_dots(&name) {
-                self.remove(&trash, &name);
-            }
-            while let Some(number) = self.moved.pop() {
-                if let Ok(name) = std::ffi::CString::new(number.to_string()) {
-                    self.remove(&trash, &name);
-                }
+            if !is_dots(&name) && number(&name) <= last {
+                self.visit(&trash, &name);
             }
         }
         Ok(())
+    }
+
+    /// Removes one entry of the trash and what is moved up from it, as far as one visit goes.
+    fn visit(&mut self, trash: &OwnedFd, name: &CStr) {
+        self.visit = 0;
+        self.remove(trash, name);
+        while self.visit < PER_VISIT
+            && let Some(number) = self.moved.pop()
+        {
+            if let Ok(name) = CString::new(number.to_string()) {
+                self.remove(trash, &name);
+            }
+        }
+        // The next round finds them.
+        self.moved.clear();
     }
 
     /// Removes one entry of the trash. Its folders that are not empty become entries of the trash themselves.
@@ -193,6 +237,11 @@ impl Removal<'_> {
                 if is_dots(entry.file_name()) {
                     continue;
                 }
+                if self.visit >= PER_VISIT {
+                    // Something in it is left, for the next visit.
+                    return Ok(());
+                }
+                self.visit += 1;
                 match self.clear(trash, &folder, (entry.file_name(), entry.file_type())) {
                     Ok(()) | Err(Errno::NOENT) => {}
                     Err(error) => self.is_left(&[name, entry.file_name()], error),
@@ -273,6 +322,11 @@ impl Removal<'_> {
 
 fn is_dots(name: &CStr) -> bool {
     matches!(name.to_bytes(), b"." | b"..")
+}
+
+/// The number that an entry of the trash is called by.
+fn number(name: &CStr) -> Option<u64> {
+    name.to_str().ok()?.parse().ok()
 }
 
 fn is_folder(folder: &OwnedFd, name: &CStr) -> bool {

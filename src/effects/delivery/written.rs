@@ -17,6 +17,9 @@ const LEAST: u64 = 4096;
 /// Folders within folders. HAMi-core makes none.
 const MAX_DEPTH: usize = 32;
 
+/// Entries that are looked at between two pauses. A pod may keep 16,384 for good, and a node has more than a hundred pods.
+const TURN: u32 = 1024;
+
 /// What a pod has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
@@ -26,11 +29,13 @@ pub struct Written {
     pub files: u64,
     /// Whether it is more than it may be. Then the walk ended there, and there may be more than the numbers say.
     pub over: bool,
+    /// Whether a folder could not be looked into: what is in it is not among the numbers, and may be anything.
+    pub closed: bool,
 }
 
-/// What is written into these folders of containers, up to `limit`.
-pub(super) fn into(folders: impl Iterator<Item = PathBuf>, limit: Bytes) -> Written {
-    let mut walk = Walk { limit: limit.0, charged: 0, written: Written::default() };
+/// What is written into these folders of containers, up to `limit`. Calls `pause` after every 1,024 entries.
+pub(super) fn into(folders: impl Iterator<Item = PathBuf>, limit: Bytes, pause: &mut dyn FnMut()) -> Written {
+    let mut walk = Walk { limit: limit.0, charged: 0, since_pause: 0, pause, written: Written::default() };
     for folder in folders {
         for name in WRITABLE {
             walk.folder(&folder.join(name));
@@ -39,17 +44,18 @@ pub(super) fn into(folders: impl Iterator<Item = PathBuf>, limit: Bytes) -> Writ
     walk.written
 }
 
-struct Walk {
+struct Walk<'a> {
     limit: u64,
     charged: u64,
+    since_pause: u32,
+    pause: &'a mut dyn FnMut(),
     written: Written,
 }
 
-impl Walk {
-    /// What cannot be read is not counted: a container of another user has closed it, and it was counted itself.
+impl Walk<'_> {
     fn folder(&mut self, top: &Path) {
-        let Ok(top) = openat(CWD, top, FOLDER_FLAGS, Mode::empty()) else { return };
-        let _ = self.walk(top);
+        let walked = openat(CWD, top, FOLDER_FLAGS, Mode::empty()).and_then(|top| self.walk(top));
+        self.has_failed(walked.err());
     }
 
     fn walk(&mut self, top: OwnedFd) -> Result<(), Errno> {
@@ -65,19 +71,33 @@ impl Walk {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let Ok(about) = statat(&*folder, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let about = match statat(&*folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(about) => about,
+                Err(error) => {
+                    self.has_failed(Some(error));
+                    continue;
+                }
+            };
             self.counts(u64::try_from(about.st_blocks).unwrap_or(0).saturating_mul(512));
             if FileType::from_raw_mode(about.st_mode) != FileType::Directory {
                 continue;
             }
             if depth >= MAX_DEPTH {
                 self.written.over = true;
-            } else if let Ok(next) = open_below(folder, &name, FOLDER_FLAGS)
-                && let Ok(entries) = Dir::read_from(&next)
-            {
-                folders.push((entries, next));
+                continue;
+            }
+            match open_below(folder, &name, FOLDER_FLAGS).and_then(|next| Ok((Dir::read_from(&next)?, next))) {
+                Ok(next) => folders.push(next),
+                Err(error) => self.has_failed(Some(error)),
             }
         }
+    }
+
+    /// A folder that is not there, or is a link or a mount point, holds nothing that the pod has written there. Any other is closed to us:
+    /// by its mode, as the root of a container can close it where the agent lacks CAP_DAC_OVERRIDE, or by some trouble of ours.
+    fn has_failed(&mut self, error: Option<Errno>) {
+        let is_nothing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV);
+        self.written.closed |= error.is_some_and(|error| !is_nothing(error));
     }
 
     fn counts(&mut self, bytes: u64) {
@@ -85,6 +105,11 @@ impl Walk {
         self.written.bytes = self.written.bytes.saturating_add(bytes);
         self.charged = self.charged.saturating_add(bytes.max(LEAST));
         self.written.over |= self.charged > self.limit;
+        self.since_pause += 1;
+        if self.since_pause >= TURN {
+            self.since_pause = 0;
+            (self.pause)();
+        }
     }
 }
 
@@ -106,7 +131,50 @@ mod tests {
         let own = folder.path().join("state/pods").join(uid.as_str()).join("main/vgpu");
         fs::create_dir_all(&own).unwrap();
         make(&own);
-        delivery.written(&uid, (&Tickets::new(&folder.path().join("state")), &[]), LIMIT)
+        delivery.written(&uid, (&Tickets::new(&folder.path().join("state")), &[]), LIMIT, &mut || {})
+    }
+
+    /// What `look` sees without the capabilities that open every folder to root.
+    fn without_capabilities<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> T {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+        // Those of one thread.
+        let run = move || {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+            set_capabilities(None, sets).unwrap();
+            look()
+        };
+        std::thread::spawn(run).join().unwrap()
+    }
+
+    #[test]
+    fn a_folder_that_is_closed_to_us_is_not_taken_for_an_empty_one() {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        for (name, closed_mode, files) in [("", 0o000, 0), ("", 0o400, 0), ("below", 0o000, 1), ("below", 0o300, 1)] {
+            let folder = tempfile::tempdir().unwrap();
+            let own = folder.path().join(WRITABLE[0]);
+            fs::create_dir_all(own.join("below")).unwrap();
+            fs::write(own.join("below/large"), vec![1; 2 << 20]).unwrap();
+            mode(&own.join(name), closed_mode);
+            let top = folder.path().to_owned();
+            let written = without_capabilities(move || into(std::iter::once(top), LIMIT, &mut || {}));
+            mode(&own.join(name), 0o700);
+            let closed = Written { files, closed: true, over: false, bytes: written.bytes };
+            assert_eq!(written, closed, "{name} {closed_mode:o}");
+        }
+        assert!(!of(|own| fs::create_dir(own.join("open")).unwrap()).closed);
+    }
+
+    #[test]
+    fn a_count_pauses_so_that_many_files_of_many_pods_do_not_take_a_processor() {
+        let mut pauses = 0;
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join(WRITABLE[0]);
+        fs::create_dir(&own).unwrap();
+        (0..2 * TURN).for_each(|n| fs::write(own.join(n.to_string()), "").unwrap());
+        let written = into(std::iter::once(folder.path().to_owned()), Bytes(64 << 20), &mut || pauses += 1);
+        assert_eq!((written.files, pauses), (u64::from(2 * TURN), 2));
     }
 
     #[test]
@@ -154,7 +222,7 @@ mod tests {
         fs::create_dir_all(tickets.folder(&ticket).join("lock")).unwrap();
         fs::write(tickets.folder(&ticket).join("lock/lock"), "").unwrap();
         let uid = PodUid::parse(&"1".repeat(32)).unwrap();
-        assert_eq!(delivery.written(&uid, (&tickets, &[ticket]), LIMIT).files, 1);
-        assert_eq!(delivery.written(&uid, (&tickets, &[]), LIMIT).files, 0);
+        assert_eq!(delivery.written(&uid, (&tickets, &[ticket]), LIMIT, &mut || {}).files, 1);
+        assert_eq!(delivery.written(&uid, (&tickets, &[]), LIMIT, &mut || {}).files, 0);
     }
 }

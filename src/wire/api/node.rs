@@ -347,6 +347,7 @@ pub fn trouble_word(kind: Trouble) -> &'static str {
         Trouble::StartMistaken => "start_mistaken",
         Trouble::EditsNotApplied => "edits_not_applied",
         Trouble::NotRemoved => "not_removed",
+        Trouble::NotCounted => "not_counted",
     }
 }
 

@@ -166,6 +166,31 @@ fn what_is_beyond_the_bounds_is_counted() {
     assert_eq!((pod.containers[0].limits.len(), pod.containers[0].limits_left_out), (MAX_RESOURCES, 8));
 }
 
+/// Names that sort before all others, as a user may write them to hide what the container asks for.
+#[test]
+fn resources_of_which_nothing_is_asked_for_hide_none_of_which_something_is() {
+    let mut value = whole();
+    let mut limits: serde_json::Map<String, Value> =
+        (0..100).map(|n| (format!("a{n}.example.com/none"), json!(["0", "0k", "0.000"][n % 3]))).collect();
+    limits.insert("nvidia.com/gpu".into(), json!("1"));
+    limits.insert("nvidia.com/gpumem".into(), json!("3k"));
+    limits.insert("z.example.com/odd".into(), json!("lots"));
+    value["spec"]["containers"][0]["resources"]["limits"] = limits.into();
+    let main = &read(&value).unwrap().containers[2];
+    for (name, amount) in [("nvidia.com/gpu", "1"), ("nvidia.com/gpumem", "3k"), ("z.example.com/odd", "lots")] {
+        assert_eq!(main.limit(name), Some(amount));
+    }
+    assert_eq!((main.limits.len(), main.limits_left_out), (MAX_RESOURCES, 71));
+}
+
+#[test]
+fn ephemeral_containers_beyond_the_bound_are_not_missed() {
+    let mut value = whole();
+    value["spec"]["ephemeralContainers"] = (0..200).map(|n| json!({"name": format!("e{n}")})).collect();
+    let pod = read(&value).unwrap();
+    assert_eq!((pod.containers.len(), pod.containers_left_out), (MAX_CONTAINERS, 0));
+}
+
 #[test]
 fn what_anybody_may_write_does_not_push_out_what_was_promised() {
     let mut value = whole();

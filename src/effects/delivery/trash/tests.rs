@@ -55,10 +55,13 @@ fn very_many_files_are_removed_in_turns() {
             drop(openat(&folder, n.to_string(), flags, Mode::RUSR).unwrap());
         }
     });
-    let mut pauses = 0;
-    let emptied = trash.empty(&mut || pauses += 1);
-    assert!(trash.is_empty(), "{emptied:?}");
-    assert_eq!(emptied.removed, u64::from(many) + 1);
+    let (mut pauses, mut removed, mut unfinished) = (0, 0, true);
+    while unfinished {
+        let emptied = trash.empty(&mut || pauses += 1);
+        (removed, unfinished) = (removed + emptied.removed, emptied.unfinished);
+    }
+    assert!(trash.is_empty());
+    assert_eq!(removed, u64::from(many) + 1);
     assert!(pauses >= many / TURN, "{pauses}");
 }
 
@@ -95,28 +98,67 @@ fn folders_that_their_owner_has_closed_are_opened_and_removed() {
     assert!(trash.is_empty(), "{emptied:?}");
 }
 
-/// A container that still runs makes a file for each one that is removed.
+/// A container that still runs, of a pod that was deleted by force, makes more files than are removed, and does not stop.
 #[test]
-fn what_comes_while_it_is_emptied_does_not_keep_it_from_the_rest() {
-    let (state, trash) = full_of(|folder| {
-        for n in 0..2 * TURN {
-            fs::write(folder.join(n.to_string()), "").unwrap();
+fn who_writes_on_without_an_end_keeps_nobody_waiting() {
+    let state = tempfile::tempdir().unwrap();
+    let trash = Trash::new(state.path()).unwrap();
+    // Before it and after it: a folder is read in no order.
+    for name in ["one", "written", "two"] {
+        fs::create_dir_all(state.path().join(name).join("below")).unwrap();
+        fs::write(state.path().join(name).join("below/file"), "").unwrap();
+    }
+    let held = open(state.path().join("written"), FOLDER_FLAGS, Mode::empty()).unwrap();
+    for name in ["one", "written", "two"] {
+        trash.take(&state.path().join(name)).unwrap();
+    }
+    let mut came: u32 = 0;
+    let mut write = || {
+        let more = came + TURN + 64;
+        for n in came..more {
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+            drop(openat(&held, format!("late-{n}"), flags, Mode::RUSR).unwrap());
         }
-    });
-    let other = state.path().join("other");
-    fs::create_dir(&other).unwrap();
-    trash.take(&other).unwrap();
-    let mut came = 0;
-    let held = open(state.path().join("trash/0"), FOLDER_FLAGS, Mode::empty()).unwrap();
-    let _ = trash.empty(&mut || {
-        came += 1;
-        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-        // None where the folder itself has gone.
-        let _ = openat(&held, format!("late-{came}"), flags, Mode::RUSR).map(drop);
-    });
-    assert!(came > 0);
-    assert_eq!(trash.empty(&mut || {}).left, 0);
+        came = more;
+        assert!(came < 4 * PER_VISIT, "held up by who writes");
+    };
+    write();
+    // Two rounds, because each entry takes a write to the disk; a call has some more.
+    let emptied = trash.rounds(2, &mut write);
+    assert!(emptied.unfinished && emptied.left == 0, "{emptied:?}");
+    let names =
+        |path: &Path| -> Vec<PathBuf> { fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect() };
+    let there = names(&state.path().join("trash"));
+    assert_eq!(there.len(), 1, "all others are gone after the first call: {there:?}");
+    assert!(names(&there[0]).iter().all(|path| path.file_name().unwrap().to_str().unwrap().starts_with("late-")));
+    // It has ended.
+    while trash.empty(&mut || {}).unfinished {}
     assert!(trash.is_empty());
+}
+
+/// Each of its folders is moved up and is looked into in its turn, which the rest must not wait for.
+#[test]
+fn a_tree_that_is_larger_than_one_visit_comes_again_after_the_rest() {
+    let (state, trash) = full_of(|folder| nest(folder, PER_VISIT as usize + 1000));
+    fs::create_dir(state.path().join("other")).unwrap();
+    trash.take(&state.path().join("other")).unwrap();
+    let emptied = trash.rounds(1, &mut || {});
+    assert!(emptied.unfinished && emptied.left == 0, "{emptied:?}");
+    assert!(!state.path().join("trash/1").exists(), "the other's");
+    assert!(!trash.empty(&mut || {}).unfinished);
+    assert!(trash.is_empty());
+}
+
+#[test]
+fn what_cannot_be_moved_is_counted() {
+    let state = tempfile::tempdir().unwrap();
+    let trash = Trash::new(state.path()).unwrap();
+    // A folder is not moved into itself, and nothing into a folder that is gone.
+    assert!(trash.take(state.path()).is_err());
+    fs::remove_dir(state.path().join("trash")).unwrap();
+    fs::create_dir(state.path().join("pod")).unwrap();
+    assert!(trash.take(&state.path().join("pod")).is_err());
+    assert_eq!((trash.not_taken(), trash.not_taken()), (2, 0), "since it was asked last");
 }
 
 #[test]

@@ -7,14 +7,16 @@ use effects::delivery::{Delivery, Emptied};
 use model::observation::Trouble;
 use sources::report::Reporter;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// After each 1,024 entries, which take 10 to 20 ms: at most a quarter of a processor, and a million entries in about a minute.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Between two calls that each remove as much as one does: a container that writes on without an end has the thread run as long.
+const REST: Duration = Duration::from_secs(1);
 /// Before what could not be removed is tried again. It needs a person, so more often is of no use.
 const AGAIN: Duration = Duration::from_secs(600);
 /// The removal does not recurse.
@@ -25,14 +27,40 @@ const STACK: usize = 128 << 10;
 pub(crate) struct Emptier {
     reporter: Reporter,
     state: Arc<State>,
-    ended: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    running: AtomicBool,
+    turns: Mutex<Turns>,
     /// Whether it was said that something cannot be removed.
     told: AtomicBool,
+}
+
+/// When the thread runs.
+#[derive(Debug, Default)]
+struct Turns {
+    running: bool,
+    /// Whether more came than it may have seen.
+    more: bool,
+    ended: Option<Instant>,
+}
+
+impl Turns {
+    /// Whether it starts now. What was left the last time waits, unless more has come, also while the thread ran: it may have missed that.
+    fn starts(&mut self, more: bool, now: Instant) -> bool {
+        self.more |= more;
+        let too_soon = !self.more && self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < AGAIN);
+        if self.running || too_soon {
+            return false;
+        }
+        (self.running, self.more) = (true, false);
+        true
+    }
+
+    /// It has run, or could not be started.
+    fn ends(&mut self, now: Instant) {
+        (self.running, self.ended) = (false, Some(now));
+    }
 }
 
 /// Says that the thread has ended, however it ends.
@@ -40,32 +68,43 @@ struct Running(Arc<State>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.running.store(false, Ordering::Release);
+        self.0.turns().ends(Instant::now());
+    }
+}
+
+impl State {
+    /// Each change is one step, so whoever panicked has left nothing half done.
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Emptier {
     /// Counts what cannot be removed here.
     pub(super) fn new(reporter: Reporter) -> Emptier {
-        Emptier { reporter, state: Arc::default(), ended: None }
+        Emptier { reporter, state: Arc::default() }
     }
 
     /// Empties the trash, in which there is something. What was left the last time waits, unless there is more.
     pub(super) fn start(&mut self, delivery: &Arc<Delivery>, more: bool, now: Instant) {
-        let too_soon = !more && self.ended.is_some_and(|before| now - before < AGAIN);
-        if too_soon || self.state.running.swap(true, Ordering::Acquire) {
+        if !self.state.turns().starts(more, now) {
             return;
         }
-        self.ended = Some(now);
         let running = Running(Arc::clone(&self.state));
         let (delivery, reporter) = (Arc::clone(delivery), self.reporter.clone());
         let started = thread::Builder::new().name("trash".into()).stack_size(STACK).spawn(move || {
-            let emptied = delivery.trash().empty(&mut || thread::sleep(PAUSE));
-            delivery.sweep_versions();
-            if emptied.left > 0 {
-                reporter.trouble(Trouble::NotRemoved);
+            loop {
+                let emptied = delivery.trash().empty(&mut || thread::sleep(PAUSE));
+                delivery.sweep_versions();
+                if emptied.left > 0 {
+                    reporter.trouble(Trouble::NotRemoved);
+                }
+                say(&emptied, &running.0.told);
+                if !emptied.unfinished {
+                    break;
+                }
+                thread::sleep(REST);
             }
-            say(&emptied, &running.0.told);
         });
         if let Err(error) = started {
             tracing::warn!(%error, "cannot start the thread that removes folders of pods that are gone; it is tried again");
@@ -73,7 +112,7 @@ impl Emptier {
     }
 }
 
-fn say(Emptied { removed, left, first }: &Emptied, told: &AtomicBool) {
+fn say(Emptied { removed, left, first, .. }: &Emptied, told: &AtomicBool) {
     match first {
         Some((path, error)) => {
             if !told.swap(true, Ordering::Relaxed) {
@@ -99,5 +138,28 @@ fn advice(error: &io::Error) -> &'static str {
         }
         io::ErrorKind::ResourceBusy | io::ErrorKind::CrossesDevices => "something is mounted there: unmount it",
         _ => "remove them by hand",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_while_it_runs_is_for_the_next_look_and_what_is_left_waits_from_the_end() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut turns = Turns::default();
+        assert!(turns.starts(false, at(0)));
+        // It runs for long, and may have passed by what comes now.
+        assert!(!turns.starts(false, at(60)) && !turns.starts(true, at(120)));
+        turns.ends(at(700));
+        assert!(turns.starts(false, at(701)), "what came meanwhile");
+        turns.ends(at(1400));
+        for (seconds, more, starts) in [(1401, false, false), (1999, false, false), (2000, false, true)] {
+            assert_eq!(turns.starts(more, at(seconds)), starts, "{seconds}");
+        }
+        turns.ends(at(2001));
+        assert!(turns.starts(true, at(2002)), "more has come");
     }
 }

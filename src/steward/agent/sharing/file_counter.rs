@@ -1,10 +1,13 @@
 //! What pods have written into their writable folders: counted now and then, beside everything else.
 
-use effects::delivery::{Delivery, Tickets};
+use effects::delivery::{Delivery, Tickets, Written};
 use model::id::{PodRef, PodUid, Ticket};
+use model::observation::Trouble;
 use model::plugin::PodFiles;
 use model::unit::Bytes;
+use sources::report::Reporter;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
@@ -12,23 +15,38 @@ use tokio::time::Instant;
 
 /// Between two counts. A count looks at no more than a few files of most pods.
 const COUNT: Duration = Duration::from_secs(60);
+/// After each 1,024 entries, which take some milliseconds: where pods keep as many files as they may, a count is a few percent of a
+/// processor and takes longer than a minute.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A pod and the tickets whose folders are its own.
 pub(super) type Counted = (PodUid, PodRef, Vec<Ticket>);
+
+/// What came of a count.
+#[derive(Debug, Default)]
+struct Counts {
+    files: Vec<PodFiles>,
+    /// How many pods have a folder that is closed to us, and the first of them.
+    closed: usize,
+    first_closed: Option<PodRef>,
+}
 
 /// Counts, one count at a time.
 #[derive(Debug)]
 pub(crate) struct FileCounter {
     /// How much a pod may write.
     pub limit: Bytes,
+    reporter: Reporter,
+    /// Whether it was said that something cannot be counted.
+    told: bool,
     counting: bool,
     last: Option<Instant>,
-    ends: (mpsc::Sender<Vec<PodFiles>>, mpsc::Receiver<Vec<PodFiles>>),
+    ends: (mpsc::Sender<Counts>, mpsc::Receiver<Counts>),
 }
 
 impl FileCounter {
-    pub(super) fn new(limit: Bytes) -> FileCounter {
-        FileCounter { limit, counting: false, last: None, ends: mpsc::channel(1) }
+    pub(super) fn new(limit: Bytes, reporter: Reporter) -> FileCounter {
+        FileCounter { limit, reporter, told: false, counting: false, last: None, ends: mpsc::channel(1) }
     }
 
     /// Whether it is time for the next count, and the last one has ended.
@@ -42,20 +60,71 @@ impl FileCounter {
         let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
         let (limit, told) = (self.limit, self.ends.0.clone());
         spawn_blocking(move || {
-            let of = |(uid, pod, own): Counted| {
-                let written = delivery.written(&uid, (&tickets, &own), limit);
-                let bytes = Bytes(written.bytes);
-                (written.files > 0).then_some(PodFiles { uid, pod, bytes, files: written.files, over: written.over })
-            };
+            let mut counts = Counts::default();
+            for (uid, pod, own) in pods {
+                let written = delivery.written(&uid, (&tickets, &own), limit, &mut || thread::sleep(PAUSE));
+                let Written { bytes, files, over, closed } = written;
+                if closed {
+                    counts.closed += 1;
+                    counts.first_closed.get_or_insert_with(|| pod.clone());
+                }
+                if files > 0 {
+                    counts.files.push(PodFiles { uid, pod, bytes: Bytes(bytes), files, over });
+                }
+                // The program ends.
+                if told.is_closed() {
+                    return;
+                }
+            }
             // Only at the end of the program is nobody there to hear it.
-            let _ = told.blocking_send(pods.into_iter().filter_map(of).collect());
+            let _ = told.blocking_send(counts);
         });
     }
 
     /// The next count that has ended.
     pub(super) async fn ended(&mut self) -> Option<Vec<PodFiles>> {
-        let counted = self.ends.1.recv().await;
+        let counts = self.ends.1.recv().await?;
         self.counting = false;
-        counted
+        self.tell(&counts);
+        Some(counts.files)
+    }
+
+    /// A pod that closes its folders is not counted as beyond the limit: what is in them is not known, and that we may not look is
+    /// for who runs the agent to mend.
+    fn tell(&mut self, counts: &Counts) {
+        let Some(pod) = &counts.first_closed else {
+            self.told = false;
+            return;
+        };
+        self.reporter.trouble(Trouble::NotCounted);
+        if !std::mem::replace(&mut self.told, true) {
+            let pods = counts.closed;
+            tracing::warn!(
+                pods, %pod,
+                "what {pods} pods have written, first {pod}, cannot be counted: a folder of theirs may not be entered, so that                  --pod-files-limit does not hold there; give the agent CAP_DAC_OVERRIDE"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::observation::Observation;
+
+    #[test]
+    fn a_pod_that_cannot_be_counted_is_a_trouble_in_every_count() {
+        let (reporter, mut told) = Reporter::channel();
+        let mut counter = FileCounter::new(Bytes(1), reporter);
+        let pod = PodRef { namespace: "ml".into(), name: "train".into() };
+        let closed = Counts { closed: 1, first_closed: Some(pod), ..Counts::default() };
+        for (counts, troubles) in [(&Counts::default(), 0), (&closed, 1), (&closed, 1), (&Counts::default(), 0)] {
+            counter.tell(counts);
+            assert_eq!(counter.told, troubles == 1, "a warning for each time that it begins");
+            let count = std::iter::from_fn(|| told.try_recv().ok())
+                .filter(|told| matches!(told, Observation::Trouble(Trouble::NotCounted)))
+                .count();
+            assert_eq!(count, troubles);
+        }
     }
 }

@@ -316,9 +316,6 @@ impl Sharing {
 
     /// Whether calls that wait are worth another look: each goes over all slots. New pods, files and lists come by themselves.
     async fn is_worth_a_look(&mut self) -> bool {
-        if !self.allocations.is_empty() {
-            return true;
-        }
         let books = self.books.clone();
         let stamp = spawn_blocking(move || books.stamp()).await.ok().flatten();
         let (seen, at) = self.looked;
@@ -589,9 +586,12 @@ impl Sharing {
         let sweep = move || {
             let trash = delivery.trash();
             let gone = kept.map(|kept: BTreeSet<Ticket>| given_out.sweep(&kept, trash)).unwrap_or_default();
-            (delivery.sweep(&uids, &tickets), gone, trash.is_empty())
+            (delivery.sweep(&uids, &tickets), gone, (trash.is_empty(), trash.not_taken()))
         };
-        let Ok(((pods, specs), gone, is_empty)) = spawn_blocking(sweep).await else { return true };
+        let Ok(((pods, specs), gone, (is_empty, not_taken))) = spawn_blocking(sweep).await else { return true };
+        if not_taken > 0 {
+            self.reporter.trouble(Trouble::NotRemoved);
+        }
         if pods + specs + gone.len() > 0 {
             tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone are put into the trash");
             self.share.forget_tickets(&gone);

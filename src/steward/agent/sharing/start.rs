@@ -25,6 +25,7 @@ use model::id::{GpuUuid, NodeName};
 use model::plugin::Standing;
 use model::pod::PodList;
 use model::view::NodeView;
+use rustix::thread::CapabilitySet;
 use sources::kubelet::Books;
 use sources::kubernetes::Connection;
 use sources::report::Reporter;
@@ -92,7 +93,7 @@ pub(crate) fn open(
         starts: Starts::new(&settings.state_dir),
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (stands, guarded)),
         emptier: Emptier::new(reporter.clone()),
-        file_counter: FileCounter::new(sharing.pod_files_limit),
+        file_counter: FileCounter::new(sharing.pod_files_limit, reporter.clone()),
         reporter,
         ahead: Ahead::default(),
         keeper: Keeper::start(Tickets::new(&settings.state_dir), Journal::new(&settings.state_dir)),
@@ -170,8 +171,24 @@ fn eye(settings: &Settings) -> Result<Eye, String> {
     let mut eye = Eye::new(folders, settings.names.cri_socket.clone(), strategy);
     if let Some(library) = &sharing.limiter_library {
         eye.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
+        warn_of_closed_folders();
     }
     Ok(eye)
+}
+
+/// Users of containers make folders that only they may enter, and a container's root may close them to everybody.
+fn warn_of_closed_folders() {
+    let sets = rustix::thread::capabilities(None);
+    // Where the kernel does not say, nothing is known to be missing.
+    if sets.is_ok_and(|sets| !opens_all_folders(sets.effective)) {
+        tracing::warn!(
+            "with --limiter-library containers write into folders on the node, and without CAP_DAC_OVERRIDE and CAP_FOWNER those that a              container closes are neither counted nor removed: give the agent both (docs/capabilities.md)"
+        );
+    }
+}
+
+fn opens_all_folders(effective: CapabilitySet) -> bool {
+    effective.contains(CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER)
 }
 
 impl Opened {
@@ -186,5 +203,20 @@ impl Opened {
         let owning =
             owning(owner, (finder, eye), (served.kubelet.clone(), served.standing.clone()), enter, run.clone());
         (owning, serving(served, way, entered, run))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_the_two_capabilities_is_not_enough() {
+        let (enters, owns) = (CapabilitySet::DAC_OVERRIDE, CapabilitySet::FOWNER);
+        for (effective, enough) in
+            [(CapabilitySet::empty(), false), (enters, false), (owns, false), (enters | owns, true)]
+        {
+            assert_eq!(opens_all_folders(effective | CapabilitySet::CHOWN), enough, "{effective:?}");
+        }
     }
 }
