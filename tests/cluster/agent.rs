@@ -81,7 +81,7 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
     });
     let pod = bed.pod("served", &gpus, &[("main", "app", &[(1, 3000, 30)])], &Value::Null);
     // The agent's pod is known to kubelet and stays.
-    let _ = bed.ready_in_the_end(&[("served".to_owned(), pod)], 0);
+    let _ = bed.ready_in_the_end(&[("served".to_owned(), pod)], (0, &[]));
     assert_eq!(promised(&bed.limits("served", "main")), [(gpus[1].clone(), 3000 << 20)]);
     let seen =
         bed.sh("served", "main", "ls /dev | grep nvidia | sort | tr '\\n' ' '; echo $CUDA_DEVICE_MEMORY_LIMIT_0");
