@@ -8,11 +8,14 @@ use lab::cluster::{Cluster, Wanted};
 use lab::eventually::eventually;
 use lab::http;
 use lab::kubectl::Kubectl;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 const READY: Duration = Duration::from_secs(60);
+/// Of three agents, one after the other.
+const ROLLOUT: Duration = Duration::from_secs(90);
 const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 
 /// Waits until the agent's metrics name this pod.
@@ -81,15 +84,58 @@ fn the_daemonset_shares_the_gpus_of_its_node() {
     });
     let pod = bed.pod("served", &gpus, &[("main", "app", &[(1, 3000, 30)])], &Value::Null);
     // The agent's pod is known to kubelet and stays.
-    let _ = bed.ready_in_the_end(&[("served".to_owned(), pod)], 0);
+    let _ = bed.ready_in_the_end(&[("served".to_owned(), pod)], (0, &[]));
     assert_eq!(promised(&bed.limits("served", "main")), [(gpus[1].clone(), 3000 << 20)]);
     let seen =
         bed.sh("served", "main", "ls /dev | grep nvidia | sort | tr '\\n' ' '; echo $CUDA_DEVICE_MEMORY_LIMIT_0");
     assert_eq!(seen.trim(), "nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidia1 nvidiactl 3000m");
-    // An upgrade: on each node the new one is Ready beside the old one, which then ends.
-    let _ = bed.admin.run(&["rollout", "restart", "daemonset/gpu-steward-agent", "-n", NAMESPACE]).ok();
-    let _ = bed.admin.run(&wait).ok();
+    is_upgraded(&bed, &gpus);
     let _ = bed.admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent", "--wait"]).ok();
+}
+
+/// An upgrade: on each node the new one is Ready beside the old one, which then ends. No node is without one at any look, the pod
+/// that was served runs on in its container, and one that comes afterwards runs.
+fn is_upgraded(bed: &Bed, gpus: &[String]) {
+    let daemonset = || bed.admin.get(&["daemonset", "gpu-steward-agent", "-n", NAMESPACE]);
+    let strategy = json!({ "type": "RollingUpdate", "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } });
+    assert_eq!(daemonset()["spec"]["updateStrategy"], strategy);
+    let container = || {
+        let pod = bed.admin.get(&["pod", "served", "-n", &bed.space.name]);
+        pod["status"]["containerStatuses"][0]["containerID"].as_str().expect("a container's id").to_owned()
+    };
+    let agents = || -> Vec<Value> {
+        let pods = bed.admin.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=agent"]);
+        pods["items"].as_array().expect("a list").clone()
+    };
+    let uid = |pod: &Value| pod["metadata"]["uid"].as_str().expect("a UID").to_owned();
+    let (served, old) = (container(), agents().iter().map(uid).collect::<BTreeSet<_>>());
+    let _ = bed.admin.run(&["rollout", "restart", "daemonset/gpu-steward-agent", "-n", NAMESPACE]).ok();
+    let nodes: BTreeSet<&str> = bed.cluster.status().nodes.iter().map(|node| node.name.as_str()).collect();
+    let new = eventually("a new agent on each node, and the end of the old ones", ROLLOUT, || {
+        let now = agents();
+        let stays = |pod: &&Value| pod["metadata"]["deletionTimestamp"].is_null() && is_ready(pod);
+        let covered: BTreeSet<&str> =
+            now.iter().filter(stays).filter_map(|pod| pod["spec"]["nodeName"].as_str()).collect();
+        assert_eq!(covered, nodes, "no agent is Ready on a node: {now:#?}");
+        (now.len() == nodes.len() && now.iter().all(|pod| !old.contains(&uid(pod)))).then_some(now)
+    });
+    // A kubelet before 1.37 has no plugin from the end of the old connection to the begin of the new one: a pod of that moment is
+    // what tests/cluster/upgrade.rs is about.
+    let here = new.iter().find(|pod| pod["spec"]["nodeName"] == *bed.node()).expect("one on our node");
+    let address = format!("{}:9410", here["status"]["podIP"].as_str().expect("an address"));
+    eventually("kubelet to know the new agent", READY, || {
+        let answer = http::get(address.parse().expect("an address"), "/api/v1/node").ok()?;
+        (answer.status == 200 && answer.json()["plugin"]["registered"] == true).then_some(())
+    });
+    assert_eq!(container(), served, "the pod that was served was started again");
+    let after = bed.pod("after", gpus, &[("main", "app", &[(0, 2000, 20)])], &Value::Null);
+    let _ = bed.ready_in_the_end(&[("after".to_owned(), after)], (0, &[]));
+    assert_eq!(promised(&bed.limits("after", "main")), [(gpus[0].clone(), 2000 << 20)]);
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
 }
 
 /// `helm uninstall` leaves no Node that tells of GPUs: neither labels nor annotations of agents, and those of others stay.

@@ -8,6 +8,7 @@ use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
 use lab::relay::Relay;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -277,9 +278,9 @@ impl Bed {
 
     /// Waits until every pod is Ready. One that kubelet failed for good at its door, because the plugin was away at that
     /// moment, is made again as its controller would, and so is one that the agent marked for eviction or that kubelet let in
-    /// before it knew the plugin; says which. More than `at_most` may not be.
-    pub(crate) fn ready_in_the_end(&self, pods: &[(String, Value)], at_most: usize) -> Vec<String> {
-        let mut failed: Vec<String> = Vec::new();
+    /// before it knew the plugin; says which. Only pods of these names may be, each of them once, and so many of them at most.
+    pub(crate) fn ready_in_the_end(&self, pods: &[(String, Value)], (at_most, of): (usize, &[&str])) -> Vec<String> {
+        let mut failed: BTreeMap<&str, String> = BTreeMap::new();
         let again = |name: &str| drop(self.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok());
         eventually("every pod Ready", Duration::from_secs(180), || {
             let list = self.admin.get(&["pods", "-n", &self.space.name]);
@@ -290,20 +291,10 @@ impl Bed {
                     self.create(pod);
                     continue;
                 };
-                if now["status"]["phase"] == "Failed" {
-                    let reason = now["status"]["reason"].as_str().unwrap_or_default();
-                    assert!(
-                        reason == "UnexpectedAdmissionError" || reason.starts_with("OutOf"),
-                        "{name}: {}",
-                        now["status"]
-                    );
-                    failed.push(format!("{name}: {}", now["status"]["message"]));
-                    again(name);
-                } else if let Some(why) = now["metadata"]["annotations"][EVICT].as_str() {
-                    failed.push(format!("{name}: {EVICT}: {why}"));
-                    again(name);
-                } else if let Some(why) = waits(now).find(|why| why.contains(NEVER_ASKED)) {
-                    failed.push(format!("{name}: {why}"));
+                if let Some(why) = lost(now) {
+                    assert!(of.contains(&&**name), "{name} may not fail, {of:?} may: {why}");
+                    let before = failed.insert(name, format!("{name}: {why}"));
+                    assert_eq!(before, None, "{name} has failed once more: {why}");
                     again(name);
                 }
                 let conditions = now["status"]["conditions"].as_array().into_iter().flatten();
@@ -313,7 +304,7 @@ impl Bed {
             assert!(failed.len() <= at_most, "{at_most} pods may fail: {failed:#?}");
             (ready == pods.len()).then_some(())
         });
-        failed
+        failed.into_values().collect()
     }
 
     /// `limits.json` as the container reads it.
@@ -378,6 +369,22 @@ pub(crate) fn bare_pod((namespace, name): (&str, &str), node: &str, claims: &[Cl
             "initContainers": of(false), "containers": of(true),
         },
     })
+}
+
+/// Why this pod never runs: kubelet failed it for good at its door or let it in before it knew the plugin, or the agent marked it
+/// for eviction. `None` of one that may still run.
+///
+/// # Panics
+/// When it failed for any other reason.
+pub(crate) fn lost(pod: &Value) -> Option<String> {
+    let status = &pod["status"];
+    if status["phase"] == "Failed" {
+        let reason = status["reason"].as_str().unwrap_or_default();
+        assert!(reason == "UnexpectedAdmissionError" || reason.starts_with("OutOf"), "{}: {status}", pod["metadata"]);
+        return Some(status["message"].to_string());
+    }
+    let marked = pod["metadata"]["annotations"][EVICT].as_str().map(|why| format!("{EVICT}: {why}"));
+    marked.or_else(|| waits(pod).find(|why| why.contains(NEVER_ASKED)).map(str::to_owned))
 }
 
 /// Why containers of this pod do not run.

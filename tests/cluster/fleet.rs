@@ -28,7 +28,11 @@ pub(crate) struct Fleet<'a> {
     made: usize,
     /// Pods that kubelet failed for good or that were marked for eviction, with the reason. Their successors run.
     pub failed: Vec<String>,
-    /// How many may be, by what the test has done to them.
+    /// Names of those that may be, by what the test has done to them since the last `settle`.
+    may_fail: BTreeSet<String>,
+    /// How many of them at most.
+    at_most: usize,
+    /// How many in the whole test: for the record.
     allowed: usize,
     /// Of each pod that was seen running, by UID: the container that ran, and that must run on.
     running: BTreeMap<String, String>,
@@ -49,6 +53,8 @@ impl<'a> Fleet<'a> {
             pods: Vec::new(),
             made: 0,
             failed: Vec::new(),
+            may_fail: BTreeSet::new(),
+            at_most: 0,
             allowed: 0,
             running: BTreeMap::new(),
         }
@@ -129,16 +135,39 @@ impl<'a> Fleet<'a> {
         let _ = self.bed.admin.run(&words).ok();
     }
 
-    /// So many more may fail, because of what was done: an agent that was killed while it was asked, a kubelet that has started
-    /// and does not know the plugin yet. No pod may for any other reason.
-    pub(crate) fn may_fail(&mut self, pods: usize) {
-        self.allowed += pods;
+    /// So many of these pods may fail, because of what is done to them before the next `settle`: an agent that is killed while it is
+    /// asked, a kubelet that starts and does not know the plugin yet. No other pod may, and none for any other reason.
+    pub(crate) fn may_fail(&mut self, at_most: usize, of: &[String]) {
+        self.at_most += at_most;
+        self.allowed += at_most;
+        self.may_fail.extend(of.iter().cloned());
     }
 
-    /// All are Ready, in the end; every container has its own; no more have failed than may.
+    /// One more pod, which comes while the agent is about to end. One pod may fail of it: this one, or one that came before and does
+    /// not run yet. kubelet admits one after the other, so that one call at most breaks off.
+    pub(crate) fn one_more_before_the_end(&mut self) {
+        // Before the new one is made: a look in between would take the time in which it is to be met.
+        let mut starting = self.starting();
+        starting.push(self.one_more());
+        self.may_fail(1, &starting);
+    }
+
+    /// The pods that do not run yet. What may have failed of what was done earlier and runs by now has not, and may not any more.
+    fn starting(&mut self) -> Vec<String> {
+        let list = self.bed.admin.get(&["pods", "-n", &self.bed.space.name]);
+        let runs = |pod: &&Value| pod["status"]["phase"] == "Running";
+        let running = list["items"].as_array().expect("a list").iter().filter(runs);
+        let running: BTreeSet<&str> = running.filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
+        self.may_fail.retain(|name| !running.contains(&**name));
+        self.names().into_iter().filter(|name| !running.contains(&**name)).collect()
+    }
+
+    /// All are Ready, in the end; every container has its own; none has failed but those that may. What may fail later is said anew.
     pub(crate) fn settle(&mut self) {
-        let at_most = self.allowed - self.failed.len();
-        self.failed.extend(self.bed.ready_in_the_end(&self.pods, at_most));
+        let may_fail = std::mem::take(&mut self.may_fail);
+        let may_fail: Vec<&str> = may_fail.iter().map(String::as_str).collect();
+        let at_most = std::mem::take(&mut self.at_most);
+        self.failed.extend(self.bed.ready_in_the_end(&self.pods, (at_most, &may_fail)));
         let containers = everybody_has_his_own(self.bed);
         assert!(containers >= self.pods.len(), "{containers} containers of {} pods were seen", self.pods.len());
         self.each_goes_on();
@@ -211,7 +240,7 @@ impl<'a> Fleet<'a> {
             self.bed.create(&json!({ "apiVersion": "v1", "kind": "List", "items": items }));
         }
         // Each is had at once.
-        let _ = self.bed.ready_in_the_end(&fillers, 0);
+        let _ = self.bed.ready_in_the_end(&fillers, (0, &[]));
         everybody_has_his_own(self.bed);
         let mut words = vec!["delete", "pod", "-n", &self.bed.space.name, "--now"];
         words.extend(fillers.iter().map(|(name, _)| name.as_str()));

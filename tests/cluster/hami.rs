@@ -82,7 +82,7 @@ fn serve(bed: &Bed, pods: &[Value], holder: &str) {
     let name = |pod: &Value| pod["metadata"]["name"].as_str().expect("a name").to_owned();
     let pods: Vec<(String, Value)> = pods.iter().map(|pod| (name(pod), pod.clone())).collect();
     // The agent is there all the time.
-    let _ = bed.ready_in_the_end(&pods, 0);
+    let _ = bed.ready_in_the_end(&pods, (0, &[]));
     for (name, _) in &pods {
         eventually(&format!("{name} told to HAMi's scheduler"), SOON, || {
             let annotations = bed.admin.get(&["pod", name, "-n", &bed.space.name])["metadata"]["annotations"].clone();

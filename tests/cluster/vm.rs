@@ -1,6 +1,7 @@
 //! A node as users have it: a machine with systemd, cgroup v2 and kubelet's systemd driver (`tests/vm`), on which the program is
 //! installed as `docs/operations.md` says, and runs as the unit that is shipped.
 
+mod devices;
 mod fresh;
 mod measures;
 mod power;

@@ -2,7 +2,8 @@
 //! and not the agent that removes them.
 
 use crate::bed::{Bed, Claim, SOON};
-use crate::container::stand_in;
+use crate::chart;
+use crate::container::{events, stand_in};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::fs;
@@ -31,11 +32,12 @@ fn can_run(program: &Path) -> bool {
 }
 
 /// A setuid program is of no use to anybody, the folders are each container's own, and 20,000 nested folders of a pod that is gone
-/// are removed by an agent that goes on.
+/// are removed by an agent that goes on. Who writes too much is marked, and evicted where that is wanted.
 #[test]
 #[ignore = "needs cluster: tests/run"]
 fn what_a_container_writes_harms_nobody_and_goes_with_it() {
     let bed = Bed::up("writable");
+    chart::install(&bed.cluster, &chart::EXTRAS);
     // Users of the host reach the state directory as far as its own mode lets them.
     fs::set_permissions(bed.dir(), fs::Permissions::from_mode(0o755)).expect("a mode");
     let library = bed.dir().join("libvgpu.so");
@@ -89,6 +91,28 @@ fn what_a_container_writes_harms_nobody_and_goes_with_it() {
     });
     let after = bed.admin.get(&["pod", "after", "-n", &bed.space.name]);
     assert_eq!(after["metadata"]["annotations"]["gpu-steward.io/evict"], Value::Null, "its neighbour is left alone");
+    assert!(events(&bed, "other", "EvictedForFiles").is_empty(), "without the flag none is evicted");
+    drop(agent);
+    let agent = bed.agent(&[&limiter, "--pod-files-limit=4MiB", "--evict-over-use"]);
+    is_evicted(&bed, "other", "after");
+    drop(agent);
+}
+
+/// A pod that has written too much is evicted, and its neighbour is not.
+fn is_evicted(bed: &Bed, pod: &str, neighbour: &str) {
+    eventually("the eviction", SOON, || {
+        let state = bed.admin.run(&["get", "pod", pod, "-n", &bed.space.name]);
+        (!state.well).then_some(())
+    });
+    // The event is written when the eviction was taken.
+    let told = eventually("an event about the eviction", SOON, || {
+        let told = events(bed, pod, "EvictedForFiles");
+        (!told.is_empty()).then_some(told)
+    });
+    assert!(told.len() == 1 && told[0].contains("--pod-files-limit"), "{told:?}");
+    assert!(events(bed, neighbour, "EvictedForFiles").is_empty());
+    let state = bed.admin.get(&["pod", neighbour, "-n", &bed.space.name]);
+    assert_eq!(state["status"]["phase"], "Running");
 }
 
 /// A container that asks for two GPUs on a node with one is told so, once, and neither fails nor starts; in both ways in which devices

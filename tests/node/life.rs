@@ -7,7 +7,7 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Promise 14 in docs/specification.md.
+/// Promise 14 in docs/specification.md: the drain takes 5 s at most (`--drain-timeout`), and less where no request is under way.
 #[test]
 fn sigterm_and_sigint_drain_and_end_well_within_five_seconds() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
@@ -194,7 +194,7 @@ fn a_second_signal_ends_at_once() {
     drop(held);
 }
 
-/// Promise 11 in docs/specification.md.
+/// Promise 11 in docs/specification.md: also that it ends within 5 s.
 #[test]
 fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -229,6 +229,7 @@ fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() 
     }
 }
 
+/// Promise 11 in docs/specification.md: also that it ends within 5 s.
 #[test]
 fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
     let dir = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a process started by these tests is to do; without it the "test" below does nothing.
+/// What a process started by these tests is to do.
 const TASK: &str = "GPU_STEWARD_TEST_TASK";
 const HELD: usize = 64 << 20;
 
@@ -58,7 +58,7 @@ fn within_two_percent(what: &str, ours: f64, independent: f64) {
 /// This test binary again, doing one task; it is told to begin by a line on its input.
 fn task(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "sampler::truth::a_child_does_what_it_is_told", "--nocapture"]).env(TASK, name);
+    command.args(["--exact", "sampler::truth::no_test_but_the_entry_of_a_child", "--nocapture"]).env(TASK, name);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }
@@ -72,8 +72,10 @@ fn hear(child: &mut Child, wanted: &str) -> String {
     lines.map(Result::unwrap).find_map(|line| line.split(wanted).nth(1).map(str::to_string)).expect(wanted)
 }
 
+/// This shows nothing by itself: it is where [`task`] enters a second process of this program, which has no `main` of ours. The tests
+/// that start it hold what it says against the truth; without their variable it ends at once, and counts as one that passed.
 #[test]
-fn a_child_does_what_it_is_told() {
+fn no_test_but_the_entry_of_a_child() {
     let Ok(task) = std::env::var(TASK) else { return };
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();

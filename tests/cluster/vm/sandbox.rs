@@ -4,14 +4,20 @@ use super::{Machine, shipped};
 use std::collections::BTreeMap;
 
 /// One line each: a name, and what must not work for the unit. Each works for root outside of it.
-const FORBIDDEN: [(&str, &str); 25] = [
+const FORBIDDEN: [(&str, &str); 27] = [
     ("write /usr", "touch /usr/probe"),
     ("write /etc", "touch /etc/probe"),
     ("write /home", "cd /home && touch probe"),
     ("write /root", "touch ~root/probe"),
     ("write /var/lib", "touch /var/lib/probe"),
     ("write /boot", "touch /boot/probe"),
+    ("write kubelet's own files", "touch /var/lib/kubelet/probe"),
     ("write kubelet's directory", "touch /var/lib/kubelet/device-plugins/probe"),
+    // kubelet looks at whatever comes there.
+    (
+        "write kubelet's registry",
+        "touch /var/lib/kubelet/plugins_registry/probe && rm /var/lib/kubelet/plugins_registry/probe",
+    ),
     ("write a CDI spec", "touch /run/cdi/probe"),
     ("read /root", "grep -q secret ~root/secret"),
     ("read another user's file", "grep -q secret /srv/secret"),
@@ -31,6 +37,9 @@ const FORBIDDEN: [(&str, &str); 25] = [
     ("make a device", "mknod /tmp/probe-$$ c 1 3"),
     ("open a packet socket", "perl -e 'socket(S, 17, 3, 0) or die \"$!\"'"),
 ];
+
+/// Of these, what `options/sharing.conf` gives it: where kubelet and the runtime meet a plugin.
+const SHARING: [&str; 3] = ["write kubelet's directory", "write kubelet's registry", "write a CDI spec"];
 
 /// What it needs.
 const NEEDED: [(&str, &str); 8] = [
@@ -62,7 +71,7 @@ fn outcome(text: &str) -> BTreeMap<&str, &str> {
 fn what_the_unit_may_not_do_it_cannot() {
     let machine = Machine::up();
     machine.ready();
-    machine.vm.sh("mkdir -p /run/cdi; echo secret >~root/secret; echo secret >/srv/secret; chown 65534 /srv/secret; chmod 600 /srv/secret");
+    machine.vm.sh("mkdir -p /run/cdi /var/lib/kubelet/plugins_registry; echo secret >~root/secret; echo secret >/srv/secret; chown 65534 /srv/secret; chmod 600 /srv/secret");
     machine.vm.put(script().as_bytes(), "644", "/srv/probe");
     // The unit to the letter, but for the program.
     let unit = String::from_utf8(shipped("gpu-steward.service")).expect("UTF-8");
@@ -75,17 +84,27 @@ fn what_the_unit_may_not_do_it_cannot() {
         })
         .collect();
     machine.vm.put(probe.join("\n").as_bytes(), "644", "/etc/systemd/system/probe.service");
-    let inside = machine.vm.sh("systemctl daemon-reload && systemctl start probe && cat /run/probe.out");
+    let run = || machine.vm.sh("systemctl daemon-reload && systemctl start probe && cat /run/probe.out");
+    let inside = run();
+    // The drop-in to the letter too.
+    let sharing = String::from_utf8(shipped("options/sharing.conf")).expect("UTF-8");
+    let sharing = sharing.replace("/usr/bin/gpu-steward agent", "/bin/sh /srv/probe");
+    machine.vm.put(sharing.as_bytes(), "644", "/etc/systemd/system/probe.service.d/sharing.conf");
+    let shares = run();
     machine.vm.sh("mkdir -p /var/lib/gpu-steward /run/gpu-steward");
     let outside = machine.vm.sh("sh /srv/probe; rm -f /usr/probe /etc/probe /boot/probe ~root/probe ~root/secret \
-        /var/lib/probe /var/lib/kubelet/device-plugins/probe /run/cdi/probe /etc/systemd/system/probe.service; modprobe -r dummy; cd /home && rm -f probe");
-    let (inside, outside) = (outcome(&inside), outcome(&outside));
+        /var/lib/probe /var/lib/kubelet/probe /var/lib/kubelet/device-plugins/probe /run/cdi/probe; \
+        rm -rf /etc/systemd/system/probe.service /etc/systemd/system/probe.service.d; modprobe -r dummy; cd /home && rm -f probe");
+    let (inside, shares, outside) = (outcome(&inside), outcome(&shares), outcome(&outside));
     for (name, _) in FORBIDDEN {
         assert_eq!(outside[name], "done", "this try shows nothing: {name}");
         assert!(inside[name].starts_with("refused"), "the unit can {name}: {inside:#?}");
+        let given = SHARING.contains(&name);
+        assert_eq!(shares[name] == "done", given, "a unit that shares: {name}: {shares:#?}");
+        assert!(given || shares[name].starts_with("refused"), "a unit that shares can {name}: {shares:#?}");
     }
     for (name, _) in NEEDED {
-        assert_eq!(inside[name], "done", "the unit cannot {name}");
+        assert_eq!((inside[name], shares[name]), ("done", "done"), "the unit cannot {name}");
     }
 }
 

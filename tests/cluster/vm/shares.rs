@@ -1,7 +1,7 @@
 //! Pods with claims on this machine, and what each of their containers really has, read from its own process.
 
 use super::{Machine, SOON};
-use crate::bed::{Claim, EVICT, NEVER_ASKED, bare_pod, claimed, promised, waits};
+use crate::bed::{Claim, EVICT, bare_pod, claimed, lost, promised};
 use lab::cluster::Namespace;
 use lab::eventually::eventually;
 use lab::vm::NODE;
@@ -40,14 +40,14 @@ pub(super) struct Pods<'a> {
     ran: BTreeSet<String>,
     /// Each says of itself what would loosen its limits, where nothing of a pod's own can.
     pub loose: bool,
-    /// Pods that kubelet failed for good and that were made again, with its words.
-    pub failed: Vec<String>,
+    /// The pods that kubelet may fail until all run again, each of them once.
+    may_fail: BTreeSet<String>,
 }
 
 impl<'a> Pods<'a> {
     pub(super) fn new(machine: &'a Machine, name: &str) -> Pods<'a> {
         let (space, gpus) = (machine.namespace(name), machine.gpus());
-        Pods { machine, space, gpus, pods: Vec::new(), ran: BTreeSet::new(), loose: true, failed: Vec::new() }
+        Pods { machine, space, gpus, pods: Vec::new(), ran: BTreeSet::new(), loose: true, may_fail: BTreeSet::new() }
     }
 
     /// One more: an init container and this app, with shares that no other pod has.
@@ -81,10 +81,16 @@ impl<'a> Pods<'a> {
         list["items"].as_array().expect("a list").clone()
     }
 
+    /// The machine comes up: kubelet admits every pod that it finds on its node anew, and fails for good, or lets in without devices,
+    /// those whose turn comes before it knows the plugin again. It asks nobody for them, so none of them gets anything wrong. Whoever
+    /// comes later may not be failed.
+    pub(super) fn admitted_anew(&mut self) {
+        self.may_fail = self.pods.iter().map(|(name, _)| name.clone()).collect();
+    }
+
     /// Waits until all run, in containers that did not run before `rebooted` was said, and each has its own. A pod that kubelet
-    /// failed for good, as it does with those that it admits before it knows the plugin again, is made again, once.
+    /// failed is made again, where it may fail; a second time it may not, and none is ever marked for eviction.
     pub(super) fn settle(&mut self) {
-        let mut again = BTreeSet::new();
         let running = eventually("every pod to run", SOON, || {
             let list = self.list();
             for n in 0..self.pods.len() {
@@ -94,16 +100,15 @@ impl<'a> Pods<'a> {
                     continue;
                 };
                 assert!(pod["metadata"]["annotations"][EVICT].is_null(), "{pod:#}");
-                let lost = pod["status"]["phase"] == "Failed" || waits(pod).any(|why| why.contains(NEVER_ASKED));
-                if lost && pod["metadata"]["deletionTimestamp"].is_null() {
-                    assert!(again.insert(name.clone()), "{name} was failed twice: {}", pod["status"]);
-                    self.failed.push(format!("{name}: {}", pod["status"]["message"]));
+                if let Some(why) = lost(pod).filter(|_| pod["metadata"]["deletionTimestamp"].is_null()) {
+                    assert!(self.may_fail.remove(name), "{name} may not fail, or not once more: {why}");
                     let _ = self.machine.admin.run(&["delete", "pod", name, "-n", &self.space.name, "--now"]).ok();
                 }
             }
             let ids: BTreeMap<String, (String, String)> = list.iter().filter_map(app).collect();
             (ids.len() == self.pods.len() && ids.keys().all(|id| !self.ran.contains(id))).then_some(ids)
         });
+        self.may_fail.clear();
         self.each_has_its_own(&running);
     }
 
