@@ -23,7 +23,7 @@ impl Share {
                 take(&mut free, &device, &mut chosen, size);
             }
         }
-        let (ask, claims) = (self.next_without_claim(size), self.claims());
+        let (ask, claims) = (self.next_without_claim(size), self.claims_that_hold());
         let room: BTreeMap<GpuUuid, (bool, usize)> =
             free.keys().map(|device| (device.clone(), self.room(device, ask, &claims))).collect();
         while chosen.len() < size {
@@ -45,7 +45,7 @@ impl Share {
     }
 
     /// All claims of this node that hold, whether their pods have started or not.
-    fn claims(&self) -> Vec<(&Tenant, Vec<Vec<Portion>>)> {
+    fn claims_that_hold(&self) -> Vec<(&Tenant, Vec<Vec<Portion>>)> {
         let live = self.tenants.values().filter(|tenant| !tenant.finished);
         live.filter_map(|tenant| Some((tenant, self.promised_to(tenant)?))).collect()
     }
