@@ -316,6 +316,10 @@ impl Sharing {
 
     /// Whether calls that wait are worth another look: each goes over all slots. New pods, files and lists come by themselves.
     async fn is_worth_a_look(&mut self) -> bool {
+        // While we rest from the last pods new ones do not come by themselves, and an `Allocate` holds up every other pod.
+        if !self.allocations.is_empty() && self.pods.has_changed().unwrap_or(false) {
+            return true;
+        }
         let books = self.books.clone();
         let stamp = spawn_blocking(move || books.stamp()).await.ok().flatten();
         let (seen, at) = self.looked;
