@@ -3,6 +3,7 @@
 use super::binding::Way;
 use super::owner::{Delivered, Sharing};
 use super::promise;
+use super::tell::{self, Tries};
 use super::waiting::Allocation;
 use decide::share::{Binding, Bound, Meant};
 use effects::plugin::{Answer, Field, Refused, new_ticket};
@@ -177,10 +178,7 @@ impl Sharing {
                 return;
             };
             let (pod, container) = (meant.pod, meant.holder.container);
-            let why = format!(
-                "container {container} cannot get its GPUs: {why}; what it is given must be known after a restart. Is the disk \
-                 of --state-dir full or read-only? kubelet does not try this pod again: once that is mended, have it made again"
-            );
+            let why = tell::not_delivered(&container, &why, Tries::NoMore);
             tracing::error!(%pod, container = &*container, "{why}");
             let _ = reply.send(Err(Refused(format!("{pod}: {why}"))));
             // Only at the end of the program is nobody there to hear it.

@@ -13,6 +13,7 @@ use super::counts::Written;
 use super::late;
 use super::owner::{Delivered, Sharing};
 use super::promise;
+use super::tell::{self, Tries};
 use super::waiting::Start;
 use decide::share::{Binding, Bound, Refusal, Verdict, Waiting};
 use effects::plugin::Refused;
@@ -193,7 +194,7 @@ impl Sharing {
                 };
                 delivered.map_err(|error| {
                     tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
-                    let why = format!("container {} cannot get its GPUs: {error}", promise.container);
+                    let why = tell::not_delivered(&promise.container, &error, Tries::Again);
                     // Whoever tells it has enough to tell already if there is no room.
                     let _ = told.try_send(report(promise, Err(why.clone())));
                     Refused(format!("{}: {why}", promise.pod))
