@@ -230,6 +230,17 @@ impl Sharing {
         self.say_way.send_replace(Some(way.disproved(state)));
         self.look_at_way();
     }
+
+    /// A container has what CDI told the runtime, after others seemed to show that it does nothing. Whether that changes the way.
+    pub(super) fn goes_back_to_late(&mut self) -> bool {
+        let way = self.way.borrow().as_ref().and_then(|way| way.taken_back(&self.state_dir));
+        let goes_back = way.is_some();
+        if goes_back {
+            self.say_way.send_replace(way);
+            self.look_at_way();
+        }
+        goes_back
+    }
 }
 
 fn nobody(ids: &[Arc<str>]) -> String {
