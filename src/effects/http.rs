@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   accept ──▶ room (at most 256 connections; one that is idle makes way) ──▶ one task each
-//!   one task: patience (a reader that stalls is cut) · hyper, HTTP/1 only · route
+//!   one task: patience (a reader that stalls is cut, earlier while others wait) · hyper, HTTP/1 only · route
 //!   route: health at once; metrics and API queue (a part of it for each address), render into a pooled buffer
 //! ```
 //!
@@ -138,7 +138,7 @@ async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: Can
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.header_time).max_buf_size(HEADER_BYTES);
-    let served = builder.serve_connection(TokioIo::new(Patient::new(stream, limits.patience)), answer);
+    let served = builder.serve_connection(TokioIo::new(Patient::new(stream, limits, server.common_line())), answer);
     tokio::pin!(served);
     let ended = tokio::select! {
         ended = &mut served => ended,
@@ -228,6 +228,17 @@ mod tests {
         fn connect(&self) -> Socket {
             let socket = Socket::connect(self.address).unwrap();
             socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            socket
+        }
+
+        /// A scrape from 127.0.0.`last` that reads nothing.
+        fn slow_scrape(&self, last: u8) -> Socket {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
+            socket.set_recv_buffer_size(4096).unwrap();
+            socket.connect(&self.address.into()).unwrap();
+            let mut socket = Socket::from(socket);
+            socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
             socket
         }
 
@@ -380,16 +391,7 @@ mod tests {
         // They are not cut while the test runs: what helps is their share alone.
         let limits = Limits { patience: Duration::from_secs(300), ..Limits::default() };
         let served = served(sample_view::large(8, 1250, 4), limits);
-        let slow = |_| {
-            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-            socket.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
-            socket.set_recv_buffer_size(4096).unwrap();
-            socket.connect(&served.address.into()).unwrap();
-            let mut socket = Socket::from(socket);
-            socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n").unwrap();
-            socket
-        };
-        let mut held: Vec<Socket> = (0..100).map(slow).collect();
+        let mut held: Vec<Socket> = (0..100).map(|_| served.slow_scrape(2)).collect();
         let limits = Limits::default();
         let refused = 100 - (limits.answers_per_peer + limits.waiting_per_peer) as u64;
         Served::until("the others of that address are refused", || {
@@ -400,6 +402,23 @@ mod tests {
         }
         assert_eq!(served.get("/healthz", "").status, 200);
         held.clear();
+    }
+
+    #[test]
+    fn slow_readers_from_eight_addresses_that_ask_for_all_there_is_do_not_keep_a_scrape_out() {
+        // The ordinary patience does not help while the test runs.
+        let long = Duration::from_secs(300);
+        let limits = Limits { patience: long, wait: long, ..Limits::default() };
+        let served = served(sample_view::large(8, 600, 4), limits);
+        let each = limits.answers_per_peer + limits.waiting_per_peer;
+        let held: Vec<Socket> =
+            (2..=9).flat_map(|last| (0..each).map(move |_| last)).map(|last| served.slow_scrape(last)).collect();
+        Served::until("all answers are under way", || {
+            served.own.scrapes.load(Ordering::Relaxed) >= limits.answers as u64
+        });
+        assert_eq!(served.get("/metrics", "").status, 200);
+        assert_eq!(served.own.scrapes_refused.load(Ordering::Relaxed), 0);
+        drop(held);
     }
 
     #[test]

@@ -116,8 +116,8 @@ pub struct PodContainer {
     pub id: Option<ContainerId>,
     /// What it does.
     pub state: ContainerState,
-    /// Whether it has every right on the node.
-    pub privileged: bool,
+    /// Whether it may change what is mounted in it: privileged, or with `SYS_ADMIN` or all capabilities added.
+    pub may_mount: bool,
 }
 
 /// Which list of the pod a container stands in.

@@ -8,8 +8,13 @@ use crate::roots::{HostRoots, part};
 /// Processes of a container that are looked at: the first is there from the beginning.
 const MAX_LOOKED_AT: usize = 16;
 
+/// What kubelet and the runtime mount in each container, unless its pod mounts something else there. A process that sees none
+/// of them looks at another mount namespace than its container's: the runtime's own before the container begins, or one that
+/// it has made itself.
+const EVERYWHERE: [&[u8]; 3] = [b"/etc/hosts", b"/etc/resolv.conf", b"/dev/termination-log"];
+
 /// Whether something is mounted at `path` in the container whose cgroup this is. `None` where no process of it can be
-/// looked at: it has ended, or its processes are hidden from us (no hostPID).
+/// looked at: it has ended, its processes are hidden from us (no hostPID), or they look at other mounts than the container's.
 #[must_use]
 pub fn mounted(roots: &HostRoots, cgroup: &str, path: &str) -> Option<bool> {
     let mut reader = Reader::default();
@@ -20,12 +25,19 @@ pub fn mounted(roots: &HostRoots, cgroup: &str, path: &str) -> Option<bool> {
     for pid in pids.into_iter().take(MAX_LOOKED_AT) {
         let name = pid.to_string();
         let Ok(text) = reader.read(&[&procfs, b"/", name.as_bytes(), b"/mountinfo"]) else { continue };
-        if is_mount_point(text, path.as_bytes()) {
-            return Some(true);
+        match has(text, path.as_bytes()) {
+            Some(true) => return Some(true),
+            Some(false) => seen = Some(false),
+            None => {}
         }
-        seen = Some(false);
     }
     seen
+}
+
+/// Whether something is mounted at `path` in the container whose mounts these are; `None` where they are not a container's.
+fn has(mountinfo: &[u8], path: &[u8]) -> Option<bool> {
+    let is_a_containers = EVERYWHERE.iter().any(|path| is_mount_point(mountinfo, path));
+    is_a_containers.then(|| is_mount_point(mountinfo, path))
 }
 
 /// The fifth field of a line is where something is mounted.
@@ -44,6 +56,20 @@ mod tests {
         for other in ["/etc/gpu-steward", "/state/limits.json", ""] {
             assert!(!is_mount_point(text, other.as_bytes()), "{other}");
         }
+    }
+
+    #[test]
+    fn a_process_that_sees_nothing_of_what_the_runtime_mounts_tells_nothing() {
+        let limits = "/etc/gpu-steward/limits.json";
+        let see = |points: &[&str]| {
+            let line = |point: &&str| format!("23 28 8:1 / {point} rw - ext4 /dev/sda rw\n");
+            has(points.iter().map(line).collect::<String>().as_bytes(), limits.as_bytes())
+        };
+        assert_eq!(see(&["/", "/proc", "/dev/termination-log", limits]), Some(true));
+        assert_eq!(see(&["/", "/proc", "/etc/hosts"]), Some(false));
+        assert_eq!(see(&["/", "/proc", "/etc/resolv.conf"]), Some(false));
+        assert_eq!(see(&["/", "/proc"]), None, "as after pivot_root into a file system of its own");
+        assert_eq!(see(&["/", limits]), None);
     }
 
     #[test]

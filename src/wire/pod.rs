@@ -173,6 +173,24 @@ struct Container {
 #[serde(default)]
 struct SecurityContext {
     privileged: OrNull<bool>,
+    capabilities: OrNull<Capabilities>,
+}
+
+impl SecurityContext {
+    /// Capabilities are written with and without `CAP_`, and runtimes take them in small letters too.
+    fn may_mount(&self) -> bool {
+        let mounts = |name: &String| {
+            let name = name.to_ascii_uppercase();
+            matches!(name.trim_start_matches("CAP_"), "SYS_ADMIN" | "ALL")
+        };
+        self.privileged.0 || self.capabilities.0.add.0.iter().any(mounts)
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Capabilities {
+    add: OrNull<Vec<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -384,7 +402,7 @@ fn container(kind: ContainerKind, spec: &Container, statuses: &[ContainerStatus]
         limits_left_out: limits.left_out,
         id: status.and_then(|status| container_id(&status.container_id.0)),
         state: status.map_or(ContainerState::Unknown, |status| state(&status.state.0)),
-        privileged: spec.security_context.0.privileged.0,
+        may_mount: spec.security_context.0.may_mount(),
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::bed::{Bed, Claim, SOON, promised};
 use crate::sharing::refused_starts_are_told;
 use lab::agent::Agent;
-use lab::cluster::Wanted;
+use lab::cluster::{Namespace, Wanted};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -229,11 +229,19 @@ fn is_marked(bed: &Bed, pod: &str, reason: &str) {
     });
 }
 
+/// Creates the pod in a namespace of its own, which is there for as long as what this returns.
+fn in_another_namespace(bed: &Bed, mut pod: Value) -> Namespace {
+    let other = bed.cluster.namespace("early-off-other");
+    pod["metadata"]["namespace"] = other.name.as_str().into();
+    bed.create(&pod);
+    other
+}
+
 /// A runtime that has CDI by its version, does not use it and does not say so: found out, said, and gone over; nobody goes on
 /// with a ticket that stands for nothing. One that says so is believed.
 #[test]
 #[ignore = "needs cluster alone: tests/run"]
-fn cdi_that_is_switched_off_is_found_out_with_the_first_container() {
+fn cdi_that_is_switched_off_is_found_out_with_the_first_containers_of_two_namespaces() {
     const SILENT: &str = "--cri-socket=/run/nobody.sock";
     let bed = Bed::with("early-off", &Wanted::nodes(1).with_cdi_off());
     let agent = bed.agent(&[SILENT]);
@@ -246,6 +254,9 @@ fn cdi_that_is_switched_off_is_found_out_with_the_first_container() {
     bed.create(&bed.pod("first", &gpus, &one, &NOTHING));
     bed.create(&bed.pod("beside", &gpus, &one, &NOTHING));
     agent.logs("a container runs without its limits");
+    assert!(!agent.log().contains("get their devices from Allocate"), "one namespace does not speak for the node");
+    let _other = in_another_namespace(&bed, bed.pod("elsewhere", &gpus, &one, &NOTHING));
+    agent.logs("containers that come now get their devices from Allocate");
     for pod in ["first", "beside"] {
         is_told(&bed, pod, "LimitsNotApplied");
         is_marked(&bed, pod, "LimitsNotApplied");
@@ -254,7 +265,7 @@ fn cdi_that_is_switched_off_is_found_out_with_the_first_container() {
     is_marked(&bed, "stuck", "WithoutCdi");
     eventually("a count", SOON, || {
         let metrics = agent.get("/metrics").text();
-        metrics.contains("gpu_steward_troubles_total{kind=\"edits_not_applied\"} 2").then_some(())
+        metrics.contains("gpu_steward_troubles_total{kind=\"edits_not_applied\"} 3").then_some(())
     });
     let gets_its_own = |pod: &str| {
         bed.create(&bed.pod(pod, &gpus, &warmed, &NOTHING));

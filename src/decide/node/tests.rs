@@ -246,7 +246,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         limits_left_out: 0,
         id: Some(container_id(container)),
         state: ContainerState::Running,
-        privileged: false,
+        may_mount: false,
     };
     Arc::new(Pod {
         uid: uid(number),

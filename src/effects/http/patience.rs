@@ -1,37 +1,64 @@
 //! A socket that loses patience with a reader that stalls: once its buffer is full, the rest of the answer must be taken
-//! within a time counted from that first stall and not from the last byte, so a reader of one byte a second is cut too.
+//! within a time counted from that first stall and not from the last byte, so a reader of one byte a second is cut too. While
+//! others wait for an answer that time is shorter.
 
+use super::queue::Line;
+use super::settings::Limits;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 /// The socket.
 #[derive(Debug)]
 pub(super) struct Patient {
     stream: TcpStream,
-    patience: Duration,
-    stalled: Option<Pin<Box<Sleep>>>,
+    limits: Limits,
+    /// Of those that wait for an answer.
+    line: Line,
+    stalled: Option<Stall>,
+}
+
+/// The system's buffer is full, since then.
+#[derive(Debug)]
+struct Stall {
+    since: Instant,
+    /// Until the next look at the line.
+    look: Pin<Box<Sleep>>,
 }
 
 impl Patient {
-    pub(super) fn new(stream: TcpStream, patience: Duration) -> Patient {
-        Patient { stream, patience, stalled: None }
+    pub(super) fn new(stream: TcpStream, limits: Limits, line: Line) -> Patient {
+        Patient { stream, limits, line, stalled: None }
     }
 
     /// Starts the clock at the first stall; an error when it has run out.
     fn wait<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        let patience = self.patience;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        match stalled.as_mut().poll(cx) {
-            Poll::Ready(()) => {
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the reader did not take the answer in time")))
-            }
-            Poll::Pending => Poll::Pending,
+        let haste = self.limits.haste.min(self.limits.patience);
+        self.stalled.get_or_insert_with(|| Stall { since: Instant::now(), look: Box::pin(tokio::time::sleep(haste)) });
+        if self.has_run_out(cx) {
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the reader did not take the answer in time",
+            )));
         }
+        Poll::Pending
+    }
+
+    /// Whether the reader has had its time; if not, this task is woken for the next look.
+    fn has_run_out(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(stall) = &mut self.stalled else { return false };
+        let Limits { haste, patience, .. } = self.limits;
+        while stall.look.as_mut().poll(cx).is_ready() {
+            let left = patience.saturating_sub(stall.since.elapsed());
+            if left.is_zero() || self.line.is_waited_in() {
+                return true;
+            }
+            stall.look.as_mut().reset(Instant::now() + haste.min(left));
+        }
+        false
     }
 }
 
@@ -78,9 +105,6 @@ impl AsyncWrite for Patient {
 impl Patient {
     /// Progress does not stop the clock while the answer is not out.
     fn still_in_time<T>(&mut self, cx: &mut Context<'_>, result: io::Result<T>) -> Poll<io::Result<T>> {
-        match self.stalled.as_mut().map(|stalled| stalled.as_mut().poll(cx)) {
-            Some(Poll::Ready(())) => self.wait(cx),
-            _ => Poll::Ready(result),
-        }
+        if self.has_run_out(cx) { self.wait(cx) } else { Poll::Ready(result) }
     }
 }

@@ -1,5 +1,12 @@
-//! Large answers: so many at once, so many more may wait, and of both only a part for callers from one address. Whoever
-//! reads slowly, or not at all, keeps others from one address waiting and nobody else.
+//! Large answers: so many at once, so many more may wait, and of both only a part for callers from one address.
+//!
+//! ```text
+//!   request ──▶ its address's own turn ──▶ one of the common answers
+//!               (a line of its own)        (another line; while it is not empty, readers that stall are cut early)
+//! ```
+//!
+//! An address comes to the common line with no more requests than it may have answers, so few addresses cannot fill it. Those
+//! at its head come on, because an answer whose reader stalls is cut after [`super::settings::Limits::haste`].
 
 use super::settings::Limits;
 use parking_lot::Mutex;
@@ -12,9 +19,38 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 #[derive(Debug)]
 pub(super) struct Queue {
     answers: Arc<Semaphore>,
-    waiting: Semaphore,
+    common: Line,
+    own: Line,
     peers: Arc<Mutex<HashMap<IpAddr, Peer>>>,
     limits: Limits,
+}
+
+/// A line of requests that wait.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    places: Arc<Semaphore>,
+    length: usize,
+}
+
+impl Line {
+    fn new(length: usize) -> Line {
+        Line { places: Arc::new(Semaphore::new(length)), length }
+    }
+
+    /// Whether a request waits here.
+    pub(super) fn is_waited_in(&self) -> bool {
+        self.places.available_permits() < self.length
+    }
+
+    /// One of these permits: at once where one is free, else after those that came before, in a place of this line. `None` when
+    /// the line has no place.
+    async fn wait_for(&self, wanted: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = Arc::clone(wanted).try_acquire_owned() {
+            return Some(permit);
+        }
+        let _place = self.places.try_acquire().ok()?;
+        Arc::clone(wanted).acquire_owned().await.ok()
+    }
 }
 
 /// One address; known while it has a request here, so there are at most as many as connections.
@@ -42,18 +78,23 @@ struct Counted {
 impl Queue {
     /// An empty queue.
     pub(super) fn new(limits: Limits) -> Queue {
-        let (answers, waiting) = (Arc::new(Semaphore::new(limits.answers)), Semaphore::new(limits.waiting));
-        Queue { answers, waiting, peers: Arc::default(), limits }
+        let answers = Arc::new(Semaphore::new(limits.answers));
+        let (common, own) = (Line::new(limits.waiting), Line::new(limits.waiting_for_peers));
+        Queue { answers, common, own, peers: Arc::default(), limits }
+    }
+
+    /// Where requests wait that only an answer of others keeps back.
+    pub(super) fn common_line(&self) -> Line {
+        self.common.clone()
     }
 
     /// A turn; `None` when too many wait already, or it does not come in time.
     pub(super) async fn enter(&self, peer: IpAddr) -> Option<Turn> {
         let (own, counted) = self.count(host(peer))?;
-        let _waiting = self.waiting.try_acquire().ok()?;
         let turn = async {
-            // Its own limit first: who waits for that holds no place of others.
-            let own = own.acquire_owned().await.ok()?;
-            let answer = Arc::clone(&self.answers).acquire_owned().await.ok()?;
+            // Its own limit first: a request that waits for answers of its own address takes no place of the common line.
+            let own = self.own.wait_for(&own).await?;
+            let answer = self.common.wait_for(&self.answers).await?;
             Some(Turn { _answer: answer, _own: own, _counted: counted })
         };
         tokio::time::timeout(self.limits.wait, turn).await.ok()?
@@ -137,6 +178,24 @@ mod tests {
         assert!(queue.enter(address(2)).await.is_some());
         drop((all, held));
         assert!(queue.peers.lock().is_empty(), "who has no request is forgotten");
+    }
+
+    #[tokio::test]
+    async fn four_addresses_with_all_answers_and_requests_that_wait_leave_places_in_the_common_line() {
+        let queue = Queue::new(Limits::default());
+        let all = (1..=4).flat_map(|last| (0..10).map(move |_| address(last)));
+        let mut all: Vec<_> = all.map(|address| Box::pin(queue.enter(address))).collect();
+        let mut held = Vec::new();
+        for one in &mut all {
+            held.extend(futures_poll(one.as_mut()).await.flatten());
+        }
+        assert_eq!(held.len(), Limits::default().answers);
+        let mut fifth = Box::pin(queue.enter(address(5)));
+        assert!(futures_poll(fifth.as_mut()).await.is_none(), "it waits and is not refused");
+        assert!(queue.common_line().is_waited_in());
+        held.pop();
+        assert!(futures_poll(fifth.as_mut()).await.flatten().is_some(), "the next answer is the fifth address's");
+        assert!(!queue.common_line().is_waited_in());
     }
 
     /// One look at a future.

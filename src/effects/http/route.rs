@@ -3,7 +3,7 @@
 use super::buffer::{Answer, Buffer, Buffers};
 use super::footprint;
 use super::negotiate;
-use super::queue::Queue;
+use super::queue::{Line, Queue};
 use super::settings::{Limits, Readiness, Settings};
 use crate::api::{self, Document, Filter};
 use crate::caller;
@@ -77,6 +77,11 @@ impl Server {
         limits: Limits,
     ) -> Server {
         Server { settings, view, ready, queue: Queue::new(limits), buffers: Buffers::default(), own: Arc::default() }
+    }
+
+    /// Where requests wait that only an answer of others keeps back.
+    pub(super) fn common_line(&self) -> Line {
+        self.queue.common_line()
     }
 
     /// Answers one request.

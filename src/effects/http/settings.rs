@@ -44,15 +44,23 @@ pub(super) struct Limits {
     pub(super) header_time: Duration,
     /// Time to take the rest of an answer once the socket's own buffer is full: Prometheus's default scrape timeout.
     pub(super) patience: Duration,
+    /// The same while a caller of another address waits for an answer: all eight answers are free again within this time, so
+    /// the last of the common line comes to its turn within two seconds and the time that four times eight answers take to
+    /// write. In half a second a network of 100 Mbit/s takes 6 MB, and a compressed answer for 5,000 containers has less than 1.
+    pub(super) haste: Duration,
     /// Answers with a large body under way at once. One scraper and one `top` are usual; with 5,000 containers an answer
     /// has some 15 MB, so eight stalled readers cost at most 120 MB for the ten seconds until they are cut.
     pub(super) answers: usize,
-    /// Of those for callers from one address: four addresses whose readers stall do not keep a fifth one out, and two
-    /// scrapers behind one address go side by side.
+    /// Of those for callers from one address, so that two scrapers behind one address go side by side. Four addresses can
+    /// hold all answers: their readers are then cut after `haste`.
     pub(super) answers_per_peer: usize,
-    /// Requests that may wait for one of the answers; together with them far below the number of connections, so that somebody
-    /// is always idle and makes way for a health check.
+    /// Requests that may wait for an answer that others hold. An address has at most `answers_per_peer` of them and of the
+    /// answers together, so it takes 20 addresses to fill both.
     pub(super) waiting: usize,
+    /// Requests that may wait for an answer that their own address holds. Where this line is full, an address is refused what
+    /// it asks beyond `answers_per_peer`, and nothing else. With the answers and the other line far below the number of
+    /// connections, so that one is always idle and makes way for a health check.
+    pub(super) waiting_for_peers: usize,
     /// Of those for callers from one address; the sets of names scraped by one Prometheus are four requests.
     pub(super) waiting_per_peer: usize,
     /// How long a request waits; below Prometheus's 10 s.
@@ -67,9 +75,11 @@ impl Default for Limits {
             connections: 256,
             header_time: Duration::from_secs(30),
             patience: Duration::from_secs(10),
+            haste: Duration::from_millis(500),
             answers: 8,
             answers_per_peer: 2,
             waiting: 32,
+            waiting_for_peers: 64,
             waiting_per_peer: 8,
             wait: Duration::from_secs(5),
             drain: Duration::from_secs(2),

@@ -1,4 +1,4 @@
-//! The task that finds out at the start whether the chart's policies are in force, by writes that the API server judges and
+//! The task that finds out whether the chart's policies are in force, at the start and every hour, by writes that the API server judges and
 //! does not make (`dryRun=All`): for each policy one that it must refuse, and what the agent writes itself.
 
 use decide::guard::{Tried, judge};
@@ -18,9 +18,42 @@ use wire::key;
 const FIRST: Duration = Duration::from_secs(10);
 /// At most so long: a cluster that is not guarded may stay so, and every look is seven requests of every node.
 const LONGEST: Duration = Duration::from_secs(600);
+/// Between two looks while all are in force: what metric and `/readyz` say holds within the hour after a policy is deleted, and
+/// of a thousand nodes the API server judges two such writes a second.
+const HOURLY: Duration = Duration::from_secs(3600);
 
 /// What is known of each policy.
 pub(crate) type Guards = BTreeMap<Policy, Guard>;
+
+/// What was found last, and how long it is to the next look.
+#[derive(Debug)]
+struct Looks {
+    last: Guards,
+    pause: Duration,
+}
+
+impl Default for Looks {
+    fn default() -> Looks {
+        Looks { last: Guards::new(), pause: FIRST }
+    }
+}
+
+impl Looks {
+    /// What counts of a look. A policy that is not in force counts when it was found so twice: the chart may be in the middle of
+    /// its installation.
+    fn counts<'a>(&self, found: &'a Guards) -> impl Iterator<Item = (&'a Policy, &'a Guard)> {
+        found.iter().filter(|(policy, guard)| **guard == Guard::InForce || self.last.get(policy) == Some(guard))
+    }
+
+    /// Until the next look. A look that found nothing reached no API server, and says nothing of the guard.
+    fn pause(&mut self, found: Guards, guarded: bool) -> Duration {
+        let holds = guarded && !found.is_empty() && found.values().all(|guard| *guard == Guard::InForce);
+        self.last = found;
+        let pause = if holds { HOURLY } else { self.pause };
+        self.pause = if holds { FIRST } else { LONGEST.min(self.pause * 2) };
+        pause
+    }
+}
 
 /// Tries the policies.
 #[derive(Debug)]
@@ -36,23 +69,17 @@ pub(crate) struct Guarding {
 }
 
 impl Guarding {
-    /// Runs until every policy is in force or `stop` is cancelled.
+    /// Runs until `stop` is cancelled.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let work = async {
-            let (mut last, mut pause) = (Guards::new(), FIRST);
-            while !self.is_done() {
+            let mut looks = Looks::default();
+            loop {
                 let found = self.look().await;
-                // What is not in force counts when it was found twice: the chart may be in the middle of its installation.
-                let holds =
-                    |policy: &Policy, guard: &Guard| *guard == Guard::InForce || last.get(policy) == Some(guard);
-                self.tell(found.iter().filter(|(policy, guard)| holds(policy, guard)));
-                last = found;
-                tokio::time::sleep(pause).await;
-                pause = LONGEST.min(pause * 2);
+                self.tell(looks.counts(&found));
+                tokio::time::sleep(looks.pause(found, self.is_guarded())).await;
             }
         };
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
-        stop.cancelled().await;
     }
 
     fn policies(&self) -> impl Iterator<Item = Policy> {
@@ -60,7 +87,8 @@ impl Guarding {
         Policy::ALL.into_iter().filter(move |policy| *policy != Policy::Evictions || evicts)
     }
 
-    fn is_done(&self) -> bool {
+    /// Whether each policy counts as in force.
+    fn is_guarded(&self) -> bool {
         let known = self.say.borrow();
         self.policies().all(|policy| known.get(&policy) == Some(&Guard::InForce))
     }
@@ -162,6 +190,31 @@ fn refused_by(text: &str) -> Option<Policy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_policy_that_goes_away_later_is_noticed_at_the_next_hour_and_counts_at_the_look_after_it() {
+        let look = |pods| Guards::from([(Policy::Nodes, Guard::InForce), (Policy::Pods, pods)]);
+        let pods = |looks: &Looks, found: &Guards| {
+            looks.counts(found).find(|(policy, _)| **policy == Policy::Pods).map(|(_, guard)| *guard)
+        };
+        let mut looks = Looks::default();
+        for (found, guarded, counts, pause) in [
+            (look(Guard::Open), false, None, FIRST),
+            (look(Guard::InForce), true, Some(Guard::InForce), HOURLY),
+            (look(Guard::InForce), true, Some(Guard::InForce), HOURLY),
+            (look(Guard::Open), true, None, FIRST),
+            (look(Guard::Open), false, Some(Guard::Open), FIRST * 2),
+            (look(Guard::Open), false, Some(Guard::Open), FIRST * 4),
+            (look(Guard::InForce), true, Some(Guard::InForce), HOURLY),
+            (Guards::new(), true, None, FIRST),
+        ] {
+            assert_eq!(pods(&looks, &found), counts, "{found:?}");
+            assert_eq!(looks.pause(found, guarded), pause);
+        }
+        for _ in 0..20 {
+            assert!(looks.pause(Guards::new(), false) <= LONGEST);
+        }
+    }
 
     #[test]
     fn a_refusal_tells_which_policy_it_is_of_and_any_other_tells_nothing() {

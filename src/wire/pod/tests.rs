@@ -71,7 +71,7 @@ fn a_whole_pod_is_read_and_nothing_else_is_kept() {
     let controller = pod.controller.unwrap();
     assert_eq!((&*controller.kind, &*controller.name, &*controller.api_version), ("StatefulSet", "train", "apps/v1"));
     assert_eq!(pod.runtime_class.as_deref(), Some("kata"));
-    assert!(pod.containers.iter().all(|container| container.privileged == (&*container.name == "main")));
+    assert!(pod.containers.iter().all(|container| container.may_mount == (&*container.name == "main")));
     let seen: Vec<_> = pod.containers.iter().map(|c| (&*c.name, c.kind, c.state)).collect();
     assert_eq!(
         seen,

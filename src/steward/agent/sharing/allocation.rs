@@ -3,6 +3,7 @@
 use super::binding::Way;
 use super::owner::{Delivered, Sharing};
 use super::promise;
+use super::tell::{self, Tries};
 use super::waiting::Allocation;
 use decide::share::{Binding, Bound, Meant};
 use effects::plugin::{Answer, Field, Refused, new_ticket};
@@ -177,10 +178,7 @@ impl Sharing {
                 return;
             };
             let (pod, container) = (meant.pod, meant.holder.container);
-            let why = format!(
-                "container {container} cannot get its GPUs: {why}; what it is given must be known after a restart. Is the disk \
-                 of --state-dir full or read-only? kubelet does not try this pod again: once that is mended, have it made again"
-            );
+            let why = tell::not_delivered(&container, &why, Tries::NoMore);
             tracing::error!(%pod, container = &*container, "{why}");
             let _ = reply.send(Err(Refused(format!("{pod}: {why}"))));
             // Only at the end of the program is nobody there to hear it.
@@ -231,6 +229,17 @@ impl Sharing {
     pub(super) fn goes_over_to_early(&mut self, way: &Way, state: &std::path::Path) {
         self.say_way.send_replace(Some(way.disproved(state)));
         self.look_at_way();
+    }
+
+    /// A container has what CDI told the runtime, after others seemed to show that it does nothing. Whether that changes the way.
+    pub(super) fn goes_back_to_late(&mut self) -> bool {
+        let way = self.way.borrow().as_ref().and_then(|way| way.taken_back(&self.state_dir));
+        let goes_back = way.is_some();
+        if goes_back {
+            self.say_way.send_replace(way);
+            self.look_at_way();
+        }
+        goes_back
     }
 }
 

@@ -40,10 +40,15 @@ pub(crate) struct Arrived {
 pub(crate) struct Arrivals {
     looking: BTreeSet<ContainerKey>,
     known: BTreeSet<ContainerKey>,
+    /// Namespaces in which a container was seen without its own; no more than [`ENOUGH`].
+    without: BTreeSet<Arc<str>>,
     /// Whether a container was seen to have its own, since tickets are given out.
     pub seen: bool,
 }
 
+/// Namespaces in which a container must be without its own before that is said of the runtime: what the owner of one namespace
+/// does within its containers decides for no other.
+const ENOUGH: usize = 2;
 /// First containers that are looked at: one may be slow to start, or wait for an init container that never ends.
 const AT_ONCE: usize = 8;
 /// All that are: four containers of each of 110 pods, which is kubelet's default. Those beyond are looked at later.
@@ -68,6 +73,23 @@ impl Arrivals {
         }
     }
 
+    /// A container of this pod was seen without its own. Whether that is enough to say that CDI does nothing here.
+    pub(super) fn lacks(&mut self, pod: &PodRef) -> bool {
+        if self.seen {
+            return false;
+        }
+        if self.without.len() < ENOUGH {
+            self.without.insert(Arc::clone(&pod.namespace));
+        }
+        self.without.len() >= ENOUGH
+    }
+
+    /// A container was seen to have its own. Whether it is the first.
+    pub(super) fn has(&mut self) -> bool {
+        self.without.clear();
+        !std::mem::replace(&mut self.seen, true)
+    }
+
     /// Forgets pods that are gone.
     pub(super) fn forget(&mut self, here: &BTreeSet<&PodUid>) {
         self.known.retain(|key| here.contains(&key.pod));
@@ -76,6 +98,7 @@ impl Arrivals {
     /// Tickets are given out from now on, and were not before: what was seen then was seen of another time.
     pub(super) fn begin(&mut self) {
         self.known.clear();
+        self.without.clear();
         self.seen = false;
     }
 }
@@ -96,6 +119,9 @@ pub(super) async fn watch(
             pods.as_ref().and_then(|pods| running(&key, &view, pods))
         };
         let Some((cgroup, shows)) = seen else { continue };
+        if !shows {
+            break;
+        }
         let roots = roots.clone();
         let look = spawn_blocking(move || sources::arrival::mounted(&roots, &cgroup.path, wire::limits::PATH));
         match look.await.ok().flatten() {
@@ -103,7 +129,6 @@ pub(super) async fn watch(
                 has = Some(true);
                 break;
             }
-            Some(false) if !shows => break,
             Some(false) => without += 1,
             None => {}
         }
@@ -126,9 +151,9 @@ fn running(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<(Arc<C
 }
 
 /// Whether its mounts show what the runtime of this node does with a CDI device. In a sandbox (Kata, gVisor) they are not seen
-/// from here, and a privileged container may have taken them away.
+/// from here, and a container that may mount may have taken them away, or put one there.
 fn shows(pod: &Pod, container: &PodContainer) -> bool {
-    !container.privileged && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(NVIDIAS))
+    !container.may_mount && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(NVIDIAS))
 }
 
 #[cfg(test)]
@@ -159,24 +184,45 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_sandbox_nor_a_privileged_container_shows_what_the_runtime_does() {
-        for (class, privileged, expect) in [
-            (None, None, true),
-            (None, Some(false), true),
-            (Some("nvidia-cdi"), None, true),
-            (Some("kata-qemu"), None, false),
-            (None, Some(true), false),
-            (Some("nvidia"), Some(true), false),
+    fn containers_without_their_own_speak_for_the_node_only_from_two_namespaces() {
+        let pod = |namespace: &str, name: &str| PodRef { namespace: namespace.into(), name: name.into() };
+        let mut arrivals = Arrivals::default();
+        assert!(
+            !arrivals.lacks(&pod("a", "one")) && !arrivals.lacks(&pod("a", "two")) && !arrivals.lacks(&pod("a", "one"))
+        );
+        assert!(arrivals.lacks(&pod("b", "one")));
+        assert!(arrivals.lacks(&pod("a", "three")), "it stays so");
+        assert!(arrivals.has() && !arrivals.has());
+        assert!(!arrivals.lacks(&pod("a", "one")) && !arrivals.lacks(&pod("b", "one")), "others have theirs");
+        arrivals.begin();
+        assert!(!arrivals.lacks(&pod("b", "one")));
+        assert!(arrivals.lacks(&pod("a", "one")));
+    }
+
+    #[test]
+    fn neither_a_sandbox_nor_a_container_that_may_mount_shows_what_the_runtime_does() {
+        let adds = |name: &str| json!({ "capabilities": { "drop": ["ALL"], "add": ["NET_RAW", name] } });
+        for (class, context, expect) in [
+            (None, json!(null), true),
+            (None, json!({ "privileged": false, "capabilities": { "add": null } }), true),
+            (Some("nvidia-cdi"), json!(null), true),
+            (Some("kata-qemu"), json!(null), false),
+            (None, json!({ "privileged": true }), false),
+            (Some("nvidia"), json!({ "privileged": true }), false),
+            (None, adds("SYS_PTRACE"), true),
+            (None, adds("SYS_ADMIN"), false),
+            (None, adds("cap_sys_admin"), false),
+            (Some("nvidia"), adds("ALL"), false),
         ] {
             let pod = json!({
                 "metadata": { "name": "p", "namespace": "n", "uid": "0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d" },
                 "spec": {
                     "runtimeClassName": class,
-                    "containers": [{ "name": "main", "securityContext": privileged.map(|is| json!({ "privileged": is })) }],
+                    "containers": [{ "name": "main", "securityContext": context }],
                 },
             });
             let pod = wire::pod::decode(pod.to_string().as_bytes()).expect("a pod");
-            assert_eq!(shows(&pod, &pod.containers[0]), expect, "{class:?} {privileged:?}");
+            assert_eq!(shows(&pod, &pod.containers[0]), expect, "{class:?} {context}");
         }
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Way {
     pub lost: bool,
     /// Whether the runtime says that its CDI is on: then one container that has nothing does not speak for all.
     pub promised: bool,
+    /// Whether containers alone have shown that CDI does nothing: then a container can show the contrary.
+    disproved: bool,
     runtime: String,
 }
 
@@ -74,7 +76,7 @@ impl Finder {
     pub(crate) async fn run(self, say: watch::Sender<Option<Way>>) {
         if let Some(binding) = self.setting {
             tracing::info!(?binding, "containers get their devices as --binding says");
-            let way = Way { binding, auto: false, lost: false, promised: false, runtime: String::new() };
+            let way = Way::told(binding);
             say.send_replace(Some(way));
             return;
         }
@@ -206,7 +208,12 @@ fn borrowed((who, on): &OwnWord) -> Word<'_> {
 
 impl Way {
     fn of(Choice { found, lost, promised, .. }: Choice, runtime: String) -> Way {
-        Way { binding: found.binding(), auto: true, lost, promised, runtime }
+        Way { binding: found.binding(), auto: true, lost, promised, disproved: found == Found::Disproved, runtime }
+    }
+
+    /// As a person says.
+    fn told(binding: Binding) -> Way {
+        Way { binding, auto: false, lost: false, promised: false, disproved: false, runtime: String::new() }
     }
 
     /// The runtime has CDI by its version and does not do as it is told: everything that comes is given early.
@@ -214,9 +221,18 @@ impl Way {
         self.disproved_on(self.runtime.clone(), &state.join(FILE))
     }
 
+    /// A container has what its ticket stands for: what others seemed to disprove does not hold, and devices are given late
+    /// again. `None` where it was not disproved: the runtime says that its CDI is off, or has none.
+    pub(super) fn taken_back(&self, state: &Path) -> Option<Way> {
+        self.disproved.then(|| {
+            remember(&state.join(FILE), Found::Late, &self.runtime);
+            Way { binding: Binding::Late, lost: false, disproved: false, ..self.clone() }
+        })
+    }
+
     fn disproved_on(&self, runtime: String, file: &Path) -> Way {
         remember(file, Found::Disproved, &runtime);
-        Way { binding: Binding::Early, auto: self.auto, lost: true, promised: false, runtime }
+        Way { binding: Binding::Early, auto: self.auto, lost: true, promised: false, disproved: true, runtime }
     }
 }
 
@@ -239,6 +255,22 @@ fn remember(file: &Path, found: Found, runtime: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_containers_disproved_is_taken_back_and_what_the_runtime_says_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = "containerd://2.1.4";
+        let by = |found, lost| Way::of(Choice { found, lost, promised: false, why: String::new() }, runtime.into());
+        let disproved = by(Found::Late, false).disproved(folder.path());
+        assert_eq!((disproved.binding, disproved.lost), (Binding::Early, true));
+        assert_eq!(disproved, by(Found::Disproved, true), "as after a restart");
+        assert_eq!(disproved.taken_back(folder.path()), Some(by(Found::Late, false)));
+        assert_eq!(remembered(&folder.path().join(FILE)), Some((Found::Late, runtime.into())));
+        for way in [by(Found::Early, true), by(Found::Early, false), by(Found::Late, false), Way::told(Binding::Early)]
+        {
+            assert_eq!(way.taken_back(folder.path()), None, "{way:?}");
+        }
+    }
 
     #[test]
     fn what_was_found_is_known_at_the_next_start_and_a_torn_file_says_nothing() {

@@ -1,4 +1,4 @@
-//! Pods that use more than they were promised: told once each, and evicted where that is wanted.
+//! Pods that use more GPU memory than their claims have: told once each, and evicted where that is wanted.
 
 use decide::overuse;
 use effects::apiserver::{ApiServer, Event, NotWritten, Weight};
@@ -45,14 +45,19 @@ impl Accused {
     }
 }
 
-fn sentence(over: &OverUse) -> String {
+/// For the pod's owner: what is too much, and what to change.
+pub(super) fn sentence(over: &OverUse) -> String {
     let used = over.used.value().map_or_else(|| "more memory".to_owned(), |used| format!("{} MiB", used.0 >> 20));
-    format!("its processes hold {used} of {}, and {} MiB were promised to it", over.device, over.promised.0 >> 20)
+    format!(
+        "the pod's processes hold {used} of {}, and its claim has {} MiB; keep within nvidia.com/gpumem, or ask for more of it",
+        over.device,
+        over.promised.0 >> 20
+    )
 }
 
 fn tell(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
     let note = sentence(over);
-    tracing::warn!(pod = %pod.name, device = %over.device, "a pod uses more than it was promised: {note}");
+    tracing::warn!(pod = %pod.name, device = %over.device, "a pod uses too much GPU memory: {note}");
     write_event(api, pod, ("OverUse", note, at.to_owned()));
 }
 
@@ -62,7 +67,7 @@ fn write_event(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, St
     tokio::spawn(async move {
         let event = Event { weight: Weight::Warning, reason, action: "Account", note, at };
         if let Err(error) = api.pod_event(&uid, &name, &event).await {
-            tracing::warn!(pod = %name, %error, "cannot write the event of a pod that uses more than it was promised");
+            tracing::warn!(pod = %name, %error, "cannot write the event of a pod that uses too much");
         }
     });
 }

@@ -13,6 +13,7 @@ use super::counts::Written;
 use super::late;
 use super::owner::{Delivered, Sharing};
 use super::promise;
+use super::tell::{self, Tries};
 use super::waiting::Start;
 use decide::share::{Binding, Bound, Refusal, Verdict, Waiting};
 use effects::plugin::Refused;
@@ -193,7 +194,7 @@ impl Sharing {
                 };
                 delivered.map_err(|error| {
                     tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
-                    let why = format!("container {} cannot get its GPUs: {error}", promise.container);
+                    let why = tell::not_delivered(&promise.container, &error, Tries::Again);
                     // Whoever tells it has enough to tell already if there is no room.
                     let _ = told.try_send(report(promise, Err(why.clone())));
                     Refused(format!("{}: {why}", promise.pod))
@@ -291,7 +292,17 @@ impl Sharing {
         let Arrived { key, pod, has } = arrived;
         self.arrivals.ended(key, has.is_some());
         match has {
-            Some(true) if !std::mem::replace(&mut self.arrivals.seen, true) => {
+            // What was disproved is taken back even where it was seen once: before the runtime changed, for instance.
+            Some(true) if self.goes_back_to_late() => {
+                // Going back forgets what was seen, and this was seen now: the next that lack theirs do not change it again.
+                self.arrivals.has();
+                tracing::warn!(
+                    %pod, container = &*key.container,
+                    "a container has what its CDI device stands for: CDI works here, and containers that come now get their \
+                     devices late again (--binding=early keeps them early)"
+                );
+            }
+            Some(true) if self.arrivals.has() => {
                 super::binding::proved(&self.state_dir);
                 tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
             }
@@ -305,10 +316,12 @@ impl Sharing {
         }
     }
 
-    /// A container runs without what its ticket stands for: others may do so too and are looked at, and none is to come to that.
+    /// A container runs without what its ticket stands for. Once containers of two namespaces do, all are looked at, and none
+    /// is to come to that.
     fn has_lost(&mut self, key: &ContainerKey, pod: &PodRef) {
         let way = self.way.borrow().clone().filter(|way| way.auto && way.binding == Binding::Late);
-        let goes_over = way.filter(|way| !self.arrivals.seen && !way.promised);
+        let speaks_for_all = self.arrivals.lacks(pod);
+        let goes_over = way.filter(|way| speaks_for_all && !way.promised);
         if self.teller.not_applied(&key.pod, pod) {
             self.reporter.trouble(Trouble::EditsNotApplied);
             tracing::error!(

@@ -18,9 +18,46 @@ use model::unit::{Bytes, CorePercent, Mib};
 use model::view::NodeView;
 use sources::kubernetes::own_node::OwnNode;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use wire::{assignment, bind, key};
+
+/// Whether kubelet asks again after a refusal.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Tries {
+    /// `PreStartContainer`.
+    Again,
+    /// `Allocate`: the pod has failed.
+    NoMore,
+}
+
+/// For the pod's owner: a file of this container could not be written, and what to do about it.
+pub(super) fn not_delivered(container: &str, why: &dyn Display, tries: Tries) -> String {
+    let next = match tries {
+        Tries::Again => "the kubelet then starts the container",
+        Tries::NoMore => "then delete the pod, because the kubelet does not try it again",
+    };
+    format!(
+        "container {container} cannot get its GPUs: {why}; free or mend the disk of --state-dir (or of --cdi-dir, where that path \
+         is named); {next}"
+    )
+}
+
+/// For the pod's owner: its containers run without what CDI was to give them.
+const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
+                           make the edits of their CDI devices (is CDI switched off there?); delete the pod";
+
+/// For the pod's owner: too much in the folders that lie on the node.
+fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
+    format!(
+        "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which lie on the node, and may \
+         write {} MiB, each file counted as 4 KiB or more (--pod-files-limit); write elsewhere, and delete the pod",
+        files.bytes.0 >> 20,
+        files.files,
+        limit.0 >> 20
+    )
+}
 
 /// Tells, and remembers what was told.
 #[derive(Debug)]
@@ -164,22 +201,14 @@ impl Teller {
     /// is new.
     pub(super) fn not_applied(&mut self, uid: &PodUid, pod: &PodRef) -> bool {
         const REASON: &str = "LimitsNotApplied";
-        let note = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not make the \
-                    edits of their CDI devices (is CDI switched off there?); delete the pod";
-        self.is_to_go((uid, pod), REASON, note.into())
+        self.is_to_go((uid, pod), REASON, NOT_APPLIED.into())
     }
 
     /// A pod has written more into its folders than it may: an event and the mark once, and an eviction each time where that is
     /// wanted, because a budget may forbid it for now.
     pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, (limit, evicts): (Bytes, bool)) {
         const REASON: &str = "TooMuchWritten";
-        let note = format!(
-            "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which lie on the node, and may \
-             write {} MiB, each file counted as 4 KiB or more (--pod-files-limit); write elsewhere, and delete the pod",
-            files.bytes.0 >> 20,
-            files.files,
-            limit.0 >> 20
-        );
+        let note = too_much_written(files, limit);
         if self.is_to_go((pod.cgroup_uid(), &pod.name), REASON, note.clone()) {
             tracing::warn!(pod = %pod.name, bytes = files.bytes.0, files = files.files, "a pod has written too much: {note}");
         }
@@ -352,8 +381,33 @@ fn blank(text: &str) -> String {
 mod tests {
     use super::*;
     use lab::api_server::{self, ApiServer as Server};
+    use model::reading::Reading;
+    use model::view::OverUse;
     use serde_json::{Value, json};
     use std::time::Duration;
+
+    #[test]
+    fn every_text_of_an_event_ends_with_what_to_do() {
+        let pod = PodUid::parse("0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d").unwrap();
+        let name = PodRef { namespace: "ml".into(), name: "train".into() };
+        let device = GpuUuid::parse("GPU-1").unwrap();
+        let used = Reading::Measured(Bytes(8192 << 20), sources::clock::monotonic());
+        let over = OverUse { pod: pod.clone(), device, promised: Bytes(3000 << 20), used, lasted: Duration::ZERO };
+        let files = PodFiles { uid: pod, pod: name, bytes: Bytes(80 << 20), files: 3, over: true };
+        for (text, remedy) in [
+            (overuse::sentence(&over), "keep within nvidia.com/gpumem, or ask for more of it"),
+            (not_delivered("main", &"No space left on device", Tries::Again), "free or mend the disk of --state-dir"),
+            (not_delivered("main", &"No space left on device", Tries::NoMore), "then delete the pod"),
+            (NOT_APPLIED.into(), "delete the pod"),
+            (too_much_written(&files, Bytes(64 << 20)), "write elsewhere, and delete the pod"),
+        ] {
+            let (_, told) = text.split_once("; ").unwrap_or_default();
+            assert!(told.contains(remedy), "{text}");
+            for unclear in ["promised", "somebody", "nobody", "assignment", " bytes"] {
+                assert!(!text.contains(unclear), "{text}");
+            }
+        }
+    }
 
     const HASH: &str = "0123456789abcdef0123456789abcdef";
     const MIRROR: &str = "cccccccc-0000-4000-8000-000000000003";
