@@ -5,10 +5,11 @@
 
 use effects::delivery::{Delivery, Emptied};
 use model::observation::Trouble;
+use parking_lot::Mutex;
 use sources::report::Reporter;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -68,14 +69,7 @@ struct Running(Arc<State>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.turns().ends(Instant::now());
-    }
-}
-
-impl State {
-    /// Each change is one step, so whoever panicked has left nothing half done.
-    fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.turns.lock().ends(Instant::now());
     }
 }
 
@@ -87,7 +81,7 @@ impl Emptier {
 
     /// Empties the trash, in which there is something. What was left the last time waits, unless there is more.
     pub(super) fn start(&mut self, delivery: &Arc<Delivery>, more: bool, now: Instant) {
-        if !self.state.turns().starts(more, now) {
+        if !self.state.turns.lock().starts(more, now) {
             return;
         }
         let running = Running(Arc::clone(&self.state));
