@@ -14,7 +14,7 @@ const FOLDER: &str = "/srv/nvml";
 /// Promises 28 and 29 in docs/specification.md, on cgroup v2.
 #[test]
 #[ignore = "needs vm: tests/run"]
-fn on_cgroup_v2_a_container_reaches_its_own_gpu_and_no_other() {
+fn containers_on_cgroup_v2_reach_their_own_gpus_alone() {
     let machine = Machine::up();
     let folder = tempfile::tempdir().expect("a directory");
     let fake = FakeNvml::install(folder.path()).expect("the fake library");

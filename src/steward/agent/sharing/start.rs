@@ -182,7 +182,8 @@ fn warn_of_closed_folders() {
     // Where the kernel does not say, nothing is known to be missing.
     if sets.is_ok_and(|sets| !opens_all_folders(sets.effective)) {
         tracing::warn!(
-            "with --limiter-library containers write into folders on the node, and without CAP_DAC_OVERRIDE and CAP_FOWNER those that a              container closes are neither counted nor removed: give the agent both (docs/capabilities.md)"
+            "with --limiter-library containers write into folders on the node, and without CAP_DAC_OVERRIDE and CAP_FOWNER those that \
+             a container closes are neither counted nor removed: give the agent both (docs/capabilities.md)"
         );
     }
 }

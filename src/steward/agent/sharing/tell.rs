@@ -8,7 +8,7 @@ use super::told::Told;
 use super::writing::{Ended, write};
 use decide::share::Refusal;
 use decide::unwritten::{Annotations, Kind, MAX_UNDER_WAY, Outcome, Unwritten};
-use effects::apiserver::{ApiServer, Event, Weight};
+use effects::apiserver::{ApiServer, Event, NotWritten, Weight};
 use model::claim::{BindPhase, Grant, Slots};
 use model::id::{GpuUuid, NodeName, PodRef, PodUid};
 use model::plugin::PodFiles;
@@ -20,6 +20,7 @@ use sources::kubernetes::own_node::OwnNode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::{assignment, bind, key};
 
@@ -45,6 +46,9 @@ pub(super) fn not_delivered(container: &str, why: &dyn Display, tries: Tries) ->
 }
 
 /// For the pod's owner: its containers run without what CDI was to give them.
+/// Seconds before an event is tried again: it is told once, so one lost attempt must not be the end of it. An API server that is away for
+/// longer than a minute misses it; the log has it.
+const EVENT_PAUSES: [u64; 4] = [1, 4, 15, 60];
 const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
                            make the edits of their CDI devices (is CDI switched off there?); delete the pod";
 
@@ -231,8 +235,16 @@ impl Teller {
         let (api, uid, pod) = (self.api.clone(), uid.clone(), pod.clone());
         let event = Event { weight: Weight::Warning, reason, action: "Allocate", note, at: now() };
         tokio::spawn(async move {
-            if let Err(error) = api.pod_event(&uid, &pod, &event).await {
-                tracing::warn!(%pod, reason, %error, "cannot write an event on the pod");
+            let mut pauses = EVENT_PAUSES.into_iter();
+            while let Err(error) = api.pod_event(&uid, &pod, &event).await {
+                // What the server refuses it refuses again.
+                match pauses.next().filter(|_| !matches!(error, NotWritten::Refused { .. })) {
+                    Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
+                    None => {
+                        tracing::warn!(%pod, reason, %error, "cannot write an event on the pod");
+                        break;
+                    }
+                }
             }
         });
     }
