@@ -124,8 +124,10 @@ fn is_upgraded(bed: &Bed, gpus: &[String]) {
     let here = new.iter().find(|pod| pod["spec"]["nodeName"] == *bed.node()).expect("one on our node");
     let address = format!("{}:9410", here["status"]["podIP"].as_str().expect("an address"));
     eventually("kubelet to know the new agent", READY, || {
-        let answer = http::get(address.parse().expect("an address"), "/api/v1/node").ok()?;
-        (answer.status == 200 && answer.json()["plugin"]["registered"] == true).then_some(())
+        // From here, another machine to the pod, no more than its metrics can be asked for.
+        let answer = http::get(address.parse().expect("an address"), "/metrics").ok()?.text();
+        let registered = |line: &str| line.starts_with("gpu_steward_plugin_registered{") && line.ends_with(" 1");
+        answer.lines().any(registered).then_some(())
     });
     assert_eq!(container(), served, "the pod that was served was started again");
     let after = bed.pod("after", gpus, &[("main", "app", &[(0, 2000, 20)])], &Value::Null);
