@@ -13,7 +13,7 @@ const FOLDER: &str = "/srv/nvml";
 
 /// Promises 28 and 29 in docs/specification.md, on cgroup v2.
 #[test]
-#[ignore = "needs vm: tests/run"]
+#[ignore = "takes minutes on the vm: tests/run --long vm"]
 fn containers_on_cgroup_v2_reach_their_own_gpus_alone() {
     let machine = Machine::up();
     let folder = tempfile::tempdir().expect("a directory");

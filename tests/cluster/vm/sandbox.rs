@@ -110,7 +110,7 @@ fn what_the_unit_may_not_do_it_cannot() {
 
 /// Promise 15 in docs/specification.md, of a unit that runs; and what the kernel says of its process.
 #[test]
-#[ignore = "needs vm: tests/run"]
+#[ignore = "takes minutes on the vm: tests/run --long vm"]
 fn the_running_units_exposure_is_as_low_as_that_of_its_file() {
     let machine = Machine::up();
     machine.settings(&[super::GPUS]);

@@ -63,7 +63,7 @@ fn the_unit_is_ready_is_watched_comes_back_reloads_and_stops() {
 }
 
 #[test]
-#[ignore = "needs vm: tests/run"]
+#[ignore = "takes minutes on the vm: tests/run --long vm"]
 fn the_journal_has_each_line_with_its_fields() {
     let machine = Machine::up();
     machine.settings(&[GPUS]);
