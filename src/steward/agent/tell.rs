@@ -67,7 +67,8 @@ fn xid(xid: &Xid, view: &NodeView) {
         pci_bus_id = xid.pci_bus_id.as_deref(),
         xid = xid.code,
         pid = xid.pid,
-        pod = pod.map(tracing::field::display),
+        pod = pod.map(|pod| &*pod.name),
+        namespace = pod.map(|pod| &*pod.namespace),
         "GPU driver error: XID {} ({meaning})",
         xid.code
     );
