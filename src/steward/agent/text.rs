@@ -1,8 +1,8 @@
 //! The program's own code in memory: what is not run any more is given back.
 //!
 //! The kernel maps 64 KiB around every page of code that is run for the first time, and keeps them mapped. Settings, TLS and
-//! first looks are run once, and starts of pods come in bursts; what is needed later is mapped again from the page cache. With 8 made-up GPUs (tests' profile)
-//! this made 14.1 MiB of file pages 11.0 MiB, for 145 soft faults in the 15 s after it.
+//! first looks are run once, and starts of pods come in bursts; what is needed later is mapped again from the page cache. With
+//! 8 made-up GPUs (tests' profile) this made 14.1 MiB of file pages 11.0 MiB, for 145 soft faults in the 15 s after it.
 //!
 //! What must never happen here: a mapping that can have been written to. Its private pages would be lost.
 
@@ -13,7 +13,7 @@ use tokio::time::sleep;
 /// By then every loop of the agent has run twice at least (the slowest each 5 s), and nothing of the start runs any more. Before it the
 /// agent holds 2 MiB more than at any later time (25.2 beside 23.1 with 8 GPUs and 100 pods).
 const SETTLED: Duration = Duration::from_secs(12);
-/// From then on. What a burst of starts ran through goes within this time; what is mapped again costs less than a millisecond.
+/// From then on. What a burst of starts ran through goes within this time.
 const EACH: Duration = Duration::from_secs(60);
 /// The mappings of a process are some hundred lines.
 const MAX_MAPS: usize = 1 << 20;

@@ -101,7 +101,8 @@ impl FileCounter {
             let pods = counts.closed;
             tracing::warn!(
                 pods, %pod,
-                "what {pods} pods have written, first {pod}, cannot be counted: a folder of theirs may not be entered, so that                  --pod-files-limit does not hold there; give the agent CAP_DAC_OVERRIDE"
+                "what {pods} pods have written, first {pod}, cannot be counted: a folder of theirs may not be entered, so that \
+                 --pod-files-limit does not hold there; give the agent CAP_DAC_OVERRIDE"
             );
         }
     }

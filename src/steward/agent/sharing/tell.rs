@@ -45,10 +45,11 @@ pub(super) fn not_delivered(container: &str, why: &dyn Display, tries: Tries) ->
     )
 }
 
-/// For the pod's owner: its containers run without what CDI was to give them.
 /// Seconds before an event is tried again: it is told once, so one lost attempt must not be the end of it. An API server that is away for
 /// longer than a minute misses it; the log has it.
 const EVENT_PAUSES: [u64; 4] = [1, 4, 15, 60];
+
+/// For the pod's owner: its containers run without what CDI was to give them.
 const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
                            make the edits of their CDI devices (is CDI switched off there?); delete the pod";
 
