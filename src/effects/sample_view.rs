@@ -166,28 +166,30 @@ fn plugin(view: &NodeView) -> PluginView {
         resource: "nvidia.com/gpu".into(),
         standing: Standing::Registered("watcher"),
         registrations: 2,
-        slots: vec![slots(0, 9, 1, 0, 0), slots(1, 0, 2, 8, 0), slots(3, 0, 0, 9, 1)],
-        claims: vec![
+        slots: [slots(0, 9, 1, 0, 0), slots(1, 0, 2, 8, 0), slots(3, 0, 0, 9, 1)].into(),
+        claims: [
             claim(1, "main", &uuid(0), Some(48)),
             claim(2, "server", &uuid(1), Some(16)),
             claim(3, "server", &uuid(1), Some(24)),
             claim(3, "side\"car", &uuid(0), None),
             claim(4, "main", &mig_uuid(0), Some(10)),
             claim(9, "waiting", &uuid(1), Some(8)),
-        ],
+        ]
+        .into(),
         allocations: 4,
         starts: vec![(Outcome::Filled, 3), (Outcome::Refused("DoesNotFit"), 1)],
         waited: vec![("Books", 1)],
         differing: 1,
         without_gpu: 1,
         moves: Moves { exchanged: 2, alone: 0 },
-        files: vec![PodFiles {
+        files: [PodFiles {
             uid: pod_uid(1),
             pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
             bytes: Bytes(2 << 20),
             files: 3,
             over: false,
-        }],
+        }]
+        .into(),
         isolation: Isolation::Holds,
         guards: vec![(Policy::Nodes, Guard::InForce), (Policy::Pods, Guard::Open)],
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },

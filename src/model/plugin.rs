@@ -164,9 +164,9 @@ pub struct PluginView {
     /// How often kubelet came to know us.
     pub registrations: u64,
     /// Ordered by device.
-    pub slots: Vec<DeviceSlots>,
+    pub slots: Arc<[DeviceSlots]>,
     /// What containers of pods that have not ended were promised, ordered by pod and container.
-    pub claims: Vec<Claim>,
+    pub claims: Arc<[Claim]>,
     /// Containers that kubelet allocated.
     pub allocations: u64,
     /// Containers whose start was answered, by how; ordered.
@@ -180,7 +180,7 @@ pub struct PluginView {
     /// Containers whose claim moved.
     pub moves: Moves,
     /// Pods that have written something, ordered by UID.
-    pub files: Vec<PodFiles>,
+    pub files: Arc<[PodFiles]>,
     /// Whether containers are kept from others' GPUs.
     pub isolation: Isolation,
     /// The chart's policies of which something is known; ordered.

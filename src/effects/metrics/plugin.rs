@@ -99,7 +99,7 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
 fn devices(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
     let devices: Vec<(Labels, &DeviceSlots)> = plugin
         .into_iter()
-        .flat_map(|plugin| &plugin.slots)
+        .flat_map(|plugin| plugin.slots.iter())
         .map(|slots| (Labels::new().with("uuid", slots.device.as_str()), slots))
         .collect();
     out.family(&SLOTS);
@@ -130,7 +130,7 @@ fn files(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
         labels.with("pod_uid", files.uid.as_str())
     };
     let files: Vec<(Labels, &PodFiles)> =
-        plugin.into_iter().flat_map(|plugin| &plugin.files).map(|files| (labels(files), files)).collect();
+        plugin.into_iter().flat_map(|plugin| plugin.files.iter()).map(|files| (labels(files), files)).collect();
     out.family(&FILES_BYTES);
     for (labels, files) in &files {
         out.sample(&[labels.as_str()], Number::Whole(files.bytes.0));

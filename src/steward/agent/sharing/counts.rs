@@ -16,8 +16,10 @@ pub(crate) struct Counts {
     meter: Arc<Meter>,
     standing: watch::Receiver<Standing>,
     registrations: u64,
-    slots: Vec<DeviceSlots>,
-    claims: Vec<Claim>,
+    /// These three grow with the pods of the node, and a view is made each second: what has not changed is neither copied nor compared.
+    slots: Arc<[DeviceSlots]>,
+    claims: Arc<[Claim]>,
+    files: Arc<[PodFiles]>,
     allocations: u64,
     /// At most one for each code of a refusal.
     starts: BTreeMap<Outcome, u64>,
@@ -26,7 +28,6 @@ pub(crate) struct Counts {
     differing: u64,
     without_gpu: u32,
     moves: Moves,
-    files: Vec<PodFiles>,
     guards: watch::Receiver<Guards>,
     isolation: Isolation,
     last: Option<Arc<PluginView>>,
@@ -59,8 +60,9 @@ impl Counts {
             meter,
             standing,
             registrations: 0,
-            slots: Vec::new(),
-            claims: Vec::new(),
+            slots: Arc::default(),
+            claims: Arc::default(),
+            files: Arc::default(),
             allocations: 0,
             starts: BTreeMap::new(),
             written: Arc::default(),
@@ -68,7 +70,6 @@ impl Counts {
             differing: 0,
             without_gpu: 0,
             moves: Moves::default(),
-            files: Vec::new(),
             guards,
             isolation: Isolation::default(),
             last: None,
@@ -107,13 +108,13 @@ impl Counts {
     }
 
     pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>, claims: Vec<Claim>) {
-        self.slots = slots;
-        self.claims = claims;
+        self.slots = slots.into();
+        self.claims = claims.into();
     }
 
     /// What pods have written is this now.
     pub(super) fn files_are(&mut self, files: Vec<PodFiles>) {
-        self.files = files;
+        self.files = files.into();
     }
 
     /// Whether containers are kept from others' GPUs. Says whether that is new.
@@ -143,15 +144,15 @@ impl Counts {
             resource: Arc::clone(&self.resource),
             standing,
             registrations: self.registrations,
-            slots: self.slots.clone(),
-            claims: self.claims.clone(),
+            slots: Arc::clone(&self.slots),
+            claims: Arc::clone(&self.claims),
             allocations: self.allocations,
             starts: starts.into_iter().collect(),
             waited: self.waited.iter().map(|(what, count)| (*what, *count)).collect(),
             differing: self.differing,
             without_gpu: self.without_gpu,
             moves: self.moves,
-            files: self.files.clone(),
+            files: Arc::clone(&self.files),
             isolation: self.isolation,
             guards: self.guards.borrow().iter().map(|(policy, guard)| (*policy, *guard)).collect(),
             allocate: self.meter.allocate(),
