@@ -133,8 +133,13 @@ impl Share {
 
     /// Takes over the devices of this node as they are now. Says whether kubelet's list changes by it.
     pub fn cards_are(&mut self, cards: Vec<Card>) -> bool {
+        let cards = cards.into_iter().map(|card| (card.device.clone(), card)).collect();
+        // Asked each second: a list of all slots would be made twice to find that nothing has changed.
+        if cards == self.cards {
+            return false;
+        }
         let before = self.list();
-        self.cards = cards.into_iter().map(|card| (card.device.clone(), card)).collect();
+        self.cards = cards;
         let changes = self.list() != before;
         if changes {
             self.keep_shares_that_were_given();
@@ -144,6 +149,9 @@ impl Share {
 
     /// Takes over which devices an operator keeps from new containers. Says whether kubelet's list changes by it.
     pub fn cordoned_are(&mut self, cordoned: BTreeSet<GpuUuid>) -> bool {
+        if cordoned == self.cordoned {
+            return false;
+        }
         let before = self.list();
         self.cordoned = cordoned;
         self.list() != before
