@@ -303,7 +303,7 @@ impl Agent {
             Some(socket) => agent.must_not_end("usage", serve::usage(socket, usage_broken, progress_seen, shown)),
             None => drop(usage_broken),
         }
-        tokio::spawn(text::give_back());
+        tokio::spawn(text::give_back(agent.view.clone()));
         Ok(agent)
     }
 
