@@ -1,6 +1,7 @@
 //! The GPUs of the node: what was last read of each, what happened to it, and what is worth saying.
 
 use crate::health::{Change, Policy, Record, silence, untold};
+use crate::occupants::Occupants;
 use crate::remark::Remark;
 use model::gpu::{Gpu, GpuSample, MAX_GPUS, Unidentified, Xid};
 use model::id::GpuUuid;
@@ -8,7 +9,10 @@ use model::observation::GpuSourceState;
 use model::process::{GpuProcess, GpuProcesses};
 use model::reading::{Absence, Reading};
 use model::time::Monotonic;
+use model::unit::Bytes;
+use model::usage::Rated;
 use model::view::MAX_XID_CODES;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// One GPU.
@@ -22,10 +26,16 @@ pub struct Card {
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Processes beyond the bound.
     pub left_out: u32,
+    /// Who has a part in it, by the last list that was read.
+    pub occupants: Occupants,
     /// The last XID.
     pub last_xid: Option<Xid>,
     /// XIDs by code.
-    pub xids: Vec<(u32, u64)>,
+    pub xids: BTreeMap<u32, u64>,
+    /// All of them.
+    pub xid_count: u64,
+    /// What goes over its NVLinks.
+    pub nvlink: Rated<Bytes>,
     /// What condemns it.
     pub record: Record,
 }
@@ -37,8 +47,11 @@ impl Card {
             sample: Arc::default(),
             processes: Reading::NOT_YET,
             left_out: 0,
+            occupants: Occupants::default(),
             last_xid: None,
-            xids: Vec::new(),
+            xids: BTreeMap::new(),
+            xid_count: 0,
+            nvlink: Rated::default(),
             record: Record::default(),
         }
     }
@@ -54,6 +67,7 @@ impl Card {
         let after = silence(&sample);
         let first = untold(&self.sample);
         self.sample = sample;
+        self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
         let spoken = match (before, after) {
             (None, Some(why)) => Some(Remark::GpuSick(self.gpu.uuid.clone(), why)),
             (Some(old), Some(why)) if old != why => Some(Remark::GpuSick(self.gpu.uuid.clone(), why)),
@@ -73,6 +87,7 @@ impl Card {
 
     fn silent(&mut self, why: Absence, policy: &Policy, now: Monotonic) {
         self.sample = Arc::new(GpuSample::absent(why));
+        self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
         // The source's own remark says it of all cards.
         let _ = self.record.read(&self.sample, policy, now);
         self.processes = Reading::Absent(why);
@@ -81,10 +96,9 @@ impl Card {
 
     fn count(&mut self, xid: &Xid) {
         self.last_xid = Some(xid.clone());
-        if let Some((_, count)) = self.xids.iter_mut().find(|(code, _)| *code == xid.code) {
-            *count += 1;
-        } else if self.xids.len() < MAX_XID_CODES {
-            self.xids.push((xid.code, 1));
+        self.xid_count += 1;
+        if self.xids.len() < MAX_XID_CODES || self.xids.contains_key(&xid.code) {
+            *self.xids.entry(xid.code).or_default() += 1;
         }
     }
 }
@@ -94,6 +108,8 @@ impl Card {
 pub struct Cards {
     /// Whether they can be seen at all.
     pub source: GpuSourceState,
+    /// Version of the driver that answered last.
+    pub driver: Option<Arc<str>>,
     /// At most [`MAX_GPUS`].
     pub cards: Vec<Card>,
     /// Those that could never be identified, ordered by index; at most [`MAX_GPUS`].
@@ -106,6 +122,7 @@ impl Default for Cards {
     fn default() -> Self {
         Cards {
             source: GpuSourceState::Starting,
+            driver: None,
             cards: Vec::new(),
             unidentified: Vec::new(),
             policy: Policy::default(),
@@ -128,6 +145,9 @@ impl Cards {
         if let Some(why) = why {
             self.cards.iter_mut().for_each(|card| card.silent(why, &self.policy, now));
             self.unidentified.iter_mut().for_each(|gpu| gpu.why = why);
+        }
+        if let GpuSourceState::Working { driver, .. } = &state {
+            self.driver = Some(Arc::clone(driver));
         }
         self.source = state.clone();
         vec![Remark::GpuSource(state)]
@@ -179,6 +199,9 @@ impl Cards {
     /// Processes of one card.
     pub fn processes(&mut self, told: GpuProcesses) {
         if let Some(card) = self.find(&told.gpu) {
+            if let Some(list) = told.list.value() {
+                card.occupants.told(list, told.left_out);
+            }
             card.processes = told.list.map(Arc::from);
             card.left_out = told.left_out;
         }
@@ -222,7 +245,7 @@ mod tests {
     use super::*;
     use model::gpu::XidSource;
     use model::incident::Incident;
-    use model::unit::{Bytes, Celsius};
+    use model::unit::Celsius;
 
     const AT: Monotonic = Monotonic(1);
 
@@ -288,7 +311,7 @@ mod tests {
         assert_eq!(remarks.len(), 2, "one came, one went");
         assert_eq!(cards.cards[0].gpu.uuid, gpu(1).uuid, "ordered by index");
         assert_eq!(*cards.cards[0].sample, well());
-        assert_eq!(cards.cards[0].xids, [(79, 1)]);
+        assert_eq!(cards.cards[0].xids, [(79, 1)].into());
     }
 
     #[test]
@@ -355,6 +378,6 @@ mod tests {
         for code in 0..1000 {
             cards.xid(Xid { code, ..xid("0000:00:00") }, AT);
         }
-        assert_eq!(cards.cards[0].xids.len(), MAX_XID_CODES);
+        assert_eq!((cards.cards[0].xids.len(), cards.cards[0].xid_count), (MAX_XID_CODES, 1000));
     }
 }

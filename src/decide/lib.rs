@@ -15,6 +15,7 @@ pub mod attribute;
 pub mod remark;
 pub mod names;
 pub mod api_pods;
+pub mod occupants;
 pub mod cards;
 pub mod workload;
 pub mod pods;

@@ -29,7 +29,7 @@ use model::reading::Reading;
 use model::time::Now;
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
 use model::usage::Rated;
-use model::view::{GpuView, HostRates, NodeView, PodView};
+use model::view::{GpuView, HostRates, NodeView, PodView, Whose};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -147,13 +147,19 @@ impl Node {
         pods::hold(&mut pods, &self.cards.cards, self.plugin.as_deref());
         let gpus = self.cards.cards.iter().zip(&shares);
         let policy = &self.cards.policy;
-        let gpus: Vec<GpuView> = gpus.map(|(card, shares)| gpu_view(card, policy, shares, &pods)).collect();
+        let gpus: Vec<GpuView> = gpus
+            .map(|(card, shares)| {
+                let whose = card.occupants.whose(&card.gpu, &pods, |identity| self.workload.living(identity));
+                GpuView { whose, ..gpu_view(card, policy, shares, &pods) }
+            })
+            .collect();
         let over_uses = self.over_uses.judge(&pods, &gpus);
         NodeView {
             sequence: self.sequence,
             now,
             name: self.name.clone(),
             gpu_source: self.cards.source.clone(),
+            driver: self.cards.driver.clone(),
             gpu_events_hang: self.events_hang,
             gpus,
             gpus_unidentified: self.cards.unidentified.clone(),
@@ -197,6 +203,7 @@ fn gpu_view(card: &Card, policy: &Policy, shares: &Shares, pods: &[PodView]) -> 
     let holds = |pod: &&PodView| pod.containers.iter().any(|container| container.holds.iter().any(of_card));
     holders.extend(pods.iter().filter(holds).map(|pod| pod.uid.clone()));
     let unknown = card.processes.absence();
+    let counted = card.xids.iter().map(|(code, count)| (*code, *count));
     GpuView {
         gpu: Arc::clone(&card.gpu),
         sample: Arc::clone(&card.sample),
@@ -205,6 +212,7 @@ fn gpu_view(card: &Card, policy: &Policy, shares: &Shares, pods: &[PodView]) -> 
         processes: card.processes.clone(),
         processes_left_out: card.left_out,
         holders: holders.into_iter().collect(),
+        whose: Whose::default(),
         strangers: shares.strangers + card.left_out,
         unattributed_memory: match unknown {
             Some(why) => Reading::Absent(why),
@@ -216,7 +224,16 @@ fn gpu_view(card: &Card, policy: &Policy, shares: &Shares, pods: &[PodView]) -> 
             _ => shares.strangers_sm,
         },
         last_xid: card.last_xid.clone(),
-        xids: card.xids.clone(),
+        xids: policy
+            .fatal
+            .iter()
+            .map(|code| (*code, 0))
+            .chain(counted)
+            .collect::<BTreeMap<_, _>>()
+            .into_iter()
+            .collect(),
+        xid_count: card.xid_count,
+        nvlink_rate: card.nvlink.rate().map(BytesPerSecond),
     }
 }
 

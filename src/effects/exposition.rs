@@ -3,13 +3,14 @@
 //! ```text
 //!   family(&FAMILY)            remembers the header; nothing is written yet
 //!   sample(&[labels], value)   writes HELP, TYPE, UNIT before the first sample, then the line
+//!   counted(&[labels], …)      the same with the time from which it is counted, where OpenMetrics wants it
 //!   histogram(&[labels], …)    the same for all lines of a histogram
 //!   finish()                   `# EOF` where OpenMetrics wants it
 //! ```
 //!
 //! Why not a library: the ones in the field own their metrics and would have to be told of each pod that comes and goes,
 //! write one of the two forms only, or refuse names that others have made (`DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is a
-//! counter without `_total`; in OpenMetrics such a family is `unknown` here). Here a scrape is a walk over one view into
+//! counter without `_total`; in OpenMetrics, where none may be, such a family is `unknown` here). Here a scrape is a walk over one view into
 //! one buffer: label sets are escaped once for each GPU, pod or container, and copied into every line that needs them.
 //!
 //! What must never happen here: a family without samples in the text, a label value that breaks a line, a name that the
@@ -187,6 +188,20 @@ impl<'b> Exposition<'b> {
         self.line("", labels, value);
     }
 
+    /// One line of a counter that began with 0 at `created`, in seconds since 1970. OpenMetrics is told that moment, so that whoever
+    /// reads it knows the increase that the first sample is.
+    pub fn counted(&mut self, labels: &[&str], value: Number, created: Option<f64>) {
+        self.line("", labels, value);
+        let Some(created) = created.filter(|_| self.format == Format::OpenMetrics) else { return };
+        let whole = self.name.len();
+        let stem = self.name.trim_end_matches("_total").len();
+        self.name.truncate(stem);
+        self.line("_created", labels, Number::Real(created));
+        if stem < whole {
+            self.name.push_str("_total");
+        }
+    }
+
     /// All lines of a histogram of times.
     pub fn histogram(&mut self, labels: &[&str], calls: &Histogram) {
         let mut sum = 0;
@@ -353,6 +368,27 @@ mod tests {
              x_joules_total{gpu=\"0\",uuid=\"a\"} 1.5\nx_joules_total 18446744073709551615\n\
              # HELP DCGM_ENERGY mJ.\n# TYPE DCGM_ENERGY unknown\nDCGM_ENERGY -Inf\n\
              # HELP x Who.\n# TYPE x info\nx_info{a=\"b\"} 1\n# EOF\n"
+        );
+    }
+
+    #[test]
+    fn a_counter_tells_open_metrics_since_when_it_counts_and_keeps_its_name() {
+        let line = |format| {
+            let mut out = Vec::new();
+            let mut exposition = Exposition::new(&mut out, format);
+            exposition.family(&ENERGY);
+            exposition.counted(&["a=\"1\""], Number::Whole(0), Some(1_799_990_000.25));
+            exposition.counted(&["a=\"2\""], Number::Whole(3), None);
+            exposition.finish();
+            let text = String::from_utf8(out).unwrap();
+            text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let values = ["x_joules_total{a=\"1\"} 0", "x_joules_total{a=\"2\"} 3"];
+        assert_eq!(line(Format::Classic), values);
+        assert_eq!(
+            line(Format::OpenMetrics),
+            [values[0], "x_joules_created{a=\"1\"} 1799990000.25", values[1]],
+            "of a moment that is not known nothing is said"
         );
     }
 

@@ -193,7 +193,7 @@ mod tests {
         let (view, shown) = watch::channel(Arc::new(view));
         let (ready, readiness) = watch::channel(Ok(()));
         let stop = CancellationToken::new();
-        let sets = Sets { dcgm: true, hami: false, cadvisor: false };
+        let sets = Sets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
         let hosts = Hosts::new(["n"]);
         let settings = Settings { sets, api_token: None, hosts, clock: sample_view::clock };
         let server = Server::new(settings, shown, readiness, limits);
@@ -307,8 +307,15 @@ mod tests {
         let served = served(sample_view::small(), Limits::default());
         let classic = served.get("/metrics/dcgm", "");
         assert!(classic.head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"));
-        let open =
-            served.get("/metrics/dcgm", "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n");
+        let both = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
+        for path in ["/metrics", "/metrics/dcgm"] {
+            let told = served.get(path, both);
+            assert!(told.head.contains("content-type: text/plain; version=0.0.4"), "{path} has DCGM's counters");
+            assert!(told.text().contains("# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter\n"), "{path}");
+        }
+        let forced = served.get("/metrics/dcgm", "Accept: application/openmetrics-text\r\n");
+        assert!(forced.text().contains("# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION unknown\n"));
+        let open = served.get("/metrics/gpu", both);
         assert!(open.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
         assert!(open.text().ends_with("# EOF\n"));
         let packed = served.get("/metrics/dcgm", "Accept-Encoding: gzip\r\n");

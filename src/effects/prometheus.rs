@@ -32,7 +32,7 @@ fn node() -> Node {
     let address = listener.local_addr().unwrap();
     let (view, shown) = watch::channel(Arc::new(sample_view::small()));
     let (ready, readiness) = watch::channel(Ok(()));
-    let sets = Sets { dcgm: true, hami: false, cadvisor: false };
+    let sets = Sets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
     let hosts = crate::caller::Hosts::default();
     let settings = Settings { sets, api_token: None, hosts, clock: sample_view::clock };
     runtime.spawn(http::serve(listener, settings, shown, readiness, CancellationToken::new()));
@@ -52,8 +52,8 @@ fn get(address: SocketAddr, path: &str, accept: &str) -> String {
     ask().unwrap_or_default()
 }
 
-/// Scrapes a node every second. `/metrics` has dcgm's names as well: its own path is scraped and understood, but its series
-/// would count twice. The agent's own pod is what service discovery would put on the target; kubelet's job honours labels, and
+/// Scrapes a node every second. `/metrics` has dcgm's names and those of `/metrics/gpu` as well: their own paths are scraped and
+/// understood, but their series would count twice. The agent's own pod is what service discovery would put on the target; kubelet's job honours labels, and
 /// so does that of kube-state-metrics, whose list of pods the recording rules join with.
 fn scraping(node: SocketAddr) -> Prometheus {
     let state = prometheus::target(KUBE_POD_INFO);
@@ -63,7 +63,8 @@ fn scraping(node: SocketAddr) -> Prometheus {
          labels: {{namespace: monitoring, pod: gpu-steward-x, container: agent, node: node-a}}\n\
          - job_name: hami\n  metrics_path: /metrics/hami\n  static_configs: *agent\n\
          - job_name: dcgm\n  metrics_path: /metrics/dcgm\n  static_configs: *agent\n  \
-         metric_relabel_configs: [{{source_labels: [__name__], regex: '.*', action: drop}}]\n\
+         metric_relabel_configs: &none [{{source_labels: [__name__], regex: '.*', action: drop}}]\n\
+         - job_name: gpu\n  metrics_path: /metrics/gpu\n  static_configs: *agent\n  metric_relabel_configs: *none\n\
          - job_name: kubelet\n  metrics_path: /metrics/cadvisor\n  honor_labels: true\n  static_configs:\n  \
          - targets: ['{node}']\n    labels: {{metrics_path: /metrics/cadvisor, node: node-a}}\n\
          - job_name: kube-state-metrics\n  honor_labels: true\n  static_configs:\n  - targets: ['{state}']\n"
@@ -102,6 +103,12 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     (r"sum by (Hostname) (DCGM_FI_DEV_FB_USED)", 1, Some(77.0 * 1024.0)),
     (r#"count by (UUID) (DCGM_FI_DEV_GPU_UTIL{Hostname="node-a"})"#, 2, Some(2.0)),
     (r#"DCGM_FI_DEV_FB_USED{gpu="1", exported_pod!=""}"#, 0, None),
+    // alert rules
+    (r"DCGM_FI_DEV_XID_ERRORS > 0", 1, Some(79.0)),
+    (r#"DCGM_FI_DEV_XID_ERRORS{err_code="79"}"#, 1, Some(79.0)),
+    (r#"gpu_steward_gpu_xids_total{xid="95"}"#, 1, Some(0.0)),
+    (r"sum by (gpu) (gpu_steward_gpu_xid_events_total)", 4, Some(3.0)),
+    (r#"DCGM_FI_DEV_POWER_USAGE{exported_pod!=""}"#, 1, Some(512.5)),
     // per pod, and nothing twice
     (r"sum by (exported_pod) (gpu_steward_pod_gpu_memory_used_bytes)", 4, Some(75.0 * GIB)),
     (
@@ -212,7 +219,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
 fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go() {
     let node = node();
     let prometheus = scraping(node.address);
-    prometheus.until("min_over_time(up[1m]) == 1 and count_over_time(up[1m]) >= 4", |up| up.len() == 5);
+    prometheus.until("min_over_time(up[1m]) == 1 and count_over_time(up[1m]) >= 4", |up| up.len() == 6);
     for (query, answers, sum) in QUERIES {
         let values = prometheus.ask(query);
         assert_eq!(values.len(), *answers, "{query}: {values:?}");
@@ -220,15 +227,26 @@ fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go(
             assert!((values.iter().sum::<f64>() - sum).abs() <= sum.abs() * 1e-9, "{query}: {values:?}");
         }
     }
+    for (name, kind) in [
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter"),
+        ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "counter"),
+        ("DCGM_FI_DEV_POWER_USAGE", "gauge"),
+        ("gpu_steward_gpu_xids_total", "counter"),
+    ] {
+        assert_eq!(prometheus.kind(name), kind, "{name}, though Prometheus asks for OpenMetrics first");
+    }
     let mut view = sample_view::small();
+    // The first of its kind, of which an alert has to hear.
+    view.gpus[3].xids = vec![(48, 1), (79, 2), (95, 1)];
     view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
     node.view.send(Arc::new(view)).unwrap();
     let begun = Instant::now();
     for label in ["exported_pod", "podname", "pod"] {
         prometheus.until(&format!(r#"{{{label}="serve-a", __name__!~"ALERTS.*|kube_.*"}}"#), <[f64]>::is_empty);
     }
+    prometheus.until(r#"increase(gpu_steward_gpu_xids_total{xid="95"}[5m]) > 0"#, |gpus| gpus.len() == 1);
     assert!(begun.elapsed() < Duration::from_secs(10), "one scrape: {:?}", begun.elapsed());
-    assert_eq!(prometheus.ask("min_over_time(up[5m])"), [1.0; 5], "every scrape was understood");
+    assert_eq!(prometheus.ask("min_over_time(up[5m])"), [1.0; 6], "every scrape was understood");
 }
 
 /// What promtool says of one path.

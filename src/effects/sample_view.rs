@@ -3,8 +3,8 @@
 
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, Runtime};
 use model::gpu::{
-    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, Unidentified, Xid,
-    XidSource,
+    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, Unidentified,
+    Violations, Xid, XidSource,
 };
 use model::guard::{Guard, Policy};
 use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
@@ -19,7 +19,8 @@ use model::share::{Claim, ContainerKey, Portion};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::*;
 use model::view::{
-    ContainerView, GpuShare, GpuView, Health, NodeView, OverUse, PodView, PodWatchView, ProcessView, Rates,
+    ContainerView, GpuShare, GpuView, Health, NodeView, OverUse, PodView, PodWatchView, ProcessView, Rates, SoleHolder,
+    Whose,
 };
 use model::{Absence, Reading};
 use std::sync::Arc;
@@ -76,6 +77,8 @@ pub(crate) fn small() -> NodeView {
     view.gpus_unidentified =
         vec![Unidentified { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
     view.gpus[0].holders = vec![train.uid.clone()];
+    view.gpus[0].whose.card = Some(sole(&train));
+    view.gpus[2].whose.instances = vec![(7, sole(&mig_a))];
     view.gpus[1].holders = vec![serve_a.uid.clone(), serve_b.uid.clone()];
     view.gpus[1].strangers = 1;
     view.gpus[1].health = Health::Degraded;
@@ -97,6 +100,11 @@ pub(crate) fn small() -> NodeView {
     // Ordered by namespace, name, UID; without a name first.
     view.pods = vec![nameless, host_network, mig_a, serve_a, train, serve_b];
     view
+}
+
+/// The pod as the only holder, with its container `main`.
+fn sole(pod: &PodView) -> SoleHolder {
+    SoleHolder { pod: pod.uid.clone(), container: Some("main".into()) }
 }
 
 /// The first is beyond what it was promised, the second is not.
@@ -200,6 +208,7 @@ fn plugin(view: &NodeView) -> PluginView {
 fn empty() -> NodeView {
     let mut view = NodeView::empty(NodeName::parse("node-a").unwrap(), NOW);
     view.sequence = 7;
+    view.driver = Some("570.86.15".into());
     view.gpu_source = GpuSourceState::Working {
         driver: "570.86.15".into(),
         nvml: "12.570.86.15".into(),
@@ -297,6 +306,7 @@ fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
         clock_sm: m(Megahertz(1980)),
         clock_memory: m(Megahertz(2619)),
         throttle_reasons: m(4),
+        violations: violations(),
         temperature: m(Celsius(61)),
         temperature_memory: m(Celsius(70)),
         pcie_tx: m(BytesPerSecond(1.5e9)),
@@ -315,7 +325,22 @@ fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
         gpm: gpm(0.75),
         mig: Vec::new(),
     };
-    view_of(gpu(index, "NVIDIA H100 80GB HBM3"), sample, Health::Healthy, m(processes.into()))
+    let view = view_of(gpu(index, "NVIDIA H100 80GB HBM3"), sample, Health::Healthy, m(processes.into()));
+    GpuView { nvlink_rate: m(BytesPerSecond(2.048e9)), ..view }
+}
+
+/// Every value is another.
+fn violations() -> Violations {
+    Violations {
+        power: m(Nanos(1_500_000_000)),
+        thermal: m(Nanos(2_500_000_000)),
+        sync_boost: m(Nanos(3_500_000_000)),
+        board_limit: m(Nanos(4_500_000_000)),
+        low_utilization: m(Nanos(5_500_000_000)),
+        reliability: m(Nanos(6_500_000_000)),
+        application_clocks: m(Nanos(7_500_000_000)),
+        base_clocks: m(Nanos(8_500_000_000)),
+    }
 }
 
 fn view_of(gpu: Gpu, sample: GpuSample, health: Health, processes: Reading<Arc<[GpuProcess]>>) -> GpuView {
@@ -327,11 +352,14 @@ fn view_of(gpu: Gpu, sample: GpuSample, health: Health, processes: Reading<Arc<[
         processes,
         processes_left_out: 0,
         holders: Vec::new(),
+        whose: Whose::default(),
+        nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         unattributed_memory: m(Bytes(0)),
         unattributed_sm: m(Percent(0.0)),
         last_xid: None,
         xids: Vec::new(),
+        xid_count: 0,
     }
 }
 
@@ -366,6 +394,7 @@ fn divided(index: u32, holder: &PodView) -> GpuView {
     sample.utilization = Reading::Absent(Absence::MigEnabled);
     sample.gpm = GpmSample::absent(Absence::NotThisArchitecture);
     sample.mig = vec![slice(0, 5 * GIB, 10 * GIB), slice(1, 0, 20 * GIB)];
+    sample.mig[1].gpm = GpmSample::absent(Absence::NotThisArchitecture);
     view.gpu = Arc::new(known);
     view.sample = Arc::new(sample);
     view
@@ -398,9 +427,10 @@ fn lost(index: u32) -> GpuView {
     known.nvlinks_active = Reading::Absent(Absence::NotSupported);
     let why = Absence::GpuLost;
     let mut view = view_of(known, GpuSample::absent(why), Health::Unhealthy, Reading::Absent(why));
+    view.nvlink_rate = Reading::Absent(why);
     view.unattributed_memory = Reading::Absent(why);
     view.unattributed_sm = Reading::Absent(why);
-    view.xids = vec![(48, 1), (79, 2)];
+    (view.xids, view.xid_count) = (vec![(48, 1), (79, 2), (95, 0)], 3);
     view.condition.incidents = vec![(Incident::Silent(why), AT), (Incident::Xid(79), AT)];
     view.last_xid = Some(Xid {
         gpu: Some(uuid(index)),

@@ -3,7 +3,7 @@
 use crate::id::GpuUuid;
 use crate::reading::{Absence, Reading};
 use crate::time::{Monotonic, WallTime};
-use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
+use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 use std::sync::Arc;
 
 /// At most this many GPUs on one node: the largest HGX and PCIe hosts carry 16, a fourfold reserve.
@@ -50,6 +50,17 @@ impl Gpu {
     pub fn instances(&self) -> &[MigInstance] {
         self.mig.value().map_or(&[], Vec::as_slice)
     }
+
+    /// The same by GPU instance: its compute instances, at least one, which share its memory and its counters.
+    pub fn gpu_instances(&self) -> impl Iterator<Item = &[MigInstance]> {
+        self.instances().chunk_by(|one, next| one.gpu_instance == next.gpu_instance)
+    }
+
+    /// Whether it is divided, so that nothing on it has the whole of it.
+    #[must_use]
+    pub fn divided(&self) -> bool {
+        self.mig_mode.get() == Some(true) || !self.instances().is_empty()
+    }
 }
 
 /// What CUDA programs can be built for: 9.0 is Hopper's.
@@ -86,8 +97,19 @@ pub struct MigInstance {
     pub compute_instance: u32,
     /// `1g.10gb`, made from NVML's attributes.
     pub profile: Arc<str>,
-    /// Its memory.
+    /// Memory of its GPU instance, which the compute instances there share.
     pub memory_total: Reading<Bytes>,
+}
+
+impl MigInstance {
+    /// The profile of its GPU instance: `2g.20gb` of a compute instance `1c.2g.20gb`.
+    #[must_use]
+    pub fn gpu_profile(&self) -> &str {
+        match self.profile.split_once('.') {
+            Some((compute, rest)) if compute.ends_with('c') => rest,
+            _ => &self.profile,
+        }
+    }
 }
 
 /// How one GPU reaches another.
@@ -164,6 +186,8 @@ pub struct GpuSample {
     pub clock_memory: Reading<Megahertz>,
     /// NVML's bit set of reasons why the clocks are not higher.
     pub throttle_reasons: Reading<u64>,
+    /// For how long the clocks were held down.
+    pub violations: Violations,
     /// Temperature of the chip.
     pub temperature: Reading<Celsius>,
     /// Temperature of the memory.
@@ -188,6 +212,58 @@ pub struct GpuSample {
     pub gpm: GpmSample,
     /// The MIG instances' own readings.
     pub mig: Vec<MigSample>,
+}
+
+/// NVML's names of the bits of [`GpuSample::throttle_reasons`], without their common beginning.
+pub const THROTTLE_REASONS: [(u64, &str); 9] = [
+    (0x1, "gpu_idle"),
+    (0x2, "applications_clocks_setting"),
+    (0x4, "sw_power_cap"),
+    (0x8, "hw_slowdown"),
+    (0x10, "sync_boost"),
+    (0x20, "sw_thermal_slowdown"),
+    (0x40, "hw_thermal_slowdown"),
+    (0x80, "hw_power_brake_slowdown"),
+    (0x100, "display_clock_setting"),
+];
+
+/// Time since the driver was loaded for which clocks were lower than asked for, by what held them down.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Violations {
+    /// The limit of power.
+    pub power: Reading<Nanos>,
+    /// Temperature.
+    pub thermal: Reading<Nanos>,
+    /// Another GPU of the same group.
+    pub sync_boost: Reading<Nanos>,
+    /// A limit of the board.
+    pub board_limit: Reading<Nanos>,
+    /// Little to do.
+    pub low_utilization: Reading<Nanos>,
+    /// Limits of voltage for reliability.
+    pub reliability: Reading<Nanos>,
+    /// Any of these, below the application clocks.
+    pub application_clocks: Reading<Nanos>,
+    /// Any of these, below the base clocks.
+    pub base_clocks: Reading<Nanos>,
+}
+
+impl Violations {
+    /// All absent for one reason.
+    #[must_use]
+    pub fn absent(why: Absence) -> Self {
+        let none = Reading::Absent(why);
+        Violations {
+            power: none,
+            thermal: none,
+            sync_boost: none,
+            board_limit: none,
+            low_utilization: none,
+            reliability: none,
+            application_clocks: none,
+            base_clocks: none,
+        }
+    }
 }
 
 /// ECC counters of one period.
@@ -320,7 +396,7 @@ impl GpmSample {
     }
 }
 
-/// What is read of one MIG instance.
+/// What is read of one MIG instance. All of it is of its GPU instance: of the compute instances there each tells the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MigSample {
     /// Which.
@@ -355,6 +431,7 @@ impl GpuSample {
             clock_sm: Reading::Absent(why),
             clock_memory: Reading::Absent(why),
             throttle_reasons: Reading::Absent(why),
+            violations: Violations::absent(why),
             temperature: Reading::Absent(why),
             temperature_memory: Reading::Absent(why),
             pcie_tx: Reading::Absent(why),

@@ -28,6 +28,8 @@ pub struct NodeView {
     pub name: NodeName,
     /// Whether and how GPUs are seen.
     pub gpu_source: GpuSourceState,
+    /// Version of the driver that answered last; it stays while none answers, so that nothing is named otherwise meanwhile.
+    pub driver: Option<Arc<str>>,
     /// Whether the wait for the driver's events hangs, so that XIDs come from the kernel log only.
     pub gpu_events_hang: bool,
     /// Ordered by index.
@@ -96,17 +98,42 @@ pub struct GpuView {
     pub processes_left_out: u32,
     /// Pods with at least one process on it, and pods that kubelet gave it to.
     pub holders: Vec<PodUid>,
+    /// Which pod may be named beside what is measured of it and of its GPU instances.
+    pub whose: Whose,
     /// Processes on it that belong to no pod: the host's, those of containers without a pod, and those that could not be
     /// tied to anything.
     pub strangers: u32,
+    /// Bytes a second over all NVLinks, both ways, between the last two readings of their counters.
+    pub nvlink_rate: Reading<BytesPerSecond>,
     /// What `memory_used` holds beyond the sum of the pods' processes: never spread over the pods.
     pub unattributed_memory: Reading<Bytes>,
     /// Sum of the SM use of the strangers; absent if it is absent for one of them.
     pub unattributed_sm: Reading<Percent>,
     /// XIDs since the start: the last one, and how many of each code (at most [`MAX_XID_CODES`] codes).
     pub last_xid: Option<Xid>,
-    /// Count by code.
+    /// Count by code, in order of the codes. Those that condemn the GPU are in it from the beginning, with 0.
     pub xids: Vec<(u32, u64)>,
+    /// Count of all, also of codes beyond the bound.
+    pub xid_count: u64,
+}
+
+/// Who has a GPU, or a GPU instance in it, to itself. One process without an owner for one round, a display server and an MPS
+/// server change nothing here, and what was known stays while the driver does not answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Whose {
+    /// Of the whole GPU; nobody has one that is divided by MIG.
+    pub card: Option<SoleHolder>,
+    /// Of GPU instances, by their id.
+    pub instances: Vec<(u32, SoleHolder)>,
+}
+
+/// A pod that has something to itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SoleHolder {
+    /// The pod.
+    pub pod: PodUid,
+    /// The name of its container that has it; none where several have it, or where nobody has told the name.
+    pub container: Option<Arc<str>>,
 }
 
 /// Codes of XIDs counted on one GPU; NVIDIA's catalogue has fewer than 200, a sick card shows a handful.
@@ -259,14 +286,10 @@ pub struct ProcessView {
 }
 
 impl GpuView {
-    /// The pod that has this card to itself: exactly one holder, and no stranger. Only then may what is measured of the
-    /// whole card be shown under a pod's name.
+    /// The pod that has this GPU to itself. Only then may what is measured of the whole GPU be shown under a pod's name.
     #[must_use]
     pub fn sole_holder(&self) -> Option<&PodUid> {
-        match self.holders.as_slice() {
-            [only] if self.strangers == 0 => Some(only),
-            _ => None,
-        }
+        self.whose.card.as_ref().map(|holder| &holder.pod)
     }
 }
 
@@ -285,6 +308,7 @@ impl NodeView {
             now,
             name,
             gpu_source: GpuSourceState::Starting,
+            driver: None,
             gpu_events_hang: false,
             gpus: Vec::new(),
             gpus_unidentified: Vec::new(),

@@ -368,12 +368,13 @@ impl Reader<'_> {
     fn live(&mut self) -> Option<Live> {
         let verbosity = self.take("v", value::verbosity);
         let dcgm = self.take("metrics-dcgm", value::switch);
+        let dcgm_renamed = self.take("metrics-dcgm-renamed", value::switch);
         let hami = self.take("metrics-hami", value::switch);
         let cadvisor = self.take("metrics-cadvisor", value::switch);
         let api_token_file = self.take("api-token-file", |text| value::unless_none(text, value::path));
         Some(Live {
             verbosity: verbosity?,
-            sets: Sets { dcgm: dcgm?, hami: hami?, cadvisor: cadvisor? },
+            sets: Sets { dcgm: dcgm?, dcgm_renamed: dcgm_renamed?, hami: hami?, cadvisor: cadvisor? },
             api_token_file: api_token_file?,
         })
     }
@@ -394,7 +395,7 @@ mod tests {
     fn the_defaults_are_valid() {
         let settings = Settings::read(&defaults()).unwrap();
         assert_eq!(settings.listen.to_string(), "0.0.0.0:9410");
-        assert_eq!(settings.live.sets, Sets { dcgm: true, hami: false, cadvisor: false });
+        assert_eq!(settings.live.sets, Sets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false });
     }
 
     #[test]

@@ -118,7 +118,7 @@ mod tests {
     use model::incident::Condition;
     use model::reading::{Absence, Reading};
     use model::time::{Monotonic, Now};
-    use model::view::{GpuView, Health};
+    use model::view::{GpuView, Health, Whose};
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -163,11 +163,14 @@ mod tests {
             processes: Reading::NOT_YET,
             processes_left_out: 0,
             holders: Vec::new(),
+            whose: Whose::default(),
+            nvlink_rate: Reading::NOT_YET,
             strangers: 0,
             unattributed_memory: Reading::NOT_YET,
             unattributed_sm: Reading::NOT_YET,
             last_xid: None,
             xids: Vec::new(),
+            xid_count: 0,
         };
         NodeView {
             gpus: gpus.into_iter().map(shown).collect(),

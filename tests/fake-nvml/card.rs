@@ -262,7 +262,7 @@ impl Board {
         let (total, reserved, used) = match instance {
             Some(at) => {
                 let total = self.instances.get(at as usize).map_or(0, |instance| instance.memory_mib << 20);
-                let inside = self.processes(time).into_iter().filter(|process| process.mig == Some(at));
+                let inside = self.processes(time).into_iter().filter(|process| self.share_memory(process.mig, at));
                 (total, 0, inside.filter_map(|process| process.memory).sum())
             }
             None => (
@@ -272,6 +272,12 @@ impl Board {
             ),
         };
         Ok([total, reserved, used, total.saturating_sub(reserved).saturating_sub(used)])
+    }
+
+    /// Whether an instance is of the same GPU instance as the one at a place: compute instances have its memory together.
+    pub(crate) fn share_memory(&self, one: Option<u32>, at: u32) -> bool {
+        let id = |place: u32| self.instances.get(place as usize).map(|instance| instance.gpu_instance);
+        one.is_some_and(|one| id(one) == id(at))
     }
 
     /// Mean over a span of time, from at most 500 points.

@@ -74,6 +74,15 @@ impl Prometheus {
         results.iter().filter_map(|result| result["value"][1].as_str()?.parse().ok()).collect()
     }
 
+    /// What a target types a family; empty when nothing is known of it.
+    #[must_use]
+    pub fn kind(&self, family: &str) -> String {
+        let answer = http::get(self.address, &format!("/api/v1/metadata?metric={family}"));
+        let answer: serde_json::Value =
+            answer.ok().and_then(|answer| serde_json::from_slice(&answer.body).ok()).unwrap_or_default();
+        answer["data"][family][0]["type"].as_str().unwrap_or_default().to_owned()
+    }
+
     /// Asks until the answer is as it should be.
     ///
     /// # Panics

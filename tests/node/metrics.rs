@@ -1,9 +1,11 @@
 //! `/metrics` of the whole program: simulated GPUs are marked, the sets are where they belong, and a thousand connections
 //! cost little memory.
 
+use crate::driver::fake;
 use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
+use lab::scenario::{Card, MigDetail, MigSlot, Process, Scenario, cards, process};
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
@@ -34,6 +36,9 @@ fn simulated_gpus_are_marked_and_each_set_has_its_path() {
     for name in ["process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"] {
         assert!(own.lines().any(|line| line.starts_with(name)), "{name}");
     }
+    let gpu = agent.get("/metrics/gpu").text();
+    assert_eq!(gpu.lines().filter(|line| line.starts_with("gpu_steward_gpu_memory_used_bytes{")).count(), 2);
+    assert!(!gpu.contains("DCGM_FI_") && !gpu.contains("gpu_steward_node_"), "GPUs only, and under our own names");
     for (path, name) in
         [("/metrics/dcgm", "DCGM_FI_DEV_FB_USED{"), ("/metrics/hami", "hami_host_gpu_memory_used_bytes{")]
     {
@@ -42,6 +47,39 @@ fn simulated_gpus_are_marked_and_each_set_has_its_path() {
         assert!(!text.contains("gpu_steward_"), "{path}");
     }
     assert_eq!(agent.get("/metrics/cadvisor").status, 200);
+}
+
+#[test]
+fn compute_instances_of_one_gpu_instance_stand_once_in_the_metrics_and_double_no_sum() {
+    let slot = |gpu_instance, compute_instance| {
+        let profile = "1c.2g.20gb".to_owned();
+        MigSlot::Detailed(MigDetail { profile, gpu_instance: Some(gpu_instance), compute_instance, uuid: None })
+    };
+    let inside = |pid, mig| Process { mig: Some(mig), ..process(pid, 1 << 30, 10.0) };
+    let card = Card {
+        mig: vec![slot(3, 0), slot(3, 1)],
+        processes: vec![inside(4_000_001, 0), inside(4_000_002, 1)],
+        ..cards("A100", 1)
+    };
+    let (_directory, fake) = fake(&Scenario { gpus: vec![card], ..Scenario::default() });
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
+    let text = eventually("a reading of the instances", SOON, || {
+        let text = agent.get("/metrics").text();
+        text.contains("\ngpu_steward_mig_memory_used_bytes{").then_some(text)
+    });
+    let values = |name: &str| -> Vec<f64> {
+        let lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+    };
+    assert_eq!(values("DCGM_FI_DEV_FB_USED"), [2048.0]);
+    assert_eq!(values("gpu_steward_mig_memory_used_bytes"), [2_147_483_648.0]);
+    assert_eq!(values("gpu_steward_mig_info").len(), 2);
+    let mut series: Vec<&str> =
+        text.lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap().0).collect();
+    let all = series.len();
+    series.sort_unstable();
+    series.dedup();
+    assert_eq!(series.len(), all, "no series stands twice");
 }
 
 #[test]

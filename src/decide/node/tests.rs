@@ -1,8 +1,8 @@
 use super::*;
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, NameSource, Qos, Runtime};
-use model::gpu::{Gpu, GpuSample};
+use model::gpu::{Gpu, GpuSample, MigInstance, Xid, XidSource};
 use model::id::{ContainerId, GpuUuid, PodRef};
-use model::observation::{CgroupPass, ContainerDevices};
+use model::observation::{CgroupPass, ContainerDevices, GpuSourceState};
 use model::plugin::{Histogram, Moves, Standing};
 use model::pod::{ContainerKind, ContainerState, Phase, Pod, PodContainer, PodList, PodWatch};
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, Owner, ProcessPass};
@@ -10,6 +10,7 @@ use model::reading::Absence;
 use model::share::{Claim, ContainerKey, Portion};
 use model::time::{Monotonic, WallTime};
 use model::unit::Percent;
+use model::view::SoleHolder;
 use proptest::prelude::*;
 
 fn now(seconds: u64) -> Now {
@@ -380,4 +381,114 @@ proptest! {
             }
         }
     }
+}
+
+fn sample(nvlink: u64, at: u64) -> Observation {
+    let nvlink_bytes = Reading::Measured(Bytes(nvlink), now(at).monotonic);
+    Observation::GpuSample(gpu(0).uuid, Box::new(GpuSample { nvlink_bytes, ..GpuSample::default() }))
+}
+
+#[test]
+fn what_goes_over_nvlinks_is_a_rate_between_two_readings_of_their_counters() {
+    let mut node = node(vec![Observation::Gpus(vec![gpu(0)])]);
+    let rates: Vec<Reading<f64>> = [(1_000, 1), (1_000, 1), (31_000, 16), (31_000, 16), (500, 31), (2_000, 46)]
+        .into_iter()
+        .map(|(bytes, at)| {
+            node.apply(sample(bytes, at), now(at));
+            node.view(now(at)).gpus[0].nvlink_rate.map(|rate| rate.0)
+        })
+        .collect();
+    let (none, reset) = (Reading::Absent(Absence::NotYet), Reading::Absent(Absence::CounterReset));
+    let [first, second] = [(2_000.0, 16), (100.0, 46)].map(|(rate, at)| Reading::Measured(rate, now(at).monotonic));
+    assert_eq!(rates, [none, none, first, first, reset, second]);
+}
+
+#[test]
+fn errors_that_condemn_a_gpu_are_counted_from_0_on_and_others_from_their_first() {
+    let policy = Policy { fatal: [79, 48].into(), ..Policy::default() };
+    let mut node = Node::new(NodeName::parse("n1").unwrap(), policy);
+    node.apply(Observation::Gpus(vec![gpu(0)]), now(1));
+    let shown = |node: &mut Node| (node.view(now(2)).gpus[0].xids.clone(), node.view(now(2)).gpus[0].xid_count);
+    assert_eq!(shown(&mut node), (vec![(48, 0), (79, 0)], 0));
+    for code in [79, 31, 79] {
+        let xid = Xid {
+            gpu: Some(gpu(0).uuid),
+            mig: None,
+            pci_bus_id: None,
+            code,
+            pid: None,
+            at: now(2).monotonic,
+            source: XidSource::Nvml,
+        };
+        node.apply(Observation::Xid(xid), now(2));
+    }
+    assert_eq!(shown(&mut node), (vec![(31, 1), (48, 0), (79, 2)], 3));
+}
+
+#[test]
+fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
+    let working =
+        GpuSourceState::Working { driver: "570.86.15".into(), nvml: "12".into(), cuda: None, simulated: false };
+    let why = Absence::DriverNotLoaded;
+    let mut node = node(vec![
+        Observation::GpuSource(working),
+        Observation::Gpus(vec![gpu(0)]),
+        Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
+        pass(vec![report(cgroup(1, 2), 1, 1)]),
+        processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 100)]),
+    ]);
+    let before = node.view(now(1));
+    let holder = before.gpus[0].whose.card.clone().unwrap();
+    assert_eq!((&holder.pod, holder.container.as_deref()), (&uid(1), Some("main")));
+    node.apply(Observation::GpuSource(GpuSourceState::Missing { why, advice: "load it".into() }), now(2));
+    let view = node.view(now(2));
+    assert_eq!(view.gpus[0].processes.absence(), Some(why));
+    assert_eq!((&view.gpus[0].whose, &view.driver), (&before.gpus[0].whose, &before.driver));
+    assert_eq!(view.driver.as_deref(), Some("570.86.15"));
+    // The pod that goes takes its name along.
+    node.apply(pass(vec![]), now(3));
+    assert_eq!(node.view(now(3)).gpus[0].whose.card, None);
+}
+
+#[test]
+fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
+    let instance = |number: u32| MigInstance {
+        uuid: GpuUuid::parse(&format!("MIG-{number}")).unwrap(),
+        index: number,
+        gpu_instance: number,
+        compute_instance: 0,
+        profile: "1g.10gb".into(),
+        memory_total: Reading::NOT_YET,
+    };
+    let at = now(1).monotonic;
+    let divided = Gpu {
+        mig_mode: Reading::Measured(true, at),
+        mig: Reading::Measured(vec![instance(1), instance(2)], at),
+        ..gpu(0)
+    };
+    let devices = ContainerDevices {
+        namespace: "ml".into(),
+        pod: "train-0".into(),
+        container: "main".into(),
+        resource: "nvidia.com/mig-1g.10gb".into(),
+        ids: vec!["MIG-2".into()],
+    };
+    // The list of processes cannot be read at all, as it is without a right to it.
+    let unread = GpuProcesses {
+        gpu: gpu(0).uuid,
+        list: Reading::Absent(Absence::NoPermission),
+        stamp: None,
+        left_out: 0,
+    };
+    let mut node = node(vec![
+        Observation::Gpus(vec![divided]),
+        Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
+        Observation::Devices(vec![devices]),
+        pass(vec![report(cgroup(1, 2), 1, 1)]),
+        Observation::GpuProcesses(unread),
+    ]);
+    let view = node.view(now(1));
+    let holder = SoleHolder { pod: uid(1), container: Some("main".into()) };
+    assert_eq!(view.gpus[0].whose, Whose { card: None, instances: vec![(2, holder)] });
+    assert_eq!(view.gpus[0].holders, [uid(1)], "who has a part of the GPU is another question");
 }

@@ -4,7 +4,7 @@ use super::*;
 use model::cgroup::CgroupSample;
 use model::gpu::{Gpu, GpuSample};
 use model::reading::Absence;
-use model::view::{GpuShare, Health, Rates};
+use model::view::{GpuShare, Health, Rates, Whose};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -48,11 +48,14 @@ fn card(list: Reading<()>) -> GpuView {
         processes: list.map(|()| Arc::from([])),
         processes_left_out: 0,
         holders: Vec::new(),
+        whose: Whose::default(),
+        nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         unattributed_memory: Reading::NOT_YET,
         unattributed_sm: Reading::NOT_YET,
         last_xid: None,
         xids: Vec::new(),
+        xid_count: 0,
     }
 }
 

@@ -4,8 +4,11 @@ use crate::exposition::Format;
 
 /// The form with the larger weight; classic where both weigh the same or nothing is asked.
 /// OpenMetrics is only given to who asks for it by name (`*/*` is every browser).
+///
+/// `classic_is_better`: there is something in the text that only classic text can say. Then OpenMetrics is for those who take nothing
+/// else.
 #[must_use]
-pub(super) fn format(accept: &str) -> Format {
+pub(super) fn format(accept: &str, classic_is_better: bool) -> Format {
     let mut classic: Option<u16> = None;
     let mut open: Option<u16> = None;
     for range in accept.split(',') {
@@ -30,7 +33,7 @@ pub(super) fn format(accept: &str) -> Format {
         }
     }
     match (open.unwrap_or(0), classic.unwrap_or(0)) {
-        (open, classic) if open > classic => Format::OpenMetrics,
+        (open, classic) if open > classic && !(classic_is_better && classic > 0) => Format::OpenMetrics,
         _ => Format::Classic,
     }
 }
@@ -82,7 +85,16 @@ mod tests {
             ("application/openmetrics-text;version=2.0.0", Format::Classic),
             ("application/vnd.google.protobuf;q=1,text/plain;q=0.5", Format::Classic),
         ] {
-            assert_eq!(format(accept), format_wanted, "{accept}");
+            assert_eq!(format(accept, false), format_wanted, "{accept}");
+        }
+        for (accept, format_wanted) in [
+            (prometheus, Format::Classic),
+            ("application/openmetrics-text;version=1.0.0,*/*;q=0.1", Format::Classic),
+            ("application/openmetrics-text", Format::OpenMetrics),
+            ("application/openmetrics-text,text/plain;q=0", Format::OpenMetrics),
+            ("application/openmetrics-text,text/html;q=0.5", Format::OpenMetrics),
+        ] {
+            assert_eq!(format(accept, true), format_wanted, "{accept}");
         }
     }
 
@@ -98,7 +110,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_header_panics(header in ".*") {
-            let _ = (format(&header), gzip(&header));
+            let _ = (format(&header, false), format(&header, true), gzip(&header));
         }
     }
 }

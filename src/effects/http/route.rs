@@ -29,6 +29,7 @@ Content-Length: 50\r\nConnection: close\r\nRetry-After: 5\r\n\r\nall connections
 
 const INDEX: &str = "gpu-steward\n\n\
 /metrics            all that is switched on, as Prometheus text\n\
+/metrics/gpu        our own names of GPUs, and of pods on them\n\
 /metrics/dcgm       dcgm-exporter's names\n\
 /metrics/hami       HAMi monitor's names\n\
 /metrics/cadvisor   cAdvisor's names\n\
@@ -112,10 +113,17 @@ impl Server {
             "/readyz" => Place::Ready,
             "/metrics" => {
                 let sets = self.settings.sets;
-                let more = [(sets.dcgm, Set::Dcgm), (sets.hami, Set::Hami), (sets.cadvisor, Set::Cadvisor)];
+                let more = [
+                    (sets.dcgm, Set::Dcgm),
+                    (sets.dcgm && sets.dcgm_renamed, Set::DcgmRenamed),
+                    (sets.hami, Set::Hami),
+                    (sets.cadvisor, Set::Cadvisor),
+                ];
                 let more = more.into_iter().filter_map(|(on, set)| on.then_some(set));
                 Place::Metrics(std::iter::once(Set::Own).chain(more).collect())
             }
+            "/metrics/gpu" => Place::Metrics(vec![Set::Gpu]),
+            "/metrics/dcgm" if self.settings.sets.dcgm_renamed => Place::Metrics(vec![Set::Dcgm, Set::DcgmRenamed]),
             "/metrics/dcgm" => Place::Metrics(vec![Set::Dcgm]),
             "/metrics/hami" => Place::Metrics(vec![Set::Hami]),
             "/metrics/cadvisor" => Place::Metrics(vec![Set::Cadvisor]),
@@ -171,7 +179,8 @@ impl Server {
         self.own.scrapes.fetch_add(1, Ordering::Relaxed);
         let view = Arc::clone(&self.view.borrow());
         let now = (self.settings.clock)();
-        let format = negotiate::format(&values(headers, header::ACCEPT));
+        let foreign = sets.iter().any(|set| set.has_foreign_counters());
+        let format = negotiate::format(&values(headers, header::ACCEPT), foreign);
         let scene = Scene { view: &view, now, own: &self.own, footprint: footprint::read(now) };
         metrics::render(sets, &scene, format, &mut buffer.bytes);
         let mut response = self.packed(buffer, headers);
@@ -301,7 +310,7 @@ mod tests {
     #[test]
     fn with_a_token_everyone_needs_it_and_without_one_only_this_machine_is_answered() {
         let settings = |token: Option<&str>| Settings {
-            sets: super::super::settings::Sets { dcgm: true, hami: false, cadvisor: false },
+            sets: super::super::settings::Sets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false },
             api_token: token.map(Arc::from),
             hosts: caller::Hosts::default(),
             clock: crate::sample_view::clock,

@@ -24,6 +24,8 @@ pub struct Settings {
 pub struct Sets {
     /// dcgm-exporter's.
     pub dcgm: bool,
+    /// The new names that DCGM 4.6 has for some of them, wherever those are.
+    pub dcgm_renamed: bool,
     /// HAMi monitor's.
     pub hami: bool,
     /// cAdvisor's.

@@ -2,21 +2,19 @@
 //!
 //! Labels in its order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, for MIG `GPU_I_PROFILE` and `GPU_I_ID`, then
 //! `Hostname` (every release) and `hostname` (its main branch), `DCGM_FI_DRIVER_VERSION`, and `container`, `namespace`,
-//! `pod` where exactly one pod holds the card or instance. A shared card names nobody: whoever sums these series over
-//! pods must not find one card under two names. On a card with MIG, memory and profiling series exist for instances only
-//! (a sum over both would count twice) and the rest for the card only.
+//! `pod` where exactly one pod has the GPU or GPU instance to itself. A shared one names nobody: whoever sums these series over
+//! pods must not find one GPU under two names. On a GPU with MIG, memory and profiling series exist for its GPU instances only
+//! (a sum over both would count twice) and the rest for the GPU only, without a pod: its power is not the power of one instance.
+//! As with DCGM an entity is a GPU instance: compute instances in it share its memory and counters and are no series of their own.
 
 use super::number::Row;
 use super::scene::Scene;
 use super::subject::pod_name;
-use crate::exposition::{Exposition, Labels, Number};
+use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;
 use model::gpu::{GpmSample, MigInstance, MigSample};
-use model::id::GpuUuid;
-use model::observation::GpuSourceState;
-use model::process::Owner;
-use model::unit::{Bytes, BytesPerSecond, Megahertz, Percent, Ratio};
-use model::view::{GpuView, NodeView, PodView};
+use model::unit::{Bytes, BytesPerSecond, Megahertz, Nanos, Percent, Ratio};
+use model::view::{GpuView, NodeView, SoleHolder};
 
 #[rustfmt::skip]
 static CARD: &[Row<GpuView>] = &[
@@ -31,12 +29,24 @@ static CARD: &[Row<GpuView>] = &[
     Row::gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "", "Memory utilization (in %).", |g| percent(&g.sample.memory_copy)),
     Row::gauge("DCGM_FI_DEV_ENC_UTIL", "", "Encoder utilization (in %).", |g| percent(&g.sample.encoder)),
     Row::gauge("DCGM_FI_DEV_DEC_UTIL", "", "Decoder utilization (in %).", |g| percent(&g.sample.decoder)),
-    Row::gauge("DCGM_FI_DEV_XID_ERRORS", "", "Value of the last XID error encountered.", last_xid),
-    Row::foreign_counter("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Bytes over all NVLink lanes since the driver was loaded.", |g| g.sample.nvlink_bytes.map(|b| Number::Whole(b.0))),
+    Row::foreign_counter("DCGM_FI_DEV_POWER_VIOLATION", "Time throttled by power constraints (in ns).", |g| nanos(&g.sample.violations.power)),
+    Row::foreign_counter("DCGM_FI_DEV_THERMAL_VIOLATION", "Time throttled by thermal constraints (in ns).", |g| nanos(&g.sample.violations.thermal)),
+    Row::foreign_counter("DCGM_FI_DEV_SYNC_BOOST_VIOLATION", "Time throttled by sync-boost constraints (in ns).", |g| nanos(&g.sample.violations.sync_boost)),
+    Row::foreign_counter("DCGM_FI_DEV_BOARD_LIMIT_VIOLATION", "Time throttled by board limit constraints (in ns).", |g| nanos(&g.sample.violations.board_limit)),
+    Row::foreign_counter("DCGM_FI_DEV_LOW_UTIL_VIOLATION", "Time throttled by low utilization (in ns).", |g| nanos(&g.sample.violations.low_utilization)),
+    Row::foreign_counter("DCGM_FI_DEV_RELIABILITY_VIOLATION", "Time throttled by reliability constraints (in ns).", |g| nanos(&g.sample.violations.reliability)),
+    Row::foreign_counter("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Data over all NVLink lanes, both ways, since the reading before (in thousands of KiB per second); a rate, though dcgm-exporter calls it a counter.", |g| g.nvlink_rate.map(nvlink)),
     Row::foreign_counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors.", |g| g.sample.remapped.uncorrectable.map(|c| Number::Whole(c.0))),
     Row::foreign_counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors.", |g| g.sample.remapped.correctable.map(|c| Number::Whole(c.0))),
     Row::gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "", "Whether remapping of rows has failed.", |g| g.sample.remapped.failed.map(|f| Number::Whole(u64::from(f)))),
 ];
+
+const XID: Family = Family {
+    name: "DCGM_FI_DEV_XID_ERRORS",
+    kind: Kind::Gauge,
+    unit: "",
+    help: "Value of the last XID error encountered.",
+};
 
 /// Memory of a card or of a MIG instance.
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +91,22 @@ fn ratio(reading: &Reading<Ratio>) -> Reading<Number> {
     reading.map(|share| Number::Real(share.0))
 }
 
+fn nanos(reading: &Reading<Nanos>) -> Reading<Number> {
+    reading.map(|time| Number::Whole(time.0))
+}
+
 fn speed(reading: &Reading<BytesPerSecond>) -> Reading<Number> {
     reading.map(|rate| Number::Real(rate.0))
+}
+
+/// DCGM takes the difference of NVML's counters of KiB, divides by the seconds between and by 1,000, and cuts the rest off.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate is not negative, and `as` saturates"
+)]
+fn nvlink(rate: BytesPerSecond) -> Number {
+    Number::Whole((rate.0 / 1024.0 / 1000.0) as u64)
 }
 
 /// Whole MiB, as NVML's own tools and dcgm-exporter print them.
@@ -90,14 +114,55 @@ fn mib(reading: &Reading<Bytes>) -> Reading<Number> {
     reading.map(|bytes| Number::Whole(bytes.0 / Bytes::MIB))
 }
 
-/// 0 where none was seen, as dcgm-exporter has it; no series for a card that does not answer.
-fn last_xid(gpu: &GpuView) -> Reading<Number> {
-    match (&gpu.last_xid, gpu.sample.memory_used, gpu.sample.utilization) {
-        (Some(xid), _, _) => Reading::Measured(Number::Whole(u64::from(xid.code)), xid.at),
-        (None, Reading::Measured(_, at), _) | (None, _, Reading::Measured(_, at)) => {
-            Reading::Measured(Number::Whole(0), at)
+/// 0 where none was seen, as dcgm-exporter has it; none for a card that does not answer.
+fn last_xid(gpu: &GpuView) -> Option<u32> {
+    let answers = gpu.sample.memory_used.value().is_some() || gpu.sample.utilization.value().is_some();
+    gpu.last_xid.as_ref().map(|xid| xid.code).or(answers.then_some(0))
+}
+
+/// Which of DCGM's names are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Names {
+    /// Those that dcgm-exporter has always had.
+    Known,
+    /// Those that DCGM 4.6 has given to some of the same fields; the old ones are macros there, called deprecated. Values, units
+    /// and types stay what they are: `DCGM_FI_DEV_GPU_UTIL_RATIO` is a percentage.
+    Renamed,
+}
+
+/// From the end of `dcgm_fields.h` of DCGM 4.6.0: known and new name of a field.
+#[rustfmt::skip]
+const RENAMED: [(&str, &str); 18] = [
+    ("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS"),
+    ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"),
+    ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS"),
+    ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_PCIE_REPLAY_TOTAL"),
+    ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"),
+    ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"),
+    ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_NVLINK_THROUGHPUT_TOTAL"),
+    ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"),
+    ("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL"),
+    ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ROW_REMAP_FAILED"),
+    ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
+    ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"),
+    ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"),
+    ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"),
+    ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"),
+    ("DCGM_FI_PROF_PIPE_FP64_ACTIVE", "DCGM_FI_PROF_FP64_UTIL_RATIO"),
+    ("DCGM_FI_PROF_PIPE_FP32_ACTIVE", "DCGM_FI_PROF_FP32_UTIL_RATIO"),
+    ("DCGM_FI_PROF_PIPE_FP16_ACTIVE", "DCGM_FI_PROF_FP16_UTIL_RATIO"),
+];
+
+impl Names {
+    /// The family under these names; none where it has no new one.
+    fn of(self, family: &Family) -> Option<Family> {
+        match self {
+            Names::Known => Some(*family),
+            Names::Renamed => {
+                let (_, name) = RENAMED.iter().find(|(known, _)| *known == family.name)?;
+                Some(Family { name, ..*family })
+            }
         }
-        (None, Reading::Absent(why), _) => Reading::Absent(why),
     }
 }
 
@@ -107,17 +172,18 @@ struct Entity<'a, T> {
     labels: Labels,
 }
 
-/// Writes all of it.
-pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
+/// Writes all that has such a name.
+pub fn write(scene: &Scene<'_>, names: Names, out: &mut Exposition<'_>) {
     let view = scene.view;
     let cards: Vec<Entity<'_, GpuView>> = view.gpus.iter().map(|gpu| card(view, gpu)).collect();
     let mut memories = Vec::new();
     let mut profiles = Vec::new();
     for entity in &cards {
         let gpu = entity.seen;
-        if gpu.gpu.mig_mode.get() == Some(true) {
-            for (instance, sample) in instances(gpu) {
-                let labels = instance_labels(view, gpu, instance);
+        if gpu.gpu.divided() {
+            for inside in gpu.gpu.gpu_instances() {
+                let (Some(first), Some(sample)) = (inside.first(), read_of(gpu, inside)) else { continue };
+                let labels = instance_labels(view, gpu, first);
                 memories.push((Memory::of_instance(sample), labels.clone()));
                 profiles.push((&sample.gpm, labels));
             }
@@ -126,18 +192,35 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
             profiles.push((&gpu.sample.gpm, entity.labels.clone()));
         }
     }
-    table(CARD, cards.iter().map(|entity| (entity.seen, &entity.labels)), out);
-    table(MEMORY, memories.iter().map(|(memory, labels)| (memory, labels)), out);
-    table(PROFILING, profiles.iter().map(|(gpm, labels)| (*gpm, labels)), out);
+    table((CARD, names), cards.iter().map(|entity| (entity.seen, &entity.labels)), out);
+    xids(&cards, names, out);
+    table((MEMORY, names), memories.iter().map(|(memory, labels)| (memory, labels)), out);
+    table((PROFILING, names), profiles.iter().map(|(gpm, labels)| (*gpm, labels)), out);
+}
+
+/// The number is the value and, with what it means, in labels: `err_code`, `err_msg`. The words for a number are our own.
+fn xids(cards: &[Entity<'_, GpuView>], names: Names, out: &mut Exposition<'_>) {
+    let Some(family) = names.of(&XID) else { return };
+    out.family(&family);
+    for entity in cards {
+        let Some(code) = last_xid(entity.seen) else { continue };
+        let meaning = match code {
+            0 => "No Error",
+            _ => model::xid::find(code).map_or("Unknown Error", |entry| entry.meaning),
+        };
+        let more = Labels::new().with("err_code", &code.to_string()).with("err_msg", meaning);
+        out.sample(&[entity.labels.as_str(), more.as_str()], Number::Whole(code.into()));
+    }
 }
 
 fn table<'a, S: 'a>(
-    rows: &'static [Row<S>],
+    (rows, names): (&'static [Row<S>], Names),
     all: impl Iterator<Item = (&'a S, &'a Labels)> + Clone,
     out: &mut Exposition<'_>,
 ) {
     for row in rows {
-        out.family(&row.family);
+        let Some(family) = names.of(&row.family) else { continue };
+        out.family(&family);
         for (seen, labels) in all.clone() {
             if let Reading::Measured(value, _) = (row.read)(seen) {
                 out.sample(&[labels.as_str()], value);
@@ -157,23 +240,22 @@ impl Memory {
     }
 }
 
-fn instances(gpu: &GpuView) -> impl Iterator<Item = (&MigInstance, &MigSample)> {
-    gpu.gpu.instances().iter().filter_map(|instance| {
-        let sample = gpu.sample.mig.iter().find(|sample| sample.uuid == instance.uuid)?;
-        Some((instance, sample))
-    })
+/// What was read of a GPU instance: each of its compute instances tells the same, so the first that was read will do.
+fn read_of<'a>(gpu: &'a GpuView, inside: &[MigInstance]) -> Option<&'a MigSample> {
+    let samples = || gpu.sample.mig.iter().filter(|sample| inside.iter().any(|instance| instance.uuid == sample.uuid));
+    samples().find(|sample| sample.memory_used.value().is_some()).or_else(|| samples().next())
 }
 
 fn card<'a>(view: &NodeView, gpu: &'a GpuView) -> Entity<'a, GpuView> {
-    let holder = gpu.sole_holder().and_then(|uid| view.pod(uid));
-    Entity { seen: gpu, labels: held(host(view, identity(gpu)), holder, &gpu.gpu.uuid, None) }
+    Entity { seen: gpu, labels: held(host(view, identity(gpu)), view, gpu.whose.card.as_ref()) }
 }
 
 fn instance_labels(view: &NodeView, gpu: &GpuView, instance: &MigInstance) -> Labels {
-    let labels =
-        identity(gpu).with("GPU_I_PROFILE", &instance.profile).with("GPU_I_ID", &instance.gpu_instance.to_string());
-    let holder = instance_holder(view, gpu, &instance.uuid);
-    held(host(view, labels), holder, &gpu.gpu.uuid, Some(&instance.uuid))
+    let labels = identity(gpu)
+        .with("GPU_I_PROFILE", instance.gpu_profile())
+        .with("GPU_I_ID", &instance.gpu_instance.to_string());
+    let holder = gpu.whose.instances.iter().find(|(id, _)| *id == instance.gpu_instance);
+    held(host(view, labels), view, holder.map(|(_, holder)| holder))
 }
 
 fn identity(gpu: &GpuView) -> Labels {
@@ -189,39 +271,21 @@ fn identity(gpu: &GpuView) -> Labels {
 
 fn host(view: &NodeView, labels: Labels) -> Labels {
     let labels = labels.with("Hostname", view.name.as_str()).with("hostname", view.name.as_str());
-    match &view.gpu_source {
-        GpuSourceState::Working { driver, .. } => labels.with("DCGM_FI_DRIVER_VERSION", driver),
-        _ => labels,
+    match &view.driver {
+        Some(driver) => labels.with("DCGM_FI_DRIVER_VERSION", driver),
+        None => labels,
     }
 }
 
 /// `container` (where it is exactly one), `namespace`, `pod`.
-fn held(labels: Labels, holder: Option<&PodView>, gpu: &GpuUuid, mig: Option<&GpuUuid>) -> Labels {
-    let Some(pod) = holder else { return labels };
-    let device = mig.unwrap_or(gpu);
-    let mut containers = pod.containers.iter().filter(|container| {
-        let shares =
-            container.gpus.iter().any(|share| &share.gpu == gpu && (mig.is_none() || share.mig.as_ref() == mig));
-        shares || container.holds.contains(device)
-    });
-    let container = match (containers.next(), containers.next()) {
-        (Some(only), None) => only.name.as_deref().unwrap_or_default(),
-        _ => "",
-    };
+fn held(labels: Labels, view: &NodeView, holder: Option<&SoleHolder>) -> Labels {
+    let Some((holder, pod)) = holder.and_then(|holder| Some((holder, view.pod(&holder.pod)?))) else { return labels };
     let (namespace, name) = pod_name(Some(pod));
-    labels.with("container", container).with("namespace", namespace).with("pod", name)
+    labels
+        .with("container", holder.container.as_deref().unwrap_or_default())
+        .with("namespace", namespace)
+        .with("pod", name)
 }
 
-/// The only pod that has a MIG instance: it runs processes there or holds it, and nobody else does.
-fn instance_holder<'a>(view: &'a NodeView, gpu: &GpuView, instance: &GpuUuid) -> Option<&'a PodView> {
-    let inside = gpu.processes.value()?.iter().filter(|process| process.mig.as_ref() == Some(instance));
-    let owners = inside.map(|process| match &process.owner {
-        Owner::Cgroup(cgroup) => cgroup.pod(),
-        Owner::Host | Owner::Unknown => None,
-    });
-    let holds = |pod: &&PodView| pod.containers.iter().any(|container| container.holds.contains(instance));
-    let holders = view.pods.iter().filter(holds).map(|pod| Some(&pod.uid));
-    let mut all = owners.chain(holders);
-    let first = all.next()??;
-    all.all(|other| other == Some(first)).then(|| view.pod(first))?
-}
+#[cfg(test)]
+mod tests;

@@ -4,12 +4,14 @@ use super::number::{Row, number};
 use super::scene::Scene;
 use super::subject::Subjects;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
-use model::gpu::{MigInstance, MigSample};
+use model::gpu::{MigInstance, MigSample, THROTTLE_REASONS};
 use model::time::Monotonic;
 use model::view::{GpuView, Health};
 use model::{Absence, Reading};
 
 const PREFIX: &str = "gpu_steward_gpu_";
+
+const VIOLATED: &str = "Time for which the clocks were held below what was asked for, by NVML's policy.";
 
 /// Readings of a card. The first one that is measured dates the sample.
 #[rustfmt::skip]
@@ -28,6 +30,14 @@ static CARD: &[Row<GpuView>] = &[
     Row::gauge("clock_sm_hertz", "hertz", "Clock of the multiprocessors.", |g| number(&g.sample.clock_sm)),
     Row::gauge("clock_memory_hertz", "hertz", "Clock of the memory.", |g| number(&g.sample.clock_memory)),
     Row::gauge("clock_throttle_reasons", "", "NVML's bit set of reasons why the clocks are not higher.", |g| number(&g.sample.throttle_reasons)),
+    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.power)).labelled("policy=\"power\""),
+    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.thermal)).labelled("policy=\"thermal\""),
+    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.sync_boost)).labelled("policy=\"sync_boost\""),
+    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.board_limit)).labelled("policy=\"board_limit\""),
+    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.low_utilization)).labelled("policy=\"low_utilization\""),
+    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.reliability)).labelled("policy=\"reliability\""),
+    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.application_clocks)).labelled("policy=\"application_clocks\""),
+    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.base_clocks)).labelled("policy=\"base_clocks\""),
     Row::gauge("temperature_celsius", "celsius", "Temperature of the chip.", |g| number(&g.sample.temperature)),
     Row::gauge("memory_temperature_celsius", "celsius", "Temperature of the memory.", |g| number(&g.sample.temperature_memory)),
     Row::gauge("pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe by the card.", |g| number(&g.sample.pcie_tx)),
@@ -90,7 +100,20 @@ const HOLDERS: Family = family(
     "",
     "Pods that have a process on the card or hold it by their claim, or without a claim by a slot that kubelet gave them.",
 );
-const XIDS: Family = family("xids_total", Kind::Counter, "", "Driver errors since the program started, by XID.");
+const XIDS: Family = family(
+    "xids_total",
+    Kind::Counter,
+    "",
+    "Driver errors since the program started, by XID; those that condemn the card from 0 on.",
+);
+const XID_EVENTS: Family =
+    family("xid_events_total", Kind::Counter, "", "Driver errors since the program started, of all XIDs together.");
+const REASON: Family = family(
+    "clock_throttle_reason",
+    Kind::Gauge,
+    "",
+    "1 for each reason why the clocks are not higher, 0 for the others that NVML knows.",
+);
 const AGE: Family = family("sample_age_seconds", Kind::Gauge, "seconds", "Age of the card's newest reading.");
 const LIST_AGE: Family =
     family("processes_age_seconds", Kind::Gauge, "seconds", "Age of the list of the card's processes.");
@@ -100,6 +123,12 @@ const ABSENT: Family =
 const MIG_PREFIX: &str = "gpu_steward_mig_";
 const MIG_INFO: Family = family("info", Kind::Info, "", "Who the MIG instance is.");
 const MIG_TOTAL: Family = family("memory_total_bytes", Kind::Gauge, "bytes", "Memory of the MIG instance.");
+const MIG_ABSENT: Family = family(
+    "reading_absent",
+    Kind::Gauge,
+    "",
+    "1 for each reading of the MIG instance that is absent, with the reason.",
+);
 
 #[rustfmt::skip]
 static MIG: &[Row<MigSample>] = &[
@@ -129,6 +158,8 @@ pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_
         }
     }
     state(subjects, out);
+    xids(scene, subjects, out);
+    throttling(subjects, out);
     incidents(scene.now.monotonic, subjects, out);
     ages(scene.now.monotonic, subjects, out);
     absences(subjects, out);
@@ -179,11 +210,33 @@ fn state(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     for gpu in subjects.gpus.iter().filter(|gpu| gpu.seen.processes.value().is_some()) {
         out.sample(&[gpu.labels.as_str()], Number::Whole(u64::from(gpu.seen.strangers)));
     }
+}
+
+/// Counted by the program, so from 0 on and since its start. A series that is born with its first error has no increase.
+fn xids(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    let since = scene.footprint.started_seconds.get();
+    out.prefixed(PREFIX, &XID_EVENTS);
+    for gpu in &subjects.gpus {
+        out.counted(&[gpu.labels.as_str()], Number::Whole(gpu.seen.xid_count), since);
+    }
     out.prefixed(PREFIX, &XIDS);
     for gpu in &subjects.gpus {
         for (code, count) in &gpu.seen.xids {
             let label = Labels::new().with("xid", &code.to_string());
-            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(*count));
+            out.counted(&[gpu.labels.as_str(), label.as_str()], Number::Whole(*count), since);
+        }
+    }
+}
+
+/// Each bit of `nvmlClocksThrottleReason…`; bits that are newer than this program show in the whole set only.
+fn throttling(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    let reasons: Vec<(u64, Labels)> =
+        THROTTLE_REASONS.iter().map(|(bit, word)| (*bit, Labels::new().with("reason", word))).collect();
+    out.prefixed(PREFIX, &REASON);
+    for gpu in &subjects.gpus {
+        let Some(set) = gpu.seen.sample.throttle_reasons.get() else { continue };
+        for (bit, label) in &reasons {
+            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(u64::from(set & bit != 0)));
         }
     }
 }
@@ -236,36 +289,55 @@ fn absences(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     }
 }
 
+/// What is measured is of GPU instances, so it stands once for each of them, under its first compute instance: a sum over all
+/// series is what the GPU has.
 fn mig(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
-    let instances: Vec<(&MigInstance, Option<&MigSample>, Labels)> = subjects
-        .gpus
-        .iter()
-        .flat_map(|gpu| gpu.seen.gpu.instances().iter().map(move |instance| (gpu, instance)))
-        .map(|(gpu, instance)| {
-            let sample = gpu.seen.sample.mig.iter().find(|mig| mig.uuid == instance.uuid);
-            (instance, sample, gpu.labels.clone().with("mig_uuid", instance.uuid.as_str()))
-        })
-        .collect();
     out.prefixed(MIG_PREFIX, &MIG_INFO);
-    for (instance, _, labels) in &instances {
-        let more = Labels::new()
-            .with("profile", &instance.profile)
-            .with("gpu_instance", &instance.gpu_instance.to_string())
-            .with("compute_instance", &instance.compute_instance.to_string());
-        out.sample(&[labels.as_str(), more.as_str()], Number::Whole(1));
+    for gpu in &subjects.gpus {
+        for instance in gpu.seen.gpu.instances() {
+            let labels = of_instance(&gpu.labels, instance);
+            let more = Labels::new()
+                .with("profile", &instance.profile)
+                .with("gpu_instance", &instance.gpu_instance.to_string())
+                .with("compute_instance", &instance.compute_instance.to_string());
+            out.sample(&[labels.as_str(), more.as_str()], Number::Whole(1));
+        }
     }
+    let firsts = subjects.gpus.iter().flat_map(|gpu| {
+        let firsts = gpu.seen.gpu.gpu_instances().filter_map(|inside| inside.first());
+        firsts.map(move |instance| {
+            let sample = gpu.seen.sample.mig.iter().find(|mig| mig.uuid == instance.uuid);
+            (instance, sample, of_instance(&gpu.labels, instance))
+        })
+    });
+    measured(&firsts.collect::<Vec<_>>(), out);
+}
+
+fn of_instance(gpu: &Labels, instance: &MigInstance) -> Labels {
+    gpu.clone().with("mig_uuid", instance.uuid.as_str())
+}
+
+fn measured(instances: &[(&MigInstance, Option<&MigSample>, Labels)], out: &mut Exposition<'_>) {
+    let mut absent: Vec<(&Labels, &'static str, Absence)> = Vec::new();
     out.prefixed(MIG_PREFIX, &MIG_TOTAL);
-    for (instance, _, labels) in &instances {
-        if let Reading::Measured(value, _) = number(&instance.memory_total) {
-            out.sample(&[labels.as_str()], value);
+    for (instance, _, labels) in instances {
+        match number(&instance.memory_total) {
+            Reading::Measured(value, _) => out.sample(&[labels.as_str()], value),
+            Reading::Absent(why) => absent.push((labels, MIG_TOTAL.name, why)),
         }
     }
     for row in MIG {
         out.prefixed(MIG_PREFIX, &row.family);
-        for (_, sample, labels) in &instances {
-            if let Some(Reading::Measured(value, _)) = sample.map(row.read) {
-                out.sample(&[labels.as_str()], value);
+        for (_, sample, labels) in instances {
+            match sample.map_or(Reading::NOT_YET, row.read) {
+                Reading::Measured(value, _) => out.sample(&[labels.as_str()], value),
+                Reading::Absent(why) => absent.push((labels, row.family.name, why)),
             }
         }
+    }
+    out.prefixed(MIG_PREFIX, &MIG_ABSENT);
+    for (labels, reading, why) in absent {
+        let more = Labels::new().with("reading", reading).with("reason", why.code());
+        out.sample(&[labels.as_str(), more.as_str()], Number::Whole(1));
     }
 }

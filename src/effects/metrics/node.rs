@@ -8,6 +8,7 @@ use model::cgroup::NetworkSample;
 use model::host::{HostPressure, HostSample};
 use model::observation::GpuSourceState;
 use model::unit::Nanos;
+use model::view::NodeView;
 
 const PREFIX: &str = "gpu_steward_node_";
 
@@ -105,6 +106,11 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
             out.sample(&[row.labels], value);
         }
     }
+    write_gpus(view, out);
+}
+
+/// Writes which GPUs are seen, and how.
+pub fn write_gpus(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&GPUS);
     out.sample(&[], Number::Whole(view.gpus.len() as u64));
     out.family(&UNIDENTIFIED);

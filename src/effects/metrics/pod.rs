@@ -153,6 +153,13 @@ pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>)
     one(CONTAINER, &containers, subjects, out);
 }
 
+/// Writes what pods have of GPUs, and nothing else of them.
+pub fn write_shares(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
+    shares(POD, &pods, subjects, out);
+    against_promises(view, subjects, out);
+}
+
 fn against_promises(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     let labels = |uid: &PodUid| subjects.pods.iter().find(|pod| &pod.seen.uid == uid).map(|pod| pod.labels.as_str());
     out.prefixed(POD, &PROMISED);
@@ -187,6 +194,10 @@ fn one<T: Holds>(prefix: &'static str, all: &[(&T, &str)], subjects: &Subjects<'
             }
         }
     }
+    shares(prefix, all, subjects, out);
+}
+
+fn shares<T: Holds>(prefix: &'static str, all: &[(&T, &str)], subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     for row in SHARE {
         out.prefixed(prefix, &row.family);
         for (it, labels) in all {

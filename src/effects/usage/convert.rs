@@ -184,7 +184,7 @@ pub(super) mod tests {
     use model::gpu::{Gpu, GpuSample};
     use model::id::{GpuUuid, NodeName, PodRef, PodUid};
     use model::time::{Monotonic, WallTime};
-    use model::view::Rates;
+    use model::view::{Rates, Whose};
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -246,11 +246,14 @@ pub(super) mod tests {
                 processes: Reading::Measured(Arc::from([]), at),
                 processes_left_out: 2,
                 holders: Vec::new(),
+                whose: Whose::default(),
+                nvlink_rate: Reading::NOT_YET,
                 strangers: 0,
                 unattributed_memory: Reading::Absent(Absence::MigEnabled),
                 unattributed_sm: Reading::NOT_YET,
                 last_xid: None,
                 xids: Vec::new(),
+                xid_count: 0,
             }],
             pods: vec![pod(share)],
             ..NodeView::empty(NodeName::parse("node-a").unwrap(), NOW)

@@ -4,11 +4,13 @@ use crate::clock;
 use crate::nvml::card::Card;
 use crate::nvml::raw;
 use crate::nvml::utilization;
-use model::gpu::{EccErrors, GpmSample, GpuSample, MigSample, RecoveryAction, RemappedRows};
+use model::gpu::{EccErrors, GpmSample, GpuSample, MigSample, RecoveryAction, RemappedRows, Violations};
 use model::time::{Monotonic, Now};
-use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Watts};
+use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Watts};
 use model::{Absence, Reading};
-use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, PcieUtilCounter, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::{
+    Clock, EccCounter, MemoryError, PcieUtilCounter, PerformancePolicy, TemperatureSensor,
+};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::field_id::{
     NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_MEMORY_TEMP, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
@@ -123,7 +125,28 @@ pub(super) fn seldom(card: &mut Card) {
     });
     sample.nvlink_bytes = Reading::from_result(links.map(|kib| Bytes(kib.saturating_mul(NVLINK_UNIT))), at);
     ecc(card, at);
+    violations(card, at);
     throughput(card);
+}
+
+/// `nvml.h`: nanoseconds since the driver was loaded.
+fn violations(card: &mut Card, at: Monotonic) {
+    let device = &card.known.device;
+    let asker = &mut card.asker;
+    let mut held = |name, policy| {
+        let told = asker.ask(name, || device.violation_status(policy));
+        Reading::from_result(told.map(|told| Nanos(told.violation_time)), at)
+    };
+    card.sample.violations = Violations {
+        power: held("violation power", PerformancePolicy::Power),
+        thermal: held("violation thermal", PerformancePolicy::Thermal),
+        sync_boost: held("violation sync boost", PerformancePolicy::SyncBoost),
+        board_limit: held("violation board limit", PerformancePolicy::BoardLimit),
+        low_utilization: held("violation low utilization", PerformancePolicy::LowUtilization),
+        reliability: held("violation reliability", PerformancePolicy::Reliability),
+        application_clocks: held("violation application clocks", PerformancePolicy::TotalAppClocks),
+        base_clocks: held("violation base clocks", PerformancePolicy::TotalBaseClocks),
+    };
 }
 
 fn ecc(card: &mut Card, at: Monotonic) {

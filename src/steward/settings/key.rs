@@ -339,6 +339,13 @@ pub(crate) const KEYS: &[Key] = &[
     ),
     key(Serving, "usage-socket", ("PATH", "/run/gpu-steward/agent.sock"), "Unix socket of the usage stream, or none"),
     key(Serving, "metrics-dcgm", (SWITCH, "true"), "Carry dcgm-exporter's names at /metrics too").live(),
+    key(
+        Serving,
+        "metrics-dcgm-renamed",
+        (SWITCH, "false"),
+        "Carry beside dcgm-exporter's names those that DCGM 4.6 has given to the same fields (..._TEMP_CELSIUS, ..._UTIL_RATIO, ...)",
+    )
+    .live(),
     key(Serving, "metrics-hami", (SWITCH, "false"), "Carry HAMi monitor's names at /metrics too").live(),
     key(Serving, "metrics-cadvisor", (SWITCH, "false"), "Carry cAdvisor's names at /metrics too").live(),
     key(

@@ -11,7 +11,7 @@ use model::observation::GpuSourceState;
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Nanos, Percent, Ratio, Watts};
-use model::view::{ContainerView, GpuShare, GpuView, Health, HostRates, NodeView, PodView, ProcessView, Rates};
+use model::view::{ContainerView, GpuShare, GpuView, Health, HostRates, NodeView, PodView, ProcessView, Rates, Whose};
 use model::{Absence, Reading};
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,11 +101,14 @@ fn seen(gpu: Gpu, sample: GpuSample, list: Vec<GpuProcess>, holders: Vec<PodUid>
         processes: read(Arc::from(list)),
         processes_left_out: 0,
         holders,
+        whose: Whose::default(),
+        nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         unattributed_memory: read(Bytes(0)),
         unattributed_sm: read(Percent(0.0)),
         last_xid: None,
         xids: Vec::new(),
+        xid_count: 0,
     }
 }
 

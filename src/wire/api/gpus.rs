@@ -270,7 +270,12 @@ impl Gpu {
             remapped: Remapped::of(&sample.remapped, ages),
             recovery_action: ages.of(&sample.recovery),
             gpm: Gpm::of(&sample.gpm, ages),
-            xids: seen.xids.iter().map(|&(code, count)| XidCount { code, count }).collect(),
+            xids: seen
+                .xids
+                .iter()
+                .filter(|(_, count)| *count > 0)
+                .map(|&(code, count)| XidCount { code, count })
+                .collect(),
             last_xid: seen.last_xid.as_ref().map(|xid| LastXid::of(xid, ages)),
             links: gpu.links.iter().map(|link| Link::of(link, ages)).collect(),
             mig: ages.with(&gpu.mig, |mig| mig.iter().map(|instance| Mig::of(instance, sample, ages)).collect()),

@@ -9,7 +9,7 @@ use crate::scenario::Quantity as Q;
 use crate::state::{View, sums};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlSample_t, nvmlTemperature_t, nvmlUtilization_t,
-    nvmlValue_t,
+    nvmlValue_t, nvmlViolationTime_t,
 };
 use std::ffi::{c_int, c_longlong, c_uint, c_ulonglong};
 
@@ -241,6 +241,25 @@ calls! {
     ) of device(handle); |view| {
         view.board()?;
         put(reasons, ALL_REASONS)
+    }
+
+    fn nvmlDeviceGetViolationStatus(
+        handle: nvmlDevice_t, policy: c_uint, time: *mut nvmlViolationTime_t,
+    ) of device(handle); |view| {
+        let what = match policy {
+            0 => Q::ViolationPowerNanos,
+            1 => Q::ViolationThermalNanos,
+            2 => Q::ViolationSyncBoostNanos,
+            3 => Q::ViolationBoardLimitNanos,
+            4 => Q::ViolationLowUtilizationNanos,
+            5 => Q::ViolationReliabilityNanos,
+            10 => Q::ViolationApplicationClocksNanos,
+            11 => Q::ViolationBaseClocksNanos,
+            _ => return Err(Code::INVALID_ARGUMENT),
+        };
+        put(time, nvmlViolationTime_t {
+            referenceTime: view.stamp_us(view.time), violationTime: whole(view.read(what)?),
+        })
     }
 
     fn nvmlDeviceGetTemperature(handle: nvmlDevice_t, sensor: c_uint, celsius: *mut c_uint) of device(handle); |view| {

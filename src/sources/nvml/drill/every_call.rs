@@ -80,6 +80,8 @@ fn everything(t: &Told<'_>) -> Vec<Named> {
         memory_copy, encoder, decoder, power, energy, clock_sm, clock_memory, throttle_reasons, temperature,
         temperature_memory, pcie_tx, pcie_rx, pcie_replays, recovery, nvlink_bytes, ecc_volatile.corrected,
         ecc_volatile.uncorrected, ecc_aggregate.corrected, ecc_aggregate.uncorrected));
+    all.extend(absences!(t.sample.violations; power, thermal, sync_boost, board_limit, low_utilization, reliability,
+        application_clocks, base_clocks));
     all.extend(absences!(t.sample.remapped; correctable, uncorrectable, pending, failed));
     all.extend(counters(&t.sample.gpm));
     all.extend(absences!(t.processes; list));
@@ -94,7 +96,7 @@ const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: 
 }
 
 /// Calls of a whole card.
-const WHOLE: [Case; 34] = [
+const WHOLE: [Case; 35] = [
     case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
         let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
         links.map(|link| ("links", link.nvlinks.absence())).chain(absences!(t.gpu; pci_bus_id)).collect()
@@ -141,6 +143,10 @@ const WHOLE: [Case; 34] = [
     case(&["nvmlDeviceGetTotalEccErrors"], &[], |t| {
         absences!(t.sample; ecc_volatile.corrected, ecc_volatile.uncorrected, ecc_aggregate.corrected,
             ecc_aggregate.uncorrected)
+    }),
+    case(&["nvmlDeviceGetViolationStatus"], &[], |t| {
+        absences!(t.sample.violations; power, thermal, sync_boost, board_limit, low_utilization, reliability,
+            application_clocks, base_clocks)
     }),
     case(&["nvmlDeviceGetPcieThroughput"], &[], |t| absences!(t.sample; pcie_tx, pcie_rx)),
     case(&["nvmlGpmSampleGet"], &[], |t| counters(&t.sample.gpm)),

@@ -1,12 +1,21 @@
 //! Every reading, and when it is absent.
 
-use super::{Drill, Quantity, Scenario, cards, error, of, with};
+use super::{Card, Drill, Quantity, Scenario, cards, error, of, with};
+use lab::scenario::{MigDetail, MigSlot, Process, process};
 use model::gpu::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
 use model::{Absence, Reading};
 
 /// A card with a number of its own for everything.
-const VALUES: [(Quantity, f64); 27] = [
+const VALUES: [(Quantity, f64); 35] = [
+    (Quantity::ViolationPowerNanos, 11e9),
+    (Quantity::ViolationThermalNanos, 12e9),
+    (Quantity::ViolationSyncBoostNanos, 13e9),
+    (Quantity::ViolationBoardLimitNanos, 14e9),
+    (Quantity::ViolationLowUtilizationNanos, 15e9),
+    (Quantity::ViolationReliabilityNanos, 16e9),
+    (Quantity::ViolationApplicationClocksNanos, 17e9),
+    (Quantity::ViolationBaseClocksNanos, 18e9),
     (Quantity::MemoryUsedBytes, 5e9),
     (Quantity::MemoryReservedBytes, 6e8),
     (Quantity::UtilizationPercent, 42.0),
@@ -53,6 +62,18 @@ fn every_reading_is_what_the_library_says() {
     assert_eq!(sample.clock_sm.get(), Some(Megahertz(1755)));
     assert_eq!(sample.clock_memory.get(), Some(Megahertz(2619)));
     assert_eq!(sample.throttle_reasons.get(), Some(4));
+    let held = sample.violations;
+    let held = [
+        held.power,
+        held.thermal,
+        held.sync_boost,
+        held.board_limit,
+        held.low_utilization,
+        held.reliability,
+        held.application_clocks,
+        held.base_clocks,
+    ];
+    assert_eq!(held.map(|time| time.get().unwrap().as_seconds()), [11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0]);
     assert_eq!(sample.temperature.get(), Some(Celsius(61)));
     assert_eq!(sample.temperature_memory.get(), Some(Celsius(72)));
     let near =
@@ -68,6 +89,33 @@ fn every_reading_is_what_the_library_says() {
     assert_eq!((sample.remapped.pending.get(), sample.remapped.failed.get()), (Some(true), Some(false)));
     assert_eq!(sample.recovery.get(), Some(RecoveryAction::ResetGpu));
     assert_eq!(sample.nvlink_bytes.get(), Some(Bytes(1024 * 12_000)));
+}
+
+#[test]
+fn compute_instances_of_one_gpu_instance_tell_its_memory_and_have_its_number() {
+    let slot = |gpu_instance, compute_instance| {
+        let profile = "1c.2g.20gb".to_owned();
+        MigSlot::Detailed(MigDetail { profile, gpu_instance: Some(gpu_instance), compute_instance, uuid: None })
+    };
+    let inside = |pid, memory, mig| Process { mig: Some(mig), ..process(pid, memory, 10.0) };
+    let divided = Card {
+        mig: vec![slot(3, 0), slot(5, 0), slot(3, 1)],
+        processes: vec![inside(30, 1 << 30, 0), inside(31, 2 << 30, 2)],
+        ..cards("H100", 1)
+    };
+    let mut drill = Drill::start(of(vec![divided]));
+    let sample = drill.sample(0, "all instances", |sample| sample.mig.len() == 3);
+    let gpu = drill.until("the list", |seen| seen.gpus.clone()?.pop());
+    let known: Vec<Vec<(u32, u32, &str)>> = gpu
+        .gpu_instances()
+        .map(|inside| inside.iter().map(|mig| (mig.gpu_instance, mig.compute_instance, mig.gpu_profile())).collect())
+        .collect();
+    assert_eq!(known, [vec![(3, 0, "2g.20gb"), (3, 1, "2g.20gb")], vec![(5, 0, "2g.20gb")]]);
+    let used = |at: usize| {
+        let uuid = &gpu.instances()[at].uuid;
+        sample.mig.iter().find(|mig| mig.uuid == *uuid).and_then(|mig| mig.memory_used.get())
+    };
+    assert_eq!([used(0), used(1), used(2)], [Some(Bytes(3 << 30)), Some(Bytes(3 << 30)), Some(Bytes(0))]);
 }
 
 #[test]

@@ -1,0 +1,205 @@
+//! Whose name stands beside a GPU, and what does not take it away.
+
+use super::*;
+use model::cgroup::{CgroupKind, CgroupSample, Qos, Runtime};
+use model::gpu::MigInstance;
+use model::reading::Reading;
+use model::time::Monotonic;
+use model::view::{ContainerView, Rates};
+
+const AT: Monotonic = Monotonic(1);
+
+fn uid(number: u8) -> PodUid {
+    PodUid::parse(&format!("{number:032x}")).unwrap()
+}
+
+fn id(number: u8) -> ContainerId {
+    ContainerId::parse(&format!("{number:064x}")).unwrap()
+}
+
+fn device(text: &str) -> GpuUuid {
+    GpuUuid::parse(text).unwrap()
+}
+
+/// Container `number` of pod `number`.
+fn identity(number: u8) -> Arc<CgroupIdentity> {
+    let kind = CgroupKind::Container {
+        pod: Some((uid(number), Qos::Burstable)),
+        id: id(number),
+        runtime: Runtime::Containerd,
+    };
+    Arc::new(CgroupIdentity { path: format!("/kubepods/pod{number}/{number}").into(), kind })
+}
+
+/// A pod whose container `main` holds these devices.
+fn pod(number: u8, holds: &[&str]) -> PodView {
+    let main = ContainerView {
+        id: id(number),
+        cgroup: identity(number),
+        name: Some("main".into()),
+        sandbox: false,
+        image: None,
+        sample: CgroupSample::default(),
+        rates: Rates::default(),
+        network: Reading::NOT_YET,
+        gpus: Vec::new(),
+        devices: Vec::new(),
+        holds: holds.iter().map(|text| device(text)).collect(),
+    };
+    PodView {
+        uid: uid(number),
+        name: None,
+        qos: None,
+        cgroup: None,
+        sample: CgroupSample::default(),
+        rates: Rates::default(),
+        network: Reading::NOT_YET,
+        containers: vec![main],
+        gpus: Vec::new(),
+    }
+}
+
+/// A GPU; with instances (`GPU instance`, `compute instance`) a divided one.
+fn gpu(instances: &[(u32, u32)]) -> Gpu {
+    let instance = |&(gpu_instance, compute_instance): &(u32, u32)| MigInstance {
+        uuid: device(&format!("MIG-{gpu_instance}-{compute_instance}")),
+        index: 0,
+        gpu_instance,
+        compute_instance,
+        profile: "1c.2g.20gb".into(),
+        memory_total: Reading::NOT_YET,
+    };
+    Gpu {
+        uuid: device("GPU-1"),
+        index: 0,
+        minor: Reading::NOT_YET,
+        model: "H100".into(),
+        pci_bus_id: Reading::NOT_YET,
+        numa_node: Reading::NOT_YET,
+        architecture: Reading::NOT_YET,
+        compute: Reading::NOT_YET,
+        memory_total: Reading::NOT_YET,
+        power_limit: Reading::NOT_YET,
+        mig_mode: Reading::Measured(!instances.is_empty(), AT),
+        mig: Reading::Measured(instances.iter().map(instance).collect(), AT),
+        links: Vec::new(),
+        nvlinks_active: Reading::NOT_YET,
+    }
+}
+
+fn process(pid: u32, command: &str, kind: GpuProcessKind, owner: Owner) -> GpuProcess {
+    GpuProcess {
+        pid,
+        key: None,
+        command: command.into(),
+        owner,
+        kind,
+        mig: None,
+        memory_used: Reading::NOT_YET,
+        sm: Reading::NOT_YET,
+        encoder: Reading::NOT_YET,
+        decoder: Reading::NOT_YET,
+    }
+}
+
+fn of_pod(pid: u32, number: u8) -> GpuProcess {
+    process(pid, "python3", GpuProcessKind::Compute, Owner::Cgroup(identity(number)))
+}
+
+fn unknown(pid: u32) -> GpuProcess {
+    process(pid, "", GpuProcessKind::Compute, Owner::Unknown)
+}
+
+/// The pod that stands beside an undivided GPU after each of these lists.
+fn after_each(lists: &[&[GpuProcess]], pods: &[PodView]) -> Vec<Option<PodUid>> {
+    let mut occupants = Occupants::default();
+    let mut named = Vec::new();
+    for list in lists {
+        occupants.told(list, 0);
+        named.push(occupants.whose(&gpu(&[]), pods, |_| true).card.map(|holder| holder.pod));
+    }
+    named
+}
+
+#[test]
+fn servers_take_no_name_away_and_other_programs_of_the_host_do() {
+    use GpuProcessKind::{Compute, Graphics, Mps};
+    let pods = [pod(1, &[]), pod(2, &[])];
+    for (other, named) in [
+        (process(9, "Xorg", Graphics, Owner::Host), true),
+        (process(9, "gnome-shell", Graphics, Owner::Host), true),
+        (process(9, "nvidia-cuda-mps", Compute, Owner::Host), true),
+        (process(9, "blender", Graphics, Owner::Host), false),
+        (process(9, "Xorg", Compute, Owner::Host), false),
+        (process(9, "train", Compute, Owner::Host), false),
+        (process(9, "Xorg", Graphics, Owner::Cgroup(identity(2))), false),
+        // In a pod it serves somebody, or it is no server.
+        (process(9, "nvidia-cuda-mps", Compute, Owner::Cgroup(identity(2))), false),
+        (process(9, "nvidia-cuda-mps", Mps, Owner::Cgroup(identity(2))), false),
+    ] {
+        let list = [of_pod(1, 1), other];
+        assert_eq!(after_each(&[&list], &pods), [named.then(|| uid(1))], "{list:?}");
+    }
+    let served = [
+        process(1, "python3", Mps, Owner::Cgroup(identity(1))),
+        process(9, "nvidia-cuda-mps", Compute, Owner::Cgroup(identity(2))),
+    ];
+    assert_eq!(after_each(&[&served], &pods), [Some(uid(1))], "the server's pod is not a second one");
+}
+
+#[test]
+fn a_process_that_is_not_identified_for_one_list_takes_no_name_away_and_gives_none() {
+    let pods = [pod(1, &[]), pod(2, &[])];
+    let known = [of_pod(1, 1)];
+    let news = [of_pod(1, 1), unknown(7)];
+    let (one, none) = (Some(uid(1)), None);
+    assert_eq!(
+        after_each(&[&known, &news, &known, &news, &news, &known], &pods),
+        [one.clone(), one.clone(), one.clone(), one.clone(), none.clone(), one.clone()],
+        "in a second list it counts"
+    );
+    assert_eq!(
+        after_each(&[&news, &news], &pods),
+        [none.clone(), none.clone()],
+        "before the first list nobody is known"
+    );
+    // What was another pod's stays that pod's for the one list, so a shared GPU does not become somebody's.
+    let shared = [of_pod(1, 1), of_pod(2, 2)];
+    let blurred = [of_pod(1, 1), unknown(2)];
+    assert_eq!(after_each(&[&shared, &blurred, &blurred], &pods), [none.clone(), none.clone(), none.clone()]);
+    let own = [unknown(1)];
+    assert_eq!(after_each(&[&known, &own, &own], &pods), [one.clone(), one, none], "and its own process stays its own");
+}
+
+#[test]
+fn an_idle_instance_has_the_pod_that_kubelet_gave_it_to_and_the_whole_gpu_has_none() {
+    let pods = [pod(1, &["MIG-1-0"]), pod(2, &["MIG-3-0"]), pod(3, &["MIG-3-1"]), pod(4, &["MIG-5-1"])];
+    let divided = gpu(&[(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (7, 0)]);
+    let mut occupants = Occupants::default();
+    occupants.told(&[], 0);
+    let whose = occupants.whose(&divided, &pods, |_| true);
+    let told: Vec<_> = whose.instances.iter().map(|(id, holder)| (*id, holder.pod.clone())).collect();
+    // Two pods have a compute instance each of 3, and nobody has 7.
+    assert_eq!((whose.card, told), (None, vec![(1, uid(1)), (5, uid(4))]));
+    let alone = occupants.whose(&gpu(&[(1, 0)]), &pods[..1], |_| true);
+    assert_eq!(alone.card, None, "a pod on the only instance does not have the power of the whole GPU");
+    assert_eq!(alone.instances, [(1, SoleHolder { pod: uid(1), container: Some("main".into()) })]);
+    // Somebody else who computes there takes the name away, one who computes in another instance does not.
+    let stranger =
+        |mig: &str| GpuProcess { mig: Some(device(mig)), ..process(9, "train", GpuProcessKind::Compute, Owner::Host) };
+    occupants.told(&[stranger("MIG-5-0")], 0);
+    let whose = occupants.whose(&divided, &pods, |_| true);
+    assert_eq!(whose.instances.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn what_is_gone_has_no_part_and_what_is_beyond_the_bound_may() {
+    let pods = [pod(1, &[])];
+    let mut occupants = Occupants::default();
+    occupants.told(&[of_pod(1, 1), of_pod(2, 2)], 0);
+    let living = |identity: &CgroupIdentity| identity.pod() == Some(&uid(1));
+    assert_eq!(occupants.whose(&gpu(&[]), &pods, living).card.unwrap().container.as_deref(), Some("main"));
+    assert_eq!(occupants.whose(&gpu(&[]), &pods, |_| false), Whose::default());
+    occupants.told(&[of_pod(1, 1)], 3);
+    assert_eq!(occupants.whose(&gpu(&[]), &pods, living), Whose::default());
+}
