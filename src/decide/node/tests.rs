@@ -474,12 +474,8 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
         ids: vec!["MIG-2".into()],
     };
     // The list of processes cannot be read at all, as it is without a right to it.
-    let unread = GpuProcesses {
-        gpu: gpu(0).uuid,
-        list: Reading::Absent(Absence::NoPermission),
-        stamp: None,
-        left_out: 0,
-    };
+    let unread =
+        GpuProcesses { gpu: gpu(0).uuid, list: Reading::Absent(Absence::NoPermission), stamp: None, left_out: 0 };
     let mut node = node(vec![
         Observation::Gpus(vec![divided]),
         Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
