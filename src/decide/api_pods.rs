@@ -1,7 +1,7 @@
 //! This node's pods at the API server: the list as it was last told, and how the watch of it fares.
 
 use model::id::PodUid;
-use model::pod::{Pod, PodList, PodWatch};
+use model::pod::{Controller, Pod, PodList, PodWatch};
 use model::view::PodWatchView;
 use std::sync::Arc;
 
@@ -9,18 +9,27 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub struct ApiPods {
     list: PodList,
+    owners: Arc<[(PodUid, Controller)]>,
     watch: Option<PodWatch>,
 }
 
 impl ApiPods {
     /// Replaces the list.
     pub fn told(&mut self, list: PodList) {
+        let owner = |pod: &Arc<Pod>| Some((pod.cgroup_uid().clone(), pod.controller.clone()?));
+        self.owners = list.pods.iter().filter_map(owner).collect();
         self.list = list;
     }
 
     /// How the watch fares now.
     pub fn watched(&mut self, watch: PodWatch) {
         self.watch = Some(watch);
+    }
+
+    /// Who made which pod; nobody made a pod that stands for itself.
+    #[must_use]
+    pub fn owners(&self) -> Arc<[(PodUid, Controller)]> {
+        Arc::clone(&self.owners)
     }
 
     /// All of them, ordered by UID.

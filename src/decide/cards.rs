@@ -225,6 +225,16 @@ impl Cards {
         std::iter::once(Remark::Xid(xid)).chain(change).collect()
     }
 
+    /// The process behind an error that was counted already: known of the card's last one from now on, and said.
+    pub fn xid_process(&mut self, xid: Xid) -> Vec<Remark> {
+        let card = xid.gpu.as_ref().and_then(|uuid| self.find(uuid));
+        if let Some(last) = card.and_then(|card| card.last_xid.as_mut()).filter(|last| last.code == xid.code) {
+            last.pid = xid.pid;
+            last.pod.clone_from(&xid.pod);
+        }
+        vec![Remark::XidProcess(xid)]
+    }
+
     fn find(&mut self, uuid: &GpuUuid) -> Option<&mut Card> {
         self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid)
     }
@@ -265,6 +275,7 @@ mod tests {
             mig: Reading::NOT_YET,
             links: vec![],
             nvlinks_active: Reading::NOT_YET,
+            board: model::upkeep::Board::default(),
         }
     }
 
@@ -279,6 +290,7 @@ mod tests {
             pci_bus_id: Some(pci.into()),
             code: 79,
             pid: None,
+            pod: None,
             at: Monotonic(1),
             source: XidSource::KernelLog,
         }

@@ -4,6 +4,8 @@
 //!   GPU source, lists, samples, processes, XIDs ──▶ cards    ──┐
 //!   passes over cgroups and processes           ──▶ workload ──┼─(pods)─▶ view
 //!   names, devices, pods of the API server      ──▶ names    ──┤
+//!   GPU time and energy that were kept          ──▶ tallies  ──┤
+//!   errors of NVSwitches                        ──▶ switches ──┤
 //!   promises of the one who shares GPUs out     ──▶ over_uses ─┤
 //!   pods of the API server, their watch         ──▶ api_pods ──┘
 //! ```
@@ -19,12 +21,17 @@ use crate::names::Names;
 use crate::overuse::OverUses;
 use crate::pods::{self, Holdings};
 use crate::remark::Remark;
+use crate::switches::Switches;
+use crate::tally::Tallies;
 use crate::workload::Workload;
 use model::cgroup::NetworkSample;
+use model::gpu::Xid;
 use model::host::{HostFacts, HostSample};
 use model::id::{GpuUuid, NodeName, PodUid};
+use model::infiniband::Port;
 use model::observation::{Observation, Trouble};
 use model::plugin::PluginView;
+use model::process::Owner;
 use model::reading::Reading;
 use model::time::Now;
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
@@ -39,13 +46,16 @@ pub struct Node {
     name: NodeName,
     sequence: u64,
     cards: Cards,
+    switches: Switches,
     events_hang: bool,
     workload: Workload,
     names: Names,
     api_pods: ApiPods,
     over_uses: OverUses,
+    tallies: Tallies,
     facts: HostFacts,
     host: HostSample,
+    infiniband: Arc<[Port]>,
     busy: Rated<Nanos>,
     disk: [Rated<Bytes>; 2],
     net: [Rated<Bytes>; 2],
@@ -61,13 +71,16 @@ impl Node {
             name,
             sequence: 0,
             cards: Cards { policy, ..Cards::default() },
+            switches: Switches::default(),
             events_hang: false,
             workload: Workload::default(),
             names: Names::default(),
             api_pods: ApiPods::default(),
             over_uses: OverUses::default(),
+            tallies: Tallies::default(),
             facts: HostFacts::default(),
             host: HostSample::default(),
+            infiniband: Arc::default(),
             busy: Rated::default(),
             disk: [Rated::default(); 2],
             net: [Rated::default(); 2],
@@ -85,9 +98,12 @@ impl Node {
             Observation::GpusUnidentified(gpus) => self.cards.nameless(gpus),
             Observation::GpuSample(uuid, sample) => return self.cards.read(&uuid, *sample, now.monotonic),
             Observation::GpuProcesses(told) => self.cards.processes(told),
-            Observation::Xid(xid) => return self.cards.xid(xid, now.monotonic),
+            Observation::Xid(xid) => return self.cards.xid(self.with_pod(xid), now.monotonic),
+            Observation::XidProcess(xid) => return self.cards.xid_process(self.with_pod(xid)),
+            Observation::Sxid(sxid) => return self.switches.sxid(sxid),
             Observation::HostFacts(facts) => self.facts = facts,
             Observation::Host(sample) => self.host_read(sample),
+            Observation::Infiniband(ports) => self.infiniband = ports,
             Observation::Cgroups(pass) => {
                 let before = self.workload.left_out();
                 self.workload.passed(pass);
@@ -110,9 +126,27 @@ impl Node {
             Observation::Plugin(plugin) => self.plugin = Some(plugin),
             Observation::Devices(devices) => self.names.devices_told(devices),
             Observation::Promises(promises) => self.over_uses.promised(promises),
+            Observation::TalliesRecalled(kept) => self.tallies.recalled(&kept, now.monotonic),
+            Observation::TalliesKept(kept) => self.tallies.kept(kept),
             Observation::Trouble(trouble) => *self.troubles.entry(trouble).or_default() += 1,
         }
         Vec::new()
+    }
+
+    /// The pod whose process a driver error names: by the lists of the cards, else by that of the machine.
+    fn with_pod(&self, xid: Xid) -> Xid {
+        let pod = xid.pid.and_then(|pid| {
+            let on_cards = self.cards.cards.iter().filter_map(|card| card.processes.value());
+            let on_cards = on_cards.flat_map(|list| list.iter()).map(|process| (process.pid, &process.owner));
+            let all = self.workload.processes();
+            let of_machine = all.iter().map(|seen| (seen.process.key.pid, &seen.process.owner));
+            let mut owners = on_cards.chain(of_machine).filter(|(other, _)| *other == pid).map(|(_, owner)| owner);
+            owners.find_map(|owner| match owner {
+                Owner::Cgroup(cgroup) => cgroup.pod().cloned(),
+                Owner::Host | Owner::Unknown => None,
+            })
+        });
+        Xid { pod, ..xid }
     }
 
     /// The name of a pod that the API server has forgotten lives as long as its cgroup.
@@ -154,6 +188,7 @@ impl Node {
             })
             .collect();
         let over_uses = self.over_uses.judge(&pods, &gpus);
+        self.tallies.pass(&gpus, &pods, self.plugin.as_deref(), now.monotonic);
         NodeView {
             sequence: self.sequence,
             now,
@@ -163,12 +198,18 @@ impl Node {
             gpu_events_hang: self.events_hang,
             gpus,
             gpus_unidentified: self.cards.unidentified.clone(),
+            switches: self.switches.view(),
             facts: self.facts.clone(),
             host: self.host.clone(),
             host_rates: self.host_rates(),
+            infiniband: Arc::clone(&self.infiniband),
             pods,
             containers,
             promises: self.over_uses.promises(),
+            pod_owners: self.api_pods.owners(),
+            tallies: self.tallies.shown(),
+            tallies_to_keep: self.tallies.sums(),
+            tallies_left_out: self.tallies.left_out(),
             over_uses,
             processes: self.workload.processes(),
             processes_left_out: self.workload.processes_left_out(),

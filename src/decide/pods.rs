@@ -81,7 +81,7 @@ pub fn show(workload: &Workload, names: &Names, mut holdings: Holdings) -> (Vec<
 }
 
 /// A pod of which nothing is known but that it is there.
-fn bare(uid: &PodUid) -> PodView {
+pub(crate) fn bare(uid: &PodUid) -> PodView {
     PodView {
         uid: uid.clone(),
         name: None::<PodRef>,

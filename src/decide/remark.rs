@@ -5,6 +5,7 @@ use model::id::GpuUuid;
 use model::incident::Incident;
 use model::observation::GpuSourceState;
 use model::reading::Absence;
+use model::switch::Sxid;
 use std::sync::Arc;
 
 /// How much an operator must care.
@@ -44,6 +45,10 @@ pub enum Remark {
     GpuFit(GpuUuid),
     /// A driver error.
     Xid(Xid),
+    /// The process behind a driver error that was said already, without it.
+    XidProcess(Xid),
+    /// An error of an NVSwitch.
+    Sxid(Sxid),
     /// More pods, containers or processes than are kept.
     LeftOut {
         /// Of what.
@@ -62,6 +67,8 @@ impl Remark {
             | Remark::GpuSick(..)
             | Remark::GpuCondemned(..)
             | Remark::Xid(_) => Weight::Error,
+            Remark::Sxid(sxid) if sxid.fatal => Weight::Error,
+            Remark::Sxid(_) => Weight::Warning,
             Remark::GpuSource(GpuSourceState::Missing { .. }) | Remark::GpuDisappeared(_) | Remark::LeftOut { .. } => {
                 Weight::Warning
             }

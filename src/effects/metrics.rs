@@ -3,7 +3,7 @@
 //! ```text
 //!   counts scene        what is counted of the program itself; what a scrape is made of
 //!   number subject      values in base units; who a line is about, escaped once
-//!   gpu pod node plugin own    gpu_steward_*: base units, absent = no series
+//!   upkeep gpu switch infiniband pod node plugin own    gpu_steward_*: base units, absent = no series
 //!   dcgm hami cadvisor  the names, labels and units that others gave
 //! ```
 //!
@@ -21,7 +21,10 @@ pub mod counts;
 pub mod scene;
 pub mod number;
 pub mod subject;
+pub mod upkeep;
 pub mod gpu;
+pub mod switch;
+pub mod infiniband;
 pub mod pod;
 pub mod node;
 pub mod plugin;
@@ -77,6 +80,8 @@ fn write(sets: &[Set], scene: &Scene<'_>, out: &mut Exposition<'_>) {
         match set {
             Set::Own => {
                 gpu::write(scene, &subjects, out);
+                switch::write(scene.view, out);
+                infiniband::write(scene.view, &subjects, out);
                 pod::write(scene.view, &subjects, out);
                 node::write(scene, out);
                 plugin::write(scene, out);

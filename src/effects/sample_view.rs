@@ -10,14 +10,18 @@ use model::guard::{Guard, Policy};
 use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::incident::{Condition, Incident};
+use model::infiniband::Port;
 use model::observation::{GpuSourceState, Trouble};
 use model::plugin::{DeviceSlots, Histogram, Isolation, Moves, Outcome, PluginView, PodFiles, Standing};
-use model::pod::PodWatch;
+use model::pod::{Controller, PodWatch};
 use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
 use model::promise::PodPromise;
 use model::share::{Claim, ContainerKey, Portion};
+use model::switch::SwitchView;
+use model::tally::Tally;
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::*;
+use model::upkeep::{Board, Fabric, FabricHealth, FabricState, NvLink, PcieErrors, RetiredPages, Upkeep};
 use model::view::{
     ContainerView, GpuShare, GpuView, Health, NodeView, OverUse, PodView, PodWatchView, ProcessView, Rates, SoleHolder,
     Whose,
@@ -76,6 +80,7 @@ pub(crate) fn small() -> NodeView {
     ];
     view.gpus_unidentified =
         vec![Unidentified { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
+    beside(&mut view, [&train, &serve_a, &serve_b]);
     view.gpus[0].holders = vec![train.uid.clone()];
     view.gpus[0].whose.card = Some(sole(&train));
     view.gpus[2].whose.instances = vec![(7, sole(&mig_a))];
@@ -105,6 +110,29 @@ pub(crate) fn small() -> NodeView {
 /// The pod as the only holder, with its container `main`.
 fn sole(pod: &PodView) -> SoleHolder {
     SoleHolder { pod: pod.uid.clone(), container: Some("main".into()) }
+}
+
+/// What is of no GPU or pod alone.
+fn beside(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
+    view.infiniband = ports();
+    let owner = |kind: &str, name: &str| Controller {
+        api_version: "batch/v1".into(),
+        kind: kind.into(),
+        name: name.into(),
+        uid: "u".into(),
+    };
+    view.pod_owners = Arc::from([
+        (train.uid.clone(), owner("Job", "train")),
+        (serve_a.uid.clone(), owner("ReplicaSet", "serve-5d4f")),
+    ]);
+    view.tallies = Arc::from([tally(train, 0, 7200), tally(serve_a, 1, 90), tally(serve_b, 1, 45)]);
+    view.switches =
+        vec![SwitchView { pci_bus_id: "00000000:C4:00.0".into(), sxids: vec![(22_013, false, 3), (20_034, true, 1)] }];
+}
+
+fn tally(pod: &PodView, gpu: u32, seconds: u64) -> Tally {
+    let (held, energy) = (Nanos(seconds * 1_000_000_000 + 500_000_000), Millijoules(seconds * 300_250));
+    Tally { pod: pod.uid.clone(), gpu: uuid(gpu), held, energy }
 }
 
 /// The first is beyond what it was promised, the second is not.
@@ -285,6 +313,71 @@ fn gpu(index: u32, model: &str) -> Gpu {
         mig: m(Vec::new()),
         links: Vec::new(),
         nvlinks_active: m(18),
+        board: board(index),
+    }
+}
+
+fn board(index: u32) -> Board {
+    Board {
+        serial: m(format!("165002300000{index}").into()),
+        vbios: m("96.00.89.00.01".into()),
+        power_default: m(Watts(650.0)),
+        power_least: m(Watts(200.0)),
+        power_most: m(Watts(750.0)),
+        pcie_generation_most: m(5),
+        pcie_width_most: m(16),
+        pci_path: m(format!("pci0000:15/0000:15:01.0/0000:{:02x}:00.0", 0x18 + index).into()),
+    }
+}
+
+/// Near all cards (they sit at one switch), and one that nobody is near.
+fn ports() -> Arc<[Port]> {
+    let port = |device: &str, path: &str, from: u64| {
+        let count = |more: u64| m(Count(from + more));
+        Port {
+            device: device.into(),
+            number: 1,
+            pci_path: m(path.into()),
+            numa_node: m(9),
+            active: m(from < 200),
+            received: m(Bytes(from * 1000)),
+            sent: m(Bytes(from * 2000)),
+            packets_received: count(1),
+            packets_sent: count(2),
+            receive_errors: count(3),
+            send_discards: count(4),
+            symbol_errors: count(5),
+            recoveries: count(6),
+            downs: count(7),
+        }
+    };
+    Arc::from([
+        port("mlx5_0", "pci0000:15/0000:15:01.0/0000:20:00.0", 100),
+        port("mlx5_1", "pci0000:97/0000:97:01.0/0000:98:00.0", 200),
+    ])
+}
+
+/// Two links, of which one is down, on a card that counts in all three ways (none does).
+fn upkeep() -> Upkeep {
+    let errors = |from: u64| std::array::from_fn(|place| m(Count(from + place as u64)));
+    let fabric = Fabric {
+        state: FabricState::Completed,
+        outcome: 0,
+        cluster: 0xc1_05_7e_12,
+        clique: 7,
+        health: 0b10_1001 | 1 << 8,
+        summary: Some(FabricHealth::LimitedCapacity),
+    };
+    Upkeep {
+        pcie_generation: m(4),
+        pcie_width: m(8),
+        pcie_errors: PcieErrors { correctable: m(Count(31)), nonfatal: m(Count(1)), fatal: m(Count(0)) },
+        retired: RetiredPages { corrected: m(Count(2)), uncorrected: m(Count(1)), pending: m(true) },
+        nvlinks: m(Arc::from([
+            NvLink { number: 0, up: true, errors: errors(10) },
+            NvLink { number: 1, up: false, errors: errors(20) },
+        ])),
+        fabric: m(fabric),
     }
 }
 
@@ -324,6 +417,7 @@ fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
         nvlink_bytes: m(Bytes(7 * GIB)),
         gpm: gpm(0.75),
         mig: Vec::new(),
+        upkeep: if index == 0 { upkeep() } else { Upkeep::absent(Absence::NotSupported) },
     };
     let view = view_of(gpu(index, "NVIDIA H100 80GB HBM3"), sample, Health::Healthy, m(processes.into()));
     GpuView { nvlink_rate: m(BytesPerSecond(2.048e9)), ..view }
@@ -438,6 +532,7 @@ fn lost(index: u32) -> GpuView {
         mig: None,
         code: 79,
         pid: None,
+        pod: None,
         at: AT,
         source: XidSource::Nvml,
     });

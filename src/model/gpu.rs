@@ -1,9 +1,10 @@
 //! A GPU: who it is, and what was read of it. MIG instances are GPUs inside a GPU.
 
-use crate::id::GpuUuid;
+use crate::id::{GpuUuid, PodUid};
 use crate::reading::{Absence, Reading};
 use crate::time::{Monotonic, WallTime};
 use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
+use crate::upkeep::{Board, Upkeep};
 use std::sync::Arc;
 
 /// At most this many GPUs on one node: the largest HGX and PCIe hosts carry 16, a fourfold reserve.
@@ -42,6 +43,8 @@ pub struct Gpu {
     pub links: Vec<Link>,
     /// NVLinks that are up.
     pub nvlinks_active: Reading<u32>,
+    /// What is on its plate, and what it can do in its slot.
+    pub board: Board,
 }
 
 impl Gpu {
@@ -212,6 +215,8 @@ pub struct GpuSample {
     pub gpm: GpmSample,
     /// The MIG instances' own readings.
     pub mig: Vec<MigSample>,
+    /// What changes rarely: its slot, worn memory, links, fabric.
+    pub upkeep: Upkeep,
 }
 
 /// NVML's names of the bits of [`GpuSample::throttle_reasons`], without their common beginning.
@@ -449,6 +454,7 @@ impl GpuSample {
             nvlink_bytes: Reading::Absent(why),
             gpm: GpmSample::absent(why),
             mig: Vec::new(),
+            upkeep: Upkeep::absent(why),
         }
     }
 }
@@ -475,6 +481,8 @@ pub struct Xid {
     pub code: u32,
     /// The process the kernel names, if any.
     pub pid: Option<u32>,
+    /// The pod whose process that is, found when the error was heard of: the process is often gone a moment later.
+    pub pod: Option<PodUid>,
     /// When we heard of it.
     pub at: Monotonic,
     /// Who told.

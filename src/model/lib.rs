@@ -4,11 +4,15 @@
 //!   time unit id        the alphabet: when, how much, who
 //!   share               sharing: slots that kubelet counts, portions that pods were promised, who holds what
 //!   reading             a value that was measured at a time, or the reason why there is none
+//!   upkeep              a card's plate and limits, its slot, worn memory, links, fabric: what is read rarely
+//!   switch              NVSwitches, as far as the kernel's log tells of them
 //!   gpu cgroup pod process host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
+//!   infiniband          the machine's ports, and which GPUs are near them
 //!   usage               what follows from two raw samples: rates, shares
 //!   xid                 NVIDIA's catalogue of driver errors: what each asks for, and which of them condemn a GPU
 //!   incident            what makes a GPU unfit for new containers, and what to do about it
 //!   request registered claim promise   sharing: what a container asks for, what a node offers, what was given, what is owed
+//!   tally               GPU time and energy of pods, counted over the lives of the program
 //!   guard               the chart's policies, as this agent found them
 //!   plugin              the device plugin: how it stands with kubelet, what was asked of it
 //!   observation         everything an eye (`sources`) may report
@@ -26,11 +30,14 @@ pub mod unit;
 pub mod id;
 pub mod share;
 pub mod reading;
+pub mod upkeep;
+pub mod switch;
 pub mod gpu;
 pub mod cgroup;
 pub mod pod;
 pub mod process;
 pub mod host;
+pub mod infiniband;
 pub mod usage;
 pub mod xid;
 pub mod incident;
@@ -38,6 +45,7 @@ pub mod request;
 pub mod registered;
 pub mod claim;
 pub mod promise;
+pub mod tally;
 pub mod guard;
 pub mod plugin;
 pub mod observation;

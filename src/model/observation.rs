@@ -4,11 +4,14 @@ use crate::cgroup::{CgroupReport, ContainerName, NameSource};
 use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::GpuUuid;
+use crate::infiniband::Port;
 use crate::plugin::PluginView;
 use crate::pod::{PodList, PodWatch};
 use crate::process::{GpuProcesses, ProcessPass};
 use crate::promise::PodPromise;
 use crate::reading::Absence;
+use crate::switch::Sxid;
+use crate::tally::Tally;
 use std::sync::Arc;
 
 /// One report from one source.
@@ -33,10 +36,16 @@ pub enum Observation {
     GpuProcesses(GpuProcesses),
     /// A driver error.
     Xid(Xid),
+    /// The process behind a driver error that was told already, without it.
+    XidProcess(Xid),
+    /// An error of an NVSwitch.
+    Sxid(Sxid),
     /// Facts of the machine, at start.
     HostFacts(HostFacts),
     /// The machine as a whole.
     Host(HostSample),
+    /// The machine's InfiniBand ports, all of them.
+    Infiniband(Arc<[Port]>),
     /// A whole pass over pods and containers: what is not in it is gone.
     Cgroups(CgroupPass),
     /// A whole pass over the host's processes.
@@ -58,6 +67,10 @@ pub enum Observation {
     Plugin(Arc<PluginView>),
     /// What the pods of this node were promised of GPU memory, all of it, whenever that changes.
     Promises(Arc<[PodPromise]>),
+    /// What pods have had of GPUs, as an earlier life kept it; told once, at the start.
+    TalliesRecalled(Arc<[Tally]>),
+    /// The same as it is kept now.
+    TalliesKept(Arc<[Tally]>),
     /// Something a source could not do, for the counters shown at `/metrics`; it was logged where it happened.
     Trouble(Trouble),
 }

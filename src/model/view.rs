@@ -6,12 +6,15 @@ use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid};
 use crate::incident::Condition;
+use crate::infiniband::Port;
 use crate::observation::{GpuSourceState, Trouble};
 use crate::plugin::PluginView;
-use crate::pod::PodWatch;
+use crate::pod::{Controller, PodWatch};
 use crate::process::{GpuProcess, HostProcess};
 use crate::promise::PodPromise;
 use crate::reading::Reading;
+use crate::switch::SwitchView;
+use crate::tally::Tally;
 use crate::time::Now;
 use crate::unit::{Bytes, BytesPerSecond, Cores, Percent};
 use std::sync::Arc;
@@ -36,18 +39,30 @@ pub struct NodeView {
     pub gpus: Vec<GpuView>,
     /// GPUs that are there and could never be identified, ordered by index.
     pub gpus_unidentified: Vec<Unidentified>,
+    /// NVSwitches that told of errors, ordered by their PCI bus id.
+    pub switches: Vec<SwitchView>,
     /// Facts of the machine.
     pub facts: HostFacts,
     /// The machine as a whole.
     pub host: HostSample,
     /// Rates of the machine.
     pub host_rates: HostRates,
+    /// Its InfiniBand ports, ordered by device and number.
+    pub infiniband: Arc<[Port]>,
     /// Ordered by namespace, name, UID. Pods that own a GPU process but no cgroup report are in it too.
     pub pods: Vec<PodView>,
     /// Containers that belong to no pod, ordered by id.
     pub containers: Vec<ContainerView>,
     /// What pods were promised of GPU memory, where something was.
     pub promises: Arc<[PodPromise]>,
+    /// Who made which pod, as the API server tells it, by the UID that the kubelet knows the pod by.
+    pub pod_owners: Arc<[(PodUid, Controller)]>,
+    /// GPU time and energy of pods, as kept on disk.
+    pub tallies: Arc<[Tally]>,
+    /// The same as of now, to be kept; shown to nobody.
+    pub tallies_to_keep: Arc<[Tally]>,
+    /// Pods and GPUs beyond the bound of those.
+    pub tallies_left_out: u32,
     /// Pods that have held more than that for a while, ordered by UID and device.
     pub over_uses: Vec<OverUse>,
     /// Host processes, those with the most CPU first.
@@ -312,12 +327,18 @@ impl NodeView {
             gpu_events_hang: false,
             gpus: Vec::new(),
             gpus_unidentified: Vec::new(),
+            switches: Vec::new(),
             facts: HostFacts::default(),
             host: HostSample::default(),
             host_rates: HostRates::default(),
+            infiniband: Arc::from([]),
             pods: Vec::new(),
             containers: Vec::new(),
             promises: Arc::from([]),
+            pod_owners: Arc::from([]),
+            tallies: Arc::from([]),
+            tallies_to_keep: Arc::from([]),
+            tallies_left_out: 0,
             over_uses: Vec::new(),
             processes: Arc::from([]),
             processes_left_out: 0,

@@ -1,5 +1,5 @@
-//! XIDs from the kernel's log, where it may be read: they are told there even when NVML's events are not (a lost card,
-//! no driver library, a hanging call).
+//! XIDs and SXids from the kernel's log, where it may be read: XIDs are told there even when NVML's events are not (a lost
+//! card, no driver library, a hanging call), and errors of NVSwitches nowhere else.
 //!
 //! Reads `/dev/kmsg` from its end onwards, one record a read, without blocking; a reader that was overtaken by the ring
 //! (`EPIPE`) goes on with what is left.
@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wire::kernel_log::KernelXid;
+use wire::kernel_log::KernelError;
 
 /// The kernel never makes a longer record (`CONSOLE_EXT_LOG_MAX`), and refuses a smaller buffer with `EINVAL`.
 const RECORD: usize = 8192;
@@ -22,7 +22,7 @@ const WAIT: Duration = Duration::from_millis(500);
 /// A plain file (or a pipe without a writer) is always "readable"; looking five times a second costs nothing.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Starts the thread `kernel-log`, which hands each XID to `tell` until `stop`, or until the log cannot be read. A log
+/// Starts the thread `kernel-log`, which hands each error to `tell` until `stop`, or until the log cannot be read. A log
 /// that may not be read is said once and is no failure.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub fn spawn(
     path: PathBuf,
     reporter: Reporter,
     stop: CancellationToken,
-    tell: impl Fn(KernelXid) + Send + 'static,
+    tell: impl Fn(KernelError) + Send + 'static,
 ) -> std::io::Result<()> {
     std::thread::Builder::new().name("kernel-log".into()).spawn(move || match follow(&path) {
         Ok(log) => read(&log, &path, &reporter, &stop, &tell),
@@ -50,7 +50,7 @@ fn follow(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(log)
 }
 
-fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToken, tell: &impl Fn(KernelXid)) {
+fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToken, tell: &impl Fn(KernelError)) {
     let mut buffer = vec![0_u8; RECORD];
     // The end of the last read, when it stopped inside a line: plain files are cut anywhere, kmsg never.
     let mut kept = 0;
@@ -82,14 +82,14 @@ fn wait(log: &OwnedFd) {
     let _ = poll(&mut [PollFd::new(log, PollFlags::IN)], Some(&timeout));
 }
 
-/// Tells the XIDs in the whole lines of the first `filled` bytes; moves what is left of an unfinished line to the front
+/// Tells the errors in the whole lines of the first `filled` bytes; moves what is left of an unfinished line to the front
 /// and returns its length. A line longer than the buffer is dropped.
-fn lines(buffer: &mut [u8], filled: usize, tell: &impl Fn(KernelXid)) -> usize {
+fn lines(buffer: &mut [u8], filled: usize, tell: &impl Fn(KernelError)) -> usize {
     let text = buffer.get(..filled).unwrap_or_default();
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     for line in text.get(..whole).unwrap_or_default().split(|byte| *byte == b'\n') {
-        if let Some(xid) = wire::kernel_log::xid(line) {
-            tell(xid);
+        if let Some(error) = wire::kernel_log::error(line) {
+            tell(error);
         }
     }
     if whole == 0 && filled == buffer.len() {
@@ -115,12 +115,13 @@ mod tests {
         let log = follow(file.path()).unwrap();
         let (path, watched) = (file.path().to_owned(), stop.clone());
         let reader = std::thread::spawn(move || {
-            read(&log, &path, &reporter, &watched, &move |xid| sender.send(xid).unwrap());
+            read(&log, &path, &reporter, &watched, &move |error| sender.send(error).unwrap());
         });
         write!(file, "4,2,2,-;NVRM: Xid (PCI:0000:65").unwrap();
         file.flush().unwrap();
         writeln!(file, ":00): 79, pid=7, name=x\n6,3,3,-;something else").unwrap();
         let told = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+        let KernelError::Gpu(told) = told else { panic!("{told:?}") };
         assert_eq!((told.slot.bus, told.code, told.pid), (0x65, 79, Some(7)));
         stop.cancel();
         reader.join().unwrap();

@@ -23,6 +23,7 @@ pub mod kernel_file;
 pub mod procfs;
 pub mod cgroup;
 pub mod owner;
+mod infiniband;
 pub mod sampler;
 pub mod names;
 pub mod kubernetes;

@@ -21,11 +21,14 @@ mod raw;
 mod library;
 mod look;
 mod instance;
+mod board;
 mod inventory;
 mod tie;
 mod card;
 mod utilization;
 mod gpm;
+mod links;
+mod upkeep;
 mod read;
 mod process;
 mod xid;
@@ -46,6 +49,7 @@ use model::observation::Trouble;
 use std::collections::BTreeSet;
 use std::thread::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use wire::kernel_log::KernelError;
 
 /// Starts the threads `nvml-poll` and `nvml-events`, and `nvml-supervise`, which is handed back to be watched: without it
 /// nothing is seen of a call that does not return. Never fails for want of a driver: it reports
@@ -59,8 +63,12 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
     let mut supervisor = Supervisor::new(settings, reporter.clone(), stop.clone());
     if let Some(path) = log {
         let (door, counter) = (supervisor.door(), reporter.clone());
-        kernel_log::spawn(path, reporter, stop, move |xid| {
-            if door.try_send(Message::Log(xid)).is_err() {
+        kernel_log::spawn(path, reporter, stop, move |error| {
+            let message = match error {
+                KernelError::Gpu(xid) => Message::Log(xid),
+                KernelError::Switch(sxid) => Message::Switch(sxid),
+            };
+            if door.try_send(message).is_err() {
                 counter.trouble(Trouble::QueueFull);
             }
         })?;

@@ -11,6 +11,7 @@
 use crate::cgroup::layout::{Layout, Namespace, kernel_release};
 use crate::cgroup::table::Table;
 use crate::clock;
+use crate::infiniband::Infiniband;
 use crate::kernel_file::Reader;
 use crate::procfs::host::Host;
 use crate::procfs::sight::Sight;
@@ -93,6 +94,8 @@ pub struct Sampler {
     reader: Reader,
     table: Option<Table>,
     host: Host,
+    infiniband: Infiniband,
+    had_ports: bool,
     host_faults: u64,
     sight: Sight,
     processes: Processes,
@@ -114,6 +117,8 @@ impl Sampler {
             reader: Reader::default(),
             table: None,
             host: Host::new(&settings.roots),
+            infiniband: Infiniband::new(&settings.roots),
+            had_ports: false,
             host_faults: 0,
             processes: Processes::new(&settings.roots, settings.slow_period),
             total_processes: Reading::NOT_YET,
@@ -154,6 +159,12 @@ impl Sampler {
             self.host.find_interfaces(&mut self.reader);
             self.host.read_slow(&mut self.reader);
             self.find_table();
+            let ports = self.infiniband.read(&mut self.reader);
+            // A machine that never had any says nothing.
+            if !ports.is_empty() || std::mem::take(&mut self.had_ports) {
+                self.had_ports = !ports.is_empty();
+                self.report(Observation::Infiniband(ports.into()), reporter);
+            }
         }
         let (reports, left_out) = match &mut self.table {
             Some(table) => (table.pass(), table.left_out()),

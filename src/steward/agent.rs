@@ -11,6 +11,7 @@ mod threads;
 mod latch;
 mod tell;
 mod owner;
+mod tallies;
 mod reload;
 mod serve;
 mod text;
@@ -49,6 +50,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tallies::Keeping;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -296,6 +298,7 @@ impl Agent {
             sources::names::run(names, reporter, ended).await;
             Ok(())
         });
+        agent.keep_tallies(settings.state_dir.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
         let admin = admin(&ports, settings, telemetry, certificates);
         agent.must_not_end("ports", serve::ports((ports.doors, ports.http), admin, shown.clone()));
@@ -305,6 +308,16 @@ impl Agent {
         }
         tokio::spawn(text::give_back(agent.view.clone()));
         Ok(agent)
+    }
+
+    /// Keeps on disk what pods have had of GPUs.
+    fn keep_tallies(&mut self, state_dir: PathBuf) {
+        let (view, reporter, ended) = (self.view.clone(), self.reporter.clone(), self.stop.clone());
+        let keeping = Keeping { state_dir, view, reporter, every: tallies::EVERY };
+        self.must_not_end("tallies", async move {
+            keeping.run(ended).await;
+            Ok(())
+        });
     }
 
     /// Asks the API server for this node's pods from now on.

@@ -2,10 +2,18 @@
 //!
 //! All known forms are read: with and without `PCI:`, with and without a domain (drivers before 340), with a function
 //! number, with the MIG instance (`GPU-I:05`, `GPU-CI:00`), the PID bare or in either kind of quotes or unknown, behind
-//! the header of `/dev/kmsg`, of a syslog file or of `dmesg`. Errors of NVSwitch (`SXid`) are of no GPU and are left out.
+//! the header of `/dev/kmsg`, of a syslog file or of `dmesg`.
+//!
+//! Errors of an NVSwitch have numbers of their own and three lines each, of which one says how bad it is:
+//! `nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt`. That one counts; the
+//! others (`Severity …`, `Data {…}`) are the same error once more.
 
 /// What marks a line.
 const MARK: &[u8] = b"NVRM: Xid (";
+/// What marks the line of a switch.
+const SWITCH: &[u8] = b" SXid (";
+/// NVIDIA's catalogue of switch errors has five digits.
+const MAX_SWITCH_CODE: u32 = 99_999;
 /// NVIDIA's catalogue ends below 200; anything much larger is not a code but a damaged line.
 const MAX_CODE: u32 = 9_999;
 
@@ -57,6 +65,53 @@ pub fn xid(line: &[u8]) -> Option<KernelXid> {
     }
     let code = digits(tail).filter(|code| *code <= MAX_CODE)?;
     Some(KernelXid { slot, code, pid: pid(tail), gpu_instance, compute_instance })
+}
+
+/// One error of an NVSwitch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelSxid {
+    /// Where the switch sits.
+    pub slot: PciSlot,
+    /// The number in NVIDIA's catalogue (Fabric Manager's guide).
+    pub code: u32,
+    /// Whether the driver calls it fatal: then what goes through the switch is lost until it is reset.
+    pub fatal: bool,
+    /// The switch's own number of the link, where one is told.
+    pub link: Option<u32>,
+}
+
+/// One error that the kernel's log tells of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KernelError {
+    /// Of a GPU.
+    Gpu(KernelXid),
+    /// Of an NVSwitch.
+    Switch(KernelSxid),
+}
+
+/// Reads one line (or record); `None` when it tells of no error.
+#[must_use]
+pub fn error(line: &[u8]) -> Option<KernelError> {
+    xid(line).map(KernelError::Gpu).or_else(|| sxid(line).map(KernelError::Switch))
+}
+
+/// Reads one line (or record); `None` when it tells of no SXid, or repeats one with more numbers.
+#[must_use]
+pub fn sxid(line: &[u8]) -> Option<KernelSxid> {
+    let start = line.windows(SWITCH.len()).position(|window| window == SWITCH)? + SWITCH.len();
+    let rest = line.get(start..)?;
+    let close = rest.iter().position(|byte| *byte == b')')?;
+    let slot = pci_slot(std::str::from_utf8(rest.get(..close)?).ok()?.trim())?;
+    let tail = rest.get(close + 1..)?.strip_prefix(b":")?.trim_ascii_start();
+    let code = digits(tail).filter(|code| *code <= MAX_SWITCH_CODE)?;
+    let mut parts = tail.split(|byte| *byte == b',').skip(1).map(<[u8]>::trim_ascii);
+    let fatal = match parts.next()? {
+        word if word.eq_ignore_ascii_case(b"fatal") => true,
+        word if word.eq_ignore_ascii_case(b"non-fatal") => false,
+        _ => return None,
+    };
+    let link = parts.next().and_then(|text| digits(text.strip_prefix(b"Link ")?));
+    Some(KernelSxid { slot, code, fatal, link })
 }
 
 /// Reads a PCI address in any spelling: `00000000:65:00.0`, `0000:65:00.0`, `PCI:0000:65:00`, `65:00`, `0065:00`.
@@ -158,6 +213,38 @@ mod tests {
     }
 
     #[test]
+    fn an_error_of_a_switch_is_read_once_by_the_line_that_says_how_bad_it_is() {
+        let switch = |bus, code, fatal, link| Some(KernelSxid { slot: slot(0, bus, 0), code, fatal, link });
+        for (line, expected) in [
+            (
+                "[   38.178720] nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",
+                switch(4, 22_013, false, Some(44)),
+            ),
+            (
+                "3,99,5,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+                switch(0xc1, 20_034, true, Some(30)),
+            ),
+            (
+                "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 10003, Fatal, Host_req_buffer overflow",
+                switch(0xc2, 10_003, true, None),
+            ),
+            (
+                "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00",
+                None,
+            ),
+            ("nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Data {0x0000002b, 0x0000002b, 0x00000000}", None),
+            ("nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013", None),
+            ("nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 4294967296, Fatal, x", None),
+            ("nvidia-nvswitch3: SXid (PCI:zz:04:00.0): 22013, Fatal, x", None),
+            ("NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.", None),
+        ] {
+            assert_eq!(sxid(line.as_bytes()), expected, "{line}");
+            let told = error(line.as_bytes());
+            assert_eq!(matches!(told, Some(KernelError::Switch(_))), expected.is_some(), "{line}");
+        }
+    }
+
+    #[test]
     fn one_slot_has_many_spellings() {
         for text in ["00000000:65:00.0", "0000:65:00.0", "PCI:0000:65:00", "65:00", "0065:00", "00000000:65:00"] {
             assert_eq!(pci_slot(text), Some(slot(0, 0x65, 0)), "{text}");
@@ -174,6 +261,16 @@ mod tests {
             let mut marked = MARK.to_vec();
             marked.extend_from_slice(&bytes);
             let _ = xid(&marked);
+            let _ = error(&[b"nvidia-nvswitch0:", SWITCH, &bytes[..]].concat());
+            let _ = error(&[b"nvidia-nvswitch0: SXid (PCI:0000:04:00.0): 1,", &bytes[..]].concat());
+        }
+
+        #[test]
+        fn what_the_driver_writes_of_a_switch_is_read_back(domain: u16, bus: u8, device in 0u8..32, code in 10_000u32..30_000, fatal: bool, link in 0u32..64) {
+            let word = if fatal { "Fatal" } else { "Non-fatal" };
+            let line = format!("nvidia-nvswitch2: SXid (PCI:{domain:04x}:{bus:02x}:{device:02x}.0): {code:05}, {word}, Link {link:02} TLC RX");
+            let expected = KernelSxid { slot: slot(domain.into(), bus, device), code, fatal, link: Some(link) };
+            prop_assert_eq!(sxid(line.as_bytes()), Some(expected));
         }
 
         #[test]

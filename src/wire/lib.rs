@@ -22,6 +22,7 @@ pub mod proc_file;
 pub mod proc_line;
 pub mod kernel_log;
 pub mod log_link;
+pub mod sysfs_file;
 pub mod quantity;
 pub mod pod;
 pub mod watch;
@@ -43,6 +44,7 @@ pub mod runtime_config;
 pub mod checkpoint;
 pub mod limits;
 pub mod issued;
+pub mod tally;
 pub mod versions;
 pub mod api;
 

@@ -115,6 +115,11 @@ pub(crate) fn field<const N: usize>(text: &str) -> [c_char; N] {
     field
 }
 
+/// `NVML_STRUCT_VERSION` of a structure.
+pub(crate) fn version_of<T>(number: u32) -> u32 {
+    u32::try_from(size_of::<T>()).unwrap_or(0) | number << 24
+}
+
 /// The card of a handle.
 pub(crate) fn device(handle: nvmlDevice_t) -> Subject {
     Subject::Handle(handle as usize)

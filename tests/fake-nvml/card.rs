@@ -3,7 +3,7 @@
 
 use crate::code::Code;
 use crate::profile::{Profile, matches};
-use crate::scenario::{Card, Kind, List, MigDetail, MigSlot, Quantity, Scenario, Which};
+use crate::scenario::{Card, Kind, List, MigDetail, MigSlot, Quantity, Scenario, SickLink, Which};
 
 /// Instance ids of a process outside MIG.
 pub(crate) const NO_INSTANCE: u32 = u32::MAX;
@@ -143,6 +143,15 @@ fn instance(slot: &MigSlot, place: u32, at: u32) -> Instance {
 }
 
 impl Board {
+    /// How a link of the card is: as the file says, else well. `NOT_SUPPORTED` for one that it does not have.
+    pub(crate) fn link(&self, number: u32) -> Result<SickLink, Code> {
+        if number >= self.profile.nvlinks.0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let sick = self.spec.nvlinks.iter().find(|sick| sick.link == number);
+        Ok(sick.copied().unwrap_or(SickLink { link: number, ..SickLink::default() }))
+    }
+
     /// Whether a scenario's word means this card.
     pub(crate) fn is(&self, which: &Which) -> bool {
         match which {
@@ -237,6 +246,11 @@ impl Board {
             Q::PcieTxBytesPerSecond => share(2e6)?,
             Q::PcieRxBytesPerSecond => share(5e6)?,
             Q::NvlinksActive => f64::from(self.profile.nvlinks.0),
+            Q::PcieGeneration => f64::from(self.profile.pcie.0),
+            Q::PcieWidth => f64::from(self.profile.pcie.1),
+            // Only what ends at a switch of Hopper or later is of a fabric; there all is well.
+            Q::FabricState if self.profile.nvlinks.2 && self.profile.architecture >= 9 => 3.0,
+            Q::FabricSummary => 1.0,
             Q::SampleMillis => f64::from(self.profile.sample_ms),
             Q::GpmGraphicsPercent => share(1.0)?,
             Q::GpmSmPercent => share(0.8)?,

@@ -28,6 +28,8 @@ pub struct Profile {
     pub power: (u32, u32),
     /// NVLinks, their version, and whether they end at a switch.
     pub nvlinks: (u32, u32, bool),
+    /// Highest PCIe generation and lanes.
+    pub pcie: (u32, u32),
     /// Multiprocessors.
     pub multiprocessors: u32,
     /// Most MIG instances.
@@ -41,8 +43,11 @@ pub struct Profile {
 /// Cards without NVLink.
 const NO_NVLINK: (u32, u32, bool) = (0, 0, false);
 
+/// From Ampere on rows of memory are remapped, and no pages retired.
+const REMAPS_ROWS: &[&str] = &["nvmlDeviceGetRetiredPages*"];
+
 /// Inference cards have neither.
-const NO_MIG_NO_GPM: &[&str] = &["nvmlDeviceGetMaxMigDeviceCount"];
+const NO_MIG_NO_GPM: &[&str] = &["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetRetiredPages*"];
 
 /// Built-in memory that belongs to the processor: NVML does not tell how much.
 const GB10_LACKS: &[&str] = &[
@@ -66,6 +71,9 @@ const VGPU_LACKS: &[&str] = &[
     "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetTemperature*",
     "nvmlDeviceGetPcie*",
+    "nvmlDeviceGetCurrPcie*",
+    "nvmlDeviceGetMaxPcie*",
+    "nvmlDeviceGetSerial",
     "nvmlDeviceGetTotalEccErrors",
     "nvmlDeviceGetRemappedRows",
     "nvmlDeviceGetRetiredPages*",
@@ -94,10 +102,11 @@ const H100: Profile = Profile {
     clocks: (1980, 2619),
     power: (70, 700),
     nvlinks: (18, 4, true),
+    pcie: (5, 16),
     multiprocessors: 132,
     mig_slices: 7,
     sample_ms: 167,
-    lacks: &[],
+    lacks: REMAPS_ROWS,
 };
 
 /// An Ampere card of the SXM form.
@@ -112,6 +121,7 @@ const A100: Profile = Profile {
     clocks: (1410, 1593),
     power: (56, 400),
     nvlinks: (12, 3, true),
+    pcie: (4, 16),
     multiprocessors: 108,
     sample_ms: 1000,
     ..H100
@@ -129,6 +139,7 @@ const L40S: Profile = Profile {
     clocks: (2520, 9001),
     power: (35, 350),
     nvlinks: NO_NVLINK,
+    pcie: (4, 16),
     multiprocessors: 142,
     mig_slices: 0,
     lacks: NO_MIG_NO_GPM,
@@ -180,6 +191,7 @@ pub const PROFILES: [Profile; 12] = [
         memory_reserved: 437 * MIB,
         clocks: (1590, 5001),
         power: (9, 70),
+        pcie: (3, 16),
         multiprocessors: 40,
         lacks: &["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetRemappedRows", "field:82"],
         ..L40S
@@ -196,6 +208,7 @@ pub const PROFILES: [Profile; 12] = [
         clocks: (1530, 877),
         power: (42, 300),
         nvlinks: (6, 2, false),
+        pcie: (3, 16),
         multiprocessors: 80,
         mig_slices: 0,
         lacks: &["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetRemappedRows"],

@@ -118,6 +118,8 @@ pub struct Card {
     pub churn: Option<Churn>,
     /// Ties to other cards, where they differ from the usual.
     pub links: Vec<CardLink>,
+    /// NVLinks that are not well.
+    pub nvlinks: Vec<SickLink>,
     /// C functions (or `field:N`) that return `NOT_SUPPORTED`, beside those of the model.
     pub not_supported: Vec<String>,
 }
@@ -141,6 +143,7 @@ impl Default for Card {
             processes: Vec::new(),
             churn: None,
             links: Vec::new(),
+            nvlinks: Vec::new(),
             not_supported: Vec::new(),
         }
     }
@@ -177,12 +180,15 @@ pub enum Quantity {
     PcieTxBytesPerSecond,
     PcieRxBytesPerSecond,
     PcieReplays,
+    PcieGeneration,
+    PcieWidth,
     EccVolatileCorrected,
     EccVolatileUncorrected,
     EccAggregateCorrected,
     EccAggregateUncorrected,
     RetiredPagesSbe,
     RetiredPagesDbe,
+    RetiredPagesPending,
     RemappedCorrectable,
     RemappedUncorrectable,
     RemappedPending,
@@ -193,6 +199,12 @@ pub enum Quantity {
     NvlinkRxBytesPerSecond,
     NvlinkTxBytes,
     NvlinkRxBytes,
+    FabricState,
+    FabricStatus,
+    FabricCluster,
+    FabricClique,
+    FabricHealth,
+    FabricSummary,
     PerformanceState,
     ComputeMode,
     PersistenceMode,
@@ -319,6 +331,30 @@ pub struct CardLink {
     /// Direct NVLinks.
     #[serde(default)]
     pub nvlinks: u32,
+}
+
+/// An NVLink that is not well. Counts are those since the driver was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SickLink {
+    /// Its number on the card.
+    pub link: u32,
+    /// It is down.
+    pub down: bool,
+    /// Checksum errors of flow-control digits.
+    pub crc_flit: u32,
+    /// Checksum errors of data.
+    pub crc_data: u32,
+    /// Sent again.
+    pub replay: u32,
+    /// Trained anew.
+    pub recovery: u32,
+    /// Could not be trained anew.
+    pub recovery_failed: u32,
+    /// Packets received broken.
+    pub received: u32,
+    /// Symbols received wrong.
+    pub symbol: u32,
 }
 
 /// The words of `nvidia-smi topo -m`.

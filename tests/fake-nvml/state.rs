@@ -429,6 +429,11 @@ impl View {
         self.place.and_then(|place| self.boards.get(place)).ok_or(Code::INVALID_ARGUMENT)
     }
 
+    /// The driver's branch: 550 of `550.127.08`.
+    pub(crate) fn driver(&self) -> u32 {
+        self.scenario.driver.split('.').next().and_then(|branch| branch.parse().ok()).unwrap_or(0)
+    }
+
     /// One number of that card, now.
     pub(crate) fn read(&self, what: Quantity) -> Result<f64, Code> {
         self.board()?.read(what, self.time)

@@ -2,8 +2,8 @@
 
 pub use fake_nvml::code::Code;
 pub use fake_nvml::scenario::{
-    Card, CardLink, Churn, Clock, Fault, Kind, List, MigDetail, MigSlot, Process, Quantity, Scenario, Way, Which,
-    XidEvent,
+    Card, CardLink, Churn, Clock, Fault, Kind, List, MigDetail, MigSlot, Process, Quantity, Scenario, SickLink, Way,
+    Which, XidEvent,
 };
 pub use fake_nvml::value::{Program, Replay, Then, Value};
 use serde_json::json;

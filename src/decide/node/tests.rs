@@ -62,6 +62,7 @@ fn gpu(number: u32) -> Gpu {
         mig: Reading::NOT_YET,
         links: vec![],
         nvlinks_active: Reading::NOT_YET,
+        board: model::upkeep::Board::default(),
     }
 }
 
@@ -417,6 +418,7 @@ fn errors_that_condemn_a_gpu_are_counted_from_0_on_and_others_from_their_first()
             pci_bus_id: None,
             code,
             pid: None,
+            pod: None,
             at: now(2).monotonic,
             source: XidSource::Nvml,
         };
@@ -487,4 +489,36 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
     let holder = SoleHolder { pod: uid(1), container: Some("main".into()) };
     assert_eq!(view.gpus[0].whose, Whose { card: None, instances: vec![(2, holder)] });
     assert_eq!(view.gpus[0].holders, [uid(1)], "who has a part of the GPU is another question");
+}
+
+#[test]
+fn the_process_that_an_error_names_is_joined_to_its_pod_when_it_is_heard_of() {
+    let mut node = node(vec![
+        Observation::Gpus(vec![gpu(0)]),
+        pass(vec![report(cgroup(1, 2), 1, 1)]),
+        processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 100)]),
+    ]);
+    let error = |code, pid| Xid {
+        gpu: Some(gpu(0).uuid),
+        mig: None,
+        pci_bus_id: None,
+        code,
+        pid,
+        pod: None,
+        at: now(2).monotonic,
+        source: XidSource::Nvml,
+    };
+    let told = |node: &mut Node| node.view(now(2)).gpus[0].last_xid.clone().and_then(|xid| xid.pod);
+    node.apply(Observation::Xid(error(31, Some(5))), now(2));
+    assert_eq!(told(&mut node), None, "a process of nobody");
+    node.apply(Observation::Xid(error(31, Some(4))), now(2));
+    assert_eq!(told(&mut node), Some(uid(1)));
+    // NVML names no process; the kernel's log does, a moment later, and by then the process is gone from nobody's list.
+    node.apply(Observation::Xid(error(13, None)), now(2));
+    assert_eq!(told(&mut node), None);
+    let remarks = node.apply(Observation::XidProcess(error(13, Some(4))), now(2));
+    assert!(matches!(&remarks[..], [Remark::XidProcess(xid)] if xid.pod == Some(uid(1))), "{remarks:?}");
+    assert_eq!(told(&mut node), Some(uid(1)));
+    let counted = node.view(now(2)).gpus[0].xids.clone();
+    assert_eq!(counted, [(31, 2), (13, 1)], "the error itself is counted once");
 }

@@ -84,6 +84,7 @@ fn gpu(instances: &[(u32, u32)]) -> Gpu {
         mig: Reading::Measured(instances.iter().map(instance).collect(), AT),
         links: Vec::new(),
         nvlinks_active: Reading::NOT_YET,
+        board: model::upkeep::Board::default(),
     }
 }
 

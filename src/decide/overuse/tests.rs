@@ -39,6 +39,7 @@ fn card(list: Reading<()>) -> GpuView {
         mig: Reading::NOT_YET,
         links: Vec::new(),
         nvlinks_active: Reading::NOT_YET,
+        board: model::upkeep::Board::default(),
     };
     GpuView {
         gpu: Arc::new(gpu),

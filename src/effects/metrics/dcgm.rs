@@ -10,6 +10,7 @@
 use super::number::Row;
 use super::scene::Scene;
 use super::subject::pod_name;
+use super::upkeep;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;
 use model::gpu::{GpmSample, MigInstance, MigSample};
@@ -193,6 +194,7 @@ pub fn write(scene: &Scene<'_>, names: Names, out: &mut Exposition<'_>) {
         }
     }
     table((CARD, names), cards.iter().map(|entity| (entity.seen, &entity.labels)), out);
+    table((upkeep::DCGM, names), cards.iter().map(|entity| (entity.seen, &entity.labels)), out);
     xids(&cards, names, out);
     table((MEMORY, names), memories.iter().map(|(memory, labels)| (memory, labels)), out);
     table((PROFILING, names), profiles.iter().map(|(gpm, labels)| (*gpm, labels)), out);

@@ -3,6 +3,7 @@
 use super::number::{Row, number};
 use super::scene::Scene;
 use super::subject::Subjects;
+use super::upkeep;
 use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::gpu::{MigInstance, MigSample, THROTTLE_REASONS};
 use model::time::Monotonic;
@@ -149,7 +150,7 @@ const fn family(name: &'static str, kind: Kind, unit: &'static str, help: &'stat
 /// Writes all of it.
 pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     identity(scene, subjects, out);
-    for row in CARD {
+    for row in CARD.iter().chain(upkeep::CARD) {
         out.prefixed(PREFIX, &row.family);
         for gpu in &subjects.gpus {
             if let Reading::Measured(value, _) = (row.read)(gpu.seen) {
@@ -157,6 +158,7 @@ pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_
             }
         }
     }
+    upkeep::write(subjects, out);
     state(subjects, out);
     xids(scene, subjects, out);
     throttling(subjects, out);
@@ -279,13 +281,14 @@ fn ages(now: Monotonic, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
 fn absences(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &ABSENT);
     for gpu in &subjects.gpus {
-        for row in CARD {
+        for row in CARD.iter().chain(upkeep::CARD) {
             if let Reading::Absent(why) = (row.read)(gpu.seen) {
                 let label = Labels::new().with("reading", row.family.name.trim_end_matches("_total"));
                 let reason = Labels::new().with("reason", why.code());
                 out.sample(&[gpu.labels.as_str(), label.as_str(), row.labels, reason.as_str()], Number::Whole(1));
             }
         }
+        upkeep::absences(gpu.seen, &gpu.labels, out);
     }
 }
 

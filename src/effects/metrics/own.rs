@@ -87,7 +87,11 @@ fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
     out.sample(&[], Number::Whole(view.deadlines_missed));
     out.family(&LEFT_OUT);
     let api_pods = view.pod_watch.as_ref().map(|watch| ("api_pods", watch.left_out));
-    let known = [("cgroups", view.cgroups_left_out), ("processes", view.processes_left_out)];
+    let known = [
+        ("cgroups", view.cgroups_left_out),
+        ("processes", view.processes_left_out),
+        ("tallies", view.tallies_left_out),
+    ];
     for (what, count) in known.into_iter().chain(api_pods) {
         out.sample(&[Labels::new().with("what", what).as_str()], Number::Whole(u64::from(count)));
     }

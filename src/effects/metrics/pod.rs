@@ -1,13 +1,16 @@
 //! Pods and containers under our own names.
 
-use super::number::{Row, number};
+use super::number::{Measure, Row, number};
 use super::subject::Subjects;
-use crate::exposition::{Exposition, Family, Kind, Number};
+use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
 use model::id::PodUid;
+use model::tally::Tally;
+use model::time::Monotonic;
 use model::unit::Nanos;
 use model::view::{ContainerView, GpuShare, NodeView, PodView};
+use std::collections::HashMap;
 
 const POD: &str = "gpu_steward_pod_";
 const CONTAINER: &str = "gpu_steward_container_";
@@ -63,7 +66,7 @@ static NETWORK: &[Row<Reading<NetworkSample>>] = &[
 static SHARE: &[Row<GpuShare>] = &[
     Row::gauge("gpu_memory_used_bytes", "bytes", "GPU memory of its processes, by GPU.", |s| number(&s.memory_used)),
     Row::gauge("gpu_sm_ratio", "ratio", "SM use of its processes, by GPU.", |s| number(&s.sm)),
-    Row::gauge("gpu_processes", "", "Its processes, by GPU.", |s| Reading::Measured(Number::Whole(u64::from(s.processes)), model::time::Monotonic(0))),
+    Row::gauge("gpu_processes", "", "Its processes, by GPU.", |s| Reading::Measured(Number::Whole(u64::from(s.processes)), Monotonic(0))),
 ];
 
 const PROMISED: Family = Family {
@@ -79,6 +82,20 @@ const OVER_USE: Family = Family {
     unit: "bytes",
     help: "GPU memory that it holds beyond its promise, once it has for half a minute; no series otherwise.",
 };
+
+const OWNER: Family = Family {
+    name: "owner_info",
+    kind: Kind::Info,
+    unit: "",
+    help: "Who made the pod, by the controller among its ownerReferences; no series for a pod that nobody made.",
+};
+
+/// What it has had of GPUs so far.
+#[rustfmt::skip]
+static TALLY: &[Row<Tally>] = &[
+    Row::counter("gpu_seconds_total", "seconds", "GPU time that it held, by GPU: a second of a GPU is divided among its holders. Goes on over restarts of the agent.", |t| Reading::Measured(t.held.number(), Monotonic(0))),
+    Row::counter("gpu_energy_joules_total", "joules", "Its part of what its GPUs drew, by GPU: by SM use, else as its GPU time. Goes on over restarts of the agent.", |t| Reading::Measured(t.energy.number(), Monotonic(0))),
+];
 
 const REASON: Family = Family {
     name: "network_absent",
@@ -145,11 +162,12 @@ pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>)
     out.prefixed(POD, &REASON);
     for (pod, labels) in &pods {
         if let Reading::Absent(why) = pod.network {
-            let reason = crate::exposition::Labels::new().with("reason", why.code());
+            let reason = Labels::new().with("reason", why.code());
             out.sample(&[labels, reason.as_str()], Number::Whole(1));
         }
     }
     against_promises(view, subjects, out);
+    over_time(view, subjects, out);
     one(CONTAINER, &containers, subjects, out);
 }
 
@@ -173,6 +191,26 @@ fn against_promises(view: &NodeView, subjects: &Subjects<'_>, out: &mut Expositi
         if let (Some(pod), Some(used)) = (labels(&over.pod), over.used.value()) {
             let beyond = used.0.saturating_sub(over.promised.0);
             out.sample(&[pod, subjects.device(&over.device).as_str()], Number::Whole(beyond));
+        }
+    }
+}
+
+/// Who made each pod, and what it has had so far.
+fn over_time(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    let labels: HashMap<&PodUid, &str> = subjects.pods.iter().map(|pod| (&pod.seen.uid, pod.labels.as_str())).collect();
+    out.prefixed(POD, &OWNER);
+    for (uid, owner) in view.pod_owners.iter() {
+        if let Some(pod) = labels.get(uid) {
+            let owner = Labels::new().with("owner_kind", &owner.kind).with("owner_name", &owner.name);
+            out.sample(&[pod, owner.as_str()], Number::Whole(1));
+        }
+    }
+    for row in TALLY {
+        out.prefixed(POD, &row.family);
+        for tally in view.tallies.iter() {
+            if let (Some(pod), Reading::Measured(value, _)) = (labels.get(&tally.pod), (row.read)(tally)) {
+                out.sample(&[pod, subjects.device(&tally.gpu).as_str()], value);
+            }
         }
     }
 }

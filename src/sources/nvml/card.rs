@@ -146,6 +146,8 @@ pub(super) struct Card {
     /// The last sample of the profiling unit: of the whole GPU, and of each MIG instance.
     pub(super) gpm: Option<GpmSample<'static>>,
     pub(super) gpm_mig: BTreeMap<GpuUuid, GpmSample<'static>>,
+    /// Rounds of the dear calls so far, by which the dearest of them are made now and then only.
+    pub(super) rounds: u32,
 }
 
 /// A wall clock that is set back leaves stamps in NVML's buffers that lie ahead of it. They are left out until they have
@@ -188,7 +190,7 @@ impl Card {
     pub(super) fn new(known: Known, asker: Asker) -> Self {
         let (gpm, gpm_mig) = (None, BTreeMap::new());
         let (stamps, fed) = ([0; BUFFERS], [None; BUFFERS]);
-        Card { known, asker, sample: GpuSample::default(), stamps, fed, skew: Skew::default(), gpm, gpm_mig }
+        Card { known, asker, sample: GpuSample::default(), stamps, fed, skew: Skew::default(), gpm, gpm_mig, rounds: 0 }
     }
 
     /// Whether MIG is on, in which case much is not readable.

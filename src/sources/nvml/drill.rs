@@ -7,11 +7,14 @@ mod hang;
 mod identity;
 mod process;
 mod reading;
+mod upkeep;
 
 use crate::nvml::{Settings, spawn};
 use crate::report::Reporter;
 use crate::roots::HostRoots;
-pub(super) use lab::scenario::{Card, Code, FakeNvml, Fault, Quantity, Scenario, Value, Which, XidEvent, cards};
+pub(super) use lab::scenario::{
+    Card, Code, FakeNvml, Fault, Quantity, Scenario, SickLink, Value, Which, XidEvent, cards,
+};
 use model::gpu::{Gpu, GpuSample, Unidentified};
 use model::id::GpuUuid;
 use model::observation::{GpuSourceState, Observation};
@@ -46,6 +49,9 @@ pub(super) struct Seen {
     pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
     pub(super) processes: BTreeMap<GpuUuid, GpuProcesses>,
     pub(super) xids: Vec<model::gpu::Xid>,
+    /// Errors whose process was told later.
+    pub(super) named: Vec<model::gpu::Xid>,
+    pub(super) sxids: Vec<model::switch::Sxid>,
 }
 
 impl Drill {
@@ -175,6 +181,8 @@ impl Seen {
                 self.processes.insert(processes.gpu.clone(), processes);
             }
             Observation::Xid(xid) => self.xids.push(xid),
+            Observation::XidProcess(xid) => self.named.push(xid),
+            Observation::Sxid(sxid) => self.sxids.push(sxid),
             _ => {}
         }
     }

@@ -131,6 +131,7 @@ impl Events {
             pci_bus_id: gpu.and_then(|known| known.gpu.pci_bus_id.value().cloned()),
             code,
             pid: None,
+            pod: None,
             at: monotonic(),
             source: XidSource::Nvml,
         };

@@ -2,6 +2,7 @@
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{NOT_FOUND, none_of_it};
+use crate::nvml::board;
 use crate::nvml::instance::{self, Instance};
 use crate::nvml::look::{Failed, Look, renew, settle};
 use crate::nvml::pulse::{GpuKey, Pulse};
@@ -9,6 +10,7 @@ use crate::nvml::raw;
 use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, Unidentified};
 use model::id::GpuUuid;
 use model::unit::{Bytes, Watts};
+use model::upkeep::Board;
 use model::{Absence, Reading};
 use nvml_wrapper::structs::device::CudaComputeCapability;
 use nvml_wrapper::{Device, Nvml};
@@ -197,7 +199,9 @@ fn identify(
     let uuid = GpuUuid::parse(&text).map_err(|_| Absence::Unreadable)?;
     look.name(GpuKey::Uuid(uuid.clone()));
     let old = before.iter().find(|known| known.gpu.uuid == uuid);
-    let fresh = read(&mut look, place.sysfs, &device, (uuid, index));
+    let mut fresh = read(&mut look, place.sysfs, &device, (uuid, index));
+    let slot = (&fresh.pci_bus_id, place.sysfs);
+    fresh.board = board::read(&mut look, &device, slot, old.map(|old| &old.gpu.board));
     let mut gpu = match old {
         Some(old) => merge(&old.gpu, fresh),
         None => fresh,
@@ -280,6 +284,7 @@ fn read(look: &mut Look<'_>, sysfs: &Path, device: &Device<'static>, (uuid, inde
         mig: Reading::NOT_YET,
         links: Vec::new(),
         nvlinks_active: Reading::NOT_YET,
+        board: Board::default(),
     }
 }
 
@@ -310,8 +315,7 @@ fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
 
 /// NUMA node of a PCI slot as the kernel tells it. NVML's own call is only about GPUs that are NUMA nodes themselves.
 fn numa_of_slot(sysfs: &Path, bus_id: &str) -> Option<u32> {
-    let PciSlot { domain, bus, device } = pci_slot(bus_id)?;
-    let slot = format!("bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.0/numa_node");
+    let slot = board::device_of_slot(pci_slot(bus_id)?) + "/numa_node";
     // The kernel writes -1 where the machine does not tell, which is no number here either.
     std::fs::read_to_string(sysfs.join(slot)).ok()?.trim().parse().ok()
 }

@@ -5,7 +5,7 @@ use model::gpu::Xid;
 use model::observation::GpuSourceState;
 use nvml_wrapper::Nvml;
 use std::sync::mpsc::SyncSender;
-use wire::kernel_log::KernelXid;
+use wire::kernel_log::{KernelSxid, KernelXid};
 
 /// How many messages may wait: the supervisor empties the queue several times a second; a card that dies tells some tens
 /// of XIDs at once.
@@ -24,6 +24,8 @@ pub(super) enum Message {
     Event(Xid),
     /// The kernel told of an error.
     Log(KernelXid),
+    /// The kernel told of an error of an NVSwitch.
+    Switch(KernelSxid),
     /// The library is to be closed and opened again: nobody may be inside. Answered once the event thread has left.
     Close(SyncSender<()>),
     /// The event thread has left the library.

@@ -344,7 +344,7 @@ impl Poller {
             desk.returned(now.monotonic);
         }
         if now.monotonic >= desk.seldom_due {
-            read::seldom(&mut desk.card);
+            read::seldom(&mut desk.card, &self.settings.roots.sysfs);
             desk.seldom_due = later(desk.seldom_due, self.settings.process_period * SELDOM, now.monotonic, place);
         }
         let processes = if now.monotonic >= desk.processes_due || desk.memory_jumped() {
@@ -395,6 +395,7 @@ impl Desk {
         self.card.asker.forget();
         self.card.gpm = None;
         self.card.gpm_mig.clear();
+        self.card.rounds = 0;
         self.clients = Clients::default();
         self.seldom_due = now;
         self.processes_due = now;

@@ -4,7 +4,7 @@
 
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, EventSet, Nvml};
-use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlFieldValue_t};
+use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlFieldValue_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t};
 
 /// `NVML_VALUE_TYPE_…` of the numbers that fields carry.
 const UNSIGNED_INT: u32 = 1;
@@ -65,6 +65,60 @@ pub(super) fn remapped_rows(device: &Device<'static>) -> Result<Rows, NvmlError>
     // SAFETY: the handle is live, and the four numbers outlive the call.
     nvml_try(unsafe { call(device.handle(), &mut correctable, &mut uncorrectable, &mut pending, &mut failed) })?;
     Ok(Rows { correctable, uncorrectable, pending: pending != 0, failed: failed != 0 })
+}
+
+/// `NVML_PAGE_RETIREMENT_CAUSE_…`.
+pub(super) const AFTER_CORRECTED: u32 = 0;
+pub(super) const AFTER_UNCORRECTED: u32 = 1;
+
+/// How many pages of memory were retired for a cause. (The wrapper asks for the addresses, too, in two calls between which
+/// there may be one more.)
+pub(super) fn retired_pages(device: &Device<'static>, cause: u32) -> Result<u32, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRetiredPages.as_ref())?;
+    let mut count = 0;
+    // SAFETY: the handle is live; with no room told there is no list to write to.
+    match nvml_try(unsafe { call(device.handle(), cause, &mut count, std::ptr::null_mut()) }) {
+        Ok(()) | Err(NvmlError::InsufficientSize(_)) => Ok(count),
+        Err(error) => Err(error),
+    }
+}
+
+/// Errors of one NVLink by the number of their kind, `NVML_NVLINK_ERROR_DL_…`. (The wrapper asks another library call for
+/// each kind.)
+pub(super) fn link_errors(device: &Device<'static>, link: u32, kind: u32) -> Result<u64, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetNvLinkErrorCounter.as_ref())?;
+    let mut count = 0;
+    // SAFETY: the handle is live, and the number outlives the call.
+    nvml_try(unsafe { call(device.handle(), link, kind, &mut count) })?;
+    Ok(count)
+}
+
+/// The card's place in the NVLink fabric, and NVML's judgement of it, which the second version of the structure (drivers
+/// before R570) lacks. (The wrapper has no form of this.)
+pub(super) fn fabric(device: &Device<'static>) -> Result<(nvmlGpuFabricInfoV_t, Option<u8>), NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetGpuFabricInfoV.as_ref())?;
+    // SAFETY: a C structure of numbers, for which all zeroes is a value.
+    let mut told: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
+    told.version = version::<nvmlGpuFabricInfoV_t>(3);
+    // SAFETY: the handle is live, and the structure is of the version that it tells.
+    match nvml_try(unsafe { call(device.handle(), &mut told) }) {
+        Ok(()) => Ok((told, Some(told.healthSummary))),
+        Err(NvmlError::UnexpectedVariant(VERSION_OF_ARGUMENT)) => {
+            told.version = version::<nvmlGpuFabricInfo_v2_t>(2);
+            // SAFETY: as above; the third version begins with the second.
+            nvml_try(unsafe { call(device.handle(), &mut told) })?;
+            Ok((told, None))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`, which the wrapper has no name for.
+const VERSION_OF_ARGUMENT: u32 = 25;
+
+/// `NVML_STRUCT_VERSION`.
+fn version<T>(number: u32) -> u32 {
+    u32::try_from(size_of::<T>()).unwrap_or(0) | number << 24
 }
 
 /// GPU instance and compute instance of a MIG device.

@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::nvml::card::Card;
 use crate::nvml::raw;
-use crate::nvml::utilization;
+use crate::nvml::{upkeep, utilization};
 use model::gpu::{EccErrors, GpmSample, GpuSample, MigSample, RecoveryAction, RemappedRows, Violations};
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Nanos, Watts};
@@ -16,6 +16,7 @@ use nvml_wrapper_sys::bindings::field_id::{
     NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_MEMORY_TEMP, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
     NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
 };
+use std::path::Path;
 
 /// `nvml.h`: this scope asks for the sum over all links.
 const ALL_LINKS: u32 = u32::MAX;
@@ -96,7 +97,7 @@ fn instances(card: &mut Card, at: Monotonic) {
 
 /// The dear calls and those whose answer seldom changes. PCIe throughput alone takes 20 ms for each direction, because
 /// the library measures while we wait.
-pub(super) fn seldom(card: &mut Card) {
+pub(super) fn seldom(card: &mut Card, sysfs: &Path) {
     let at = clock::monotonic();
     let device = &card.known.device;
     let asker = &mut card.asker;
@@ -127,6 +128,7 @@ pub(super) fn seldom(card: &mut Card) {
     ecc(card, at);
     violations(card, at);
     throughput(card);
+    upkeep::read(card, sysfs);
 }
 
 /// `nvml.h`: nanoseconds since the driver was loaded.

@@ -19,7 +19,7 @@ use crate::nvml::message::{Message, QUEUE};
 use crate::nvml::poll::{Inheritance, Poller, absent};
 use crate::nvml::pulse::{GpuKey, Pulse, Stuck};
 use crate::nvml::settings::Settings;
-use crate::nvml::xid::{Recent, from_log};
+use crate::nvml::xid::{News, Recent, from_log, of_switch};
 use crate::report::Reporter;
 use model::Absence;
 use model::gpu::Xid;
@@ -158,6 +158,11 @@ impl Supervisor {
             }
             Message::Event(xid) => self.pass_on(xid),
             Message::Log(line) => self.pass_on(from_log(&line, &self.known, monotonic())),
+            Message::Switch(line) => {
+                if !self.reporter.report(Observation::Sxid(of_switch(&line, monotonic()))) {
+                    self.reporter.trouble(Trouble::QueueFull);
+                }
+            }
             Message::LookAgain => self.look_again(),
             // Whoever asked sees at once that nobody will answer.
             Message::Close(answer) if self.deaf => drop(answer),
@@ -178,7 +183,12 @@ impl Supervisor {
     }
 
     fn pass_on(&mut self, xid: Xid) {
-        if self.recent.first(&xid) && !self.reporter.report(Observation::Xid(xid)) {
+        let observation = match self.recent.news(&xid) {
+            News::Error => Observation::Xid(xid),
+            News::Process => Observation::XidProcess(xid),
+            News::None => return,
+        };
+        if !self.reporter.report(observation) {
             self.reporter.trouble(Trouble::QueueFull);
         }
     }

@@ -9,13 +9,12 @@ use crate::nvml::look::{Failed, Look, renew, settle};
 use crate::nvml::raw;
 use model::gpu::{Link, Path};
 use model::id::GpuUuid;
+use model::upkeep::MAX_NVLINKS;
 use model::{Absence, Reading};
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use std::collections::BTreeSet;
 use wire::kernel_log::{PciSlot, pci_slot};
 
-/// NVML's own bound of NVLinks on one GPU (`NVML_NVLINK_MAX_LINKS`).
-const MAX_NVLINKS: u32 = 18;
 /// `NVML_NVLINK_DEVICE_TYPE_SWITCH`.
 const SWITCH: u32 = 2;
 

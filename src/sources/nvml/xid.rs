@@ -2,10 +2,11 @@
 
 use crate::nvml::inventory::Known;
 use model::gpu::{MigInstance, Xid, XidSource};
+use model::switch::Sxid;
 use model::time::Monotonic;
 use std::collections::VecDeque;
 use std::time::Duration;
-use wire::kernel_log::{KernelXid, pci_slot};
+use wire::kernel_log::{KernelSxid, KernelXid, pci_slot};
 
 /// The same GPU and code from the other source within this time is the same error. Both sources tell within milliseconds;
 /// NVML's waiting thread may be late by a second on a busy machine.
@@ -24,23 +25,36 @@ struct Told {
     gpu: Option<model::id::GpuUuid>,
     place: Option<std::sync::Arc<str>>,
     code: u32,
+    named: bool,
     source: XidSource,
     at: Monotonic,
 }
 
+/// What a report of an error adds to those of before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// The error itself.
+    Error,
+    /// The process, which the one who told first (NVML) cannot name.
+    Process,
+    /// Nothing.
+    None,
+}
+
 impl Recent {
-    /// Whether this is the first one to tell of this error.
-    pub(super) fn first(&mut self, xid: &Xid) -> bool {
+    /// What is new in this report.
+    pub(super) fn news(&mut self, xid: &Xid) -> News {
         self.told.retain(|told| xid.at.since(told.at) <= SAME);
-        let twin = self.told.iter().position(|told| {
+        let twin = self.told.iter_mut().find(|told| {
             let same_gpu = match (&told.gpu, &xid.gpu) {
                 (Some(one), Some(other)) => one == other,
                 _ => told.place.is_some() && told.place == xid.pci_bus_id,
             };
             same_gpu && told.code == xid.code && told.source != xid.source
         });
-        if twin.is_some() {
-            return false;
+        if let Some(twin) = twin {
+            let news = xid.pid.is_some() && !std::mem::replace(&mut twin.named, true);
+            return if news { News::Process } else { News::None };
         }
         if self.told.len() >= REMEMBERED {
             self.told.pop_front();
@@ -49,10 +63,11 @@ impl Recent {
             gpu: xid.gpu.clone(),
             place: xid.pci_bus_id.clone(),
             code: xid.code,
+            named: xid.pid.is_some(),
             source: xid.source,
             at: xid.at,
         });
-        true
+        News::Error
     }
 }
 
@@ -70,8 +85,21 @@ pub(super) fn from_log(line: &KernelXid, known: &[Known], at: Monotonic) -> Xid 
         pci_bus_id: Some(format!("{:08X}:{:02X}:{:02X}.0", slot.domain, slot.bus, slot.device).into()),
         code: line.code,
         pid: line.pid,
+        pod: None,
         at,
         source: XidSource::KernelLog,
+    }
+}
+
+/// What a line of the kernel's log says of an NVSwitch.
+pub(super) fn of_switch(line: &KernelSxid, at: Monotonic) -> Sxid {
+    let slot = line.slot;
+    Sxid {
+        switch: format!("{:08X}:{:02X}:{:02X}.0", slot.domain, slot.bus, slot.device).into(),
+        code: line.code,
+        fatal: line.fatal,
+        link: line.link,
+        at,
     }
 }
 
@@ -96,6 +124,7 @@ mod tests {
             pci_bus_id: None,
             code,
             pid: None,
+            pod: None,
             at: Monotonic(seconds * 1_000_000_000),
             source,
         }
@@ -113,15 +142,26 @@ mod tests {
             ("the log tells it again: it happened again", xid("GPU-a", 79, KernelLog, 103), true),
             ("NVML tells it much later: it happened again", xid("GPU-a", 79, Nvml, 109), true),
         ] {
-            assert_eq!(recent.first(&xid), first, "{name}");
+            assert_eq!(recent.news(&xid), if first { News::Error } else { News::None }, "{name}");
         }
+    }
+
+    #[test]
+    fn the_process_that_only_the_log_names_is_news_once() {
+        let named = |xid: Xid| Xid { pid: Some(77), ..xid };
+        let mut recent = Recent::default();
+        assert_eq!(recent.news(&xid("GPU-a", 31, XidSource::Nvml, 100)), News::Error);
+        assert_eq!(recent.news(&named(xid("GPU-a", 31, XidSource::KernelLog, 100))), News::Process);
+        assert_eq!(recent.news(&named(xid("GPU-a", 31, XidSource::KernelLog, 100))), News::None);
+        assert_eq!(recent.news(&named(xid("GPU-b", 31, XidSource::KernelLog, 100))), News::Error);
+        assert_eq!(recent.news(&xid("GPU-b", 31, XidSource::Nvml, 100)), News::None, "it was named already");
     }
 
     #[test]
     fn a_flood_is_remembered_up_to_the_bound() {
         let mut recent = Recent::default();
         for code in 0..10_000 {
-            assert!(recent.first(&xid("GPU-a", code, XidSource::Nvml, 1)));
+            assert_eq!(recent.news(&xid("GPU-a", code, XidSource::Nvml, 1)), News::Error);
         }
         assert_eq!(recent.told.len(), REMEMBERED);
     }

@@ -9,6 +9,7 @@ use model::process::{GpuProcess, GpuProcessKind, GpuProcesses};
 use model::reading::{Absence, Reading};
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
+use model::upkeep::Board;
 use std::time::Duration;
 
 /// NVML's bit for clocks that are low because nothing is to be done.
@@ -101,6 +102,7 @@ impl Card {
                 mig: Reading::Measured(Vec::new(), at),
                 links: Vec::new(),
                 nvlinks_active: Reading::from_result(known(product.nvlinks > 0).map(|()| product.nvlinks), at),
+                board: Board::absent(Absence::NotSupported),
             },
             tenants: Vec::new(),
             read_at: None,

@@ -5,7 +5,7 @@ use decide::remark::{Remark, Weight};
 use model::gpu::Xid;
 use model::id::{GpuUuid, PodRef};
 use model::observation::GpuSourceState;
-use model::process::Owner;
+use model::switch::Sxid;
 use model::view::NodeView;
 
 /// Writes one log line. The view helps to say which pod a process of an XID belongs to.
@@ -23,6 +23,8 @@ pub(crate) fn tell(remark: &Remark, view: &NodeView) {
         }
         Remark::GpuFit(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU gets new containers again"),
         Remark::Xid(told) => xid(told, view),
+        Remark::XidProcess(told) => xid_process(told, view),
+        Remark::Sxid(told) => sxid(told),
         Remark::LeftOut { what, count } => {
             tracing::warn!(what, count, "more than can be kept; the rest is left out of what is served");
         }
@@ -59,7 +61,7 @@ fn gpu_source(state: &GpuSourceState) {
 
 fn xid(xid: &Xid, view: &NodeView) {
     // NVML names no process. Whatever broke the card, it concerns the pod that has it to itself.
-    let pod = xid.pid.and_then(|pid| pod_of(pid, view)).or_else(|| alone_on(xid.gpu.as_ref()?, view));
+    let pod = pod_of(xid, view).or_else(|| alone_on(xid.gpu.as_ref()?, view));
     let meaning = model::xid::find(xid.code).map_or("not in NVIDIA's catalogue", |entry| entry.meaning);
     tracing::error!(
         gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
@@ -74,14 +76,34 @@ fn xid(xid: &Xid, view: &NodeView) {
     );
 }
 
+/// The error was said when NVML told it; the kernel's log names the process.
+fn xid_process(xid: &Xid, view: &NodeView) {
+    let pod = pod_of(xid, view);
+    tracing::error!(
+        gpu_uuid = xid.gpu.as_ref().map(tracing::field::display),
+        xid = xid.code,
+        pid = xid.pid,
+        pod = pod.map(|pod| &*pod.name),
+        namespace = pod.map(|pod| &*pod.namespace),
+        "the process behind GPU driver error XID {}",
+        xid.code
+    );
+}
+
+fn sxid(sxid: &Sxid) {
+    let (switch, code, link) = (&*sxid.switch, sxid.code, sxid.link);
+    if sxid.fatal {
+        tracing::error!(pci_bus_id = switch, sxid = code, link, "NVSwitch error: SXid {code}, fatal");
+    } else {
+        tracing::warn!(pci_bus_id = switch, sxid = code, link, "NVSwitch error: SXid {code}, not fatal");
+    }
+}
+
 fn alone_on<'a>(gpu: &GpuUuid, view: &'a NodeView) -> Option<&'a PodRef> {
     let card = view.gpus.iter().find(|card| card.gpu.uuid == *gpu)?;
     view.pod(card.sole_holder()?)?.name.as_ref()
 }
 
-fn pod_of(pid: u32, view: &NodeView) -> Option<&PodRef> {
-    let lists = view.gpus.iter().filter_map(|gpu| gpu.processes.value());
-    let process = lists.flat_map(|list| list.iter()).find(|process| process.pid == pid)?;
-    let Owner::Cgroup(cgroup) = &process.owner else { return None };
-    view.pod(cgroup.pod()?)?.name.as_ref()
+fn pod_of<'a>(xid: &Xid, view: &'a NodeView) -> Option<&'a PodRef> {
+    view.pod(xid.pod.as_ref()?)?.name.as_ref()
 }

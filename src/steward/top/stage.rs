@@ -63,6 +63,7 @@ fn card(index: u32, model: &str) -> Gpu {
         mig: read(Vec::new()),
         links: Vec::new(),
         nvlinks_active: Reading::NOT_YET,
+        board: model::upkeep::Board::default(),
     }
 }
 

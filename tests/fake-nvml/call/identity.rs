@@ -46,6 +46,10 @@ calls! {
         put_text(serial, length, &format!("16500230{:05}", view.board()?.place))
     }
 
+    fn nvmlDeviceGetVbiosVersion(handle: nvmlDevice_t, version: *mut c_char, length: c_uint) of device(handle); |view| {
+        put_text(version, length, &format!("{}.00.74.00.1F", view.board()?.profile.architecture + 87))
+    }
+
     fn nvmlDeviceGetIndex(handle: nvmlDevice_t, index: *mut c_uint) of device(handle); |view| {
         put(index, view.index_of(view.place.ok_or(Code::INVALID_ARGUMENT)?)?)
     }

@@ -3,13 +3,13 @@
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
 use super::identity::pci_info;
-use crate::answer::{calls, device, put};
-use crate::card::{Board, small};
+use crate::answer::{calls, device, put, version_of};
+use crate::card::{Board, small, whole};
 use crate::code::Code;
 use crate::scenario::{Quantity, Way};
 use crate::state::{Subject, View, enter};
-use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t};
-use std::ffi::c_uint;
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPciInfo_t};
+use std::ffi::{c_uchar, c_uint, c_ulonglong};
 
 /// Slot of the first NVSwitch.
 const SWITCH_BUS_ID: &str = "00000000:C4:00.0";
@@ -73,7 +73,42 @@ calls! {
         if link >= board.profile.nvlinks.0 {
             return Err(Code::NOT_SUPPORTED);
         }
-        put(active, c_uint::from(link < small(view.read(Quantity::NvlinksActive)?)))
+        let up = link < small(view.read(Quantity::NvlinksActive)?) && !board.link(link)?.down;
+        put(active, c_uint::from(up))
+    }
+
+    fn nvmlDeviceGetNvLinkErrorCounter(
+        handle: nvmlDevice_t, link: c_uint, counter: c_uint, errors: *mut c_ulonglong,
+    ) of device(handle); |view| {
+        let board = view.board()?;
+        // Hopper counts by fields.
+        if board.profile.architecture >= 9 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let link = board.link(link)?;
+        let counts = [link.replay, link.recovery, link.crc_flit, link.crc_data];
+        put(errors, counts.get(counter as usize).copied().ok_or(Code::INVALID_ARGUMENT)?.into())
+    }
+
+    fn nvmlDeviceGetGpuFabricInfoV(handle: nvmlDevice_t, to: *mut nvmlGpuFabricInfoV_t) of device(handle); |view| {
+        if to.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // The first three members are those of every version.
+        let second = (*to).version == version_of::<nvmlGpuFabricInfo_v2_t>(2);
+        let third = (*to).version == version_of::<nvmlGpuFabricInfoV_t>(3) && view.driver() >= 570;
+        if !second && !third {
+            return Err(Code::VERSION_MISMATCH);
+        }
+        (*to).state = c_uchar::try_from(small(view.read(Quantity::FabricState)?)).unwrap_or(c_uchar::MAX);
+        (*to).status = small(view.read(Quantity::FabricStatus)?);
+        (*to).clusterUuid = u128::from(whole(view.read(Quantity::FabricCluster)?)).to_be_bytes();
+        (*to).cliqueId = small(view.read(Quantity::FabricClique)?);
+        (*to).healthMask = small(view.read(Quantity::FabricHealth)?);
+        if third {
+            (*to).healthSummary = c_uchar::try_from(small(view.read(Quantity::FabricSummary)?)).unwrap_or(c_uchar::MAX);
+        }
+        Ok(())
     }
 
     fn nvmlDeviceGetNvLinkVersion(handle: nvmlDevice_t, link: c_uint, version: *mut c_uint) of device(handle); |view| {

@@ -2,10 +2,10 @@
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
-use crate::answer::{calls, device, put, put_list};
-use crate::card::{RING, float, small, whole};
+use crate::answer::{calls, device, put, put_list, version_of};
+use crate::card::{Board, RING, float, small, whole};
 use crate::code::Code;
-use crate::scenario::Quantity as Q;
+use crate::scenario::{Quantity as Q, SickLink};
 use crate::state::{View, sums};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlSample_t, nvmlTemperature_t, nvmlUtilization_t,
@@ -17,11 +17,6 @@ const VALUE_UNSIGNED_INT: c_uint = 1;
 const VALUE_UNSIGNED_LONG_LONG: c_uint = 3;
 /// Everything that nvml.h names, from idle (1) to display (0x100).
 const ALL_REASONS: u64 = 0x1ff;
-
-/// `NVML_STRUCT_VERSION` of a structure.
-fn version_of<T>(number: u32) -> u32 {
-    u32::try_from(size_of::<T>()).unwrap_or(0) | number << 24
-}
 
 /// The value that a card's newest sample shows.
 fn sampled(view: &View, what: Q) -> Result<u32, Code> {
@@ -70,6 +65,9 @@ fn field_value(view: &View, field: u32, link: u32) -> Result<(bool, u64), Code> 
     if view.board()?.refuses(&format!("field:{field}")) {
         return Err(Code::NOT_SUPPORTED);
     }
+    if let Some(errors) = link_errors(view.board()?, field, link) {
+        return errors.map(|errors| (true, errors));
+    }
     let word = |what| Ok((false, whole(view.read(what)?)));
     let milli = |what| Ok((false, whole(view.read(what)? * 1000.0)));
     let links = view.read(Q::NvlinksActive)?;
@@ -100,6 +98,22 @@ fn field_value(view: &View, field: u32, link: u32) -> Result<(bool, u64), Code> 
         230 => word(Q::RecoveryAction),
         _ => Err(Code::NOT_SUPPORTED),
     }
+}
+
+/// Errors of one NVLink, if this field counts such: three of them on Hopper, others from Blackwell on, none before.
+fn link_errors(board: &Board, field: u32, link: u32) -> Option<Result<u64, Code>> {
+    let counts: fn(&SickLink) -> u32 = match field {
+        161 => |link| link.replay,
+        162 | 215 => |link| link.recovery,
+        163 => |link| link.crc_flit + link.crc_data,
+        208 => |link| link.received,
+        214 => |link| link.recovery_failed,
+        221 => |link| link.symbol,
+        _ => return None,
+    };
+    let has = if field <= 163 { board.profile.architecture == 9 } else { board.profile.architecture >= 10 };
+    let counted = if has { board.link(link) } else { Err(Code::NOT_SUPPORTED) };
+    Some(counted.map(|link| u64::from(counts(&link))))
 }
 
 /// Bytes over all NVLinks since the epoch began: what the file says, else the sum of the rate.
@@ -311,21 +325,19 @@ calls! {
     }
 
     fn nvmlDeviceGetCurrPcieLinkGeneration(handle: nvmlDevice_t, generation: *mut c_uint) of device(handle); |view| {
-        put(generation, if view.board()?.profile.architecture >= 9 { 5 } else { 4 })
+        put(generation, small(view.read(Q::PcieGeneration)?))
     }
 
     fn nvmlDeviceGetCurrPcieLinkWidth(handle: nvmlDevice_t, width: *mut c_uint) of device(handle); |view| {
-        view.board()?;
-        put(width, 16)
+        put(width, small(view.read(Q::PcieWidth)?))
     }
 
     fn nvmlDeviceGetMaxPcieLinkGeneration(handle: nvmlDevice_t, generation: *mut c_uint) of device(handle); |view| {
-        put(generation, if view.board()?.profile.architecture >= 9 { 5 } else { 4 })
+        put(generation, view.board()?.profile.pcie.0)
     }
 
     fn nvmlDeviceGetMaxPcieLinkWidth(handle: nvmlDevice_t, width: *mut c_uint) of device(handle); |view| {
-        view.board()?;
-        put(width, 16)
+        put(width, view.board()?.profile.pcie.1)
     }
 
     fn nvmlDeviceGetEccMode(handle: nvmlDevice_t, now: *mut c_uint, pending: *mut c_uint) of device(handle); |view| {
@@ -365,7 +377,7 @@ calls! {
     }
 
     fn nvmlDeviceGetRetiredPagesPendingStatus(handle: nvmlDevice_t, pending: *mut c_uint) of device(handle); |view| {
-        put(pending, small(view.read(Q::RemappedPending)?))
+        put(pending, small(view.read(Q::RetiredPagesPending)?))
     }
 
     fn nvmlDeviceGetRemappedRows(

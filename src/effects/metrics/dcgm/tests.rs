@@ -200,6 +200,7 @@ fn an_xid_is_told_with_its_number_and_words_and_none_is_no_error() {
         pci_bus_id: None,
         code: 999,
         pid: None,
+        pod: None,
         at: Monotonic(1),
         source: XidSource::Nvml,
     };
@@ -223,6 +224,7 @@ fn labels_of_a_gpu_stay_when_its_source_fails() {
         pci_bus_id: None,
         code: 79,
         pid: None,
+        pod: None,
         at: Monotonic(1),
         source: XidSource::Nvml,
     };

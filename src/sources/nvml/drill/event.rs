@@ -31,6 +31,8 @@ fn an_xid_is_told_of_its_gpu_and_once_though_two_tell_it() {
     let told = &drill.seen.xids[1];
     assert_eq!((told.gpu.as_ref(), told.code, told.pid), (Some(&uuid), 63, Some(78)));
     assert_eq!(told.source, XidSource::KernelLog);
+    let named: Vec<_> = drill.seen.named.iter().map(|xid| (xid.gpu.as_ref(), xid.code, xid.pid)).collect();
+    assert_eq!(named, [(Some(&uuid), 79, Some(77))], "the process that NVML does not name");
     drill.change(|scenario| scenario.xids.push(xid(2, 0, 13, None)));
     drill.wait("the next event", |seen| seen.xids.len() == 3);
     assert_eq!(drill.seen.xids[2].code, 13, "and not 79 again");
@@ -70,4 +72,22 @@ fn the_log_tells_of_errors_without_any_driver() {
     });
     let told = &drill.seen.xids[0];
     assert_eq!((told.gpu.as_ref(), told.pci_bus_id.as_deref()), (None, Some("00000000:65:00.0")));
+}
+
+#[test]
+fn errors_of_a_switch_are_told_once_each() {
+    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    drill.sample(0, "readings", |sample| sample.power.get().is_some());
+    for line in [
+        "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",
+        "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00",
+        "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 22013, Data {0x0000002c, 0x0000002c}",
+        "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    ] {
+        log(&drill, line);
+    }
+    drill.wait("the second error", |seen| seen.sxids.iter().any(|sxid| sxid.fatal));
+    let told: Vec<_> = drill.seen.sxids.iter().map(|sxid| (&*sxid.switch, sxid.code, sxid.link)).collect();
+    assert_eq!(told, [("00000000:C4:00.0", 22_013, Some(44)), ("00000000:C1:00.0", 20_034, Some(30))]);
+    assert!(drill.seen.xids.is_empty(), "they are of no GPU");
 }

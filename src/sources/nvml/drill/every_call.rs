@@ -4,6 +4,7 @@ use super::{Card, Code, Drill, Fault, Scenario, Seen, cards, error, of};
 use lab::scenario::{CardLink, MigSlot, Way, process};
 use model::gpu::{GpmSample, Gpu, GpuSample, Link, MigSample};
 use model::process::GpuProcesses;
+use model::upkeep::LinkError;
 use model::{Absence, Reading};
 use std::collections::BTreeSet;
 
@@ -72,6 +73,17 @@ fn memory_of_instances(mig: &MigSample) -> Vec<Named> {
     absences!(mig; memory_used, memory_free, memory_reserved)
 }
 
+/// Errors of the first link, as far as the card counts them.
+fn absences_of_links(t: &Told<'_>, which: fn(LinkError) -> bool) -> Vec<Named> {
+    let links = t.sample.upkeep.nvlinks.value();
+    let first = links.and_then(|links| links.first());
+    let why = |kind| match first {
+        Some(link) => link.errors(kind).absence(),
+        None => t.sample.upkeep.nvlinks.absence(),
+    };
+    LinkError::ALL.into_iter().filter(|kind| which(*kind)).map(|kind| (kind.code(), why(kind))).collect()
+}
+
 /// Every reading of a card but its links, which are its neighbours' as well.
 fn everything(t: &Told<'_>) -> Vec<Named> {
     let mut all = absences!(t.gpu; minor, pci_bus_id, numa_node, architecture, compute, memory_total, power_limit, mig_mode, mig, nvlinks_active);
@@ -84,6 +96,10 @@ fn everything(t: &Told<'_>) -> Vec<Named> {
         application_clocks, base_clocks));
     all.extend(absences!(t.sample.remapped; correctable, uncorrectable, pending, failed));
     all.extend(counters(&t.sample.gpm));
+    all.extend(absences!(t.gpu.board; serial, vbios, power_default, power_least, power_most, pcie_generation_most,
+        pcie_width_most));
+    all.extend(absences!(t.sample.upkeep; pcie_generation, pcie_width, nvlinks, fabric));
+    all.extend(absences_of_links(t, |_| true));
     all.extend(absences!(t.processes; list));
     all.extend(t.processes.list.value().into_iter().flatten().flat_map(|p| absences!(p; sm, encoder, decoder)));
     all.extend(of_instances(t, memory_of_instances));
@@ -96,7 +112,7 @@ const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: 
 }
 
 /// Calls of a whole card.
-const WHOLE: [Case; 35] = [
+const WHOLE: [Case; 44] = [
     case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
         let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
         links.map(|link| ("links", link.nvlinks.absence())).chain(absences!(t.gpu; pci_bus_id)).collect()
@@ -111,7 +127,12 @@ const WHOLE: [Case; 35] = [
     case(&["nvmlDeviceGetMigMode"], &[], |t| absences!(t.gpu; mig_mode)),
     case(&["nvmlDeviceGetMigMode"], NONE_OF_IT, |t| absences!(t.gpu; mig_mode, mig)),
     case(&["nvmlDeviceGetTopologyCommonAncestor"], &[], |t| of_links(t, |link| link.path.absence())),
-    case(&["nvmlDeviceGetNvLinkState"], &[], |t| absences!(t.gpu; nvlinks_active)),
+    case(&["nvmlDeviceGetNvLinkState"], &[], |t| {
+        let mut all = absences!(t.gpu; nvlinks_active);
+        all.extend(absences!(t.sample.upkeep; nvlinks));
+        all.extend(absences_of_links(t, |_| true));
+        all
+    }),
     case(&["nvmlDeviceGetNvLinkState"], NONE_OF_IT, |t| of_links(t, |link| link.nvlinks.absence())),
     case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], NONE_OF_IT, |t| of_links(t, |link| link.nvlinks.absence())),
     case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], &[], |t| {
@@ -125,7 +146,11 @@ const WHOLE: [Case; 35] = [
     case(&["nvmlDeviceGetClockInfo"], &[], |t| absences!(t.sample; clock_sm, clock_memory)),
     case(&["nvmlDeviceGetCurrentClocks*"], &[], |t| absences!(t.sample; throttle_reasons)),
     case(&["nvmlDeviceGetTemperature*"], &[], |t| absences!(t.sample; temperature)),
-    case(&["nvmlDeviceGetFieldValues"], &[], |t| absences!(t.sample; temperature_memory, recovery, nvlink_bytes)),
+    case(&["nvmlDeviceGetFieldValues"], &[], |t| {
+        let mut all = absences!(t.sample; temperature_memory, recovery, nvlink_bytes);
+        all.extend(absences_of_links(t, |_| true));
+        all
+    }),
     case(&["nvmlDeviceGetSamples"], &[], |t| absences!(t.sample; utilization_stamp)),
     case(
         &["nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"],
@@ -151,6 +176,15 @@ const WHOLE: [Case; 35] = [
     case(&["nvmlDeviceGetPcieThroughput"], &[], |t| absences!(t.sample; pcie_tx, pcie_rx)),
     case(&["nvmlGpmSampleGet"], &[], |t| counters(&t.sample.gpm)),
     case(&["nvmlDeviceGetComputeRunningProcesses*"], &[], |t| absences!(t.processes; list)),
+    case(&["nvmlDeviceGetSerial"], &[], |t| absences!(t.gpu.board; serial)),
+    case(&["nvmlDeviceGetVbiosVersion"], &[], |t| absences!(t.gpu.board; vbios)),
+    case(&["nvmlDeviceGetPowerManagementDefaultLimit"], &[], |t| absences!(t.gpu.board; power_default)),
+    case(&["nvmlDeviceGetPowerManagementLimitC*"], &[], |t| absences!(t.gpu.board; power_least, power_most)),
+    case(&["nvmlDeviceGetMaxPcieLinkGeneration"], &[], |t| absences!(t.gpu.board; pcie_generation_most)),
+    case(&["nvmlDeviceGetMaxPcieLinkWidth"], &[], |t| absences!(t.gpu.board; pcie_width_most)),
+    case(&["nvmlDeviceGetCurrPcieLinkGeneration"], &[], |t| absences!(t.sample.upkeep; pcie_generation)),
+    case(&["nvmlDeviceGetCurrPcieLinkWidth"], &[], |t| absences!(t.sample.upkeep; pcie_width)),
+    case(&["nvmlDeviceGetGpuFabricInfoV"], &[], |t| absences!(t.sample.upkeep; fabric)),
     case(&["nvmlDeviceGetGraphicsRunningProcesses*"], NONE_OF_IT, |t| absences!(t.processes; list)),
     case(&["nvmlDeviceGetMPSComputeRunningProcesses*"], NONE_OF_IT, |t| absences!(t.processes; list)),
 ];

@@ -3,8 +3,9 @@
 use super::missing::Missing;
 use effects::apiserver::{Event, Weight};
 use model::gpu::Gpu;
-use model::id::GpuUuid;
+use model::id::{GpuUuid, PodUid};
 use model::incident::{Condition, Incident};
+use model::time::Monotonic;
 use model::view::NodeView;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ const ACTION: &str = "HealthCheck";
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     gpus: BTreeMap<GpuUuid, (Arc<Gpu>, Condition)>,
+    /// When the last driver error of each GPU was heard that a pod has been told of.
+    told: BTreeMap<GpuUuid, Monotonic>,
     /// Pods whose GPUs are not listed.
     pub(super) missing: Missing,
 }
@@ -58,6 +61,40 @@ impl Watched {
     }
 }
 
+/// A driver error that a process of a pod is named in.
+#[derive(Debug)]
+pub(super) struct PodError {
+    /// Whose process.
+    pub pod: PodUid,
+    /// The number in NVIDIA's catalogue.
+    pub code: u32,
+    /// What to tell.
+    pub note: String,
+}
+
+impl Watched {
+    /// The last driver error of each GPU, where it names a process of a pod and is not told yet.
+    pub(super) fn errors(&mut self, view: &NodeView) -> Vec<PodError> {
+        self.told.retain(|uuid, _| view.gpus.iter().any(|gpu| gpu.gpu.uuid == *uuid));
+        let mut errors = Vec::new();
+        for gpu in &view.gpus {
+            let Some(xid) = &gpu.last_xid else { continue };
+            let (Some(pid), Some(pod)) = (xid.pid, &xid.pod) else { continue };
+            if self.told.insert(gpu.gpu.uuid.clone(), xid.at) == Some(xid.at) {
+                continue;
+            }
+            let meaning = model::xid::find(xid.code).map_or("not in NVIDIA's catalogue", |entry| entry.meaning);
+            let note = format!(
+                "{}: the driver reports XID {} ({meaning}) and names process {pid} of this pod; look at what the pod logged then",
+                named(&gpu.gpu),
+                xid.code
+            );
+            errors.push(PodError { pod: pod.clone(), code: xid.code, note });
+        }
+        errors
+    }
+}
+
 fn condemned(gpu: &Gpu, incident: Incident, at: &str) -> News {
     let note = format!(
         "{}: {incident}. It gets no new containers; what runs on it is left alone. {}",
@@ -80,6 +117,7 @@ fn of(gpu: &Gpu, weight: Weight, reason: &'static str, note: String, at: &str) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::gpu::{Xid, XidSource};
     use model::id::NodeName;
     use model::reading::{Absence, Reading};
     use model::time::{Monotonic, Now};
@@ -101,6 +139,7 @@ mod tests {
             mig: Reading::NOT_YET,
             links: Vec::new(),
             nvlinks_active: Reading::NOT_YET,
+            board: model::upkeep::Board::default(),
         };
         let incidents = incidents.iter().map(|incident| (*incident, Monotonic(1))).collect();
         GpuView {
@@ -141,5 +180,29 @@ mod tests {
         assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])])[0].0, "GpuHealthy");
         assert_eq!(look(vec![gpu(0, &[])])[0].0, "GpuRemoved");
         assert_eq!(look(vec![gpu(0, &[]), gpu(1, &[])]), []);
+    }
+
+    #[test]
+    fn the_pod_whose_process_an_error_names_is_told_of_it_once() {
+        let pod = PodUid::parse("0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d").unwrap();
+        let mut watched = Watched::default();
+        let mut look = |code, pid: Option<u32>, seconds| {
+            let at = Monotonic(seconds);
+            let pod = pid.map(|_| pod.clone());
+            let xid = Xid { gpu: None, mig: None, pci_bus_id: None, code, pid, pod, at, source: XidSource::KernelLog };
+            let mut view = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
+            view.gpus = vec![GpuView { last_xid: Some(xid), ..gpu(0, &[]) }];
+            watched.errors(&view)
+        };
+        assert!(look(31, None, 1).is_empty(), "nobody is named");
+        let told = look(31, Some(77), 1);
+        assert_eq!((told.len(), &told[0].pod, told[0].code), (1, &pod, 31));
+        assert!(
+            told[0].note.contains("XID 31 (") && told[0].note.contains("process 77 of this pod"),
+            "{}",
+            told[0].note
+        );
+        assert!(look(31, Some(77), 1).is_empty(), "once");
+        assert_eq!(look(31, Some(77), 9).len(), 1, "it happened again");
     }
 }

@@ -402,6 +402,11 @@ impl Sharing {
             let holders = self.share.holders(&news.devices);
             self.teller.health(news, holders);
         }
+        for error in self.watched.errors(&view) {
+            if let Some(name) = view.pod(&error.pod).and_then(|pod| pod.name.as_ref()) {
+                self.teller.driver_error((&error.pod, name), error.code, error.note);
+            }
+        }
         self.look_for_missing(&view);
         let pods = self.pods.borrow().clone();
         self.teller.over_uses(&view, pods.as_deref(), self.evicts);

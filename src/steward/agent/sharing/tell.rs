@@ -284,6 +284,11 @@ impl Teller {
         });
     }
 
+    /// The driver names a process of this pod in an error: told once for each kind of error.
+    pub(super) fn driver_error(&mut self, pod: (&PodUid, &PodRef), code: u32, note: String) {
+        self.once(pod, &Arc::from(format!("xid {code}")), "GpuDriverError", note);
+    }
+
     /// A pod runs and holds a GPU that this node does not list.
     pub(super) fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
         let note = format!(

@@ -1,0 +1,72 @@
+//! Errors of NVSwitches, counted since the start.
+
+use crate::remark::Remark;
+use model::switch::{MAX_SWITCHES, MAX_SXID_CODES, SwitchView, Sxid};
+
+/// The switches that told of any.
+#[derive(Debug, Default)]
+pub struct Switches {
+    told: Vec<SwitchView>,
+}
+
+impl Switches {
+    /// Counts an error, and has it said in any case.
+    pub fn sxid(&mut self, sxid: Sxid) -> Vec<Remark> {
+        let place = match self.told.binary_search_by(|switch| switch.pci_bus_id.cmp(&sxid.switch)) {
+            Ok(place) => Some(place),
+            Err(place) if self.told.len() < MAX_SWITCHES => {
+                self.told.insert(place, SwitchView { pci_bus_id: sxid.switch.clone(), sxids: Vec::new() });
+                Some(place)
+            }
+            Err(_) => None,
+        };
+        if let Some(switch) = place.and_then(|place| self.told.get_mut(place)) {
+            let same = |(code, fatal, _): &&mut (u32, bool, u64)| (*code, *fatal) == (sxid.code, sxid.fatal);
+            if let Some((_, _, count)) = switch.sxids.iter_mut().find(same) {
+                *count += 1;
+            } else if switch.sxids.len() < MAX_SXID_CODES {
+                switch.sxids.push((sxid.code, sxid.fatal, 1));
+            }
+        }
+        vec![Remark::Sxid(sxid)]
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn view(&self) -> Vec<SwitchView> {
+        self.told.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::time::Monotonic;
+
+    fn sxid(switch: u32, code: u32, fatal: bool) -> Sxid {
+        Sxid { switch: format!("{switch:08x}").into(), code, fatal, link: None, at: Monotonic(1) }
+    }
+
+    #[test]
+    fn errors_are_counted_by_switch_code_and_weight() {
+        let mut switches = Switches::default();
+        for one in [sxid(2, 20_034, true), sxid(1, 22_013, false), sxid(2, 20_034, true), sxid(2, 20_034, false)] {
+            assert_eq!(switches.sxid(one.clone()), [Remark::Sxid(one)], "each is said");
+        }
+        let told: Vec<_> =
+            switches.view().into_iter().map(|switch| (switch.pci_bus_id.to_string(), switch.sxids)).collect();
+        let second = vec![(20_034, true, 2), (20_034, false, 1)];
+        assert_eq!(told, [("00000001".to_owned(), vec![(22_013, false, 1)]), ("00000002".to_owned(), second)]);
+    }
+
+    #[test]
+    fn a_flood_is_counted_up_to_the_bounds() {
+        let mut switches = Switches::default();
+        for number in 0..1000 {
+            switches.sxid(sxid(number, 1, true));
+            switches.sxid(sxid(0, number, true));
+        }
+        assert_eq!(switches.view().len(), MAX_SWITCHES);
+        assert!(switches.view().iter().all(|switch| switch.sxids.len() <= MAX_SXID_CODES));
+    }
+}

@@ -1,0 +1,228 @@
+//! GPU time and energy of pods, added up from one view to the next.
+//!
+//! ```text
+//!   time of a card since the last view ──by what is held──▶ pods
+//!   energy of a card since then ──by SM use; where nobody is busy, or use is not known, by what is held──▶ pods
+//! ```
+//!
+//! What is held: where every holder was promised cores, those; else where every one was promised memory (a MIG instance is a
+//! promise of its memory), that; else all alike. What strangers use is nobody's.
+//!
+//! What is shown is what is kept on disk ([`Tallies::kept`]), not what has been added up since: a counter that fell with a crash
+//! would look like one that began anew, and be counted twice.
+//!
+//! What must never happen here: a sum that falls; time or energy of a span that was not seen.
+
+use model::id::{GpuUuid, PodUid};
+use model::plugin::PluginView;
+use model::reading::Reading;
+use model::tally::{MAX_TALLIES, Tally};
+use model::time::Monotonic;
+use model::unit::{Millijoules, Nanos};
+use model::view::{GpuView, PodView};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A longer span between two views (the machine slept) is nobody's: views are a second apart.
+const LONGEST: Duration = Duration::from_secs(60);
+/// How long a pod that is not seen is remembered: after a restart pods are seen within seconds, cgroups that an API server
+/// has to name within minutes.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// The sums.
+#[derive(Debug, Default)]
+pub struct Tallies {
+    sums: BTreeMap<(PodUid, GpuUuid), Sum>,
+    cards: BTreeMap<GpuUuid, Seen>,
+    /// What an earlier life kept has been told.
+    recalled: bool,
+    shown: Arc<[Tally]>,
+    left_out: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    held: u64,
+    energy: u64,
+    seen: Monotonic,
+}
+
+/// A card as it was in the view before.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Monotonic,
+    energy: Option<u64>,
+}
+
+impl Tallies {
+    /// What an earlier life kept.
+    pub fn recalled(&mut self, kept: &[Tally], now: Monotonic) {
+        self.recalled = true;
+        for tally in kept {
+            if let Some(sum) = self.sum(&tally.pod, &tally.gpu, now) {
+                sum.held = sum.held.saturating_add(tally.held.0);
+                sum.energy = sum.energy.saturating_add(tally.energy.0);
+            }
+        }
+    }
+
+    /// These are kept by now, and are what is shown from now on.
+    pub fn kept(&mut self, kept: Arc<[Tally]>) {
+        self.shown = kept;
+    }
+
+    /// What is shown.
+    #[must_use]
+    pub fn shown(&self) -> Arc<[Tally]> {
+        Arc::clone(&self.shown)
+    }
+
+    /// What has been added up, to be kept. Nothing before an earlier life's is known: it would be written over.
+    #[must_use]
+    pub fn sums(&self) -> Arc<[Tally]> {
+        if !self.recalled {
+            return Arc::default();
+        }
+        let tally = |((pod, gpu), sum): (&(PodUid, GpuUuid), &Sum)| Tally {
+            pod: pod.clone(),
+            gpu: gpu.clone(),
+            held: Nanos(sum.held),
+            energy: Millijoules(sum.energy),
+        };
+        self.sums.iter().map(tally).collect()
+    }
+
+    /// Pods and GPUs beyond the bound in the last view.
+    #[must_use]
+    pub fn left_out(&self) -> u32 {
+        self.left_out
+    }
+
+    /// Adds what has passed since the last view.
+    pub fn pass(&mut self, gpus: &[GpuView], pods: &[PodView], plugin: Option<&PluginView>, now: Monotonic) {
+        self.left_out = 0;
+        self.forget(pods, now);
+        for gpu in gpus {
+            let (at, energy) = (now, gpu.sample.energy.get().map(|energy| energy.0));
+            let before = self.cards.insert(gpu.gpu.uuid.clone(), Seen { at, energy });
+            let Some(before) = before.filter(|before| now.since(before.at) <= LONGEST) else { continue };
+            let passed = u64::try_from(now.since(before.at).as_nanos()).unwrap_or(0);
+            // A counter that is lower began anew with the driver.
+            let drawn = energy.zip(before.energy).and_then(|(now, before)| now.checked_sub(before)).unwrap_or(0);
+            let holders: Vec<&PodUid> = gpu.holders.iter().collect();
+            let held = by_claims(gpu, &holders, plugin);
+            let used = by_use(gpu, &holders, pods).unwrap_or_else(|| held.clone());
+            for (place, pod) in holders.into_iter().enumerate() {
+                let (held, drawn) = (part(passed, &held, place), part(drawn, &used, place));
+                if let Some(sum) = self.sum(pod, &gpu.gpu.uuid, now) {
+                    sum.held = sum.held.saturating_add(held);
+                    sum.energy = sum.energy.saturating_add(drawn);
+                }
+            }
+        }
+        self.cards.retain(|uuid, _| gpus.iter().any(|gpu| gpu.gpu.uuid == *uuid));
+    }
+
+    fn forget(&mut self, pods: &[PodView], now: Monotonic) {
+        let living: BTreeSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
+        self.sums.retain(|(pod, _), sum| {
+            if living.contains(pod) {
+                sum.seen = now;
+            }
+            now.since(sum.seen) <= REMEMBERED
+        });
+    }
+
+    fn sum(&mut self, pod: &PodUid, gpu: &GpuUuid, now: Monotonic) -> Option<&mut Sum> {
+        let key = (pod.clone(), gpu.clone());
+        if self.sums.len() >= MAX_TALLIES && !self.sums.contains_key(&key) {
+            self.left_out += 1;
+            return None;
+        }
+        let sum = self.sums.entry(key).or_default();
+        sum.seen = sum.seen.max(now);
+        Some(sum)
+    }
+}
+
+/// Weights of the holders, in their order, and the sum that they are parts of.
+#[derive(Clone, Debug)]
+struct Weights {
+    each: Vec<u64>,
+    sum: u64,
+}
+
+/// The part of one place; what rounding leaves is nobody's.
+fn part(whole: u64, weights: &Weights, place: usize) -> u64 {
+    let weight = weights.each.get(place).copied().unwrap_or(0);
+    let part = u128::from(whole) * u128::from(weight) / u128::from(weights.sum.max(1));
+    u64::try_from(part).unwrap_or(whole)
+}
+
+fn by_claims(gpu: &GpuView, holders: &[&PodUid], plugin: Option<&PluginView>) -> Weights {
+    let promised: Vec<Promised> = holders.iter().map(|pod| promised(gpu, pod, plugin)).collect();
+    let each: Vec<u64> = if promised.iter().all(|own| own.cores > 0) {
+        promised.iter().map(|own| own.cores).collect()
+    } else if promised.iter().all(|own| own.memory > 0) {
+        promised.iter().map(|own| own.memory).collect()
+    } else {
+        vec![1; holders.len()]
+    };
+    let sum = each.iter().fold(0u64, |sum, weight| sum.saturating_add(*weight));
+    Weights { each, sum }
+}
+
+/// What a pod was promised of a card; 0 where one of its containers was promised none.
+#[derive(Clone, Copy, Debug)]
+struct Promised {
+    /// Hundredths of the card.
+    cores: u64,
+    /// Bytes.
+    memory: u64,
+}
+
+fn promised(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Promised {
+    let claims = plugin.into_iter().flat_map(|plugin| plugin.claims.iter()).filter(|claim| claim.holder.pod == *pod);
+    let mut all = Promised { cores: 0, memory: 0 };
+    let (mut every_core, mut every_byte) = (true, true);
+    for portion in claims.flat_map(|claim| &claim.portions) {
+        let instance = gpu.gpu.instances().iter().find(|instance| instance.uuid == portion.device);
+        if instance.is_none() && portion.device != gpu.gpu.uuid {
+            continue;
+        }
+        let own = instance.and_then(|instance| instance.memory_total.get());
+        let memory = portion.memory.or(own).map(|memory| memory.0);
+        // Hundredths of an instance are none of the card.
+        let cores = portion.cores.filter(|_| instance.is_none()).map(u64::from);
+        (every_core, every_byte) = (every_core && cores.is_some(), every_byte && memory.is_some());
+        all.cores = all.cores.saturating_add(cores.unwrap_or(0));
+        all.memory = all.memory.saturating_add(memory.unwrap_or(0));
+    }
+    Promised { cores: if every_core { all.cores } else { 0 }, memory: if every_byte { all.memory } else { 0 } }
+}
+
+/// By SM use, in thousandths of a percent; `None` where it is not known of everybody, or nobody is busy.
+fn by_use(gpu: &GpuView, holders: &[&PodUid], pods: &[PodView]) -> Option<Weights> {
+    let of = |uid: &PodUid| {
+        let pod = pods.iter().find(|pod| pod.uid == *uid)?;
+        let mut shares = pod.gpus.iter().filter(|share| share.gpu == gpu.gpu.uuid);
+        shares.try_fold(0, |sum: u64, share| Some(sum.saturating_add(thousandths(share.sm.get()?.0))))
+    };
+    let each: Vec<u64> = holders.iter().map(|uid| of(uid)).collect::<Option<_>>()?;
+    let strangers = match gpu.unattributed_sm {
+        Reading::Measured(use_of, _) => thousandths(use_of.0),
+        Reading::Absent(_) if gpu.strangers == 0 => 0,
+        Reading::Absent(_) => return None,
+    };
+    let sum = each.iter().fold(strangers, |sum, weight| sum.saturating_add(*weight));
+    (sum > 0).then_some(Weights { each, sum })
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is what is wanted")]
+fn thousandths(percent: f64) -> u64 {
+    (percent * 1000.0) as u64
+}
+
+#[cfg(test)]
+mod tests;

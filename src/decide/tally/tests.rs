@@ -1,0 +1,227 @@
+use super::*;
+use model::gpu::{Gpu, GpuSample};
+use model::incident::Condition;
+use model::plugin::{Histogram, Isolation, Moves, Standing};
+use model::share::{Claim, ContainerKey, Portion};
+use model::unit::{Bytes, Percent};
+use model::view::{GpuShare, Health, Whose};
+use proptest::prelude::*;
+
+fn at(seconds: u64) -> Monotonic {
+    Monotonic(seconds * 1_000_000_000)
+}
+
+fn uid(number: u8) -> PodUid {
+    PodUid::parse(&format!("{number:032x}")).unwrap()
+}
+
+fn card() -> GpuUuid {
+    GpuUuid::parse("GPU-0").unwrap()
+}
+
+/// A card with this energy counter and these holders; `strangers` is what they use.
+fn gpu(joules: Option<u64>, holders: &[u8], strangers: f64) -> GpuView {
+    let energy = joules.map_or(Reading::NOT_YET, |joules| Reading::Measured(Millijoules(joules * 1000), at(1)));
+    GpuView {
+        gpu: Arc::new(Gpu {
+            uuid: card(),
+            index: 0,
+            minor: Reading::NOT_YET,
+            model: "H100".into(),
+            pci_bus_id: Reading::NOT_YET,
+            numa_node: Reading::NOT_YET,
+            architecture: Reading::NOT_YET,
+            compute: Reading::NOT_YET,
+            memory_total: Reading::NOT_YET,
+            power_limit: Reading::NOT_YET,
+            mig_mode: Reading::NOT_YET,
+            mig: Reading::NOT_YET,
+            links: Vec::new(),
+            nvlinks_active: Reading::NOT_YET,
+            board: model::upkeep::Board::default(),
+        }),
+        sample: Arc::new(GpuSample { energy, ..GpuSample::default() }),
+        health: Health::Healthy,
+        condition: Condition::default(),
+        processes: Reading::NOT_YET,
+        processes_left_out: 0,
+        holders: holders.iter().map(|number| uid(*number)).collect(),
+        strangers: u32::from(strangers > 0.0),
+        unattributed_memory: Reading::NOT_YET,
+        unattributed_sm: Reading::Measured(Percent(strangers), at(1)),
+        last_xid: None,
+        xids: Vec::new(),
+        xid_count: 0,
+        nvlink_rate: Reading::NOT_YET,
+        whose: Whose::default(),
+    }
+}
+
+/// A pod whose processes use this much of the card.
+fn pod(number: u8, sm: f64) -> PodView {
+    let mut pod = crate::pods::bare(&uid(number));
+    let sm = Reading::Measured(Percent(sm), at(1));
+    pod.gpus = vec![GpuShare { gpu: card(), mig: None, processes: 1, memory_used: Reading::NOT_YET, sm }];
+    pod
+}
+
+/// Claims on the card: pod, memory, cores.
+fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
+    let claim = |(pod, memory, cores): &(u8, Option<u64>, Option<u32>)| Claim {
+        holder: ContainerKey { pod: uid(*pod), container: "main".into() },
+        portions: vec![Portion { device: card(), memory: memory.map(Bytes), cores: *cores }],
+    };
+    PluginView {
+        resource: "nvidia.com/gpu".into(),
+        standing: Standing::Follows,
+        registrations: 0,
+        slots: Arc::default(),
+        claims: of.iter().map(claim).collect(),
+        allocations: 0,
+        starts: Vec::new(),
+        waited: Vec::new(),
+        differing: 0,
+        without_gpu: 0,
+        moves: Moves::default(),
+        files: Arc::default(),
+        isolation: Isolation::Holds,
+        guards: Vec::new(),
+        allocate: Histogram::default(),
+        start: Histogram::default(),
+    }
+}
+
+/// Seconds and joules of each pod.
+fn told(tallies: &Tallies) -> Vec<(PodUid, u64, u64)> {
+    let whole = |tally: &Tally| (tally.pod.clone(), tally.held.0 / 1_000_000_000, tally.energy.0 / 1000);
+    tallies.sums().iter().map(whole).collect()
+}
+
+fn begun(gpus: &[GpuView]) -> Tallies {
+    let mut tallies = Tallies::default();
+    tallies.recalled(&[], at(1));
+    tallies.pass(gpus, &[], None, at(1));
+    tallies
+}
+
+#[test]
+fn time_goes_by_what_is_held_and_energy_by_use() {
+    let pods = [pod(1, 60.0), pod(2, 20.0)];
+    let gpus = |joules| [gpu(Some(joules), &[1, 2], 20.0)];
+    for (name, claims, seconds) in [
+        ("by cores", claims(&[(1, Some(10), Some(75)), (2, Some(10), Some(25))]), [30, 10]),
+        ("by memory where one has no cores", claims(&[(1, Some(10), None), (2, Some(30), Some(25))]), [10, 30]),
+        ("alike where one has neither", claims(&[(1, None, None), (2, Some(30), None)]), [20, 20]),
+        ("alike without claims", claims(&[]), [20, 20]),
+    ] {
+        let mut tallies = begun(&gpus(1000));
+        tallies.pass(&gpus(2000), &pods, Some(&claims), at(41));
+        // A fifth of what was drawn is the stranger's, and so nobody's.
+        let expected = [(uid(1), seconds[0], 600), (uid(2), seconds[1], 200)];
+        assert_eq!(told(&tallies), expected, "{name}");
+    }
+}
+
+#[test]
+fn energy_of_a_card_on_which_nobody_is_busy_goes_by_what_is_held() {
+    let claims = claims(&[(1, None, Some(75)), (2, None, Some(25))]);
+    let gpus = |joules| [gpu(Some(joules), &[1, 2], 0.0)];
+    let mut tallies = begun(&gpus(0));
+    tallies.pass(&gpus(400), &[pod(1, 0.0), pod(2, 0.0)], Some(&claims), at(5));
+    assert_eq!(told(&tallies), [(uid(1), 3, 300), (uid(2), 1, 100)]);
+    // Nor is it known how busy somebody is whom the view does not have.
+    tallies.pass(&gpus(800), &[pod(1, 50.0)], Some(&claims), at(9));
+    assert_eq!(told(&tallies), [(uid(1), 6, 600), (uid(2), 2, 200)]);
+}
+
+#[test]
+fn what_was_not_seen_is_nobodys() {
+    let held = |joules| [gpu(joules, &[1], 0.0)];
+    let pods = [pod(1, 10.0)];
+    let mut tallies = begun(&held(Some(1000)));
+    tallies.pass(&held(Some(500)), &pods, None, at(2));
+    assert_eq!(told(&tallies), [(uid(1), 1, 0)], "the driver was loaded anew");
+    tallies.pass(&held(None), &pods, None, at(3));
+    tallies.pass(&held(Some(900)), &pods, None, at(4));
+    assert_eq!(told(&tallies), [(uid(1), 3, 0)], "a span without its beginning");
+    tallies.pass(&held(Some(9000)), &pods, None, at(4000));
+    assert_eq!(told(&tallies), [(uid(1), 3, 0)], "the machine slept");
+    tallies.pass(&[gpu(Some(9900), &[], 0.0)], &pods, None, at(4001));
+    assert_eq!(told(&tallies), [(uid(1), 3, 0)], "nobody held it");
+}
+
+#[test]
+fn an_earlier_life_is_added_to_and_nothing_is_kept_or_shown_before_it_is_known() {
+    let held = |joules| [gpu(Some(joules), &[1], 0.0)];
+    let pods = [pod(1, 10.0)];
+    let mut tallies = Tallies::default();
+    tallies.pass(&held(0), &pods, None, at(1));
+    tallies.pass(&held(5), &pods, None, at(3));
+    assert!(tallies.sums().is_empty(), "it would be written over");
+    let before = Tally { pod: uid(1), gpu: card(), held: Nanos(100_000_000_000), energy: Millijoules(7000) };
+    tallies.recalled(&[before], at(3));
+    assert_eq!(told(&tallies), [(uid(1), 102, 12)]);
+    assert!(tallies.shown().is_empty(), "not kept yet");
+    tallies.kept(tallies.sums());
+    tallies.pass(&held(9), &pods, None, at(4));
+    let shown: Vec<_> = tallies.shown().iter().map(|tally| tally.held.0 / 1_000_000_000).collect();
+    assert_eq!(shown, [102], "what is kept, and not what a crash would take away");
+}
+
+#[test]
+fn a_pod_that_is_gone_is_forgotten_after_a_while() {
+    let held = [gpu(Some(0), &[1], 0.0)];
+    let mut tallies = begun(&held);
+    tallies.pass(&held, &[pod(1, 0.0)], None, at(2));
+    let free = [gpu(Some(0), &[], 0.0)];
+    tallies.pass(&free, &[], None, at(3));
+    tallies.pass(&free, &[], None, at(600));
+    assert_eq!(told(&tallies).len(), 1, "an agent that has just begun does not see it yet either");
+    tallies.pass(&free, &[], None, at(604));
+    assert!(told(&tallies).is_empty());
+}
+
+#[test]
+fn no_more_is_kept_than_the_bound() {
+    let mut tallies = Tallies::default();
+    let many = |number: usize| Tally {
+        pod: PodUid::parse(&format!("{number:032x}")).unwrap(),
+        gpu: card(),
+        held: Nanos(1),
+        energy: Millijoules(1),
+    };
+    tallies.recalled(&(0..MAX_TALLIES + 3).map(many).collect::<Vec<_>>(), at(1));
+    assert_eq!((tallies.sums().len(), tallies.left_out()), (MAX_TALLIES, 3));
+}
+
+proptest! {
+    /// Whatever the cards tell: no sum falls, and all holders together have no more than there was.
+    #[test]
+    fn sums_never_fall_and_never_exceed_what_passed(
+        steps in proptest::collection::vec((0u64..100, any::<Option<u16>>(), 0u8..4, -10.0f64..200.0, 0.0f64..100.0), 1..40),
+    ) {
+        let mut tallies = begun(&[gpu(Some(0), &[], 0.0)]);
+        let (mut now, mut drawn, mut before) = (1u64, 0u64, Vec::new());
+        let mut last = Some(0u64);
+        for (pause, joules, holders, sm, strangers) in steps {
+            now += pause;
+            let joules = joules.map(u64::from);
+            let holders: Vec<u8> = (1..=holders).collect();
+            let pods: Vec<PodView> = holders.iter().map(|number| pod(*number, sm)).collect();
+            tallies.pass(&[gpu(joules, &holders, strangers)], &pods, None, at(now));
+            drawn += joules.zip(last).map_or(0, |(joules, last)| joules.saturating_sub(last));
+            last = joules;
+            let sums = tallies.sums();
+            let find = |tally: &Tally| sums.iter().find(|other| other.pod == tally.pod);
+            for tally in &before {
+                // One that was forgotten begins anew.
+                if let Some(after) = find(tally) {
+                    prop_assert!(after.held.0 >= tally.held.0 && after.energy.0 >= tally.energy.0);
+                }
+            }
+            prop_assert!(sums.iter().map(|tally| tally.held.0).sum::<u64>() <= (now - 1) * 1_000_000_000);
+            prop_assert!(sums.iter().map(|tally| tally.energy.0).sum::<u64>() <= drawn * 1000);
+            before = sums.to_vec();
+        }
+    }
+}

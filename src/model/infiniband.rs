@@ -1,0 +1,104 @@
+//! InfiniBand (and RoCE) ports of the machine, and which GPUs are near them.
+
+use crate::reading::Reading;
+use crate::unit::{Bytes, Count};
+use std::sync::Arc;
+
+/// At most this many ports: a machine has one for each GPU and some for storage.
+pub const MAX_PORTS: usize = 64;
+
+/// One port. Counters are those since the port's driver was loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Port {
+    /// Device, such as `mlx5_0`.
+    pub device: Arc<str>,
+    /// The port's number on it.
+    pub number: u32,
+    /// Bridges from the root of the bus to the device: `pci0000:15/0000:15:01.0/0000:16:00.0`.
+    pub pci_path: Reading<Arc<str>>,
+    /// NUMA node of its slot.
+    pub numa_node: Reading<u32>,
+    /// Whether it is active.
+    pub active: Reading<bool>,
+    /// Bytes received.
+    pub received: Reading<Bytes>,
+    /// Bytes sent.
+    pub sent: Reading<Bytes>,
+    /// Packets received.
+    pub packets_received: Reading<Count>,
+    /// Packets sent.
+    pub packets_sent: Reading<Count>,
+    /// Packets received with errors.
+    pub receive_errors: Reading<Count>,
+    /// Packets that could not be sent.
+    pub send_discards: Reading<Count>,
+    /// Errors of single symbols.
+    pub symbol_errors: Reading<Count>,
+    /// Times that the link was trained anew without going down.
+    pub recoveries: Reading<Count>,
+    /// Times that the link went down.
+    pub downs: Reading<Count>,
+}
+
+/// What a GPU and a device have in common, nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Affinity {
+    /// A PCIe bridge or switch.
+    Bridge,
+    /// The root of their bus.
+    Root,
+    /// The NUMA node.
+    NumaNode,
+}
+
+impl Affinity {
+    /// A stable short word.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Affinity::Bridge => "pcie_switch",
+            Affinity::Root => "host_bridge",
+            Affinity::NumaNode => "numa",
+        }
+    }
+
+    /// Of two devices by their paths and NUMA nodes; `None`: nothing in common, or not known.
+    #[must_use]
+    pub fn of(
+        (one, other): (&Reading<Arc<str>>, &Reading<Arc<str>>),
+        (node, other_node): (Reading<u32>, Reading<u32>),
+    ) -> Option<Affinity> {
+        let common = match (one.value(), other.value()) {
+            (Some(one), Some(other)) => one.split('/').zip(other.split('/')).take_while(|(a, b)| a == b).count(),
+            _ => 0,
+        };
+        let same_node = node.get().is_some() && node.get() == other_node.get();
+        match common {
+            0 => same_node.then_some(Affinity::NumaNode),
+            1 => Some(Affinity::Root),
+            _ => Some(Affinity::Bridge),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Monotonic;
+
+    #[test]
+    fn the_nearest_thing_in_common_is_told() {
+        let path = |text: &str| Reading::Measured(Arc::<str>::from(text), Monotonic(1));
+        let node = |number| Reading::Measured(number, Monotonic(1));
+        let gpu = path("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0");
+        for (other, nodes, expected) in [
+            ("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0", (0, 0), Some(Affinity::Bridge)),
+            ("pci0000:15/0000:15:02.0/0000:20:00.0", (0, 0), Some(Affinity::Root)),
+            ("pci0000:37/0000:37:01.0/0000:38:00.0", (0, 0), Some(Affinity::NumaNode)),
+            ("pci0000:97/0000:97:01.0/0000:98:00.0", (0, 1), None),
+        ] {
+            assert_eq!(Affinity::of((&gpu, &path(other)), (node(nodes.0), node(nodes.1))), expected, "{other}");
+        }
+        assert_eq!(Affinity::of((&gpu, &Reading::NOT_YET), (node(0), Reading::NOT_YET)), None, "not known is not near");
+    }
+}

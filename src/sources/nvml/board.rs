@@ -1,0 +1,73 @@
+//! What is on a card's plate, its limits of power, and what it can do in its slot.
+//!
+//! What must never happen here: a question asked every ten seconds whose answer cannot change while the card is in its
+//! slot. What was answered once, and what the driver says it does not have, is not asked again.
+
+use crate::clock::monotonic;
+use crate::infiniband::pci_path;
+use crate::nvml::absence::lasting;
+use crate::nvml::look::Look;
+use model::unit::Watts;
+use model::upkeep::Board;
+use model::{Absence, Reading};
+use nvml_wrapper::Device;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use wire::kernel_log::{PciSlot, pci_slot};
+
+/// Reads what is not known yet; `before` is what earlier looks at this card found.
+pub(super) fn read(
+    look: &mut Look<'_>,
+    device: &Device<'static>,
+    (slot, sysfs): (&Reading<Arc<str>>, &Path),
+    before: Option<&Board>,
+) -> Board {
+    let mut board = before.cloned().unwrap_or_default();
+    once(&mut board.pci_path, || path_of_slot(slot, sysfs));
+    once(&mut board.serial, || look.ask("serial number", || device.serial()).map(Arc::from));
+    once(&mut board.vbios, || look.ask("VBIOS version", || device.vbios_version()).map(Arc::from));
+    once(&mut board.power_default, || {
+        look.ask("default power limit", || device.power_management_limit_default()).map(watts)
+    });
+    if open(&board.power_least) || open(&board.power_most) {
+        let told = look.ask("power limit constraints", || device.power_management_limit_constraints());
+        let at = monotonic();
+        board.power_least = Reading::from_result(told.as_ref().map(|it| watts(it.min_limit)).map_err(|why| *why), at);
+        board.power_most = Reading::from_result(told.map(|it| watts(it.max_limit)), at);
+    }
+    once(&mut board.pcie_generation_most, || look.ask("highest PCIe generation", || device.max_pcie_link_gen()));
+    once(&mut board.pcie_width_most, || look.ask("highest PCIe width", || device.max_pcie_link_width()));
+    board
+}
+
+/// The bridges down to a slot, by where the kernel's link to it points.
+fn path_of_slot(slot: &Reading<Arc<str>>, sysfs: &Path) -> Result<Arc<str>, Absence> {
+    let slot = match slot {
+        Reading::Measured(id, _) => pci_slot(id).ok_or(Absence::Unreadable)?,
+        Reading::Absent(why) => return Err(*why),
+    };
+    let target = std::fs::read_link(sysfs.join(device_of_slot(slot))).map_err(|_| Absence::NoSuchFile)?;
+    pci_path(target.as_os_str().as_bytes()).map(Arc::from).ok_or(Absence::Unreadable)
+}
+
+/// The folder of a slot's device in sysfs.
+pub(super) fn device_of_slot(PciSlot { domain, bus, device }: PciSlot) -> String {
+    format!("bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.0")
+}
+
+/// Asks where the answer is still open.
+fn once<T>(reading: &mut Reading<T>, ask: impl FnOnce() -> Result<T, Absence>) {
+    if open(reading) {
+        *reading = Reading::from_result(ask(), monotonic());
+    }
+}
+
+/// Whether another answer may come than the one that was given.
+fn open<T>(reading: &Reading<T>) -> bool {
+    reading.absence().is_some_and(|why| !lasting(why))
+}
+
+fn watts(milliwatts: u32) -> Watts {
+    Watts(f64::from(milliwatts) / 1000.0)
+}

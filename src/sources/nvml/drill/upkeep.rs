@@ -1,0 +1,165 @@
+//! What is read rarely: plate and limits, slot, worn memory, links one by one, fabric.
+
+use super::{Card, Drill, Fault, Quantity, Scenario, SickLink, cards, of, put, with};
+use model::unit::{Count, Watts};
+use model::upkeep::{FabricHealth, FabricState, LinkError, NvLink};
+use model::{Absence, Reading};
+use std::sync::Arc;
+
+fn text(reading: &Reading<Arc<str>>) -> Option<&str> {
+    reading.value().map(|text| &**text)
+}
+
+#[test]
+fn a_card_is_told_with_its_plate_its_limits_and_its_slot() {
+    let slow = with(cards("A100", 1), &[(Quantity::PcieGeneration, 3.0), (Quantity::PcieWidth, 8.0)]);
+    let mut drill = Drill::start(of(vec![cards("H100", 1), slow, cards("vGPU", 1)]));
+    let gpus = drill.until("the GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
+    let board = &gpus[0].board;
+    assert_eq!((text(&board.serial), text(&board.vbios)), (Some("1650023000000"), Some("96.00.74.00.1F")));
+    assert_eq!(board.power_default.get(), Some(Watts(700.0)));
+    assert_eq!((board.power_least.get(), board.power_most.get()), (Some(Watts(175.0)), Some(Watts(700.0))));
+    assert_eq!((board.pcie_generation_most.get(), board.pcie_width_most.get()), (Some(5), Some(16)));
+    let told = drill.sample(1, "its slot", |sample| sample.upkeep.pcie_width.get().is_some());
+    assert_eq!((told.upkeep.pcie_generation.get(), told.upkeep.pcie_width.get()), (Some(3), Some(8)));
+    let slice = &gpus[2].board;
+    let absent = [slice.serial.absence(), slice.power_default.absence(), slice.pcie_width_most.absence()];
+    assert_eq!(absent, [Some(Absence::NotSupported); 3]);
+}
+
+#[test]
+fn what_the_kernel_knows_of_a_slot_is_told_with_the_card() {
+    let card = |slot: &str| Card { pci_bus_id: Some(slot.into()), ..cards("H100", 1) };
+    let mut drill = Drill::prepare(of(vec![card("00000000:18:00.0"), card("00000000:19:00.0")]));
+    let path = "pci0000:15/0000:15:01.0/0000:18:00.0";
+    let slot = drill.path("sys/devices").join(path);
+    put(&slot.join("aer_dev_correctable"), "RxErr 3\nBadTLP 1\nTOTAL_ERR_COR 4\n");
+    put(&slot.join("aer_dev_nonfatal"), "Undefined 0\nTOTAL_ERR_NONFATAL 0\n");
+    put(&slot.join("aer_dev_fatal"), "torn");
+    let all = drill.path("sys/bus/pci/devices");
+    std::fs::create_dir_all(&all).unwrap();
+    std::os::unix::fs::symlink(format!("../../../devices/{path}"), all.join("0000:18:00.0")).unwrap();
+    drill.open();
+    let ready = |sample: &model::gpu::GpuSample| sample.upkeep.pcie_errors.correctable != Reading::NOT_YET;
+    let errors = drill.sample(0, "its errors", ready).upkeep.pcie_errors;
+    assert_eq!((errors.correctable.get(), errors.nonfatal.get()), (Some(Count(4)), Some(Count(0))));
+    assert_eq!(errors.fatal.absence(), Some(Absence::Unreadable));
+    let errors = drill.sample(1, "a card whose firmware keeps them", ready).upkeep.pcie_errors;
+    assert_eq!(errors.correctable.absence(), Some(Absence::NoSuchFile));
+    let gpus = drill.until("the GPUs", |seen| seen.gpus.clone());
+    assert_eq!(text(&gpus[0].board.pci_path), Some(path));
+    assert_eq!(gpus[1].board.pci_path.absence(), Some(Absence::NoSuchFile));
+}
+
+/// What is on a plate is read once: later looks fail if they ask, and nobody sees it.
+#[test]
+fn what_does_not_change_is_not_asked_again() {
+    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    drill.wait("the plate", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].board.serial.value().is_some()));
+    let calls = ["Serial", "VbiosVersion", "PowerManagementDefaultLimit", "MaxPcieLink*"];
+    drill.change(|scenario| {
+        let hangs = |call| Fault { call: format!("nvmlDeviceGet{call}"), hang: true, ..Fault::default() };
+        scenario.faults = calls.map(hangs).into();
+        // A new number of power makes the list a new one, so that a look has certainly been made since.
+        scenario.gpus = vec![with(cards("H100", 1), &[(Quantity::PowerLimitWatts, 600.0)])];
+    });
+    let gpus = drill
+        .until("a later look", |seen| seen.gpus.clone().filter(|gpus| gpus[0].power_limit.get() == Some(Watts(600.0))));
+    assert_eq!(text(&gpus[0].board.serial), Some("1650023000000"));
+    drill.rounds(0, 5);
+}
+
+#[test]
+fn retired_pages_are_counted_by_cause_where_the_card_retires_pages() {
+    let worn =
+        [(Quantity::RetiredPagesSbe, 5.0), (Quantity::RetiredPagesDbe, 2.0), (Quantity::RetiredPagesPending, 1.0)];
+    let mut drill = Drill::start(of(vec![with(cards("V100", 1), &worn), cards("T4", 1), cards("A100", 1)]));
+    let ready = |sample: &model::gpu::GpuSample| sample.upkeep.retired.pending != Reading::NOT_YET;
+    let retired = drill.sample(0, "V100", ready).upkeep.retired;
+    assert_eq!((retired.corrected.get(), retired.uncorrected.get()), (Some(Count(5)), Some(Count(2))));
+    assert_eq!(retired.pending.get(), Some(true));
+    let retired = drill.sample(1, "T4", ready).upkeep.retired;
+    assert_eq!((retired.corrected.get(), retired.pending.get()), (Some(Count(0)), Some(false)), "none is a number");
+    let retired = drill.sample(2, "A100", ready).upkeep.retired;
+    assert_eq!(retired.uncorrected.absence(), Some(Absence::NotSupported), "it remaps rows");
+}
+
+/// Errors of each kind, of one link.
+fn errors(link: &NvLink) -> Vec<(&'static str, u64)> {
+    let counted = |kind: LinkError| Some((kind.code(), link.errors(kind).get()?.0));
+    LinkError::ALL.into_iter().filter_map(counted).collect()
+}
+
+fn sick(model: &str) -> Card {
+    let link = SickLink {
+        link: 3,
+        down: true,
+        crc_flit: 7,
+        crc_data: 2,
+        replay: 5,
+        recovery: 3,
+        recovery_failed: 1,
+        received: 9,
+        symbol: 40,
+    };
+    Card { nvlinks: vec![link], ..cards(model, 1) }
+}
+
+#[test]
+fn links_are_told_one_by_one_with_what_each_generation_counts() {
+    let scenario = of(vec![sick("V100"), sick("A100"), sick("H100"), sick("B200"), cards("L40S", 1)]);
+    let mut drill = Drill::start(scenario);
+    let older = [("crc_flit", 7), ("crc_data", 2), ("replay", 5), ("recovery", 3)];
+    for (place, model, count, counted) in [
+        (0, "V100", 6, &older[..]),
+        (1, "A100", 12, &older[..]),
+        (2, "H100", 18, &[("crc", 9), ("replay", 5), ("recovery", 3)]),
+        (3, "B200", 18, &[("recovery", 3), ("recovery_failed", 1), ("received", 9), ("symbol", 40)]),
+    ] {
+        let sample = drill.sample(place, model, |sample| sample.upkeep.nvlinks != Reading::NOT_YET);
+        let links = sample.upkeep.nvlinks.value().expect(model);
+        assert_eq!(links.len(), count, "{model}: one that is down is in the list");
+        let down: Vec<u32> = links.iter().filter(|link| !link.up).map(|link| link.number).collect();
+        assert_eq!(down, [3], "{model}");
+        assert_eq!(errors(&links[3]), counted, "{model}");
+        let well: Vec<_> = counted.iter().map(|(kind, _)| (*kind, 0)).collect();
+        assert_eq!(errors(&links[4]), well, "{model}: none of what is counted, and nothing else");
+    }
+    let none = drill.sample(4, "a card without links", |sample| sample.upkeep.nvlinks != Reading::NOT_YET);
+    assert_eq!(none.upkeep.nvlinks.absence(), Some(Absence::NotSupported));
+}
+
+#[test]
+fn the_fabric_is_told_with_its_state_and_what_is_wrong_in_it() {
+    let scenario = |driver: &str| Scenario {
+        driver: driver.into(),
+        ..of(vec![
+            with(
+                cards("B200", 1),
+                &[
+                    (Quantity::FabricClique, 7.0),
+                    (Quantity::FabricCluster, 4711.0),
+                    (Quantity::FabricHealth, f64::from(0b1001)),
+                    (Quantity::FabricSummary, 3.0),
+                ],
+            ),
+            with(cards("H100", 1), &[(Quantity::FabricState, 1.0)]),
+            cards("L40S", 1),
+        ])
+    };
+    // The older driver does not know the newer structure.
+    for (driver, summary) in [("570.86.15", Some(FabricHealth::LimitedCapacity)), ("550.127.08", None)] {
+        let mut drill = Drill::start(scenario(driver));
+        let told = |drill: &mut Drill, place| {
+            drill.sample(place, driver, |sample| sample.upkeep.fabric != Reading::NOT_YET).upkeep.fabric
+        };
+        let fabric = told(&mut drill, 0).get().unwrap();
+        assert_eq!((fabric.state, fabric.outcome, fabric.clique), (FabricState::Completed, 0, 7), "{driver}");
+        assert_eq!((fabric.cluster, fabric.summary), (4711, summary), "{driver}");
+        let faults: Vec<_> = fabric.faults().collect();
+        assert_eq!(faults, [("degraded_bandwidth", true), ("route_recovery", false)], "{driver}");
+        let waiting = told(&mut drill, 1).get().unwrap();
+        assert_eq!(waiting.state, FabricState::NotStarted, "{driver}: no fabric manager");
+        assert_eq!(told(&mut drill, 2).absence(), Some(Absence::NotSupported), "{driver}: of no fabric");
+    }
+}

@@ -1,0 +1,164 @@
+//! The NVLinks of a card one by one: whether each is up, and what went wrong on it.
+//!
+//! Three generations of counters, of which a card answers one or two: a call for each kind (Pascal to Ampere), fields that
+//! mean the same (Hopper), fields that count otherwise (Blackwell and later).
+//!
+//! What must never happen here: an error that was not counted shown as none.
+
+use crate::nvml::absence::{INVALID_ARGUMENT, lasting, reason};
+use crate::nvml::card::Card;
+use crate::nvml::raw;
+use model::time::Monotonic;
+use model::unit::Count;
+use model::upkeep::{LinkError, MAX_NVLINKS, NvLink};
+use model::{Absence, Reading};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings::field_id::{
+    NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS, NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, NVML_FI_DEV_NVLINK_ERROR_DL_CRC,
+    NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY,
+};
+use std::sync::Arc;
+
+/// Fields that count errors of one link. Recovery is counted by one field up to Hopper and by another from Blackwell on.
+const FIELDS: [(u32, LinkError); 7] = [
+    (NVML_FI_DEV_NVLINK_ERROR_DL_CRC, LinkError::Crc),
+    (NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, LinkError::Replay),
+    (NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, LinkError::Recovery),
+    (NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, LinkError::Recovery),
+    (NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, LinkError::RecoveryFailed),
+    (NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS, LinkError::Received),
+    (NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, LinkError::Symbol),
+];
+
+/// Kinds that the older call counts, with its number for each.
+const COUNTERS: [(&str, u32, LinkError); 4] = [
+    ("nvlink replays", 0, LinkError::Replay),
+    ("nvlink recoveries", 1, LinkError::Recovery),
+    ("nvlink crc of flits", 2, LinkError::CrcFlit),
+    ("nvlink crc of data", 3, LinkError::CrcData),
+];
+
+/// Reads all links, or why there are none.
+pub(super) fn read(card: &mut Card, at: Monotonic) -> Reading<Arc<[NvLink]>> {
+    let device = &card.known.device;
+    let states = card.asker.ask("nvlink states", || {
+        let mut states = Vec::new();
+        for number in 0..MAX_NVLINKS {
+            match device.link_wrapper_for(number).is_active() {
+                Ok(up) => states.push(up),
+                // The first link that does not exist ends the list; if that is the very first, there are none at all.
+                Err(error) if number == 0 => return Err(error),
+                Err(error) => match reason(error) {
+                    Absence::NotSupported | INVALID_ARGUMENT => break,
+                    why => return Err(again(why)),
+                },
+            }
+        }
+        Ok(states)
+    });
+    let states = match states {
+        Ok(states) => states,
+        Err(why) => return Reading::Absent(why),
+    };
+    let mut links: Vec<NvLink> = (0..).zip(states).map(|(number, up)| untold(number, up)).collect();
+    by_fields(card, &mut links, at);
+    by_counters(card, &mut links, at);
+    Reading::Measured(links.into(), at)
+}
+
+fn untold(number: u32, up: bool) -> NvLink {
+    NvLink { number, up, errors: [Reading::Absent(Absence::NotSupported); LinkError::ALL.len()] }
+}
+
+fn by_fields(card: &mut Card, links: &mut [NvLink], at: Monotonic) {
+    let device = &card.known.device;
+    let ids = FIELDS.map(|(id, _)| id);
+    let told = card.asker.ask("nvlink error fields", || {
+        each(links, |link| {
+            let values = raw::fields(device, ids, link)?;
+            // A card that has none of these answers the call, and refuses each field.
+            let none = values.iter().all(|value| matches!(value, Err(NvmlError::NotSupported)));
+            if none { Err(NvmlError::NotSupported) } else { Ok(values) }
+        })
+    });
+    spread(links, told, |link, told: Result<[Result<u64, NvmlError>; FIELDS.len()], Absence>| match told {
+        Ok(values) => {
+            for ((_, kind), value) in FIELDS.into_iter().zip(values) {
+                settle(link, kind, Reading::from_result(value.map(Count).map_err(reason), at));
+            }
+        }
+        Err(why) => FIELDS.into_iter().for_each(|(_, kind)| settle(link, kind, Reading::Absent(why))),
+    });
+}
+
+fn by_counters(card: &mut Card, links: &mut [NvLink], at: Monotonic) {
+    let device = &card.known.device;
+    for (name, number, kind) in COUNTERS {
+        // What a field has told already is the same count.
+        if links.iter().any(|link| link.errors(kind).value().is_some()) {
+            continue;
+        }
+        let told = card.asker.ask(name, || each(links, |link| raw::link_errors(device, link, number)));
+        spread(links, told, |link, count| settle(link, kind, Reading::from_result(count.map(Count), at)));
+    }
+}
+
+/// A count stands against a reason why there is none, and a reason that says more against "not supported".
+fn settle(link: &mut NvLink, kind: LinkError, now: Reading<Count>) {
+    if let Some(before) = link.errors.get_mut(kind as usize)
+        && (now.value().is_some() || before.absence() == Some(Absence::NotSupported))
+    {
+        *before = now;
+    }
+}
+
+/// Asks each link. One that refuses is left out, but for the case that all of them do: then the card has no such counter, or
+/// is not well.
+fn each<T>(links: &[NvLink], ask: impl Fn(u32) -> Result<T, NvmlError>) -> Result<Vec<Result<T, Absence>>, NvmlError> {
+    let mut answers = Vec::with_capacity(links.len());
+    let mut refused = None;
+    for link in links {
+        match ask(link.number) {
+            Ok(answer) => answers.push(Ok(answer)),
+            Err(error) => {
+                let why = reason(error);
+                // Asking the other seventeen whether they have what this one does not have is a waste.
+                if link.up && lasting(why) && answers.iter().all(Result::is_err) {
+                    return Err(again(why));
+                }
+                refused = Some(why);
+                answers.push(Err(why));
+            }
+        }
+    }
+    match refused {
+        Some(why) if answers.iter().all(Result::is_err) => Err(again(why)),
+        _ => Ok(answers),
+    }
+}
+
+/// Hands the answers to their links, or to each the reason why there are none.
+fn spread<T>(
+    links: &mut [NvLink],
+    told: Result<Vec<Result<T, Absence>>, Absence>,
+    mut take: impl FnMut(&mut NvLink, Result<T, Absence>),
+) {
+    match told {
+        Ok(answers) => links.iter_mut().zip(answers).for_each(|(link, answer)| take(link, answer)),
+        Err(why) => links.iter_mut().for_each(|link| take(link, Err(why))),
+    }
+}
+
+/// The error behind a reason, for the one who keeps refusals.
+fn again(why: Absence) -> NvmlError {
+    match why {
+        Absence::NotSupported => NvmlError::NotSupported,
+        Absence::NoPermission => NvmlError::NoPermission,
+        Absence::GpuLost => NvmlError::GpuLost,
+        Absence::ResetRequired => NvmlError::ResetRequired,
+        Absence::NotInThisDriver => NvmlError::FunctionNotFound,
+        Absence::Nvml(code) => NvmlError::from(code),
+        _ => NvmlError::Unknown,
+    }
+}

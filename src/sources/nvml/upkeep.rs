@@ -1,0 +1,91 @@
+//! What is read of a card's upkeep, in the round of the dear calls: its slot and its fabric each time, worn memory and
+//! the links, which cost a call or more for each link, every [`EVERY`]th time.
+
+use crate::clock::monotonic;
+use crate::nvml::board::device_of_slot;
+use crate::nvml::card::Card;
+use crate::nvml::{links, raw};
+use model::time::Monotonic;
+use model::unit::Count;
+use model::upkeep::{Fabric, FabricHealth, FabricState, PcieErrors, RetiredPages};
+use model::{Absence, Reading};
+use nvml_wrapper::Device;
+use nvml_wrapper::error::NvmlError;
+use std::path::Path;
+use wire::kernel_log::pci_slot;
+use wire::sysfs_file::aer_total;
+
+/// Rounds from one reading of the links to the next: with rounds 15 s apart, a minute. On a card with 18 links that is
+/// about two calls a second.
+const EVERY: u32 = 4;
+
+/// Reads it.
+pub(super) fn read(card: &mut Card, sysfs: &Path) {
+    let at = monotonic();
+    slot(card, at);
+    card.sample.upkeep.pcie_errors = match &card.known.gpu.pci_bus_id {
+        Reading::Measured(id, _) => pcie_errors(sysfs, id, at),
+        Reading::Absent(why) => PcieErrors::absent(*why),
+    };
+    fabric(card, at);
+    if card.rounds.is_multiple_of(EVERY) {
+        retired(card, at);
+        card.sample.upkeep.nvlinks = links::read(card, at);
+    }
+    card.rounds = card.rounds.wrapping_add(1);
+}
+
+fn slot(card: &mut Card, at: Monotonic) {
+    let (device, asker, upkeep) = (&card.known.device, &mut card.asker, &mut card.sample.upkeep);
+    let generation = asker.ask("pcie generation", || device.current_pcie_link_gen());
+    upkeep.pcie_generation = Reading::from_result(generation, at);
+    let width = asker.ask("pcie width", || device.current_pcie_link_width());
+    upkeep.pcie_width = Reading::from_result(width, at);
+}
+
+/// What the kernel has counted of the errors that the card reported. A machine whose firmware keeps these reports to itself has no
+/// such files.
+fn pcie_errors(sysfs: &Path, bus_id: &str, at: Monotonic) -> PcieErrors {
+    let Some(slot) = pci_slot(bus_id) else { return PcieErrors::absent(Absence::Unreadable) };
+    let folder = sysfs.join(device_of_slot(slot));
+    let total = |name: &str| {
+        let text = std::fs::read(folder.join(name)).map_err(|_| Absence::NoSuchFile);
+        Reading::from_result(text.and_then(|text| aer_total(&text).map(Count).ok_or(Absence::Unreadable)), at)
+    };
+    PcieErrors {
+        correctable: total("aer_dev_correctable"),
+        nonfatal: total("aer_dev_nonfatal"),
+        fatal: total("aer_dev_fatal"),
+    }
+}
+
+fn retired(card: &mut Card, at: Monotonic) {
+    let (device, asker) = (&card.known.device, &mut card.asker);
+    let mut pages = |name, cause| {
+        let count = asker.ask(name, || raw::retired_pages(device, cause));
+        Reading::from_result(count.map(|count| Count(count.into())), at)
+    };
+    let corrected = pages("retired pages corrected", raw::AFTER_CORRECTED);
+    let uncorrected = pages("retired pages uncorrected", raw::AFTER_UNCORRECTED);
+    let pending = asker.ask("retired pages pending", || device.are_pages_pending_retired());
+    card.sample.upkeep.retired = RetiredPages { corrected, uncorrected, pending: Reading::from_result(pending, at) };
+}
+
+fn fabric(card: &mut Card, at: Monotonic) {
+    let device = &card.known.device;
+    let told = card.asker.ask("fabric", || told(device));
+    card.sample.upkeep.fabric = Reading::from_result(told, at);
+}
+
+/// Where the card stands in the fabric; a driver that tells the state "not supported" means that it is of none.
+fn told(device: &Device<'static>) -> Result<Fabric, NvmlError> {
+    let (told, summary) = raw::fabric(device)?;
+    Ok(Fabric {
+        state: FabricState::from_nvml(told.state.into()).ok_or(NvmlError::NotSupported)?,
+        outcome: told.status,
+        cluster: u128::from_be_bytes(told.clusterUuid),
+        clique: told.cliqueId,
+        health: told.healthMask,
+        summary: summary.and_then(FabricHealth::from_nvml),
+    })
+}

@@ -1,0 +1,139 @@
+//! What pods have had of GPUs, kept on disk from one life of the program to the next.
+//!
+//! ```text
+//!   {"version":1,"tallies":[{"pod":"<uid>","gpu":"GPU-…","held_ns":7200500000000,"energy_mj":2161800000}]}
+//! ```
+
+use crate::fault::Fault;
+use model::id::{GpuUuid, PodUid};
+use model::tally::{MAX_TALLIES, Tally};
+use model::unit::{Millijoules, Nanos};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// The version that is written, and the only one that is read.
+const VERSION: u32 = 1;
+/// A longer file is not ours: as many tallies as there may be, in 256 bytes each.
+pub const MAX_BYTES: usize = MAX_TALLIES * 256;
+/// What faults call the file.
+const KEY: &str = "tallies.json";
+
+#[derive(Serialize, Deserialize)]
+struct Document<'a> {
+    version: u32,
+    #[serde(borrow)]
+    tallies: Vec<Entry<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry<'a> {
+    #[serde(borrow)]
+    pod: Cow<'a, str>,
+    #[serde(borrow)]
+    gpu: Cow<'a, str>,
+    held_ns: u64,
+    energy_mj: u64,
+}
+
+/// Writes them, with a line end.
+///
+/// # Errors
+/// [`Fault`] for more than are ever read back.
+pub fn encode(tallies: &[Tally]) -> Result<String, Fault> {
+    if tallies.len() > MAX_TALLIES {
+        return Err(Fault::too_many(KEY, 0, "tallies", MAX_TALLIES));
+    }
+    let entry = |tally: &Tally| Entry {
+        pod: tally.pod.to_string().into(),
+        gpu: tally.gpu.to_string().into(),
+        held_ns: tally.held.0,
+        energy_mj: tally.energy.0,
+    };
+    let document = Document { version: VERSION, tallies: tallies.iter().map(entry).collect() };
+    let text = serde_json::to_string(&document).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
+    Ok(text + "\n")
+}
+
+/// Reads them.
+///
+/// # Errors
+/// [`Fault`] where the file is not ours, or torn.
+pub fn decode(bytes: &[u8]) -> Result<Vec<Tally>, Fault> {
+    if bytes.len() > MAX_BYTES {
+        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
+    }
+    let document: Document<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
+    if document.version != VERSION {
+        return Err(Fault::new(KEY, 0, format!("is of version {}, and only {VERSION} is known", document.version)));
+    }
+    if document.tallies.len() > MAX_TALLIES {
+        return Err(Fault::too_many(KEY, 0, "tallies", MAX_TALLIES));
+    }
+    let tally = |entry: Entry<'_>| {
+        let fault = |error: &dyn std::fmt::Display| Fault::new(KEY, 0, error.to_string());
+        Ok(Tally {
+            pod: PodUid::parse(&entry.pod).map_err(|error| fault(&error))?,
+            gpu: GpuUuid::parse(&entry.gpu).map_err(|error| fault(&error))?,
+            held: Nanos(entry.held_ns),
+            energy: Millijoules(entry.energy_mj),
+        })
+    };
+    document.tallies.into_iter().map(tally).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tally(number: u64) -> Tally {
+        Tally {
+            pod: PodUid::parse(&format!("{number:08x}-0d2c-4b7f-9a51-2f1f6a1f8d11")).unwrap(),
+            gpu: GpuUuid::parse("GPU-1d8e9a1c-3b0a-4c0a-9f44-2f8e8d7a6b5c").unwrap(),
+            held: Nanos(u64::MAX),
+            energy: Millijoules(u64::MAX),
+        }
+    }
+
+    #[test]
+    fn as_many_as_there_may_be_fit_into_what_is_read() {
+        let all: Vec<Tally> = (0..MAX_TALLIES as u64).map(tally).collect();
+        let text = encode(&all).unwrap();
+        assert!(text.len() <= MAX_BYTES, "{}", text.len());
+        assert_eq!(decode(text.as_bytes()), Ok(all));
+        assert!(encode(&vec![tally(1); MAX_TALLIES + 1]).is_err());
+    }
+
+    #[test]
+    fn what_is_not_ours_is_a_fault() {
+        for text in [
+            "",
+            "{}",
+            r#"{"version":2,"tallies":[]}"#,
+            r#"{"version":1,"tallies":[{"pod":"p","gpu":"g","held_ns":-1,"energy_mj":0}]}"#,
+            r#"{"version":1,"tallies":[{"pod":"","gpu":"g","held_ns":1,"energy_mj":0}]}"#,
+            r#"{"version":1,"tallies":[{"pod":"p""#,
+        ] {
+            assert!(decode(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(all in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<u32>()), 0..20)) {
+            let of = |(held, energy, number): (u64, u64, u32)| Tally {
+                held: Nanos(held),
+                energy: Millijoules(energy),
+                ..tally(number.into())
+            };
+            let all: Vec<Tally> = all.into_iter().map(of).collect();
+            prop_assert_eq!(decode(encode(&all).unwrap().as_bytes()), Ok(all));
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode(&bytes);
+            let _ = decode(&[br#"{"version":1,"tallies":["#, &bytes[..]].concat());
+        }
+    }
+}
