@@ -31,7 +31,7 @@ use model::id::{GpuUuid, NodeName, PodUid};
 use model::infiniband::Port;
 use model::observation::{Observation, Trouble};
 use model::plugin::PluginView;
-use model::process::Owner;
+use model::process::{Owner, SlurmJob};
 use model::reading::Reading;
 use model::time::Now;
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
@@ -47,6 +47,7 @@ pub struct Node {
     sequence: u64,
     cards: Cards,
     switches: Switches,
+    jobs: BTreeMap<GpuUuid, Vec<SlurmJob>>,
     events_hang: bool,
     workload: Workload,
     names: Names,
@@ -72,6 +73,7 @@ impl Node {
             sequence: 0,
             cards: Cards { policy, ..Cards::default() },
             switches: Switches::default(),
+            jobs: BTreeMap::new(),
             events_hang: false,
             workload: Workload::default(),
             names: Names::default(),
@@ -99,6 +101,10 @@ impl Node {
             Observation::GpuSample(uuid, sample) => return self.cards.read(&uuid, *sample, now.monotonic),
             Observation::GpuProcesses(told) => self.cards.processes(told),
             Observation::Xid(xid) => return self.cards.xid(self.with_pod(xid), now.monotonic),
+            Observation::SlurmJobs(gpu, jobs) => {
+                self.jobs.retain(|known, _| self.cards.cards.iter().any(|card| card.gpu.uuid == *known));
+                self.jobs.insert(gpu, jobs);
+            }
             Observation::XidProcess(xid) => return self.cards.xid_process(self.with_pod(xid)),
             Observation::Sxid(sxid) => return self.switches.sxid(sxid),
             Observation::HostFacts(facts) => self.facts = facts,
@@ -198,6 +204,7 @@ impl Node {
             gpu_events_hang: self.events_hang,
             gpus,
             gpus_unidentified: self.cards.unidentified.clone(),
+            slurm_jobs: self.jobs(),
             switches: self.switches.view(),
             facts: self.facts.clone(),
             host: self.host.clone(),
@@ -220,6 +227,11 @@ impl Node {
             deadlines_missed: self.workload.missed(),
             troubles: self.troubles.iter().map(|(trouble, count)| (*trouble, *count)).collect(),
         }
+    }
+
+    fn jobs(&self) -> Vec<(GpuUuid, SlurmJob)> {
+        let all = self.jobs.iter().flat_map(|(gpu, jobs)| jobs.iter().map(move |job| (gpu, job)));
+        all.map(|(gpu, job)| (gpu.clone(), job.clone())).collect()
     }
 
     fn host_rates(&self) -> HostRates {

@@ -14,7 +14,7 @@ use model::infiniband::Port;
 use model::observation::{GpuSourceState, Trouble};
 use model::plugin::{DeviceSlots, Histogram, Isolation, Moves, Outcome, PluginView, PodFiles, Standing};
 use model::pod::{Controller, PodWatch};
-use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
+use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner, SlurmJob};
 use model::promise::PodPromise;
 use model::share::{Claim, ContainerKey, Portion};
 use model::switch::SwitchView;
@@ -115,6 +115,7 @@ fn sole(pod: &PodView) -> SoleHolder {
 /// What is of no GPU or pod alone.
 fn beside(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
     view.infiniband = ports();
+    view.slurm_jobs = vec![(uuid(1), SlurmJob { job: 4711, step: Some("batch".into()) })];
     let owner = |kind: &str, name: &str| Controller {
         api_version: "batch/v1".into(),
         kind: kind.into(),

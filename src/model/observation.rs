@@ -7,7 +7,7 @@ use crate::id::GpuUuid;
 use crate::infiniband::Port;
 use crate::plugin::PluginView;
 use crate::pod::{PodList, PodWatch};
-use crate::process::{GpuProcesses, ProcessPass};
+use crate::process::{GpuProcesses, ProcessPass, SlurmJob};
 use crate::promise::PodPromise;
 use crate::reading::Absence;
 use crate::switch::Sxid;
@@ -34,6 +34,8 @@ pub enum Observation {
     GpuSample(GpuUuid, Box<GpuSample>),
     /// Processes of one GPU.
     GpuProcesses(GpuProcesses),
+    /// Jobs of Slurm with a process on this GPU, all of them, whenever that changes.
+    SlurmJobs(GpuUuid, Vec<SlurmJob>),
     /// A driver error.
     Xid(Xid),
     /// The process behind a driver error that was told already, without it.

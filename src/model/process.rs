@@ -36,6 +36,18 @@ pub enum Owner {
     Unknown,
 }
 
+/// At most this many jobs of Slurm on one GPU: with sharding some share it, more than its processes there are not.
+pub const MAX_JOBS: usize = 64;
+
+/// A job of Slurm, by the cgroup of its processes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SlurmJob {
+    /// Its number.
+    pub job: u64,
+    /// The step: a number, `batch`, `extern`, `interactive`.
+    pub step: Option<Arc<str>>,
+}
+
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuProcess {

@@ -10,7 +10,7 @@ use crate::infiniband::Port;
 use crate::observation::{GpuSourceState, Trouble};
 use crate::plugin::PluginView;
 use crate::pod::{Controller, PodWatch};
-use crate::process::{GpuProcess, HostProcess};
+use crate::process::{GpuProcess, HostProcess, SlurmJob};
 use crate::promise::PodPromise;
 use crate::reading::Reading;
 use crate::switch::SwitchView;
@@ -39,6 +39,8 @@ pub struct NodeView {
     pub gpus: Vec<GpuView>,
     /// GPUs that are there and could never be identified, ordered by index.
     pub gpus_unidentified: Vec<Unidentified>,
+    /// Jobs of Slurm by the GPU that they have a process on.
+    pub slurm_jobs: Vec<(GpuUuid, SlurmJob)>,
     /// NVSwitches that told of errors, ordered by their PCI bus id.
     pub switches: Vec<SwitchView>,
     /// Facts of the machine.
@@ -327,6 +329,7 @@ impl NodeView {
             gpu_events_hang: false,
             gpus: Vec::new(),
             gpus_unidentified: Vec::new(),
+            slurm_jobs: Vec::new(),
             switches: Vec::new(),
             facts: HostFacts::default(),
             host: HostSample::default(),

@@ -19,12 +19,12 @@ use crate::procfs::sight::Sight;
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, MAX_CGROUPS};
 use model::id::ProcessKey;
-use model::process::Owner;
+use model::process::{Owner, SlurmJob};
 use model::time::{Monotonic, WallTime};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::cgroup_path::{Place, place};
+use wire::cgroup_path::{Place, place, slurm};
 use wire::proc_file::{Membership, host_stat, memberships};
 
 /// Looks at one number before it is given up: each needs the number to be used again between two reads.
@@ -160,6 +160,23 @@ impl Owners {
             (Ok(()), None) if foreign => Owner::Unknown,
             (Ok(()), None) => Owner::Host,
         }
+    }
+
+    /// The job of Slurm that runs this process, if one does: by the cgroup that Slurm made for it. `None` as well where the
+    /// number is another process's by now.
+    pub fn slurm_job(&mut self, key: ProcessKey) -> Option<SlurmJob> {
+        let Owners { procfs, reader, .. } = self;
+        let text = reader.read_piece(&[procfs, b"/", Reader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]).ok()?;
+        let mut found = None;
+        memberships(text, |membership| {
+            if found.is_none() {
+                found = slurm(membership.path).map(|(job, step)| SlurmJob { job, step: step.map(Arc::from) });
+            }
+        })
+        .ok()?;
+        let found = found?;
+        let now = process::key(&process::stat(reader, procfs, key.pid).ok()?);
+        (now == key).then_some(found)
     }
 
     /// When the machine began, as of now: it moves when somebody sets the clock. The file tells of every processor and every

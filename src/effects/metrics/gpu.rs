@@ -158,7 +158,7 @@ pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_
             }
         }
     }
-    upkeep::write(subjects, out);
+    upkeep::write(scene.view, subjects, out);
     state(subjects, out);
     xids(scene, subjects, out);
     throttling(subjects, out);

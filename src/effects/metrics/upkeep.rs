@@ -7,7 +7,7 @@ use crate::exposition::{Exposition, Family, Kind, Labels, Number};
 use model::Reading;
 use model::unit::Count;
 use model::upkeep::{FabricState, LinkError, NvLink};
-use model::view::GpuView;
+use model::view::{GpuView, NodeView};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
@@ -48,6 +48,11 @@ pub static DCGM: &[Row<GpuView>] = &[
 ];
 
 const BOARD: Family = family("board_info", Kind::Info, "What is on the card's plate.");
+const JOB: Family = family(
+    "slurm_job_info",
+    Kind::Info,
+    "A job of Slurm with a process on the card that is in no pod, by the cgroup that Slurm made for it.",
+);
 const UP: Family = family("nvlink_up", Kind::Gauge, "1 while the NVLink is up, 0 while it is down.");
 const ERRORS: Family = family(
     "nvlink_errors_total",
@@ -100,7 +105,13 @@ fn sum(gpu: &GpuView, kind: LinkError) -> Reading<Number> {
 }
 
 /// Writes what has more than one value for a card.
-pub fn write(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+    out.prefixed(PREFIX, &JOB);
+    for (gpu, job) in &view.slurm_jobs {
+        let label =
+            Labels::new().with("job", &job.job.to_string()).with("step", job.step.as_deref().unwrap_or_default());
+        out.sample(&[subjects.device(gpu).as_str(), label.as_str()], Number::Whole(1));
+    }
     out.prefixed(PREFIX, &BOARD);
     for gpu in &subjects.gpus {
         let board = &gpu.seen.gpu.board;

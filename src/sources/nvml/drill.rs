@@ -52,6 +52,8 @@ pub(super) struct Seen {
     /// Errors whose process was told later.
     pub(super) named: Vec<model::gpu::Xid>,
     pub(super) sxids: Vec<model::switch::Sxid>,
+    /// Jobs of Slurm, by GPU.
+    pub(super) jobs: BTreeMap<GpuUuid, Vec<model::process::SlurmJob>>,
 }
 
 impl Drill {
@@ -181,6 +183,9 @@ impl Seen {
                 self.processes.insert(processes.gpu.clone(), processes);
             }
             Observation::Xid(xid) => self.xids.push(xid),
+            Observation::SlurmJobs(gpu, jobs) => {
+                self.jobs.insert(gpu, jobs);
+            }
             Observation::XidProcess(xid) => self.named.push(xid),
             Observation::Sxid(sxid) => self.sxids.push(sxid),
             _ => {}

@@ -16,7 +16,7 @@ use crate::report::Reporter;
 use model::gpu::{GpuSample, Unidentified};
 use model::id::GpuUuid;
 use model::observation::{GpuSourceState, Observation, Trouble};
-use model::process::GpuProcesses;
+use model::process::{GpuProcesses, MAX_GPU_PROCESSES, MAX_JOBS, Owner, SlurmJob};
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::{Absence, Reading};
@@ -70,6 +70,8 @@ struct Desk {
     seldom_due: Monotonic,
     processes_due: Monotonic,
     memory_at_list: Option<Bytes>,
+    /// Jobs of Slurm that were told last.
+    jobs: BTreeSet<SlurmJob>,
     lost: bool,
 }
 
@@ -319,6 +321,7 @@ impl Poller {
                         seldom_due: Monotonic::default(),
                         processes_due: Monotonic::default(),
                         memory_at_list: None,
+                        jobs: BTreeSet::new(),
                         lost: false,
                     });
                 }
@@ -361,6 +364,7 @@ impl Poller {
         let uuid = desk.card.known.gpu.uuid.clone();
         self.reporter.report(Observation::GpuSample(uuid, Box::new(desk.card.sample.clone())));
         if let Some(processes) = processes {
+            desk.tell_jobs(&processes, &mut self.owners, &self.reporter);
             self.reporter.report(Observation::GpuProcesses(processes));
         }
     }
@@ -383,6 +387,20 @@ impl Poller {
 }
 
 impl Desk {
+    /// Tells which jobs of Slurm have a process here, when they are others than before. What runs in a pod is no job.
+    fn tell_jobs(&mut self, processes: &GpuProcesses, owners: &mut Owners, reporter: &Reporter) {
+        let of_host = processes.list.value().into_iter().flatten().filter(|process| process.owner == Owner::Host);
+        let jobs = of_host.filter_map(|process| owners.slurm_job(process.key?)).take(MAX_GPU_PROCESSES);
+        let mut jobs: BTreeSet<SlurmJob> = jobs.collect();
+        while jobs.len() > MAX_JOBS {
+            jobs.pop_last();
+        }
+        let told = || Observation::SlurmJobs(processes.gpu.clone(), jobs.iter().cloned().collect());
+        if jobs != self.jobs && reporter.report(told()) {
+            self.jobs = jobs;
+        }
+    }
+
     fn memory_jumped(&self) -> bool {
         match (self.memory_at_list, self.card.sample.memory_used.get()) {
             (Some(then), Some(now)) => now.0.abs_diff(then.0) >= MEMORY_JUMP.0,

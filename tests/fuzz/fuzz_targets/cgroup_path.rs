@@ -2,9 +2,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire::cgroup_path::{Place, place};
+use wire::cgroup_path::{Place, place, slurm};
 
 fuzz_target!(|path: &str| {
+    let _ = slurm(path);
     if let Place::Inside { path: cut, .. } = place(path) {
         assert!(path.starts_with(cut));
         assert_eq!(place(cut), place(path));

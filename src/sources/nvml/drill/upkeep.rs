@@ -1,6 +1,8 @@
 //! What is read rarely: plate and limits, slot, worn memory, links one by one, fabric.
 
 use super::{Card, Drill, Fault, Quantity, Scenario, SickLink, cards, of, put, with};
+use lab::scenario::process;
+use model::process::SlurmJob;
 use model::unit::{Count, Watts};
 use model::upkeep::{FabricHealth, FabricState, LinkError, NvLink};
 use model::{Absence, Reading};
@@ -162,4 +164,25 @@ fn the_fabric_is_told_with_its_state_and_what_is_wrong_in_it() {
         assert_eq!(waiting.state, FabricState::NotStarted, "{driver}: no fabric manager");
         assert_eq!(told(&mut drill, 2).absence(), Some(Absence::NotSupported), "{driver}: of no fabric");
     }
+}
+
+#[test]
+fn a_job_of_slurm_is_told_of_the_gpu_that_its_processes_are_on_and_taken_back() {
+    let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
+    let mut drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    put(&drill.path("proc/stat"), "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");
+    for (pid, cgroup) in [
+        (4711, "/system.slice/slurmstepd.scope/job_77/step_0/user/task_0"),
+        (4712, "/kubepods/burstable/pod0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11/slurm/job_8"),
+    ] {
+        put(&drill.path(&format!("proc/{pid}/cgroup")), &format!("0::{cgroup}\n"));
+        let stat = format!("{pid} (train) S 1 1 1 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 500 1000 5 1 1 1 0\n");
+        put(&drill.path(&format!("proc/{pid}/stat")), &stat);
+    }
+    drill.open();
+    let uuid = drill.uuid(0);
+    let jobs = drill.until("the job", |seen| seen.jobs.get(&uuid).cloned());
+    assert_eq!(jobs, [SlurmJob { job: 77, step: Some("0".into()) }], "what a pod calls its cgroups is no job");
+    drill.change(|scenario| scenario.gpus[0].processes.clear());
+    drill.wait("none any more", |seen| seen.jobs[&uuid].is_empty());
 }
