@@ -306,6 +306,12 @@ pub enum RecoveryAction {
     DrainPeers,
     /// Drain, then reset.
     DrainAndReset,
+    /// Recover the IMEX domain that the GPU's node belongs to (R595 and later).
+    RecoverImexDomain,
+    /// Reset the GPU's PCIe bus (R615 and later).
+    ResetBus,
+    /// Reboot the whole system (R615 and later).
+    RebootSystem,
     /// A number newer than this program.
     Unknown(u32),
 }
@@ -320,6 +326,9 @@ impl RecoveryAction {
             2 => RecoveryAction::RebootNode,
             3 => RecoveryAction::DrainPeers,
             4 => RecoveryAction::DrainAndReset,
+            5 => RecoveryAction::RecoverImexDomain,
+            6 => RecoveryAction::ResetBus,
+            7 => RecoveryAction::RebootSystem,
             other => RecoveryAction::Unknown(other),
         }
     }
@@ -333,6 +342,9 @@ impl RecoveryAction {
             RecoveryAction::RebootNode => "reboot_node",
             RecoveryAction::DrainPeers => "drain_peers",
             RecoveryAction::DrainAndReset => "drain_and_reset",
+            RecoveryAction::RecoverImexDomain => "recover_imex_domain",
+            RecoveryAction::ResetBus => "reset_bus",
+            RecoveryAction::RebootSystem => "reboot_system",
             RecoveryAction::Unknown(_) => "unknown",
         }
     }
@@ -346,6 +358,9 @@ impl RecoveryAction {
             RecoveryAction::RebootNode => 2,
             RecoveryAction::DrainPeers => 3,
             RecoveryAction::DrainAndReset => 4,
+            RecoveryAction::RecoverImexDomain => 5,
+            RecoveryAction::ResetBus => 6,
+            RecoveryAction::RebootSystem => 7,
             RecoveryAction::Unknown(other) => other,
         }
     }

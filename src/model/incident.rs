@@ -76,10 +76,21 @@ impl Incident {
             Incident::RemapPending => "End what runs on the GPU and reset it: then the row is remapped.",
             Incident::RemapFailed => "Have the card replaced: it has no spare rows left.",
             Incident::Advised(action) => match action {
+                RecoveryAction::None => "Nothing is to be done.",
+                RecoveryAction::ResetGpu => "End what runs on the GPU and reset it.",
                 RecoveryAction::RebootNode => "Drain and restart the node.",
                 RecoveryAction::DrainPeers => "End what uses the GPU's peers over NVLink.",
                 RecoveryAction::DrainAndReset => "Let what runs on the GPU end, then reset it.",
-                _ => "End what runs on the GPU and reset it.",
+                RecoveryAction::RecoverImexDomain => {
+                    "Drain the node, then recover the IMEX domain (nvidia-imex) that it belongs to."
+                }
+                RecoveryAction::ResetBus => {
+                    "Drain the node, then reset the GPU's PCIe bus: a reset of the GPU alone is less than NVML asks for."
+                }
+                RecoveryAction::RebootSystem => "Drain the node, then restart the machine as a whole.",
+                RecoveryAction::Unknown(_) => {
+                    "Drain the node, then look up this recovery action in the documentation of the installed driver."
+                }
             },
         }
     }
@@ -97,6 +108,9 @@ impl fmt::Display for Incident {
             Incident::EccUncorrected => f.write_str("ECC errors that were not corrected"),
             Incident::RemapPending => f.write_str("a memory row waits for a reset to be remapped"),
             Incident::RemapFailed => f.write_str("a memory row could not be remapped"),
+            Incident::Advised(RecoveryAction::Unknown(number)) => {
+                write!(f, "NVML advises: recovery action {number}, which this version does not know")
+            }
             Incident::Advised(action) => write!(f, "NVML advises: {}", action.code().replace('_', " ")),
         }
     }
@@ -111,7 +125,7 @@ mod tests {
     fn each_incident_has_its_own_word_and_something_to_do() {
         let mut all = vec![Incident::EccUncorrected, Incident::RemapPending, Incident::RemapFailed];
         all.extend([Absence::GpuLost, Absence::CallHangs, Absence::ResetRequired].map(Incident::Silent));
-        all.extend((1..6).map(|number| Incident::Advised(RecoveryAction::from_nvml(number))));
+        all.extend((1..9).map(|number| Incident::Advised(RecoveryAction::from_nvml(number))));
         all.extend(xid::catalogue().filter(|entry| entry.fatal).map(|entry| Incident::Xid(entry.code)));
         let words: BTreeSet<String> = all.iter().map(|incident| incident.code()).collect();
         assert_eq!(words.len(), all.len());
@@ -120,5 +134,28 @@ mod tests {
         }
         assert_eq!(Incident::Xid(79).to_string(), "XID 79: GPU has fallen off the bus");
         assert_eq!(Incident::Advised(RecoveryAction::DrainAndReset).code(), "advised_drain_and_reset");
+    }
+
+    #[test]
+    fn only_where_nvml_asks_for_a_reset_of_the_gpu_is_it_advised() {
+        for (number, word, advice) in [
+            (1, "advised_reset_gpu", "reset it"),
+            (2, "advised_reboot_node", "restart the node"),
+            (4, "advised_drain_and_reset", "reset it"),
+            (5, "advised_recover_imex_domain", "IMEX"),
+            (6, "advised_reset_bus", "PCIe bus"),
+            (7, "advised_reboot_system", "restart the machine"),
+            (8, "advised_unknown", "Drain the node, then look up"),
+            (u32::MAX, "advised_unknown", "Drain the node, then look up"),
+        ] {
+            let action = RecoveryAction::from_nvml(number);
+            assert_eq!(action.number(), number);
+            let incident = Incident::Advised(action);
+            assert_eq!(incident.code(), word);
+            assert!(incident.advice().contains(advice), "{number}: {}", incident.advice());
+            assert_eq!(incident.advice().contains("reset it"), matches!(number, 1 | 4), "{number}");
+        }
+        let unknown = Incident::Advised(RecoveryAction::from_nvml(9)).to_string();
+        assert!(unknown.contains("recovery action 9"), "{unknown}");
     }
 }

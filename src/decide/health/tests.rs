@@ -135,7 +135,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..180_u32).prop_map(Step::Xid),
         4 => Just(Step::Well),
         1 => Just(Step::Lost),
-        1 => (0..6_u32).prop_map(Step::Advice),
+        1 => (0..10_u32).prop_map(Step::Advice),
         1 => (0..4_u64).prop_map(Step::Errors),
         1 => Just(Step::Mute),
     ]

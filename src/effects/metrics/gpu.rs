@@ -54,7 +54,7 @@ static CARD: &[Row<GpuView>] = &[
     Row::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.uncorrectable)).labelled("cause=\"uncorrected\""),
     Row::gauge("row_remap_pending", "", "1 while a row remapping waits for a reset.", |g| number(&g.sample.remapped.pending)),
     Row::gauge("row_remap_failed", "", "1 after a row remapping failed.", |g| number(&g.sample.remapped.failed)),
-    Row::gauge("recovery_action", "", "What NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset.", |g| number(&g.sample.recovery)),
+    Row::gauge("recovery_action", "", "What NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 recover IMEX domain, 6 reset PCIe bus, 7 reboot system.", |g| number(&g.sample.recovery)),
     Row::gauge("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM).", |g| number(&g.sample.gpm.graphics_active)),
     Row::gauge("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM).", |g| number(&g.sample.gpm.sm_active)),
     Row::gauge("sm_occupancy_ratio", "ratio", "Resident warps, of what could be (GPM).", |g| number(&g.sample.gpm.sm_occupancy)),

@@ -139,12 +139,8 @@ fn joules(millijoules: u64) -> f64 {
 
 fn recovery_word(action: RecoveryAction) -> String {
     match action {
-        RecoveryAction::None => "none".to_owned(),
-        RecoveryAction::ResetGpu => "reset_gpu".to_owned(),
-        RecoveryAction::RebootNode => "reboot_node".to_owned(),
-        RecoveryAction::DrainPeers => "drain_peers".to_owned(),
-        RecoveryAction::DrainAndReset => "drain_and_reset".to_owned(),
         RecoveryAction::Unknown(number) => format!("unknown_{number}"),
+        known => known.code().to_owned(),
     }
 }
 
