@@ -5,6 +5,7 @@ use crate::occupants::Occupants;
 use crate::remark::Remark;
 use model::gpu::{Gpu, GpuSample, MAX_GPUS, Unidentified, Xid};
 use model::id::GpuUuid;
+use model::incident::{Condition, Kept};
 use model::observation::GpuSourceState;
 use model::process::{GpuProcess, GpuProcesses};
 use model::reading::{Absence, Reading};
@@ -41,7 +42,7 @@ pub struct Card {
 }
 
 impl Card {
-    fn new(gpu: Gpu) -> Self {
+    fn new(gpu: Gpu, record: Record) -> Self {
         Card {
             gpu: Arc::new(gpu),
             sample: Arc::default(),
@@ -52,7 +53,7 @@ impl Card {
             xids: BTreeMap::new(),
             xid_count: 0,
             nvlink: Rated::default(),
-            record: Record::default(),
+            record,
         }
     }
 
@@ -103,6 +104,15 @@ impl Card {
     }
 }
 
+/// A GPU that is not listed and to which something has happened.
+#[derive(Debug)]
+struct Away {
+    gpu: GpuUuid,
+    record: Record,
+    /// Whether the driver has told a list without it, rather than one in which it could not be made out.
+    left: bool,
+}
+
 /// All of them, ordered by index.
 #[derive(Debug)]
 pub struct Cards {
@@ -116,6 +126,10 @@ pub struct Cards {
     pub unidentified: Vec<Unidentified>,
     /// What condemns a card.
     pub policy: Policy,
+    /// Those that may come back; at most [`MAX_GPUS`].
+    away: Vec<Away>,
+    /// The driver was seen not to be loaded, and has not worked since.
+    unloaded: bool,
 }
 
 impl Default for Cards {
@@ -126,15 +140,62 @@ impl Default for Cards {
             cards: Vec::new(),
             unidentified: Vec::new(),
             policy: Policy::default(),
+            away: Vec::new(),
+            unloaded: false,
         }
     }
 }
 
 impl Cards {
+    /// No card is known yet; what was kept of an earlier life of this program is held against those that come.
+    #[must_use]
+    pub fn restored(policy: Policy, kept: &[Kept], now: Monotonic) -> Cards {
+        let mut away: Vec<Away> = Vec::new();
+        for kept in kept.iter().take(MAX_GPUS) {
+            if away.iter().all(|known| known.gpu != kept.gpu) {
+                away.push(Away { gpu: kept.gpu.clone(), record: Record::restored(kept, now), left: false });
+            }
+        }
+        Cards { policy, away, ..Cards::default() }
+    }
+
+    /// What is to be kept over the end of this program, ordered by UUID: what has happened to listed GPUs and to those that
+    /// may come back.
+    #[must_use]
+    pub fn kept(&self) -> Vec<Kept> {
+        let listed = self.cards.iter().filter_map(|card| card.record.kept(&card.gpu.uuid));
+        let mut kept: Vec<Kept> = listed.chain(self.away.iter().filter_map(|one| one.record.kept(&one.gpu))).collect();
+        kept.sort_by(|one, other| one.gpu.cmp(&other.gpu));
+        kept
+    }
+
+    /// An operator says that what has happened to this GPU, or to all, is mended. Tells of each GPU that something was
+    /// cleared of what is left, and what is worth saying.
+    pub fn clear(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, Condition)>, Vec<Remark>) {
+        let means = |gpu: &GpuUuid| which.is_none_or(|which| which == gpu);
+        let (mut cleared, mut remarks) = (Vec::new(), Vec::new());
+        for card in self.cards.iter_mut().filter(|card| means(&card.gpu.uuid)) {
+            let (gone, change) = card.record.clear();
+            if gone > 0 {
+                cleared.push((card.gpu.uuid.clone(), card.record.condition(&self.policy)));
+            }
+            remarks.extend(change.map(|change| card.changed(change)));
+        }
+        for away in self.away.extract_if(.., |away| means(&away.gpu)) {
+            cleared.push((away.gpu, Condition::default()));
+        }
+        (cleared, remarks)
+    }
+
     /// The source changed. Cards that are known stay known; their readings become absent for the source's reason.
     pub fn source(&mut self, state: GpuSourceState, now: Monotonic) -> Vec<Remark> {
         if self.source == state {
             return Vec::new();
+        }
+        self.unloaded |= matches!(&state, GpuSourceState::Missing { why: Absence::DriverNotLoaded, .. });
+        if matches!(state, GpuSourceState::Working { .. }) && std::mem::take(&mut self.unloaded) {
+            self.cards.iter_mut().for_each(|card| card.record.was_reset());
+            self.away.iter_mut().for_each(|away| away.record.was_reset());
         }
         let why = match &state {
             GpuSourceState::Missing { why, .. } => Some(*why),
@@ -153,7 +214,8 @@ impl Cards {
         vec![Remark::GpuSource(state)]
     }
 
-    /// The list changed: what is new begins empty, what is known keeps its readings and counts, the rest is forgotten.
+    /// The list changed: what is new begins empty, what is known keeps its readings and counts, of the rest is kept what
+    /// has happened to it.
     pub fn listed(&mut self, gpus: Vec<Gpu>) -> Vec<Remark> {
         let mut remarks = Vec::new();
         let mut old = std::mem::take(&mut self.cards);
@@ -173,13 +235,33 @@ impl Cards {
                         model: Arc::clone(&gpu.model),
                         index: gpu.index,
                     });
-                    self.cards.push(Card::new(gpu));
+                    let record = self.back(&gpu.uuid);
+                    self.cards.push(Card::new(gpu, record));
                 }
             }
         }
-        remarks.extend(old.into_iter().map(|card| Remark::GpuDisappeared(card.gpu.uuid.clone())));
+        for card in old {
+            remarks.push(Remark::GpuDisappeared(card.gpu.uuid.clone()));
+            if card.record.kept(&card.gpu.uuid).is_some() && self.away.len() < MAX_GPUS {
+                self.away.push(Away { gpu: card.gpu.uuid.clone(), record: card.record, left: false });
+            }
+        }
+        // A GPU that could not be made out may be any of them.
+        if self.unidentified.is_empty() {
+            self.away.iter_mut().for_each(|away| away.left = true);
+        }
         self.cards.sort_by(|a, b| (a.gpu.index, &a.gpu.uuid).cmp(&(b.gpu.index, &b.gpu.uuid)));
         remarks
+    }
+
+    /// What is known of a GPU that comes. One that had left the driver's list was taken off the bus, or its driver was.
+    fn back(&mut self, gpu: &GpuUuid) -> Record {
+        let Some(place) = self.away.iter().position(|away| away.gpu == *gpu) else { return Record::default() };
+        let Away { mut record, left, .. } = self.away.swap_remove(place);
+        if left {
+            record.was_reset();
+        }
+        record
     }
 
     /// The GPUs that could not be identified are these. The source has logged why.
@@ -216,13 +298,15 @@ impl Cards {
             }),
             (None, None) => None,
         };
-        let mut change = None;
+        let (mut change, mut awaits) = (None, None);
         if let Some(card) = card {
             xid.gpu = Some(card.gpu.uuid.clone());
             card.count(&xid);
+            let awaited = card.record.awaits_reset();
             change = card.record.xid(xid.code, &self.policy, now).map(|change| card.changed(change));
+            awaits = (card.record.awaits_reset() && !awaited).then(|| Remark::GpuAwaitsReset(card.gpu.uuid.clone()));
         }
-        std::iter::once(Remark::Xid(xid)).chain(change).collect()
+        std::iter::once(Remark::Xid(xid)).chain(change).chain(awaits).collect()
     }
 
     /// The process behind an error that was counted already: known of the card's last one from now on, and said.
@@ -251,145 +335,4 @@ fn slot(address: &str) -> Option<(u32, u32, u32)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use model::gpu::XidSource;
-    use model::incident::Incident;
-    use model::unit::Celsius;
-
-    const AT: Monotonic = Monotonic(1);
-
-    fn gpu(number: u32) -> Gpu {
-        Gpu {
-            uuid: GpuUuid::parse(&format!("GPU-{number}")).unwrap(),
-            index: number,
-            minor: Reading::NOT_YET,
-            model: "H100".into(),
-            pci_bus_id: Reading::Measured(format!("00000000:{number:02X}:00.0").into(), Monotonic(1)),
-            numa_node: Reading::NOT_YET,
-            architecture: Reading::NOT_YET,
-            compute: Reading::NOT_YET,
-            memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
-            power_limit: Reading::NOT_YET,
-            mig_mode: Reading::NOT_YET,
-            mig: Reading::NOT_YET,
-            links: vec![],
-            nvlinks_active: Reading::NOT_YET,
-            board: model::upkeep::Board::default(),
-        }
-    }
-
-    fn well() -> GpuSample {
-        GpuSample { temperature: Reading::Measured(Celsius(40), Monotonic(1)), ..GpuSample::default() }
-    }
-
-    fn xid(pci: &str) -> Xid {
-        Xid {
-            gpu: None,
-            mig: None,
-            pci_bus_id: Some(pci.into()),
-            code: 79,
-            pid: None,
-            pod: None,
-            at: Monotonic(1),
-            source: XidSource::KernelLog,
-        }
-    }
-
-    #[test]
-    fn a_card_that_falls_silent_and_speaks_again_is_told_once_each() {
-        let mut cards = Cards::default();
-        let uuid = gpu(0).uuid;
-        assert_eq!(cards.listed(vec![gpu(0)]).len(), 1);
-        assert_eq!(cards.read(&uuid, well(), AT), []);
-        assert_eq!(
-            cards.read(&uuid, GpuSample::absent(Absence::GpuLost), AT),
-            [
-                Remark::GpuSick(uuid.clone(), Absence::GpuLost),
-                Remark::GpuCondemned(uuid.clone(), Incident::Silent(Absence::GpuLost)),
-            ]
-        );
-        assert_eq!(cards.read(&uuid, GpuSample::absent(Absence::GpuLost), AT), []);
-        assert_eq!(cards.read(&uuid, well(), AT), [Remark::GpuWell(uuid)]);
-    }
-
-    #[test]
-    fn hot_plug_keeps_the_neighbours_readings_and_counts() {
-        let mut cards = Cards::default();
-        cards.listed(vec![gpu(0), gpu(1)]);
-        cards.read(&gpu(1).uuid, well(), AT);
-        cards.xid(xid("0000:01:00"), AT);
-        let remarks = cards.listed(vec![gpu(2), gpu(1)]);
-        assert_eq!(remarks.len(), 2, "one came, one went");
-        assert_eq!(cards.cards[0].gpu.uuid, gpu(1).uuid, "ordered by index");
-        assert_eq!(*cards.cards[0].sample, well());
-        assert_eq!(cards.cards[0].xids, [(79, 1)].into());
-    }
-
-    #[test]
-    fn the_kernels_address_and_nvmls_are_one_slot() {
-        let mut cards = Cards::default();
-        cards.listed(vec![gpu(0), gpu(0x65)]);
-        let remarks = cards.xid(xid("0000:65:00"), AT);
-        assert!(
-            matches!(&remarks[..], [Remark::Xid(told), Remark::GpuCondemned(..)] if told.gpu == Some(gpu(0x65).uuid))
-        );
-        for (address, expect) in
-            [("0000:65:00", Some((0, 0x65, 0))), ("65:00", None), ("x:65:00", None), ("0:1:2:3", None), ("", None)]
-        {
-            assert_eq!(slot(address), expect, "{address}");
-        }
-    }
-
-    /// Promise 4 in docs/specification.md.
-    #[test]
-    fn without_a_source_every_reading_is_absent_for_its_reason() {
-        let mut cards = Cards::default();
-        cards.listed(vec![gpu(0)]);
-        cards.read(&gpu(0).uuid, well(), AT);
-        assert_eq!(cards.source(GpuSourceState::Hanging, AT).len(), 1);
-        assert_eq!(cards.cards[0].sample.temperature.absence(), Some(Absence::CallHangs));
-        assert_eq!(cards.source(GpuSourceState::Hanging, AT), [], "said once");
-    }
-
-    #[test]
-    fn gpus_that_were_never_identified_are_kept_in_order_and_bounded() {
-        let nameless = |index| Unidentified { index, pci_bus_id: Reading::NOT_YET, why: Absence::GpuLost };
-        let mut cards = Cards::default();
-        cards.nameless(vec![nameless(3), nameless(1), nameless(3)]);
-        assert_eq!(cards.unidentified, [nameless(1), nameless(3)]);
-        cards.source(GpuSourceState::Hanging, AT);
-        assert!(cards.unidentified.iter().all(|gpu| gpu.why == Absence::CallHangs), "the source's reason is theirs");
-        cards.nameless((0..1000).map(nameless).collect());
-        assert_eq!(cards.unidentified.len(), MAX_GPUS);
-        cards.nameless(Vec::new());
-        assert_eq!(cards.unidentified, [], "identified after all, or gone");
-    }
-
-    /// Promise 33 in docs/specification.md.
-    #[test]
-    fn what_hits_one_card_condemns_no_neighbour() {
-        let mut cards = Cards::default();
-        cards.listed((0..4).map(gpu).collect());
-        for number in 0..4 {
-            cards.read(&gpu(number).uuid, well(), AT);
-        }
-        cards.xid(xid("0000:02:00"), AT);
-        cards.read(&gpu(3).uuid, GpuSample::absent(Absence::GpuLost), AT);
-        let fit: Vec<bool> = cards.cards.iter().map(|card| card.record.condition(&cards.policy).fit()).collect();
-        assert_eq!(fit, [true, true, false, false]);
-        cards.xid(xid("0000:77:00"), AT);
-        let still: Vec<bool> = cards.cards.iter().map(|card| card.record.condition(&cards.policy).fit()).collect();
-        assert_eq!(still, fit, "an error of no known card condemns none");
-    }
-
-    #[test]
-    fn codes_of_xids_are_bounded() {
-        let mut cards = Cards::default();
-        cards.listed(vec![gpu(0)]);
-        for code in 0..1000 {
-            cards.xid(Xid { code, ..xid("0000:00:00") }, AT);
-        }
-        assert_eq!((cards.cards[0].xids.len(), cards.cards[0].xid_count), (MAX_XID_CODES, 1000));
-    }
-}
+mod tests;

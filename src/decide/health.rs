@@ -6,14 +6,19 @@
 //!                                                                      and the quiet period is over ──▶ fit
 //! ```
 //!
+//! Where NVML gives no advice (drivers before R565), an XID that asks for a reset waits for a sign of one: the card left the
+//! driver's list and came back, the driver was loaded again, counters began again. Or for an operator's word.
+//!
 //! Each card has a record of its own, so no neighbour is ever condemned with it. Of the clocks only the monotonic one is
 //! looked at.
 //!
 //! What must never happen here: an application's own error (XID 13, 31, 43, 45, …) condemns a card; a card is trusted again
-//! by an advice that NVML gave before the last thing happened.
+//! by an advice that NVML gave before the last thing happened, or by time alone where it needs a reset.
 
+use crate::evidence::{Counters, Traces};
 use model::gpu::{GpuSample, RecoveryAction};
-use model::incident::{Condition, Incident};
+use model::id::GpuUuid;
+use model::incident::{Condition, Incident, Kept};
 use model::reading::{Absence, Reading};
 use model::time::Monotonic;
 use model::view::{Health, MAX_XID_CODES};
@@ -62,10 +67,18 @@ pub struct Record {
     stands: bool,
     /// When something last happened or stood.
     last: Monotonic,
+    /// When something last happened, stood it or not.
+    happened: Monotonic,
     /// The counter of uncorrected ECC errors, once it was read.
     uncorrected: Option<u64>,
     /// Whether NVML has ever given its advice about this card: then it must be heard.
     advises: bool,
+    /// Whether it was asked for its advice.
+    asked: bool,
+    /// Counters by which a reset is seen.
+    counters: Counters,
+    /// What would show a reset, since an XID that asks for one.
+    traces: Option<Traces>,
 }
 
 impl Record {
@@ -74,6 +87,10 @@ impl Record {
         if !policy.fatal.contains(&code) || xid::of_application(code) {
             return None;
         }
+        if xid::needs_reset(code) {
+            self.traces = Some(Traces::after(self.counters.marks()));
+        }
+        self.happened = self.happened.max(now);
         if self.incidents.len() >= MAX_XID_CODES {
             self.last = now;
             return None;
@@ -81,21 +98,73 @@ impl Record {
         self.happens(Incident::Xid(code), now)
     }
 
+    /// What was kept of an earlier life of this program, in the same boot of the machine.
+    #[must_use]
+    pub fn restored(kept: &Kept, now: Monotonic) -> Record {
+        // A time that is still to come was not written by us, and must not keep the card away for ever.
+        let last = kept.last.min(now);
+        let incidents = kept.incidents.iter().filter(|(incident, _)| incident.happened()).take(MAX_XID_CODES);
+        Record {
+            incidents: incidents.map(|(incident, since)| (*incident, (*since).min(now))).collect(),
+            last,
+            happened: last,
+            traces: kept.awaits.map(Traces::after),
+            ..Record::default()
+        }
+    }
+
+    /// What is to be kept of it over the end of this program; none where nothing has happened.
+    #[must_use]
+    pub fn kept(&self, gpu: &GpuUuid) -> Option<Kept> {
+        let happened = self.incidents.iter().filter(|(incident, _)| incident.happened());
+        let incidents: Vec<(Incident, Monotonic)> = happened.map(|(incident, since)| (*incident, *since)).collect();
+        let awaits = self.traces.as_ref().map(Traces::marks);
+        (!incidents.is_empty()).then(|| Kept { gpu: gpu.clone(), incidents, last: self.happened, awaits })
+    }
+
+    /// The card was reset: what waited for that waits for quiet only.
+    pub fn was_reset(&mut self) {
+        self.traces = None;
+    }
+
+    /// An operator says that what has happened is mended. What stands in the readings stands on. Tells how many incidents
+    /// went, and whether the card is fit by that.
+    pub fn clear(&mut self) -> (usize, Option<Change>) {
+        let before = self.incidents.len();
+        self.incidents.retain(|incident, _| !incident.happened());
+        self.traces = None;
+        let gone = before - self.incidents.len();
+        (gone, (gone > 0 && self.incidents.is_empty()).then_some(Change::Fit))
+    }
+
+    /// Whether only a reset, or an operator, makes the card fit again.
+    #[must_use]
+    pub fn awaits_reset(&self) -> bool {
+        self.traces.is_some() && self.asked && !self.advises && !self.incidents.is_empty()
+    }
+
     /// The card was read.
     pub fn read(&mut self, sample: &GpuSample, policy: &Policy, now: Monotonic) -> Vec<Change> {
         let mut changes = Vec::new();
         self.advises |= sample.recovery.value().is_some();
+        self.asked |= sample.recovery != Reading::NOT_YET;
         let standing = standing(sample);
         self.stands = !standing.is_empty();
+        self.counters.read(sample);
+        if self.traces.as_mut().is_some_and(|traces| traces.reset(sample)) {
+            self.was_reset();
+        }
         changes.extend(standing.into_iter().filter_map(|incident| self.happens(incident, now)));
         if let Some(count) = sample.ecc_volatile.uncorrected.get() {
             // The first reading tells of a time before this program; a smaller one, that the driver was loaded again.
             if self.uncorrected.replace(count.0).is_some_and(|before| count.0 > before) {
+                self.happened = self.happened.max(now);
                 changes.extend(self.happens(Incident::EccUncorrected, now));
             }
         }
         if !self.incidents.is_empty() && !self.stands && self.heard(sample) && now >= self.last.after(policy.quiet) {
             self.incidents.clear();
+            self.traces = None;
             changes.push(Change::Fit);
         }
         changes
@@ -108,20 +177,26 @@ impl Record {
         new.then_some(Change::Condemned(incident))
     }
 
-    /// Whether NVML has advised nothing since the last thing happened. Drivers that give no such advice are not waited for.
+    /// Whether NVML has advised nothing since the last thing happened. Where the driver gives no such advice a reset is
+    /// waited for, if one is needed.
     fn heard(&self, sample: &GpuSample) -> bool {
         match sample.recovery {
             Reading::Measured(RecoveryAction::None, at) => at >= self.last,
             Reading::Measured(..) => false,
-            Reading::Absent(_) => !self.advises,
+            Reading::Absent(_) => !self.advises && self.traces.is_none(),
         }
     }
 
     /// The reasons, and until when.
     #[must_use]
     pub fn condition(&self, policy: &Policy) -> Condition {
-        let fit_at = (!self.incidents.is_empty() && !self.stands).then(|| self.last.after(policy.quiet));
-        Condition { incidents: self.incidents.iter().map(|(incident, since)| (*incident, *since)).collect(), fit_at }
+        let awaits_reset = self.awaits_reset();
+        let by_time = !self.incidents.is_empty() && !self.stands && !awaits_reset;
+        Condition {
+            incidents: self.incidents.iter().map(|(incident, since)| (*incident, *since)).collect(),
+            fit_at: by_time.then(|| self.last.after(policy.quiet)),
+            awaits_reset,
+        }
     }
 
     /// The word for it.

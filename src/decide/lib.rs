@@ -10,6 +10,7 @@
 // A pure room answers every input; what cannot be is an error or a type, not an end of the program.
 #![deny(clippy::expect_used)]
 
+mod evidence;
 pub mod health;
 pub mod attribute;
 pub mod remark;

@@ -28,12 +28,13 @@ use model::cgroup::NetworkSample;
 use model::gpu::Xid;
 use model::host::{HostFacts, HostSample};
 use model::id::{GpuUuid, NodeName, PodUid};
+use model::incident::{Condition, Kept};
 use model::infiniband::Port;
 use model::observation::{Observation, Trouble};
 use model::plugin::PluginView;
 use model::process::{Owner, SlurmJob};
 use model::reading::Reading;
-use model::time::Now;
+use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
 use model::usage::Rated;
 use model::view::{GpuView, HostRates, NodeView, PodView, Whose};
@@ -65,13 +66,13 @@ pub struct Node {
 }
 
 impl Node {
-    /// Nothing is known yet.
+    /// Nothing is known yet but what was kept of an earlier life of this program.
     #[must_use]
-    pub fn new(name: NodeName, policy: Policy) -> Self {
+    pub fn new(name: NodeName, policy: Policy, kept: &[Kept], now: Monotonic) -> Self {
         Node {
             name,
             sequence: 0,
-            cards: Cards { policy, ..Cards::default() },
+            cards: Cards::restored(policy, kept, now),
             switches: Switches::default(),
             jobs: BTreeMap::new(),
             events_hang: false,
@@ -153,6 +154,18 @@ impl Node {
             })
         });
         Xid { pod, ..xid }
+}
+
+    /// What has happened to GPUs, to be kept over the end of this program; ordered by UUID.
+    #[must_use]
+    pub fn kept(&self) -> Vec<Kept> {
+        self.cards.kept()
+    }
+
+    /// An operator says that what has happened to this GPU, or to all, is mended. Tells of each GPU that something was
+    /// cleared of what is left, and what is worth a log line.
+    pub fn clear_incidents(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, Condition)>, Vec<Remark>) {
+        self.cards.clear(which)
     }
 
     /// The name of a pod that the API server has forgotten lives as long as its cgroup.

@@ -41,6 +41,8 @@ pub enum Remark {
     GpuWell(GpuUuid),
     /// A GPU gets no new containers, for this reason as well.
     GpuCondemned(GpuUuid, Incident),
+    /// The driver does not tell when it is well: only a reset that is seen, or an operator, makes it fit again.
+    GpuAwaitsReset(GpuUuid),
     /// It gets new containers again.
     GpuFit(GpuUuid),
     /// A driver error.
@@ -69,9 +71,10 @@ impl Remark {
             | Remark::Xid(_) => Weight::Error,
             Remark::Sxid(sxid) if sxid.fatal => Weight::Error,
             Remark::Sxid(_) => Weight::Warning,
-            Remark::GpuSource(GpuSourceState::Missing { .. }) | Remark::GpuDisappeared(_) | Remark::LeftOut { .. } => {
-                Weight::Warning
-            }
+            Remark::GpuSource(GpuSourceState::Missing { .. })
+            | Remark::GpuDisappeared(_)
+            | Remark::GpuAwaitsReset(_)
+            | Remark::LeftOut { .. } => Weight::Warning,
             _ => Weight::Info,
         }
     }

@@ -1,15 +1,18 @@
-//! The admin port, on loopback unless told otherwise: profiles of this process and the log level.
+//! The admin port, on loopback unless told otherwise: profiles of this process, the log level, and what an operator says of
+//! GPUs.
 //!
 //! ```text
-//!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ guard: Host, token ─▶ /loglevel, /debug/pprof/
+//!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ guard: Host, token ─▶ /loglevel, /incidents, /debug/pprof/
 //! ```
 
 pub mod door;
 pub mod certificate;
 mod guard;
 pub mod level;
+pub mod incident;
 
 pub use certificate::Tls;
+pub use incident::Clear;
 pub use level::LogLevel;
 
 use crate::caller::Hosts;
@@ -25,7 +28,7 @@ use hyper_util::rt::TokioTimer;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 /// Connections at once; an operator, a browser and a script have a handful.
@@ -54,10 +57,14 @@ pub struct Settings {
     pub hosts: Hosts,
     /// Token that every caller needs; without one none is asked for.
     pub token: Option<Arc<str>>,
+    /// Token that callers need who say something of GPUs; `None` where the port asks for a token or certificate anyway.
+    pub operator: Option<Arc<str>>,
     /// Whoever notifies it has the certificates read again at once.
     pub reload: Arc<Notify>,
     /// Shows the log level, and sets it (`PUT /loglevel`); the error is a sentence for the caller.
     pub level: Arc<dyn LogLevel>,
+    /// Whoever clears incidents of GPUs (`DELETE /incidents/UUID`); `None` where there are no GPUs.
+    pub incidents: Option<mpsc::Sender<Clear>>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -97,10 +104,18 @@ fn routes(settings: &Settings) -> Router {
     Router::new()
         .route("/", get(async || Html("<!doctype html><title>gpu-steward</title><ul><li><a href=\"/loglevel\">/loglevel</a><li><a href=\"/debug/pprof/\">/debug/pprof/</a></ul>\n")))
         .merge(level::router(Arc::clone(&settings.level)))
+        .merge(operators(settings))
         .merge(pprof)
         .fallback(async || (StatusCode::NOT_FOUND, "not here; / lists what is\n"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(axum::middleware::from_fn_with_state(guard::Guard::new(settings.hosts.clone(), settings.token.clone()), guard::check))
+}
+
+/// What is for operators only.
+fn operators(settings: &Settings) -> Router {
+    let Some(clears) = settings.incidents.clone() else { return Router::new() };
+    let guard = axum::middleware::from_fn_with_state(settings.operator.clone(), guard::operator);
+    incident::router(clears).route_layer(guard)
 }
 
 async fn profiling_is_off() -> Response {

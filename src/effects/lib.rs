@@ -10,6 +10,7 @@
 //!   pprof admin            the loopback port: profiles of this process, log level
 //!   plugin                 the device plugin that kubelet calls
 //!   delivery               what a container finds when it starts: CDI spec, limits
+//!   incidents              what has happened to GPUs, kept over a restart
 //!   failpoint              places where a test ends the process; empty in what is shipped
 //! ```
 //!
@@ -31,4 +32,5 @@ pub mod pprof;
 pub mod admin;
 pub mod plugin;
 pub mod delivery;
+pub mod incidents;
 pub mod apiserver;

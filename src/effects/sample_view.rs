@@ -90,6 +90,7 @@ pub(crate) fn small() -> NodeView {
     view.gpus[1].condition = Condition {
         incidents: vec![(Incident::Xid(48), AT)],
         fit_at: Some(Monotonic(NOW.monotonic.0 + 90_000_000_000)),
+        awaits_reset: false,
     };
     view.gpus[1].unattributed_memory = m(Bytes(2 * GIB));
     view.gpus[1].unattributed_sm = m(Percent(5.0));
@@ -415,6 +416,7 @@ fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
             failed: m(false),
         },
         recovery: m(RecoveryAction::None),
+        persistence: m(true),
         nvlink_bytes: m(Bytes(7 * GIB)),
         gpm: gpm(0.75),
         mig: Vec::new(),

@@ -209,6 +209,8 @@ pub struct GpuSample {
     pub remapped: RemappedRows,
     /// What NVML advises to do with the card.
     pub recovery: Reading<RecoveryAction>,
+    /// Whether the driver keeps the card initialised while no program uses it.
+    pub persistence: Reading<bool>,
     /// Bytes over all NVLinks, both ways.
     pub nvlink_bytes: Reading<Bytes>,
     /// Counters of the profiling unit (Hopper and later).
@@ -466,6 +468,7 @@ impl GpuSample {
                 failed: Reading::Absent(why),
             },
             recovery: Reading::Absent(why),
+            persistence: Reading::Absent(why),
             nvlink_bytes: Reading::Absent(why),
             gpm: GpmSample::absent(why),
             mig: Vec::new(),

@@ -75,6 +75,11 @@ name!(
 );
 
 name!(
+    /// One boot of the machine: the kernel's `random/boot_id`, a UUID with dashes.
+    BootId, "boot id", |t| t.len() == 36 && hex(&t.replace('-', ""), 32..=32)
+);
+
+name!(
     /// A ticket: the name of a CDI device that is given to one container once, before it is known which container asks.
     /// It begins with a letter, so that the oldest CDI version takes it, and is short enough for a label's value.
     Ticket, "ticket", |t| t.len() == 33 && t.starts_with('t') && t.bytes().skip(1).all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))

@@ -1,6 +1,7 @@
 //! What makes a GPU unfit for new containers: each incident with its word, its sentence, and what to do about it.
 
 use crate::gpu::RecoveryAction;
+use crate::id::GpuUuid;
 use crate::reading::Absence;
 use crate::time::Monotonic;
 use crate::xid::{self, Bucket};
@@ -28,11 +29,53 @@ pub enum Incident {
 pub struct Condition {
     /// The reasons, ordered, each with when it was seen first. None: it is fit.
     pub incidents: Vec<(Incident, Monotonic)>,
-    /// When it is fit again if nothing more happens; absent while something stands.
+    /// When it is fit again if nothing more happens; absent while something stands, and while a reset is waited for.
     pub fit_at: Option<Monotonic>,
+    /// Whether only a reset that has been seen, or an operator's word, makes it fit again: the driver does not say.
+    pub awaits_reset: bool,
+}
+
+/// What to do where the driver does not say when a GPU is well again, as a sentence.
+pub const HOW_TO_CLEAR: &str = "The driver does not tell when it is well: it gets new containers again once a reset of it was \
+     seen, or by `gpu-steward agent --clear-incident UUID`.";
+
+/// What has happened to one GPU, as it is kept over a restart of the agent. What stands in the readings is not in it: that
+/// is read anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Which GPU.
+    pub gpu: GpuUuid,
+    /// [`Incident::Xid`] and [`Incident::EccUncorrected`], ordered, each with when it was seen first.
+    pub incidents: Vec<(Incident, Monotonic)>,
+    /// When something last happened.
+    pub last: Monotonic,
+    /// Counters as they stood then, while a reset is waited for.
+    pub awaits: Option<Marks>,
+}
+
+/// Counters that begin again at 0 when a GPU is reset or its driver loaded again, as they stood at an incident. Absent where
+/// they could not be read, or begin again for less: where the driver lets go of a GPU when its last user ends (persistence
+/// mode is off).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Energy, in millijoules.
+    pub energy: Option<u64>,
+    /// Uncorrected ECC errors since the driver was loaded.
+    pub uncorrected: Option<u64>,
 }
 
 impl Condition {
+    /// What to do about one of its incidents, as one or two sentences.
+    #[must_use]
+    pub fn advice(&self, incident: Incident) -> String {
+        match incident {
+            Incident::Xid(code) if self.awaits_reset && xid::needs_reset(code) => {
+                format!("{} {HOW_TO_CLEAR}", incident.advice())
+            }
+            _ => incident.advice().to_owned(),
+        }
+    }
+
     /// Whether it gets new containers.
     #[must_use]
     pub fn fit(&self) -> bool {
@@ -41,6 +84,12 @@ impl Condition {
 }
 
 impl Incident {
+    /// Whether it happened, rather than stands in the readings.
+    #[must_use]
+    pub fn happened(self) -> bool {
+        matches!(self, Incident::Xid(_) | Incident::EccUncorrected)
+    }
+
     /// A stable short word, for label values and JSON.
     #[must_use]
     pub fn code(self) -> String {

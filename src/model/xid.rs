@@ -79,6 +79,14 @@ pub fn fatal(code: u32) -> bool {
     find(code).is_some_and(|entry| entry.fatal)
 }
 
+/// Whether what this error leaves behind goes with a reset of the GPU or a restart of the machine and not with time: every
+/// error that condemns by default. One that only a setting makes fatal is not; what it asks for is not known here, or an
+/// application alone can make it (109), and no tenant may take a card away until a person comes.
+#[must_use]
+pub fn needs_reset(code: u32) -> bool {
+    fatal(code)
+}
+
 /// Whether the error is one that an application makes and that ends with it: the card is well. A contained memory error
 /// (94) ends with the application too, but is the card's.
 #[must_use]
@@ -233,6 +241,15 @@ mod tests {
             assert_eq!(of_application(code), own, "{code}");
         }
         assert_eq!(find(109).map(|entry| entry.bucket), Some(Bucket::ResetGpu));
+    }
+
+    #[test]
+    fn what_condemns_by_default_goes_with_a_reset_and_what_a_setting_adds_with_time() {
+        for (code, needs) in
+            [(95, true), (62, true), (119, true), (79, true), (74, true), (109, false), (94, false), (999, false)]
+        {
+            assert_eq!(needs_reset(code), needs, "{code}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! queue. Each eye that can block is a named thread of its own; a late reader never blocks the async runtime.
 //!
 //! ```text
-//!   clock roots            when and where to look (every root is a setting)
+//!   clock roots boot       when and where to look (every root is a setting), and since which boot
 //!   kernel_file            the kernel's files, read without waiting and without allocating
 //!   procfs cgroup owner    what they say, whose process is whose
 //!   sampler                the thread that looks at host, cgroups, networks, processes by deadline
@@ -17,6 +17,7 @@
 
 pub mod clock;
 pub mod roots;
+pub mod boot;
 pub mod report;
 mod spell;
 pub mod kernel_file;

@@ -15,9 +15,11 @@ mod tallies;
 mod reload;
 mod serve;
 mod text;
+mod keeping;
 mod guarding;
 mod sharing;
 pub(crate) mod clean;
+pub(crate) mod clear;
 mod announcing;
 
 use crate::args;
@@ -31,9 +33,11 @@ use addresses::Addresses;
 use announcing::Announcing;
 use clean::Scope;
 use doors::Doors;
+use effects::admin::Clear;
 use effects::apiserver::ApiServer;
 use effects::caller::Hosts;
 use guarding::Guarding;
+use keeping::Keeping;
 use latch::{Latch, Progress};
 use model::id::NodeName;
 use model::pod::PodList;
@@ -50,7 +54,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tallies::Keeping;
+use tallies::TallyKeeper;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -101,6 +105,24 @@ pub(crate) fn clean(settings: &Settings, all: bool) -> Exit {
     }
 }
 
+/// Tells the agent that runs here that what has happened to a GPU, or to all, is mended, and ends.
+pub(crate) fn clear(settings: &Settings, which: &str) -> Exit {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let cleared = runtime
+        .map_err(|error| clear::NotCleared::io("start", &error))
+        .and_then(|runtime| runtime.block_on(clear::clear(settings, which)));
+    match cleared {
+        Ok(text) => {
+            tracing::info!("{}", text.trim_end());
+            Exit::Ok
+        }
+        Err(error) => {
+            tracing::error!("{error}");
+            Exit::Unavailable
+        }
+    }
+}
+
 /// Why the agent does not start: a sentence and an exit code.
 struct Failure {
     what: String,
@@ -134,10 +156,11 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
     let runtime = runtime().map_err(|error| Failure::io("start the runtime's threads", &error))?;
     let kubernetes = runtime.block_on(connect(&settings))?;
     let usage = runtime.block_on(open_usage(&settings, &name))?;
-    let _addresses = announce(&settings, &name, &doors);
+    let operator = operator_token();
+    let _addresses = announce(&settings, &name, &doors, &operator);
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
-        let ports = Ports { doors, usage, http, hosts, admin_token };
+        let ports = Ports { doors, usage, http, hosts, admin_token, operator };
         let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
             agent.follow_pods(connection.clone(), name.clone());
@@ -182,14 +205,26 @@ async fn open_usage(
 }
 
 /// One line with everything that a person or a script needs to find us.
-fn announce(settings: &Settings, name: &NodeName, doors: &Doors) -> Addresses {
+fn announce(settings: &Settings, name: &NodeName, doors: &Doors, operator: &str) -> Addresses {
     let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
     let (version, pid, metrics, admin) = (args::version(), std::process::id(), doors.metrics(), doors.admin());
     tracing::info!(version, node = %name, pid, metrics, admin, usage, "gpu-steward agent started");
     let content = serde_json::json!({
         "version": version, "node": name.as_str(), "pid": pid, "metrics": metrics, "admin": admin, "usage": usage,
+        "operator_token": operator,
     });
     Addresses::write(&settings.state_dir, &content)
+}
+
+/// A secret of this life of the program, which stands in the state directory: who can read it is an operator. Without random
+/// bytes nobody is.
+fn operator_token() -> Arc<str> {
+    let mut bytes = [0; 16];
+    let mut hex = String::new();
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) == Ok(bytes.len()) {
+        hex = format!("{:032x}", u128::from_be_bytes(bytes));
+    }
+    hex.into()
 }
 
 fn node_name(settings: &Settings) -> Result<NodeName, Failure> {
@@ -224,16 +259,26 @@ struct Ports {
     http: watch::Receiver<effects::http::Settings>,
     hosts: Hosts,
     admin_token: Option<Arc<str>>,
+    operator: Arc<str>,
 }
 
-fn admin(ports: &Ports, settings: &Settings, telemetry: &Telemetry, reload: Arc<Notify>) -> effects::admin::Settings {
+fn admin(
+    ports: &Ports,
+    settings: &Settings,
+    telemetry: &Telemetry,
+    (reload, clears): (Arc<Notify>, mpsc::Sender<Clear>),
+) -> effects::admin::Settings {
+    let identified =
+        ports.admin_token.is_some() || settings.admin_tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     effects::admin::Settings {
         profiling: settings.profiling,
         tls: settings.admin_tls.clone(),
         hosts: ports.hosts.clone(),
         token: ports.admin_token.clone(),
+        operator: (!identified).then(|| Arc::clone(&ports.operator)),
         reload,
         level: telemetry.level.clone(),
+        incidents: Some(clears),
     }
 }
 
@@ -269,11 +314,27 @@ impl Agent {
         let begins = if settings.standalone { Progress::Shares } else { Progress::Begins };
         let (progress, progressed) = watch::channel(begins);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
-        let node = decide::node::Node::new(name, settings.health.clone());
+        let keeping = Keeping::open(settings);
+        let now = sources::clock::now().monotonic;
+        let node = decide::node::Node::new(name, settings.health.clone(), &keeping.found, now);
+        let (kept, kept_seen) = watch::channel(keeping.found.clone().into());
+        let (clears, cleared) = mpsc::channel(effects::admin::incident::QUEUE);
         let (pods, pods_seen) = watch::channel(None);
         let progress_seen = progressed.clone();
-        let owner =
-            Owner { node, latch, observations, usage, progress: progressed, pods, view, ready, period, repeats };
+        let owner = Owner {
+            node,
+            latch,
+            observations,
+            usage,
+            progress: progressed,
+            pods,
+            clears: cleared,
+            kept,
+            view,
+            ready,
+            period,
+            repeats,
+        };
         let certificates = Arc::<Notify>::default();
         let mut agent = Agent {
             tasks: JoinSet::new(),
@@ -290,6 +351,7 @@ impl Agent {
             owner.run(ended).await;
             Ok(())
         });
+        agent.must_not_end("keeping", keeping.run(kept_seen, stop.clone()));
         for (name, thread) in threads {
             agent.must_not_end(name, threads::lives(thread, stop.clone()));
         }
@@ -300,7 +362,7 @@ impl Agent {
         });
         agent.keep_tallies(settings.state_dir.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
-        let admin = admin(&ports, settings, telemetry, certificates);
+        let admin = admin(&ports, settings, telemetry, (certificates, clears));
         agent.must_not_end("ports", serve::ports((ports.doors, ports.http), admin, shown.clone()));
         match ports.usage {
             Some(socket) => agent.must_not_end("usage", serve::usage(socket, usage_broken, progress_seen, shown)),
@@ -313,9 +375,9 @@ impl Agent {
     /// Keeps on disk what pods have had of GPUs.
     fn keep_tallies(&mut self, state_dir: PathBuf) {
         let (view, reporter, ended) = (self.view.clone(), self.reporter.clone(), self.stop.clone());
-        let keeping = Keeping { state_dir, view, reporter, every: tallies::EVERY };
+        let keeper = TallyKeeper { state_dir, view, reporter, every: tallies::EVERY };
         self.must_not_end("tallies", async move {
-            keeping.run(ended).await;
+            keeper.run(ended).await;
             Ok(())
         });
     }

@@ -18,6 +18,8 @@ pub(crate) enum Wish {
     Agent(Spoken),
     /// Take away what agents wrote on this node's Node, or on all of them.
     Clean(Spoken, bool),
+    /// Tell the agent that runs here that what has happened to this GPU, or to all, is mended.
+    Clear(Spoken, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
     /// Be the child of a program that is being profiled.
@@ -28,6 +30,8 @@ pub(crate) enum Wish {
     Usage(Spoken, usage::Wanted),
 }
 
+/// The flag that clears incidents.
+const CLEAR: &str = "clear-incident";
 /// The flag that cleans, and whose Nodes.
 const CLEAN: &str = "clean-node";
 const OWN: &str = "own";
@@ -73,9 +77,10 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Wish, cla
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
             Ok(Wish::Usage(spoken(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
         }
-        Some((_, sub)) => Ok(match sub.get_one::<String>(CLEAN) {
-            Some(whose) => Wish::Clean(spoken(sub), whose == ALL),
-            None => Wish::Agent(spoken(sub)),
+        Some((_, sub)) => Ok(match (sub.get_one::<String>(CLEAN), sub.get_one::<String>(CLEAR)) {
+            (Some(whose), _) => Wish::Clean(spoken(sub), whose == ALL),
+            (None, Some(which)) => Wish::Clear(spoken(sub), which.clone()),
+            (None, None) => Wish::Agent(spoken(sub)),
         }),
         None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
     }
@@ -100,7 +105,7 @@ pub(crate) fn command() -> Command {
                      SIGHUP reads the configuration file again, SIGUSR1 and SIGUSR2 make the log more and less detailed.",
                 )
                 .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
-        ).arg(clean()))
+        ).arg(clean()).arg(clear()))
         .subcommand(top::command())
         .subcommand(with_settings(
             Command::new("print-config")
@@ -132,6 +137,19 @@ fn clean() -> Arg {
         .help(
             "Run no agent: take away the labels and annotations that agents wrote on this node's Node (=all: on every Node) \
              and end. The agent there must have ended, else it writes them anew",
+        )
+}
+
+/// Not a setting either.
+fn clear() -> Arg {
+    Arg::new(CLEAR)
+        .long(CLEAR)
+        .value_name("UUID|all")
+        .value_parser(NonEmptyStringValueParser::new())
+        .conflicts_with(CLEAN)
+        .help(
+            "Run no agent: tell the one that runs here (by its --state-dir) that what has happened to this GPU, or to all, is \
+             mended, so that it gets new containers again, and end",
         )
 }
 
@@ -201,7 +219,11 @@ mod tests {
         match read(line.split(' ').map(OsString::from)) {
             Ok(Wish::Top(_) | Wish::Symbolize) => unreachable!("no line here asks for it"),
             Ok(
-                Wish::Agent(spoken) | Wish::Clean(spoken, _) | Wish::PrintConfig(spoken, _) | Wish::Usage(spoken, _),
+                Wish::Agent(spoken)
+                | Wish::Clean(spoken, _)
+                | Wish::Clear(spoken, _)
+                | Wish::PrintConfig(spoken, _)
+                | Wish::Usage(spoken, _),
             ) => Ok(spoken),
             Err(error) => Err(error.kind()),
         }
@@ -231,6 +253,16 @@ mod tests {
             assert_eq!(all, expected, "{line}");
         }
         assert!(flags("gpu-steward agent --clean-node=n1").is_err());
+    }
+
+    #[test]
+    fn clearing_names_a_gpu_or_all() {
+        for which in ["GPU-1", "all"] {
+            let wish = read(["gpu-steward", "agent", "--clear-incident", which].map(OsString::from)).unwrap();
+            assert!(matches!(wish, Wish::Clear(_, named) if named == which));
+        }
+        assert!(flags("gpu-steward agent --clear-incident").is_err());
+        assert!(flags("gpu-steward agent --clear-incident all --clean-node").is_err());
     }
 
     #[test]

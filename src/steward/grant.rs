@@ -18,6 +18,10 @@ pub(crate) fn grant(wish: Wish) -> Exit {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clean(&settings, all)
         }),
+        Wish::Clear(spoken, which) => Settings::hear(&spoken).map(|(settings, _)| {
+            telemetry::start(settings.log_format, settings.live.verbosity);
+            agent::clear(&settings, &which)
+        }),
         Wish::PrintConfig(spoken, output) => Settings::hear(&spoken).map(|(_, said)| {
             say(&print_config::print(&said, output));
             Exit::Ok

@@ -45,6 +45,7 @@ pub mod checkpoint;
 pub mod limits;
 pub mod issued;
 pub mod tally;
+pub mod incidents;
 pub mod versions;
 pub mod api;
 

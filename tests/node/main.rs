@@ -30,6 +30,8 @@ mod usage;
 #[cfg(test)]
 mod driver;
 #[cfg(test)]
+mod incidents;
+#[cfg(test)]
 mod clean;
 #[cfg(test)]
 mod simulated;

@@ -1,7 +1,8 @@
 //! A card's way down and back, step by step and by chance.
 
 use super::*;
-use model::unit::{Celsius, Count};
+use model::incident::Marks;
+use model::unit::{Celsius, Count, Millijoules};
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -88,17 +89,132 @@ fn the_way_back_needs_nvmls_advice_and_a_quiet_period() {
     assert!(record.condition(&policy()).fit() && record.health(&well(210)) == Health::Healthy);
 }
 
+/// Of a driver that gives no advice.
+fn mute(seconds: u64) -> GpuSample {
+    GpuSample { recovery: Reading::Absent(Absence::NotSupported), ..well(seconds) }
+}
+
+/// The same, with persistence mode and energy since the driver was loaded.
+fn counting(seconds: u64, energy: u64) -> GpuSample {
+    GpuSample {
+        energy: Reading::Measured(Millijoules(energy), at(seconds)),
+        persistence: Reading::Measured(true, at(seconds)),
+        ..mute(seconds)
+    }
+}
+
 #[test]
-fn where_nvml_never_advises_the_quiet_period_decides() {
-    let mute = |seconds| GpuSample { recovery: Reading::Absent(Absence::NotSupported), ..well(seconds) };
+fn where_nvml_never_advises_quiet_decides_of_what_needs_no_reset() {
+    let every = Policy { fatal: [54, 94, 109, 79].into(), ..policy() };
+    for code in [94, 109] {
+        let mut record = Record::default();
+        record.read(&mute(0), &every, at(0));
+        record.xid(code, &every, at(0));
+        assert_eq!(record.condition(&every).fit_at, Some(at(60)));
+        assert_eq!(record.read(&mute(59), &every, at(59)), []);
+        assert_eq!(record.read(&mute(60), &every, at(60)), [Change::Fit], "{code}");
+        // Where it has advised before, its silence is none.
+        record.read(&well(61), &every, at(61));
+        record.xid(79, &every, at(62));
+        assert_eq!(record.read(&mute(500), &every, at(500)), []);
+    }
+}
+
+/// Promise 33 in docs/specification.md.
+#[test]
+fn where_nvml_never_advises_time_alone_mends_nothing_that_needs_a_reset() {
+    for code in [95, 62, 119, 79] {
+        let mut record = Record::default();
+        record.read(&counting(1, 5000), &policy(), at(1));
+        record.xid(code, &policy(), at(2));
+        for second in 3..1000 {
+            assert_eq!(record.read(&counting(second, 5000 + second), &policy(), at(second)), [], "{code}");
+        }
+        let condition = record.condition(&policy());
+        assert!(condition.awaits_reset && condition.fit_at.is_none(), "{code}");
+        let advice = condition.advice(Incident::Xid(code));
+        assert!(advice.contains("--clear-incident"), "{advice}");
+        // It is reset: the counters begin again, and from then on the quiet period counts as ever.
+        for second in 1000..1003 {
+            record.read(&counting(second, second - 1000), &policy(), at(second));
+        }
+        assert_eq!(record.condition(&policy()), Condition::default(), "{code}: quiet for long");
+    }
+}
+
+#[test]
+fn a_reset_that_is_seen_leaves_the_quiet_period() {
     let mut record = Record::default();
-    record.xid(79, &policy(), at(0));
-    assert_eq!(record.read(&mute(59), &policy(), at(59)), []);
-    assert_eq!(record.read(&mute(60), &policy(), at(60)), [Change::Fit]);
-    // Where it has advised before, its silence is none.
-    record.read(&well(61), &policy(), at(61));
-    record.xid(79, &policy(), at(62));
-    assert_eq!(record.read(&mute(500), &policy(), at(500)), []);
+    record.read(&mute(1), &policy(), at(1));
+    record.xid(95, &policy(), at(10));
+    record.was_reset();
+    assert_eq!(record.condition(&policy()).fit_at, Some(at(70)));
+    assert_eq!(record.read(&mute(69), &policy(), at(69)), []);
+    record.xid(62, &policy(), at(69));
+    assert!(record.condition(&policy()).awaits_reset, "it was not mended by that");
+    record.was_reset();
+    assert_eq!(record.read(&mute(129), &policy(), at(129)), [Change::Fit]);
+}
+
+#[test]
+fn counters_say_nothing_where_the_driver_lets_go_of_the_card_with_its_last_user() {
+    let transient =
+        |seconds, energy| GpuSample { persistence: Reading::Measured(false, at(seconds)), ..counting(seconds, energy) };
+    let mut record = Record::default();
+    record.read(&transient(1, 5000), &policy(), at(1));
+    record.xid(95, &policy(), at(2));
+    for second in 3..200 {
+        assert_eq!(record.read(&transient(second, second), &policy(), at(second)), []);
+    }
+    assert!(record.condition(&policy()).awaits_reset);
+}
+
+#[test]
+fn an_operators_word_clears_what_has_happened_and_not_what_stands() {
+    let mut record = Record::default();
+    record.read(&mute(1), &policy(), at(1));
+    assert_eq!(record.clear(), (0, None));
+    record.xid(95, &policy(), at(2));
+    assert_eq!(record.clear(), (1, Some(Change::Fit)));
+    assert!(record.condition(&policy()).fit());
+    record.xid(95, &policy(), at(3));
+    record.read(&GpuSample::absent(Absence::GpuLost), &policy(), at(4));
+    assert_eq!(record.clear(), (1, None));
+    let condition = record.condition(&policy());
+    assert_eq!((condition.incidents.len(), condition.awaits_reset), (1, false), "lost is lost");
+    assert_eq!(record.read(&mute(5), &policy(), at(5)), []);
+    assert_eq!(record.read(&mute(64), &policy(), at(64)), [Change::Fit]);
+}
+
+#[test]
+fn what_has_happened_is_known_in_the_next_life_and_what_stands_is_read_anew() {
+    let gpu = GpuUuid::parse("GPU-1").unwrap();
+    let mut record = Record::default();
+    assert_eq!(record.kept(&gpu), None);
+    record.read(&GpuSample::absent(Absence::GpuLost), &policy(), at(1));
+    assert_eq!(record.kept(&gpu), None, "that it is lost stands in the readings");
+    record.read(&counting(2, 5000), &policy(), at(2));
+    record.xid(95, &policy(), at(3));
+    let kept = record.kept(&gpu).unwrap();
+    let marks = Marks { energy: Some(5000), uncorrected: None };
+    let expected =
+        Kept { gpu: gpu.clone(), incidents: vec![(Incident::Xid(95), at(3))], last: at(3), awaits: Some(marks) };
+    assert_eq!(kept, expected);
+    let mut next = Record::restored(&kept, at(1000));
+    assert_eq!(next.health(&GpuSample::default()), Health::Degraded, "from the first moment on");
+    assert_eq!(next.kept(&gpu), Some(kept.clone()));
+    for second in 1001..1100 {
+        assert_eq!(next.read(&counting(second, 6000 + second), &policy(), at(second)), []);
+    }
+    assert!(next.condition(&policy()).awaits_reset);
+    // A driver that advises: its word is heard as ever.
+    let mut advised = Record::restored(&kept, at(1000));
+    assert_eq!(advised.read(&well(1001), &policy(), at(1001)), [Change::Fit]);
+    assert_eq!(advised.kept(&gpu), None);
+    // A time that is still to come was not written by us.
+    let far = Kept { last: Monotonic(u64::MAX), awaits: None, ..kept };
+    let mut next = Record::restored(&far, at(1000));
+    assert_eq!(next.read(&mute(1060), &policy(), at(1060)), [Change::Fit]);
 }
 
 #[test]

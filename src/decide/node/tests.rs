@@ -102,7 +102,7 @@ fn name(container: u8, called: Option<&str>) -> ContainerName {
 }
 
 fn node(observations: Vec<Observation>) -> Node {
-    let mut node = Node::new(NodeName::parse("n1").unwrap(), Policy::default());
+    let mut node = Node::new(NodeName::parse("n1").unwrap(), Policy::default(), &[], Monotonic::default());
     for observation in observations {
         node.apply(observation, now(1));
     }
@@ -407,7 +407,7 @@ fn what_goes_over_nvlinks_is_a_rate_between_two_readings_of_their_counters() {
 #[test]
 fn errors_that_condemn_a_gpu_are_counted_from_0_on_and_others_from_their_first() {
     let policy = Policy { fatal: [79, 48].into(), ..Policy::default() };
-    let mut node = Node::new(NodeName::parse("n1").unwrap(), policy);
+    let mut node = Node::new(NodeName::parse("n1").unwrap(), policy, &[], now(0).monotonic);
     node.apply(Observation::Gpus(vec![gpu(0)]), now(1));
     let shown = |node: &mut Node| (node.view(now(2)).gpus[0].xids.clone(), node.view(now(2)).gpus[0].xid_count);
     assert_eq!(shown(&mut node), (vec![(48, 0), (79, 0)], 0));

@@ -24,6 +24,21 @@ impl Guard {
     }
 }
 
+/// Of a port that asks nobody who they are: what changes which GPUs are offered or read is for those who can read the state
+/// directory, where this token lies, and not for every user and every pod with the host's network.
+pub(super) async fn operator(State(token): State<Option<Arc<str>>>, request: Request, next: Next) -> Response {
+    match (&token, caller::bearer(request.headers())) {
+        (None, _) => next.run(request).await,
+        (Some(token), Some(given)) if !token.is_empty() && caller::same(given, token.as_bytes()) => {
+            next.run(request).await
+        }
+        _ => {
+            let why = "this wants the header Authorization: Bearer <operator_token of addresses.json in --state-dir>\n";
+            (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], why).into_response()
+        }
+    }
+}
+
 /// Hands the request on, or refuses it.
 pub(super) async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let local = request.extensions().get::<Local>().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.0);

@@ -119,6 +119,8 @@ pub(super) fn seldom(card: &mut Card, sysfs: &Path) {
         recovery.map(|number| RecoveryAction::from_nvml(u32::try_from(number).unwrap_or(u32::MAX))),
         at,
     );
+    let persistence = asker.ask("persistence mode", || device.is_in_persistent_mode());
+    sample.persistence = Reading::from_result(persistence, at);
     let both = [NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX];
     let links = asker.ask("nvlink throughput", || {
         let [sent, received] = raw::fields(device, both, ALL_LINKS)?;

@@ -197,6 +197,7 @@ impl Card {
                 failed: Reading::Measured(false, at),
             },
             recovery: Reading::Measured(RecoveryAction::None, at),
+            persistence: Reading::Measured(true, at),
             gpm: self.counters(busy, at),
             ..GpuSample::absent(Absence::NotSupported)
         };

@@ -5,6 +5,8 @@ use super::tell::tell;
 use crate::notify;
 use crate::telemetry::repeats::Repeats;
 use decide::node::Node;
+use effects::admin::Clear;
+use model::incident::Kept;
 use model::observation::Observation;
 use model::pod::PodList;
 use model::view::NodeView;
@@ -36,6 +38,10 @@ pub(crate) struct Owner {
     pub progress: watch::Receiver<Progress>,
     /// To whoever shares GPUs out.
     pub pods: watch::Sender<Option<Arc<PodList>>>,
+    /// Operators who say that something is mended.
+    pub clears: mpsc::Receiver<Clear>,
+    /// What is to be kept over the end of the program.
+    pub kept: watch::Sender<Arc<[Kept]>>,
     /// To the servers.
     pub view: watch::Sender<Arc<NodeView>>,
     /// To `/readyz`.
@@ -80,6 +86,10 @@ impl Owner {
                     self.latch.progress = *self.progress.borrow_and_update();
                     self.judge();
                 }
+                Some(clear) = self.clears.recv() => {
+                    self.clear(clear);
+                    self.keep();
+                }
                 count = self.observations.recv_many(&mut batch, BATCH) => {
                     if count == 0 {
                         return;
@@ -92,6 +102,7 @@ impl Owner {
                         self.take(observation);
                     }
                     self.judge();
+                    self.keep();
                 }
             }
         }
@@ -104,6 +115,27 @@ impl Owner {
         for remark in self.node.apply(observation, sources::clock::now()) {
             tell(&remark, &self.view.borrow());
         }
+    }
+
+    fn clear(&mut self, clear: Clear) {
+        let (cleared, remarks) = self.node.clear_incidents(clear.gpu.as_ref());
+        for (gpu, _) in &cleared {
+            tracing::warn!(gpu_uuid = %gpu, "an operator has cleared what had happened to the GPU");
+        }
+        remarks.iter().for_each(|remark| tell(remark, &self.view.borrow()));
+        // Who asked may have given up.
+        let _ = clear.answer.send(cleared);
+    }
+
+    fn keep(&self) {
+        let now = self.node.kept();
+        self.kept.send_if_modified(|before| {
+            let changed = **before != *now;
+            if changed {
+                *before = now.into();
+            }
+            changed
+        });
     }
 
     fn publish(&mut self) {

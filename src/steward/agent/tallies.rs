@@ -32,7 +32,7 @@ const HIDDEN: &str = ".tallies.json.";
 
 /// What it needs.
 #[derive(Debug)]
-pub(crate) struct Keeping {
+pub(crate) struct TallyKeeper {
     /// Where they are kept.
     pub state_dir: PathBuf,
     /// What is seen of the node.
@@ -43,7 +43,7 @@ pub(crate) struct Keeping {
     pub every: Duration,
 }
 
-impl Keeping {
+impl TallyKeeper {
     /// Runs until `stop` is cancelled, and keeps them once more then.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let file = self.state_dir.join(FILE);
@@ -201,7 +201,7 @@ mod tests {
         first.tallies_to_keep = Arc::from([tally(1, 130, 9)]);
         let (_views, view) = watch::channel(Arc::new(first));
         let stop = CancellationToken::new();
-        let keeping = Keeping { state_dir: folder.path().to_owned(), view, reporter, every: Duration::from_millis(5) };
+        let keeping = TallyKeeper { state_dir: folder.path().to_owned(), view, reporter, every: Duration::from_millis(5) };
         let task = tokio::spawn(keeping.run(stop.clone()));
         let Some(Observation::TalliesRecalled(before)) = told.recv().await else { panic!("first what was kept") };
         assert_eq!(before.to_vec(), [tally(1, 100, 7)]);

@@ -4,6 +4,7 @@
 use decide::remark::{Remark, Weight};
 use model::gpu::Xid;
 use model::id::{GpuUuid, PodRef};
+use model::incident::HOW_TO_CLEAR;
 use model::observation::GpuSourceState;
 use model::switch::Sxid;
 use model::view::NodeView;
@@ -21,6 +22,7 @@ pub(crate) fn tell(remark: &Remark, view: &NodeView) {
         Remark::GpuCondemned(gpu, incident) => {
             tracing::error!(gpu_uuid = %gpu, incident = incident.code(), advice = incident.advice(), "GPU gets no new containers: {incident}; {}", incident.advice());
         }
+        Remark::GpuAwaitsReset(gpu) => tracing::warn!(gpu_uuid = %gpu, "{HOW_TO_CLEAR}"),
         Remark::GpuFit(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU gets new containers again"),
         Remark::Xid(told) => xid(told, view),
         Remark::XidProcess(told) => xid_process(told, view),

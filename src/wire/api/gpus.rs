@@ -54,6 +54,9 @@ pub struct Gpu {
     /// When it gets new ones again if nothing more happens; missing while something stands, and where nothing is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit_in_seconds: Option<f64>,
+    /// Whether it gets new ones only after a reset of it was seen, or by an operator's word.
+    #[serde(default)]
+    pub awaits_reset: bool,
     pub memory_total_bytes: Reading<u64>,
     pub memory_used_bytes: Reading<u64>,
     pub memory_reserved_bytes: Reading<u64>,
@@ -242,8 +245,9 @@ impl Gpu {
             architecture: ages.of(&gpu.architecture),
             mig_mode: ages.of(&gpu.mig_mode),
             health: seen.health.code().to_owned(),
-            incidents: seen.condition.incidents.iter().map(|one| Incident::of(*one, ages)).collect(),
+            incidents: seen.condition.incidents.iter().map(|one| Incident::of(*one, &seen.condition, ages)).collect(),
             fit_in_seconds: seen.condition.fit_at.map(|at| at.since(ages.0).as_secs_f64()),
+            awaits_reset: seen.condition.awaits_reset,
             memory_total_bytes: ages.of(&gpu.memory_total),
             memory_used_bytes: ages.of(&sample.memory_used),
             memory_reserved_bytes: ages.of(&sample.memory_reserved),
@@ -305,11 +309,15 @@ impl Unidentified {
 }
 
 impl Incident {
-    fn of((incident, since): (model::incident::Incident, Monotonic), ages: Ages) -> Incident {
+    fn of(
+        (incident, since): (model::incident::Incident, Monotonic),
+        condition: &model::incident::Condition,
+        ages: Ages,
+    ) -> Incident {
         Incident {
             incident: incident.code(),
             what: incident.to_string(),
-            advice: incident.advice().to_owned(),
+            advice: condition.advice(incident),
             age_seconds: ages.since(since),
         }
     }

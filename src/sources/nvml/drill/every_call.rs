@@ -90,7 +90,7 @@ fn everything(t: &Told<'_>) -> Vec<Named> {
     all.extend(model(t));
     all.extend(absences!(t.sample; memory_used, memory_reserved, memory_free, utilization, utilization_stamp,
         memory_copy, encoder, decoder, power, energy, clock_sm, clock_memory, throttle_reasons, temperature,
-        temperature_memory, pcie_tx, pcie_rx, pcie_replays, recovery, nvlink_bytes, ecc_volatile.corrected,
+        temperature_memory, pcie_tx, pcie_rx, pcie_replays, recovery, persistence, nvlink_bytes, ecc_volatile.corrected,
         ecc_volatile.uncorrected, ecc_aggregate.corrected, ecc_aggregate.uncorrected));
     all.extend(absences!(t.sample.violations; power, thermal, sync_boost, board_limit, low_utilization, reliability,
         application_clocks, base_clocks));
@@ -112,7 +112,7 @@ const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: 
 }
 
 /// Calls of a whole card.
-const WHOLE: [Case; 44] = [
+const WHOLE: [Case; 45] = [
     case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
         let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
         links.map(|link| ("links", link.nvlinks.absence())).chain(absences!(t.gpu; pci_bus_id)).collect()
@@ -159,6 +159,7 @@ const WHOLE: [Case; 44] = [
     ),
     case(&["nvmlDeviceGetSamples", "nvmlDeviceGetEncoderUtilization"], &[], |t| absences!(t.sample; encoder)),
     case(&["nvmlDeviceGetSamples", "nvmlDeviceGetDecoderUtilization"], &[], |t| absences!(t.sample; decoder)),
+    case(&["nvmlDeviceGetPersistenceMode"], &[], |t| absences!(t.sample; persistence)),
     case(&["nvmlDeviceGetPcieReplayCounter"], &[], |t| absences!(t.sample; pcie_replays)),
     case(
         &["nvmlDeviceGetRemappedRows"],

@@ -44,7 +44,7 @@ impl Watched {
                 before.is_some_and(|before| before.incidents.iter().any(|(other, _)| other == incident))
             };
             for (incident, _) in condition.incidents.iter().filter(|(incident, _)| !known(incident)) {
-                news.push(condemned(gpu, *incident, at));
+                news.push(condemned(gpu, *incident, condition, at));
             }
             if condition.fit() && before.is_some_and(|before| !before.fit()) {
                 let note = format!("{}: nothing is wrong any more; it gets new containers again.", named(gpu));
@@ -95,11 +95,11 @@ impl Watched {
     }
 }
 
-fn condemned(gpu: &Gpu, incident: Incident, at: &str) -> News {
+fn condemned(gpu: &Gpu, incident: Incident, condition: &Condition, at: &str) -> News {
     let note = format!(
         "{}: {incident}. It gets no new containers; what runs on it is left alone. {}",
         named(gpu),
-        incident.advice()
+        condition.advice(incident)
     );
     of(gpu, Weight::Warning, "GpuUnhealthy", note, at)
 }
@@ -146,7 +146,7 @@ mod tests {
             gpu: Arc::new(gpu),
             sample: Arc::default(),
             health: Health::Healthy,
-            condition: Condition { incidents, fit_at: None },
+            condition: Condition { incidents, ..Condition::default() },
             processes: Reading::NOT_YET,
             processes_left_out: 0,
             holders: Vec::new(),

@@ -1,0 +1,166 @@
+//! Whether a GPU was reset since something happened to it, told by counters that begin again at 0.
+//!
+//! A driver that gives no advice does not say when a GPU is well again. What it left behind is gone when the GPU was
+//! initialised anew, and then counters of this initialisation (energy, volatile ECC errors) are below what they were.
+//!
+//! What must never happen here: one reading that is wrong passes for a reset.
+
+use model::gpu::GpuSample;
+use model::incident::Marks;
+use model::reading::Reading;
+use model::time::Monotonic;
+
+/// As many readings in a row below the mark, none smaller than the one before, are a counter that began again. One or two
+/// are what a driver in trouble answers.
+const READINGS: u32 = 3;
+/// No card draws as much (10 kW, in millijoules a second): energy that grew faster was misread.
+const MOST_POWER: u64 = 10_000_000;
+
+/// The counters of a card, as they were last read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    energy: Option<(u64, Monotonic)>,
+    uncorrected: Option<u64>,
+    /// Whether the driver keeps the card initialised while no program uses it.
+    persists: bool,
+}
+
+/// What is looked for after an incident.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Traces {
+    marks: Marks,
+    energy: Run,
+    uncorrected: Run,
+}
+
+/// Readings below a mark.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    last: u64,
+    at: Monotonic,
+    count: u32,
+}
+
+impl Counters {
+    /// Takes in what was read.
+    pub(crate) fn read(&mut self, sample: &GpuSample) {
+        self.persists = sample.persistence.get().unwrap_or(self.persists);
+        if let Reading::Measured(energy, at) = sample.energy {
+            let plausible = self.energy.is_none_or(|(before, then)| {
+                let most = at.since(then).as_secs().saturating_add(1).saturating_mul(MOST_POWER);
+                energy.0 <= before.saturating_add(most)
+            });
+            if plausible {
+                self.energy = Some((energy.0, at));
+            }
+        }
+        self.uncorrected = sample.ecc_volatile.uncorrected.get().map(|count| count.0).or(self.uncorrected);
+    }
+
+    /// Marks of now. None where the driver lets go of the card when its last user ends: then the counters begin again
+    /// without a reset.
+    pub(crate) fn marks(&self) -> Marks {
+        if self.persists {
+            Marks { energy: self.energy.map(|(energy, _)| energy), uncorrected: self.uncorrected }
+        } else {
+            Marks::default()
+        }
+    }
+}
+
+impl Traces {
+    /// Looks for a reset from these marks on.
+    pub(crate) fn after(marks: Marks) -> Traces {
+        Traces { marks, ..Traces::default() }
+    }
+
+    /// The marks.
+    pub(crate) fn marks(&self) -> Marks {
+        self.marks
+    }
+
+    /// Whether this reading and those before it show a reset.
+    pub(crate) fn reset(&mut self, sample: &GpuSample) -> bool {
+        let energy = self.energy.below(self.marks.energy, sample.energy.map(|energy| energy.0));
+        let errors = sample.ecc_volatile.uncorrected.map(|count| count.0);
+        self.uncorrected.below(self.marks.uncorrected, errors) || energy
+    }
+}
+
+impl Run {
+    fn below(&mut self, mark: Option<u64>, reading: Reading<u64>) -> bool {
+        let (Some(mark), Reading::Measured(value, at)) = (mark, reading) else { return false };
+        if at <= self.at {
+            return false;
+        }
+        let goes_on = self.count == 0 || value >= self.last;
+        self.count = match (value < mark, goes_on) {
+            (false, _) => 0,
+            (true, true) => self.count + 1,
+            (true, false) => 1,
+        };
+        (self.last, self.at) = (value, at);
+        self.count >= READINGS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::unit::{Count, Millijoules};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn read(second: u64, energy: u64, errors: u64) -> GpuSample {
+        let at = Monotonic(second * SECOND);
+        let mut sample = GpuSample {
+            energy: Reading::Measured(Millijoules(energy), at),
+            persistence: Reading::Measured(true, at),
+            ..GpuSample::default()
+        };
+        sample.ecc_volatile.uncorrected = Reading::Measured(Count(errors), at);
+        sample
+    }
+
+    fn marked(energy: u64, errors: u64) -> Traces {
+        Traces::after(Marks { energy: Some(energy), uncorrected: Some(errors) })
+    }
+
+    /// The reading at which a reset is seen, if it is.
+    fn seen(traces: &mut Traces, energies: &[u64]) -> Option<usize> {
+        (1..).zip(energies).position(|(second, energy)| traces.reset(&read(second, *energy, 9)))
+    }
+
+    #[test]
+    fn three_readings_below_the_mark_that_grow_are_a_reset() {
+        assert_eq!(seen(&mut marked(1000, 0), &[1000, 1100, 1200]), None);
+        assert_eq!(seen(&mut marked(1000, 0), &[0, 100, 200]), Some(2));
+        assert_eq!(seen(&mut marked(1000, 0), &[1100, 0, 0, 0]), Some(3));
+        let mut errors = marked(1, 3);
+        let shown = (1..5).map(|second| errors.reset(&read(second, 2, 1))).collect::<Vec<_>>();
+        assert_eq!(shown, [false, false, true, true], "volatile ECC errors as well");
+    }
+
+    #[test]
+    fn a_wrong_reading_is_no_reset() {
+        assert_eq!(seen(&mut marked(1000, 0), &[0, 1100, 0, 1200, 0, 0, 1300]), None);
+        assert_eq!(seen(&mut marked(1000, 0), &[900, 500, 100, 1100]), None, "a counter does not fall");
+        let mut traces = marked(1000, 0);
+        let same = (0..9).any(|_| traces.reset(&read(1, 0, 0)));
+        assert!(!same, "one reading that is looked at again and again");
+    }
+
+    #[test]
+    fn a_mark_is_what_was_read_before_and_can_be() {
+        let mut counters = Counters::default();
+        assert_eq!(counters.marks(), Marks::default());
+        counters.read(&read(1, 5_000, 2));
+        counters.read(&read(2, u64::MAX, 2));
+        assert_eq!(counters.marks(), Marks { energy: Some(5_000), uncorrected: Some(2) });
+        counters.read(&read(3, 9_000, 2));
+        assert_eq!(counters.marks().energy, Some(9_000));
+        let off = GpuSample { persistence: Reading::Measured(false, Monotonic(4)), ..read(4, 9_100, 2) };
+        counters.read(&off);
+        assert_eq!(counters.marks(), Marks::default(), "they begin again whenever the last program ends");
+    }
+}

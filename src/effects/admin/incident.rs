@@ -1,0 +1,69 @@
+//! `DELETE /incidents/<UUID|all>`: an operator says that what has happened to a GPU is mended.
+
+use axum::Router;
+use axum::extract::Path;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::delete;
+use model::id::GpuUuid;
+use model::incident::Condition;
+use std::fmt::Write;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+/// How long the owner of the node's state may take for an answer; it takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The word for every GPU.
+pub const ALL: &str = "all";
+/// As many questions may wait for the owner.
+pub const QUEUE: usize = 4;
+
+/// The question, to whoever owns the node's state.
+#[derive(Debug)]
+pub struct Clear {
+    /// Which GPU; `None` for all.
+    pub gpu: Option<GpuUuid>,
+    /// Takes each GPU of which something was cleared, with what is left.
+    pub answer: oneshot::Sender<Vec<(GpuUuid, Condition)>>,
+}
+
+/// The route.
+pub fn router(owner: mpsc::Sender<Clear>) -> Router {
+    let clear = async move |Path(which): Path<String>| {
+        let gpu = match which.as_str() {
+            ALL => None,
+            name => match GpuUuid::parse(name) {
+                Ok(gpu) => Some(gpu),
+                Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}; or say {ALL}\n")).into_response(),
+            },
+        };
+        let (answer, answered) = oneshot::channel();
+        if owner.try_send(Clear { gpu, answer }).is_err() {
+            return unanswered();
+        }
+        match timeout(PATIENCE, answered).await {
+            Ok(Ok(cleared)) => told(&which, &cleared),
+            _ => unanswered(),
+        }
+    };
+    Router::new().route("/incidents/{which}", delete(clear))
+}
+
+fn unanswered() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, "the agent is busy or ends; try again\n").into_response()
+}
+
+fn told(which: &str, cleared: &[(GpuUuid, Condition)]) -> Response {
+    if cleared.is_empty() {
+        return (StatusCode::NOT_FOUND, format!("nothing has happened that could be cleared ({which})\n"))
+            .into_response();
+    }
+    let mut text = String::new();
+    for (gpu, left) in cleared {
+        let stands: Vec<String> = left.incidents.iter().map(|(incident, _)| incident.to_string()).collect();
+        let stands = if stands.is_empty() { String::new() } else { format!("; this stands: {}", stands.join(", ")) };
+        let _ = writeln!(text, "{gpu}: cleared{stands}");
+    }
+    text.into_response()
+}

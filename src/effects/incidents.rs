@@ -1,0 +1,157 @@
+//! The file in the state directory that keeps what has happened to GPUs over a restart of the agent.
+//!
+//! It is not synced to the disk: after a power loss the machine boots, and then the file says nothing.
+//!
+//! What must never happen here: a file that cannot be read ends the start, or is written over before a person could see it.
+
+use model::id::BootId;
+use model::incident::Kept;
+use model::time::Now;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use wire::incidents::{self, MAX_BYTES};
+
+/// In the state directory.
+const FILE: &str = "incidents.json";
+/// What could not be read is put aside under this name, over the one before.
+const ASIDE: &str = "incidents.json.unreadable";
+/// Read and written by who runs the agent.
+const MODE: u32 = 0o600;
+
+/// The file, for one boot of the machine.
+#[derive(Clone, Debug)]
+pub struct IncidentFile {
+    path: PathBuf,
+    boot: BootId,
+}
+
+/// What was found at the start.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// What was kept in this boot.
+    Kept(Vec<Kept>),
+    /// Nothing, or what an earlier boot left: every GPU was reset since.
+    Nothing,
+    /// Something that cannot be read, and where it was put.
+    Unreadable(String),
+}
+
+impl IncidentFile {
+    /// In this state directory.
+    #[must_use]
+    pub fn new(directory: &Path, boot: BootId) -> IncidentFile {
+        IncidentFile { path: directory.join(FILE), boot }
+    }
+
+    /// Reads what was kept.
+    #[must_use]
+    pub fn read(&self) -> Found {
+        let mut bytes = Vec::new();
+        let limit = MAX_BYTES as u64 + 1;
+        let read = fs::File::open(&self.path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+        let why = match read {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Found::Nothing,
+            Err(error) => error.to_string(),
+            Ok(_) => match incidents::decode(&bytes) {
+                Ok((boot, kept)) if boot == self.boot => return Found::Kept(kept),
+                Ok(_) => return Found::Nothing,
+                Err(fault) => fault.to_string(),
+            },
+        };
+        let aside = self.path.with_file_name(ASIDE);
+        let put = match fs::rename(&self.path, &aside) {
+            Ok(()) => format!("it is put aside as {}", aside.display()),
+            Err(error) => format!("it cannot be put aside: {error}"),
+        };
+        Found::Unreadable(format!("{}: {why}; {put}", self.path.display()))
+    }
+
+    /// Writes what is to be kept, whole or not at all; nothing to keep is no file.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, kept: &[Kept], now: Now) -> io::Result<()> {
+        if kept.is_empty() {
+            return match fs::remove_file(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            };
+        }
+        let text = incidents::encode(&self.boot, kept, now)
+            .map_err(|fault| io::Error::new(io::ErrorKind::InvalidInput, fault.to_string()))?;
+        // Of this process alone: while one agent follows another both write.
+        let new = self.path.with_file_name(format!("{FILE}.{}.new", std::process::id()));
+        let write = || {
+            let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&new)?;
+            file.write_all(text.as_bytes())?;
+            fs::rename(&new, &self.path)
+        };
+        write().inspect_err(|_| drop(fs::remove_file(&new)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::GpuUuid;
+    use model::incident::Incident;
+    use model::time::Monotonic;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn boot(last: char) -> BootId {
+        BootId::parse(&format!("6f1b8a0e-2c5d-4f3a-9b7c-0123456789a{last}")).unwrap()
+    }
+
+    fn kept() -> Vec<Kept> {
+        let gpu = GpuUuid::parse("GPU-1").unwrap();
+        let at = Monotonic(1);
+        vec![Kept { gpu, incidents: vec![(Incident::Xid(95), at)], last: at, awaits: None }]
+    }
+
+    fn files(folder: &Path) -> Vec<String> {
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        fs::read_dir(folder).unwrap().map(name).collect()
+    }
+
+    #[test]
+    fn what_was_kept_is_found_in_this_boot_and_in_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = IncidentFile::new(folder.path(), boot('b'));
+        assert_eq!(file.read(), Found::Nothing);
+        file.write(&kept(), Now::default()).unwrap();
+        assert_eq!(file.read(), Found::Kept(kept()));
+        let mode = fs::metadata(folder.path().join(FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, MODE, "for nobody else");
+        assert_eq!(IncidentFile::new(folder.path(), boot('c')).read(), Found::Nothing, "the machine has booted");
+        assert_eq!(file.read(), Found::Kept(kept()));
+        file.write(&[], Now::default()).unwrap();
+        assert_eq!(files(folder.path()), Vec::<String>::new());
+        file.write(&[], Now::default()).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_and_put_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = IncidentFile::new(folder.path(), boot('b'));
+        for bytes in [b"".to_vec(), b"{\"version\":2}".to_vec(), vec![0; 4096], vec![b' '; MAX_BYTES + 1]] {
+            fs::write(folder.path().join(FILE), &bytes).unwrap();
+            let Found::Unreadable(why) = file.read() else { panic!("{} bytes", bytes.len()) };
+            assert!(why.contains(FILE) && why.contains("put aside"), "{why}");
+            assert_eq!(fs::read(folder.path().join(ASIDE)).unwrap(), bytes);
+            assert_eq!(file.read(), Found::Nothing, "told once");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_an_error_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let gone = folder.path().join("not-there");
+        assert!(IncidentFile::new(&gone, boot('b')).write(&kept(), Now::default()).is_err());
+        fs::create_dir(folder.path().join(FILE)).unwrap();
+        let file = IncidentFile::new(folder.path(), boot('b'));
+        assert!(file.write(&kept(), Now::default()).is_err(), "something else has the name");
+        assert_eq!(files(folder.path()), [FILE]);
+    }
+}

@@ -1,0 +1,81 @@
+//! Tells the running agent, at its admin port, that what has happened to a GPU is mended.
+
+use super::addresses;
+use crate::settings::Settings;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::{Method, Request, header};
+use hyper_util::rt::TokioIo;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// For the whole question; the agent waits for at most 5 s itself.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A line for each of 64 GPUs.
+const MAX_ANSWER: usize = 64 << 10;
+
+/// Why nothing was cleared, as a sentence.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotCleared(String);
+
+impl NotCleared {
+    /// What the operating system refused.
+    pub(crate) fn io(doing: &str, error: &std::io::Error) -> NotCleared {
+        NotCleared(format!("cannot {doing}: {error}"))
+    }
+}
+
+/// Asks, and gives back what the agent says.
+///
+/// # Errors
+/// A sentence that says what could not be done, and what to do.
+pub(crate) async fn clear(settings: &Settings, which: &str) -> Result<String, NotCleared> {
+    let (admin, operator) = addresses::admin(&settings.state_dir).map_err(NotCleared)?;
+    // A port on every address is asked on this machine.
+    let admin = if admin.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], admin.port())) } else { admin };
+    if settings.admin_tls.is_some() {
+        return Err(NotCleared(format!(
+            "the admin port speaks HTTPS: ask it with your certificates, curl -X DELETE https://{admin}/incidents/{which}"
+        )));
+    }
+    let token = settings.admin_token_file.as_deref().map(std::fs::read_to_string).transpose();
+    let token = token.map_err(|error| NotCleared::io("read --admin-token-file", &error))?;
+    let token = token.as_deref().map_or(&*operator, str::trim);
+    match timeout(PATIENCE, ask(admin, which, token)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(NotCleared(format!("no answer from {admin} within {} s", PATIENCE.as_secs()))),
+    }
+}
+
+async fn ask(admin: SocketAddr, which: &str, token: &str) -> Result<String, NotCleared> {
+    let failed = |error: &dyn std::error::Error| NotCleared(format!("cannot ask the agent at {admin}: {error}"));
+    let stream = TcpStream::connect(admin).await.map_err(|error| failed(&error))?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
+    let request = Request::builder()
+        .method(Method::DELETE)
+        .uri(format!("/incidents/{which}"))
+        .header(header::HOST, admin.to_string())
+        .header(header::AUTHORIZATION, format!("Bearer {token}"));
+    let request = request.body(Empty::<Bytes>::new()).map_err(|error| failed(&error))?;
+    let question = async {
+        let answer = sender.send_request(request).await.map_err(|error| failed(&error))?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+        let body = body.map_err(|error| NotCleared(format!("the answer of {admin} cannot be read: {error}")))?;
+        let text = String::from_utf8_lossy(&body.to_bytes()).trim_end().to_owned();
+        if status.is_success() { Ok(text) } else { Err(NotCleared(format!("{admin} answered {status}: {text}"))) }
+    };
+    tokio::pin!(question);
+    // The connection is driven beside the question and dropped with it.
+    tokio::select! {
+        answer = &mut question => answer,
+        ended = connection => match ended {
+            Ok(()) => question.await,
+            Err(error) => Err(failed(&error)),
+        },
+    }
+}

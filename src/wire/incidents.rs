@@ -1,0 +1,233 @@
+//! What has happened to GPUs, kept in the state directory so that a restart of the agent does not forget it.
+//!
+//! ```text
+//!   {"version":1,"boot":"6f1b8a0e-…","gpus":[
+//!     {"uuid":"GPU-…","last_ns":81234567890,"incidents":[{"incident":"xid_95","since_ns":81234567890,"at":"2026-…Z"}],
+//!      "awaits_reset":{"energy_mj":123456,"ecc_uncorrected":2}}]}
+//! ```
+//!
+//! Times are nanoseconds since the boot that `boot` names, so no jump of a clock moves them; `at` is for people and is not
+//! read. The file of another boot says nothing: every GPU was reset since.
+
+use crate::fault::{Fault, shown};
+use crate::timestamp;
+use model::gpu::MAX_GPUS;
+use model::id::{BootId, GpuUuid};
+use model::incident::{Incident, Kept, Marks};
+use model::time::{Monotonic, Now};
+use model::view::MAX_XID_CODES;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// The version that is written, and the only one that is read.
+const VERSION: u32 = 1;
+/// A longer file is not ours: 64 GPUs with 64 incidents of 100 bytes each, and room.
+pub const MAX_BYTES: usize = 1 << 20;
+/// Incidents of one GPU: as many as are counted of its XIDs, and that of its ECC errors.
+const MAX_INCIDENTS: usize = MAX_XID_CODES + 1;
+/// What faults call the file.
+const KEY: &str = "incidents.json";
+
+#[derive(Serialize, Deserialize)]
+struct Document<'a> {
+    version: u32,
+    #[serde(borrow)]
+    boot: Cow<'a, str>,
+    #[serde(borrow)]
+    gpus: Vec<Gpu<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Gpu<'a> {
+    #[serde(borrow)]
+    uuid: Cow<'a, str>,
+    last_ns: u64,
+    #[serde(borrow)]
+    incidents: Vec<One<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    awaits_reset: Option<Counters>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct One<'a> {
+    #[serde(borrow)]
+    incident: Cow<'a, str>,
+    since_ns: u64,
+    #[serde(skip_deserializing)]
+    at: Cow<'a, str>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Counters {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    energy_mj: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ecc_uncorrected: Option<u64>,
+}
+
+/// Writes it, with a line end. What stands in readings is left out.
+///
+/// # Errors
+/// [`Fault`] for more GPUs or incidents than are ever read back.
+pub fn encode(boot: &BootId, kept: &[Kept], now: Now) -> Result<String, Fault> {
+    if kept.len() > MAX_GPUS {
+        return Err(Fault::too_many(KEY, 0, "GPUs", MAX_GPUS));
+    }
+    if kept.iter().any(|gpu| gpu.incidents.len() > MAX_INCIDENTS) {
+        return Err(Fault::too_many(KEY, 0, "incidents of a GPU", MAX_INCIDENTS));
+    }
+    let one = |(incident, since): &(Incident, Monotonic)| One {
+        incident: incident.code().into(),
+        since_ns: since.0,
+        at: timestamp::to_rfc3339(now.wall_of(*since)).into(),
+    };
+    let gpu = |kept: &Kept| Gpu {
+        uuid: kept.gpu.to_string().into(),
+        last_ns: kept.last.0,
+        incidents: kept.incidents.iter().filter(|(incident, _)| incident.happened()).map(one).collect(),
+        awaits_reset: kept.awaits.map(|marks| Counters { energy_mj: marks.energy, ecc_uncorrected: marks.uncorrected }),
+    };
+    let document = Document { version: VERSION, boot: boot.as_str().into(), gpus: kept.iter().map(gpu).collect() };
+    let text = serde_json::to_string(&document).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
+    Ok(text + "\n")
+}
+
+/// Reads it: the boot in which it was written, and what is kept.
+///
+/// # Errors
+/// [`Fault`] for another version, another format, or something in it that is none of ours.
+pub fn decode(bytes: &[u8]) -> Result<(BootId, Vec<Kept>), Fault> {
+    if bytes.len() > MAX_BYTES {
+        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
+    }
+    let document: Document<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
+    let fault = |what: String| Fault::new(KEY, 0, what);
+    if document.version != VERSION {
+        return Err(fault(format!("is of version {}, and {VERSION} is read", document.version)));
+    }
+    if document.gpus.len() > MAX_GPUS {
+        return Err(Fault::too_many(KEY, 0, "GPUs", MAX_GPUS));
+    }
+    let boot = BootId::parse(&document.boot).map_err(|error| fault(error.to_string()))?;
+    let kept = document.gpus.into_iter().map(gpu).collect::<Result<_, _>>()?;
+    Ok((boot, kept))
+}
+
+fn gpu(gpu: Gpu<'_>) -> Result<Kept, Fault> {
+    if gpu.incidents.len() > MAX_INCIDENTS {
+        return Err(Fault::too_many(KEY, 0, "incidents of a GPU", MAX_INCIDENTS));
+    }
+    let one = |one: &One<'_>| Ok((incident(&one.incident)?, Monotonic(one.since_ns)));
+    Ok(Kept {
+        gpu: GpuUuid::parse(&gpu.uuid).map_err(|error| Fault::new(KEY, 0, error.to_string()))?,
+        incidents: gpu.incidents.iter().map(one).collect::<Result<_, Fault>>()?,
+        last: Monotonic(gpu.last_ns),
+        awaits: gpu
+            .awaits_reset
+            .map(|counters| Marks { energy: counters.energy_mj, uncorrected: counters.ecc_uncorrected }),
+    })
+}
+
+fn incident(word: &str) -> Result<Incident, Fault> {
+    let code = word.strip_prefix("xid_").filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    match (code.and_then(|digits| digits.parse().ok()), word) {
+        (Some(code), _) => Ok(Incident::Xid(code)),
+        (None, "ecc_uncorrected") => Ok(Incident::EccUncorrected),
+        (None, other) => Err(Fault::new(KEY, 0, format!("{} is no incident that is kept", shown(other)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::reading::Absence;
+    use proptest::prelude::*;
+
+    fn boot() -> BootId {
+        BootId::parse("6f1b8a0e-2c5d-4f3a-9b7c-0123456789ab").unwrap()
+    }
+
+    fn one() -> Kept {
+        Kept {
+            gpu: GpuUuid::parse("GPU-1").unwrap(),
+            incidents: vec![(Incident::Xid(95), Monotonic(5_000_000_000))],
+            last: Monotonic(6_000_000_000),
+            awaits: Some(Marks { energy: Some(7), uncorrected: None }),
+        }
+    }
+
+    #[test]
+    fn another_version_or_a_word_that_is_none_is_refused() {
+        let now = Now { monotonic: Monotonic(9_000_000_000), wall: model::time::WallTime(1_700_000_004_000_000) };
+        let text = encode(&boot(), &[one()], now).unwrap();
+        assert_eq!(
+            text,
+            "{\"version\":1,\"boot\":\"6f1b8a0e-2c5d-4f3a-9b7c-0123456789ab\",\"gpus\":[{\"uuid\":\"GPU-1\",\
+             \"last_ns\":6000000000,\"incidents\":[{\"incident\":\"xid_95\",\"since_ns\":5000000000,\
+             \"at\":\"2023-11-14T22:13:20Z\"}],\"awaits_reset\":{\"energy_mj\":7}}]}\n"
+        );
+        assert_eq!(decode(text.as_bytes()), Ok((boot(), vec![one()])));
+        for (from, to) in [
+            ("\"version\":1", "\"version\":2"),
+            ("6f1b8a0e-", "x"),
+            ("xid_95", "xid_+95"),
+            ("xid_95", "xid_"),
+            ("xid_95", "gpu_lost"),
+            ("xid_95", "xid_4294967296"),
+            ("GPU-1", "GPU 1"),
+            ("6000000000", "-6"),
+        ] {
+            assert!(decode(text.replacen(from, to, 1).as_bytes()).is_err(), "{to}");
+        }
+        let many = vec![one(); MAX_GPUS + 1];
+        assert!(encode(&boot(), &many, now).is_err());
+        let stands = Kept { incidents: vec![(Incident::Silent(Absence::GpuLost), Monotonic(1))], ..one() };
+        let text = encode(&boot(), &[stands], now).unwrap();
+        assert!(decode(text.as_bytes()).is_ok_and(|(_, kept)| kept[0].incidents.is_empty()), "what stands is not kept");
+    }
+
+    fn marks() -> impl Strategy<Value = Marks> {
+        (any::<Option<u64>>(), any::<Option<u64>>()).prop_map(|(energy, uncorrected)| Marks { energy, uncorrected })
+    }
+
+    prop_compose! {
+        fn kept()(
+            name in "GPU-[0-9a-f]{1,36}",
+            codes in prop::collection::vec((prop::option::of(any::<u32>()), any::<u64>()), 0..9),
+            last in any::<u64>(),
+            awaits in prop::option::of(marks()),
+        ) -> Kept {
+            let one = |(code, since): &(Option<u32>, u64)| {
+                (code.map_or(Incident::EccUncorrected, Incident::Xid), Monotonic(*since))
+            };
+            Kept {
+                gpu: GpuUuid::parse(&name).unwrap(),
+                incidents: codes.iter().map(one).collect(),
+                last: Monotonic(last),
+                awaits,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(kept in prop::collection::vec(kept(), 0..5)) {
+            let text = encode(&boot(), &kept, Now::default()).unwrap();
+            prop_assert_eq!(decode(text.as_bytes()), Ok((boot(), kept)));
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&bytes);
+        }
+
+        #[test]
+        fn no_text_that_is_nearly_right_panics(place in 0..200_usize, byte in any::<u8>()) {
+            let mut bytes = encode(&boot(), &[one()], Now::default()).unwrap().into_bytes();
+            if let Some(old) = bytes.get_mut(place) {
+                *old = byte;
+            }
+            let _ = decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What has happened to a GPU is known to the next agent of the same boot, until a reset or an operator mends it.
+
+use crate::driver::fake;
+use crate::program::BINARY;
+use lab::agent::{Agent, Recipe, START};
+use lab::eventually::eventually;
+use lab::http;
+use lab::scenario::{Card, Quantity, Scenario, Value as Number, Which, XidEvent, cards};
+use serde_json::Value;
+use std::path::Path;
+
+/// Two cards of a driver that gives no advice, as before R565. Its energy counter lives on when the agent does not.
+fn silent_driver() -> Scenario {
+    let energy = [(Quantity::EnergyMillijoules, Number::Constant(5e6))].into();
+    let card = Card { values: energy, not_supported: vec!["field:230".into()], ..cards("A100", 2) };
+    Scenario { gpus: vec![card], ..Scenario::default() }
+}
+
+fn xid(code: u64) -> XidEvent {
+    XidEvent { id: 1, gpu: Which::Place(1), code, event: 8, at_s: 0.0, mig: None }
+}
+
+/// Asks the admin port as one who can read the state directory.
+pub(crate) fn operate(agent: &Agent, state: &Path, method: &str, path: &str) -> http::Answer {
+    let addresses = std::fs::read_to_string(state.join("addresses.json")).expect("the addresses");
+    let addresses: Value = serde_json::from_str(&addresses).expect("JSON");
+    let token = format!("Bearer {}", addresses["operator_token"].as_str().expect("a token"));
+    let admin = agent.admin.expect("an admin port");
+    http::request(admin, method, path, &[("Authorization", &token)], b"").expect("an answer")
+}
+
+fn recipe(library: &Path, state: &Path) -> Recipe {
+    let recipe = Agent::standalone(BINARY).with("--nvml-library", library).with("--state-dir", state);
+    recipe.with("--health-quiet-period", "1s")
+}
+
+/// The second GPU once it is as it should be.
+fn second(agent: &Agent, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    eventually(what, START, || {
+        let document = agent.get("/api/v1/gpus").json();
+        let gpus = document["gpus"].as_array()?;
+        (gpus.len() == 2 && is(&gpus[1])).then(|| gpus[1].clone())
+    })
+}
+
+fn condemned(gpu: &Value) -> bool {
+    gpu["incidents"][0]["incident"] == "xid_95" && gpu["awaits_reset"] == true
+}
+
+fn healthy(gpu: &Value) -> bool {
+    gpu["health"] == "healthy" && gpu["incidents"].as_array().is_some_and(Vec::is_empty)
+}
+
+#[test]
+fn a_gpu_that_needs_a_reset_stays_condemned_over_a_restart_until_an_operator_clears_it() {
+    let (_directory, driver) = fake(&Scenario { xids: vec![xid(95)], ..silent_driver() });
+    let state = tempfile::tempdir().expect("a directory");
+    let file = state.path().join("incidents.json");
+    let start = || recipe(driver.library(), state.path()).launch();
+    let clear = |which: &str| {
+        let output = Recipe::of(BINARY).with("--state-dir", state.path()).with("--clear-incident", which).run();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let agent = start();
+    let gpu = second(&agent, "the error", condemned);
+    assert!(gpu["incidents"][0]["advice"].as_str().is_some_and(|advice| advice.contains("--clear-incident")), "{gpu}");
+    assert!(gpu["fit_in_seconds"].is_null(), "{gpu}");
+    eventually("the file", START, || file.exists().then_some(()));
+    agent.signal(libc::SIGKILL);
+    let _ = agent.wait();
+    driver.write(&silent_driver()).unwrap();
+
+    let agent = start();
+    agent.logs("this has happened to the GPU before the agent was started");
+    let uuid = second(&agent, "the same after a restart", |gpu| {
+        condemned(gpu) && gpu["temperature_celsius"].get("value").is_some()
+    });
+    let uuid = uuid["uuid"].as_str().expect("a UUID");
+    let (code, log) = clear("GPU-of-nobody");
+    assert!(code == Some(69) && log.contains("404"), "{code:?} {log}");
+    let (code, log) = clear(uuid);
+    assert!(code == Some(0) && log.contains(&format!("{uuid}: cleared")), "{code:?} {log}");
+    second(&agent, "no incident", healthy);
+    eventually("no file", START, || (!file.exists()).then_some(()));
+    for (path, status) in [("/incidents/all", 404), ("/incidents/a%20b", 400)] {
+        assert_eq!(operate(&agent, state.path(), "DELETE", path).status, status, "{path}");
+        assert_eq!(agent.admin("DELETE", path, "").status, 401, "not for every user of the host");
+    }
+    drop(agent);
+    second(&start(), "well in the next life", healthy);
+    let (code, log) = clear("all");
+    assert!(code == Some(69) && log.contains("no agent runs"), "{code:?} {log}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_told_and_put_aside_and_that_of_another_boot_says_nothing() {
+    let (_directory, driver) = fake(&silent_driver());
+    let state = tempfile::tempdir().expect("a directory");
+    let file = state.path().join("incidents.json");
+    let start = || recipe(driver.library(), state.path()).launch();
+    std::fs::write(&file, b"\0\0\0\0").unwrap();
+    let agent = start();
+    agent.logs("it is put aside as");
+    second(&agent, "the GPU", healthy);
+    assert_eq!(std::fs::read(state.path().join("incidents.json.unreadable")).unwrap(), b"\0\0\0\0");
+    let uuid = second(&agent, "the GPU", healthy)["uuid"].as_str().expect("a UUID").to_owned();
+    drop(agent);
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let text = |boot: &str| {
+        format!(
+            r#"{{"version":1,"boot":"{boot}","gpus":[{{"uuid":"{uuid}","last_ns":1,"incidents":[{{"incident":"xid_95","since_ns":1}}],"awaits_reset":{{}}}}]}}"#
+        )
+    };
+    std::fs::write(&file, text("6f1b8a0e-2c5d-4f3a-9b7c-0123456789ab")).unwrap();
+    second(&start(), "the GPU", healthy);
+    std::fs::write(&file, text(boot.trim())).unwrap();
+    second(&start(), "the incident", condemned);
+}
