@@ -72,6 +72,8 @@ pub mod gpu_source {
         Hanging = 4,
         /// Switched off by a setting.
         SwitchedOff = 5,
+        /// The driver is let go of for a while, because an operator asked for it.
+        Released = 6,
     }
     impl State {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -86,6 +88,7 @@ pub mod gpu_source {
                 Self::Missing => "STATE_MISSING",
                 Self::Hanging => "STATE_HANGING",
                 Self::SwitchedOff => "STATE_SWITCHED_OFF",
+                Self::Released => "STATE_RELEASED",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -97,6 +100,7 @@ pub mod gpu_source {
                 "STATE_MISSING" => Some(Self::Missing),
                 "STATE_HANGING" => Some(Self::Hanging),
                 "STATE_SWITCHED_OFF" => Some(Self::SwitchedOff),
+                "STATE_RELEASED" => Some(Self::Released),
                 _ => None,
             }
         }

@@ -89,8 +89,11 @@ impl Card {
     fn silent(&mut self, why: Absence, policy: &Policy, now: Monotonic) {
         self.sample = Arc::new(GpuSample::absent(why));
         self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
-        // The source's own remark says it of all cards.
-        let _ = self.record.read(&self.sample, policy, now);
+        // Who lets go of the driver says nothing of a card.
+        if why != Absence::Released {
+            // The source's own remark says it of all cards.
+            let _ = self.record.read(&self.sample, policy, now);
+        }
         self.processes = Reading::Absent(why);
         self.left_out = 0;
     }
@@ -201,6 +204,7 @@ impl Cards {
             GpuSourceState::Missing { why, .. } => Some(*why),
             GpuSourceState::Hanging => Some(Absence::CallHangs),
             GpuSourceState::SwitchedOff => Some(Absence::SwitchedOff),
+            GpuSourceState::Released { .. } => Some(Absence::Released),
             GpuSourceState::Starting | GpuSourceState::Working { .. } => None,
         };
         if let Some(why) = why {

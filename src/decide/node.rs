@@ -154,7 +154,7 @@ impl Node {
             })
         });
         Xid { pod, ..xid }
-}
+    }
 
     /// What has happened to GPUs, to be kept over the end of this program; ordered by UUID.
     #[must_use]

@@ -71,7 +71,7 @@ impl Remark {
             | Remark::Xid(_) => Weight::Error,
             Remark::Sxid(sxid) if sxid.fatal => Weight::Error,
             Remark::Sxid(_) => Weight::Warning,
-            Remark::GpuSource(GpuSourceState::Missing { .. })
+            Remark::GpuSource(GpuSourceState::Missing { .. } | GpuSourceState::Released { .. })
             | Remark::GpuDisappeared(_)
             | Remark::GpuAwaitsReset(_)
             | Remark::LeftOut { .. } => Weight::Warning,

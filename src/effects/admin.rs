@@ -2,7 +2,7 @@
 //! GPUs.
 //!
 //! ```text
-//!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ guard: Host, token ─▶ /loglevel, /incidents, /debug/pprof/
+//!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ guard: Host, token ─▶ /loglevel, /incidents, /nvml/release, /debug/pprof/
 //! ```
 
 pub mod door;
@@ -10,10 +10,12 @@ pub mod certificate;
 mod guard;
 pub mod level;
 pub mod incident;
+pub mod release;
 
 pub use certificate::Tls;
 pub use incident::Clear;
 pub use level::LogLevel;
+pub use release::Driver;
 
 use crate::caller::Hosts;
 use crate::pprof;
@@ -65,6 +67,8 @@ pub struct Settings {
     pub level: Arc<dyn LogLevel>,
     /// Whoever clears incidents of GPUs (`DELETE /incidents/UUID`); `None` where there are no GPUs.
     pub incidents: Option<mpsc::Sender<Clear>>,
+    /// The GPU driver (`PUT /nvml/release`); `None` where it is not used.
+    pub driver: Option<Arc<dyn Driver>>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -113,9 +117,10 @@ fn routes(settings: &Settings) -> Router {
 
 /// What is for operators only.
 fn operators(settings: &Settings) -> Router {
-    let Some(clears) = settings.incidents.clone() else { return Router::new() };
-    let guard = axum::middleware::from_fn_with_state(settings.operator.clone(), guard::operator);
-    incident::router(clears).route_layer(guard)
+    let guard = || axum::middleware::from_fn_with_state(settings.operator.clone(), guard::operator);
+    let incidents = settings.incidents.clone().map(|clears| incident::router(clears).route_layer(guard()));
+    let driver = settings.driver.clone().map(|driver| release::router(driver).route_layer(guard()));
+    incidents.into_iter().chain(driver).fold(Router::new(), Router::merge)
 }
 
 async fn profiling_is_off() -> Response {

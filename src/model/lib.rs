@@ -15,6 +15,7 @@
 //!   tally               GPU time and energy of pods, counted over the lives of the program
 //!   guard               the chart's policies, as this agent found them
 //!   plugin              the device plugin: how it stands with kubelet, what was asked of it
+//!   hold                whether the GPU driver is held open
 //!   observation         everything an eye (`sources`) may report
 //!   view                one node as one believes it at one moment; what every server shows
 //! ```
@@ -48,6 +49,7 @@ pub mod promise;
 pub mod tally;
 pub mod guard;
 pub mod plugin;
+pub mod hold;
 pub mod observation;
 pub mod view;
 

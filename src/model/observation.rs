@@ -12,6 +12,7 @@ use crate::promise::PodPromise;
 use crate::reading::Absence;
 use crate::switch::Sxid;
 use crate::tally::Tally;
+use crate::time::Monotonic;
 use std::sync::Arc;
 
 /// One report from one source.
@@ -132,6 +133,11 @@ pub enum GpuSourceState {
     },
     /// The replacement poller hangs as well.
     Hanging,
+    /// The driver is let go of because an operator asked for it. What is known of GPUs stays as it is.
+    Released {
+        /// When it is opened again, at the latest.
+        until: Monotonic,
+    },
 }
 
 impl GpuSourceState {

@@ -61,6 +61,8 @@ pub enum Absence {
     ThroughSwitch,
     /// Switched off by a setting.
     SwitchedOff,
+    /// The GPU driver is let go of for a while, because an operator asked for it.
+    Released,
     /// NVML answered with an error that has no reason of its own here; the number is NVML's.
     Nvml(u32),
 }
@@ -93,6 +95,7 @@ impl Absence {
             Absence::NotAttributable => "not_attributable",
             Absence::ThroughSwitch => "through_switch",
             Absence::SwitchedOff => "switched_off",
+            Absence::Released => "released",
             Absence::Nvml(_) => "nvml_error",
         }
     }
@@ -125,6 +128,7 @@ impl fmt::Display for Absence {
             Absence::NotAttributable => "cannot be attributed",
             Absence::ThroughSwitch => "through an NVLink switch",
             Absence::SwitchedOff => "switched off",
+            Absence::Released => "driver is let go of for an operator",
             Absence::Nvml(code) => return write!(f, "NVML error {code}"),
         })
     }

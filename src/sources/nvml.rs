@@ -1,7 +1,7 @@
 //! GPUs through the driver's own library.
 //!
 //! ```text
-//!   settings                 what the host is like
+//!   settings gate            what the host is like; whether the library may be open
 //!   absence pulse raw        what an error means; the heartbeat; calls the wrapper lacks (all unsafe code)
 //!   library                  opening it, and advice when that fails
 //!   look instance inventory tie   who: MIG instances, GPUs, and what ties them
@@ -14,6 +14,7 @@
 //!
 //! What must never happen here: a call to NVML outside of a heartbeat, a thread that somebody waits for, one GPU's failure that touches another, a value made up for one that could not be read.
 
+mod gate;
 mod settings;
 mod absence;
 mod pulse;
@@ -39,6 +40,7 @@ mod supervise;
 #[cfg(test)]
 mod drill;
 
+pub use crate::nvml::gate::Gate;
 pub use crate::nvml::settings::Settings;
 
 use crate::kernel_log;

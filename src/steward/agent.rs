@@ -6,6 +6,7 @@
 //! ```
 
 mod doors;
+mod driver;
 mod addresses;
 mod threads;
 mod latch;
@@ -27,13 +28,15 @@ use crate::exit::Exit;
 use crate::notify;
 use crate::settings::Settings;
 use crate::settings::layer::Spoken;
+use crate::settings::value::Gpus;
 use crate::stop::{self, Ask};
 use crate::telemetry::Telemetry;
 use addresses::Addresses;
 use announcing::Announcing;
 use clean::Scope;
 use doors::Doors;
-use effects::admin::Clear;
+use driver::Door;
+use effects::admin::{Clear, Driver};
 use effects::apiserver::ApiServer;
 use effects::caller::Hosts;
 use guarding::Guarding;
@@ -156,7 +159,7 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
     let runtime = runtime().map_err(|error| Failure::io("start the runtime's threads", &error))?;
     let kubernetes = runtime.block_on(connect(&settings))?;
     let usage = runtime.block_on(open_usage(&settings, &name))?;
-    let operator = operator_token();
+    let operator = addresses::operator_token();
     let _addresses = announce(&settings, &name, &doors, &operator);
     let drain = settings.drain_timeout;
     let exit = runtime.block_on(async {
@@ -216,17 +219,6 @@ fn announce(settings: &Settings, name: &NodeName, doors: &Doors, operator: &str)
     Addresses::write(&settings.state_dir, &content)
 }
 
-/// A secret of this life of the program, which stands in the state directory: who can read it is an operator. Without random
-/// bytes nobody is.
-fn operator_token() -> Arc<str> {
-    let mut bytes = [0; 16];
-    let mut hex = String::new();
-    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) == Ok(bytes.len()) {
-        hex = format!("{:032x}", u128::from_be_bytes(bytes));
-    }
-    hex.into()
-}
-
 fn node_name(settings: &Settings) -> Result<NodeName, Failure> {
     if let Some(name) = &settings.node_name {
         return Ok(name.clone());
@@ -266,7 +258,7 @@ fn admin(
     ports: &Ports,
     settings: &Settings,
     telemetry: &Telemetry,
-    (reload, clears): (Arc<Notify>, mpsc::Sender<Clear>),
+    (reload, clears, driver): (Arc<Notify>, mpsc::Sender<Clear>, Door),
 ) -> effects::admin::Settings {
     let identified =
         ports.admin_token.is_some() || settings.admin_tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -279,6 +271,7 @@ fn admin(
         reload,
         level: telemetry.level.clone(),
         incidents: Some(clears),
+        driver: matches!(settings.gpus, Gpus::Nvml).then(|| Arc::new(driver) as Arc<dyn Driver>),
     }
 }
 
@@ -294,6 +287,8 @@ struct Agent {
     /// Has the certificates of the admin port read again.
     certificates: Arc<Notify>,
     stop: CancellationToken,
+    /// The GPU driver, of which an operator may have it let go.
+    driver: Door,
     /// How far sharing is.
     progress: watch::Sender<Progress>,
     /// The end of sharing, before that of all else.
@@ -306,44 +301,34 @@ impl Agent {
         let stop = CancellationToken::new();
         let (reporter, observations) = Reporter::channel();
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
-        let threads = threads::open(settings, (&name, &view_seen), &reporter, &stop)
+        let driver = Door::default();
+        let threads = threads::open(settings, (&name, &view_seen, &driver.0), &reporter, &stop)
             .map_err(|(doing, error)| Failure::io(&doing, &error))?;
         let latch = Latch::new(!settings.standalone);
         let (ready, ready_seen) = watch::channel(latch.readiness());
         let (usage_broken, usage) = watch::channel(None);
         let begins = if settings.standalone { Progress::Shares } else { Progress::Begins };
-        let (progress, progressed) = watch::channel(begins);
+        let (progressing, progress) = watch::channel(begins);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
         let keeping = Keeping::open(settings);
         let now = sources::clock::now().monotonic;
         let node = decide::node::Node::new(name, settings.health.clone(), &keeping.found, now);
         let (kept, kept_seen) = watch::channel(keeping.found.clone().into());
-        let (clears, cleared) = mpsc::channel(effects::admin::incident::QUEUE);
+        let (clearing, clears) = mpsc::channel(effects::admin::incident::QUEUE);
         let (pods, pods_seen) = watch::channel(None);
-        let progress_seen = progressed.clone();
-        let owner = Owner {
-            node,
-            latch,
-            observations,
-            usage,
-            progress: progressed,
-            pods,
-            clears: cleared,
-            kept,
-            view,
-            ready,
-            period,
-            repeats,
-        };
+        let progress_seen = progress.clone();
+        let owner =
+            Owner { node, latch, observations, usage, progress, pods, clears, kept, view, ready, period, repeats };
         let certificates = Arc::<Notify>::default();
         let mut agent = Agent {
             tasks: JoinSet::new(),
-            reporter: reporter.clone(),
+            reporter,
             view: view_seen.clone(),
             pods: pods_seen,
             certificates: Arc::clone(&certificates),
             stop: stop.clone(),
-            progress,
+            driver: driver.clone(),
+            progress: progressing,
             sharing: None,
         };
         let ended = stop.clone();
@@ -352,17 +337,10 @@ impl Agent {
             Ok(())
         });
         agent.must_not_end("keeping", keeping.run(kept_seen, stop.clone()));
-        for (name, thread) in threads {
-            agent.must_not_end(name, threads::lives(thread, stop.clone()));
-        }
-        let (names, ended) = (settings.names.clone(), stop.clone());
-        agent.must_not_end("names", async move {
-            sources::names::run(names, reporter, ended).await;
-            Ok(())
-        });
+        agent.look(threads, settings.names.clone());
         agent.keep_tallies(settings.state_dir.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
-        let admin = admin(&ports, settings, telemetry, (certificates, clears));
+        let admin = admin(&ports, settings, telemetry, (certificates, clearing, driver));
         agent.must_not_end("ports", serve::ports((ports.doors, ports.http), admin, shown.clone()));
         match ports.usage {
             Some(socket) => agent.must_not_end("usage", serve::usage(socket, usage_broken, progress_seen, shown)),
@@ -378,6 +356,18 @@ impl Agent {
         let keeper = TallyKeeper { state_dir, view, reporter, every: tallies::EVERY };
         self.must_not_end("tallies", async move {
             keeper.run(ended).await;
+            Ok(())
+        });
+    }
+
+    /// Watches the threads that look at the world, and asks for names.
+    fn look(&mut self, threads: Vec<threads::Thread>, names: sources::names::Settings) {
+        for (name, thread) in threads {
+            self.must_not_end(name, threads::lives(thread, self.stop.clone()));
+        }
+        let (reporter, ended) = (self.reporter.clone(), self.stop.clone());
+        self.must_not_end("names", async move {
+            sources::names::run(names, reporter, ended).await;
             Ok(())
         });
     }
@@ -456,6 +446,7 @@ impl Agent {
                         self.certificates.notify_one();
                     }
                     Some(Ask::More) => telemetry.level.change("SIGUSR1", |now| now.more()),
+                    Some(Ask::LetGo) => self.driver.signalled(),
                     Some(Ask::Less) => telemetry.level.change("SIGUSR2", |now| now.less()),
                     None => {
                         tracing::error!("the thread that listens for signals has ended; it must not");

@@ -102,7 +102,7 @@ pub(crate) fn command() -> Command {
                 .about("Run the node agent")
                 .long_about(
                     "Runs the node agent: reads GPUs, cgroups and processes of this machine and serves what it sees.\n\
-                     SIGHUP reads the configuration file again, SIGUSR1 and SIGUSR2 make the log more and less detailed.",
+                     SIGHUP reads the configuration file again, SIGUSR1 and SIGUSR2 make the log more and less detailed, SIGRTMIN lets go of the GPU driver for a minute.",
                 )
                 .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
         ).arg(clean()).arg(clear()))

@@ -21,6 +21,8 @@ pub(crate) enum Ask {
     More,
     /// SIGUSR2: less.
     Less,
+    /// SIGRTMIN: let go of the GPU driver for a while.
+    LetGo,
 }
 
 /// As many asks as may wait: a person sends one at a time, and of a burst the last few are enough.
@@ -39,7 +41,8 @@ pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<Ask>> {
     for signal in [SIGTERM, SIGINT] {
         flag::register_conditional_shutdown(signal, 128 + signal, impatient.clone())?;
     }
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2])?;
+    let let_go = libc::SIGRTMIN();
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, let_go])?;
     let (asks, receiver) = mpsc::channel(QUEUE);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
@@ -48,6 +51,7 @@ pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<Ask>> {
                 SIGINT => Ask::Stop("SIGINT"),
                 SIGHUP => Ask::Reload,
                 SIGUSR1 => Ask::More,
+                signal if signal == let_go => Ask::LetGo,
                 _ => Ask::Less,
             };
             let heard = asks.try_send(ask);

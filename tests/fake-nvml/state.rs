@@ -7,6 +7,7 @@ use crate::scenario::{Clock, Fault, Quantity, Scenario, Which, XidEvent};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -80,6 +81,8 @@ struct State {
     anchor: (Instant, f64),
     origin_us: u64,
     inits: u32,
+    /// What stands for `/dev/nvidiactl`, open while a session is.
+    device: Option<File>,
     /// UUIDs listed at the last `nvmlInit`.
     at_init: Option<Vec<String>>,
     /// Handles given out: the place in this list plus 1, and a MIG instance, make the pointer.
@@ -104,6 +107,7 @@ impl State {
             anchor: (Instant::now(), 0.0),
             origin_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
             inits: 0,
+            device: None,
             at_init: None,
             handles: Vec::new(),
             met: HashMap::new(),
@@ -378,6 +382,10 @@ pub(crate) fn init() -> Result<(), Code> {
     if let Some(error) = state.scenario.init_error {
         return Err(error);
     }
+    if state.inits == 0 {
+        let device = state.path.as_ref().and_then(|path| path.parent()).map(|directory| directory.join("nvidiactl"));
+        state.device = device.and_then(|device| File::open(device).ok());
+    }
     state.inits += 1;
     state.at_init = None;
     let places = listed(&state.boards, None, state.scenario.list);
@@ -388,7 +396,11 @@ pub(crate) fn init() -> Result<(), Code> {
 /// `nvmlShutdown`.
 pub(crate) fn shutdown() -> Result<(), Code> {
     enter("nvmlShutdown", &Subject::System)?;
-    state().inits -= 1;
+    let mut state = state();
+    state.inits -= 1;
+    if state.inits == 0 {
+        state.device = None;
+    }
     Ok(())
 }
 

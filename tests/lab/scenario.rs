@@ -10,6 +10,9 @@ use serde_json::json;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// Stands for `/dev/nvidiactl`.
+const DEVICE: &str = "nvidiactl";
+
 /// A copy of the library with a scenario of its own beside it.
 #[derive(Clone, Debug)]
 pub struct FakeNvml {
@@ -25,7 +28,17 @@ impl FakeNvml {
         let built = built_library()?;
         let library = directory.join("libnvidia-ml.so.1");
         std::fs::copy(built, &library)?;
+        std::fs::write(directory.join(DEVICE), "")?;
         Ok(FakeNvml { library })
+    }
+
+    /// Whether a process has the library's device file open, as it has the real one's while a session is open.
+    #[must_use]
+    pub fn is_open_in(&self, pid: u32) -> bool {
+        let device = self.library.with_file_name(DEVICE);
+        let device = device.canonicalize().unwrap_or(device);
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|path| path == device)
     }
 
     /// The copy, to be handed to `--nvml-library`.

@@ -89,7 +89,19 @@ fn a_gpu_that_needs_a_reset_stays_condemned_over_a_restart_until_an_operator_cle
     drop(agent);
     second(&start(), "well in the next life", healthy);
     let (code, log) = clear("all");
-    assert!(code == Some(69) && log.contains("no agent runs"), "{code:?} {log}");
+    assert!(code == Some(69) && log.contains("no agent answers"), "{code:?} {log}");
+}
+
+#[test]
+fn a_counter_that_began_again_shows_a_reset() {
+    let (_directory, driver) = fake(&Scenario { xids: vec![xid(95)], ..silent_driver() });
+    let state = tempfile::tempdir().expect("a directory");
+    let agent = recipe(driver.library(), state.path()).launch();
+    second(&agent, "the error", condemned);
+    let mut again = Scenario { xids: vec![xid(95)], ..silent_driver() };
+    again.gpus[0].values.insert(Quantity::EnergyMillijoules, Number::Constant(100.0));
+    driver.write(&again).unwrap();
+    second(&agent, "that it was reset", healthy);
 }
 
 #[test]

@@ -32,6 +32,8 @@ mod driver;
 #[cfg(test)]
 mod incidents;
 #[cfg(test)]
+mod release;
+#[cfg(test)]
 mod clean;
 #[cfg(test)]
 mod simulated;

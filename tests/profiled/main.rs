@@ -52,8 +52,17 @@ fn main() -> std::io::Result<()> {
     }
     let level = Arc::new(Level(AtomicU8::new(2)));
     let (hosts, reload) = (effects::caller::Hosts::default(), Arc::default());
-    let mut settings =
-        Settings { profiling: true, tls: None, hosts, token: None, reload, level, operator: None, incidents: None };
+    let mut settings = Settings {
+        profiling: true,
+        tls: None,
+        hosts,
+        token: None,
+        operator: None,
+        reload,
+        level,
+        incidents: None,
+        driver: None,
+    };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--off" => settings.profiling = false,

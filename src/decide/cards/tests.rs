@@ -253,3 +253,35 @@ fn an_operator_clears_one_gpu_or_all_and_hears_what_stands() {
     assert_eq!(cards.clear(None).0, [(uuid(1), Condition::default())], "one that is not listed as well");
     assert_eq!(cards.kept(), []);
 }
+
+#[test]
+fn while_the_driver_is_let_go_of_every_gpu_stays_as_it_was() {
+    let mut cards = one_condemned();
+    cards.read(&gpu(0).uuid, GpuSample { remapped: pending(), ..mute(3) }, at(3));
+    let health = |cards: &Cards| -> Vec<_> {
+        cards
+            .cards
+            .iter()
+            .map(|card| (card.record.health(&card.sample), card.record.condition(&cards.policy)))
+            .collect()
+    };
+    let before = health(&cards);
+    assert!(!before[0].1.fit() && before[1].1.awaits_reset);
+    let mut well = Cards::default();
+    well.listed(vec![gpu(2)]);
+    well.read(&gpu(2).uuid, mute(3), at(3));
+    for cards in [&mut cards, &mut well] {
+        let before = health(cards);
+        let remarks = cards.source(GpuSourceState::Released { until: at(64) }, at(4));
+        assert_eq!(remarks.len(), 1, "{remarks:?}");
+        assert!(cards.cards.iter().all(|card| card.sample.memory_used.absence() == Some(Absence::Released)));
+        assert_eq!(health(cards), before);
+        cards.source(working(), at(65));
+        assert_eq!(health(cards), before);
+    }
+    assert!(health(&well)[0].1.fit());
+}
+
+fn pending() -> model::gpu::RemappedRows {
+    model::gpu::RemappedRows { pending: Reading::Measured(true, at(3)), ..model::gpu::RemappedRows::default() }
+}

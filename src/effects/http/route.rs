@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use model::guard::Guard;
+use model::observation::GpuSourceState;
 use model::plugin::{Isolation, PluginView, Standing};
 use model::view::NodeView;
 use std::net::IpAddr;
@@ -168,9 +169,16 @@ impl Server {
             let broken = if watch.broken.is_some() { ", broken" } else { "" };
             format!("\nwatch of pods at the API server: {heard}{broken}")
         });
+        let driver = match view.gpu_source {
+            GpuSourceState::Released { until } => {
+                let left = until.since((self.settings.clock)().monotonic).as_secs_f64().ceil();
+                format!("\nGPU driver: let go of for {left} s because an operator asked for it")
+            }
+            _ => String::new(),
+        };
         match &*self.ready.borrow() {
-            Ok(()) => sentence(StatusCode::OK, &format!("ready{watch}{kubelet}")),
-            Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}{watch}{kubelet}")),
+            Ok(()) => sentence(StatusCode::OK, &format!("ready{watch}{kubelet}{driver}")),
+            Err(why) => sentence(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}{watch}{kubelet}{driver}")),
         }
     }
 

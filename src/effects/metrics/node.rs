@@ -77,7 +77,7 @@ const SOURCE: Family = Family {
     name: "gpu_steward_gpu_source",
     kind: Kind::Gauge,
     unit: "",
-    help: "1 for the state in which GPUs are seen: working, starting, missing, hanging, switched_off.",
+    help: "1 for the state in which GPUs are seen: working, starting, missing, hanging, released, switched_off.",
 };
 
 fn total(host: &HostSample, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<Number> {
@@ -141,6 +141,7 @@ fn source(state: &GpuSourceState, out: &mut Exposition<'_>) {
         GpuSourceState::Working { .. } => ("working", ""),
         GpuSourceState::Missing { why, .. } => ("missing", why.code()),
         GpuSourceState::Hanging => ("hanging", ""),
+        GpuSourceState::Released { .. } => ("released", ""),
     };
     out.family(&SOURCE);
     out.sample(&[Labels::new().with("state", word).with("reason", reason).as_str()], Number::Whole(1));

@@ -165,6 +165,7 @@ fn source(source: &GpuSourceState) -> say::GpuSource {
         GpuSourceState::SwitchedOff => bare(State::SwitchedOff),
         GpuSourceState::Starting => bare(State::Starting),
         GpuSourceState::Hanging => bare(State::Hanging),
+        GpuSourceState::Released { .. } => bare(State::Released),
         GpuSourceState::Working { driver, nvml, cuda, simulated: _ } => say::GpuSource {
             driver_version: Some(driver.to_string()),
             nvml_version: Some(nvml.to_string()),
@@ -305,6 +306,7 @@ pub(super) mod tests {
             (GpuSourceState::SwitchedOff, State::SwitchedOff),
             (GpuSourceState::Starting, State::Starting),
             (GpuSourceState::Hanging, State::Hanging),
+            (GpuSourceState::Released { until: Monotonic(1) }, State::Released),
             (missing.clone(), State::Missing),
         ] {
             assert_eq!(source(&from).state(), to);

@@ -8,8 +8,9 @@ mod identity;
 mod process;
 mod reading;
 mod upkeep;
+mod release;
 
-use crate::nvml::{Settings, spawn};
+use crate::nvml::{Gate, Settings, spawn};
 use crate::report::Reporter;
 use crate::roots::HostRoots;
 pub(super) use lab::scenario::{
@@ -36,6 +37,7 @@ pub(super) struct Drill {
     pub(super) seen: Seen,
     directory: TempDir,
     queue: Option<Receiver<Observation>>,
+    pub(super) gate: Gate,
     stop: CancellationToken,
 }
 
@@ -66,7 +68,15 @@ impl Drill {
             std::fs::create_dir(directory.path().join(tree)).unwrap();
         }
         std::fs::write(directory.path().join("kmsg"), "").unwrap();
-        Drill { fake, scenario, seen: Seen::default(), directory, queue: None, stop: CancellationToken::new() }
+        Drill {
+            fake,
+            scenario,
+            seen: Seen::default(),
+            directory,
+            queue: None,
+            gate: Gate::default(),
+            stop: CancellationToken::new(),
+        }
     }
 
     /// The eye at work, twenty times as fast as in earnest.
@@ -89,6 +99,7 @@ impl Drill {
             process_period: Duration::from_millis(250),
             hang_after: Duration::from_millis(700),
             kernel_log: Some(self.path("kmsg")),
+            gate: self.gate.clone(),
         };
         let (reporter, queue) = Reporter::channel();
         self.queue = Some(queue);

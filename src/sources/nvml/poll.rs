@@ -114,6 +114,10 @@ impl Poller {
         let mut retry = FIRST_RETRY;
         self.take_over(inheritance.known);
         while !self.pulse.dismissed() {
+            if self.let_go(loaded) {
+                (session, said, retry) = (None, None, FIRST_RETRY);
+                continue;
+            }
             let nvml = match session.take() {
                 Some(nvml) => nvml,
                 None => match library::open(self.settings.library.as_deref(), loaded, &self.pulse) {
@@ -133,10 +137,62 @@ impl Poller {
             };
             loaded = Some(nvml);
             self.new_session = true;
-            if let Some(missing) = self.rounds(nvml) {
-                self.missing(&missing, &mut said);
+            match self.rounds(nvml) {
+                Some(missing) => self.missing(&missing, &mut said),
+                // Still open: the gate says what becomes of it.
+                None => session = Some(nvml),
             }
         }
+    }
+
+    /// Closes the library where an operator asks for that, and waits until it may be opened again. `false`: nobody asks, or
+    /// it cannot be closed.
+    fn let_go(&mut self, loaded: Option<&'static Nvml>) -> bool {
+        let gate = self.settings.gate.clone();
+        gate.expire(monotonic());
+        if gate.closed(monotonic()).is_none() {
+            return false;
+        }
+        if let Some(Err(why)) = loaded.map(|nvml| self.close(nvml)) {
+            tracing::warn!("the GPU driver cannot be let go of: {why}");
+            gate.refuse(why);
+            return false;
+        }
+        let mut told = None;
+        while let Some(until) = gate.released(monotonic()) {
+            if self.pulse.dismissed() {
+                return true;
+            }
+            if told.replace(until) != Some(until) {
+                self.tell(Message::Source(GpuSourceState::Released { until }));
+            }
+            std::thread::park_timeout(until.since(monotonic()));
+        }
+        gate.expire(monotonic());
+        // Whatever was done to the GPUs meanwhile: nothing of before holds.
+        self.desks.iter_mut().for_each(|desk| desk.returned(monotonic()));
+        true
+    }
+
+    /// Leaves the library with every thread and closes all its sessions.
+    fn close(&mut self, nvml: &'static Nvml) -> Result<(), &'static str> {
+        if self.pulse.skips_any() {
+            return Err("a call about a GPU does not return");
+        }
+        let (answer, left) = mpsc::sync_channel(1);
+        self.tell(Message::Close(answer));
+        if left.recv_timeout(LEAVE).is_err() {
+            return Err("the wait for events does not return");
+        }
+        for desk in &mut self.desks {
+            desk.card.gpm = None;
+            desk.card.gpm_mig.clear();
+        }
+        self.pulse.call(None, || raw::shut_down_all(nvml)).map_err(|why| {
+            self.reporter.trouble(Trouble::NvmlFailed);
+            tracing::warn!(reason = %why, "NVML could not be closed");
+            "the driver's library refuses to be closed"
+        })
     }
 
     /// Says why there are no GPUs, once for each reason.
@@ -155,12 +211,12 @@ impl Poller {
         }
     }
 
-    /// Round after round by deadline, until dismissed (`None`) or until the driver is gone.
+    /// Round after round by deadline, until dismissed or asked to let go (`None`), or until the driver is gone.
     fn rounds(&mut self, nvml: &'static Nvml) -> Option<Missing> {
         let mut deadline = monotonic();
         let mut inventory_due = deadline;
         let mut ties_due = deadline;
-        while !self.pulse.dismissed() {
+        while !self.pulse.dismissed() && self.settings.gate.closed(monotonic()).is_none() {
             if monotonic() >= inventory_due || self.pulse.take_look_again() {
                 if let Err(why) = self.inventory(nvml, &mut ties_due) {
                     if library::session_over(why) {
@@ -369,11 +425,11 @@ impl Poller {
         }
     }
 
-    /// Sleeps until the deadline, or until dismissed (the supervisor wakes us then).
+    /// Sleeps until the deadline, or until dismissed or asked to let go (the supervisor wakes us then).
     fn rest(&self, deadline: Monotonic) {
         loop {
             let left = deadline.since(monotonic());
-            if left.is_zero() || self.pulse.dismissed() {
+            if left.is_zero() || self.pulse.dismissed() || self.settings.gate.closed(monotonic()).is_some() {
                 return;
             }
             std::thread::park_timeout(left);

@@ -11,6 +11,9 @@ const UNSIGNED_INT: u32 = 1;
 const UNSIGNED_LONG: u32 = 2;
 const UNSIGNED_LONG_LONG: u32 = 3;
 
+/// More sessions than a program has that opens one again after each failure and closes it before.
+const MOST_SESSIONS: u32 = 8;
+
 /// Rows that were remapped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
@@ -56,6 +59,19 @@ pub(super) fn shut_down(nvml: &'static Nvml) -> Result<(), NvmlError> {
     let call = nvml_sym(nvml.lib().nvmlShutdown.as_ref())?;
     // SAFETY: takes nothing; NVML answers calls after it with an error.
     nvml_try(unsafe { call() })
+}
+
+/// Closes every session that was opened, so that no file of the driver is open any more. NVML counts sessions, and one that
+/// was opened anew after an error may be open twice; it takes more calls than there are sessions as no error.
+pub(super) fn shut_down_all(nvml: &'static Nvml) -> Result<(), NvmlError> {
+    for _ in 0..MOST_SESSIONS {
+        match shut_down(nvml) {
+            Ok(()) => {}
+            Err(NvmlError::Uninitialized) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Row remapper.

@@ -1,5 +1,6 @@
 //! What the host is like.
 
+use crate::nvml::gate::Gate;
 use crate::roots::HostRoots;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,4 +20,6 @@ pub struct Settings {
     pub hang_after: Duration,
     /// `/dev/kmsg`, or `None` to leave the kernel log alone.
     pub kernel_log: Option<PathBuf>,
+    /// Whether the library may be open.
+    pub gate: Gate,
 }

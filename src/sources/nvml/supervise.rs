@@ -23,6 +23,7 @@ use crate::nvml::xid::{News, Recent, from_log, of_switch};
 use crate::report::Reporter;
 use model::Absence;
 use model::gpu::Xid;
+use model::hold::Hold;
 use model::observation::{GpuSourceState, Observation, Trouble};
 use model::time::Monotonic;
 use nvml_wrapper::Nvml;
@@ -31,6 +32,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// One that hangs, and its replacement.
@@ -49,6 +51,7 @@ pub(super) struct Supervisor {
     stop: CancellationToken,
     inbox: Receiver<Message>,
     tell: SyncSender<Message>,
+    hold: watch::Receiver<Hold>,
     seats: Vec<Seat>,
     session: Option<&'static Nvml>,
     known: Vec<Known>,
@@ -79,6 +82,7 @@ impl Supervisor {
     pub(super) fn new(settings: Settings, reporter: Reporter, stop: CancellationToken) -> Self {
         let (tell, inbox) = mpsc::sync_channel(QUEUE);
         Supervisor {
+            hold: settings.gate.seen(),
             settings: Arc::new(settings),
             reporter,
             stop,
@@ -231,6 +235,10 @@ impl Supervisor {
 
     /// Looks at the heartbeats.
     fn look(&mut self, now: Monotonic) {
+        if self.hold.has_changed().unwrap_or(false) {
+            self.hold.mark_unchanged();
+            self.seats.iter().for_each(|seat| seat.thread.thread().unpark());
+        }
         let mut newly = Vec::new();
         for seat in &mut self.seats {
             match (seat.hung.take(), seat.pulse.stuck(now, self.settings.hang_after)) {
@@ -411,6 +419,7 @@ fn named<'a>(known: &'a [Known], gpu: Option<&'a GpuKey>) -> (Option<&'a str>, O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nvml::gate::Gate;
     use crate::roots::HostRoots;
     use model::id::GpuUuid;
 
@@ -438,6 +447,7 @@ mod tests {
             process_period: Duration::from_secs(5),
             hang_after,
             kernel_log: None,
+            gate: Gate::default(),
         };
         let (reporter, told) = Reporter::channel();
         (Supervisor::new(settings, reporter, CancellationToken::new()), told)

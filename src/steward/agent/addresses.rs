@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Far more than five addresses.
 const MAX_BYTES: u64 = 64 << 10;
@@ -35,6 +36,17 @@ impl Addresses {
             }
         }
     }
+}
+
+/// A secret of this life of the program, which stands in the state directory: who can read it is an operator. Without random
+/// bytes nobody is.
+pub(super) fn operator_token() -> Arc<str> {
+    let mut bytes = [0; 16];
+    let mut hex = String::new();
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) == Ok(bytes.len()) {
+        hex = format!("{:032x}", u128::from_be_bytes(bytes));
+    }
+    hex.into()
 }
 
 /// Writes a file that nobody else reads: it holds a token.

@@ -197,7 +197,10 @@ fn none_left(view: &NodeView) -> bool {
     let told = match &view.gpu_source {
         GpuSourceState::Working { .. } => true,
         GpuSourceState::Missing { why, .. } => matches!(why, Absence::DriverNotLoaded | Absence::LibraryNotFound),
-        GpuSourceState::Starting | GpuSourceState::Hanging | GpuSourceState::SwitchedOff => false,
+        GpuSourceState::Starting
+        | GpuSourceState::Hanging
+        | GpuSourceState::Released { .. }
+        | GpuSourceState::SwitchedOff => false,
     };
     told && view.gpus.is_empty() && view.gpus_unidentified.is_empty()
 }

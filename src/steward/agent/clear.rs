@@ -53,7 +53,11 @@ pub(crate) async fn clear(settings: &Settings, which: &str) -> Result<String, No
 
 async fn ask(admin: SocketAddr, which: &str, token: &str) -> Result<String, NotCleared> {
     let failed = |error: &dyn std::error::Error| NotCleared(format!("cannot ask the agent at {admin}: {error}"));
-    let stream = TcpStream::connect(admin).await.map_err(|error| failed(&error))?;
+    // One that was killed leaves its address behind.
+    let gone = |error| {
+        NotCleared(format!("no agent answers at {admin}, where the last one with this --state-dir was: {error}"))
+    };
+    let stream = TcpStream::connect(admin).await.map_err(gone)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
     let request = Request::builder()
         .method(Method::DELETE)

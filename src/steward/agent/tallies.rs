@@ -201,7 +201,8 @@ mod tests {
         first.tallies_to_keep = Arc::from([tally(1, 130, 9)]);
         let (_views, view) = watch::channel(Arc::new(first));
         let stop = CancellationToken::new();
-        let keeping = TallyKeeper { state_dir: folder.path().to_owned(), view, reporter, every: Duration::from_millis(5) };
+        let keeping =
+            TallyKeeper { state_dir: folder.path().to_owned(), view, reporter, every: Duration::from_millis(5) };
         let task = tokio::spawn(keeping.run(stop.clone()));
         let Some(Observation::TalliesRecalled(before)) = told.recv().await else { panic!("first what was kept") };
         assert_eq!(before.to_vec(), [tally(1, 100, 7)]);

@@ -55,6 +55,13 @@ fn gpu_source(state: &GpuSourceState) {
         GpuSourceState::Missing { why, advice } => {
             tracing::warn!(reason = why.code(), advice = &**advice, "no GPUs can be read: {advice}");
         }
+        GpuSourceState::Released { until } => {
+            let seconds = until.since(sources::clock::now().monotonic).as_secs_f64().ceil();
+            tracing::warn!(
+                seconds,
+                "the GPU driver is let go of because an operator asked for it: no reading of GPUs until then, XIDs come from the kernel log only"
+            );
+        }
         GpuSourceState::Hanging => {
             tracing::error!("all calls to the GPU driver hang; GPU values are absent, CPU and memory go on");
         }

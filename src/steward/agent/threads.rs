@@ -6,6 +6,7 @@ use crate::settings::value::Gpus;
 use model::id::NodeName;
 use model::observation::{GpuSourceState, Observation};
 use model::view::NodeView;
+use sources::nvml::Gate;
 use sources::report::Reporter;
 use sources::simulated::{Holder, Holders};
 use std::sync::Arc;
@@ -37,7 +38,7 @@ pub(super) type Thread = (&'static str, JoinHandle<()>);
 /// What could not be done, and why.
 pub(super) fn open(
     settings: &Settings,
-    (name, view): (&NodeName, &watch::Receiver<Arc<NodeView>>),
+    (name, view, gate): (&NodeName, &watch::Receiver<Arc<NodeView>>, &Gate),
     reporter: &Reporter,
     stop: &CancellationToken,
 ) -> Result<Vec<Thread>, (String, std::io::Error)> {
@@ -58,6 +59,7 @@ pub(super) fn open(
                 process_period,
                 hang_after: HANG_AFTER,
                 kernel_log: settings.kernel_log.clone(),
+                gate: gate.clone(),
             };
             let supervisor = sources::nvml::spawn(nvml, reporter.clone(), stop.clone()).map_err(failed)?;
             threads.push(("nvml-supervise", supervisor));
@@ -94,7 +96,7 @@ fn holders(view: watch::Receiver<Arc<NodeView>>) -> Holders {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Agent, Reload, reload, runtime, told};
+    use super::super::{Agent, Door, Reload, reload, runtime, told};
     use super::*;
     use crate::agent::latch::Progress;
     use crate::exit::Exit;
@@ -123,7 +125,7 @@ mod tests {
             let name = NodeName::parse("n1").unwrap();
             let (_view, seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
             let (stop, (reporter, _observations)) = (CancellationToken::new(), Reporter::channel());
-            let threads = open(&settings, (&name, &seen), &reporter, &stop).unwrap();
+            let threads = open(&settings, (&name, &seen, &Gate::default()), &reporter, &stop).unwrap();
             let named: Vec<&str> = threads.iter().filter_map(|(_, thread)| thread.thread().name()).collect();
             let watched: Vec<&str> = threads.iter().map(|(name, _)| *name).collect();
             assert_eq!((&watched[..], &named[..]), (expect, expect), "{gpus}");
@@ -146,6 +148,7 @@ mod tests {
             pods: watch::channel(None).1,
             certificates: Arc::default(),
             stop: CancellationToken::new(),
+            driver: Door::default(),
             progress: watch::channel(Progress::Shares).0,
             sharing: None,
         };

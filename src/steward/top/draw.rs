@@ -192,6 +192,7 @@ fn no_gpus(frame: &mut Frame<'_>, snapshot: &Snapshot, state: &State, body: Rect
         (Some(reason), Some(advice), _) => format!("No GPUs: {reason}. {advice}"),
         (_, _, "switched_off") => "No GPUs: switched off (--gpus none)".to_owned(),
         (_, _, "starting") => "No GPUs yet: the driver has not been asked".to_owned(),
+        (_, _, "released") => "No GPUs read: the driver is let go of because an operator asked for it".to_owned(),
         (_, _, "hanging") => "No GPUs: every call to the driver hangs".to_owned(),
         _ => "No GPUs on this machine".to_owned(),
     };

@@ -26,6 +26,7 @@ fn source(source: &GpuSource) -> Value {
         gpu_source::State::Missing => "missing",
         gpu_source::State::Hanging => "hanging",
         gpu_source::State::SwitchedOff => "switched_off",
+        gpu_source::State::Released => "released",
     };
     json!({
         "state": state,

@@ -215,6 +215,7 @@ fn source(state: &NodeUsage) -> String {
             format!("no GPUs: {}\n  {}", plain(why), plain(source.advice.as_deref().unwrap_or_default()))
         }
         State::Hanging => "no GPUs: the driver does not return from its calls".to_owned(),
+        State::Released => "no readings: the GPU driver is let go of because an operator asked for it".to_owned(),
         State::SwitchedOff => "no GPUs: switched off by --gpus none".to_owned(),
         State::Starting | State::Unspecified => "no GPUs: not asked yet".to_owned(),
     }

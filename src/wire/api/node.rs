@@ -3,6 +3,7 @@
 use super::gpus::Unidentified;
 use super::head::Head;
 use super::reading::{Ages, Reading};
+use model::Absence;
 use model::cgroup::NetworkSample;
 use model::host::HostPressure;
 use model::observation::{GpuSourceState, Trouble};
@@ -151,7 +152,7 @@ pub struct Slots {
 /// Whether GPUs can be seen.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuSource {
-    /// `working`, `starting`, `missing`, `hanging` or `switched_off`.
+    /// `working`, `starting`, `missing`, `hanging`, `released` or `switched_off`.
     pub state: String,
     /// Driver version.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -310,6 +311,9 @@ impl GpuSource {
             GpuSourceState::SwitchedOff => named("switched_off"),
             GpuSourceState::Starting => named("starting"),
             GpuSourceState::Hanging => named("hanging"),
+            GpuSourceState::Released { .. } => {
+                GpuSource { reason: Some(Absence::Released.to_string()), ..named("released") }
+            }
             GpuSourceState::Working { driver, nvml, cuda, simulated: _ } => GpuSource {
                 driver: Some(driver.to_string()),
                 nvml: Some(nvml.to_string()),

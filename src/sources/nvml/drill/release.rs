@@ -1,0 +1,113 @@
+//! The driver is let go of for an operator, and taken back.
+
+use super::{Drill, Fault, Scenario, Which, XidEvent, cards, hang, of};
+use crate::clock::monotonic;
+use model::Absence;
+use model::gpu::GpuSample;
+use model::hold::Hold;
+use model::observation::GpuSourceState;
+use std::time::Duration;
+
+/// Longer than any test: only what the test does ends it.
+const LONG: Duration = Duration::from_secs(600);
+
+fn reads(sample: &GpuSample) -> bool {
+    sample.power.get().is_some()
+}
+
+fn released(drill: &Drill) -> bool {
+    matches!(*drill.gate.seen().borrow(), Hold::Released { .. })
+}
+
+fn let_go(drill: &mut Drill) {
+    drill.gate.release(monotonic().after(LONG));
+    drill.wait("it is let go of", |seen| matches!(seen.source.last(), Some(GpuSourceState::Released { .. })));
+    assert!(released(drill));
+}
+
+fn works(drill: &mut Drill) {
+    drill.wait("it works again", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+}
+
+#[test]
+fn while_it_is_released_no_file_of_the_driver_is_open_and_then_all_is_as_before() {
+    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    drill.sample(1, "readings", |sample| reads(sample) && sample.gpm.sm_active.get().is_some());
+    assert!(drill.fake.is_open_in(std::process::id()), "the fake holds its device file as the real library does");
+    for round in 1..3 {
+        let_go(&mut drill);
+        assert!(!drill.fake.is_open_in(std::process::id()), "no session is left");
+        drill.seen.samples.clear();
+        drill.gate.take_back();
+        works(&mut drill);
+        for place in 0..2 {
+            drill.sample(place, "readings", |sample| reads(sample) && sample.gpm.sm_active.get().is_some());
+        }
+        let uuid = drill.uuid(1);
+        drill.change(|scenario| {
+            scenario.xids.push(XidEvent { id: round, gpu: Which::Place(1), code: 79, event: 8, at_s: 0.0, mig: None });
+        });
+        drill.wait("events are heard again", |seen| {
+            seen.xids.iter().filter(|xid| xid.gpu.as_ref() == Some(&uuid)).count() as u64 == round
+        });
+    }
+    assert_eq!(drill.seen.gpus.as_ref().map(Vec::len), Some(2));
+    assert!(drill.seen.samples.values().all(|sample| sample.temperature.absence() != Some(Absence::GpuLost)));
+}
+
+#[test]
+fn the_time_ends_it_by_itself() {
+    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    drill.sample(0, "readings", reads);
+    let_go(&mut drill);
+    drill.gate.release(monotonic().after(Duration::from_millis(20)));
+    works(&mut drill);
+    assert_eq!(*drill.gate.seen().borrow(), Hold::default());
+    drill.sample(0, "readings", reads);
+}
+
+#[test]
+fn a_session_that_was_opened_twice_is_closed_as_well() {
+    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    drill.sample(0, "readings", reads);
+    // The driver restarts under the reader: every call says that the library is not initialised, until it is again.
+    let over =
+        Fault { call: "nvmlDeviceGetCount_v2".into(), error: Some(super::Code(1)), times: Some(1), ..Fault::default() };
+    drill.change(|scenario| scenario.faults = vec![over]);
+    drill.wait("the session is over", |seen| {
+        seen.source.iter().any(|state| matches!(state, GpuSourceState::Missing { .. }))
+    });
+    works(&mut drill);
+    let_go(&mut drill);
+    assert!(!drill.fake.is_open_in(std::process::id()));
+}
+
+#[test]
+fn it_is_let_go_of_while_there_is_no_driver_and_opened_at_once_when_it_is_taken_back() {
+    let mut drill = Drill::start(Scenario { init_error: Some(super::Code(9)), ..of(vec![cards("H100", 1)]) });
+    drill.wait("no driver", |seen| matches!(seen.source.last(), Some(GpuSourceState::Missing { .. })));
+    let_go(&mut drill);
+    drill.change(|scenario| scenario.init_error = None);
+    drill.gate.take_back();
+    drill.sample(0, "readings", reads);
+}
+
+#[test]
+fn a_driver_that_hangs_is_not_let_go_of_and_says_so() {
+    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    drill.sample(1, "readings", reads);
+    drill.change(|scenario| scenario.faults = vec![hang("nvmlDeviceGetPowerUsage", 0)]);
+    drill.sample(0, "one hangs", |sample| *sample == GpuSample::absent(Absence::CallHangs));
+    drill.rounds(1, 2);
+    drill.gate.release(monotonic().after(LONG));
+    drill.wait("refused", {
+        let seen = drill.gate.seen();
+        move |_| matches!(*seen.borrow(), Hold::Held { refused: Some(_) })
+    });
+    drill.rounds(1, 2);
+    assert!(!drill.seen.source.iter().any(|state| matches!(state, GpuSourceState::Released { .. })));
+    drill.change(|scenario| scenario.faults.clear());
+    drill.sample(0, "it returned", reads);
+    let_go(&mut drill);
+    assert!(!drill.fake.is_open_in(std::process::id()));
+}

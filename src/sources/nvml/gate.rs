@@ -1,0 +1,103 @@
+//! Whether the library may be open. An operator asks from outside, the poller answers.
+//!
+//! ```text
+//!   Held ──release──▶ LettingGo ──the poller has closed the library──▶ Released ──taken back, or the time is over──▶ Held
+//!                         └──the poller cannot close it──▶ Held, with why
+//! ```
+
+use model::hold::Hold;
+use model::time::Monotonic;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Shared by operators, the supervisor and the pollers.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<watch::Sender<Hold>>);
+
+impl Gate {
+    /// Asks for the library to be closed until then; where it is closed already, this is the new end of it.
+    pub fn release(&self, until: Monotonic) {
+        self.0.send_modify(|hold| {
+            *hold = match *hold {
+                Hold::Released { .. } => Hold::Released { until },
+                Hold::Held { .. } | Hold::LettingGo { .. } => Hold::LettingGo { until },
+            }
+        });
+    }
+
+    /// Lets it be opened again.
+    pub fn take_back(&self) {
+        self.0.send_replace(Hold::default());
+    }
+
+    /// How it stands, and every change of that.
+    #[must_use]
+    pub fn seen(&self) -> watch::Receiver<Hold> {
+        self.0.subscribe()
+    }
+
+    /// Until when the library is to be closed, if it is.
+    pub(super) fn closed(&self, now: Monotonic) -> Option<Monotonic> {
+        self.0.borrow().wanted(now)
+    }
+
+    /// The library is closed. Says until when, unless that is over.
+    pub(super) fn released(&self, now: Monotonic) -> Option<Monotonic> {
+        self.0.send_if_modified(|hold| match hold.wanted(now) {
+            Some(until) if *hold != (Hold::Released { until }) => {
+                *hold = Hold::Released { until };
+                true
+            }
+            _ => false,
+        });
+        self.closed(now)
+    }
+
+    /// The library cannot be closed.
+    pub(super) fn refuse(&self, why: &'static str) {
+        self.0.send_replace(Hold::Held { refused: Some(why) });
+    }
+
+    /// The time is over.
+    pub(super) fn expire(&self, now: Monotonic) {
+        self.0.send_if_modified(|hold| {
+            let over = !matches!(hold, Hold::Held { .. }) && hold.wanted(now).is_none();
+            if over {
+                *hold = Hold::default();
+            }
+            over
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_closed_from_the_asking_until_the_time_is_over_or_it_is_taken_back() {
+        let gate = Gate::default();
+        let at = Monotonic;
+        assert_eq!((gate.closed(at(0)), gate.released(at(0))), (None, None), "nobody has asked");
+        gate.release(at(10));
+        assert_eq!(*gate.seen().borrow(), Hold::LettingGo { until: at(10) });
+        assert_eq!((gate.closed(at(9)), gate.closed(at(10))), (Some(at(10)), None));
+        assert_eq!(gate.released(at(5)), Some(at(10)));
+        assert_eq!(*gate.seen().borrow(), Hold::Released { until: at(10) });
+        gate.release(at(20));
+        assert_eq!(*gate.seen().borrow(), Hold::Released { until: at(20) }, "longer");
+        gate.expire(at(19));
+        assert_eq!(gate.closed(at(19)), Some(at(20)));
+        gate.expire(at(20));
+        assert_eq!(*gate.seen().borrow(), Hold::default());
+        gate.release(at(30));
+        gate.take_back();
+        assert_eq!((gate.closed(at(21)), gate.released(at(21))), (None, None), "taken back meanwhile");
+        gate.release(at(30));
+        gate.refuse("a call hangs");
+        gate.expire(at(99));
+        assert_eq!(*gate.seen().borrow(), Hold::Held { refused: Some("a call hangs") });
+        gate.release(at(30));
+        assert_eq!(*gate.seen().borrow(), Hold::LettingGo { until: at(30) }, "asked again");
+    }
+}
