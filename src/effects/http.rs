@@ -277,7 +277,7 @@ mod tests {
         let index = served.get("/", "");
         let paths: Vec<&str> =
             index.text().lines().filter_map(|line| line.split(' ').next()).filter(|p| p.starts_with('/')).collect();
-        assert_eq!(paths.len(), 10);
+        assert_eq!(paths.len(), 11);
         for path in paths {
             let told = served.get(path, "");
             assert_eq!(told.status, 200, "{path}");
