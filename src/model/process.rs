@@ -65,8 +65,9 @@ pub struct GpuProcess {
     pub mig: Option<GpuUuid>,
     /// Device memory it holds.
     pub memory_used: Reading<Bytes>,
-    /// SM use: mean over the time since the last list, weighted by time. An idle process has 0 here (measured: the
-    /// driver keeps no sample of a process that did nothing).
+    /// SM use: mean over the time since the last list, weighted by time, and with that of the GPU's other processes no more
+    /// than the GPU says of itself. An idle process has 0 here (measured: the driver keeps no sample of a process that did
+    /// nothing); one of which the driver told only garbage has none.
     pub sm: Reading<Percent>,
     /// Encoder.
     pub encoder: Reading<Percent>,

@@ -6,9 +6,9 @@
 //!   library                  opening it, and advice when that fails
 //!   look instance inventory tie   who: MIG instances, GPUs, and what ties them
 //!   card                     one GPU while it is polled
-//!   utilization gpm read process   what is read of it
+//!   utilization gpm read process_use process   what is read of it
 //!   xid message event        driver errors: the thread `nvml-events`
-//!   poll                     the thread `nvml-poll`
+//!   allowance poll           what may be done out of turn; the thread `nvml-poll`
 //!   supervise                the thread `nvml-supervise`, which never calls NVML
 //! ```
 //!
@@ -31,10 +31,12 @@ mod gpm;
 mod links;
 mod upkeep;
 mod read;
+mod process_use;
 mod process;
 mod xid;
 mod message;
 mod event;
+mod allowance;
 mod poll;
 mod supervise;
 #[cfg(test)]

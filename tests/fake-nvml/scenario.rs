@@ -34,6 +34,8 @@ pub struct Scenario {
     pub faults: Vec<Fault>,
     /// Events to be delivered.
     pub xids: Vec<XidEvent>,
+    /// Whether each call is written to `calls.log` beside this file.
+    pub log_calls: bool,
 }
 
 /// One H100 on which nothing happens.
@@ -49,6 +51,7 @@ impl Default for Scenario {
             gpus: vec![Card::default()],
             faults: Vec::new(),
             xids: Vec::new(),
+            log_calls: false,
         }
     }
 }
@@ -122,6 +125,21 @@ pub struct Card {
     pub nvlinks: Vec<SickLink>,
     /// C functions (or `field:N`) that return `NOT_SUPPORTED`, beside those of the model.
     pub not_supported: Vec<String>,
+    /// Fields of `nvmlDeviceGetFieldValues` that this driver has not heard of: `INVALID_ARGUMENT`.
+    pub unknown_fields: Vec<u32>,
+    /// What a process's utilisation sample holds.
+    pub process_samples: ProcessSamples,
+}
+
+/// What `nvmlDeviceGetProcessUtilization` answers for each process. `nvml.h` can be read either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessSamples {
+    /// Its newest sample that is not 0.
+    #[default]
+    Newest,
+    /// The mean over all samples since the stamp that was asked after, with the stamp of its newest sample that is not 0.
+    Mean,
 }
 
 impl Default for Card {
@@ -145,6 +163,8 @@ impl Default for Card {
             links: Vec::new(),
             nvlinks: Vec::new(),
             not_supported: Vec::new(),
+            unknown_fields: Vec::new(),
+            process_samples: ProcessSamples::default(),
         }
     }
 }

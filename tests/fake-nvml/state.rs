@@ -8,6 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::fs::File;
+use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,8 @@ pub(crate) struct View {
     pub(crate) place: Option<usize>,
     /// Place of the MIG instance that it names.
     pub(crate) instance: Option<u32>,
+    /// Where calls are written, if they are.
+    pub(crate) log: Option<PathBuf>,
 }
 
 /// Sums over time of one card.
@@ -191,6 +194,7 @@ impl State {
             origin_us: self.origin_us,
             place: None,
             instance: None,
+            log: self.scenario.log_calls.then(|| self.path.as_ref()?.parent().map(|at| at.join("calls.log"))).flatten(),
         }
     }
 
@@ -287,11 +291,22 @@ fn state() -> impl std::ops::DerefMut<Target = State> {
     state
 }
 
+/// Writes a line to `calls.log` beside the scenario where it asks for that: the C function (or `field:N`) and the place of
+/// the card, `-` for none.
+pub(crate) fn log_call(function: &str, view: &View) {
+    let Some(path) = view.log.as_deref() else { return };
+    let place = view.place.map_or_else(|| "-".to_owned(), |place| place.to_string());
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    // A test that counts calls fails where they are not written; there is nobody here to tell.
+    let _ = file.and_then(|mut file| file.write_all(format!("{function} {place}\n").as_bytes()));
+}
+
 /// Delays, errors and hangs of the scenario.
 fn suffer(function: &str, subject: &Subject) -> Result<(), Code> {
     let fault = {
         let mut state = state();
         let view = state.resolve(subject);
+        log_call(function, &view);
         state.fault(function, &view)
     };
     if let Some(fault) = fault {

@@ -2,8 +2,8 @@
 
 pub use fake_nvml::code::Code;
 pub use fake_nvml::scenario::{
-    Card, CardLink, Churn, Clock, Fault, Kind, List, MigDetail, MigSlot, Process, Quantity, Scenario, SickLink, Way,
-    Which, XidEvent,
+    Card, CardLink, Churn, Clock, Fault, Kind, List, MigDetail, MigSlot, Process, ProcessSamples, Quantity, Scenario,
+    SickLink, Way, Which, XidEvent,
 };
 pub use fake_nvml::value::{Program, Replay, Then, Value};
 use serde_json::json;
@@ -63,6 +63,14 @@ impl FakeNvml {
         let next = self.library.with_file_name("scenario.json.next");
         std::fs::write(&next, text)?;
         std::fs::rename(next, self.library.with_file_name("scenario.json"))
+    }
+
+    /// How often a C function (or `field:N`) was called of the card at this place since the scenario has `log_calls`.
+    #[must_use]
+    pub fn calls(&self, function: &str, place: u32) -> usize {
+        let log = std::fs::read_to_string(self.library.with_file_name("calls.log")).unwrap_or_default();
+        let line = format!("{function} {place}");
+        log.lines().filter(|one| *one == line).count()
     }
 }
 

@@ -42,6 +42,14 @@ type Call = (&'static str, Option<GpuUuid>);
 struct Refusal {
     why: Absence,
     at: Monotonic,
+    /// For how long the call is not made again, where the reason is a lasting one.
+    lasts: Duration,
+}
+
+impl Refusal {
+    fn stands(&self, now: Monotonic) -> bool {
+        lasting(self.why) && now.since(self.at) < self.lasts
+    }
 }
 
 impl Asker {
@@ -72,10 +80,7 @@ impl Asker {
     fn make<T>(&mut self, of: Call, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
         let now = monotonic();
         let before = self.answers.get(&of).copied();
-        if let Some(refusal) = before
-            && lasting(refusal.why)
-            && now.since(refusal.at) < REFUSAL_LASTS
-        {
+        if let Some(refusal) = before.filter(|refusal| refusal.stands(now)) {
             return Err(refusal.why);
         }
         match self.pulse.call(Some(&self.key), call) {
@@ -90,6 +95,28 @@ impl Asker {
                 Err(why)
             }
         }
+    }
+
+    /// As [`Asker::ask`], of one field of `nvmlDeviceGetFieldValues`. One that this driver or this GPU does not know is not
+    /// asked again until the library is opened anew: neither changes while it is loaded.
+    pub(super) fn ask_field(
+        &mut self,
+        name: &'static str,
+        call: impl FnOnce() -> Result<Result<u64, NvmlError>, NvmlError>,
+    ) -> Result<u64, Absence> {
+        let mut unknown = false;
+        let answer = self.make((name, None), || {
+            call()?.map_err(|error| {
+                // A driver that is older than the field takes its number for a mistake of ours.
+                let error = if matches!(error, NvmlError::InvalidArg) { NvmlError::FunctionNotFound } else { error };
+                unknown = matches!(error, NvmlError::FunctionNotFound | NvmlError::NotSupported);
+                error
+            })
+        });
+        if unknown && let Some(refusal) = self.answers.get_mut(&(name, None)) {
+            refusal.lasts = Duration::MAX;
+        }
+        answer
     }
 
     /// Makes a call whose refusals are part of its answer.
@@ -111,7 +138,7 @@ impl Asker {
                 tracing::warn!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML call failed, said once");
             }
         }
-        self.answers.insert(of, Refusal { why, at: monotonic() });
+        self.answers.insert(of, Refusal { why, at: monotonic(), lasts: REFUSAL_LASTS });
     }
 
     /// Whether a call has answered since the last time that the GPU is lost.
@@ -124,7 +151,7 @@ impl Asker {
         self.answers.retain(|(_, instance), _| instance.as_ref().is_none_or(&living));
     }
 
-    /// Forgets refusals: the GPU was away and may be another one in what it can do.
+    /// Forgets refusals: the GPU was away, or the library was opened anew, and what it can do may be another thing.
     pub(super) fn forget(&mut self) {
         self.answers.clear();
     }
@@ -141,6 +168,8 @@ pub(super) struct Card {
     pub(super) stamps: [u64; BUFFERS],
     /// When each sample buffer last had something new.
     pub(super) fed: [Option<Monotonic>; BUFFERS],
+    /// How busy each sample buffer says that the GPU was since the last process list.
+    pub(super) own: [OwnUse; BUFFERS],
     /// Whether the wall clock, by which NVML stamps, was set back.
     pub(super) skew: Skew,
     /// The last sample of the profiling unit: of the whole GPU, and of each MIG instance.
@@ -148,6 +177,43 @@ pub(super) struct Card {
     pub(super) gpm_mig: BTreeMap<GpuUuid, GpmSample<'static>>,
     /// Rounds of the dear calls so far, by which the dearest of them are made now and then only.
     pub(super) rounds: u32,
+}
+
+/// How busy a part of the GPU was, summed up: percent times microseconds, and microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OwnUse {
+    busy: f64,
+    micros: f64,
+    /// When something was added last.
+    added: Option<Monotonic>,
+}
+
+impl OwnUse {
+    /// Neither the plain call nor a buffer that ran dry says for how long its number has held. It is taken for at most this
+    /// long, as long as the time between two process lists.
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    /// So many percent for so many microseconds.
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
+    pub(super) fn add(&mut self, percent: f64, micros: u64, now: Monotonic) {
+        let micros = micros.min(u64::try_from(Self::LONGEST.as_micros()).unwrap_or(u64::MAX));
+        self.busy += percent * micros as f64;
+        self.micros += micros as f64;
+        self.added = Some(now);
+    }
+
+    /// So many percent since something was added last.
+    pub(super) fn hold(&mut self, percent: f64, now: Monotonic) {
+        let since = self.added.map_or(Duration::ZERO, |added| now.since(added));
+        self.add(percent, u64::try_from(since.as_micros()).unwrap_or(0), now);
+    }
+
+    /// The mean since the last time that it was taken; `None`: nothing is known.
+    pub(super) fn take(&mut self) -> Option<f64> {
+        let mean = (self.micros > 0.0).then(|| self.busy / self.micros);
+        (self.busy, self.micros) = (0.0, 0.0);
+        mean
+    }
 }
 
 /// A wall clock that is set back leaves stamps in NVML's buffers that lie ahead of it. They are left out until they have
@@ -189,8 +255,9 @@ impl Skew {
 impl Card {
     pub(super) fn new(known: Known, asker: Asker) -> Self {
         let (gpm, gpm_mig) = (None, BTreeMap::new());
-        let (stamps, fed) = ([0; BUFFERS], [None; BUFFERS]);
-        Card { known, asker, sample: GpuSample::default(), stamps, fed, skew: Skew::default(), gpm, gpm_mig, rounds: 0 }
+        let (stamps, fed, own) = ([0; BUFFERS], [None; BUFFERS], [OwnUse::default(); BUFFERS]);
+        let sample = GpuSample::default();
+        Card { known, asker, sample, stamps, fed, own, skew: Skew::default(), gpm, gpm_mig, rounds: 0 }
     }
 
     /// Whether MIG is on, in which case much is not readable.
@@ -208,6 +275,35 @@ impl Card {
 mod tests {
     use super::*;
     use model::time::WallTime;
+
+    #[test]
+    fn a_lasting_refusal_stands_for_its_time_and_another_error_not_at_all() {
+        let after = |seconds: u64| Monotonic(0).after(Duration::from_secs(seconds));
+        let refusal = |why, lasts| Refusal { why, at: Monotonic(0), lasts };
+        for (why, lasts, seconds, stands) in [
+            (Absence::NotSupported, REFUSAL_LASTS, 59, true),
+            (Absence::NotSupported, REFUSAL_LASTS, 61, false),
+            (Absence::NotInThisDriver, Duration::MAX, 1_000_000, true),
+            (Absence::Nvml(999), REFUSAL_LASTS, 0, false),
+            (Absence::Nvml(999), Duration::MAX, 0, false),
+        ] {
+            assert_eq!(refusal(why, lasts).stands(after(seconds)), stands, "{why} after {seconds} s");
+        }
+    }
+
+    #[test]
+    fn what_the_gpu_says_of_itself_is_a_mean_over_time() {
+        let second = |number: u64| Monotonic(number * 1_000_000_000);
+        let mut own = OwnUse::default();
+        assert_eq!(own.take(), None, "nothing is known");
+        own.add(100.0, 1_000_000, second(1));
+        own.hold(0.0, second(4));
+        assert_eq!(own.take(), Some(25.0));
+        assert_eq!(own.take(), None, "each time counts once");
+        own.hold(50.0, second(5));
+        own.hold(10.0, second(100));
+        assert_eq!(own.take(), Some((50.0 + 5.0 * 10.0) / 6.0), "an old number holds for a while only");
+    }
 
     #[test]
     fn stamps_ahead_of_a_clock_that_was_set_back_are_not_believed_for_a_while() {

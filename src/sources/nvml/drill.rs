@@ -1,11 +1,13 @@
 //! The real wrapper over the fake driver library, and everything it can be made to answer.
 
+mod cost;
 mod event;
 mod every_call;
 mod fault;
 mod hang;
 mod identity;
 mod process;
+mod process_use;
 mod reading;
 mod upkeep;
 mod release;

@@ -44,6 +44,10 @@ pub(super) fn read(card: &mut Card, at: Monotonic) {
     let newer = card.asker.ask("gpm sample", || card.known.device.gpm_sample());
     card.sample.gpm = between(card, card.gpm.as_ref(), newer.as_ref(), at);
     card.gpm = newer.ok();
+    // It counts all of the time between two samples, of which the plain call sees 20 ms.
+    if let (Reading::Measured(..), Reading::Measured(..)) = (card.sample.gpm.pcie_tx, card.sample.gpm.pcie_rx) {
+        (card.sample.pcie_tx, card.sample.pcie_rx) = (card.sample.gpm.pcie_tx, card.sample.gpm.pcie_rx);
+    }
     instances(card, at);
 }
 

@@ -1,6 +1,7 @@
 //! The thread that polls NVML. Every call it makes is under the heartbeat of [`Pulse`]; it ends when it is dismissed.
 
 use crate::clock::{self, monotonic};
+use crate::nvml::allowance::Allowance;
 use crate::nvml::card::{Asker, Card};
 use crate::nvml::inventory::{self, Known, Place};
 use crate::nvml::library::{self, Missing};
@@ -29,8 +30,8 @@ use wire::kernel_log::PciSlot;
 
 /// Time between two looks at the list of GPUs, in process periods (10 s): NVML has no event for hot-plug.
 const INVENTORY: u32 = 2;
-/// Time between two rounds of the dear calls on one GPU, in process periods (15 s). At 40 ms for PCIe throughput, 16 GPUs
-/// keep the thread busy for 4 % of the time, in pieces of one GPU.
+/// Time between two rounds of the dear calls on one GPU, in process periods (15 s). At 40 ms for PCIe throughput, where
+/// no profiling unit counts it, 16 GPUs keep the thread busy for 4 % of the time, in pieces of one GPU.
 const SELDOM: u32 = 3;
 /// Time between two looks at what ties the GPUs together, in process periods (60 s); 16 GPUs cost some 500 calls.
 const TIES: u32 = 12;
@@ -39,6 +40,12 @@ const LEAVE: Duration = Duration::from_secs(4);
 /// A change of memory in use by this much is a process that came, went or grew: a bare CUDA context takes over 100 MiB,
 /// and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
 const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
+/// Process lists out of turn, after a jump of memory: of one GPU two at once and then one in each process period, so that
+/// whoever churns doubles what lists cost and no more; of the node one of each of 16 GPUs at once, as when a job starts on all
+/// of them, and then five in each process period (one a second). A list has been seen to take 4.5 ms, and there are three.
+const LISTS_OF_ONE: u32 = 2;
+const LISTS_OF_ALL: u32 = 16;
+const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;
 /// Back-off while there is no driver: doubles from the first to the last.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(60);
@@ -51,6 +58,8 @@ pub(super) struct Poller {
     tell: SyncSender<Message>,
     owners: Owners,
     desks: Vec<Desk>,
+    /// Process lists out of turn, of all GPUs.
+    out_of_turn: Allowance,
     /// As they were last reported.
     unidentified: Vec<Unidentified>,
     /// There are others than at the last look for slots that NVML does not list.
@@ -72,6 +81,8 @@ struct Desk {
     memory_at_list: Option<Bytes>,
     /// Jobs of Slurm that were told last.
     jobs: BTreeSet<SlurmJob>,
+    /// Process lists out of turn.
+    out_of_turn: Allowance,
     lost: bool,
 }
 
@@ -90,7 +101,9 @@ impl Poller {
         tell: SyncSender<Message>,
     ) -> Self {
         let owners = Owners::new(settings.roots.clone());
+        let every = settings.process_period / LISTS_OF_ALL_IN_A_PERIOD;
         Poller {
+            out_of_turn: Allowance::new(LISTS_OF_ALL, every, monotonic()),
             settings,
             reporter,
             pulse,
@@ -125,6 +138,7 @@ impl Poller {
                         self.tell(Message::Session(nvml));
                         self.tell(Message::Source(library::versions(nvml, &self.pulse)));
                         (said, retry) = (None, FIRST_RETRY);
+                        self.desks.iter_mut().for_each(|desk| desk.card.asker.forget());
                         nvml
                     }
                     Err(missing) => {
@@ -271,6 +285,7 @@ impl Poller {
         for desk in &mut self.desks {
             desk.card.gpm = None;
             desk.card.gpm_mig.clear();
+            desk.card.asker.forget();
         }
         let again = self.pulse.call(None, || raw::shut_down(nvml).and_then(|()| raw::initialise(nvml)));
         if let Err(why) = again {
@@ -378,6 +393,7 @@ impl Poller {
                         processes_due: Monotonic::default(),
                         memory_at_list: None,
                         jobs: BTreeSet::new(),
+                        out_of_turn: Allowance::new(LISTS_OF_ONE, self.settings.process_period, monotonic()),
                         lost: false,
                     });
                 }
@@ -406,12 +422,16 @@ impl Poller {
             read::seldom(&mut desk.card, &self.settings.roots.sysfs);
             desk.seldom_due = later(desk.seldom_due, self.settings.process_period * SELDOM, now.monotonic, place);
         }
-        let processes = if now.monotonic >= desk.processes_due || desk.memory_jumped() {
+        let due = now.monotonic >= desk.processes_due;
+        if due {
             gpm::read(&mut desk.card, now.monotonic);
-            desk.memory_at_list = desk.card.sample.memory_used.get();
             desk.processes_due = later(desk.processes_due, self.settings.process_period, now.monotonic, place);
+        }
+        let processes = if due || desk.may_list_now(&mut self.out_of_turn, now.monotonic) {
+            desk.memory_at_list = desk.card.sample.memory_used.get();
             Some(process::list(&mut desk.card, &mut desk.clients, &mut self.owners, now))
         } else {
+            desk.clients.measure(&mut desk.card, now);
             None
         };
         if self.pulse.dismissed() {
@@ -455,6 +475,17 @@ impl Desk {
         if jobs != self.jobs && reporter.report(told()) {
             self.jobs = jobs;
         }
+    }
+
+    /// Whether a jump of memory is followed by a list out of turn. One for which there is no allowance now is a jump still in
+    /// the next round.
+    fn may_list_now(&mut self, of_all: &mut Allowance, now: Monotonic) -> bool {
+        let may = self.memory_jumped() && self.out_of_turn.has(now) && of_all.has(now);
+        if may {
+            self.out_of_turn.spend();
+            of_all.spend();
+        }
+        may
     }
 
     fn memory_jumped(&self) -> bool {

@@ -5,28 +5,28 @@
 //! only a new one costs a second list.
 
 use crate::clock::monotonic;
-use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND, none_of_it};
+use crate::nvml::absence::{INSUFFICIENT_SIZE, none_of_it};
 use crate::nvml::card::{Asker, Card};
+use crate::nvml::process_use::{Use, UseMeter, Uses};
 use crate::owner::{Identified, Owners};
 use model::gpu::MigInstance;
 use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, MAX_GPU_PROCESSES, Owner};
-use model::time::{Monotonic, Now, WallTime};
-use model::unit::{Bytes, Percent};
+use model::time::{Now, WallTime};
+use model::unit::Bytes;
 use model::{Absence, Reading};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::{ProcessInfo, ProcessUtilizationSample};
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// NVML refreshes its samples every sixth of a second to a second. Over a shorter time than this, a busy process may have
-/// no new sample and would look idle, so a list that comes early keeps the use that was measured last.
-const SHORTEST_WINDOW: Duration = Duration::from_secs(2);
-/// The longest time, in microseconds, that NVML takes for one sample.
-const LONGEST_REFRESH: u64 = 1_000_000;
-/// The first look at use goes back this far, not to the beginning of NVML's buffer.
-const FIRST_WINDOW: Duration = Duration::from_secs(5);
+/// A list of graphics processes that was empty is asked again after so many lists, a minute as a rule: on a node for
+/// computing there are none. It is asked at once where the GPU shows somebody that no other list tells.
+const GRAPHICS_EVERY: u32 = 12;
+/// Memory in use that no listed process explains has to grow by this much to show somebody. Less is what drivers keep for
+/// themselves, now more and now less; the smallest client of a display takes about as much.
+const UNEXPLAINED: Bytes = Bytes(32 * Bytes::MIB);
+
 /// What is kept of one GPU's processes between two lists.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
@@ -34,11 +34,45 @@ pub(super) struct Clients {
     identities: BTreeMap<u32, Identified>,
     /// What each process did when that was measured last.
     uses: BTreeMap<u32, Use>,
-    /// Up to where on NVML's clock use has been measured.
-    stamp: Option<u64>,
-    /// NVML's newest stamp that was used.
-    newest: Option<u64>,
-    measured: Option<Monotonic>,
+    meter: UseMeter,
+    graphics: Graphics,
+}
+
+impl Clients {
+    /// What is done every second: asks what the processes did.
+    pub(super) fn measure(&mut self, card: &mut Card, now: Now) {
+        self.meter.collect(card, now);
+    }
+}
+
+/// When the list of graphics processes has to be asked.
+#[derive(Debug, Default)]
+struct Graphics {
+    /// The list was asked, and it was empty.
+    empty: bool,
+    /// Lists that were made without it since.
+    without: u32,
+    /// The least memory that no other process explained since; `None`: that cannot be said.
+    unexplained: Option<u64>,
+}
+
+impl Graphics {
+    /// Whether it has to be asked, where so much memory is in use that no other process explains; `seen`: somebody who
+    /// is in no other list did something.
+    fn wanted(&mut self, unexplained: Option<u64>, seen: bool) -> bool {
+        let grown = match (self.unexplained, unexplained) {
+            (Some(before), Some(now)) => now >= before.saturating_add(UNEXPLAINED.0),
+            _ => true,
+        };
+        self.without += 1;
+        self.unexplained = self.unexplained.min(unexplained);
+        !self.empty || self.without >= GRAPHICS_EVERY || grown || seen
+    }
+
+    /// It was asked.
+    fn asked(&mut self, empty: bool, unexplained: Option<u64>) {
+        *self = Graphics { empty, without: 0, unexplained };
+    }
 }
 
 /// One entry of NVML's lists.
@@ -47,22 +81,6 @@ struct Listed {
     kind: GpuProcessKind,
     memory: Option<Bytes>,
     instance: Option<(u32, Option<u32>)>,
-}
-
-/// What one process did, as means over the time since the last stamp.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Use {
-    sm: Reading<Percent>,
-    encoder: Reading<Percent>,
-    decoder: Reading<Percent>,
-}
-
-/// What NVML recorded since the last time, each process's samples in order.
-#[derive(Debug, Default)]
-struct Record {
-    from: u64,
-    to: u64,
-    samples: BTreeMap<u32, Vec<ProcessUtilizationSample>>,
 }
 
 /// Lists the processes of one GPU.
@@ -77,41 +95,44 @@ pub(super) fn list(card: &mut Card, clients: &mut Clients, owners: &mut Owners, 
     };
     // A number that somebody else has now brings nothing along.
     clients.uses.retain(|pid, _| clients.identities.get(pid).map(|who| who.key) == afters.get(pid).map(|who| who.key));
-    let record = record(card, clients, now);
-    let look = Look { record: record.as_ref(), before: &clients.uses, at: now.monotonic };
     let boot = if listed.is_empty() { None } else { owners.boot() };
+    let started = |pid: u32| afters.get(&pid).zip(boot).and_then(|(who, boot)| boot.started_at(who.key.start_ticks));
+    clients.meter.collect(card, now);
+    let uses = clients.meter.take(card, started, now);
     let mut processes: Vec<GpuProcess> = listed
         .iter()
         .map(|(pid, entry)| {
-            let started = afters.get(pid).zip(boot).and_then(|(who, boot)| boot.started_at(who.key.start_ticks));
-            let agreed = agree(befores.get(pid), afters.get(pid), look.newest(*pid), started);
-            process(card, *pid, entry, agreed, look.of(*pid, started))
+            let (did, newest) = what_it_did(*pid, &uses, &clients.uses);
+            let agreed = agree(befores.get(pid), afters.get(pid), newest, started(*pid));
+            process(card, *pid, entry, agreed, did)
         })
         .collect();
     clients.uses =
         processes.iter().map(|p| (p.pid, Use { sm: p.sm, encoder: p.encoder, decoder: p.decoder })).collect();
-    if let Some(Ok(record)) = &record {
-        // Where nothing was recorded, the time up to now was idle, but for a sample that is still being made.
-        let idle_until = now.wall.0.saturating_sub(LONGEST_REFRESH);
-        clients.stamp = Some(if record.samples.is_empty() { record.to.max(idle_until) } else { record.to });
-        clients.newest = if record.samples.is_empty() { clients.newest } else { Some(record.to) };
-        clients.measured = Some(now.monotonic);
-    }
     clients.identities = afters;
     processes.sort_by_key(|process| {
         (std::cmp::Reverse(process.memory_used.get().map_or(0, |memory| memory.0)), process.pid)
     });
     let left_out = u32::try_from(processes.len().saturating_sub(MAX_GPU_PROCESSES)).unwrap_or(u32::MAX);
     processes.truncate(MAX_GPU_PROCESSES);
-    let stamp = clients.newest.map(WallTime);
+    let stamp = clients.meter.newest();
     GpuProcesses { gpu, list: Reading::Measured(processes, monotonic()), stamp, left_out }
+}
+
+/// What one process did, and the stamp of its newest sample.
+fn what_it_did(pid: u32, uses: &Uses, before: &BTreeMap<u32, Use>) -> (Use, Option<WallTime>) {
+    match uses {
+        Uses::Early => (before.get(&pid).copied().unwrap_or(Use::absent(Absence::NotYet)), None),
+        Uses::Absent(why) => (Use::absent(*why), None),
+        Uses::Measured(all, at) => all.get(&pid).copied().unwrap_or((Use::idle(*at), None)),
+    }
 }
 
 type Lists = (BTreeMap<u32, Listed>, BTreeMap<u32, Identified>, BTreeMap<u32, Identified>);
 
 /// NVML's list with the identities before and after it.
-fn settled(card: &mut Card, clients: &Clients, owners: &mut Owners) -> Result<Lists, Absence> {
-    let mut listed = lists(card)?;
+fn settled(card: &mut Card, clients: &mut Clients, owners: &mut Owners) -> Result<Lists, Absence> {
+    let mut listed = lists(card, clients)?;
     let mut befores = clients.identities.clone();
     let mut afters: BTreeMap<u32, Identified> =
         listed.keys().filter_map(|pid| Some((*pid, owners.identify_told(*pid, befores.get(pid))?))).collect();
@@ -124,7 +145,7 @@ fn settled(card: &mut Card, clients: &Clients, owners: &mut Owners) -> Result<Li
                 None => befores.remove(pid),
             };
         }
-        listed = lists(card)?;
+        listed = lists(card, clients)?;
         for pid in listed.keys() {
             if !afters.contains_key(pid)
                 && let Some(after) = owners.identify_told(*pid, None)
@@ -141,21 +162,35 @@ fn settled(card: &mut Card, clients: &Clients, owners: &mut Owners) -> Result<Li
 ///
 /// # Errors
 /// When one of them is not known: what is left would look like all.
-fn lists(card: &mut Card) -> Result<BTreeMap<u32, Listed>, Absence> {
+fn lists(card: &mut Card, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
     let device = &card.known.device;
     let asker = &mut card.asker;
     let compute = whole(asker, "compute processes", || device.running_compute_processes())?;
-    let graphics = or_none(whole(asker, "graphics processes", || device.running_graphics_processes()))?;
     let mps = or_none(whole(asker, "mps processes", || device.mps_running_compute_processes()))?;
     let mut all = BTreeMap::new();
-    for (infos, kind) in
-        [(compute, GpuProcessKind::Compute), (mps, GpuProcessKind::Mps), (graphics, GpuProcessKind::Graphics)]
-    {
+    for (infos, kind) in [(compute, GpuProcessKind::Compute), (mps, GpuProcessKind::Mps)] {
         for info in infos {
             put(&mut all, &info, kind);
         }
     }
+    let unexplained = unexplained(card.sample.memory_used.get(), &all);
+    let seen = clients.meter.has_stranger(|pid| all.contains_key(&pid));
+    if clients.graphics.wanted(unexplained, seen) {
+        // Until it has answered, it is asked each time.
+        clients.graphics.empty = false;
+        let graphics = or_none(whole(asker, "graphics processes", || device.running_graphics_processes()))?;
+        clients.graphics.asked(graphics.is_empty(), unexplained);
+        for info in graphics {
+            put(&mut all, &info, GpuProcessKind::Graphics);
+        }
+    }
     Ok(all)
+}
+
+/// Memory in use that is none of these processes'; `None`: the driver does not tell one or the other.
+fn unexplained(used: Option<Bytes>, listed: &BTreeMap<u32, Listed>) -> Option<u64> {
+    let explained = listed.values().try_fold(0_u64, |sum, entry| Some(sum.saturating_add(entry.memory?.0)))?;
+    Some(used?.0.saturating_sub(explained))
 }
 
 /// Asks for a list, and once more if it grew meanwhile.
@@ -228,126 +263,43 @@ fn instance(instances: &[MigInstance], (gpu, compute): (u32, Option<u32>)) -> Op
         .find(|mig| mig.gpu_instance == gpu && compute.is_none_or(|compute| mig.compute_instance == compute))
 }
 
-/// What NVML recorded since the last stamp; `None` when it is too early to ask again.
-fn record(card: &mut Card, clients: &Clients, now: Now) -> Option<Result<Record, Absence>> {
-    if clients.measured.is_some_and(|at| now.monotonic.since(at) < SHORTEST_WINDOW) {
-        return None;
-    }
-    let latest = card.skew.latest(now);
-    let first = now.wall.0.saturating_sub(u64::try_from(FIRST_WINDOW.as_micros()).unwrap_or(0));
-    let from = clients.stamp.filter(|stamp| *stamp <= latest).unwrap_or(first);
-    let device = &card.known.device;
-    let mut answer = card.asker.ask("process utilization", || device.process_utilization_stats(from));
-    if answer.as_ref().err() == Some(&INSUFFICIENT_SIZE) {
-        answer = card.asker.ask("process utilization", || device.process_utilization_stats(from));
-    }
-    Some(match answer {
-        Ok(samples) => Ok(sort(samples, from, latest)),
-        // The driver keeps no sample of a process that did nothing.
-        Err(NOT_FOUND | NO_DATA) => Ok(Record { from, to: from, samples: BTreeMap::new() }),
-        Err(why) => Err(card.under_mig(why)),
-    })
-}
-
-fn sort(samples: Vec<ProcessUtilizationSample>, from: u64, latest: u64) -> Record {
-    let mut record = Record { from, to: from, samples: BTreeMap::new() };
-    let believed = |sample: &ProcessUtilizationSample| sample.timestamp > from && sample.timestamp <= latest;
-    for sample in samples.into_iter().filter(believed) {
-        record.to = record.to.max(sample.timestamp);
-        record.samples.entry(sample.pid).or_default().push(sample);
-    }
-    for samples in record.samples.values_mut() {
-        samples.sort_by_key(|sample| sample.timestamp);
-        samples.dedup_by_key(|sample| sample.timestamp);
-    }
-    record
-}
-
-/// What is known of use at one moment.
-struct Look<'a> {
-    /// `None` when it was too early to ask again.
-    record: Option<&'a Result<Record, Absence>>,
-    /// What was measured last.
-    before: &'a BTreeMap<u32, Use>,
-    at: Monotonic,
-}
-
-impl Look<'_> {
-    /// The newest stamp of one process.
-    fn newest(&self, pid: u32) -> Option<WallTime> {
-        let samples = self.record?.as_ref().ok()?.samples.get(&pid)?;
-        samples.last().map(|sample| WallTime(sample.timestamp))
-    }
-
-    /// What one process did.
-    fn of(&self, pid: u32, started: Option<WallTime>) -> Use {
-        let all = |reading| Use { sm: reading, encoder: reading, decoder: reading };
-        match self.record {
-            None => self.before.get(&pid).copied().unwrap_or(all(Reading::NOT_YET)),
-            Some(Err(why)) => all(Reading::Absent(*why)),
-            Some(Ok(record)) => {
-                let mean = |value: fn(&ProcessUtilizationSample) -> u32| {
-                    let samples = record.samples.get(&pid).map_or(&[][..], Vec::as_slice);
-                    Reading::Measured(Percent(mean(samples, (record.from, record.to), started, value)), self.at)
-                };
-                Use { sm: mean(|s| s.sm_util), encoder: mean(|s| s.enc_util), decoder: mean(|s| s.dec_util) }
-            }
-        }
-    }
-}
-
-/// The mean over the window, weighted by time: a sample stands for the time since the one before it (of the same
-/// process), and time without a sample is idle.
-#[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
-fn mean(
-    samples: &[ProcessUtilizationSample],
-    (from, to): (u64, u64),
-    started: Option<WallTime>,
-    value: fn(&ProcessUtilizationSample) -> u32,
-) -> f64 {
-    let mut before = started.map_or(from, |started| started.0.max(from));
-    let mut sum = 0.0;
-    for sample in samples {
-        if sample.timestamp > before {
-            sum += f64::from(value(sample).min(100)) * (sample.timestamp - before) as f64;
-            before = sample.timestamp;
-        }
-    }
-    if to > from { sum / (to - from) as f64 } else { 0.0 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use model::id::ProcessKey;
 
-    fn sample(pid: u32, timestamp: u64, sm_util: u32) -> ProcessUtilizationSample {
-        ProcessUtilizationSample { pid, timestamp, sm_util, mem_util: 0, enc_util: 0, dec_util: 0 }
-    }
-
     fn who(start_ticks: u64, owner: Owner) -> Identified {
         Identified { key: ProcessKey { pid: 7, start_ticks }, command: "x".into(), owner }
     }
 
-    fn share(samples: &[(u64, u32)], window: (u64, u64), started: Option<u64>) -> f64 {
-        let samples: Vec<_> = samples.iter().map(|(stamp, sm)| sample(7, *stamp, *sm)).collect();
-        mean(&samples, window, started.map(WallTime), |sample| sample.sm_util)
-    }
-
     #[test]
-    fn use_is_weighted_by_time_since_the_last_stamp() {
-        for (name, samples, window, started, expected) in [
-            ("one sample stands for all of the window", &[(4, 80)][..], (0, 4), None, 80.0),
-            ("a short burst weighs little", &[(1, 100), (4, 0)], (0, 4), None, 25.0),
-            ("idle since its last sample", &[(1, 100)], (0, 4), None, 25.0),
-            ("no sample at all", &[], (0, 4), None, 0.0),
-            ("no window", &[], (4, 4), None, 0.0),
-            ("from its start only", &[(4, 100)], (0, 4), Some(3), 25.0),
-            ("samples before its start are of another", &[(1, 100), (4, 50)], (0, 4), Some(2), 25.0),
-            ("nonsense is cut", &[(4, 4_000_000_000)], (0, 4), None, 100.0),
+    fn a_list_of_graphics_processes_that_stays_empty_is_asked_rarely() {
+        const MIB: u64 = Bytes::MIB;
+        let mut graphics = Graphics::default();
+        assert!(graphics.wanted(Some(500 * MIB), false), "the first time");
+        graphics.asked(true, Some(500 * MIB));
+        let asked = (1..=24).filter(|_| {
+            let wanted = graphics.wanted(Some(510 * MIB), false);
+            if wanted {
+                graphics.asked(true, Some(510 * MIB));
+            }
+            wanted
+        });
+        assert_eq!(asked.collect::<Vec<_>>(), [12, 24]);
+        for (name, unexplained, seen, wanted) in [
+            ("somebody's memory", Some(542 * MIB), false, true),
+            ("somebody's work", Some(510 * MIB), true, true),
+            ("a driver that does not tell memory", None, false, true),
+            ("a little more", Some(541 * MIB), false, false),
         ] {
-            assert!((share(samples, window, started) - expected).abs() < 1e-9, "{name}");
+            graphics.asked(true, Some(510 * MIB));
+            assert_eq!(graphics.wanted(unexplained, seen), wanted, "{name}");
         }
+        graphics.asked(true, Some(510 * MIB));
+        assert!(!graphics.wanted(Some(100 * MIB), false), "a process that went away");
+        assert!(graphics.wanted(Some(140 * MIB), false), "and another one that came");
+        graphics.asked(false, Some(510 * MIB));
+        assert!(graphics.wanted(Some(510 * MIB), false), "one that is not empty is asked each time");
     }
 
     /// Promise 7 in docs/specification.md.

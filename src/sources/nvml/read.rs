@@ -46,7 +46,7 @@ pub(super) fn often(card: &mut Card, now: Now) -> bool {
     sample.throttle_reasons = Reading::from_result(reasons.map(|reasons| reasons.bits()), at);
     let temperature = asker.ask("temperature", || device.temperature(TemperatureSensor::Gpu));
     sample.temperature = Reading::from_result(temperature.and_then(|number| degrees(number.into())), at);
-    let memory = asker.ask("temperature memory", || field(device, NVML_FI_DEV_MEMORY_TEMP, 0));
+    let memory = asker.ask_field("temperature memory", || field(device, NVML_FI_DEV_MEMORY_TEMP, 0));
     sample.temperature_memory = Reading::from_result(memory.and_then(degrees), at);
     instances(card, at);
     !card.asker.take_lost()
@@ -95,8 +95,7 @@ fn instances(card: &mut Card, at: Monotonic) {
     card.sample.mig = samples;
 }
 
-/// The dear calls and those whose answer seldom changes. PCIe throughput alone takes 20 ms for each direction, because
-/// the library measures while we wait.
+/// The dear calls and those whose answer seldom changes.
 pub(super) fn seldom(card: &mut Card, sysfs: &Path) {
     let at = clock::monotonic();
     let device = &card.known.device;
@@ -114,7 +113,7 @@ pub(super) fn seldom(card: &mut Card, sysfs: &Path) {
         },
         Err(why) => GpuSample::absent(why).remapped,
     };
-    let recovery = asker.ask("recovery action", || field(device, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0));
+    let recovery = asker.ask_field("recovery action", || field(device, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0));
     sample.recovery = Reading::from_result(
         recovery.map(|number| RecoveryAction::from_nvml(u32::try_from(number).unwrap_or(u32::MAX))),
         at,
@@ -169,7 +168,12 @@ fn ecc(card: &mut Card, at: Monotonic) {
     };
 }
 
+/// PCIe throughput where the profiling unit does not count it. The library measures for 20 ms in each direction while we
+/// wait, and sees nothing of the time between two rounds.
 fn throughput(card: &mut Card) {
+    if card.sample.gpm.pcie_tx.get().is_some() && card.sample.gpm.pcie_rx.get().is_some() {
+        return;
+    }
     let device = &card.known.device;
     let speed = |units: u32| BytesPerSecond(f64::from(units) * PCIE_UNIT);
     let sent = card.asker.ask("pcie sent", || device.pcie_throughput(PcieUtilCounter::Send));
@@ -178,10 +182,10 @@ fn throughput(card: &mut Card) {
     card.sample.pcie_rx = Reading::from_result(received.map(speed), clock::monotonic());
 }
 
-/// One field of one scope.
-fn field(device: &nvml_wrapper::Device<'static>, id: u32, scope: u32) -> Result<u64, NvmlError> {
+/// One field of one scope: whether the call was made, and what it said of the field.
+fn field(device: &nvml_wrapper::Device<'static>, id: u32, scope: u32) -> Result<Result<u64, NvmlError>, NvmlError> {
     let [value] = raw::fields(device, [id], scope)?;
-    value
+    Ok(value)
 }
 
 /// NVML has no negative temperatures, so one that is too large is none.

@@ -18,7 +18,7 @@ const STANDS: Duration = Duration::from_secs(3);
 
 /// Which buffer.
 #[derive(Clone, Copy, Debug)]
-enum Buffer {
+pub(super) enum Buffer {
     Gpu = 0,
     Memory = 1,
     Encoder = 2,
@@ -33,6 +33,8 @@ struct Mean {
     percent: f64,
     newest: u64,
     count: u32,
+    /// For how long it stands.
+    micros: u64,
 }
 
 /// Reads all four utilisations of a card into its sample.
@@ -89,6 +91,9 @@ fn rate(card: &mut Card, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
             card.asker.ask("decoder utilization", || device.decoder_utilization()).map(|i| i.utilization)
         }
     };
+    if let Ok(percent) = answer {
+        card.own[buffer as usize].hold(f64::from(percent), at);
+    }
     Reading::from_result(answer.map(|percent| Percent(f64::from(percent))).map_err(|why| card.under_mig(why)), at)
 }
 
@@ -106,6 +111,7 @@ fn newer(card: &mut Card, buffer: Buffer, now: Now) -> Result<Mean, Absence> {
     let mean = mean(&samples, last, latest).ok_or(NOT_FOUND)?;
     card.stamps[buffer as usize] = mean.newest;
     card.fed[buffer as usize] = Some(now.monotonic);
+    card.own[buffer as usize].add(mean.percent, mean.micros, now.monotonic);
     Ok(mean)
 }
 
@@ -125,7 +131,7 @@ fn mean(samples: &[Sample], last: u64, latest: u64) -> Option<Mean> {
     fresh.dedup_by_key(|(stamp, _)| *stamp);
     let count = u32::try_from(fresh.len()).unwrap_or(u32::MAX);
     let sum: f64 = fresh.iter().map(|(_, percent)| percent).sum();
-    Some(Mean { percent: sum / f64::from(count), newest, count })
+    Some(Mean { percent: sum / f64::from(count), newest, count, micros: newest - from })
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a percentage")]
@@ -152,7 +158,10 @@ mod tests {
     #[test]
     fn a_sample_counts_once_however_often_it_is_in_the_buffer() {
         let buffer = samples(&[(5_000_000, 90), (5_200_000, 10), (5_200_000, 10), (5_400_000, 40)]);
-        assert_eq!(mean(&buffer, 5_000_000, u64::MAX), Some(Mean { percent: 25.0, newest: 5_400_000, count: 2 }));
+        assert_eq!(
+            mean(&buffer, 5_000_000, u64::MAX),
+            Some(Mean { percent: 25.0, newest: 5_400_000, count: 2, micros: 400_000 })
+        );
         assert_eq!(mean(&buffer, 5_400_000, u64::MAX), None, "nothing is newer");
         assert_eq!(mean(&[], 1, u64::MAX), None);
         let believed = mean(&buffer, 5_000_000, 5_300_000).map(|mean| mean.newest);
@@ -162,6 +171,9 @@ mod tests {
     #[test]
     fn the_first_look_takes_the_last_second_only() {
         let buffer = samples(&[(1_000_000, 100), (9_500_000, 20), (10_000_000, 40)]);
-        assert_eq!(mean(&buffer, 0, u64::MAX), Some(Mean { percent: 30.0, newest: 10_000_000, count: 2 }));
+        assert_eq!(
+            mean(&buffer, 0, u64::MAX),
+            Some(Mean { percent: 30.0, newest: 10_000_000, count: 2, micros: 1_000_000 })
+        );
     }
 }

@@ -5,12 +5,13 @@
 use crate::answer::{calls, device, put_list};
 use crate::card::{NO_INSTANCE, RING, Running, float, whole};
 use crate::code::Code;
-use crate::scenario::Kind;
+use crate::scenario::{Kind, ProcessSamples};
 use crate::state::View;
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
     nvmlProcessesUtilizationInfo_t,
 };
+use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
 
 /// What the driver says of memory that it does not tell.
@@ -34,9 +35,52 @@ fn list(view: &View, kind: Kind) -> Result<Vec<nvmlProcessInfo_t>, Code> {
         .collect())
 }
 
-/// The newest sample of each process that did anything since `after_us`. Of idle ones the driver keeps none; when it has
-/// none at all it says `NOT_FOUND`.
+/// A sample of each process that did anything since `after_us`. Of idle ones the driver keeps none; when it has none at all
+/// it says `NOT_FOUND`.
 fn utilization(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample_t>, Code> {
+    let list = match view.board()?.spec.process_samples {
+        ProcessSamples::Newest => newest(view, after_us)?,
+        ProcessSamples::Mean => means(view, after_us)?,
+    };
+    if list.is_empty() { Err(Code::NOT_FOUND) } else { Ok(list) }
+}
+
+/// The mean of each process over all samples since `after_us`, those in which it was idle included.
+fn means(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample_t>, Code> {
+    let board = view.board()?;
+    let period = board.sample_period();
+    let last = whole((view.time / period).floor());
+    let mut all: BTreeMap<u32, (u64, [u64; 4])> = BTreeMap::new();
+    let mut count = 0;
+    for number in last.saturating_sub(RING - 1)..=last {
+        let time = float(number) * period;
+        let stamp = view.stamp_us(time);
+        if stamp <= after_us {
+            continue;
+        }
+        count += 1;
+        for process in board.processes(time).iter().filter(|process| process.shares.iter().any(|share| *share > 0)) {
+            let (newest, sums) = all.entry(process.pid).or_default();
+            *newest = stamp;
+            for (sum, share) in sums.iter_mut().zip(process.shares) {
+                *sum += u64::from(share);
+            }
+        }
+    }
+    let mean = |sum: u64| u32::try_from((sum + count / 2) / count.max(1)).unwrap_or(u32::MAX);
+    let sample = |(pid, (stamp, sums)): (u32, (u64, [u64; 4]))| nvmlProcessUtilizationSample_t {
+        pid,
+        timeStamp: stamp,
+        smUtil: mean(sums[0]),
+        memUtil: mean(sums[1]),
+        encUtil: mean(sums[2]),
+        decUtil: mean(sums[3]),
+    };
+    Ok(all.into_iter().map(sample).collect())
+}
+
+/// The newest sample of each process.
+fn newest(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample_t>, Code> {
     let board = view.board()?;
     let period = board.sample_period();
     let newest = whole((view.time / period).floor());
@@ -65,7 +109,7 @@ fn utilization(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationS
             break;
         }
     }
-    if list.is_empty() { Err(Code::NOT_FOUND) } else { Ok(list) }
+    Ok(list)
 }
 
 calls! {

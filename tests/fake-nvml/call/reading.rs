@@ -6,7 +6,7 @@ use crate::answer::{calls, device, put, put_list, version_of};
 use crate::card::{Board, RING, float, small, whole};
 use crate::code::Code;
 use crate::scenario::{Quantity as Q, SickLink};
-use crate::state::{View, sums};
+use crate::state::{View, log_call, sums};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlSample_t, nvmlTemperature_t, nvmlUtilization_t,
     nvmlValue_t, nvmlViolationTime_t,
@@ -62,6 +62,10 @@ fn samples(view: &View, kind: c_uint, after_us: u64) -> Result<Vec<nvmlSample_t>
 
 /// One field of `nvmlDeviceGetFieldValues`: whether it is a 64-bit number, and the number.
 fn field_value(view: &View, field: u32, link: u32) -> Result<(bool, u64), Code> {
+    log_call(&format!("field:{field}"), view);
+    if view.board()?.spec.unknown_fields.contains(&field) {
+        return Err(Code::INVALID_ARGUMENT);
+    }
     if view.board()?.refuses(&format!("field:{field}")) {
         return Err(Code::NOT_SUPPORTED);
     }

@@ -1,7 +1,7 @@
 //! Processes: three lists, idle ones, and those that come and go.
 
 use crate::bench::{Bench, ORIGIN_US, card, still};
-use fake_nvml::scenario::{Card, Churn, Kind, Process};
+use fake_nvml::scenario::{Card, Churn, Kind, Process, ProcessSamples};
 use fake_nvml::value::{Program, Value};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -54,6 +54,22 @@ fn a_burst_between_two_looks_is_in_the_sample_that_saw_it() {
     let nvml = bench.load().unwrap();
     let samples = nvml.device_by_index(0).unwrap().process_utilization_stats(ORIGIN_US).unwrap();
     assert_eq!((samples[0].sm_util, samples[0].timestamp), (90, ORIGIN_US + 5 * 167_000));
+}
+
+#[test]
+fn a_driver_of_means_answers_another_number_for_another_question() {
+    let burst = Program::Square { low: 0.0, high: 90.0, period_s: 10.0, duty: 0.1, phase_s: 0.0 };
+    let processes = vec![Process { sm: burst.into(), ..holding(22, 0.0) }];
+    let gpu = Card { processes, process_samples: ProcessSamples::Mean, ..card("H100") };
+    let bench = Bench::new(&still(vec![gpu], 5.0));
+    let nvml = bench.load().unwrap();
+    let since = |number: u64| {
+        let samples = nvml.device_by_index(0).unwrap().process_utilization_stats(ORIGIN_US + number * 167_000).unwrap();
+        (samples[0].sm_util, samples[0].timestamp)
+    };
+    let newest = ORIGIN_US + 5 * 167_000;
+    assert_eq!(since(0), (16, newest), "five of 29 samples are busy");
+    assert_eq!(since(4), (4, newest), "one of 25");
 }
 
 #[test]

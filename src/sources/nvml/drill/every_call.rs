@@ -174,7 +174,7 @@ const WHOLE: [Case; 45] = [
         absences!(t.sample.violations; power, thermal, sync_boost, board_limit, low_utilization, reliability,
             application_clocks, base_clocks)
     }),
-    case(&["nvmlDeviceGetPcieThroughput"], &[], |t| absences!(t.sample; pcie_tx, pcie_rx)),
+    case(&["nvmlDeviceGetPcieThroughput", "nvmlGpmSampleGet"], &[], |t| absences!(t.sample; pcie_tx, pcie_rx)),
     case(&["nvmlGpmSampleGet"], &[], |t| counters(&t.sample.gpm)),
     case(&["nvmlDeviceGetComputeRunningProcesses*"], &[], |t| absences!(t.processes; list)),
     case(&["nvmlDeviceGetSerial"], &[], |t| absences!(t.gpu.board; serial)),

@@ -78,7 +78,9 @@ fn whichever_call_fails_only_its_reading_is_absent() {
         ("nvmlDeviceGetMigMode", None),
     ];
     let faults: Vec<Fault> = (0..).zip(calls).map(|(gpu, (call, _))| error(call, gpu, 999)).collect();
-    let mut drill = Drill::start(super::Scenario { faults, ..of(vec![cards("H100", 16)]) });
+    // One without a profiling unit is asked for PCIe throughput.
+    let gpus = vec![cards("H100", 6), cards("A100", 1), cards("H100", 9)];
+    let mut drill = Drill::start(super::Scenario { faults, ..of(gpus) });
     for (place, (call, reason)) in calls.iter().enumerate() {
         let sample = drill.sample(place, call, |sample| {
             sample.pcie_rx.absence() != Some(Absence::NotYet) && sample.gpm.sm_active.absence() != Some(Absence::NotYet)

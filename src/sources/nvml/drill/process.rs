@@ -190,7 +190,7 @@ fn a_number_used_again_between_two_lists_brings_no_use_along() {
 }
 
 /// The first GPU of a library, without any thread.
-fn opened(library: &Path, sysfs: &Path) -> (card::Card, Arc<Pulse>) {
+pub(super) fn opened(library: &Path, sysfs: &Path) -> (card::Card, Arc<Pulse>) {
     let pulse = Arc::new(Pulse::default());
     let nvml = library::open(Some(library), None, &pulse).unwrap();
     let known = inventory::take(Place { nvml, pulse: &pulse, sysfs }, &[]).unwrap().known.remove(0);

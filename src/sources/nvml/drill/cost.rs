@@ -1,0 +1,131 @@
+//! What is asked how often: calls are counted at the driver, and events stand for time.
+
+use super::{Card, Drill, Quantity, Scenario, Value, cards, error, of, put, with};
+use lab::scenario::{Kind, MigSlot, Process, Program, process};
+use model::Absence;
+use model::unit::BytesPerSecond;
+
+/// A scenario whose calls are counted.
+fn counted(gpus: Vec<Card>) -> Scenario {
+    Scenario { log_calls: true, ..of(gpus) }
+}
+
+const COMPUTE: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
+const GRAPHICS: &str = "nvmlDeviceGetGraphicsRunningProcesses_v3";
+/// Made once in each process period.
+const REGULAR: &str = "nvmlGpmSampleGet";
+/// Made once in each round of what is read seldom.
+const SELDOM: &str = "nvmlDeviceGetRemappedRows";
+const PCIE: &str = "nvmlDeviceGetPcieThroughput";
+
+/// Memory that is another in each round.
+fn churning(count: u32) -> Card {
+    let memory = Program::Square { low: 1e9, high: 9e9, period_s: 0.1, duty: 0.5, phase_s: 0.0 };
+    Card { values: [(Quantity::MemoryUsedBytes, Value::Program(memory))].into(), ..cards("H100", count) }
+}
+
+/// Waits until so many regular lists were made of a GPU without processes, and counts all of them.
+fn listed(drill: &mut Drill, place: u32, regular: usize) -> (usize, usize) {
+    let fake = drill.fake.clone();
+    drill.wait("regular lists", |_| fake.calls(REGULAR, place) >= regular);
+    // A list of nobody is one call, for its length.
+    (fake.calls(COMPUTE, place), fake.calls(REGULAR, place))
+}
+
+/// A GPU on which memory never rests is listed twice as often as another one, and its profiling unit is read no more often.
+#[test]
+fn memory_that_never_rests_does_not_list_processes_without_end() {
+    let mut drill = Drill::start(counted(vec![churning(1), cards("H100", 1)]));
+    let (churned, regular) = listed(&mut drill, 0, 12);
+    assert!(churned > regular, "{churned} lists, {regular} of them regular: none out of turn");
+    // Two at once, one in each period, and one more that has not had its regular one yet.
+    assert!(churned <= 2 * regular + 3, "{churned} lists, {regular} of them regular");
+    let (calm, regular) = listed(&mut drill, 1, 1);
+    assert!(calm <= regular + 3, "{calm} lists of a GPU on which nothing changes, {regular} of them regular");
+}
+
+/// The node's allowance is less than the sum of what each GPU may have.
+#[test]
+fn sixteen_gpus_whose_memory_never_rests_share_what_the_node_may_have() {
+    let mut drill = Drill::start(counted(vec![churning(16)]));
+    for place in 0..16 {
+        listed(&mut drill, place, 12);
+    }
+    let fake = drill.fake.clone();
+    let all: Vec<(usize, usize)> =
+        (0..16).map(|place| (fake.calls(COMPUTE, place), fake.calls(REGULAR, place))).collect();
+    let out_of_turn: usize = all.iter().map(|(lists, regular)| lists.saturating_sub(*regular)).sum();
+    let periods = all.iter().map(|(_, regular)| *regular).max().unwrap();
+    // A regular list that is under way has had its profiling unit read already, or not.
+    assert!((16..=16 + 5 * (periods + 1) + 16).contains(&out_of_turn), "{out_of_turn} in {periods} periods: {all:?}");
+}
+
+#[test]
+fn a_list_of_graphics_processes_that_is_empty_is_asked_rarely_and_nobody_is_missed() {
+    let mut drill = Drill::start(counted(vec![Card { processes: vec![process(1, 1 << 30, 5.0)], ..cards("H100", 1) }]));
+    let fake = drill.fake.clone();
+    drill.wait("regular lists", |_| fake.calls(REGULAR, 0) >= 14);
+    // A list of somebody is a call for its length and one for itself; that of nobody, the first only.
+    let (lists, graphics) = (fake.calls(COMPUTE, 0) / 2, fake.calls(GRAPHICS, 0));
+    assert!((1..=lists / 4).contains(&graphics), "{graphics} of {lists} lists");
+    // One that holds memory, and one that holds none and works.
+    for (pid, memory, sm) in [(2, 300 << 20, 0.0), (3, 0, 9.0)] {
+        let before = fake.calls(COMPUTE, 0);
+        let graphics = Process { kind: Kind::Graphics, ..process(pid, memory, sm) };
+        drill.change(|scenario| scenario.gpus[0].processes.truncate(1));
+        drill.change(|scenario| scenario.gpus[0].processes.push(graphics));
+        let uuid = drill.uuid(0);
+        drill.wait("the stranger", |seen| {
+            let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
+            list.is_some_and(|list| list.iter().any(|process| process.pid == pid))
+        });
+        let lists = (fake.calls(COMPUTE, 0) - before) / 2;
+        assert!(lists <= 6, "found after {lists} lists, not when its turn came");
+    }
+}
+
+#[test]
+fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_opened_anew() {
+    let gpu = Card { unknown_fields: vec![230], not_supported: vec!["field:82".into()], ..cards("H100", 1) };
+    let mut drill = Drill::prepare(counted(vec![gpu]));
+    put(&drill.path("proc/driver/nvidia/gpus/0000:10:00.0/information"), "Bus Location: 0000:10:00.0\n");
+    drill.open();
+    let fake = drill.fake.clone();
+    drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 4);
+    assert_eq!((fake.calls("field:230", 0), fake.calls("field:82", 0)), (1, 1));
+    let sample = drill.sample(0, "a sample", |_| true);
+    assert_eq!(sample.recovery.absence(), Some(Absence::NotInThisDriver), "not a failure of the call");
+    assert_eq!(sample.temperature_memory.absence(), Some(Absence::NotSupported));
+    put(&drill.path("proc/driver/nvidia/gpus/0000:7f:00.0/information"), "Bus Location: 0000:7f:00.0\n");
+    drill.wait("the library opened anew", |_| fake.calls("field:230", 0) >= 2 && fake.calls("field:82", 0) >= 2);
+}
+
+#[test]
+fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
+    let traffic = [(Quantity::PcieTxBytesPerSecond, 3e9), (Quantity::PcieRxBytesPerSecond, 1e9)];
+    let mut drill = Drill::start(counted(vec![with(cards("H100", 1), &traffic), with(cards("A100", 1), &traffic)]));
+    let fake = drill.fake.clone();
+    drill.wait("rounds of what is read seldom", |_| (0..2).all(|place| fake.calls(SELDOM, place) >= 4));
+    // The profiling unit needs two samples, so that the first round asks; both directions are a call each.
+    assert!(fake.calls(PCIE, 0) <= 2, "{} calls", fake.calls(PCIE, 0));
+    assert!(fake.calls(PCIE, 1) >= 8, "a GPU without the unit is asked in each round");
+    let near =
+        |reading: Option<BytesPerSecond>, value: f64| reading.is_some_and(|it| (it.0 / value - 1.0).abs() < 0.001);
+    for place in 0..2 {
+        drill.sample(place, "both directions", |s| near(s.pcie_tx.get(), 3e9) && near(s.pcie_rx.get(), 1e9));
+    }
+    let before = fake.calls(PCIE, 0);
+    drill.change(|scenario| scenario.faults = vec![error("nvmlGpmSampleGet", 0, 999)]);
+    drill.wait("the plain call", |_| fake.calls(PCIE, 0) > before);
+}
+
+/// The one reading of the profiling unit is of a whole GPU: its instances change nothing of that.
+#[test]
+fn a_gpu_with_instances_has_its_pcie_traffic_from_the_profiling_unit_too() {
+    let slot = |profile: &str| MigSlot::Profile(profile.into());
+    let gpu = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
+    let mut drill = Drill::start(counted(vec![gpu]));
+    let fake = drill.fake.clone();
+    drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 3);
+    assert!(fake.calls(PCIE, 0) <= 2, "{} calls", fake.calls(PCIE, 0));
+}

@@ -1,0 +1,130 @@
+//! What processes do on a GPU, with a driver whose clock is moved by hand: a question each second, a list each fifth.
+
+use super::process::opened;
+use super::{Card, Drill, Quantity, Scenario, cards, of, with};
+use crate::nvml::process::{Clients, list};
+use crate::nvml::read;
+use crate::owner::Owners;
+use lab::scenario::{Clock, Process, ProcessSamples, Program, Value, process};
+use model::time::{Monotonic, Now, WallTime};
+use model::unit::Percent;
+use model::{Absence, Reading};
+use nvml_wrapper::enum_wrappers::device::Sampling;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The driver's clock at scenario second 0, in microseconds.
+const ORIGIN: u64 = 1_700_000_000_000_000;
+/// The look at a second comes a little after it.
+const LATER: u64 = 50_000;
+
+/// SM use of each process, in the lists of so many seconds but the first one.
+fn lists(gpu: Card, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
+    let clock = |second: u64| {
+        let micros = Duration::from_micros(second * 1_000_000 + LATER);
+        Clock { frozen_at_s: Some(micros.as_secs_f64()), origin_us: Some(ORIGIN), ..Clock::default() }
+    };
+    let mut drill = Drill::prepare(Scenario { clock: clock(0), ..of(vec![gpu]) });
+    let (mut card, _pulse) = opened(drill.fake.library(), &drill.path("sys"));
+    let (mut clients, mut owners) = (Clients::default(), Owners::new(drill.roots()));
+    let mut lists = Vec::new();
+    for second in 1..=seconds {
+        drill.change(|scenario| scenario.clock = clock(second));
+        let wall = ORIGIN + second * 1_000_000 + LATER;
+        // The library looks at its scenario when it is asked, and not too often.
+        let newest = || card.known.device.samples(Sampling::GpuUtilization, 0).unwrap().last().unwrap().timestamp;
+        while newest() + 200_000 < wall {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        let now = Now { monotonic: Monotonic((1000 + second) * 1_000_000_000), wall: WallTime(wall) };
+        assert!(read::often(&mut card, now));
+        if second % 5 == 0 {
+            let list = list(&mut card, &mut clients, &mut owners, now);
+            lists.push(list.list.value().unwrap().iter().map(|process| (process.pid, process.sm)).collect());
+        } else {
+            clients.measure(&mut card, now);
+        }
+    }
+    lists.split_off(1)
+}
+
+/// What one process was measured to do.
+fn percent(list: &BTreeMap<u32, Reading<Percent>>, pid: u32) -> f64 {
+    list[&pid].get().unwrap_or_else(|| panic!("{list:?}")).0
+}
+
+/// The share of time is right whichever way the driver counts, and on GPUs that take a sample six times a second or once.
+#[test]
+fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
+    let burst = Program::Square { low: 0.0, high: 100.0, period_s: 10.0, duty: 0.04, phase_s: 0.0 };
+    for (model, process_samples) in [
+        ("H100", ProcessSamples::Newest),
+        ("H100", ProcessSamples::Mean),
+        ("A100", ProcessSamples::Newest),
+        ("A100", ProcessSamples::Mean),
+    ] {
+        let gpu = |process| Card { process_samples, processes: vec![process], ..cards(model, 1) };
+        for list in lists(gpu(process(1, 1 << 30, 40.0)), 20) {
+            let steady = percent(&list, 1);
+            assert!((steady - 40.0).abs() < 0.5, "{model} {process_samples:?}: a steady load reads {steady}");
+        }
+        let short: Vec<f64> = lists(gpu(Process { sm: Value::Program(burst.clone()), ..process(1, 1 << 30, 0.0) }), 45)
+            .iter()
+            .map(|list| percent(list, 1))
+            .collect();
+        // A GPU that takes a sample a second sees a burst of 0.4 s in one second, or not at all.
+        let (most, mean) = (short.iter().copied().fold(0.0, f64::max), short.iter().sum::<f64>() / 8.0);
+        assert!(
+            most <= 20.5 && (2.0..=11.0).contains(&mean),
+            "{model} {process_samples:?}: a duty of 4 % reads {short:?}"
+        );
+    }
+}
+
+#[test]
+fn garbage_is_not_known_and_harms_no_neighbour() {
+    let processes = vec![process(1, 2 << 30, 4e9), process(2, 1 << 30, 1.0), process(3, 1 << 30, 0.0)];
+    let gpu = Card { processes, ..with(cards("H100", 1), &[(Quantity::UtilizationPercent, 1.0)]) };
+    for list in lists(gpu, 15) {
+        assert_eq!(list[&1].absence(), Some(Absence::Unreadable), "absent, neither 100 nor 0");
+        assert!((percent(&list, 2) - 1.0).abs() < 0.05, "{list:?}");
+        assert_eq!(list[&3].get(), Some(Percent(0.0)));
+    }
+}
+
+/// Promise 6 in docs/specification.md.
+#[test]
+fn processes_together_do_what_the_gpu_says_and_are_never_scaled_up() {
+    let busy = |shares: &[f64], gpu| {
+        let processes = shares.iter().zip(1..).map(|(share, pid)| process(pid, 1 << 30, *share)).collect();
+        let lists = lists(Card { processes, ..with(cards("H100", 1), &[(Quantity::UtilizationPercent, gpu)]) }, 10);
+        shares.iter().zip(1..).map(|(_, pid)| percent(&lists[0], pid).round()).collect::<Vec<f64>>()
+    };
+    assert_eq!(
+        busy(&[100.0, 80.0, 20.0], 50.0),
+        [25.0, 20.0, 5.0],
+        "as under MPS, where each may fill all of the time"
+    );
+    assert_eq!(busy(&[10.0, 20.0], 60.0), [10.0, 20.0], "somebody else does the rest");
+}
+
+#[test]
+fn a_gpu_that_did_nothing_is_not_asked_what_its_processes_did() {
+    let scenario = Scenario {
+        log_calls: true,
+        ..of(vec![Card { processes: vec![process(1, 1 << 30, 0.0)], ..cards("H100", 1) }])
+    };
+    let mut drill = Drill::start(scenario);
+    let uuid = drill.uuid(0);
+    drill.wait("a list", |seen| {
+        let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
+        list.is_some_and(|list| list.first().is_some_and(|process| process.sm.get() == Some(Percent(0.0))))
+    });
+    drill.rounds(0, 5);
+    assert_eq!(drill.fake.calls("nvmlDeviceGetProcessUtilization", 0), 0);
+    drill.change(|scenario| scenario.gpus[0].processes = vec![process(1, 1 << 30, 30.0)]);
+    drill.wait("its use", |seen| {
+        let list = seen.processes.get(&uuid).and_then(|processes| processes.list.value());
+        list.is_some_and(|list| list[0].sm.get().is_some_and(|percent| percent.0 > 25.0))
+    });
+}

@@ -1,0 +1,363 @@
+//! What each process did on a GPU: asked once a second, and summed up between two process lists.
+//!
+//! `nvml.h` does not say whether the number that it gives for a process is its newest sample or a mean since the stamp that
+//! was asked after, and drivers have been seen to do the latter. Asked every second, both come to the same within one
+//! refresh of NVML's samples. Asked once between two lists, five seconds apart, a burst of a moment would stand for all of
+//! the time, or a steady load for one refresh of it.
+//!
+//! What must never happen here: a number that a driver made up taken for a measurement; processes that together do more
+//! than the GPU says that it did.
+
+use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
+use crate::nvml::card::{BUFFERS, Card, OwnUse};
+use crate::nvml::utilization::Buffer;
+use model::process::MAX_GPU_PROCESSES;
+use model::time::{Monotonic, Now, WallTime};
+use model::unit::Percent;
+use model::{Absence, Reading};
+use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A list that comes early, after a jump of memory, keeps the use that was measured last: over a shorter time than this, a
+/// busy process may have no new sample and would look idle.
+const SHORTEST_WINDOW: Duration = Duration::from_secs(2);
+/// The longest time, in microseconds, that NVML takes for one sample: `nvml.h` has a sixth of a second to one second.
+const LONGEST_REFRESH: u64 = 1_000_000;
+/// Samples of one process that are no further apart than this are of one run, and the later one stands for all of the time
+/// between: one refresh may be missed by a question a second. Else a sample stands for one refresh.
+const ONE_RUN: u64 = 2 * LONGEST_REFRESH;
+/// Samples that are kept between two lists: eight of each process that can be listed. A driver that answers more is not
+/// believed.
+const MAX_SAMPLES: usize = 8 * MAX_GPU_PROCESSES;
+/// No share is greater.
+const ALL: u32 = 100;
+/// Compute, encoder, decoder.
+const PARTS: [(Buffer, Value); 3] =
+    [(Buffer::Gpu, |s| s.sm_util), (Buffer::Encoder, |s| s.enc_util), (Buffer::Decoder, |s| s.dec_util)];
+
+type Value = fn(&ProcessUtilizationSample) -> u32;
+
+/// What one process did, as means over the time since the last list.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Use {
+    pub(super) sm: Reading<Percent>,
+    pub(super) encoder: Reading<Percent>,
+    pub(super) decoder: Reading<Percent>,
+}
+
+impl Use {
+    pub(super) fn absent(why: Absence) -> Self {
+        Use { sm: Reading::Absent(why), encoder: Reading::Absent(why), decoder: Reading::Absent(why) }
+    }
+
+    /// Of a process that did nothing.
+    pub(super) fn idle(at: Monotonic) -> Self {
+        Use::measured([0.0; 3], at)
+    }
+
+    fn measured([sm, encoder, decoder]: [f64; 3], at: Monotonic) -> Self {
+        let reading = |percent| Reading::Measured(Percent(percent), at);
+        Use { sm: reading(sm), encoder: reading(encoder), decoder: reading(decoder) }
+    }
+}
+
+/// What is known of use when processes are listed.
+#[derive(Debug)]
+pub(super) enum Uses {
+    /// The list comes early: what was measured last stands.
+    Early,
+    /// NVML does not tell.
+    Absent(Absence),
+    /// Of each process that has a sample, with the stamp of its newest; who has none did nothing.
+    Measured(BTreeMap<u32, (Use, Option<WallTime>)>, Monotonic),
+}
+
+/// What is kept of one GPU between two lists.
+#[derive(Debug, Default)]
+pub(super) struct UseMeter {
+    record: Record,
+    /// Each process's newest stamp before the record began.
+    before: BTreeMap<u32, u64>,
+    /// NVML's newest stamp that was used.
+    newest: Option<u64>,
+    /// Why the last question had no answer.
+    failed: Option<Absence>,
+    /// When the last list had its uses.
+    taken: Option<Monotonic>,
+}
+
+/// What NVML recorded since the last list, each process's samples in order. Stamps are NVML's, in microseconds.
+#[derive(Debug, Default)]
+struct Record {
+    /// From where on.
+    from: u64,
+    /// Up to where NVML has been asked. 0: not yet.
+    to: u64,
+    samples: BTreeMap<u32, Vec<ProcessUtilizationSample>>,
+    count: usize,
+    /// Processes of which a sample was dropped.
+    dropped: BTreeSet<u32>,
+}
+
+impl UseMeter {
+    /// Asks NVML what is new. A GPU that says that it did nothing is not asked what its processes did.
+    pub(super) fn collect(&mut self, card: &mut Card, now: Now) {
+        let latest = card.skew.latest(now);
+        let idle_until = now.wall.0.saturating_sub(LONGEST_REFRESH);
+        if self.record.to == 0 || self.record.to > latest {
+            // The first question, or the clock was set back: not the beginning of NVML's buffer, but its last sample.
+            self.record = Record { from: idle_until, to: idle_until, ..Record::default() };
+            self.before.clear();
+            card.own = [OwnUse::default(); BUFFERS];
+        }
+        self.failed = None;
+        let from = self.record.to;
+        if idle(card) {
+            self.record.to = from.max(idle_until);
+            return;
+        }
+        let device = &card.known.device;
+        let mut answer = card.asker.ask("process utilization", || device.process_utilization_stats(from));
+        if answer.as_ref().err() == Some(&INSUFFICIENT_SIZE) {
+            answer = card.asker.ask("process utilization", || device.process_utilization_stats(from));
+        }
+        match answer {
+            Ok(samples) => self.record.put(samples, latest),
+            // The driver keeps no sample of a process that did nothing.
+            Err(NOT_FOUND | NO_DATA) => {}
+            Err(why) => self.failed = Some(card.under_mig(why)),
+        }
+        // Where nothing was recorded, the time up to now was idle, but for a sample that is still being made.
+        if self.record.to == from {
+            self.record.to = from.max(idle_until);
+        } else {
+            self.newest = Some(self.record.to);
+        }
+    }
+
+    /// Whether a process that is not one of these did something since the last list.
+    pub(super) fn has_stranger(&self, known: impl Fn(u32) -> bool) -> bool {
+        self.record.samples.keys().any(|pid| !known(*pid))
+    }
+
+    /// NVML's newest stamp that was used.
+    pub(super) fn newest(&self) -> Option<WallTime> {
+        self.newest.map(WallTime)
+    }
+
+    /// What each process did since the last list; `started` says since when a number is this process.
+    pub(super) fn take(&mut self, card: &mut Card, started: impl Fn(u32) -> Option<WallTime>, now: Now) -> Uses {
+        let since = self.taken.map(|at| now.monotonic.since(at));
+        if since.is_some_and(|since| since < SHORTEST_WINDOW) {
+            return Uses::Early;
+        }
+        self.taken = Some(now.monotonic);
+        // What is not recorded up to here has not been done.
+        let until = self.record.to.max(now.wall.0.saturating_sub(LONGEST_REFRESH));
+        let length = length(until.saturating_sub(self.record.from), since);
+        let own = PARTS.map(|(buffer, _)| card.own[buffer as usize].take());
+        let next = Record { from: until, to: self.record.to, ..Record::default() };
+        let record = std::mem::replace(&mut self.record, next);
+        if let Some(why) = self.failed {
+            return Uses::Absent(why);
+        }
+        let shares: BTreeMap<u32, [f64; 3]> = record
+            .samples
+            .iter()
+            .map(|(pid, samples)| {
+                let before = self.before.get(pid).copied();
+                let window = Window { until, length, before, started: started(*pid) };
+                (*pid, PARTS.map(|(_, value)| window.mean(samples, value)))
+            })
+            .collect();
+        let total = shares.values().fold([0.0; 3], |sum, shares| std::array::from_fn(|part| sum[part] + shares[part]));
+        let factor: [f64; 3] = std::array::from_fn(|part| factor(total[part], own[part]));
+        let newest = |pid: &u32| record.samples.get(pid)?.last().map(|sample| sample.timestamp);
+        let at = now.monotonic;
+        let mut uses: BTreeMap<u32, (Use, Option<WallTime>)> =
+            record.dropped.iter().map(|pid| (*pid, (Use::absent(Absence::Unreadable), None))).collect();
+        uses.extend(shares.iter().map(|(pid, shares)| {
+            let scaled = std::array::from_fn(|part| shares[part] * factor[part]);
+            (*pid, (Use::measured(scaled, at), newest(pid).map(WallTime)))
+        }));
+        self.before.extend(record.samples.keys().filter_map(|pid| Some((*pid, newest(pid)?))));
+        self.before.retain(|_, stamp| until.saturating_sub(*stamp) <= ONE_RUN);
+        Uses::Measured(uses, at)
+    }
+}
+
+/// Whether the GPU says that no part of it did anything.
+fn idle(card: &Card) -> bool {
+    let sample = &card.sample;
+    [sample.utilization, sample.encoder, sample.decoder].iter().all(|part| part.get() == Some(Percent(0.0)))
+}
+
+/// How long a window is of which NVML's stamps say that it took `stamped` microseconds: no more time has passed than on the
+/// monotonic clock, where somebody has set the one by which NVML stamps.
+fn length(stamped: u64, since: Option<Duration>) -> u64 {
+    let passed = since.map_or(u64::MAX, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
+    if stamped > passed.saturating_add(ONE_RUN) { passed } else { stamped }
+}
+
+/// By what the processes' shares are multiplied so that together they are no more than what the GPU says of itself. Where it
+/// says nothing, or more than they, they stay as they are: who else works there is not known.
+fn factor(total: f64, own: Option<f64>) -> f64 {
+    own.filter(|own| total > *own).map_or(1.0, |own| own / total)
+}
+
+impl Record {
+    /// Takes in an answer. Samples that are not newer than what is here are in it already; one with a share above 100 is
+    /// garbage in every part.
+    fn put(&mut self, samples: Vec<ProcessUtilizationSample>, latest: u64) {
+        let from = self.to;
+        for sample in samples.into_iter().filter(|sample| sample.timestamp > from && sample.timestamp <= latest) {
+            if self.count + self.dropped.len() >= MAX_SAMPLES {
+                return;
+            }
+            if [sample.sm_util, sample.mem_util, sample.enc_util, sample.dec_util].iter().any(|share| *share > ALL) {
+                self.dropped.insert(sample.pid);
+                continue;
+            }
+            self.to = self.to.max(sample.timestamp);
+            let samples = self.samples.entry(sample.pid).or_default();
+            let place = samples.partition_point(|one| one.timestamp < sample.timestamp);
+            if samples.get(place).is_none_or(|one| one.timestamp != sample.timestamp) {
+                samples.insert(place, sample);
+                self.count += 1;
+            }
+        }
+    }
+}
+
+/// The time that one process's share is of.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    until: u64,
+    length: u64,
+    /// The process's newest sample before.
+    before: Option<u64>,
+    started: Option<WallTime>,
+}
+
+impl Window {
+    /// The mean, weighted by time: a sample stands for the time since the one before it (of the same process), or for one
+    /// refresh where that is longer ago, and time without a sample is idle.
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
+    fn mean(&self, samples: &[ProcessUtilizationSample], value: Value) -> f64 {
+        let started = self.started.map_or(0, |started| started.0);
+        let from = self.until.saturating_sub(self.length);
+        let (mut before, mut sum) = (self.before, 0.0);
+        for sample in samples.iter().filter(|sample| sample.timestamp > started) {
+            let since = match before {
+                Some(before) if sample.timestamp.saturating_sub(before) <= ONE_RUN => before,
+                _ => sample.timestamp.saturating_sub(LONGEST_REFRESH).max(from),
+            };
+            sum += f64::from(value(sample)) * sample.timestamp.saturating_sub(since.max(started)) as f64;
+            before = Some(sample.timestamp);
+        }
+        if self.length > 0 { (sum / self.length as f64).min(ALL.into()) } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn sample(pid: u32, tenths: u64, sm_util: u32) -> ProcessUtilizationSample {
+        ProcessUtilizationSample {
+            pid,
+            timestamp: tenths * SECOND / 10,
+            sm_util,
+            mem_util: 0,
+            enc_util: 0,
+            dec_util: 0,
+        }
+    }
+
+    /// Stamps and times in tenths of a second.
+    fn share(samples: &[(u64, u32)], (from, until): (u64, u64), before: Option<u64>, started: Option<u64>) -> f64 {
+        let samples: Vec<_> = samples.iter().map(|(stamp, sm)| sample(7, *stamp, *sm)).collect();
+        let tenths = |number: u64| number * SECOND / 10;
+        let started = started.map(|started| WallTime(tenths(started)));
+        let (until, length) = (tenths(until), tenths(until) - tenths(from));
+        let window = Window { until, length, before: before.map(tenths), started };
+        window.mean(&samples, |sample| sample.sm_util)
+    }
+
+    #[test]
+    fn a_sample_stands_for_the_time_since_the_last_one_or_for_one_refresh() {
+        let steady: Vec<(u64, u32)> = (1..=5).map(|second| (second * 10, 80)).collect();
+        for (name, samples, window, before, started, expected) in [
+            ("a steady load", &steady[..], (0, 50), Some(0), None, 80.0),
+            ("a refresh that was missed", &[(10, 80), (30, 80), (40, 80), (50, 80)], (0, 50), Some(0), None, 80.0),
+            ("a burst of a moment", &[(34, 100)], (0, 50), None, None, 20.0),
+            ("the end of a run that began before", &[(2, 100)], (0, 50), Some(0), None, 4.0),
+            ("one that began here", &[(2, 100)], (0, 50), None, None, 4.0),
+            ("the sample before was of another run", &[(30, 100)], (0, 50), Some(0), None, 20.0),
+            ("no sample at all", &[], (0, 50), None, None, 0.0),
+            ("no window", &[], (50, 50), None, None, 0.0),
+            ("from its start only", &[(50, 100)], (0, 50), None, Some(45), 10.0),
+            ("samples before its start are of another", &[(10, 100), (20, 50)], (0, 50), None, Some(15), 5.0),
+            ("never more than all", &[(10, 100), (20, 100)], (10, 20), Some(0), None, 100.0),
+        ] {
+            let got = share(samples, window, before, started);
+            assert!((got - expected).abs() < 1e-9, "{name}: {got}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_forward_makes_no_window_longer() {
+        let seconds = Duration::from_secs;
+        for (stamped, since, expected) in [
+            (5 * SECOND, Some(seconds(5)), 5 * SECOND),
+            (6 * SECOND, Some(seconds(5)), 6 * SECOND),
+            (3605 * SECOND, Some(seconds(5)), 5 * SECOND),
+            (SECOND, None, SECOND),
+        ] {
+            assert_eq!(length(stamped, since), expected, "{stamped} in {since:?}");
+        }
+    }
+
+    #[test]
+    fn processes_together_do_no_more_than_the_gpu_and_nothing_is_added_to_them() {
+        for (total, own, expected) in [
+            (200.0, Some(100.0), 0.5),
+            (100.0, Some(4.0), 0.04),
+            (30.0, Some(60.0), 1.0),
+            (30.0, Some(0.0), 0.0),
+            (0.0, Some(0.0), 1.0),
+            (150.0, None, 1.0),
+        ] {
+            assert!((factor(total, own) - expected).abs() < 1e-9, "{total} of {own:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_driver_makes_up_is_dropped_and_an_answer_counts_once() {
+        let mut record = Record { from: SECOND, to: SECOND, ..Record::default() };
+        let garbage = ProcessUtilizationSample { enc_util: 4_000_000_000, ..sample(9, 15, 3) };
+        let answer =
+            [sample(7, 20, 40), sample(8, 15, 101), garbage, sample(7, 15, 20), sample(7, 10, 90), sample(7, 15, 20)];
+        record.put(answer.to_vec(), u64::MAX);
+        record.put(answer.to_vec(), u64::MAX);
+        let kept: Vec<(u32, Vec<u64>)> =
+            record.samples.iter().map(|(pid, all)| (*pid, all.iter().map(|one| one.timestamp).collect())).collect();
+        assert_eq!(kept, [(7, vec![1_500_000, 2_000_000])]);
+        assert_eq!((record.to, record.count), (2_000_000, 2));
+        assert_eq!(record.dropped.into_iter().collect::<Vec<_>>(), [8, 9]);
+    }
+
+    #[test]
+    fn a_driver_that_answers_without_end_is_not_believed_without_end() {
+        let mut record = Record { from: 0, to: 0, ..Record::default() };
+        let flood =
+            |from: u32, sm| (from..from + 20_000).map(|pid| sample(pid, u64::from(pid), sm)).collect::<Vec<_>>();
+        record.put(flood(1, 5), u64::MAX);
+        record.put(flood(100_000, 500), u64::MAX);
+        assert_eq!((record.count, record.samples.len()), (MAX_SAMPLES, MAX_SAMPLES));
+        assert!(record.dropped.is_empty());
+    }
+}
