@@ -4,7 +4,7 @@
 //!
 //! Run by `tests/run footprint` as root. `FOOTPRINT_SECONDS` sets the length (120; the long form takes 600), `YARDSTICK`
 //! names the cAdvisor program, `FOOTPRINT_BINARY` the agent where it is not the one of the test profile;
-//! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load. With `FOOTPRINT_WATCH` set the agent also follows the same pods
+//! `FOOTPRINT_PODS` and `FOOTPRINT_GPUS` change the load, `FOOTPRINT_MIG` divides each GPU into so many instances. With `FOOTPRINT_WATCH` set the agent also follows the same pods
 //! at an API server; then it may hold 32 MiB.
 
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -118,15 +118,15 @@ struct Measurand {
 }
 
 /// One process of each pod, on the GPUs in turn.
-fn scenario(pods: &Pods, gpus: usize) -> Value {
+fn scenario(pods: &Pods, (gpus, instances): (usize, usize)) -> Value {
     let mut pids: Vec<Vec<u32>> = vec![Vec::new(); gpus];
     for (index, pod) in pods.pods.iter().enumerate() {
         pids[index % gpus].push(pod.containers[0].pid);
     }
-    scenario::busy(&pids)
+    if instances > 0 { scenario::busy_instances(&pids, instances) } else { scenario::busy(&pids) }
 }
 
-fn start_agent(pods: &Pods, gpus: usize) -> Outcome<(Agent, Running, Option<ApiServer>)> {
+fn start_agent(pods: &Pods, gpus: (usize, usize)) -> Outcome<(Agent, Running, Option<ApiServer>)> {
     // What is shipped is measured where it has been built; else the program of the shared test profile.
     let shipped = std::env::var("FOOTPRINT_BINARY").ok();
     let binary = shipped.as_deref().unwrap_or(env!("CARGO_BIN_EXE_gpu-steward"));
@@ -168,23 +168,29 @@ fn start_yardstick() -> Outcome<(Running, SocketAddr)> {
 fn bench() -> Outcome<bool> {
     let seconds: u64 = std::env::var("FOOTPRINT_SECONDS").ok().map_or(Ok(120), |text| text.parse())?;
     let (count, gpus) = (wanted("FOOTPRINT_PODS", PODS)?, wanted("FOOTPRINT_GPUS", 8)?.max(1));
+    let instances = wanted("FOOTPRINT_MIG", 0)?;
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup"))?;
     let itself = std::env::current_exe()?;
     let itself = itself.to_string_lossy();
     println!(
-        "footprint: makes {count} pods of {CONTAINERS} containers beside {gpus} GPUs, then measures for {seconds} s"
+        "footprint: makes {count} pods of {CONTAINERS} containers beside {gpus} GPUs of {instances} MIG instances, then measures for {seconds} s"
     );
     for number in 0..count {
         pods.add(u32::try_from(number)?, CONTAINERS, &[&itself, "container"])?;
     }
-    let (agent, _watcher, server) = start_agent(&pods, gpus)?;
+    let (agent, _watcher, server) = start_agent(&pods, (gpus, instances))?;
     let (yardstick, yardstick_address) = start_yardstick()?;
     let programs = [
         Measurand { name: "gpu-steward", pid: agent.pid(), address: agent.metrics },
         Measurand { name: "cAdvisor", pid: yardstick.0.id(), address: yardstick_address },
     ];
     let measured = measure(&programs, Duration::from_secs(seconds))?;
-    let seen = listed(&agent, "/api/v1/pods", "pods") >= count && listed(&agent, "/api/v1/gpus", "gpus") == gpus;
+    let divided = agent.get("/api/v1/gpus").json()["gpus"]
+        .as_array()
+        .map_or(0, |gpus| gpus.iter().filter(|gpu| gpu["mig"].as_array().map_or(0, Vec::len) == instances).count());
+    let seen = listed(&agent, "/api/v1/pods", "pods") >= count
+        && listed(&agent, "/api/v1/gpus", "gpus") == gpus
+        && divided == gpus;
     let named = agent.get("/api/v1/pods?namespace=bench").json()["pods"].as_array().map_or(0, Vec::len);
     let seen = seen && (server.is_none() || named >= count);
     let limit = if server.is_some() { RSS_LIMIT_WATCHING_KIB } else { RSS_LIMIT_KIB };

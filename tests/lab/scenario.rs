@@ -115,6 +115,19 @@ pub fn busy(pids: &[Vec<u32>]) -> serde_json::Value {
     json!({"gpus": pids.iter().map(card).collect::<Vec<_>>()})
 }
 
+/// The same GPUs, each divided into so many instances of the smallest profile, with its processes on them in turn.
+#[must_use]
+pub fn busy_instances(pids: &[Vec<u32>], instances: usize) -> serde_json::Value {
+    let mut scenario = busy(pids);
+    for card in scenario["gpus"].as_array_mut().into_iter().flatten() {
+        card["mig"] = json!(vec!["1g.10gb"; instances]);
+        for (number, process) in card["processes"].as_array_mut().into_iter().flatten().enumerate() {
+            process["mig"] = json!(number % instances.max(1));
+        }
+    }
+    scenario
+}
+
 /// A process that holds memory and keeps a share of the multiprocessors busy.
 #[must_use]
 pub fn process(pid: u32, memory: u64, sm_percent: f64) -> Process {
