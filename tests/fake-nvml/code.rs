@@ -51,6 +51,8 @@ impl Code {
     pub const NOT_SUPPORTED: Code = Code(3);
     /// `NVML_ERROR_NOT_FOUND`.
     pub const NOT_FOUND: Code = Code(6);
+    /// `NVML_ERROR_DRIVER_NOT_LOADED`.
+    pub const DRIVER_NOT_LOADED: Code = Code(9);
     /// `NVML_ERROR_INSUFFICIENT_SIZE`.
     pub const INSUFFICIENT_SIZE: Code = Code(7);
     /// `NVML_ERROR_TIMEOUT`.

@@ -24,6 +24,11 @@ pub struct Scenario {
     pub cuda: i32,
     /// What `nvmlInit` returns instead of success.
     pub init_error: Option<Code>,
+    /// Another number here is a driver that was loaded anew: a library that was initialised before works again only after
+    /// as many `nvmlShutdown` as `nvmlInit`.
+    pub driver_epoch: u64,
+    /// C functions, or beginnings with `*`, each call of which is a line in the file `calls` beside this one.
+    pub record: Vec<String>,
     /// How time passes.
     pub clock: Clock,
     /// When an appearing card is seen.
@@ -46,6 +51,8 @@ impl Default for Scenario {
             nvml: "12.550.127.08".into(),
             cuda: 12_040,
             init_error: None,
+            driver_epoch: 0,
+            record: Vec::new(),
             clock: Clock::default(),
             list: List::default(),
             gpus: vec![Card::default()],

@@ -86,6 +86,8 @@ struct State {
     inits: u32,
     /// What stands for `/dev/nvidiactl`, open while a session is.
     device: Option<File>,
+    /// The driver that the library was initialised with.
+    session: u64,
     /// UUIDs listed at the last `nvmlInit`.
     at_init: Option<Vec<String>>,
     /// Handles given out: the place in this list plus 1, and a MIG instance, make the pointer.
@@ -111,12 +113,23 @@ impl State {
             origin_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
             inits: 0,
             device: None,
+            session: 0,
             at_init: None,
             handles: Vec::new(),
             met: HashMap::new(),
             delivered: HashSet::new(),
             sums: HashMap::new(),
         }
+    }
+
+    /// Writes a call down, if the scenario asks for it.
+    fn record(&self, function: &str) {
+        if !self.scenario.record.iter().any(|wanted| matches(wanted, function)) {
+            return;
+        }
+        let Some(path) = self.path.as_ref().map(|path| path.with_file_name("calls")) else { return };
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let _ = file.and_then(|mut file| file.write_all(format!("{function}\n").as_bytes()));
     }
 
     fn time(&self) -> f64 {
@@ -305,6 +318,7 @@ pub(crate) fn log_call(function: &str, view: &View) {
 fn suffer(function: &str, subject: &Subject) -> Result<(), Code> {
     let fault = {
         let mut state = state();
+        state.record(function);
         let view = state.resolve(subject);
         log_call(function, &view);
         state.fault(function, &view)
@@ -327,6 +341,9 @@ pub(crate) fn enter(function: &str, subject: &Subject) -> Result<View, Code> {
     let state = state();
     if state.inits == 0 {
         return Err(Code::UNINITIALIZED);
+    }
+    if state.session != state.scenario.driver_epoch {
+        return Err(Code::DRIVER_NOT_LOADED);
     }
     let view = state.resolve(subject);
     match (subject, view.place) {
@@ -390,7 +407,7 @@ const NOT_UNDER_MIG: [&str; 6] = [
     "nvmlDeviceGetProcessesUtilizationInfo",
 ];
 
-/// `nvmlInit`: counted.
+/// `nvmlInit`: counted. One that is not the first only counts, and does not look at the driver again.
 pub(crate) fn init() -> Result<(), Code> {
     suffer("nvmlInit_v2", &Subject::System)?;
     let mut state = state();
@@ -400,6 +417,7 @@ pub(crate) fn init() -> Result<(), Code> {
     if state.inits == 0 {
         let device = state.path.as_ref().and_then(|path| path.parent()).map(|directory| directory.join("nvidiactl"));
         state.device = device.and_then(|device| File::open(device).ok());
+        state.session = state.scenario.driver_epoch;
     }
     state.inits += 1;
     state.at_init = None;
@@ -408,11 +426,11 @@ pub(crate) fn init() -> Result<(), Code> {
     Ok(())
 }
 
-/// `nvmlShutdown`.
+/// `nvmlShutdown`; also of a session with a driver that is gone.
 pub(crate) fn shutdown() -> Result<(), Code> {
-    enter("nvmlShutdown", &Subject::System)?;
+    suffer("nvmlShutdown", &Subject::System)?;
     let mut state = state();
-    state.inits -= 1;
+    state.inits = state.inits.checked_sub(1).ok_or(Code::UNINITIALIZED)?;
     if state.inits == 0 {
         state.device = None;
     }
@@ -448,6 +466,13 @@ pub(crate) fn next_event(cards: &[(String, u64)]) -> Option<(XidEvent, View)> {
         }
     }
     None
+}
+
+/// Whether one of these cards is lost: then a wait for all of them fails.
+pub(crate) fn any_lost(cards: &[(String, u64)]) -> bool {
+    let state = state();
+    let lost = |board: &Board| board.spec.lost || !board.spec.present;
+    state.boards.iter().any(|board| lost(board) && cards.iter().any(|(uuid, _)| *uuid == board.uuid))
 }
 
 impl View {

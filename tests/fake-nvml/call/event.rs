@@ -1,11 +1,12 @@
-//! Event sets: XIDs are delivered once, to whoever waits for them.
+//! Event sets: XIDs are delivered once, to whoever waits for them. A set with a lost card delivers what it has and then
+//! fails, whichever card the next event would be of.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
 use crate::answer::{calls, device, put};
 use crate::card::NO_INSTANCE;
 use crate::code::Code;
-use crate::state::{Subject, handle as handle_of, next_event};
+use crate::state::{Subject, any_lost, handle as handle_of, next_event};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 use parking_lot::Mutex;
 use std::ffi::{c_uint, c_ulonglong};
@@ -62,6 +63,9 @@ calls! {
                     gpuInstanceId: instance.map_or(NO_INSTANCE, |instance| instance.gpu_instance),
                     computeInstanceId: instance.map_or(NO_INSTANCE, |instance| instance.compute_instance),
                 });
+            }
+            if any_lost(&wanted) {
+                return Err(Code::GPU_IS_LOST);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

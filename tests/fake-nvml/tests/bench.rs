@@ -47,6 +47,12 @@ impl Bench {
         std::fs::rename(next, self.directory.path().join("scenario.json")).unwrap();
     }
 
+    /// The calls that the scenario had recorded, in their order.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.directory.path().join("calls")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
     /// Loads it with the real wrapper.
     pub(crate) fn load(&self) -> Result<Nvml, NvmlError> {
         Nvml::builder().lib_path(self.library().as_os_str()).init()

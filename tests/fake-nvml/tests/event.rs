@@ -1,6 +1,6 @@
 //! XIDs are delivered once, to whoever has registered the card.
 
-use crate::bench::{Bench, card, still};
+use crate::bench::{Bench, card, eventually, still};
 use fake_nvml::scenario::{Card, Scenario, Which, XidEvent};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
@@ -31,6 +31,28 @@ fn each_xid_wakes_one_wait_and_never_another() {
     assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "once only, and not that of another card");
     bench.write(&with(vec![xid(2, 1, 79), XidEvent { at_s: 6.0, ..xid(3, 1, 48) }]));
     assert!(matches!(set.wait(20), Err(NvmlError::Timeout)), "the same id again, and one of a later second");
+}
+
+#[test]
+fn a_set_with_a_lost_card_delivers_its_last_event_and_then_fails_for_all() {
+    let lost = |xids| {
+        let cards = vec![Card { lost: true, ..card("H100") }, card("H100")];
+        Scenario { xids, ..still(cards, 5.0) }
+    };
+    let bench = Bench::new(&with(vec![]));
+    let nvml = bench.load().unwrap();
+    let register = |set, index| {
+        let device = nvml.device_by_index(index).unwrap();
+        device.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|error| error.error).unwrap()
+    };
+    let both = register(register(nvml.create_event_set().unwrap(), 0), 1);
+    let well = register(nvml.create_event_set().unwrap(), 1);
+    bench.write(&lost(vec![xid(1, 0, 79)]));
+    eventually("the last event", || both.wait(0).is_ok());
+    assert!(matches!(both.wait(20_000), Err(NvmlError::GpuLost)), "and at once");
+    assert!(matches!(well.wait(20), Err(NvmlError::Timeout)), "a set without it");
+    bench.write(&with(vec![]));
+    eventually("it answers again", || matches!(both.wait(0), Err(NvmlError::Timeout)));
 }
 
 #[test]

@@ -124,6 +124,21 @@ fn with_the_list_of_init_a_new_card_is_seen_by_the_next_init_only() {
 }
 
 #[test]
+fn a_driver_that_was_loaded_anew_needs_every_init_undone() {
+    let scenario = |driver_epoch| Scenario { driver_epoch, record: vec!["nvmlInit*".into()], ..Scenario::default() };
+    let bench = Bench::new(&scenario(0));
+    let (first, second) = (bench.load().unwrap(), bench.load().unwrap());
+    bench.write(&scenario(1));
+    eventually("the driver is another one", || matches!(first.device_count(), Err(NvmlError::DriverNotLoaded)));
+    assert!(second.shutdown().is_ok());
+    let third = bench.load().unwrap();
+    assert!(matches!(third.device_count(), Err(NvmlError::DriverNotLoaded)), "it only counted");
+    assert!(first.shutdown().is_ok() && third.shutdown().is_ok());
+    assert_eq!(bench.load().unwrap().device_count().unwrap(), 1);
+    assert_eq!(bench.calls(), ["nvmlInit_v2"; 4]);
+}
+
+#[test]
 fn init_fails_as_told() {
     let bench = Bench::new(&Scenario { init_error: Code::named("DRIVER_NOT_LOADED"), ..Scenario::default() });
     assert!(matches!(bench.load(), Err(NvmlError::DriverNotLoaded)));
