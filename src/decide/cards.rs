@@ -282,6 +282,13 @@ impl Cards {
         card.read(Arc::new(sample), &self.policy, now)
     }
 
+    /// A call that counts against this card has stalled.
+    pub fn stalled(&mut self, uuid: &GpuUuid, now: Monotonic) -> Vec<Remark> {
+        let Some(card) = self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid) else { return Vec::new() };
+        let change = card.record.stalled(now);
+        change.map(|change| card.changed(change)).into_iter().collect()
+    }
+
     /// Processes of one card.
     pub fn processes(&mut self, told: GpuProcesses) {
         if let Some(card) = self.find(&told.gpu) {

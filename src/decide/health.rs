@@ -1,19 +1,23 @@
 //! From what is read and what happens to a word: may one trust this GPU with new work?
 //!
 //! ```text
-//!   stands in the readings (silent, remap, NVML's advice) ─┐
-//!   happened (fatal XID, uncorrected ECC errors) ──────────┴─▶ unfit ──▶ nothing stands, NVML advises nothing,
-//!                                                                      and the quiet period is over ──▶ fit
+//!   stands in the readings (silent, remap, NVML's advice) ───────────────┐
+//!   happened (fatal XID, uncorrected ECC errors, stall after stall) ─────┴─▶ unfit ──▶ nothing stands, NVML advises nothing,
+//!                                                                                    and the quiet period is over ──▶ fit
+//!   a call hangs ──▶ unfit ──▶ it has returned ──▶ fit
 //! ```
 //!
 //! Where NVML gives no advice (drivers before R565), an XID that asks for a reset waits for a sign of one: the card left the
 //! driver's list and came back, the driver was loaded again, counters began again. Or for an operator's word.
+//! A call that only stalls makes readings absent and condemns nothing: seconds of waiting are normal where many ask the
+//! driver at a time. One that hangs condemns for as long as it does, and leaves no quiet period.
 //!
 //! Each card has a record of its own, so no neighbour is ever condemned with it. Of the clocks only the monotonic one is
 //! looked at.
 //!
 //! What must never happen here: an application's own error (XID 13, 31, 43, 45, …) condemns a card; a card is trusted again
-//! by an advice that NVML gave before the last thing happened, or by time alone where it needs a reset.
+//! by an advice that NVML gave before the last thing happened, or by time alone where it needs a reset; a card is condemned for
+//! what its model does not tell.
 
 use crate::evidence::{Counters, Traces};
 use model::gpu::{GpuSample, RecoveryAction};
@@ -23,7 +27,7 @@ use model::reading::{Absence, Reading};
 use model::time::Monotonic;
 use model::view::{Health, MAX_XID_CODES};
 use model::xid;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// What condemns a GPU, and for how long at least.
@@ -39,6 +43,16 @@ impl Policy {
     /// As long as Kubernetes leaves pods on a node that does not answer: who moves work away has done so by then.
     pub const QUIET: Duration = Duration::from_secs(300);
 }
+
+/// Rounds in a row without a single core reading after which a card is not trusted. One round may fall into a reset of the
+/// driver's own; at the usual second between two rounds, three are over before a pod that was just placed has started.
+const UNREAD_ROUNDS: u8 = 3;
+/// So many calls that stalled within [`STALLS_WITHIN`] condemn. One is a busy driver, two are chance.
+const STALLS: usize = 3;
+/// Firmware that does not answer makes the driver wait 45 s for each request, so three such calls fall well within.
+const STALLS_WITHIN: Duration = Duration::from_secs(300);
+/// The one incident that ends with its cause.
+const HANGS: Incident = Incident::Silent(Absence::CallHangs);
 
 impl Default for Policy {
     fn default() -> Self {
@@ -79,6 +93,10 @@ pub struct Record {
     counters: Counters,
     /// What would show a reset, since an XID that asks for one.
     traces: Option<Traces>,
+    /// Rounds in a row in which no core reading succeeded, up to [`UNREAD_ROUNDS`].
+    unread: u8,
+    /// When calls stalled, the newest last; at most [`STALLS`].
+    stalls: VecDeque<Monotonic>,
 }
 
 impl Record {
@@ -143,13 +161,30 @@ impl Record {
         self.traces.is_some() && self.asked && !self.advises && !self.incidents.is_empty()
     }
 
+    /// A call that counts against the card has stalled.
+    pub fn stalled(&mut self, now: Monotonic) -> Option<Change> {
+        if self.stalls.len() >= STALLS {
+            self.stalls.pop_front();
+        }
+        self.stalls.push_back(now);
+        let first = *self.stalls.front()?;
+        let often = self.stalls.len() >= STALLS && now.since(first) <= STALLS_WITHIN;
+        often.then(|| self.happens(Incident::Stalls, now))?
+    }
+
     /// The card was read.
     pub fn read(&mut self, sample: &GpuSample, policy: &Policy, now: Monotonic) -> Vec<Change> {
         let mut changes = Vec::new();
         self.advises |= sample.recovery.value().is_some();
         self.asked |= sample.recovery != Reading::NOT_YET;
-        let standing = standing(sample);
+        let mut standing = standing(sample);
+        standing.extend(self.unread(sample));
+        // One call has returned and the next stalls: nothing was read in between, so it is the same hang.
+        let stalls = sample.memory_used.absence() == Some(Absence::CallStalls);
+        standing.extend(Some(HANGS).filter(|hangs| stalls && self.incidents.contains_key(hangs)));
         self.stands = !standing.is_empty();
+        // A call that has returned is over: it leaves no quiet period.
+        let returned = !standing.contains(&HANGS) && self.incidents.remove(&HANGS).is_some();
         self.counters.read(sample);
         if self.traces.as_mut().is_some_and(|traces| traces.reset(sample)) {
             self.was_reset();
@@ -162,16 +197,39 @@ impl Record {
                 changes.extend(self.happens(Incident::EccUncorrected, now));
             }
         }
-        if !self.incidents.is_empty() && !self.stands && self.heard(sample) && now >= self.last.after(policy.quiet) {
+        let quiet = self.heard(sample) && now >= self.last.after(policy.quiet);
+        if !self.incidents.is_empty() && !self.stands && quiet {
             self.incidents.clear();
             self.traces = None;
+            changes.push(Change::Fit);
+        } else if self.incidents.is_empty() && returned {
             changes.push(Change::Fit);
         }
         changes
     }
 
+    /// Counts the rounds in which no core reading succeeded; from the third in a row on, that stands.
+    fn unread(&mut self, sample: &GpuSample) -> Option<Incident> {
+        let fresh = match core(sample) {
+            Core::Told => {
+                self.unread = 0;
+                return None;
+            }
+            Core::NotAsked => None,
+            Core::Failed(why) => {
+                self.unread = self.unread.saturating_add(1).min(UNREAD_ROUNDS);
+                Some(Incident::Unread(why))
+            }
+        };
+        // One incident whatever the reasons turn to: they share one word in the metrics.
+        let known = self.incidents.keys().find(|incident| matches!(incident, Incident::Unread(_))).copied();
+        known.or(fresh).filter(|_| self.unread >= UNREAD_ROUNDS)
+    }
+
     fn happens(&mut self, incident: Incident, now: Monotonic) -> Option<Change> {
-        self.last = self.last.max(now);
+        if incident != HANGS {
+            self.last = self.last.max(now);
+        }
         let new = !self.incidents.contains_key(&incident);
         self.incidents.entry(incident).or_insert(now);
         new.then_some(Change::Condemned(incident))
@@ -222,22 +280,53 @@ pub fn untold(sample: &GpuSample) -> bool {
         && sample.temperature == Reading::NOT_YET
 }
 
+/// What the core readings say of a card: memory, utilisation, temperature and power, of which every card has some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Core {
+    /// One of them has a value, or the card has none of them by its nature.
+    Told,
+    /// They were not asked: the card was left alone, or cannot be asked for a reason of its own ([`silence`]).
+    NotAsked,
+    /// All were asked in vain, and one of them for this reason, which a healthy card does not give.
+    Failed(Absence),
+}
+
+fn core(sample: &GpuSample) -> Core {
+    let core = core_absences(sample);
+    if core.contains(&None) {
+        return Core::Told;
+    }
+    let unnatural = core.into_iter().flatten().find(|why| !natural(*why));
+    match unnatural {
+        None => Core::Told,
+        Some(Absence::NotYet | Absence::CallStalls | Absence::SwitchedOff) => Core::NotAsked,
+        Some(_) if silence(sample).is_some() => Core::NotAsked,
+        Some(why) => Core::Failed(why),
+    }
+}
+
+/// Whether a healthy card gives this reason for good.
+fn natural(why: Absence) -> bool {
+    matches!(why, Absence::NotSupported | Absence::NotInThisDriver | Absence::NotThisArchitecture | Absence::MigEnabled)
+}
+
+fn core_absences(sample: &GpuSample) -> [Option<Absence>; 4] {
+    [sample.memory_used.absence(), sample.utilization.absence(), sample.temperature.absence(), sample.power.absence()]
+}
+
 /// Why a GPU does not answer, if it does not. One reading that fails is a gap; these reasons are about the card as a whole.
 #[must_use]
 pub fn silence(sample: &GpuSample) -> Option<Absence> {
-    [sample.memory_used.absence(), sample.utilization.absence(), sample.temperature.absence(), sample.power.absence()]
-        .into_iter()
-        .flatten()
-        .find(|why| {
-            matches!(
-                why,
-                Absence::GpuLost
-                    | Absence::CallHangs
-                    | Absence::ResetRequired
-                    | Absence::DriverNotLoaded
-                    | Absence::LibraryNotFound
-            )
-        })
+    core_absences(sample).into_iter().flatten().find(|why| {
+        matches!(
+            why,
+            Absence::GpuLost
+                | Absence::CallHangs
+                | Absence::ResetRequired
+                | Absence::DriverNotLoaded
+                | Absence::LibraryNotFound
+        )
+    })
 }
 
 /// What condemns a card for as long as it is read.

@@ -96,10 +96,13 @@ impl Node {
     pub fn apply(&mut self, observation: Observation, now: Now) -> Vec<Remark> {
         match observation {
             Observation::GpuSource(state) => return self.cards.source(state, now.monotonic),
+            // For the front door.
+            Observation::GpuDriverReplaced | Observation::GpuEventsFail(_) => {}
             Observation::GpuEventsHang(hang) => self.events_hang = hang,
             Observation::Gpus(gpus) => return self.cards.listed(gpus),
             Observation::GpusUnidentified(gpus) => self.cards.nameless(gpus),
             Observation::GpuSample(uuid, sample) => return self.cards.read(&uuid, *sample, now.monotonic),
+            Observation::GpuStalled(uuid) => return self.cards.stalled(&uuid, now.monotonic),
             Observation::GpuProcesses(told) => self.cards.processes(told),
             Observation::Xid(xid) => return self.cards.xid(self.with_pod(xid), now.monotonic),
             Observation::SlurmJobs(gpu, jobs) => {

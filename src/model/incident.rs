@@ -12,6 +12,10 @@ use std::fmt;
 pub enum Incident {
     /// It does not answer: lost, hanging, or its driver wants a reset or is gone.
     Silent(Absence),
+    /// None of its core readings has succeeded for several rounds, for this reason.
+    Unread(Absence),
+    /// Calls to it stalled several times in a short while.
+    Stalls,
     /// A driver error that condemns it, by its number in NVIDIA's catalogue.
     Xid(u32),
     /// ECC errors that were not corrected.
@@ -95,6 +99,8 @@ impl Incident {
     pub fn code(self) -> String {
         match self {
             Incident::Silent(why) => why.code().into(),
+            Incident::Unread(_) => "silent".into(),
+            Incident::Stalls => "calls_stall".into(),
             Incident::Xid(code) => format!("xid_{code}"),
             Incident::EccUncorrected => "ecc_uncorrected".into(),
             Incident::RemapPending => "row_remap_pending".into(),
@@ -112,6 +118,18 @@ impl Incident {
             }
             Incident::Silent(Absence::DriverNotLoaded | Absence::LibraryNotFound) => "Load NVIDIA's driver.",
             Incident::Silent(_) => "See the kernel's log (dmesg); reset the GPU or restart the node.",
+            Incident::Unread(Absence::NoPermission) => {
+                "Let the agent's user and its device cgroup open /dev/nvidia*: a container may have lost that when systemd \
+                 read its units again."
+            }
+            Incident::Unread(_) => {
+                "See the kernel's log (dmesg): firmware that has ended (GSP, XID 119 or 120) needs a reset of the GPU or a \
+                 restart of the node."
+            }
+            Incident::Stalls => {
+                "See the kernel's log (dmesg) and what else asks the driver (many nvidia-smi at a time); if it goes on, \
+                 drain and restart the node."
+            }
             Incident::Xid(code) => match xid::find(code).map(|entry| entry.bucket) {
                 Some(Bucket::RestartNode) => "Drain and restart the node.",
                 Some(Bucket::RestartGuest) => "Restart the virtual machine.",
@@ -150,6 +168,8 @@ impl fmt::Display for Incident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Incident::Silent(why) => write!(f, "it cannot be read: {why}"),
+            Incident::Unread(why) => write!(f, "none of its core readings succeeds: {why}"),
+            Incident::Stalls => f.write_str("calls to it stalled again and again"),
             Incident::Xid(code) => match xid::find(*code) {
                 Some(entry) => write!(f, "XID {code}: {}", entry.meaning),
                 None => write!(f, "XID {code}"),
@@ -172,7 +192,8 @@ mod tests {
 
     #[test]
     fn each_incident_has_its_own_word_and_something_to_do() {
-        let mut all = vec![Incident::EccUncorrected, Incident::RemapPending, Incident::RemapFailed];
+        let mut all = vec![Incident::EccUncorrected, Incident::RemapPending, Incident::RemapFailed, Incident::Stalls];
+        all.push(Incident::Unread(Absence::NoPermission));
         all.extend([Absence::GpuLost, Absence::CallHangs, Absence::ResetRequired].map(Incident::Silent));
         all.extend((1..9).map(|number| Incident::Advised(RecoveryAction::from_nvml(number))));
         all.extend(xid::catalogue().filter(|entry| entry.fatal).map(|entry| Incident::Xid(entry.code)));
@@ -183,6 +204,9 @@ mod tests {
         }
         assert_eq!(Incident::Xid(79).to_string(), "XID 79: GPU has fallen off the bus");
         assert_eq!(Incident::Advised(RecoveryAction::DrainAndReset).code(), "advised_drain_and_reset");
+        let unread = [Absence::NoPermission, Absence::Nvml(999)].map(Incident::Unread);
+        assert_eq!(unread.map(Incident::code), ["silent", "silent"]);
+        assert!(unread[0].advice().contains("device cgroup") && unread[1].advice().contains("GSP"));
     }
 
     #[test]

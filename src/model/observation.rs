@@ -24,13 +24,19 @@ use std::sync::Arc;
 pub enum Observation {
     /// The state of the GPU source changed: library, driver, or all GPUs hanging.
     GpuSource(GpuSourceState),
+    /// The driver was replaced under the program, whose library will never match it again: only a new process can.
+    GpuDriverReplaced,
     /// Whether the wait for the driver's events hangs, whenever that changes.
     GpuEventsHang(bool),
+    /// Whether waits for the driver's events fail one after the other, whenever that changes.
+    GpuEventsFail(bool),
     /// The list of GPUs, at start and whenever it changes (hot-plug, MIG, loss). GPUs that are known and cannot be read
     /// stay in the list.
     Gpus(Vec<Gpu>),
     /// The GPUs that are counted and could never be identified, all of them, whenever that changes.
     GpusUnidentified(Vec<Unidentified>),
+    /// A call that counts against this GPU took too long, once for each such call.
+    GpuStalled(GpuUuid),
     /// Readings of one GPU.
     GpuSample(GpuUuid, Box<GpuSample>),
     /// Processes of one GPU.

@@ -21,7 +21,9 @@ pub enum Absence {
     NotSupported,
     /// The driver, kernel or file system refused (`NVML_ERROR_NO_PERMISSION`, `EACCES`, `EPERM`).
     NoPermission,
-    /// A call to the driver did not return in time; the GPU is left alone until it does.
+    /// A call to the driver takes longer than a reading can wait for; the GPU is left alone until it returns.
+    CallStalls,
+    /// A call to the driver has not returned for so long that nobody expects it any more; the GPU is left alone until it does.
     CallHangs,
     /// The GPU has fallen off the bus or was taken away.
     GpuLost,
@@ -75,6 +77,7 @@ impl Absence {
             Absence::NotYet => "not_yet",
             Absence::NotSupported => "not_supported",
             Absence::NoPermission => "no_permission",
+            Absence::CallStalls => "call_stalls",
             Absence::CallHangs => "call_hangs",
             Absence::GpuLost => "gpu_lost",
             Absence::ResetRequired => "reset_required",
@@ -108,6 +111,7 @@ impl fmt::Display for Absence {
             Absence::NotYet => "not measured yet",
             Absence::NotSupported => "not supported by this device",
             Absence::NoPermission => "no permission",
+            Absence::CallStalls => "call has not returned yet",
             Absence::CallHangs => "call hangs",
             Absence::GpuLost => "GPU is lost",
             Absence::ResetRequired => "GPU requires a reset",

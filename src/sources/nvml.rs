@@ -8,7 +8,9 @@
 //!   card                     one GPU while it is polled
 //!   utilization gpm read process_use process   what is read of it
 //!   xid message event        driver errors: the thread `nvml-events`
+//!   session                  with the driver: opened, proven, closed, opened again
 //!   allowance poll           what may be done out of turn; the thread `nvml-poll`
+//!   stall                    what is told of GPUs while a call does not return
 //!   supervise                the thread `nvml-supervise`, which never calls NVML
 //! ```
 //!
@@ -36,14 +38,16 @@ mod process;
 mod xid;
 mod message;
 mod event;
+mod session;
 mod allowance;
 mod poll;
+mod stall;
 mod supervise;
 #[cfg(test)]
 mod drill;
 
 pub use crate::nvml::gate::Gate;
-pub use crate::nvml::settings::Settings;
+pub use crate::nvml::settings::{Patience, Settings};
 
 use crate::kernel_log;
 use crate::nvml::message::Message;

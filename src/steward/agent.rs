@@ -286,6 +286,8 @@ struct Agent {
     pods: watch::Receiver<Option<Arc<PodList>>>,
     /// Has the certificates of the admin port read again.
     certificates: Arc<Notify>,
+    /// The driver was replaced under us.
+    replaced: Arc<Notify>,
     stop: CancellationToken,
     /// The GPU driver, of which an operator may have it let go.
     driver: Door,
@@ -317,8 +319,23 @@ impl Agent {
         let (clearing, clears) = mpsc::channel(effects::admin::incident::QUEUE);
         let (pods, pods_seen) = watch::channel(None);
         let progress_seen = progress.clone();
-        let owner =
-            Owner { node, latch, observations, usage, progress, pods, clears, kept, view, ready, period, repeats };
+        let replaced = Arc::<Notify>::default();
+        let told = Arc::clone(&replaced);
+        let owner = Owner {
+            node,
+            latch,
+            observations,
+            usage,
+            progress,
+            pods,
+            clears,
+            kept,
+            view,
+            replaced: told,
+            ready,
+            period,
+            repeats,
+        };
         let certificates = Arc::<Notify>::default();
         let mut agent = Agent {
             tasks: JoinSet::new(),
@@ -326,6 +343,7 @@ impl Agent {
             view: view_seen.clone(),
             pods: pods_seen,
             certificates: Arc::clone(&certificates),
+            replaced,
             stop: stop.clone(),
             driver: driver.clone(),
             progress: progressing,
@@ -453,6 +471,13 @@ impl Agent {
                         break Exit::Failure;
                     }
                 },
+                () = self.replaced.notified() => {
+                    tracing::error!(
+                        "stopping: the NVIDIA driver was updated under this process, whose library is the old one for good; \
+                         the next one has the new library, and running containers are left alone"
+                    );
+                    break Exit::DriverReplaced;
+                }
                 Some(ended) = self.tasks.join_next() => {
                     let (task, why, exit) = told(ended);
                     tracing::error!(task, why, "a part that must not end has ended; the program ends with it");

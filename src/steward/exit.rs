@@ -13,6 +13,8 @@ pub(crate) enum Exit {
     Usage,
     /// What is needed is not to be had: an address in use, no agent listening.
     Unavailable,
+    /// The driver's library in this process is out of date for good; a new process has the new one.
+    DriverReplaced,
     /// The operating system refuses.
     NoPermission,
 }
@@ -25,6 +27,7 @@ impl Exit {
             Exit::Failure => 1,
             Exit::Usage => 64,
             Exit::Unavailable => 69,
+            Exit::DriverReplaced => 75,
             Exit::NoPermission => 77,
         }
     }
@@ -53,5 +56,6 @@ Exit codes:
     1  a part that must not end has ended; the last error line says which
    64  a flag, an environment variable or the configuration file is wrong
    69  unavailable: an address is in use, another plugin serves GPUs here, or no agent listens
+   75  the NVIDIA driver was updated under the agent, which must be started anew
    77  no permission
   130, 143  ended at once by a second SIGINT or SIGTERM";

@@ -3,7 +3,7 @@
 use crate::program::BINARY;
 use lab::agent::{Agent, START};
 use lab::eventually::eventually;
-use lab::scenario::{Card, FakeNvml, Program, Quantity, Replay, Scenario, cards, process};
+use lab::scenario::{Card, Code, FakeNvml, Fault, Program, Quantity, Replay, Scenario, Which, cards, process};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -107,4 +107,91 @@ fn eight_replayed_cards_show_what_was_recorded() {
         }
         (seen.len() >= 3).then_some(())
     });
+}
+
+/// Each GPU's words for why it gets no new containers, and whether it tells when it will get some.
+fn judged(agent: &Agent) -> Vec<(Vec<String>, bool)> {
+    let document = agent.get("/api/v1/gpus").json();
+    let word = |incident: &Value| incident["incident"].as_str().expect("a word").to_owned();
+    let gpus = document["gpus"].as_array().expect("a list").iter();
+    gpus.map(|gpu| {
+        let incidents = gpu["incidents"].as_array().expect("a list").iter().map(word).collect();
+        (incidents, gpu["fit_in_seconds"].is_number())
+    })
+    .collect()
+}
+
+/// Promise 11 in docs/specification.md: a call of some seconds takes readings and no capacity.
+#[test]
+fn a_call_of_some_seconds_condemns_no_gpu() {
+    let well = Scenario { gpus: vec![cards("H100", 5)], ..Scenario::default() };
+    let (_directory, fake) = fake(&well);
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
+    gpus(&agent, 5);
+    let slow = Fault { call: "nvmlDeviceGetCount_v2".into(), latency_ms: 8000, times: Some(1), ..Fault::default() };
+    fake.write(&Scenario { faults: vec![slow], ..well }).expect("the scenario is written");
+    let fit = || assert_eq!(judged(&agent), vec![(Vec::new(), false); 5]);
+    eventually("readings that are absent", START, || {
+        fit();
+        let document = agent.get("/api/v1/gpus").json();
+        let gpus = document["gpus"].as_array()?;
+        gpus.iter().all(|gpu| gpu["power_watts"]["absent"] == "call_stalls").then_some(())
+    });
+    assert_eq!(agent.get("/readyz").status, 200);
+    eventually("readings", START, || {
+        fit();
+        let document = agent.get("/api/v1/gpus").json();
+        document["gpus"][4]["power_watts"].get("value").map(|_| ())
+    });
+    fit();
+}
+
+/// Promise 33 in docs/specification.md.
+#[test]
+fn a_gpu_of_which_every_call_fails_is_silent_and_its_neighbours_are_well() {
+    let (_directory, fake) = fake(&Scenario { gpus: vec![cards("H100", 5)], ..Scenario::default() });
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
+    gpus(&agent, 5);
+    let errors = ["UNKNOWN", "NO_PERMISSION", "TIMEOUT", "GPU_NOT_FOUND"];
+    let fails = |(gpu, error): (u32, &str)| Fault {
+        call: "*".into(),
+        gpu: Some(Which::Place(gpu)),
+        error: Code::named(error),
+        ..Fault::default()
+    };
+    let faults = (0..).zip(errors).map(fails).collect();
+    let bad = Scenario { gpus: vec![cards("H100", 5)], faults, ..Scenario::default() };
+    fake.write(&bad).expect("the scenario is written");
+    let silent = (vec!["silent".to_owned()], false);
+    let told = eventually("four that are silent", START, || {
+        Some(judged(&agent)).filter(|told| told[..4].iter().all(|told| *told == silent))
+    });
+    assert_eq!(told[4], (Vec::new(), false));
+    let gpus = agent.get("/api/v1/gpus").json();
+    for (place, advice) in [(0, "GSP"), (1, "device cgroup"), (2, "GSP"), (3, "GSP")] {
+        let gpu = &gpus["gpus"][place];
+        assert_eq!(gpu["health"], "unhealthy");
+        assert!(gpu["incidents"][0]["advice"].as_str().is_some_and(|text| text.contains(advice)), "{gpu}");
+    }
+}
+
+/// Promise 13 in docs/specification.md.
+#[test]
+fn an_updated_driver_ends_the_program_and_one_that_never_fitted_is_waited_for() {
+    let old = Scenario { gpus: vec![cards("H100", 1)], ..Scenario::default() };
+    let (_directory, fake) = fake(&old);
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
+    gpus(&agent, 1);
+    let unfit = Scenario { driver_epoch: 1, init_error: Code::named("LIB_RM_VERSION_MISMATCH"), ..old.clone() };
+    fake.write(&unfit).expect("the scenario is written");
+    let ended = agent.wait();
+    assert_eq!(ended.status.code(), Some(75), "{}", ended.log);
+    assert!(ended.log.contains("was updated under this process") && ended.log.contains("stopped"), "{}", ended.log);
+    // The library on disk does not fit either, until the module is loaded anew: no use in ending again.
+    let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
+    agent.logs("different driver versions");
+    fake.write(&Scenario { init_error: None, ..unfit }).expect("the scenario is written");
+    gpus(&agent, 1);
+    let ended = agent.terminate();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
 }

@@ -61,6 +61,122 @@ fn each_state_follows_from_what_is_read() {
 }
 
 #[test]
+fn a_stall_condemns_nothing_and_a_hang_only_while_it_lasts() {
+    let mut record = Record::default();
+    assert_eq!(record.read(&well(0), &policy(), at(0)), []);
+    assert_eq!(record.stalled(at(2)), None);
+    let stalls = GpuSample::absent(Absence::CallStalls);
+    assert_eq!(record.read(&stalls, &policy(), at(2)), []);
+    assert_eq!((record.health(&stalls), record.condition(&policy())), (Health::Healthy, Condition::default()));
+    let hangs = GpuSample::absent(Absence::CallHangs);
+    let told = Incident::Silent(Absence::CallHangs);
+    assert_eq!(record.read(&hangs, &policy(), at(30)), [Change::Condemned(told)]);
+    assert_eq!(record.health(&hangs), Health::Unhealthy);
+    // It returns, and the next one stalls before anything was read: nothing has got better.
+    assert_eq!(record.read(&stalls, &policy(), at(45)), []);
+    assert_eq!(record.health(&stalls), Health::Unhealthy);
+    assert_eq!(record.read(&well(47), &policy(), at(47)), [Change::Fit]);
+    assert_eq!((record.health(&well(47)), record.condition(&policy())), (Health::Healthy, Condition::default()));
+}
+
+#[test]
+fn a_hang_that_is_over_does_not_hold_up_the_way_back_from_something_else() {
+    let mut record = Record::default();
+    record.xid(48, &policy(), at(10));
+    record.read(&GpuSample::absent(Absence::CallHangs), &policy(), at(40));
+    assert_eq!(record.read(&well(60), &policy(), at(60)), []);
+    assert_eq!(record.condition(&policy()).incidents, [(Incident::Xid(48), at(10))]);
+    assert_eq!(record.condition(&policy()).fit_at, Some(at(70)));
+    assert_eq!(record.read(&well(70), &policy(), at(70)), [Change::Fit]);
+}
+
+#[test]
+fn the_third_stall_in_five_minutes_condemns_for_the_quiet_period() {
+    let mut record = Record::default();
+    record.read(&well(0), &policy(), at(0));
+    for second in [0, 200, 301, 502] {
+        assert_eq!(record.stalled(at(second)), None, "never three within 300 s");
+    }
+    assert_eq!(record.stalled(at(601)), Some(Change::Condemned(Incident::Stalls)));
+    assert_eq!(record.stalled(at(610)), None, "told once");
+    assert_eq!(record.condition(&policy()).fit_at, Some(at(670)));
+    assert_eq!(record.read(&well(669), &policy(), at(669)), []);
+    assert_eq!(record.read(&well(670), &policy(), at(670)), [Change::Fit]);
+    for second in 0..1000 {
+        record.stalled(at(1000 + second));
+    }
+    assert!(record.stalls.len() <= STALLS && record.condition(&policy()).incidents.len() == 1);
+}
+
+/// A round in which each call of the card failed so.
+fn failed(why: Absence) -> GpuSample {
+    GpuSample::absent(why)
+}
+
+#[test]
+fn a_card_of_which_nothing_can_be_read_three_rounds_running_is_not_trusted() {
+    // UNKNOWN, TIMEOUT, GPU_NOT_FOUND, and the refusal.
+    for why in [Absence::Nvml(999), Absence::Nvml(10), Absence::Nvml(28), Absence::NoPermission] {
+        let mut record = Record::default();
+        record.read(&well(0), &policy(), at(0));
+        // However little time lies between them: rounds are counted.
+        assert_eq!(record.read(&failed(why), &policy(), at(1)), [], "{why}");
+        assert_eq!(record.read(&failed(why), &policy(), at(1)), [], "{why}");
+        assert_eq!(record.health(&failed(why)), Health::Healthy);
+        let told = Incident::Unread(why);
+        assert_eq!(record.read(&failed(why), &policy(), at(1)), [Change::Condemned(told)]);
+        assert_eq!((record.health(&failed(why)), told.code()), (Health::Unhealthy, "silent".to_owned()));
+        // Another reason is the same incident, and a stall between two rounds is no way back.
+        for next in [Absence::Nvml(5), Absence::CallStalls, Absence::Nvml(5)] {
+            assert_eq!(record.read(&failed(next), &policy(), at(2)), []);
+            assert_eq!(record.health(&failed(next)), Health::Unhealthy);
+        }
+        assert_eq!(record.condition(&policy()).incidents, [(told, at(1))]);
+        assert_eq!(record.read(&well(3), &policy(), at(3)), []);
+        assert_eq!(record.health(&well(3)), Health::Degraded);
+        assert_eq!(record.read(&well(62), &policy(), at(62)), [Change::Fit]);
+    }
+}
+
+#[test]
+fn a_single_round_that_succeeds_begins_the_count_anew() {
+    let mut record = Record::default();
+    let fails = failed(Absence::Nvml(999));
+    for second in 0..30 {
+        let sample = if second % 3 == 2 { well(second) } else { fails.clone() };
+        assert_eq!(record.read(&sample, &policy(), at(second)), []);
+    }
+    let one = GpuSample { power: well(0).temperature.map(|_| model::unit::Watts(70.0)), ..fails };
+    for second in 30..40 {
+        assert_eq!(record.read(&one, &policy(), at(second)), [], "one core reading is enough");
+    }
+}
+
+#[test]
+fn what_a_model_or_a_division_does_not_tell_is_no_silence() {
+    let gap = Reading::Absent(Absence::NotSupported);
+    // Two readings of a virtual GPU, none of them; a divided card; a driver that is too old for what is asked.
+    let virtual_one = GpuSample { power: Reading::Absent(Absence::NotSupported), temperature: gap, ..well(0) };
+    let nothing = GpuSample { memory_copy: Reading::NOT_YET, ..GpuSample::absent(Absence::NotSupported) };
+    let mut divided = well(0);
+    divided.utilization = Reading::Absent(Absence::MigEnabled);
+    let mut bare = GpuSample::absent(Absence::NotInThisDriver);
+    bare.utilization = Reading::Absent(Absence::MigEnabled);
+    for sample in [virtual_one, nothing, divided, bare, GpuSample::default()] {
+        let mut record = Record::default();
+        for second in 0..10 {
+            assert_eq!(record.read(&sample, &policy(), at(second)), [], "{sample:?}");
+        }
+    }
+    // But a divided card whose other calls all fail has nothing to say for itself.
+    let mut dead = GpuSample::absent(Absence::Nvml(999));
+    dead.utilization = Reading::Absent(Absence::MigEnabled);
+    let mut record = Record::default();
+    let changes: Vec<Change> = (0..3).flat_map(|second| record.read(&dead, &policy(), at(second))).collect();
+    assert_eq!(changes, [Change::Condemned(Incident::Unread(Absence::Nvml(999)))]);
+}
+
+#[test]
 fn a_card_without_a_power_sensor_is_well() {
     let mut card = well(1);
     card.power = Reading::Absent(Absence::NotSupported);
@@ -241,6 +357,9 @@ enum Step {
     Xid(u32),
     Well,
     Lost,
+    Hangs,
+    Stalls,
+    Fails,
     Advice(u32),
     Errors(u64),
     Mute,
@@ -251,6 +370,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..180_u32).prop_map(Step::Xid),
         4 => Just(Step::Well),
         1 => Just(Step::Lost),
+        1 => Just(Step::Hangs),
+        1 => Just(Step::Stalls),
+        1 => Just(Step::Fails),
         1 => (0..10_u32).prop_map(Step::Advice),
         1 => (0..4_u64).prop_map(Step::Errors),
         1 => Just(Step::Mute),
@@ -262,6 +384,9 @@ fn play(record: &mut Record, step: &Step, second: u64) -> Vec<Change> {
         Step::Xid(code) => record.xid(*code, &policy(), at(second)).into_iter().collect(),
         Step::Well => record.read(&well(second), &policy(), at(second)),
         Step::Lost => record.read(&GpuSample::absent(Absence::GpuLost), &policy(), at(second)),
+        Step::Hangs => record.read(&GpuSample::absent(Absence::CallHangs), &policy(), at(second)),
+        Step::Stalls => record.stalled(at(second)).into_iter().collect(),
+        Step::Fails => record.read(&GpuSample::absent(Absence::Nvml(999)), &policy(), at(second)),
         Step::Advice(number) => {
             record.read(&advised(second, RecoveryAction::from_nvml(*number)), &policy(), at(second))
         }
@@ -286,7 +411,8 @@ proptest! {
             let after = record.condition(&policy());
             if changes.contains(&Change::Fit) {
                 prop_assert!(!before.fit() && after.fit());
-                prop_assert!(last.is_some_and(|last: u64| second - last >= 60));
+                let only_hung = before.incidents.iter().all(|(incident, _)| *incident == HANGS);
+                prop_assert!(only_hung || last.is_some_and(|last: u64| second - last >= 60));
             }
             let told: Vec<Incident> = changes.iter().filter_map(|change| match change {
                 Change::Condemned(incident) => Some(*incident),
@@ -300,7 +426,9 @@ proptest! {
                 Step::Xid(code) => xid::fatal(*code),
                 Step::Lost => true,
                 Step::Advice(number) => *number != 0,
-                Step::Well | Step::Mute => false,
+                Step::Well | Step::Mute | Step::Hangs => false,
+                Step::Stalls => told.contains(&Incident::Stalls) || record.last == at(second),
+                Step::Fails => record.last == at(second),
                 Step::Errors(_) => told.contains(&Incident::EccUncorrected) || record.last == at(second),
             };
             if harm {

@@ -41,14 +41,15 @@ type Call = (&'static str, Option<GpuUuid>);
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
     why: Absence,
-    at: Monotonic,
+    /// Not to be made again for a while from then on; `None`: at the next chance.
+    at: Option<Monotonic>,
     /// For how long the call is not made again, where the reason is a lasting one.
     lasts: Duration,
 }
 
 impl Refusal {
     fn stands(&self, now: Monotonic) -> bool {
-        lasting(self.why) && now.since(self.at) < self.lasts
+        lasting(self.why) && self.at.is_some_and(|at| now.since(at) < self.lasts)
     }
 }
 
@@ -138,12 +139,18 @@ impl Asker {
                 tracing::warn!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML call failed, said once");
             }
         }
-        self.answers.insert(of, Refusal { why, at: monotonic(), lasts: REFUSAL_LASTS });
+        self.answers.insert(of, Refusal { why, at: Some(monotonic()), lasts: REFUSAL_LASTS });
     }
 
     /// Whether a call has answered since the last time that the GPU is lost.
     pub(super) fn take_lost(&mut self) -> bool {
         std::mem::take(&mut self.lost)
+    }
+
+    /// Asks again at the next chance what was not permitted: that may be of this moment, where it is all that a GPU says.
+    pub(super) fn ask_permission_again(&mut self) {
+        let refused = self.answers.values_mut().filter(|refusal| refusal.why == Absence::NoPermission);
+        refused.for_each(|refusal| refusal.at = None);
     }
 
     /// Forgets what instances refused that are not in the layout any more.
@@ -279,7 +286,7 @@ mod tests {
     #[test]
     fn a_lasting_refusal_stands_for_its_time_and_another_error_not_at_all() {
         let after = |seconds: u64| Monotonic(0).after(Duration::from_secs(seconds));
-        let refusal = |why, lasts| Refusal { why, at: Monotonic(0), lasts };
+        let refusal = |why, lasts| Refusal { why, at: Some(Monotonic(0)), lasts };
         for (why, lasts, seconds, stands) in [
             (Absence::NotSupported, REFUSAL_LASTS, 59, true),
             (Absence::NotSupported, REFUSAL_LASTS, 61, false),

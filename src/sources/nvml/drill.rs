@@ -12,7 +12,7 @@ mod reading;
 mod upkeep;
 mod release;
 
-use crate::nvml::{Gate, Settings, spawn};
+use crate::nvml::{Gate, Patience, Settings, spawn};
 use crate::report::Reporter;
 use crate::roots::HostRoots;
 pub(super) use lab::scenario::{
@@ -20,9 +20,9 @@ pub(super) use lab::scenario::{
 };
 use model::gpu::{Gpu, GpuSample, Unidentified};
 use model::id::GpuUuid;
-use model::observation::{GpuSourceState, Observation};
+use model::observation::{GpuSourceState, Observation, Trouble};
 use model::process::GpuProcesses;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -37,6 +37,8 @@ pub(super) struct Drill {
     pub(super) fake: FakeNvml,
     pub(super) scenario: Scenario,
     pub(super) seen: Seen,
+    /// Twenty times less than in earnest would fail calls on a busy machine.
+    pub(super) patience: Patience,
     directory: TempDir,
     queue: Option<Receiver<Observation>>,
     pub(super) gate: Gate,
@@ -48,6 +50,15 @@ pub(super) struct Drill {
 pub(super) struct Seen {
     pub(super) source: Vec<GpuSourceState>,
     pub(super) events_hang: Vec<bool>,
+    pub(super) events_fail: Vec<bool>,
+    /// Failures of NVML that were counted.
+    pub(super) failures: usize,
+    /// How often it was told that the driver was replaced.
+    pub(super) replaced: usize,
+    /// Whose calls stalled, in their order.
+    pub(super) stalled: Vec<GpuUuid>,
+    /// GPUs of which all was absent once, and why.
+    pub(super) absent: BTreeSet<(GpuUuid, model::Absence)>,
     pub(super) gpus: Option<Vec<Gpu>>,
     pub(super) unidentified: Vec<Unidentified>,
     pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
@@ -70,15 +81,14 @@ impl Drill {
             std::fs::create_dir(directory.path().join(tree)).unwrap();
         }
         std::fs::write(directory.path().join("kmsg"), "").unwrap();
-        Drill {
-            fake,
-            scenario,
-            seen: Seen::default(),
-            directory,
-            queue: None,
-            gate: Gate::default(),
-            stop: CancellationToken::new(),
-        }
+        let patience = Patience {
+            absent_after: Duration::from_millis(700),
+            hang_after: Duration::from_millis(1500),
+            open_hangs_after: Duration::from_millis(1500),
+            first_retry: Duration::from_millis(100),
+        };
+        let (stop, gate) = (CancellationToken::new(), Gate::default());
+        Drill { fake, scenario, seen: Seen::default(), patience, gate, directory, queue: None, stop }
     }
 
     /// The eye at work, twenty times as fast as in earnest.
@@ -99,7 +109,7 @@ impl Drill {
             roots: self.roots(),
             period: Duration::from_millis(50),
             process_period: Duration::from_millis(250),
-            hang_after: Duration::from_millis(700),
+            patience: self.patience,
             kernel_log: Some(self.path("kmsg")),
             gate: self.gate.clone(),
         };
@@ -115,6 +125,12 @@ impl Drill {
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
+    }
+
+    /// The calls that the scenario had recorded, in their order.
+    pub(super) fn calls(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.path("calls")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
     }
 
     /// Changes the scenario while the eye is at work.
@@ -187,9 +203,17 @@ impl Seen {
         match observation {
             Observation::GpuSource(state) => self.source.push(state),
             Observation::GpuEventsHang(hang) => self.events_hang.push(hang),
+            Observation::GpuEventsFail(fail) => self.events_fail.push(fail),
+            Observation::GpuDriverReplaced => self.replaced += 1,
+            Observation::GpuStalled(gpu) => self.stalled.push(gpu),
             Observation::Gpus(gpus) => self.gpus = Some(gpus),
             Observation::GpusUnidentified(gpus) => self.unidentified = gpus,
             Observation::GpuSample(uuid, sample) => {
+                if let Some(why) = sample.power.absence()
+                    && *sample == GpuSample::absent(why)
+                {
+                    self.absent.insert((uuid.clone(), why));
+                }
                 self.samples.insert(uuid, *sample);
             }
             Observation::GpuProcesses(processes) => {
@@ -201,6 +225,7 @@ impl Seen {
             }
             Observation::XidProcess(xid) => self.named.push(xid),
             Observation::Sxid(sxid) => self.sxids.push(sxid),
+            Observation::Trouble(Trouble::NvmlFailed) => self.failures += 1,
             _ => {}
         }
     }

@@ -27,7 +27,7 @@ pub(super) fn open(
     pulse: &Pulse,
 ) -> Result<&'static Nvml, Missing> {
     let mut said = String::new();
-    let opened = pulse.call(None, || {
+    let opened = pulse.open(|| {
         let result = match loaded {
             Some(nvml) => raw::initialise(nvml).map(|()| nvml),
             None => load(path).map(|nvml| &*Box::leak(Box::new(nvml))),
@@ -88,12 +88,22 @@ fn advice(path: Option<&Path>, why: Absence, said: &str) -> String {
         }
         VERSION_MISMATCH => {
             "the library and the loaded kernel module are of different driver versions: reload the module or reboot \
-             after a driver update, then restart gpu-steward"
+             after a driver update, and restart gpu-steward if it does not go on then"
         }
         Absence::CallHangs => "the driver does not answer: look for NVRM lines in dmesg",
         _ => "look for NVRM lines in dmesg, and try nvidia-smi on this machine",
     };
     format!("{tried}; {remedy}; tried again with back-off, CPU and memory go on without GPUs")
+}
+
+/// What is said when the driver was replaced while its library was in use.
+pub(super) fn replaced(path: Option<&Path>) -> Arc<str> {
+    let library = path.map_or_else(|| DEFAULT.to_owned(), |path| path.display().to_string());
+    format!(
+        "the NVIDIA driver was updated while {library} was in use, and the library in memory will never match it: \
+         gpu-steward ends to be started anew with the new one, and running containers are left alone"
+    )
+    .into()
 }
 
 /// Whether an answer to a question about no GPU in particular means that this session with the driver is over.

@@ -28,6 +28,8 @@ pub(super) enum Message {
     Switch(KernelSxid),
     /// The library is to be closed and opened again: nobody may be inside. Answered once the event thread has left.
     Close(SyncSender<()>),
+    /// The library is about to be closed: nobody may go in until it is told to be open again.
+    Closed,
     /// The event thread has left the library.
     EventsLeft,
     /// Something happened after which the list of GPUs may be another one.

@@ -9,9 +9,10 @@ use crate::nvml::look::Failed;
 use crate::nvml::message::Message;
 use crate::nvml::process::{self, Clients};
 use crate::nvml::pulse::Pulse;
+use crate::nvml::session::{Open, Session};
 use crate::nvml::settings::Settings;
 use crate::nvml::tie::tie;
-use crate::nvml::{gpm, raw, read};
+use crate::nvml::{gpm, read};
 use crate::owner::Owners;
 use crate::report::Reporter;
 use model::gpu::{GpuSample, Unidentified};
@@ -24,7 +25,7 @@ use model::{Absence, Reading};
 use nvml_wrapper::Nvml;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use wire::kernel_log::PciSlot;
 
@@ -35,8 +36,6 @@ const INVENTORY: u32 = 2;
 const SELDOM: u32 = 3;
 /// Time between two looks at what ties the GPUs together, in process periods (60 s); 16 GPUs cost some 500 calls.
 const TIES: u32 = 12;
-/// How long the event thread may take to leave the library: it waits for a second at a time.
-const LEAVE: Duration = Duration::from_secs(4);
 /// A change of memory in use by this much is a process that came, went or grew: a bare CUDA context takes over 100 MiB,
 /// and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
 const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
@@ -46,9 +45,6 @@ const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
 const LISTS_OF_ONE: u32 = 2;
 const LISTS_OF_ALL: u32 = 16;
 const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;
-/// Back-off while there is no driver: doubles from the first to the last.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// A poller before it runs.
 pub(super) struct Poller {
@@ -56,6 +52,7 @@ pub(super) struct Poller {
     reporter: Reporter,
     pulse: Arc<Pulse>,
     tell: SyncSender<Message>,
+    session: Session,
     owners: Owners,
     desks: Vec<Desk>,
     /// Process lists out of turn, of all GPUs.
@@ -86,28 +83,24 @@ struct Desk {
     lost: bool,
 }
 
-/// What a replacement is given, so that it need not ask what the hanging one had learnt.
-#[derive(Debug, Default)]
-pub(super) struct Inheritance {
-    pub(super) nvml: Option<&'static Nvml>,
-    pub(super) known: Vec<Known>,
-}
-
 impl Poller {
     pub(super) fn new(
         settings: Arc<Settings>,
         reporter: Reporter,
         pulse: Arc<Pulse>,
         tell: SyncSender<Message>,
+        open: Open,
     ) -> Self {
         let owners = Owners::new(settings.roots.clone());
         let every = settings.process_period / LISTS_OF_ALL_IN_A_PERIOD;
+        let session = Session::new(Arc::clone(&settings), reporter.clone(), Arc::clone(&pulse), tell.clone(), open);
         Poller {
             out_of_turn: Allowance::new(LISTS_OF_ALL, every, monotonic()),
             settings,
             reporter,
             pulse,
             tell,
+            session,
             owners,
             desks: Vec::new(),
             unidentified: Vec::new(),
@@ -120,54 +113,39 @@ impl Poller {
     }
 
     /// Polls until dismissed.
-    pub(super) fn run(mut self, inheritance: Inheritance) {
-        let mut loaded = inheritance.nvml;
-        let mut session = inheritance.nvml;
-        let mut said = None;
-        let mut retry = FIRST_RETRY;
-        self.take_over(inheritance.known);
+    pub(super) fn run(mut self, known: Vec<Known>) {
+        self.take_over(known);
         while !self.pulse.dismissed() {
-            if self.let_go(loaded) {
-                (session, said, retry) = (None, None, FIRST_RETRY);
+            if self.let_go() {
                 continue;
             }
-            let nvml = match session.take() {
-                Some(nvml) => nvml,
-                None => match library::open(self.settings.library.as_deref(), loaded, &self.pulse) {
-                    Ok(nvml) => {
-                        self.tell(Message::Session(nvml));
-                        self.tell(Message::Source(library::versions(nvml, &self.pulse)));
-                        (said, retry) = (None, FIRST_RETRY);
-                        self.desks.iter_mut().for_each(|desk| desk.card.asker.forget());
-                        nvml
-                    }
-                    Err(missing) => {
-                        self.missing(&missing, &mut said);
-                        self.rest(monotonic().after(retry));
-                        retry = (retry * 2).min(LAST_RETRY);
-                        continue;
-                    }
-                },
+            let missing = match self.session.open() {
+                Ok(nvml) => {
+                    self.new_session = true;
+                    self.rounds(nvml)
+                }
+                Err(missing) => Some(missing),
             };
-            loaded = Some(nvml);
-            self.new_session = true;
-            match self.rounds(nvml) {
-                Some(missing) => self.missing(&missing, &mut said),
-                // Still open: the gate says what becomes of it.
-                None => session = Some(nvml),
+            if let Some(missing) = missing.filter(|_| !self.pulse.dismissed()) {
+                let pause = self.session.missing(&missing);
+                for desk in &self.desks {
+                    desk.report_absent(&self.reporter, missing.why);
+                }
+                self.rest(monotonic().after(pause));
             }
         }
     }
 
     /// Closes the library where an operator asks for that, and waits until it may be opened again. `false`: nobody asks, or
     /// it cannot be closed.
-    fn let_go(&mut self, loaded: Option<&'static Nvml>) -> bool {
+    fn let_go(&mut self) -> bool {
         let gate = self.settings.gate.clone();
         gate.expire(monotonic());
         if gate.closed(monotonic()).is_none() {
             return false;
         }
-        if let Some(Err(why)) = loaded.map(|nvml| self.close(nvml)) {
+        self.free();
+        if let Err(why) = self.session.release() {
             tracing::warn!("the GPU driver cannot be let go of: {why}");
             gate.refuse(why);
             return false;
@@ -188,43 +166,6 @@ impl Poller {
         true
     }
 
-    /// Leaves the library with every thread and closes all its sessions.
-    fn close(&mut self, nvml: &'static Nvml) -> Result<(), &'static str> {
-        if self.pulse.skips_any() {
-            return Err("a call about a GPU does not return");
-        }
-        let (answer, left) = mpsc::sync_channel(1);
-        self.tell(Message::Close(answer));
-        if left.recv_timeout(LEAVE).is_err() {
-            return Err("the wait for events does not return");
-        }
-        for desk in &mut self.desks {
-            desk.card.gpm = None;
-            desk.card.gpm_mig.clear();
-        }
-        self.pulse.call(None, || raw::shut_down_all(nvml)).map_err(|why| {
-            self.reporter.trouble(Trouble::NvmlFailed);
-            tracing::warn!(reason = %why, "NVML could not be closed");
-            "the driver's library refuses to be closed"
-        })
-    }
-
-    /// Says why there are no GPUs, once for each reason.
-    fn missing(&mut self, missing: &Missing, said: &mut Option<Absence>) {
-        if self.pulse.dismissed() {
-            return;
-        }
-        let (why, advice) = (missing.why, Arc::clone(&missing.advice));
-        if said.replace(why) != Some(why) {
-            // The front door logs every change of the source; saying it here as well would be twice.
-            tracing::debug!(reason = %why, "no GPUs: {advice}");
-            self.tell(Message::Source(GpuSourceState::Missing { why, advice }));
-        }
-        for desk in &self.desks {
-            desk.report_absent(&self.reporter, why);
-        }
-    }
-
     /// Round after round by deadline, until dismissed or asked to let go (`None`), or until the driver is gone.
     fn rounds(&mut self, nvml: &'static Nvml) -> Option<Missing> {
         let mut deadline = monotonic();
@@ -233,18 +174,27 @@ impl Poller {
         while !self.pulse.dismissed() && self.settings.gate.closed(monotonic()).is_none() {
             if monotonic() >= inventory_due || self.pulse.take_look_again() {
                 if let Err(why) = self.inventory(nvml, &mut ties_due) {
-                    if library::session_over(why) {
+                    if self.pulse.dismissed() {
+                        return None;
+                    }
+                    if !self.session.proven() || library::session_over(why) {
+                        self.free();
+                        self.session.close();
                         return Some(library::over(self.settings.library.as_deref(), why));
                     }
                     self.reporter.trouble(Trouble::NvmlFailed);
-                    if self.inventory_failed.replace(why) != Some(why) && !self.pulse.dismissed() {
+                    if self.inventory_failed.replace(why) != Some(why) {
                         tracing::warn!(reason = %why, "NVML does not list the GPUs, said once");
                     }
                 }
                 inventory_due = monotonic().after(self.settings.process_period * INVENTORY);
-                if self.plugged_in() && self.reopen(nvml) {
-                    inventory_due = monotonic();
-                    continue;
+                if self.plugged_in() {
+                    self.free();
+                    if self.session.reopen(nvml) {
+                        self.new_session = true;
+                        inventory_due = monotonic();
+                        continue;
+                    }
                 }
             }
             for place in 0..self.desks.len() {
@@ -272,28 +222,13 @@ impl Poller {
         !theirs
     }
 
-    /// Closes the library and opens it again, which is how NVML learns of new GPUs. The event thread leaves it first.
-    fn reopen(&mut self, nvml: &'static Nvml) -> bool {
-        let (answer, left) = mpsc::sync_channel(1);
-        self.tell(Message::Close(answer));
-        if left.recv_timeout(LEAVE).is_err() {
-            self.reporter.trouble(Trouble::NvmlFailed);
-            tracing::warn!("a GPU was plugged in, but NVML cannot be opened anew while a wait for events hangs");
-            return false;
-        }
-        tracing::info!("a GPU was plugged in, NVML is opened anew");
+    /// What must be gone before the library is closed.
+    fn free(&mut self) {
         for desk in &mut self.desks {
             desk.card.gpm = None;
             desk.card.gpm_mig.clear();
             desk.card.asker.forget();
         }
-        let again = self.pulse.call(None, || raw::shut_down(nvml).and_then(|()| raw::initialise(nvml)));
-        if let Err(why) = again {
-            self.reporter.trouble(Trouble::NvmlFailed);
-            tracing::warn!(reason = %why, "NVML could not be opened anew");
-        }
-        self.new_session = true;
-        true
     }
 
     /// Looks which GPUs there are; reports them when something changed.
@@ -313,6 +248,7 @@ impl Poller {
         if pulse.dismissed() {
             return Ok(());
         }
+        self.session.prove(nvml);
         let new_session = std::mem::take(&mut self.new_session);
         self.unidentified(inventory::nameless(&settings.roots.procfs, &found), new_session);
         // A new session may have new handles for the same GPUs.
@@ -507,16 +443,15 @@ impl Desk {
     }
 
     fn report_absent(&self, reporter: &Reporter, why: Absence) {
-        absent(reporter, &self.card.known, why);
+        absent(reporter, &self.card.known.gpu.uuid, why);
     }
 }
 
 /// Reports a GPU of which nothing can be read.
-pub(super) fn absent(reporter: &Reporter, known: &Known, why: Absence) {
-    let gpu = known.gpu.uuid.clone();
+pub(super) fn absent(reporter: &Reporter, gpu: &GpuUuid, why: Absence) {
     reporter.report(Observation::GpuSample(gpu.clone(), Box::new(GpuSample::absent(why))));
     reporter.report(Observation::GpuProcesses(GpuProcesses {
-        gpu,
+        gpu: gpu.clone(),
         list: Reading::Absent(why),
         stamp: None,
         left_out: 0,

@@ -3,6 +3,7 @@
 
 use crate::clock::monotonic;
 use crate::nvml::absence::reason;
+use crate::nvml::settings::Patience;
 use model::Absence;
 use model::id::GpuUuid;
 use model::time::Monotonic;
@@ -37,6 +38,8 @@ pub(super) enum GpuKey {
 struct Call {
     began: Monotonic,
     gpu: Option<GpuKey>,
+    /// It opens the library, which may take longer than any other.
+    opens: bool,
 }
 
 /// A call that has not returned.
@@ -44,6 +47,8 @@ struct Call {
 pub(super) struct Stuck {
     /// The GPU it is about, if it is about one.
     pub(super) gpu: Option<GpuKey>,
+    /// It hangs; else it stalls only.
+    pub(super) hangs: bool,
 }
 
 impl Pulse {
@@ -66,17 +71,35 @@ impl Pulse {
 
     /// Does something that may not return.
     pub(super) fn during<T>(&self, gpu: Option<&GpuKey>, work: impl FnOnce() -> T) -> T {
-        *self.call.lock() = Some(Call { began: monotonic(), gpu: gpu.cloned() });
+        self.beat(Call { began: monotonic(), gpu: gpu.cloned(), opens: false }, work)
+    }
+
+    /// Opens the library. A dismissed poller does not.
+    pub(super) fn open<T>(&self, open: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
+        if self.dismissed() {
+            return Err(Absence::CallHangs);
+        }
+        self.beat(Call { began: monotonic(), gpu: None, opens: true }, open).map_err(reason)
+    }
+
+    fn beat<T>(&self, call: Call, work: impl FnOnce() -> T) -> T {
+        *self.call.lock() = Some(call);
         let answer = work();
         *self.call.lock() = None;
         answer
     }
 
-    /// The call that began more than `hang_after` ago and has not returned.
-    pub(super) fn stuck(&self, now: Monotonic, hang_after: Duration) -> Option<Stuck> {
+    /// The call that has not returned in time.
+    pub(super) fn stuck(&self, now: Monotonic, patience: &Patience) -> Option<Stuck> {
         let call = self.call.lock();
-        let call = call.as_ref().filter(|call| now.since(call.began) > hang_after)?;
-        Some(Stuck { gpu: call.gpu.clone() })
+        let call = call.as_ref().filter(|call| now.since(call.began) > patience.absent_after)?;
+        let hangs_after = if call.opens { patience.open_hangs_after } else { patience.hang_after };
+        Some(Stuck { gpu: call.gpu.clone(), hangs: now.since(call.began) > hangs_after })
+    }
+
+    /// Whether a call has not returned after this long.
+    pub(super) fn silent_for(&self, now: Monotonic, long: Duration) -> bool {
+        self.call.lock().as_ref().is_some_and(|call| now.since(call.began) > long)
     }
 
     /// No further calls, please.
@@ -126,17 +149,19 @@ mod tests {
 
     #[test]
     fn a_call_is_seen_while_it_lasts_and_with_its_gpu() {
-        let pulse = Pulse::default();
-        let later = |seconds| monotonic().after(Duration::from_secs(seconds));
+        let (pulse, patience) = (Pulse::default(), Patience::default());
+        let stuck = |seconds| pulse.stuck(monotonic().after(Duration::from_secs(seconds)), &patience);
         let named = GpuKey::Uuid(GpuUuid::parse("GPU-a").unwrap());
         for gpu in [None, Some(GpuKey::Index(0)), Some(named)] {
-            let seen = pulse.call(gpu.as_ref(), || {
-                assert_eq!(pulse.stuck(monotonic(), Duration::from_secs(2)), None);
-                Ok(pulse.stuck(later(3), Duration::from_secs(2)))
-            });
-            assert_eq!(seen, Ok(Some(Stuck { gpu })));
-            assert_eq!(pulse.stuck(later(3), Duration::from_secs(2)), None, "between calls nothing hangs");
+            let seen = pulse.call(gpu.as_ref(), || Ok([0, 3, 20, 31].map(stuck)));
+            let [none, stalls, still, hangs] = seen.unwrap();
+            assert_eq!(none, None, "not before two seconds");
+            assert_eq!((stalls.clone(), still), (Some(Stuck { gpu: gpu.clone(), hangs: false }), stalls));
+            assert_eq!(hangs, Some(Stuck { gpu, hangs: true }), "after thirty");
+            assert_eq!(stuck(31), None, "between calls nothing hangs");
         }
+        let opening = pulse.open(|| Ok([3, 50, 61].map(|seconds| stuck(seconds).map(|stuck| stuck.hangs))));
+        assert_eq!(opening, Ok([Some(false), Some(false), Some(true)]), "opening the library may take a minute");
     }
 
     #[test]
@@ -144,5 +169,6 @@ mod tests {
         let pulse = Pulse::default();
         pulse.dismiss();
         assert_eq!(pulse.call(None, || -> Result<(), _> { panic!("called") }), Err(Absence::CallHangs));
+        assert_eq!(pulse.open(|| -> Result<(), _> { panic!("opened") }), Err(Absence::CallHangs));
     }
 }

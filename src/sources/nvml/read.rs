@@ -49,6 +49,11 @@ pub(super) fn often(card: &mut Card, now: Now) -> bool {
     let memory = asker.ask_field("temperature memory", || field(device, NVML_FI_DEV_MEMORY_TEMP, 0));
     sample.temperature_memory = Reading::from_result(memory.and_then(degrees), at);
     instances(card, at);
+    let sample = &card.sample;
+    let told = sample.memory_used.at().or(sample.utilization.at()).or(sample.temperature.at()).or(sample.power.at());
+    if told.is_none() {
+        card.asker.ask_permission_again();
+    }
     !card.asker.take_lost()
 }
 

@@ -1,4 +1,4 @@
-//! What the host is like.
+//! What the host is like, and how long a call may take.
 
 use crate::nvml::gate::Gate;
 use crate::roots::HostRoots;
@@ -16,10 +16,40 @@ pub struct Settings {
     pub period: Duration,
     /// Time between two process lists; what is read more seldom still is read every so many of these.
     pub process_period: Duration,
-    /// A call that takes longer hangs.
-    pub hang_after: Duration,
+    /// How long calls may take.
+    pub patience: Patience,
     /// `/dev/kmsg`, or `None` to leave the kernel log alone.
     pub kernel_log: Option<PathBuf>,
     /// Whether the library may be open.
     pub gate: Gate,
+}
+
+/// How long the driver is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// A call that takes longer makes the readings that wait for it absent. Condemns nothing: where many programs ask the
+    /// driver at a time, calls wait for its lock for seconds.
+    pub absent_after: Duration,
+    /// A call that takes longer hangs: what it asks cannot be trusted until it returns.
+    pub hang_after: Duration,
+    /// The same for opening the library: without persistence mode the driver sets up every GPU meanwhile.
+    pub open_hangs_after: Duration,
+    /// Pause before the library is opened again when that failed; doubles each time up to [`Patience::LAST_RETRY`].
+    pub first_retry: Duration,
+}
+
+impl Patience {
+    /// The longest pause before the library is opened again: a driver that was loaded is seen within a minute.
+    pub const LAST_RETRY: Duration = Duration::from_secs(60);
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience {
+            absent_after: Duration::from_secs(2),
+            hang_after: Duration::from_secs(30),
+            open_hangs_after: Duration::from_secs(60),
+            first_retry: Duration::from_secs(1),
+        }
+    }
 }

@@ -1,10 +1,12 @@
 //! The supervisor: starts the threads that call NVML, watches their heartbeat, and never calls NVML itself.
 //!
 //! ```text
-//!   poller works ──a call on GPU i hangs──▶ replaced by one that leaves i alone ──another hangs──▶ all GPUs absent
-//!        ▲                                        │                                                    │
-//!        └──the call returned, the old one ends───┴────────────────a call returned─────────────────────┘
+//!   poller works ──a call on GPU i stalls──▶ replaced by one that leaves i alone ──another stalls──▶ all GPUs absent
+//!        ▲                                        │                                                     │
+//!        └──the call returned, the old one ends───┴────────────────a call returned──────────────────────┘
 //! ```
+//!
+//! A call that stalls makes readings absent; one that hangs, which is told much later, takes the trust away as well.
 //!
 //! One thread waits for events; one of its calls that does not return is told and not replaced, because whoever took its
 //! place would hang as well: XIDs come from the kernel's log meanwhile. If it panics it is told, and started again.
@@ -16,14 +18,16 @@ use crate::clock::monotonic;
 use crate::nvml::event::{self, Events};
 use crate::nvml::inventory::Known;
 use crate::nvml::message::{Message, QUEUE};
-use crate::nvml::poll::{Inheritance, Poller, absent};
+use crate::nvml::poll::{Poller, absent};
 use crate::nvml::pulse::{GpuKey, Pulse, Stuck};
+use crate::nvml::session::Open;
 use crate::nvml::settings::Settings;
+use crate::nvml::stall::{Reach, Stalls};
 use crate::nvml::xid::{News, Recent, from_log, of_switch};
 use crate::report::Reporter;
-use model::Absence;
 use model::gpu::Xid;
 use model::hold::Hold;
+use model::id::GpuUuid;
 use model::observation::{GpuSourceState, Observation, Trouble};
 use model::time::Monotonic;
 use nvml_wrapper::Nvml;
@@ -41,6 +45,8 @@ const MAX_POLLERS: usize = 2;
 const LONGEST_TICK: Duration = Duration::from_millis(500);
 /// Absent GPUs are told again this often, in case the queue was full the first time.
 const REPEAT: Duration = Duration::from_secs(10);
+/// Time between two attempts to hear a GPU that is lost, in process periods (10 s): as often as the list is looked at.
+const LOST_AGAIN: u32 = 2;
 /// Pause before a poller that ended by itself (which none should) is started again.
 const RESTART: Duration = Duration::from_secs(5);
 
@@ -56,7 +62,10 @@ pub(super) struct Supervisor {
     session: Option<&'static Nvml>,
     known: Vec<Known>,
     source: GpuSourceState,
-    hanging: bool,
+    /// A list of GPUs was read since the program began.
+    worked: bool,
+    reach: Reach,
+    stalls: Stalls,
     recent: Recent,
     /// The event thread's.
     lists: Option<mpsc::Sender<Vec<Known>>>,
@@ -75,7 +84,16 @@ pub(super) struct Supervisor {
 struct Seat {
     pulse: Arc<Pulse>,
     thread: JoinHandle<()>,
-    hung: Option<Stuck>,
+    stuck: Option<Stuck>,
+    /// It was told on whom that call counts.
+    counted: bool,
+}
+
+impl Seat {
+    /// Whether it asks the driver, and is answered.
+    fn works(&self) -> bool {
+        self.stuck.is_none() && !self.pulse.dismissed()
+    }
 }
 
 impl Supervisor {
@@ -92,7 +110,9 @@ impl Supervisor {
             session: None,
             known: Vec::new(),
             source: GpuSourceState::Starting,
-            hanging: false,
+            worked: false,
+            reach: Reach::Free,
+            stalls: Stalls::default(),
             recent: Recent::default(),
             lists: None,
             listener: None,
@@ -116,17 +136,19 @@ impl Supervisor {
     /// When the operating system has no thread to give.
     pub(super) fn seat(&mut self, skipped: BTreeSet<GpuKey>) -> std::io::Result<()> {
         let pulse = Arc::new(Pulse::skipping(skipped));
+        let proven = matches!(self.source, GpuSourceState::Working { .. });
+        let open = Open { nvml: self.session, proven, worked: self.worked };
         let poller =
-            Poller::new(Arc::clone(&self.settings), self.reporter.clone(), Arc::clone(&pulse), self.tell.clone());
-        let inheritance = Inheritance { nvml: self.session, known: self.known.clone() };
-        let thread = std::thread::Builder::new().name("nvml-poll".into()).spawn(move || poller.run(inheritance))?;
-        self.seats.push(Seat { pulse, thread, hung: None });
+            Poller::new(Arc::clone(&self.settings), self.reporter.clone(), Arc::clone(&pulse), self.tell.clone(), open);
+        let known = self.known.clone();
+        let thread = std::thread::Builder::new().name("nvml-poll".into()).spawn(move || poller.run(known))?;
+        self.seats.push(Seat { pulse, thread, stuck: None, counted: false });
         Ok(())
     }
 
     /// Supervises until stopped. Threads that hang are left behind: nobody waits for them, so they hold up no exit.
     pub(super) fn run(mut self) {
-        let tick = tick(self.settings.hang_after);
+        let tick = tick(self.settings.patience.absent_after);
         while !self.stop.is_cancelled() {
             match self.inbox.recv_timeout(tick) {
                 Ok(message) => {
@@ -152,7 +174,8 @@ impl Supervisor {
             Message::Session(nvml) => self.session = Some(nvml),
             Message::Source(state) => {
                 self.source = state;
-                if !self.hanging {
+                self.worked |= matches!(self.source, GpuSourceState::Working { .. });
+                if self.reach != Reach::Hangs {
                     self.reporter.report(Observation::GpuSource(self.source.clone()));
                 }
             }
@@ -177,6 +200,7 @@ impl Supervisor {
                     let _ = answer.try_send(());
                 }
             }
+            Message::Closed => self.session = None,
             Message::EventsLeft => match self.closing.take() {
                 // Too late: whoever asked has given up, so somebody has to listen again.
                 Some(answer) if answer.try_send(()).is_err() => self.listen(),
@@ -222,6 +246,7 @@ impl Supervisor {
             reporter: self.reporter.clone(),
             pulse: Arc::clone(&self.events),
             stop: self.stop.clone(),
+            again: self.settings.process_period * LOST_AGAIN,
         };
         match std::thread::Builder::new().name("nvml-events".into()).spawn(move || events.run()) {
             Ok(thread) => {
@@ -241,35 +266,78 @@ impl Supervisor {
         }
         let mut newly = Vec::new();
         for seat in &mut self.seats {
-            match (seat.hung.take(), seat.pulse.stuck(now, self.settings.hang_after)) {
-                (None, Some(stuck)) => {
-                    seat.hung = Some(stuck.clone());
-                    newly.push(stuck);
+            match (seat.stuck.take(), seat.pulse.stuck(now, &self.settings.patience)) {
+                (before, Some(stuck)) => {
+                    if before.as_ref() != Some(&stuck) {
+                        newly.push((stuck.clone(), before.is_none()));
+                    }
+                    seat.stuck = Some(stuck);
                 }
                 // One that was replaced ends by itself; any other goes on.
                 (Some(stuck), None) if !seat.pulse.dismissed() => {
                     let (uuid, index) = named(&self.known, stuck.gpu.as_ref());
                     tracing::warn!(gpu_uuid = uuid, gpu_index = index, "NVML call returned after all");
                 }
-                (before, stuck) => seat.hung = stuck.or(before),
+                (before, None) => seat.stuck = before,
             }
         }
-        for stuck in newly {
-            self.reporter.trouble(Trouble::NvmlFailed);
-            let (uuid, index) = named(&self.known, stuck.gpu.as_ref());
-            tracing::error!(
-                gpu_uuid = uuid,
-                gpu_index = index,
-                after_seconds = self.settings.hang_after.as_secs_f64(),
-                "NVML call does not return: the GPU is left alone until it does"
-            );
-            if let Some(known) = self.known.iter().find(|known| Some(known.key()) == stuck.gpu) {
-                absent(&self.reporter, known, Absence::CallHangs);
-            }
+        for (stuck, first) in newly {
+            self.say(&stuck, first);
         }
+        self.count(now);
         self.clear_away(now);
         self.look_at_events(now);
         self.settle(now);
+    }
+
+    /// Says that a call stalls or hangs.
+    fn say(&self, stuck: &Stuck, first: bool) {
+        if first {
+            self.reporter.trouble(Trouble::NvmlFailed);
+        }
+        let (uuid, index) = named(&self.known, stuck.gpu.as_ref());
+        if stuck.hangs {
+            tracing::error!(
+                gpu_uuid = uuid,
+                gpu_index = index,
+                "NVML call does not return: the GPU is left alone and not trusted until it does"
+            );
+        } else {
+            tracing::warn!(
+                gpu_uuid = uuid,
+                gpu_index = index,
+                after_seconds = self.settings.patience.absent_after.as_secs_f64(),
+                "NVML call takes long: the GPU is left alone until it returns"
+            );
+        }
+    }
+
+    /// Tells once on whom a call counts that does not return: on its GPU, if it hangs or others have been answered for as long
+    /// as it has been late; on all, if it is about none and hangs. Where nobody is answered for some seconds, that tells more
+    /// of who else asks the driver than of any GPU.
+    fn count(&mut self, now: Monotonic) {
+        let answered = self.seats.iter().any(Seat::works);
+        let late = self.settings.patience.absent_after * 2;
+        for seat in &mut self.seats {
+            let Some(stuck) = &seat.stuck else {
+                seat.counted = false;
+                continue;
+            };
+            let alone = stuck.gpu.is_some() && answered && seat.pulse.silent_for(now, late);
+            if seat.counted || !(stuck.hangs || alone) {
+                continue;
+            }
+            seat.counted = true;
+            let all = self.known.iter().map(|known| &known.gpu.uuid);
+            let on: Vec<&GpuUuid> = match &stuck.gpu {
+                Some(GpuKey::Uuid(gpu)) => vec![gpu],
+                Some(GpuKey::Index(_)) => Vec::new(),
+                None => all.collect(),
+            };
+            for gpu in on {
+                self.reporter.report(Observation::GpuStalled(gpu.clone()));
+            }
+        }
     }
 
     /// A panic of the event thread: nobody would hear of an XID but by the kernel's log, and nobody would know.
@@ -296,8 +364,8 @@ impl Supervisor {
             self.listen();
         }
         // A wait lasts a while when all is well.
-        let after = self.settings.hang_after + event::WAIT;
-        let deaf = self.events.stuck(now, after).is_some();
+        let after = self.settings.patience.absent_after + event::WAIT;
+        let deaf = self.events.silent_for(now, after);
         if deaf == self.deaf {
             return;
         }
@@ -323,7 +391,7 @@ impl Supervisor {
             std::mem::take(&mut self.seats).into_iter().partition(|seat| seat.thread.is_finished());
         self.seats = left;
         for seat in gone {
-            match seat.hung.and_then(|stuck| stuck.gpu) {
+            match seat.stuck.and_then(|stuck| stuck.gpu) {
                 Some(gpu) if seat.pulse.dismissed() => {
                     let (uuid, index) = named(&self.known, Some(&gpu));
                     tracing::warn!(
@@ -346,31 +414,39 @@ impl Supervisor {
 
     /// Sees to it that somebody polls, or says that nobody can.
     fn settle(&mut self, now: Monotonic) {
-        let works = |seat: &Seat| seat.hung.is_none() && !seat.pulse.dismissed();
         if self.seats.is_empty() {
             if now >= self.restart_due {
                 self.start(BTreeSet::new());
             }
-        } else if !self.seats.iter().any(works) && self.seats.len() < MAX_POLLERS && self.session.is_some() {
-            let hung = self.hung();
-            if !hung.is_empty() {
+        } else if !self.seats.iter().any(Seat::works) && self.seats.len() < MAX_POLLERS && self.session.is_some() {
+            let left_alone: BTreeSet<GpuKey> = self.stuck().into_iter().filter_map(|stuck| stuck.gpu).collect();
+            if !left_alone.is_empty() {
                 self.seats.iter().for_each(|seat| seat.pulse.dismiss());
-                self.start(hung);
+                self.start(left_alone);
             }
         }
-        let hanging = !self.seats.is_empty() && !self.seats.iter().any(works);
-        if hanging != self.hanging {
-            self.hanging = hanging;
-            self.repeat_due = now;
-            let state = if hanging { GpuSourceState::Hanging } else { self.source.clone() };
-            if hanging {
+        let free = self.seats.is_empty() || self.seats.iter().any(Seat::works);
+        let reach = if free { Reach::Free } else { Reach::of_all(&self.stuck()) };
+        let before = std::mem::replace(&mut self.reach, reach);
+        if (before == Reach::Hangs) != (reach == Reach::Hangs) {
+            let state = if reach == Reach::Hangs { GpuSourceState::Hanging } else { self.source.clone() };
+            if reach == Reach::Hangs {
                 tracing::error!("NVML hangs: all GPUs are absent until a call returns, CPU and memory go on");
             }
             self.reporter.report(Observation::GpuSource(state));
         }
-        if now >= self.repeat_due {
+        self.tell_absent(now);
+    }
+
+    /// Tells of the GPUs that cannot be asked.
+    fn tell_absent(&mut self, now: Monotonic) {
+        let again = now >= self.repeat_due;
+        let (stuck, gpus) = (self.stuck(), self.known.iter().map(|known| known.gpu.uuid.clone()));
+        for (gpu, why) in self.stalls.news(gpus, &stuck, self.reach, again) {
+            absent(&self.reporter, &gpu, why);
+        }
+        if again {
             self.repeat_due = now.after(REPEAT);
-            self.repeat_absent();
             if self.deaf {
                 self.reporter.report(Observation::GpuEventsHang(true));
             }
@@ -384,24 +460,15 @@ impl Supervisor {
         }
     }
 
-    fn repeat_absent(&self) {
-        let hung = self.hung();
-        for known in &self.known {
-            if self.hanging || hung.contains(&known.key()) {
-                absent(&self.reporter, known, Absence::CallHangs);
-            }
-        }
-    }
-
-    /// The GPUs with a call that does not return.
-    fn hung(&self) -> BTreeSet<GpuKey> {
-        self.seats.iter().filter_map(|seat| seat.hung.as_ref()?.gpu.clone()).collect()
+    /// The calls that have not returned in time.
+    fn stuck(&self) -> Vec<Stuck> {
+        self.seats.iter().filter_map(|seat| seat.stuck.clone()).collect()
     }
 }
 
-/// Time between two looks at the heartbeats: a call that hangs is seen this long after it has hung for `hang_after`.
-fn tick(hang_after: Duration) -> Duration {
-    (hang_after / 4).clamp(Duration::from_millis(5), LONGEST_TICK)
+/// Time between two looks at the heartbeats: so long after it has taken too long is a call seen.
+fn tick(absent_after: Duration) -> Duration {
+    (absent_after / 4).clamp(Duration::from_millis(5), LONGEST_TICK)
 }
 
 /// UUID and index of a GPU for a log line, as far as they are known.
@@ -417,100 +484,4 @@ fn named<'a>(known: &'a [Known], gpu: Option<&'a GpuKey>) -> (Option<&'a str>, O
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::nvml::gate::Gate;
-    use crate::roots::HostRoots;
-    use model::id::GpuUuid;
-
-    /// A thread in a call that returns when it is told to.
-    fn in_a_call(pulse: &Arc<Pulse>, gpu: &GpuKey) -> JoinHandle<()> {
-        let (pulse, gpu) = (Arc::clone(pulse), gpu.clone());
-        let (tell, begun) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            pulse.during(Some(&gpu), || {
-                tell.send(()).unwrap();
-                while !pulse.dismissed() {
-                    std::thread::park();
-                }
-            });
-        });
-        begun.recv().unwrap();
-        thread
-    }
-
-    fn supervisor(hang_after: Duration) -> (Supervisor, tokio::sync::mpsc::Receiver<Observation>) {
-        let settings = Settings {
-            library: None,
-            roots: HostRoots::default(),
-            period: Duration::from_secs(1),
-            process_period: Duration::from_secs(5),
-            hang_after,
-            kernel_log: None,
-            gate: Gate::default(),
-        };
-        let (reporter, told) = Reporter::channel();
-        (Supervisor::new(settings, reporter, CancellationToken::new()), told)
-    }
-
-    fn failures(told: &mut tokio::sync::mpsc::Receiver<Observation>) -> usize {
-        let told = std::iter::from_fn(|| told.try_recv().ok());
-        told.filter(|told| matches!(told, Observation::Trouble(Trouble::NvmlFailed))).count()
-    }
-
-    #[test]
-    fn an_event_thread_that_panics_is_counted_once_and_started_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let fake = lab::scenario::FakeNvml::install(folder.path()).unwrap();
-        fake.write(&lab::scenario::Scenario::default()).unwrap();
-        let (mut supervisor, mut told) = supervisor(Duration::from_secs(2));
-        let nvml = Nvml::builder().lib_path(fake.library().as_os_str()).init().unwrap();
-        supervisor.session = Some(Box::leak(Box::new(nvml)));
-        let (sender, _lists) = mpsc::channel();
-        supervisor.lists = Some(sender);
-        let pulse = Arc::clone(&supervisor.events);
-        let thread = std::thread::spawn(move || pulse.during(None, || panic!("on purpose, in a call")));
-        while !thread.is_finished() {
-            std::thread::yield_now();
-        }
-        supervisor.listener = Some(thread);
-        let now = monotonic();
-        // A new list of GPUs comes before anybody looked.
-        supervisor.hear(Message::Known(Vec::new()));
-        supervisor.look_at_events(now);
-        assert!(supervisor.listener.is_none() && supervisor.lists.is_none());
-        supervisor.look_at_events(now.after(Duration::from_secs(60)));
-        assert!(supervisor.listener.as_ref().is_some_and(|thread| !thread.is_finished()), "started again");
-        assert!(!supervisor.deaf, "the call that panicked does not hang");
-        assert_eq!(failures(&mut told), 1);
-        supervisor.stop.cancel();
-        drop(supervisor.lists.take());
-        supervisor.listener.take().unwrap().join().unwrap();
-    }
-
-    /// Promise 11 in docs/specification.md, by the time of the look and not by a clock.
-    #[test]
-    fn a_call_is_given_up_at_the_first_look_after_two_seconds_and_not_before() {
-        let hang_after = Duration::from_secs(2);
-        assert_eq!(tick(hang_after), Duration::from_millis(500), "so soon is the next look");
-        let (mut supervisor, mut told) = supervisor(hang_after);
-        let gpu = GpuKey::Uuid(GpuUuid::parse("GPU-1").unwrap());
-        let pulse = Arc::new(Pulse::default());
-        let before = monotonic();
-        let thread = in_a_call(&pulse, &gpu);
-        let after = monotonic();
-        supervisor.seats.push(Seat { pulse: Arc::clone(&pulse), thread, hung: None });
-        let mut look = |at: Monotonic| {
-            supervisor.look(at);
-            supervisor.hung().contains(&gpu)
-        };
-        assert!(!look(before.after(hang_after)), "not before");
-        assert!(look(Monotonic(after.after(hang_after).0 + 1)), "at the first look");
-        assert_eq!(failures(&mut told), 1);
-        pulse.dismiss();
-        for seat in supervisor.seats {
-            seat.thread.thread().unpark();
-            seat.thread.join().unwrap();
-        }
-    }
-}
+mod tests;

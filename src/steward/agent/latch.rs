@@ -3,7 +3,7 @@
 //! ```text
 //!   first pass over cgroups ─┐
 //!   first answer about GPUs ─┤
-//!   first list of pods       ┴─▶ opened ──▶ ready, unless GPUs or their events hang, or the usage socket cannot be opened
+//!   first list of pods       ┴─▶ opened ──▶ ready, unless GPUs or their events hang or fail, or the usage socket cannot be opened
 //! ```
 
 use model::observation::{GpuSourceState, Observation};
@@ -34,6 +34,7 @@ pub(crate) struct Latch {
     pods: Option<bool>,
     hanging: bool,
     events_hang: bool,
+    events_fail: bool,
     /// No container gets GPUs, because nothing would isolate them.
     unisolated: bool,
     /// Why the usage socket is not served, if it is not.
@@ -58,6 +59,7 @@ impl Latch {
                 self.gpus |= !matches!(state, GpuSourceState::Starting);
             }
             Observation::GpuEventsHang(hang) => self.events_hang = *hang,
+            Observation::GpuEventsFail(fail) => self.events_fail = *fail,
             Observation::Plugin(plugin) => self.unisolated = plugin.isolation == Isolation::Refused,
             Observation::Pods(_) => {
                 self.pods.replace(true);
@@ -92,6 +94,9 @@ impl Latch {
         if self.events_hang {
             return Err("the wait for the GPU driver's events hangs; XIDs come from the kernel log only".into());
         }
+        if self.events_fail {
+            return Err("the wait for the GPU driver's events fails; XIDs come from the kernel log only".into());
+        }
         if self.unisolated {
             return Err(
                 "no container gets GPUs on this node: binding is early and NVIDIA's runtime puts devices in".into()
@@ -124,6 +129,9 @@ mod tests {
         latch.see(&Observation::GpuEventsHang(true));
         assert!(latch.readiness().is_err_and(|why| why.contains("events hangs")));
         latch.see(&Observation::GpuEventsHang(false));
+        latch.see(&Observation::GpuEventsFail(true));
+        assert!(latch.readiness().is_err_and(|why| why.contains("events fails")));
+        latch.see(&Observation::GpuEventsFail(false));
         latch.usage = Some("socket".into());
         assert_eq!(latch.readiness(), Err("socket".into()));
         latch.usage = None;

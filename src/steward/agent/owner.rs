@@ -12,7 +12,7 @@ use model::pod::PodList;
 use model::view::NodeView;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -44,6 +44,8 @@ pub(crate) struct Owner {
     pub kept: watch::Sender<Arc<[Kept]>>,
     /// To the servers.
     pub view: watch::Sender<Arc<NodeView>>,
+    /// To whoever ends the program.
+    pub replaced: Arc<Notify>,
     /// To `/readyz`.
     pub ready: watch::Sender<Result<(), Arc<str>>>,
     /// Time between two passes.
@@ -109,6 +111,9 @@ impl Owner {
     }
 
     fn take(&mut self, observation: Observation) {
+        if matches!(observation, Observation::GpuDriverReplaced) {
+            self.replaced.notify_one();
+        }
         if let Observation::Pods(list) = &observation {
             self.pods.send_replace(Some(Arc::new(list.clone())));
         }

@@ -15,9 +15,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// After this long a call to the GPU driver is taken to hang.
-const HANG_AFTER: Duration = Duration::from_secs(2);
-
 /// Ends when the thread does, within a second; says so if it panicked.
 pub(super) async fn lives(thread: JoinHandle<()>, stop: CancellationToken) -> std::io::Result<()> {
     while !thread.is_finished() {
@@ -57,7 +54,7 @@ pub(super) fn open(
                 roots,
                 period,
                 process_period,
-                hang_after: HANG_AFTER,
+                patience: sources::nvml::Patience::default(),
                 kernel_log: settings.kernel_log.clone(),
                 gate: gate.clone(),
             };
@@ -147,6 +144,7 @@ mod tests {
             view: watch::channel(Arc::new(NodeView::empty(name, sources::clock::now()))).1,
             pods: watch::channel(None).1,
             certificates: Arc::default(),
+            replaced: Arc::default(),
             stop: CancellationToken::new(),
             driver: Door::default(),
             progress: watch::channel(Progress::Shares).0,

@@ -1,8 +1,9 @@
 //! Driver errors, from NVML and from the kernel's log.
 
-use super::{Card, Drill, Which, XidEvent, cards, of};
+use super::{Card, Code, Drill, Which, XidEvent, cards, of};
 use lab::scenario::MigSlot;
-use model::gpu::XidSource;
+use model::Absence;
+use model::gpu::{GpuSample, XidSource};
 use std::io::Write;
 
 fn xid(id: u64, gpu: u32, code: u64, mig: Option<u32>) -> XidEvent {
@@ -56,6 +57,53 @@ fn a_card_that_refuses_events_does_not_deafen_its_neighbours() {
     let uuid = drill.uuid(1);
     drill.change(|scenario| scenario.xids = vec![xid(1, 1, 31, None)]);
     drill.wait("the event", |seen| seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&uuid) && xid.code == 31));
+}
+
+#[test]
+fn a_lost_gpu_deafens_no_other_and_is_heard_again_when_it_answers() {
+    let mut drill = Drill::start(of(vec![cards("H100", 1), cards("H100", 1), cards("H100", 1)]));
+    let gpus = [0, 1, 2].map(|place| drill.uuid(place));
+    let heard = |seen: &super::Seen, place: usize, code| {
+        seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&gpus[place]) && xid.code == code)
+    };
+    // Something is heard of each, so that all are in the set.
+    drill.change(|scenario| scenario.xids = (0..3).map(|gpu| xid(gpu.into(), gpu, 13, None)).collect());
+    drill.wait("all are heard", |seen| (0..3).all(|place| heard(seen, place, 13)));
+    drill.change(|scenario| {
+        scenario.gpus[1].lost = true;
+        scenario.xids = vec![xid(3, 1, 79, None)];
+    });
+    drill.wait("its last word", |seen| heard(seen, 1, 79));
+    drill.sample(1, "lost", |sample| *sample == GpuSample::absent(Absence::GpuLost));
+    drill.change(|scenario| scenario.xids = vec![xid(4, 0, 79, None), xid(5, 2, 48, None)]);
+    drill.wait("the others", |seen| heard(seen, 0, 79) && heard(seen, 2, 48));
+    assert!(drill.seen.events_fail.is_empty(), "the wait fails once, and the thread mends it");
+    drill.change(|scenario| {
+        scenario.gpus[1].lost = false;
+        scenario.xids = vec![xid(6, 1, 62, None)];
+    });
+    drill.wait("it is heard again", |seen| heard(seen, 1, 62));
+}
+
+#[test]
+fn waits_that_fail_one_after_the_other_are_told_and_counted_until_one_succeeds() {
+    let fails =
+        |code| super::Fault { call: "nvmlEventSetWait*".into(), error: Some(Code(code)), ..super::Fault::default() };
+    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    drill.sample(1, "readings", |sample| sample.power.get().is_some());
+    drill.change(|scenario| scenario.faults = vec![fails(999)]);
+    drill.wait("the front door knows", |seen| seen.events_fail.last() == Some(&true));
+    assert!(drill.seen.failures >= 3, "each is counted: {}", drill.seen.failures);
+    // Now the driver says of every GPU that it is lost: all are tried again after a while.
+    drill.change(|scenario| scenario.faults = vec![fails(15)]);
+    let failures = drill.seen.failures;
+    drill.wait("another failure", |seen| seen.failures > failures);
+    drill.change(|scenario| {
+        scenario.faults.clear();
+        scenario.xids = vec![xid(1, 1, 79, None)];
+    });
+    drill.wait("an event", |seen| seen.xids.iter().any(|xid| xid.code == 79));
+    drill.wait("all is well", |seen| seen.events_fail.last() == Some(&false));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use lab::scenario::{List, MigSlot};
 use model::Absence;
 use model::gpu::{GpuSample, MigSample};
 use model::observation::GpuSourceState;
+use std::time::{Duration, Instant};
 
 /// NVML's errors and what they mean, but for the GPU that is lost (which has a test of its own).
 const ERRORS: [(u32, Absence); 30] = [
@@ -173,6 +174,91 @@ fn without_a_driver_it_says_why_and_tries_again() {
         }
         assert!(drill.seen.source.len() <= 2, "each reason is told once: {:?}", drill.seen.source);
     }
+}
+
+/// Recorded calls that open and close the library.
+fn recorded(gpus: Vec<Card>) -> super::Scenario {
+    super::Scenario { record: vec!["nvmlInit*".into(), "nvmlShutdown".into()], ..of(gpus) }
+}
+
+/// Promise 13 in docs/specification.md.
+#[test]
+fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growing_pauses() {
+    for (code, why) in [(9, Absence::DriverNotLoaded), (1, Absence::Nvml(1)), (999, Absence::Nvml(999))] {
+        let counts = Fault { call: "nvmlDeviceGetCount*".into(), error: Some(Code(code)), ..Fault::default() };
+        let begun = Instant::now();
+        let mut drill = Drill::start(super::Scenario { faults: vec![counts], ..recorded(vec![cards("H100", 1)]) });
+        let path = drill.path("calls");
+        drill.wait("four attempts", |_| {
+            std::fs::read_to_string(&path).is_ok_and(|calls| calls.matches("nvmlInit").count() >= 4)
+        });
+        // 100, 200 and 400 ms lie between them.
+        assert!(begun.elapsed() >= Duration::from_millis(700), "{:?}", begun.elapsed());
+        let calls = drill.calls();
+        assert!(calls.iter().step_by(2).all(|call| call.starts_with("nvmlInit")), "{calls:?}");
+        assert!(calls.iter().skip(1).step_by(2).all(|call| call == "nvmlShutdown"), "{calls:?}");
+        let told = |seen: &super::Seen| matches!(&seen.source[..], [GpuSourceState::Missing { why: told, .. }] if *told == why);
+        assert!(told(&drill.seen), "one reason is told once: {:?}", drill.seen.source);
+        drill.change(|scenario| scenario.faults.clear());
+        drill.sample(0, "readings", |sample| sample.power.get().is_some());
+        assert!(matches!(drill.seen.source[..], [_, GpuSourceState::Working { .. }]), "{:?}", drill.seen.source);
+    }
+}
+
+#[test]
+fn a_driver_that_is_loaded_anew_under_the_reader_is_read_again() {
+    let mut drill = Drill::start(recorded(vec![cards("H100", 2)]));
+    drill.sample(1, "readings", |sample| sample.power.get().is_some());
+    for epoch in 1..4 {
+        drill.change(|scenario| scenario.driver_epoch = epoch);
+        let times = usize::try_from(epoch).unwrap();
+        drill.wait("it is gone", |seen| seen.source.len() >= 2 * times);
+        drill.wait("it is back", |seen| matches!(seen.source.last(), Some(GpuSourceState::Working { .. })));
+        drill.seen.samples.clear();
+        for place in 0..2 {
+            drill.sample(place, "readings", |sample| sample.power.get().is_some());
+        }
+    }
+    assert_eq!(drill.seen.replaced, 0, "the library still fits");
+}
+
+/// Promise 13 in docs/specification.md.
+#[test]
+fn a_driver_that_is_updated_under_the_reader_is_told_to_the_front_door() {
+    let mut drill = Drill::start(of(vec![cards("H100", 1)]));
+    drill.sample(0, "readings", |sample| sample.power.get().is_some());
+    drill.change(|scenario| (scenario.driver_epoch, scenario.init_error) = (1, Some(Code(18))));
+    drill.wait("the front door knows", |seen| seen.replaced > 0);
+    drill.wait("why", |seen| {
+        matches!(seen.source.last(), Some(GpuSourceState::Missing { why: Absence::Nvml(18), advice })
+            if advice.contains("was updated"))
+    });
+}
+
+#[test]
+fn a_library_that_never_fitted_is_waited_for() {
+    let mut drill = Drill::start(super::Scenario { init_error: Some(Code(18)), ..recorded(vec![cards("H100", 1)]) });
+    let path = drill.path("calls");
+    drill.wait("three attempts", |_| {
+        std::fs::read_to_string(&path).is_ok_and(|calls| calls.matches("nvmlInit").count() >= 3)
+    });
+    drill.change(|scenario| scenario.init_error = None);
+    drill.sample(0, "readings", |sample| sample.power.get().is_some());
+    assert_eq!(drill.seen.replaced, 0);
+    assert_eq!(drill.seen.source.len(), 2, "{:?}", drill.seen.source);
+}
+
+#[test]
+fn a_gpu_that_refuses_everything_is_asked_in_every_round() {
+    let refused = error("*", 1, 4);
+    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
+    drill.sample(1, "readings", |sample| sample.power.get().is_some());
+    drill.change(|scenario| scenario.faults = vec![refused]);
+    drill.sample(1, "refused", |sample| sample.power.absence() == Some(Absence::NoPermission));
+    drill.rounds(1, 3);
+    drill.change(|scenario| scenario.faults.clear());
+    // Not a minute later, as with a single call that is refused.
+    drill.sample(1, "permitted", |sample| sample.power.get().is_some() && sample.memory_used.get().is_some());
 }
 
 #[test]

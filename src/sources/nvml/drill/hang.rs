@@ -1,9 +1,10 @@
 //! Calls that do not return.
 
-use super::{Drill, Fault, Scenario, Which, XidEvent, cards, hang, of};
+use super::{Drill, Fault, Patience, Scenario, Which, XidEvent, cards, hang, of};
 use model::Absence;
 use model::gpu::GpuSample;
 use model::observation::GpuSourceState;
+use std::time::Duration;
 
 fn hangs(sample: &GpuSample) -> bool {
     *sample == GpuSample::absent(Absence::CallHangs)
@@ -139,6 +140,57 @@ fn a_gpu_that_hangs_before_it_is_known_does_not_hide_the_others() {
     drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
     drill.sample(0, "the first", reads);
     drill.wait("none without a name", |seen| seen.unidentified.is_empty());
+}
+
+/// A call that takes so many milliseconds, so often. They are far more than make readings absent: a busy machine may look late.
+fn stall(call: &str, latency_ms: u64, times: u32) -> Fault {
+    Fault { call: call.into(), latency_ms, times: Some(times), ..Fault::default() }
+}
+
+#[test]
+fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_condemns_none() {
+    let mut drill = Drill::prepare(of(vec![cards("H100", 3)]));
+    // As in earnest, so that no other call is late on a busy machine.
+    drill.patience = Patience::default();
+    drill.open();
+    drill.sample(2, "readings", reads);
+    let gpus: Vec<_> = (0..3).map(|place| drill.uuid(place)).collect();
+    drill.change(|scenario| scenario.faults = vec![stall("nvmlDeviceGetCount_v2", 5000, 1)]);
+    drill.wait("all absent", |seen| gpus.iter().all(|gpu| seen.absent.contains(&(gpu.clone(), Absence::CallStalls))));
+    for place in 0..3 {
+        drill.sample(place, "back", reads);
+    }
+    assert!(matches!(drill.seen.source[..], [GpuSourceState::Working { .. }]), "{:?}", drill.seen.source);
+    assert!(drill.seen.absent.iter().all(|(_, why)| *why == Absence::CallStalls), "{:?}", drill.seen.absent);
+    assert_eq!(drill.seen.stalled, [], "the driver was busy, and no GPU is to blame");
+}
+
+#[test]
+fn calls_on_one_gpu_that_stall_again_and_again_count_on_it_and_its_neighbours_go_on() {
+    let mut drill = Drill::prepare(of(vec![cards("H100", 3)]));
+    drill.patience.hang_after = Duration::from_secs(30);
+    drill.open();
+    drill.sample(1, "readings", reads);
+    let [first, slow, third] = [0, 1, 2].map(|place| drill.uuid(place));
+    let thrice = Fault { gpu: Some(Which::Place(1)), ..stall("nvmlDeviceGetPowerUsage", 3000, 3) };
+    drill.change(|scenario| scenario.faults = vec![thrice]);
+    drill.wait("three stalls", |seen| seen.stalled.iter().filter(|gpu| **gpu == slow).count() >= 3);
+    drill.rounds_of(&first, 3);
+    drill.rounds_of(&third, 3);
+    drill.sample(1, "back", reads);
+    assert!(drill.seen.absent.contains(&(slow, Absence::CallStalls)));
+    assert!(drill.seen.absent.iter().all(|(_, why)| *why == Absence::CallStalls), "{:?}", drill.seen.absent);
+    assert!(matches!(drill.seen.source[..], [GpuSourceState::Working { .. }]), "{:?}", drill.seen.source);
+}
+
+#[test]
+fn a_library_that_opens_slowly_is_waited_for() {
+    let mut drill =
+        Drill::prepare(Scenario { faults: vec![stall("nvmlInit_v2", 3000, 1)], ..of(vec![cards("H100", 1)]) });
+    drill.patience.open_hangs_after = Duration::from_secs(60);
+    drill.open();
+    drill.sample(0, "readings", reads);
+    assert!(matches!(drill.seen.source[..], [GpuSourceState::Working { .. }]), "{:?}", drill.seen.source);
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn a_number_used_again_between_the_two_looks_is_nobodys() {
         let second = list(&mut card, &mut clients, &mut owners, clock::now());
         [first, second].map(|list| list.list.value().unwrap()[0].clone())
     });
-    while pulse.stuck(monotonic(), Duration::from_millis(20)).is_none() {
+    while !pulse.silent_for(monotonic(), Duration::from_millis(20)) {
         std::thread::park_timeout(Duration::from_millis(5));
     }
     alive(&drill, 4711, 900, 2);

@@ -1,0 +1,211 @@
+//! The session with the driver: opened with back-off, proven by a list of GPUs, closed as often as it was opened.
+//!
+//! ```text
+//!   open ──▶ unproven ──a list of GPUs──▶ proven ──the driver is gone──▶ closed ──pause──▶ open
+//!               └────────────any failure────────────────────────────────────▲
+//! ```
+//!
+//! What must never happen here: a library that is initialised twice and shut down once, which would answer from the driver
+//! that is gone; a pause that begins anew before a list of GPUs was read.
+
+use crate::nvml::absence::VERSION_MISMATCH;
+use crate::nvml::library::{self, Missing};
+use crate::nvml::message::Message;
+use crate::nvml::pulse::Pulse;
+use crate::nvml::raw;
+use crate::nvml::settings::{Patience, Settings};
+use crate::report::Reporter;
+use model::Absence;
+use model::observation::{GpuSourceState, Observation, Trouble};
+use nvml_wrapper::Nvml;
+use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender};
+use std::time::Duration;
+
+/// How long the event thread may take to leave the library: it waits for a second at a time.
+const LEAVE: Duration = Duration::from_secs(4);
+
+/// What a poller that takes another's place is given of its session.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Open {
+    /// The library, if it is open.
+    pub(super) nvml: Option<&'static Nvml>,
+    /// A list of GPUs was read in this session.
+    pub(super) proven: bool,
+    /// One was read since the program began.
+    pub(super) worked: bool,
+}
+
+/// One poller's session.
+#[derive(Debug)]
+pub(super) struct Session {
+    settings: Arc<Settings>,
+    reporter: Reporter,
+    pulse: Arc<Pulse>,
+    tell: SyncSender<Message>,
+    /// The library, once it was initialised; it is never unloaded again.
+    loaded: Option<&'static Nvml>,
+    /// How often it was initialised and not shut down. Not shut down because a thread may be inside for good, so that is
+    /// at most once for each time that the driver goes meanwhile.
+    inits: u32,
+    open: bool,
+    proven: bool,
+    worked: bool,
+    /// The next pause.
+    retry: Duration,
+    /// Why there are no GPUs, as it was told last.
+    said: Option<Absence>,
+}
+
+impl Session {
+    pub(super) fn new(
+        settings: Arc<Settings>,
+        reporter: Reporter,
+        pulse: Arc<Pulse>,
+        tell: SyncSender<Message>,
+        open: Open,
+    ) -> Self {
+        let retry = settings.patience.first_retry;
+        Session {
+            settings,
+            reporter,
+            pulse,
+            tell,
+            loaded: open.nvml,
+            inits: u32::from(open.nvml.is_some()),
+            open: open.nvml.is_some(),
+            proven: open.proven,
+            worked: open.worked,
+            retry,
+            said: None,
+        }
+    }
+
+    /// The library, opened if it is not.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn open(&mut self) -> Result<&'static Nvml, Missing> {
+        if let Some(nvml) = self.loaded.filter(|_| self.open) {
+            return Ok(nvml);
+        }
+        let nvml = library::open(self.settings.library.as_deref(), self.loaded, &self.pulse)?;
+        self.loaded = Some(nvml);
+        self.inits = self.inits.saturating_add(1);
+        (self.open, self.proven) = (true, false);
+        self.tell(Message::Session(nvml));
+        Ok(nvml)
+    }
+
+    /// Whether a list of GPUs was read. Until then any failure ends the session: one that was initialised is none yet.
+    pub(super) fn proven(&self) -> bool {
+        self.proven
+    }
+
+    /// A list of GPUs was read.
+    pub(super) fn prove(&mut self, nvml: &'static Nvml) {
+        (self.retry, self.said, self.worked) = (self.settings.patience.first_retry, None, true);
+        if !std::mem::replace(&mut self.proven, true) {
+            self.tell(Message::Source(library::versions(nvml, &self.pulse)));
+        }
+    }
+
+    /// Ends the session: a library that is initialised once more without that only counts, and is still the old one.
+    pub(super) fn close(&mut self) {
+        (self.open, self.proven) = (false, false);
+        // A thread that is inside for good may keep whoever shuts down.
+        if !self.pulse.skips_any() && self.leave() {
+            let _ = self.pulse.call(None, || self.shut_down());
+            self.inits = 0;
+        }
+    }
+
+    /// Leaves the library with every thread and closes all its sessions, so that no file of the driver is open any more. Nothing of
+    /// a call about a GPU may be kept by the caller.
+    ///
+    /// # Errors
+    /// Why it stays open.
+    pub(super) fn release(&mut self) -> Result<(), &'static str> {
+        let Some(nvml) = self.loaded else { return Ok(()) };
+        if self.pulse.skips_any() {
+            return Err("a call about a GPU does not return");
+        }
+        if !self.leave() {
+            return Err("the wait for events does not return");
+        }
+        self.pulse.call(None, || raw::shut_down_all(nvml)).map_err(|why| {
+            self.reporter.trouble(Trouble::NvmlFailed);
+            tracing::warn!(reason = %why, "NVML could not be closed");
+            "the driver's library refuses to be closed"
+        })?;
+        (self.open, self.proven, self.inits) = (false, false, 0);
+        (self.retry, self.said) = (self.settings.patience.first_retry, None);
+        Ok(())
+    }
+
+    /// Closes the library and opens it again, which is how NVML learns of new GPUs. The event thread leaves it first.
+    /// `false` when it stayed open.
+    pub(super) fn reopen(&mut self, nvml: &'static Nvml) -> bool {
+        if !self.leave() {
+            self.reporter.trouble(Trouble::NvmlFailed);
+            tracing::warn!("a GPU was plugged in, but NVML cannot be opened anew while a wait for events hangs");
+            return false;
+        }
+        tracing::info!("a GPU was plugged in, NVML is opened anew");
+        let again = self.pulse.open(|| self.shut_down().and_then(|()| raw::initialise(nvml)));
+        self.inits = u32::from(again.is_ok());
+        match again {
+            Ok(()) => self.tell(Message::Session(nvml)),
+            Err(why) => {
+                self.reporter.trouble(Trouble::NvmlFailed);
+                tracing::warn!(reason = %why, "NVML could not be opened anew");
+            }
+        }
+        true
+    }
+
+    /// Says why there are no GPUs, once for each reason; the pause before it is tried again.
+    pub(super) fn missing(&mut self, missing: &Missing) -> Duration {
+        let why = missing.why;
+        let replaced = why == VERSION_MISMATCH && self.worked;
+        if replaced {
+            // Said each time, in case the queue was full. The front door ends the program.
+            self.reporter.report(Observation::GpuDriverReplaced);
+        }
+        if self.said.replace(why) != Some(why) {
+            let advice = if replaced {
+                library::replaced(self.settings.library.as_deref())
+            } else {
+                Arc::clone(&missing.advice)
+            };
+            // The front door logs every change of the source; saying it here as well would be twice.
+            tracing::debug!(reason = %why, "no GPUs: {advice}");
+            self.tell(Message::Source(GpuSourceState::Missing { why, advice }));
+        }
+        let pause = self.retry;
+        self.retry = (pause * 2).min(Patience::LAST_RETRY);
+        pause
+    }
+
+    /// Sends the event thread out of the library; `false` when it does not go.
+    fn leave(&self) -> bool {
+        let (answer, left) = mpsc::sync_channel(1);
+        self.tell(Message::Close(answer));
+        let left = left.recv_timeout(LEAVE).is_ok();
+        if left {
+            self.tell(Message::Closed);
+        }
+        left
+    }
+
+    /// As often as it was initialised, or until it is not initialised any more.
+    fn shut_down(&self) -> Result<(), nvml_wrapper::error::NvmlError> {
+        let Some(nvml) = self.loaded else { return Ok(()) };
+        (0..self.inits).try_for_each(|_| raw::shut_down(nvml))
+    }
+
+    fn tell(&self, message: Message) {
+        // Fails only when the supervisor has ended, and then this thread is about to.
+        let _ = self.tell.send(message);
+    }
+}

@@ -1,0 +1,100 @@
+//! What is told of GPUs while calls do not return: those that cannot be asked are absent, as stalled or as hanging.
+//!
+//! What must never happen here: a GPU that is told to hang because of a call that only stalls, or because its neighbour hangs.
+
+use crate::nvml::pulse::{GpuKey, Stuck};
+use model::Absence;
+use model::id::GpuUuid;
+use std::collections::BTreeMap;
+
+/// Whether anybody can ask the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// A poller is free, or none is there that could ask.
+    #[default]
+    Free,
+    /// All pollers are in a call, and one of these calls may still return.
+    Stalls,
+    /// All pollers are in a call that hangs.
+    Hangs,
+}
+
+impl Reach {
+    /// From the calls in which all pollers are.
+    pub(super) fn of_all(calls: &[Stuck]) -> Self {
+        if calls.iter().all(|stuck| stuck.hangs) { Reach::Hangs } else { Reach::Stalls }
+    }
+}
+
+/// What was told last: one reason for each GPU that cannot be asked.
+#[derive(Debug, Default)]
+pub(super) struct Stalls {
+    told: BTreeMap<GpuUuid, Absence>,
+}
+
+impl Stalls {
+    /// The GPUs to tell of, each with the reason of all its readings: those with another reason than before, or with
+    /// `again` all that cannot be asked.
+    pub(super) fn news(
+        &mut self,
+        gpus: impl Iterator<Item = GpuUuid>,
+        stuck: &[Stuck],
+        reach: Reach,
+        again: bool,
+    ) -> Vec<(GpuUuid, Absence)> {
+        let now: BTreeMap<GpuUuid, Absence> =
+            gpus.filter_map(|gpu| why(&gpu, stuck, reach).map(|why| (gpu, why))).collect();
+        let before = std::mem::replace(&mut self.told, now);
+        let new = |(gpu, why): &(&GpuUuid, &Absence)| again || before.get(gpu) != Some(why);
+        self.told.iter().filter(new).map(|(gpu, why)| (gpu.clone(), *why)).collect()
+    }
+}
+
+/// Why a GPU cannot be asked, if it cannot.
+fn why(gpu: &GpuUuid, stuck: &[Stuck], reach: Reach) -> Option<Absence> {
+    let own = |stuck: &&Stuck| matches!(&stuck.gpu, Some(GpuKey::Uuid(uuid)) if uuid == gpu);
+    match (stuck.iter().find(own).map(|stuck| stuck.hangs), reach) {
+        (Some(true), _) | (None, Reach::Hangs) => Some(Absence::CallHangs),
+        (Some(false), _) | (None, Reach::Stalls) => Some(Absence::CallStalls),
+        (None, Reach::Free) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(number: u32) -> GpuUuid {
+        GpuUuid::parse(&format!("GPU-{number}")).unwrap()
+    }
+
+    fn on(number: u32, hangs: bool) -> Stuck {
+        Stuck { gpu: Some(GpuKey::Uuid(gpu(number))), hangs }
+    }
+
+    #[test]
+    fn each_gpu_is_told_of_its_own_call_and_all_of_one_that_keeps_everybody() {
+        let mut stalls = Stalls::default();
+        let mut look = |stuck: &[Stuck], reach, again| -> Vec<(u32, Absence)> {
+            let news = stalls.news((0..3).map(gpu), stuck, reach, again);
+            news.into_iter().map(|(gpu, why)| (gpu.as_str()[4..].parse().unwrap(), why)).collect()
+        };
+        let (stalls, hangs) = (Absence::CallStalls, Absence::CallHangs);
+        assert_eq!(look(&[], Reach::Free, true), []);
+        assert_eq!(look(&[on(1, false)], Reach::Free, false), [(1, stalls)]);
+        assert_eq!(look(&[on(1, false)], Reach::Free, false), [], "told once");
+        assert_eq!(look(&[on(1, false)], Reach::Free, true), [(1, stalls)], "or when it is time to");
+        assert_eq!(look(&[on(1, true)], Reach::Free, false), [(1, hangs)], "but for another reason");
+        // The replacement stalls as well: nobody can ask the third one, which is no reason to condemn it.
+        let both = [on(1, true), on(0, false)];
+        assert_eq!(Reach::of_all(&both), Reach::Stalls);
+        assert_eq!(look(&both, Reach::Stalls, false), [(0, stalls), (2, stalls)]);
+        let both = [on(1, true), on(0, true)];
+        assert_eq!(Reach::of_all(&both), Reach::Hangs);
+        assert_eq!(look(&both, Reach::Hangs, false), [(0, hangs), (2, hangs)]);
+        assert_eq!(look(&[], Reach::Free, false), []);
+        // A call about no GPU.
+        let none = [Stuck { gpu: None, hangs: false }];
+        assert_eq!(look(&none, Reach::of_all(&none), false), [(0, stalls), (1, stalls), (2, stalls)]);
+    }
+}

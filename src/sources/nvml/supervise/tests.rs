@@ -1,0 +1,157 @@
+//! The supervisor's looks, by times that are told and not by a clock.
+
+use super::*;
+use crate::nvml::gate::Gate;
+use crate::nvml::settings::Patience;
+use crate::roots::HostRoots;
+use tokio::sync::mpsc::Receiver;
+
+/// A thread in a call that returns when it is told to.
+fn in_a_call(pulse: &Arc<Pulse>, gpu: Option<&GpuKey>) -> JoinHandle<()> {
+    let (pulse, gpu) = (Arc::clone(pulse), gpu.cloned());
+    let (tell, begun) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        pulse.during(gpu.as_ref(), || {
+            tell.send(()).unwrap();
+            while !pulse.dismissed() {
+                std::thread::park();
+            }
+        });
+    });
+    begun.recv().unwrap();
+    thread
+}
+
+fn supervisor() -> (Supervisor, Receiver<Observation>) {
+    let settings = Settings {
+        library: None,
+        roots: HostRoots::default(),
+        period: Duration::from_secs(1),
+        process_period: Duration::from_secs(5),
+        patience: Patience::default(),
+        kernel_log: None,
+        gate: Gate::default(),
+    };
+    let (reporter, told) = Reporter::channel();
+    (Supervisor::new(settings, reporter, CancellationToken::new()), told)
+}
+
+fn failures(told: &mut Receiver<Observation>) -> usize {
+    let told = std::iter::from_fn(|| told.try_recv().ok());
+    told.filter(|told| matches!(told, Observation::Trouble(Trouble::NvmlFailed))).count()
+}
+
+#[test]
+fn an_event_thread_that_panics_is_counted_once_and_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let fake = lab::scenario::FakeNvml::install(folder.path()).unwrap();
+    fake.write(&lab::scenario::Scenario::default()).unwrap();
+    let (mut supervisor, mut told) = supervisor();
+    let nvml = Nvml::builder().lib_path(fake.library().as_os_str()).init().unwrap();
+    supervisor.session = Some(Box::leak(Box::new(nvml)));
+    let (sender, _lists) = mpsc::channel();
+    supervisor.lists = Some(sender);
+    let pulse = Arc::clone(&supervisor.events);
+    let thread = std::thread::spawn(move || pulse.during(None, || panic!("on purpose, in a call")));
+    while !thread.is_finished() {
+        std::thread::yield_now();
+    }
+    supervisor.listener = Some(thread);
+    let now = monotonic();
+    // A new list of GPUs comes before anybody looked.
+    supervisor.hear(Message::Known(Vec::new()));
+    supervisor.look_at_events(now);
+    assert!(supervisor.listener.is_none() && supervisor.lists.is_none());
+    supervisor.look_at_events(now.after(Duration::from_secs(60)));
+    assert!(supervisor.listener.as_ref().is_some_and(|thread| !thread.is_finished()), "started again");
+    assert!(!supervisor.deaf, "the call that panicked does not hang");
+    assert_eq!(failures(&mut told), 1);
+    supervisor.stop.cancel();
+    drop(supervisor.lists.take());
+    supervisor.listener.take().unwrap().join().unwrap();
+}
+
+/// A supervisor with one poller, which is in a call that is about this GPU, and the times just before and after it began.
+fn with_a_call(gpu: Option<&GpuKey>) -> (Supervisor, Receiver<Observation>, [Monotonic; 2]) {
+    let (mut supervisor, told) = supervisor();
+    let pulse = Arc::new(Pulse::default());
+    let before = monotonic();
+    let thread = in_a_call(&pulse, gpu);
+    let after = monotonic();
+    supervisor.seats.push(Seat { pulse, thread, stuck: None, counted: false });
+    (supervisor, told, [before, after])
+}
+
+fn end(supervisor: Supervisor) {
+    for seat in supervisor.seats {
+        seat.pulse.dismiss();
+        seat.thread.thread().unpark();
+        seat.thread.join().unwrap();
+    }
+}
+
+/// Promise 11 in docs/specification.md, by the time of the look and not by a clock.
+#[test]
+fn a_call_stalls_at_the_first_look_after_two_seconds_and_hangs_at_the_first_after_thirty() {
+    let patience = Patience::default();
+    assert_eq!((patience.absent_after, patience.hang_after), (Duration::from_secs(2), Duration::from_secs(30)));
+    assert_eq!(patience.open_hangs_after, Duration::from_secs(60));
+    assert_eq!(tick(patience.absent_after), Duration::from_millis(500), "so soon is the next look");
+    let uuid = GpuUuid::parse("GPU-1").unwrap();
+    let gpu = GpuKey::Uuid(uuid.clone());
+    let (mut supervisor, mut told, [before, after]) = with_a_call(Some(&gpu));
+    let mut look = |at: Monotonic| {
+        supervisor.look(at);
+        supervisor.stuck()
+    };
+    let [stalls, hangs] = [false, true].map(|hangs| Stuck { gpu: Some(gpu.clone()), hangs });
+    assert_eq!(look(before.after(patience.absent_after)), [], "not before");
+    assert_eq!(look(Monotonic(after.after(patience.absent_after).0 + 1)), [stalls.clone()], "at the first look");
+    assert_eq!(look(before.after(patience.hang_after)), [stalls], "a stall is no hang");
+    assert!(stalled(&mut told).is_empty(), "nobody else was answered either");
+    assert_eq!(look(Monotonic(after.after(patience.hang_after).0 + 1)), [hangs], "at the first look");
+    // Nobody can take its place here, so that the source hangs with it; not before.
+    let told: Vec<Observation> = std::iter::from_fn(|| told.try_recv().ok()).collect();
+    let [Observation::GpuStalled(counted), Observation::GpuSource(GpuSourceState::Hanging)] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!(*counted, uuid);
+    end(supervisor);
+}
+
+/// Whose calls were counted so far; besides them only a failure has been told.
+fn stalled(told: &mut Receiver<Observation>) -> Vec<GpuUuid> {
+    let told = std::iter::from_fn(|| told.try_recv().ok());
+    told.filter_map(|told| match told {
+        Observation::GpuStalled(gpu) => Some(gpu),
+        Observation::Trouble(Trouble::NvmlFailed) => None,
+        other => panic!("{other:?}"),
+    })
+    .collect()
+}
+
+#[test]
+fn a_stall_counts_on_its_gpu_once_while_others_are_answered() {
+    let uuid = GpuUuid::parse("GPU-1").unwrap();
+    let (mut supervisor, mut told, [before, after]) = with_a_call(Some(&GpuKey::Uuid(uuid.clone())));
+    let (pulse, stop) = (Arc::<Pulse>::default(), Arc::<Pulse>::default());
+    let thread = in_a_call(&stop, None);
+    supervisor.seats.push(Seat { pulse, thread, stuck: None, counted: false });
+    supervisor.look(before.after(Duration::from_secs(4)));
+    assert_eq!(stalled(&mut told), [], "the others might be late as well");
+    for seconds in [5, 6, 31] {
+        supervisor.look(after.after(Duration::from_secs(seconds)));
+    }
+    assert_eq!(stalled(&mut told), [uuid]);
+    stop.dismiss();
+    end(supervisor);
+}
+
+#[test]
+fn a_call_about_no_gpu_that_stalls_counts_on_nobody() {
+    let (mut supervisor, mut told, [_, after]) = with_a_call(None);
+    supervisor.look(after.after(Duration::from_secs(29)));
+    assert_eq!((supervisor.stuck(), supervisor.reach), (vec![Stuck { gpu: None, hangs: false }], Reach::Stalls));
+    assert!(std::iter::from_fn(|| told.try_recv().ok()).all(|told| matches!(told, Observation::Trouble(_))));
+    end(supervisor);
+}
