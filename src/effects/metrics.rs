@@ -89,6 +89,8 @@ fn write(sets: &[Set], scene: &Scene<'_>, out: &mut Exposition<'_>) {
             }
             Set::Gpu => {
                 gpu::write(scene, &subjects, out);
+                switch::write(scene.view, out);
+                infiniband::write(scene.view, &subjects, out);
                 pod::write_shares(scene.view, &subjects, out);
                 node::write_gpus(scene.view, out);
             }

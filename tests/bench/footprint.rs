@@ -185,9 +185,9 @@ fn bench() -> Outcome<bool> {
         Measurand { name: "cAdvisor", pid: yardstick.0.id(), address: yardstick_address },
     ];
     let measured = measure(&programs, Duration::from_secs(seconds))?;
-    let divided = agent.get("/api/v1/gpus").json()["gpus"]
-        .as_array()
-        .map_or(0, |gpus| gpus.iter().filter(|gpu| gpu["mig"].as_array().map_or(0, Vec::len) == instances).count());
+    let divided = agent.get("/api/v1/gpus").json()["gpus"].as_array().map_or(0, |gpus| {
+        gpus.iter().filter(|gpu| gpu["mig"]["value"].as_array().map_or(0, Vec::len) == instances).count()
+    });
     let seen = listed(&agent, "/api/v1/pods", "pods") >= count
         && listed(&agent, "/api/v1/gpus", "gpus") == gpus
         && divided == gpus;

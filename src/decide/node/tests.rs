@@ -519,6 +519,6 @@ fn the_process_that_an_error_names_is_joined_to_its_pod_when_it_is_heard_of() {
     let remarks = node.apply(Observation::XidProcess(error(13, Some(4))), now(2));
     assert!(matches!(&remarks[..], [Remark::XidProcess(xid)] if xid.pod == Some(uid(1))), "{remarks:?}");
     assert_eq!(told(&mut node), Some(uid(1)));
-    let counted = node.view(now(2)).gpus[0].xids.clone();
-    assert_eq!(counted, [(31, 2), (13, 1)], "the error itself is counted once");
+    let counted: Vec<_> = node.view(now(2)).gpus[0].xids.iter().copied().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(counted, [(13, 1), (31, 2)], "the error itself is counted once");
 }

@@ -176,6 +176,11 @@ pub fn write_shares(view: &NodeView, subjects: &Subjects<'_>, out: &mut Expositi
     let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
     shares(POD, &pods, subjects, out);
     against_promises(view, subjects, out);
+    tallies(view, &labels_of(subjects), subjects, out);
+}
+
+fn labels_of<'a>(subjects: &'a Subjects<'_>) -> HashMap<&'a PodUid, &'a str> {
+    subjects.pods.iter().map(|pod| (&pod.seen.uid, pod.labels.as_str())).collect()
 }
 
 fn against_promises(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
@@ -197,7 +202,7 @@ fn against_promises(view: &NodeView, subjects: &Subjects<'_>, out: &mut Expositi
 
 /// Who made each pod, and what it has had so far.
 fn over_time(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
-    let labels: HashMap<&PodUid, &str> = subjects.pods.iter().map(|pod| (&pod.seen.uid, pod.labels.as_str())).collect();
+    let labels = labels_of(subjects);
     out.prefixed(POD, &OWNER);
     for (uid, owner) in view.pod_owners.iter() {
         if let Some(pod) = labels.get(uid) {
@@ -205,6 +210,11 @@ fn over_time(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>)
             out.sample(&[pod, owner.as_str()], Number::Whole(1));
         }
     }
+    tallies(view, &labels, subjects, out);
+}
+
+/// What pods have had of GPUs so far.
+fn tallies(view: &NodeView, labels: &HashMap<&PodUid, &str>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     for row in TALLY {
         out.prefixed(POD, &row.family);
         for tally in view.tallies.iter() {

@@ -106,7 +106,11 @@ fn a_call_stalls_at_the_first_look_after_two_seconds_and_hangs_at_the_first_afte
     };
     let [stalls, hangs] = [false, true].map(|hangs| Stuck { gpu: Some(gpu.clone()), hangs });
     assert_eq!(look(before.after(patience.absent_after)), [], "not before");
-    assert_eq!(look(Monotonic(after.after(patience.absent_after).0 + 1)), [stalls.clone()], "at the first look");
+    assert_eq!(
+        look(Monotonic(after.after(patience.absent_after).0 + 1)),
+        std::slice::from_ref(&stalls),
+        "at the first look"
+    );
     assert_eq!(look(before.after(patience.hang_after)), [stalls], "a stall is no hang");
     assert!(stalled(&mut told).is_empty(), "nobody else was answered either");
     assert_eq!(look(Monotonic(after.after(patience.hang_after).0 + 1)), [hangs], "at the first look");
