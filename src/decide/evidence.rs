@@ -74,6 +74,12 @@ impl Traces {
         Traces { marks, ..Traces::default() }
     }
 
+    /// Takes over marks that were not known when it happened: an error may come before the first reading.
+    pub(crate) fn complete(&mut self, now: Marks) {
+        self.marks.energy = self.marks.energy.or(now.energy);
+        self.marks.uncorrected = self.marks.uncorrected.or(now.uncorrected);
+    }
+
     /// The marks.
     pub(crate) fn marks(&self) -> Marks {
         self.marks
@@ -139,6 +145,21 @@ mod tests {
         let mut errors = marked(1, 3);
         let shown = (1..5).map(|second| errors.reset(&read(second, 2, 1))).collect::<Vec<_>>();
         assert_eq!(shown, [false, false, true, true], "volatile ECC errors as well");
+    }
+
+    #[test]
+    fn an_error_before_the_first_reading_has_its_marks_from_that_one() {
+        let mut traces = Traces::after(Marks::default());
+        let mut counters = Counters::default();
+        let mut reset = |second, energy| {
+            let sample = read(second, energy, 0);
+            counters.read(&sample);
+            traces.complete(counters.marks());
+            traces.reset(&sample)
+        };
+        let seen: Vec<bool> =
+            (1..).zip([1000, 1100, 0, 10, 20]).map(|(second, energy)| reset(second, energy)).collect();
+        assert_eq!(seen, [false, false, false, false, true]);
     }
 
     #[test]

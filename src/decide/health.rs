@@ -186,8 +186,11 @@ impl Record {
         // A call that has returned is over: it leaves no quiet period.
         let returned = !standing.contains(&HANGS) && self.incidents.remove(&HANGS).is_some();
         self.counters.read(sample);
-        if self.traces.as_mut().is_some_and(|traces| traces.reset(sample)) {
-            self.was_reset();
+        if let Some(traces) = &mut self.traces {
+            traces.complete(self.counters.marks());
+            if traces.reset(sample) {
+                self.was_reset();
+            }
         }
         changes.extend(standing.into_iter().filter_map(|incident| self.happens(incident, now)));
         if let Some(count) = sample.ecc_volatile.uncorrected.get() {

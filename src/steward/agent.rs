@@ -331,7 +331,7 @@ impl Agent {
             clears,
             kept,
             view,
-            replaced: told,
+            replaced,
             ready,
             period,
             repeats,
@@ -343,20 +343,15 @@ impl Agent {
             view: view_seen.clone(),
             pods: pods_seen,
             certificates: Arc::clone(&certificates),
-            replaced,
+            replaced: told,
             stop: stop.clone(),
             driver: driver.clone(),
             progress: progressing,
             sharing: None,
         };
-        let ended = stop.clone();
-        agent.must_not_end("owner", async move {
-            owner.run(ended).await;
-            Ok(())
-        });
-        agent.must_not_end("keeping", keeping.run(kept_seen, stop.clone()));
+        agent.own(owner);
+        agent.keep(keeping.run(kept_seen, stop.clone()), settings.state_dir.clone());
         agent.look(threads, settings.names.clone());
-        agent.keep_tallies(settings.state_dir.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
         let admin = admin(&ports, settings, telemetry, (certificates, clearing, driver));
         agent.must_not_end("ports", serve::ports((ports.doors, ports.http), admin, shown.clone()));
@@ -364,12 +359,21 @@ impl Agent {
             Some(socket) => agent.must_not_end("usage", serve::usage(socket, usage_broken, progress_seen, shown)),
             None => drop(usage_broken),
         }
-        tokio::spawn(text::give_back(agent.view.clone()));
         Ok(agent)
     }
 
-    /// Keeps on disk what pods have had of GPUs.
-    fn keep_tallies(&mut self, state_dir: PathBuf) {
+    /// Starts the owner of what one believes.
+    fn own(&mut self, owner: Owner) {
+        let ended = self.stop.clone();
+        self.must_not_end("owner", async move {
+            owner.run(ended).await;
+            Ok(())
+        });
+    }
+
+    /// Keeps on disk what has happened to GPUs, and what pods have had of them.
+    fn keep(&mut self, incidents: impl Future<Output = std::io::Result<()>> + Send + 'static, state_dir: PathBuf) {
+        self.must_not_end("keeping", incidents);
         let (view, reporter, ended) = (self.view.clone(), self.reporter.clone(), self.stop.clone());
         let keeper = TallyKeeper { state_dir, view, reporter, every: tallies::EVERY };
         self.must_not_end("tallies", async move {
@@ -378,8 +382,9 @@ impl Agent {
         });
     }
 
-    /// Watches the threads that look at the world, and asks for names.
+    /// Watches the threads that look at the world, and asks for names. From then on code that is not run any more is given back.
     fn look(&mut self, threads: Vec<threads::Thread>, names: sources::names::Settings) {
+        tokio::spawn(text::give_back(self.view.clone()));
         for (name, thread) in threads {
             self.must_not_end(name, threads::lives(thread, self.stop.clone()));
         }
