@@ -33,13 +33,19 @@ pub fn spawn(
     stop: CancellationToken,
     tell: impl Fn(KernelError) + Send + 'static,
 ) -> std::io::Result<()> {
-    std::thread::Builder::new().name("kernel-log".into()).spawn(move || match follow(&path) {
-        Ok(log) => read(&log, &path, &reporter, &stop, &tell),
-        Err(error) => tracing::info!(
-            path = %path.display(), %error,
-            "kernel log cannot be read, so XIDs come from NVML's events only (it needs CAP_SYSLOG and the device)"
-        ),
-    })?;
+    // Here and not in the thread, which may start late: what comes from now on is told.
+    let log = match follow(&path) {
+        Ok(log) => log,
+        Err(error) => {
+            tracing::info!(
+                path = %path.display(), %error,
+                "kernel log cannot be read, so XIDs come from NVML's events only (it needs CAP_SYSLOG and the device)"
+            );
+            return Ok(());
+        }
+    };
+    let reading = move || read(&log, &path, &reporter, &stop, &tell);
+    std::thread::Builder::new().name("kernel-log".into()).spawn(reading)?;
     Ok(())
 }
 
