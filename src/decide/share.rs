@@ -34,7 +34,7 @@ mod listing;
 mod tally;
 
 pub use ages::Ages;
-pub use binding::{Binding, Choice, Found, Word, choose, guess, keeps_connections};
+pub use binding::{Binding, Choice, Found, Word, choose, guess, second_connection};
 pub use card::{Card, Listed};
 pub use early::Meant;
 pub use listing::Disagreement;

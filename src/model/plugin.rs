@@ -59,6 +59,15 @@ impl Standing {
     pub const FOLLOWS: &str = "another agent shares the GPUs of this node, this one waits for its end";
 }
 
+/// What a kubelet does with a second connection for a resource that has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecondConnection {
+    /// It keeps both, and the end of one changes nothing for the other.
+    Kept,
+    /// It serves the newer one, and drops that one when the older one ends.
+    DroppedWithTheFirst,
+}
+
 /// Whether a container can be kept from GPUs that it was not given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {

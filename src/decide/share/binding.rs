@@ -1,6 +1,8 @@
 //! Late or early: whether kubelet and runtime of this node carry CDI devices from a device plugin into a container. What the
 //! runtime says of itself goes before what its version lets expect.
 
+use model::plugin::SecondConnection;
+
 /// When a container is given its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binding {
@@ -54,14 +56,21 @@ const CONTAINERD_CAN: (u32, u32) = (1, 7);
 /// CRI-O takes CDI devices from kubelet from here.
 const CRI_O: (u32, u32) = (1, 28);
 
-/// From here kubelet keeps several connections of one resource, and the end of one that is not the last changes nothing. Before,
-/// the end of an older one takes the newer with it.
+/// From here kubelet keeps one connection for each socket of a resource, and the end of one that is not the last changes nothing.
 const KEEPS_CONNECTIONS: (u32, u32) = (1, 37);
+/// From here until then the end of an older connection takes the newer with it (`runClient` in
+/// `pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go`, read in 1.25, 1.28, 1.34 and 1.36). Before, it was other code.
+const KEEPS_ONE: (u32, u32) = (1, 25);
 
-/// Whether an agent may register while the one before it is registered still, by kubelet's version as a Node tells it.
+/// What becomes of an agent that registers while the one before it is registered still, by kubelet's version as a Node tells it.
+/// `None` where it is not known.
 #[must_use]
-pub fn keeps_connections(kubelet: &str) -> bool {
-    numbers(kubelet).is_some_and(|kubelet| kubelet >= KEEPS_CONNECTIONS)
+pub fn second_connection(kubelet: &str) -> Option<SecondConnection> {
+    match numbers(kubelet)? {
+        kubelet if kubelet >= KEEPS_CONNECTIONS => Some(SecondConnection::Kept),
+        kubelet if kubelet >= KEEPS_ONE => Some(SecondConnection::DroppedWithTheFirst),
+        _ => None,
+    }
 }
 
 /// What a runtime says of itself: who it is (`containerd://2.1.4`), and whether its CDI is on.
@@ -175,10 +184,17 @@ mod tests {
 
     #[test]
     fn kubelets_before_1_37_drop_the_newer_connection_with_the_older() {
-        for (kubelet, expect) in
-            [("v1.34.9", false), ("v1.36.2", false), ("v1.37.0", true), ("v2.0", true), ("", false)]
-        {
-            assert_eq!(keeps_connections(kubelet), expect, "{kubelet}");
+        use SecondConnection::{DroppedWithTheFirst, Kept};
+        for (kubelet, expect) in [
+            ("v1.24.17", None),
+            ("v1.25.16", Some(DroppedWithTheFirst)),
+            ("v1.34.9", Some(DroppedWithTheFirst)),
+            ("v1.36.2", Some(DroppedWithTheFirst)),
+            ("v1.37.0", Some(Kept)),
+            ("v2.0", Some(Kept)),
+            ("", None),
+        ] {
+            assert_eq!(second_connection(kubelet), expect, "{kubelet}");
         }
     }
 

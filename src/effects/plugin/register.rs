@@ -9,23 +9,33 @@
 //! *After another agent* (an upgrade) it is the classic way at first: it takes milliseconds, where the watcher takes one to two
 //! seconds. The agent before leaves its socket in the registry, because kubelets before 1.37 would drop us with it.
 //!
+//! *Beside another agent*, which ends when we are registered, so that kubelet has a plugin at every moment. Kubelets before 1.37
+//! remember one connection for a resource, and when any connection of it ends, they drop the one that they remember:
+//!
+//! ```text
+//!   remembered:  theirs ── Register ──▶ ours ── a Register that fails ──▶ none ── theirs ends: none is dropped ── Register ──▶ ours
+//! ```
+//!
+//! A connection that is served and not remembered stays. The last step is for our own end, which kubelet would not see otherwise
+//! (docs/decisions/0120).
+//!
 //! Both ways end in an open `ListAndWatch`. When the last one ends and we did not end it, kubelet has lost us (its restart,
 //! or the end of an older registration that took ours with it), and the whole way is gone again.
 
 use super::call::{Calls, Device};
 use super::notice::{Notice, Progress};
 use super::rival;
-use super::service::{MAX_LIST, Service, encoded_len, options};
+use super::service::{MAX_LIST, Service, Watches, encoded_len, options};
 use super::settings::{Course, Entry, Registration, Settings};
 use super::site::{MAX_REQUEST, Site};
 use super::socket_name;
-use model::plugin::Standing;
+use model::plugin::{SecondConnection, Standing};
 use proto::device_plugin::RegisterRequest;
 use proto::device_plugin::device_plugin_server::DevicePluginServer;
 use proto::device_plugin::registration_client::RegistrationClient;
 use proto::plugin_registration::registration_server::RegistrationServer;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -79,7 +89,7 @@ pub async fn serve(
             settings.resource
         )));
     }
-    let following = course.entry == Entry::Following;
+    let following = course.entry != Entry::Fresh;
     let [plugin, beside, _] = settings.socket_paths();
     let endpoint = if following && UnixStream::connect(&plugin).await.is_ok() { beside } else { plugin };
     let desk = Desk { settings, endpoint, list, calls, state, course };
@@ -131,66 +141,83 @@ struct Desk {
 impl Desk {
     /// Registers again and again, until the end.
     async fn serve(&self) -> io::Result<()> {
-        let auto = self.settings.registration == Registration::Auto;
-        let following = self.course.entry == Entry::Following;
-        let mut way = match self.settings.registration {
-            Registration::Watcher => Way::Watcher,
-            Registration::Auto if !following => Way::Watcher,
-            Registration::Auto | Registration::Classic => Way::Classic,
-        };
-        let mut pauses = Pauses { next: BACK_OFF.0, at_once: AT_ONCE_TIMES };
-        if !following && self.settings.clear(way == Way::Watcher) {
+        let following = self.course.entry != Entry::Fresh;
+        let mut tries = Tries { way: self.first_way(), next: BACK_OFF.0, at_once: AT_ONCE_TIMES };
+        let by_classic_only = self.course.entry == Entry::Beside(SecondConnection::DroppedWithTheFirst);
+        if tries.way == Way::Watcher && by_classic_only {
+            tokio::select! {
+                () = self.course.stop.cancelled() => return Ok(()),
+                () = self.course.alone.cancelled() => {}
+            }
+        }
+        if !following && self.settings.clear(tries.way == Way::Watcher) {
             sleep(FORGOTTEN_WITHIN).await;
         }
-        // The one before us may still listen when we begin.
-        let mut expected = following;
+        let mut first = true;
         loop {
-            if !std::mem::take(&mut expected)
+            // The one before us may still listen when we begin.
+            if !(first && following)
                 && let Some(second) = self.second(following).await
             {
                 return Err(second.into());
             }
             let began = Instant::now();
-            let end = match way {
+            let end = match tries.way {
                 Way::Watcher => self.watcher().await,
-                Way::Classic => self.classic().await,
+                Way::Classic => self.classic(first && by_classic_only).await,
             };
-            match end {
-                End::Stopped => return Ok(()),
-                // kubelet has nothing of ours that it could drop.
-                End::Unasked if auto => {
-                    tracing::info!(
-                        registry = %self.settings.registry.display(),
-                        "kubelet does not come to know us by its registry: registering the classic way"
-                    );
-                    way = Way::Classic;
-                    continue;
-                }
-                End::Unasked => self.wait_for("kubelet to ask at its plugin registry"),
-                End::Lost(why) => {
-                    tracing::warn!(reason = %why, "kubelet does not know us any more: registering again");
-                    self.wait_for(&why);
-                    pauses.lost(began.elapsed());
-                }
-                End::Away(why) => {
-                    self.wait_for(&why);
-                    if auto {
-                        way = Way::Watcher;
-                    }
-                }
-                End::Failed(why) => {
-                    self.wait_for(&why);
-                    if auto {
-                        way = way.other();
-                        pauses.next = pauses.next.max(FORGOTTEN_WITHIN);
-                    }
-                }
-            }
+            first = false;
+            let Some(pause) = self.pause_after(end, began.elapsed(), &mut tries) else { return Ok(()) };
             tokio::select! {
                 () = self.course.stop.cancelled() => return Ok(()),
-                () = sleep(pauses.take()) => {}
+                () = sleep(pause) => {}
             }
         }
+    }
+
+    fn first_way(&self) -> Way {
+        match self.settings.registration {
+            Registration::Watcher => Way::Watcher,
+            Registration::Auto if self.course.entry == Entry::Fresh => Way::Watcher,
+            Registration::Auto | Registration::Classic => Way::Classic,
+        }
+    }
+
+    /// How long until the next try, and by which way, after a registration that was begun so long `ago`. `None` at the end.
+    fn pause_after(&self, end: End, ago: Duration, tries: &mut Tries) -> Option<Duration> {
+        let auto = self.settings.registration == Registration::Auto;
+        match end {
+            End::Stopped => return None,
+            // kubelet has nothing of ours that it could drop.
+            End::Unasked if auto => {
+                tracing::info!(
+                    registry = %self.settings.registry.display(),
+                    "kubelet does not come to know us by its registry: registering the classic way"
+                );
+                tries.way = Way::Classic;
+                return Some(Duration::ZERO);
+            }
+            End::Unasked => self.wait_for("kubelet to ask at its plugin registry"),
+            End::Lost(why) => {
+                tracing::warn!(reason = %why, "kubelet does not know us any more: registering again");
+                self.wait_for(&why);
+                tries.lost(ago);
+            }
+            End::Away(why) => {
+                self.wait_for(&why);
+                if auto {
+                    tries.way = Way::Watcher;
+                }
+            }
+            End::Failed(why) => {
+                self.wait_for(&why);
+                if auto {
+                    tries.way = tries.way.other();
+                    tries.next = tries.next.max(FORGOTTEN_WITHIN);
+                }
+            }
+        }
+        Some(tries.pause())
     }
 
     /// Another agent where we are to listen. One that we follow has some time to close.
@@ -227,8 +254,8 @@ impl Desk {
     }
 
     /// A fresh service with its own end: nothing of an earlier registration is shared.
-    fn service(&self) -> (Service, watch::Receiver<usize>) {
-        let (watched, seen) = watch::channel(0);
+    fn service(&self) -> (Service, watch::Receiver<Watches>) {
+        let (watched, seen) = watch::channel(Watches::default());
         let (calls, list) = (self.calls.clone(), self.list.clone());
         (Service { calls, list, watched, end: CancellationToken::new() }, seen)
     }
@@ -284,7 +311,8 @@ impl Desk {
         tokio::select! { () = unheard => {}, () = unseen => {} }
     }
 
-    async fn classic(&self) -> End {
+    /// `unremembered`: beside an agent whose end would take us with it.
+    async fn classic(&self, unremembered: bool) -> End {
         let (service, watched) = self.service();
         let routes = Routes::new(plugin(&service));
         let kubelet = self.settings.kubelet();
@@ -297,10 +325,13 @@ impl Desk {
             Err(error) => return End::Failed(error.to_string()),
         };
         let end = async {
-            match timeout(REGISTER_WITHIN, self.call_register(&kubelet)).await {
-                Ok(Ok(())) => self.hold(&site, watched, "classic").await,
-                Ok(Err(why)) => End::Failed(why),
-                Err(_) => End::Failed(format!("kubelet did not answer Register on {}", kubelet.display())),
+            if let Err(why) = self.call_register(&kubelet, &self.endpoint).await {
+                return End::Failed(why);
+            }
+            if unremembered {
+                self.hold_unremembered(&kubelet, &site, watched).await
+            } else {
+                self.hold(&site, watched, "classic").await
             }
         };
         let end = tokio::select! { end = end => end, end = self.is_to_end() => end };
@@ -308,14 +339,62 @@ impl Desk {
         end
     }
 
-    async fn call_register(&self, kubelet: &std::path::Path) -> Result<(), String> {
+    /// Stays when the agent before us ends, and has kubelet remember us after that.
+    async fn hold_unremembered(&self, kubelet: &Path, site: &Site, watched: watch::Receiver<Watches>) -> End {
+        if let Err(end) = is_watched(watched.clone(), 1).await {
+            return end;
+        }
+        if let Err(why) = self.fail_to_register(kubelet).await {
+            tracing::warn!(reason = %why, "kubelet will drop us with the agent before us, and fail the pods that come meanwhile");
+        }
+        self.registered("classic");
+        let remembered = async {
+            self.course.alone.cancelled().await;
+            if let Err(why) = self.call_register(kubelet, &self.endpoint).await {
+                return End::Lost(why);
+            }
+            match is_watched(watched.clone(), 2).await {
+                Ok(()) => std::future::pending().await,
+                Err(end) => end,
+            }
+        };
+        // Both connections stay: the end of any is the end of the one that kubelet remembers.
+        tokio::select! {
+            end = self.stay(site, watched.clone(), |watches| watches.ended > 0) => end,
+            end = remembered => end,
+        }
+    }
+
+    /// A registration that kubelet accepts, and then gets no answer from the plugin: it forgets which connection it remembered.
+    async fn fail_to_register(&self, kubelet: &Path) -> Result<(), String> {
+        let path = self.settings.unanswering();
+        let (service, _watched) = self.service();
+        let site = Site::open(&path, service, Routes::default()).map_err(|error| error.to_string())?;
+        let registered = self.call_register(kubelet, &path).await;
+        site.hang_up().await;
+        match registered {
+            Err(why) => {
+                tracing::debug!(answer = %why, "kubelet has forgotten the connections of this resource");
+                Ok(())
+            }
+            Ok(()) => Err("kubelet took a plugin that does not answer".into()),
+        }
+    }
+
+    async fn call_register(&self, kubelet: &Path, endpoint: &Path) -> Result<(), String> {
+        timeout(REGISTER_WITHIN, self.ask_to_register(kubelet, endpoint))
+            .await
+            .unwrap_or_else(|_| Err(format!("kubelet did not answer Register on {}", kubelet.display())))
+    }
+
+    async fn ask_to_register(&self, kubelet: &Path, endpoint: &Path) -> Result<(), String> {
         let told = |error: &dyn std::fmt::Display| format!("Register on {}: {error}", kubelet.display());
-        let endpoint = tonic::transport::Endpoint::try_from(format!("unix://{}", kubelet.display()))
+        let dialled = tonic::transport::Endpoint::try_from(format!("unix://{}", kubelet.display()))
             .map_err(|error| told(&error))?;
-        let channel = endpoint.connect().await.map_err(|error| told(&error))?;
+        let channel = dialled.connect().await.map_err(|error| told(&error))?;
         let request = RegisterRequest {
             version: "v1beta1".into(),
-            endpoint: self.endpoint.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            endpoint: endpoint.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             resource_name: self.settings.resource.to_string(),
             options: Some(options()),
         };
@@ -323,15 +402,19 @@ impl Desk {
     }
 
     /// Stays while kubelet watches the list and the socket is ours.
-    async fn hold(&self, site: &Site, mut watched: watch::Receiver<usize>, way: &'static str) -> End {
-        match timeout(WATCHED_WITHIN, watched.wait_for(|count| *count > 0)).await {
-            Ok(Ok(_)) => {}
-            _ => return End::Failed("kubelet took us and never asked for the list".into()),
+    async fn hold(&self, site: &Site, watched: watch::Receiver<Watches>, way: &'static str) -> End {
+        if let Err(end) = is_watched(watched.clone(), 1).await {
+            return end;
         }
         self.registered(way);
+        self.stay(site, watched, |watches| watches.open == 0).await
+    }
+
+    /// Stays until kubelet's watches are `lost` or the socket is not ours any more.
+    async fn stay(&self, site: &Site, mut watched: watch::Receiver<Watches>, lost: fn(&Watches) -> bool) -> End {
         loop {
             tokio::select! {
-                ended = watched.wait_for(|count| *count == 0) => match ended {
+                ended = watched.wait_for(lost) => match ended {
                     Ok(_) => return End::Lost("kubelet ended its watch of the list".into()),
                     Err(_) => return End::Lost("our server ended".into()),
                 },
@@ -345,14 +428,25 @@ impl Desk {
     }
 }
 
-/// Between two tries.
+/// kubelet watches the list on so many connections.
+async fn is_watched(mut watched: watch::Receiver<Watches>, connections: usize) -> Result<(), End> {
+    match timeout(WATCHED_WITHIN, watched.wait_for(|watches| watches.open >= connections)).await {
+        Ok(Ok(_)) => Ok(()),
+        _ => Err(End::Failed("kubelet took us and never asked for the list".into())),
+    }
+}
+
+/// What the next try is.
 #[derive(Debug)]
-struct Pauses {
+struct Tries {
+    way: Way,
+    /// The pause before it.
     next: Duration,
+    /// So many more are made at once.
     at_once: u32,
 }
 
-impl Pauses {
+impl Tries {
     /// A registration was lost that had begun so long ago.
     fn lost(&mut self, ago: Duration) {
         if ago >= STANDS_FOR {
@@ -362,7 +456,7 @@ impl Pauses {
         self.at_once = self.at_once.saturating_sub(1);
     }
 
-    fn take(&mut self) -> Duration {
+    fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
         pause

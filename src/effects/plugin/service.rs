@@ -29,26 +29,36 @@ pub(super) struct Service {
     pub calls: Calls,
     /// The list, always the newest.
     pub list: watch::Receiver<Arc<[Device]>>,
-    /// How many lists are being watched now.
-    pub watched: watch::Sender<usize>,
+    /// How kubelet watches the list.
+    pub watched: watch::Sender<Watches>,
     /// The end of this registration: streams end with it, and kubelet then hangs up.
     pub end: CancellationToken,
 }
 
+/// The streams of `ListAndWatch` of one registration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Watches {
+    pub(super) open: usize,
+    pub(super) ended: usize,
+}
+
 /// Counts one open stream for as long as it lives.
 #[derive(Debug)]
-struct Watching(watch::Sender<usize>);
+struct Watching(watch::Sender<Watches>);
 
 impl Watching {
-    fn new(count: &watch::Sender<usize>) -> Watching {
-        count.send_modify(|count| *count += 1);
+    fn new(count: &watch::Sender<Watches>) -> Watching {
+        count.send_modify(|count| count.open += 1);
         Watching(count.clone())
     }
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.0.send_modify(|count| *count = count.saturating_sub(1));
+        self.0.send_modify(|count| {
+            count.open = count.open.saturating_sub(1);
+            count.ended = count.ended.saturating_add(1);
+        });
     }
 }
 

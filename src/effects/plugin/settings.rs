@@ -2,6 +2,7 @@
 
 use super::rival::MAX_SOCKETS;
 use super::socket_name;
+use model::plugin::SecondConnection;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,8 +14,10 @@ use tokio_util::sync::CancellationToken;
 pub enum Entry {
     /// No agent was here, or it has been away for a while.
     Fresh,
-    /// The agent before this one has closed just now, or is about to. Its socket in the registry may still be there.
-    Following,
+    /// The agent before this one has closed just now. Its socket in the registry may still be there.
+    After,
+    /// The agent before this one is registered still, and closes when this one is registered too.
+    Beside(SecondConnection),
 }
 
 /// How serving kubelet begins and ends.
@@ -24,6 +27,8 @@ pub struct Course {
     pub entry: Entry,
     /// The end: calls that are under way are answered, then all is closed.
     pub stop: CancellationToken,
+    /// The end of the agent before this one.
+    pub alone: CancellationToken,
     /// Whether another agent follows at once: then our socket in the registry is left to it.
     pub followed: Arc<AtomicBool>,
 }
@@ -86,6 +91,11 @@ impl Settings {
         for path in self.socket_paths().into_iter().filter(|path| is_dead(path)) {
             let _ = std::fs::remove_file(path);
         }
+    }
+
+    /// Where nothing of the plugin is answered.
+    pub(super) fn unanswering(&self) -> PathBuf {
+        self.plugins.join(socket_name::unanswering(&self.resource))
     }
 
     pub(super) fn kubelet(&self) -> PathBuf {

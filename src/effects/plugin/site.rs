@@ -77,10 +77,20 @@ impl Site {
     pub(super) async fn close(mut self, left: bool) {
         self.service.end.cancel();
         let _ = timeout(HANGS_UP_WITHIN, self.lines.wait_for(|lines| lines.open == 0)).await;
-        self.end.cancel();
         if !left {
             self.file.remove();
         }
+        self.end().await;
+    }
+
+    /// Hangs up and removes the file: nothing was registered that kubelet would have to forget first.
+    pub(super) async fn hang_up(self) {
+        self.file.remove();
+        self.end().await;
+    }
+
+    async fn end(self) {
+        self.end.cancel();
         let _ = timeout(ENDS_WITHIN, self.server).await;
     }
 }

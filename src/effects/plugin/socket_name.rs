@@ -12,6 +12,7 @@ const IN_REGISTRY: &str = "gpu-steward@";
 const END: &str = ".sock";
 /// No resource's name has a comma.
 const BESIDE: &str = ",2";
+const UNANSWERING: &str = ",0";
 
 /// In the plugin folder, whose sockets kubelet calls `localhost`.
 pub(super) fn plugin(resource: &str) -> String {
@@ -21,6 +22,11 @@ pub(super) fn plugin(resource: &str) -> String {
 /// In the plugin folder, beside a predecessor that still listens at the other one.
 pub(super) fn plugin_beside(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{BESIDE}{END}", resource.replace('/', "-"))
+}
+
+/// In the plugin folder, for a registration that is to fail.
+pub(super) fn unanswering(resource: &str) -> String {
+    format!("{IN_PLUGINS}{}{UNANSWERING}{END}", resource.replace('/', "-"))
 }
 
 /// In the registry.
@@ -60,7 +66,9 @@ pub(super) mod tests {
         assert_eq!(plugin("nvidia.com/gpu"), "gpu-steward-nvidia.com-gpu.sock");
         assert_eq!(plugin_beside("nvidia.com/gpu"), "gpu-steward-nvidia.com-gpu,2.sock");
         assert_eq!(registry("nvidia.com/gpu"), "gpu-steward@nvidia.com-gpu.sock");
-        assert!([plugin("a.b/c"), plugin_beside("a.b/c"), registry("a.b/c")].iter().all(|name| is_an_agents(name)));
+        assert_eq!(unanswering("nvidia.com/gpu"), "gpu-steward-nvidia.com-gpu,0.sock");
+        let all = [plugin, plugin_beside, unanswering, registry].map(|name| name("a.b/c"));
+        assert!(all.iter().all(|name| is_an_agents(name)));
         assert!(!["kubelet.sock", "nvidia-gpu.sock", "gpu-steward-notes.txt"].into_iter().any(is_an_agents));
         assert_eq!(
             authority(&Path::new("/var/lib/kubelet/plugins_registry").join(registry("nvidia.com/gpu"))),

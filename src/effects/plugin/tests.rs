@@ -5,7 +5,7 @@ use super::register::serve;
 use super::settings::{Course, Entry, Registration, Settings};
 use super::socket_name;
 use super::socket_name::tests::authority;
-use model::plugin::Standing;
+use model::plugin::{SecondConnection, Standing};
 use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
 use proto::device_plugin::registration_server::{Registration as Register, RegistrationServer};
@@ -40,6 +40,7 @@ struct Node {
     registry: PathBuf,
     state: watch::Receiver<Standing>,
     stop: CancellationToken,
+    alone: CancellationToken,
     followed: Arc<AtomicBool>,
     served: JoinHandle<std::io::Result<()>>,
     list: watch::Sender<Arc<[Device]>>,
@@ -67,9 +68,10 @@ impl Node {
         let (tell, state) = watch::channel(Standing::Waiting("the start".into()));
         let (stop, followed) = (CancellationToken::new(), Arc::<AtomicBool>::default());
         let (calls, asked) = Calls::channel();
-        let course = Course { entry, stop: stop.clone(), followed: Arc::clone(&followed) };
+        let alone = CancellationToken::new();
+        let course = Course { entry, stop: stop.clone(), alone: alone.clone(), followed: Arc::clone(&followed) };
         let served = tokio::spawn(serve(settings, listed, calls, tell, course));
-        Node { plugins, registry, state, stop, followed, served, list, asked, _folder: folder }
+        Node { plugins, registry, state, stop, alone, followed, served, list, asked, _folder: folder }
     }
 
     async fn socket(&self, path: PathBuf) -> PathBuf {
@@ -126,13 +128,20 @@ async fn watched(path: &Path) -> tonic::Streaming<v1beta1::ListAndWatchResponse>
 }
 
 /// kubelet's own socket: says which endpoints were registered.
-struct Kubelet(mpsc::UnboundedSender<String>);
+struct Kubelet {
+    plugins: PathBuf,
+    told: mpsc::UnboundedSender<String>,
+}
 
 #[tonic::async_trait]
 impl Register for Kubelet {
+    /// Dials back and asks for the options within the call, as kubelets from 1.25 on do.
     async fn register(&self, asked: Request<v1beta1::RegisterRequest>) -> Result<Response<v1beta1::Empty>, Status> {
-        let _ = self.0.send(asked.into_inner().endpoint);
-        Ok(Response::new(v1beta1::Empty {}))
+        let endpoint = asked.into_inner().endpoint;
+        let mut plugin = DevicePluginClient::new(dial(&self.plugins.join(&endpoint), "localhost").await);
+        let options = plugin.get_device_plugin_options(v1beta1::Empty {}).await;
+        let _ = self.told.send(endpoint);
+        options.map(|_| Response::new(v1beta1::Empty {}))
     }
 }
 
@@ -140,7 +149,7 @@ impl Register for Kubelet {
 fn kubelet(plugins: &Path) -> mpsc::UnboundedReceiver<String> {
     let (tell, told) = mpsc::unbounded_channel();
     let listener = UnixListener::bind(plugins.join("kubelet.sock")).unwrap();
-    let service = RegistrationServer::new(Kubelet(tell));
+    let service = RegistrationServer::new(Kubelet { plugins: plugins.to_owned(), told: tell });
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)));
     told
 }
@@ -370,7 +379,8 @@ async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_r
     for alive in [false, true] {
         let mut registered = None;
         let mut left = None;
-        let mut node = Node::entering(Entry::Following, Registration::Auto, |plugins| {
+        let entry = if alive { Entry::Beside(SecondConnection::Kept) } else { Entry::After };
+        let mut node = Node::entering(entry, Registration::Auto, |plugins| {
             registered = Some(kubelet(plugins));
             let registry = plugins.with_file_name("plugins_registry").join(socket_name::registry(RESOURCE));
             let bind = |path: &Path| std::os::unix::net::UnixListener::bind(path).unwrap();
@@ -388,6 +398,37 @@ async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_r
         drop(left);
         node.end().await;
     }
+}
+
+/// A kubelet that remembers one connection is to remember none while the connection of the agent before ends, and ours after that.
+#[tokio::test]
+async fn beside_another_agent_kubelet_forgets_whom_it_would_drop_and_remembers_us_later() {
+    let mut registered = None;
+    let mut theirs = None;
+    let entry = Entry::Beside(SecondConnection::DroppedWithTheFirst);
+    let mut node = Node::entering(entry, Registration::Auto, |plugins| {
+        registered = Some(kubelet(plugins));
+        theirs = Some(std::os::unix::net::UnixListener::bind(plugins.join(socket_name::plugin(RESOURCE))).unwrap());
+    });
+    let mut registered = registered.unwrap();
+    let mut next = async || soon("Register", registered.recv()).await.unwrap();
+    let beside = next().await;
+    assert_eq!(beside, socket_name::plugin_beside(RESOURCE));
+    let first = watched(&node.plugins.join(&beside)).await;
+    assert_eq!(next().await, socket_name::unanswering(RESOURCE), "this registration fails");
+    node.stands(Standing::Registered("classic")).await;
+    assert!(!node.plugins.join(socket_name::unanswering(RESOURCE)).exists());
+    drop(theirs);
+    node.alone.cancel();
+    assert_eq!(next().await, beside);
+    let _second = watched(&node.plugins.join(&beside)).await;
+    assert!(timeout(Duration::from_millis(300), node.state.changed()).await.is_err(), "it stands");
+    // Each end is noticed, also of the connection that kubelet remembers no more.
+    drop(first);
+    assert_eq!(next().await, beside, "it registers anew");
+    let _third = watched(&node.plugins.join(&beside)).await;
+    node.stands(Standing::Registered("classic")).await;
+    node.end().await;
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 //! ```text
 //!   first ──────────────────────────────────────▶ recall ──▶ owner runs ──┐
 //!   behind: prepare ─▶ the one before closes ─┬─▶ turn ──▶ recall ─▶ ...  ├─▶ closing: the next one is told, kubelet's calls are
-//!                                             └─▶ register with kubelet   ┘   answered, the connection ends, then the owner
+//!                                             └─▶ register with kubelet   ┘   answered, the connections end, then the owner
 //! ```
 //!
 //! Calls of kubelet that come before the owner runs wait for it.
@@ -16,7 +16,7 @@ use super::host::Eye;
 use super::owner::Sharing;
 use super::turn::{self, Before, Place, Queue, Turn};
 use crate::agent::latch::Progress;
-use decide::share::keeps_connections;
+use decide::share::second_connection;
 use effects::plugin::{self, Calls, Course, Device, Entry};
 use model::id::NodeName;
 use model::plugin::Standing;
@@ -49,13 +49,15 @@ pub(crate) struct Run {
     /// Whose turn it is.
     pub progress: watch::Sender<Progress>,
     served: CancellationToken,
+    /// The end of the agent before this one.
+    alone: CancellationToken,
     followed: Arc<AtomicBool>,
 }
 
 impl Run {
     pub(crate) fn new(stop: CancellationToken, progress: watch::Sender<Progress>) -> Run {
-        let [closing, closed, served] = std::array::from_fn(|_| CancellationToken::new());
-        Run { closing, closed, stop, progress, served, followed: Arc::default() }
+        let [closing, closed, served, alone] = std::array::from_fn(|_| CancellationToken::new());
+        Run { closing, closed, stop, progress, served, alone, followed: Arc::default() }
     }
 }
 
@@ -108,8 +110,8 @@ pub(super) async fn owning(
     Ok(())
 }
 
-/// Prepares everything, waits for the end of the one before us, and has us registered: before its end where kubelet keeps both
-/// connections, at once after it where that would drop us with it.
+/// Prepares everything, waits for the end of the one before us, and has us registered: before its end where it is known what
+/// kubelet does with a second connection, at once after it elsewhere.
 async fn follow(
     (owner, eye): (&mut Sharing, &mut Eye),
     (queue, kubelet): (Queue, (Connection, NodeName)),
@@ -124,33 +126,35 @@ async fn follow(
     standing.send_replace(Standing::Follows);
     owner.report();
     run.progress.send_replace(Progress::Follows { prepared: false });
-    let (before, overlaps) = {
+    let (before, second) = {
         let before = queue.wait();
         tokio::pin!(before);
         let prepared = async {
             let (asked, (), ()) =
                 tokio::join!(versions::of_own_node(&kubelet.0, &kubelet.1), eye.first(), owner.is_prepared());
             run.progress.send_replace(Progress::Follows { prepared: true });
-            asked.is_ok_and(|versions| keeps_connections(&versions.kubelet))
+            asked.ok().and_then(|versions| second_connection(&versions.kubelet))
         };
         tokio::select! {
-            before = &mut before => (before?, false),
-            overlaps = prepared => ((&mut before).await?, overlaps),
+            before = &mut before => (before?, None),
+            second = prepared => ((&mut before).await?, second),
         }
     };
     owner.preview().await;
-    let overlaps = overlaps && before == Before::Closes;
-    tracing::info!(registers_before_its_end = overlaps, "the other agent ends: sharing from here on");
-    let mut enter = Some(enter);
-    let mut register = || enter.take().map(|enter| enter.send(Entry::Following));
-    if overlaps {
-        register();
-        let is_registered = |standing: &Standing| matches!(standing, Standing::Registered(_));
-        let _ = timeout(REGISTERS_WITHIN, standing.subscribe().wait_for(is_registered)).await;
-    }
+    let second = second.filter(|_| before == Before::Closes);
+    tracing::info!(registers_before_its_end = second.is_some(), "the other agent ends: sharing from here on");
+    let Some(second) = second else {
+        queue.ready()?;
+        let turn = queue.turn().await?;
+        let _ = enter.send(Entry::After);
+        return Ok(turn);
+    };
+    let _ = enter.send(Entry::Beside(second));
+    let is_registered = |standing: &Standing| matches!(standing, Standing::Registered(_));
+    let _ = timeout(REGISTERS_WITHIN, standing.subscribe().wait_for(is_registered)).await;
     queue.ready()?;
     let turn = queue.turn().await?;
-    register();
+    run.alone.cancel();
     Ok(turn)
 }
 
@@ -199,7 +203,8 @@ pub(super) async fn serving(
         entry = begin => entry?,
     };
     let Some(entry) = entry else { return Ok(()) };
-    let course = Course { entry, stop: run.served.clone(), followed: Arc::clone(&run.followed) };
+    let course =
+        Course { entry, stop: run.served.clone(), alone: run.alone.clone(), followed: Arc::clone(&run.followed) };
     plugin::serve(settings, list, calls, standing, course).await
 }
 
