@@ -11,12 +11,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// By then every loop of the agent has run twice at least (the slowest each 5 s), and nothing of the start runs any more. Before it the
 /// agent holds 2 MiB more than at any later time (25.2 beside 23.1 with 8 GPUs and 100 pods).
 const SETTLED: Duration = Duration::from_secs(12);
-/// From then on it is looked so often whether a burst of starts is over.
+/// A burst of starts is over when none came for so long.
+const QUIET: Duration = Duration::from_secs(10);
+/// After a burst code is given back at once, and else so often: requests and rare errors run code as well.
 const EACH: Duration = Duration::from_secs(60);
 /// The mappings of a process are some hundred lines.
 const MAX_MAPS: usize = 1 << 20;
@@ -24,14 +26,32 @@ const MAX_MAPS: usize = 1 << 20;
 /// Waits until the start is over, gives its code back, and goes on so. While containers are started nothing is given back: where the
 /// kernel takes unmapped pages out of its cache, the next start would read them from the disk.
 pub(super) async fn give_back(view: watch::Receiver<Arc<NodeView>>) {
-    let mut before = 0;
     sleep(SETTLED).await;
+    let mut last = Last { starts: starts(&view.borrow()), given: None };
     loop {
-        let now = starts(&view.borrow());
-        if std::mem::replace(&mut before, now) == now {
+        if last.is_due(starts(&view.borrow()), Instant::now()) {
             once();
         }
-        sleep(EACH).await;
+        sleep(QUIET).await;
+    }
+}
+
+/// What was seen at the last look.
+struct Last {
+    starts: u64,
+    /// When code was given back, and how many starts there had been.
+    given: Option<(Instant, u64)>,
+}
+
+impl Last {
+    /// Whether code is given back now, at `starts`.
+    fn is_due(&mut self, starts: u64, now: Instant) -> bool {
+        let quiet = std::mem::replace(&mut self.starts, starts) == starts;
+        let due = quiet && self.given.is_none_or(|(at, of)| of != starts || now.duration_since(at) >= EACH);
+        if due {
+            self.given = Some((now, starts));
+        }
+        due
     }
 }
 
@@ -67,6 +87,19 @@ fn code_of(line: &str, program: &Path) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_is_given_back_after_a_burst_and_each_minute_and_never_within_a_burst() {
+        let began = Instant::now();
+        let mut last = Last { starts: 0, given: None };
+        let mut due = |starts, looks| last.is_due(starts, began + QUIET * looks);
+        assert!(due(0, 0), "the start of the agent is over");
+        assert!(!due(0, 1));
+        assert!(!due(7, 2) && !due(30, 3), "containers start");
+        assert!(due(30, 4), "the burst is over");
+        assert!((5..10).all(|looks| !due(30, looks)));
+        assert!(due(30, 10), "a minute later");
+    }
 
     #[test]
     fn only_code_of_the_program_itself_is_given_back() {
