@@ -16,6 +16,8 @@ pub mod attribute;
 pub mod remark;
 pub mod names;
 pub mod api_pods;
+#[cfg(test)]
+mod unread;
 pub mod occupants;
 pub mod switches;
 pub mod cards;

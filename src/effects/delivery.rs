@@ -28,6 +28,7 @@ mod written;
 
 pub use edits::{Kit, Node};
 pub use file::Failed;
+pub(crate) use file::place_by;
 pub use limiter::Limiter;
 pub use starts::Starts;
 pub use tickets::Tickets;

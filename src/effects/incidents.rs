@@ -1,29 +1,25 @@
 //! The file in the state directory that keeps what has happened to GPUs over a restart of the agent.
 //!
-//! It is not synced to the disk: after a power loss the machine boots, and then the file says nothing.
-//!
 //! What must never happen here: a file that cannot be read ends the start, or is written over before a person could see it.
 
+use crate::state_file::StateFile;
 use model::id::BootId;
 use model::incident::Kept;
 use model::time::Now;
 use std::fs;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use wire::incidents::{self, MAX_BYTES};
 
 /// In the state directory.
 const FILE: &str = "incidents.json";
 /// What could not be read is put aside under this name, over the one before.
 const ASIDE: &str = "incidents.json.unreadable";
-/// Read and written by who runs the agent.
-const MODE: u32 = 0o600;
 
 /// The file, for one boot of the machine.
 #[derive(Clone, Debug)]
 pub struct IncidentFile {
-    path: PathBuf,
+    file: StateFile,
     boot: BootId,
 }
 
@@ -42,30 +38,29 @@ impl IncidentFile {
     /// In this state directory.
     #[must_use]
     pub fn new(directory: &Path, boot: BootId) -> IncidentFile {
-        IncidentFile { path: directory.join(FILE), boot }
+        IncidentFile { file: StateFile::new(directory, FILE), boot }
     }
 
-    /// Reads what was kept.
+    /// Reads what was kept, and takes away what a killed agent left.
     #[must_use]
     pub fn read(&self) -> Found {
-        let mut bytes = Vec::new();
-        let limit = MAX_BYTES as u64 + 1;
-        let read = fs::File::open(&self.path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
-        let why = match read {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Found::Nothing,
+        self.file.sweep();
+        let why = match self.file.read(MAX_BYTES) {
+            Ok(None) => return Found::Nothing,
             Err(error) => error.to_string(),
-            Ok(_) => match incidents::decode(&bytes) {
+            Ok(Some(bytes)) => match incidents::decode(&bytes) {
                 Ok((boot, kept)) if boot == self.boot => return Found::Kept(kept),
                 Ok(_) => return Found::Nothing,
                 Err(fault) => fault.to_string(),
             },
         };
-        let aside = self.path.with_file_name(ASIDE);
-        let put = match fs::rename(&self.path, &aside) {
+        let path = self.file.path();
+        let aside = path.with_file_name(ASIDE);
+        let put = match fs::rename(path, &aside) {
             Ok(()) => format!("it is put aside as {}", aside.display()),
             Err(error) => format!("it cannot be put aside: {error}"),
         };
-        Found::Unreadable(format!("{}: {why}; {put}", self.path.display()))
+        Found::Unreadable(format!("{}: {why}; {put}", path.display()))
     }
 
     /// Writes what is to be kept, whole or not at all; nothing to keep is no file.
@@ -74,21 +69,11 @@ impl IncidentFile {
     /// When it cannot be written.
     pub fn write(&self, kept: &[Kept], now: Now) -> io::Result<()> {
         if kept.is_empty() {
-            return match fs::remove_file(&self.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            };
+            return self.file.remove();
         }
         let text = incidents::encode(&self.boot, kept, now)
             .map_err(|fault| io::Error::new(io::ErrorKind::InvalidInput, fault.to_string()))?;
-        // Of this process alone: while one agent follows another both write.
-        let new = self.path.with_file_name(format!("{FILE}.{}.new", std::process::id()));
-        let write = || {
-            let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&new)?;
-            file.write_all(text.as_bytes())?;
-            fs::rename(&new, &self.path)
-        };
-        write().inspect_err(|_| drop(fs::remove_file(&new)))
+        self.file.write(text.as_bytes())
     }
 }
 
@@ -98,7 +83,6 @@ mod tests {
     use model::id::GpuUuid;
     use model::incident::Incident;
     use model::time::Monotonic;
-    use std::os::unix::fs::PermissionsExt;
 
     fn boot(last: char) -> BootId {
         BootId::parse(&format!("6f1b8a0e-2c5d-4f3a-9b7c-0123456789a{last}")).unwrap()
@@ -122,8 +106,6 @@ mod tests {
         assert_eq!(file.read(), Found::Nothing);
         file.write(&kept(), Now::default()).unwrap();
         assert_eq!(file.read(), Found::Kept(kept()));
-        let mode = fs::metadata(folder.path().join(FILE)).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, MODE, "for nobody else");
         assert_eq!(IncidentFile::new(folder.path(), boot('c')).read(), Found::Nothing, "the machine has booted");
         assert_eq!(file.read(), Found::Kept(kept()));
         file.write(&[], Now::default()).unwrap();
@@ -142,16 +124,5 @@ mod tests {
             assert_eq!(fs::read(folder.path().join(ASIDE)).unwrap(), bytes);
             assert_eq!(file.read(), Found::Nothing, "told once");
         }
-    }
-
-    #[test]
-    fn a_directory_that_cannot_be_written_is_an_error_and_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let gone = folder.path().join("not-there");
-        assert!(IncidentFile::new(&gone, boot('b')).write(&kept(), Now::default()).is_err());
-        fs::create_dir(folder.path().join(FILE)).unwrap();
-        let file = IncidentFile::new(folder.path(), boot('b'));
-        assert!(file.write(&kept(), Now::default()).is_err(), "something else has the name");
-        assert_eq!(files(folder.path()), [FILE]);
     }
 }

@@ -10,7 +10,9 @@
 //!   pprof admin            the loopback port: profiles of this process, log level
 //!   plugin                 the device plugin that kubelet calls
 //!   delivery               what a container finds when it starts: CDI spec, limits
+//!   state_file             a file that the agent writes and reads again, in the state directory
 //!   incidents              what has happened to GPUs, kept over a restart
+//!   tallies                what pods have had of GPUs, kept over a restart
 //!   failpoint              places where a test ends the process; empty in what is shipped
 //! ```
 //!
@@ -32,5 +34,7 @@ pub mod pprof;
 pub mod admin;
 pub mod plugin;
 pub mod delivery;
+pub mod state_file;
 pub mod incidents;
+pub mod tallies;
 pub mod apiserver;

@@ -16,7 +16,7 @@ mod tallies;
 mod reload;
 mod serve;
 mod text;
-mod keeping;
+mod incidents;
 mod guarding;
 mod sharing;
 pub(crate) mod clean;
@@ -39,8 +39,9 @@ use driver::Door;
 use effects::admin::{Clear, Driver};
 use effects::apiserver::ApiServer;
 use effects::caller::Hosts;
+use effects::tallies::TallyFile;
 use guarding::Guarding;
-use keeping::Keeping;
+use incidents::IncidentKeeper;
 use latch::{Latch, Progress};
 use model::id::NodeName;
 use model::pod::PodList;
@@ -312,10 +313,10 @@ impl Agent {
         let begins = if settings.standalone { Progress::Shares } else { Progress::Begins };
         let (progressing, progress) = watch::channel(begins);
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
-        let keeping = Keeping::open(settings);
+        let incidents = IncidentKeeper::open(settings);
         let now = sources::clock::now().monotonic;
-        let node = decide::node::Node::new(name, settings.health.clone(), &keeping.found, now);
-        let (kept, kept_seen) = watch::channel(keeping.found.clone().into());
+        let node = decide::node::Node::new(name, settings.health.clone(), &incidents.found, now);
+        let (kept, kept_seen) = watch::channel(incidents.found.clone().into());
         let (clearing, clears) = mpsc::channel(effects::admin::incident::QUEUE);
         let (pods, pods_seen) = watch::channel(None);
         let progress_seen = progress.clone();
@@ -350,7 +351,7 @@ impl Agent {
             sharing: None,
         };
         agent.own(owner);
-        agent.keep(keeping.run(kept_seen, stop.clone()), settings.state_dir.clone());
+        agent.keep(incidents.run(kept_seen, stop.clone()), settings.state_dir.clone());
         agent.look(threads, settings.names.clone());
         let shown = Shown { view: view_seen, ready: ready_seen, stop: stop.clone() };
         let admin = admin(&ports, settings, telemetry, (certificates, clearing, driver));
@@ -373,9 +374,10 @@ impl Agent {
 
     /// Keeps on disk what has happened to GPUs, and what pods have had of them.
     fn keep(&mut self, incidents: impl Future<Output = std::io::Result<()>> + Send + 'static, state_dir: PathBuf) {
-        self.must_not_end("keeping", incidents);
+        self.must_not_end("incidents", incidents);
         let (view, reporter, ended) = (self.view.clone(), self.reporter.clone(), self.stop.clone());
-        let keeper = TallyKeeper { state_dir, view, reporter, every: tallies::EVERY };
+        let file = TallyFile::new(&state_dir);
+        let keeper = TallyKeeper { file, view, reporter, every: tallies::EVERY };
         self.must_not_end("tallies", async move {
             keeper.run(ended).await;
             Ok(())

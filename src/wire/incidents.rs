@@ -10,6 +10,7 @@
 //! read. The file of another boot says nothing: every GPU was reset since.
 
 use crate::fault::{Fault, shown};
+use crate::kept_file::{KeptFile, Versioned};
 use crate::timestamp;
 use model::gpu::MAX_GPUS;
 use model::id::{BootId, GpuUuid};
@@ -19,14 +20,12 @@ use model::view::MAX_XID_CODES;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// The version that is written, and the only one that is read.
-const VERSION: u32 = 1;
 /// A longer file is not ours: 64 GPUs with 64 incidents of 100 bytes each, and room.
 pub const MAX_BYTES: usize = 1 << 20;
 /// Incidents of one GPU: as many as are counted of its XIDs, and that of its ECC errors.
 const MAX_INCIDENTS: usize = MAX_XID_CODES + 1;
-/// What faults call the file.
-const KEY: &str = "incidents.json";
+/// The format.
+const FILE: KeptFile = KeptFile { key: "incidents.json", version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
 struct Document<'a> {
@@ -35,6 +34,12 @@ struct Document<'a> {
     boot: Cow<'a, str>,
     #[serde(borrow)]
     gpus: Vec<Gpu<'a>>,
+}
+
+impl Versioned for Document<'_> {
+    fn version(&self) -> u32 {
+        self.version
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -71,10 +76,10 @@ struct Counters {
 /// [`Fault`] for more GPUs or incidents than are ever read back.
 pub fn encode(boot: &BootId, kept: &[Kept], now: Now) -> Result<String, Fault> {
     if kept.len() > MAX_GPUS {
-        return Err(Fault::too_many(KEY, 0, "GPUs", MAX_GPUS));
+        return Err(FILE.too_many("GPUs", MAX_GPUS));
     }
     if kept.iter().any(|gpu| gpu.incidents.len() > MAX_INCIDENTS) {
-        return Err(Fault::too_many(KEY, 0, "incidents of a GPU", MAX_INCIDENTS));
+        return Err(FILE.too_many("incidents of a GPU", MAX_INCIDENTS));
     }
     let one = |(incident, since): &(Incident, Monotonic)| One {
         incident: incident.code().into(),
@@ -87,9 +92,8 @@ pub fn encode(boot: &BootId, kept: &[Kept], now: Now) -> Result<String, Fault> {
         incidents: kept.incidents.iter().filter(|(incident, _)| incident.happened()).map(one).collect(),
         awaits_reset: kept.awaits.map(|marks| Counters { energy_mj: marks.energy, ecc_uncorrected: marks.uncorrected }),
     };
-    let document = Document { version: VERSION, boot: boot.as_str().into(), gpus: kept.iter().map(gpu).collect() };
-    let text = serde_json::to_string(&document).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
-    Ok(text + "\n")
+    let document = Document { version: FILE.version, boot: boot.as_str().into(), gpus: kept.iter().map(gpu).collect() };
+    FILE.encode(&document)
 }
 
 /// Reads it: the boot in which it was written, and what is kept.
@@ -97,16 +101,10 @@ pub fn encode(boot: &BootId, kept: &[Kept], now: Now) -> Result<String, Fault> {
 /// # Errors
 /// [`Fault`] for another version, another format, or something in it that is none of ours.
 pub fn decode(bytes: &[u8]) -> Result<(BootId, Vec<Kept>), Fault> {
-    if bytes.len() > MAX_BYTES {
-        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
-    }
-    let document: Document<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
-    let fault = |what: String| Fault::new(KEY, 0, what);
-    if document.version != VERSION {
-        return Err(fault(format!("is of version {}, and {VERSION} is read", document.version)));
-    }
+    let document: Document<'_> = FILE.decode(bytes)?;
+    let fault = |what: String| FILE.fault(what);
     if document.gpus.len() > MAX_GPUS {
-        return Err(Fault::too_many(KEY, 0, "GPUs", MAX_GPUS));
+        return Err(FILE.too_many("GPUs", MAX_GPUS));
     }
     let boot = BootId::parse(&document.boot).map_err(|error| fault(error.to_string()))?;
     let kept = document.gpus.into_iter().map(gpu).collect::<Result<_, _>>()?;
@@ -115,11 +113,11 @@ pub fn decode(bytes: &[u8]) -> Result<(BootId, Vec<Kept>), Fault> {
 
 fn gpu(gpu: Gpu<'_>) -> Result<Kept, Fault> {
     if gpu.incidents.len() > MAX_INCIDENTS {
-        return Err(Fault::too_many(KEY, 0, "incidents of a GPU", MAX_INCIDENTS));
+        return Err(FILE.too_many("incidents of a GPU", MAX_INCIDENTS));
     }
     let one = |one: &One<'_>| Ok((incident(&one.incident)?, Monotonic(one.since_ns)));
     Ok(Kept {
-        gpu: GpuUuid::parse(&gpu.uuid).map_err(|error| Fault::new(KEY, 0, error.to_string()))?,
+        gpu: GpuUuid::parse(&gpu.uuid).map_err(|error| FILE.fault(error.to_string()))?,
         incidents: gpu.incidents.iter().map(one).collect::<Result<_, Fault>>()?,
         last: Monotonic(gpu.last_ns),
         awaits: gpu
@@ -133,7 +131,7 @@ fn incident(word: &str) -> Result<Incident, Fault> {
     match (code.and_then(|digits| digits.parse().ok()), word) {
         (Some(code), _) => Ok(Incident::Xid(code)),
         (None, "ecc_uncorrected") => Ok(Incident::EccUncorrected),
-        (None, other) => Err(Fault::new(KEY, 0, format!("{} is no incident that is kept", shown(other)))),
+        (None, other) => Err(FILE.fault(format!("{} is no incident that is kept", shown(other)))),
     }
 }
 

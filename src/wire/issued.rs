@@ -10,6 +10,7 @@
 //! does not say what the container has.
 
 use crate::fault::Fault;
+use crate::kept_file::{KeptFile, Versioned};
 use model::id::{GpuUuid, PodUid, Ticket};
 use model::share::{ContainerKey, Issued, Portion};
 use model::unit::Bytes;
@@ -17,14 +18,12 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The version that is written, and the only one that is read.
-const VERSION: u32 = 1;
 /// A longer file is not ours: 512 ids and as many devices in 200 bytes each, twice.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Ids of one container: as many as the largest node has GPUs and MIG instances, with room.
 const MAX_IDS: usize = 512;
-/// What faults call the file.
-const KEY: &str = "ticket.json";
+/// The format.
+const FILE: KeptFile = KeptFile { key: "ticket.json", version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
 struct Document<'a> {
@@ -40,6 +39,12 @@ struct Document<'a> {
     holder: Option<Container<'a>>,
     #[serde(default, skip_serializing_if = "Option::is_none", borrow)]
     given: Option<Vec<Device<'a>>>,
+}
+
+impl Versioned for Document<'_> {
+    fn version(&self) -> u32 {
+        self.version
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -67,7 +72,7 @@ struct Device<'a> {
 pub fn encode(issued: &Issued) -> Result<String, Fault> {
     let given = issued.given.as_deref().unwrap_or_default();
     if issued.ids.len() > MAX_IDS || given.len() > MAX_IDS {
-        return Err(Fault::too_many(KEY, 0, "devices", MAX_IDS));
+        return Err(FILE.too_many("devices", MAX_IDS));
     }
     let container =
         |key: &ContainerKey| Container { pod: key.pod.to_string().into(), container: key.container.to_string().into() };
@@ -77,7 +82,7 @@ pub fn encode(issued: &Issued) -> Result<String, Fault> {
         core_percent: portion.cores,
     };
     let document = Document {
-        version: VERSION,
+        version: FILE.version,
         ticket: issued.ticket.as_str().into(),
         order: issued.order,
         ids: issued.ids.iter().map(|id| (&**id).into()).collect(),
@@ -85,8 +90,7 @@ pub fn encode(issued: &Issued) -> Result<String, Fault> {
         holder: issued.holder.as_ref().map(container),
         given: issued.given.as_ref().map(|given| given.iter().map(device).collect()),
     };
-    let text = serde_json::to_string(&document).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
-    Ok(text + "\n")
+    FILE.encode(&document)
 }
 
 /// Reads it.
@@ -94,16 +98,10 @@ pub fn encode(issued: &Issued) -> Result<String, Fault> {
 /// # Errors
 /// [`Fault`] for another version or another format.
 pub fn decode(bytes: &[u8]) -> Result<Issued, Fault> {
-    if bytes.len() > MAX_BYTES {
-        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
-    }
-    let document: Document<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
-    let fault = |what: String| Fault::new(KEY, 0, what);
-    if document.version != VERSION {
-        return Err(fault(format!("is of version {}, and {VERSION} is read", document.version)));
-    }
+    let document: Document<'_> = FILE.decode(bytes)?;
+    let fault = |what: String| FILE.fault(what);
     if document.ids.len() > MAX_IDS || document.given.as_ref().is_some_and(|given| given.len() > MAX_IDS) {
-        return Err(Fault::too_many(KEY, 0, "devices", MAX_IDS));
+        return Err(FILE.too_many("devices", MAX_IDS));
     }
     let container = |container: Container<'_>| {
         let pod = PodUid::parse(&container.pod).map_err(|error| fault(error.to_string()))?;

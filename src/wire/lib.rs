@@ -12,6 +12,7 @@
 #![deny(clippy::expect_used)]
 
 pub mod fault;
+mod kept_file;
 mod base64;
 mod protobuf;
 pub mod key;

@@ -11,6 +11,7 @@
 //! not know. Another version means that something has changed its meaning.
 
 use crate::fault::Fault;
+use crate::kept_file::{KeptFile, Versioned};
 use model::id::{GpuUuid, PodRef, PodUid};
 use model::promise::{ContainerPromise, DevicePromise};
 use model::unit::{Bytes, CorePercent};
@@ -19,14 +20,12 @@ use std::borrow::Cow;
 
 /// Where a container finds it.
 pub const PATH: &str = "/etc/gpu-steward/limits.json";
-/// The version that is written, and the only one that is read.
-const VERSION: u32 = 1;
 /// A longer file is not ours: 512 devices in 300 bytes each, twice.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Devices of one container: as many MIG instances as the largest node has.
 const MAX_DEVICES: usize = 512;
-/// What faults call the file.
-const KEY: &str = "limits.json";
+/// The format.
+const FILE: KeptFile = KeptFile { key: "limits.json", version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
 struct Document<'a> {
@@ -39,6 +38,12 @@ struct Document<'a> {
     priority: Option<u32>,
     #[serde(borrow)]
     devices: Vec<Device<'a>>,
+}
+
+impl Versioned for Document<'_> {
+    fn version(&self) -> u32 {
+        self.version
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -72,7 +77,7 @@ struct Device<'a> {
 /// [`Fault`] for more devices than are ever read back.
 pub fn encode(promise: &ContainerPromise) -> Result<String, Fault> {
     if promise.devices.len() > MAX_DEVICES {
-        return Err(Fault::too_many(KEY, 0, "devices", MAX_DEVICES));
+        return Err(FILE.too_many("devices", MAX_DEVICES));
     }
     let device = |(index, device): (usize, &DevicePromise)| Device {
         index,
@@ -84,7 +89,7 @@ pub fn encode(promise: &ContainerPromise) -> Result<String, Fault> {
         core_percent: device.cores.map(|cores| cores.0),
     };
     let document = Document {
-        version: VERSION,
+        version: FILE.version,
         pod: Pod {
             uid: promise.uid.as_str().into(),
             namespace: promise.pod.namespace.as_ref().into(),
@@ -94,8 +99,7 @@ pub fn encode(promise: &ContainerPromise) -> Result<String, Fault> {
         priority: promise.priority,
         devices: promise.devices.iter().enumerate().map(device).collect(),
     };
-    let text = serde_json::to_string(&document).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
-    Ok(text + "\n")
+    FILE.encode(&document)
 }
 
 /// Reads a promise.
@@ -103,16 +107,10 @@ pub fn encode(promise: &ContainerPromise) -> Result<String, Fault> {
 /// # Errors
 /// [`Fault`] for another version, another format, or devices that are not counted from 0 upwards.
 pub fn decode(bytes: &[u8]) -> Result<ContainerPromise, Fault> {
-    if bytes.len() > MAX_BYTES {
-        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
-    }
-    let document: Document<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
-    let fault = |what: String| Fault::new(KEY, 0, what);
-    if document.version != VERSION {
-        return Err(fault(format!("is of version {}, and {VERSION} is read", document.version)));
-    }
+    let document: Document<'_> = FILE.decode(bytes)?;
+    let fault = |what: String| FILE.fault(what);
     if document.devices.len() > MAX_DEVICES {
-        return Err(Fault::too_many(KEY, 0, "devices", MAX_DEVICES));
+        return Err(FILE.too_many("devices", MAX_DEVICES));
     }
     if let Some((place, _)) = document.devices.iter().enumerate().find(|(place, device)| device.index != *place) {
         return Err(fault(format!("device {place} says that it is another")));

@@ -5,24 +5,29 @@
 //! ```
 
 use crate::fault::Fault;
+use crate::kept_file::{KeptFile, Versioned};
 use model::id::{GpuUuid, PodUid};
 use model::tally::{MAX_TALLIES, Tally};
 use model::unit::{Millijoules, Nanos};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// The version that is written, and the only one that is read.
-const VERSION: u32 = 1;
 /// A longer file is not ours: as many tallies as there may be, in 256 bytes each.
 pub const MAX_BYTES: usize = MAX_TALLIES * 256;
-/// What faults call the file.
-const KEY: &str = "tallies.json";
+/// The format.
+const FILE: KeptFile = KeptFile { key: "tallies.json", version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
 struct Document<'a> {
     version: u32,
     #[serde(borrow)]
     tallies: Vec<Entry<'a>>,
+}
+
+impl Versioned for Document<'_> {
+    fn version(&self) -> u32 {
+        self.version
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -41,7 +46,7 @@ struct Entry<'a> {
 /// [`Fault`] for more than are ever read back.
 pub fn encode(tallies: &[Tally]) -> Result<String, Fault> {
     if tallies.len() > MAX_TALLIES {
-        return Err(Fault::too_many(KEY, 0, "tallies", MAX_TALLIES));
+        return Err(FILE.too_many("tallies", MAX_TALLIES));
     }
     let entry = |tally: &Tally| Entry {
         pod: tally.pod.to_string().into(),
@@ -49,9 +54,8 @@ pub fn encode(tallies: &[Tally]) -> Result<String, Fault> {
         held_ns: tally.held.0,
         energy_mj: tally.energy.0,
     };
-    let document = Document { version: VERSION, tallies: tallies.iter().map(entry).collect() };
-    let text = serde_json::to_string(&document).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
-    Ok(text + "\n")
+    let document = Document { version: FILE.version, tallies: tallies.iter().map(entry).collect() };
+    FILE.encode(&document)
 }
 
 /// Reads them.
@@ -59,18 +63,12 @@ pub fn encode(tallies: &[Tally]) -> Result<String, Fault> {
 /// # Errors
 /// [`Fault`] where the file is not ours, or torn.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Tally>, Fault> {
-    if bytes.len() > MAX_BYTES {
-        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
-    }
-    let document: Document<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
-    if document.version != VERSION {
-        return Err(Fault::new(KEY, 0, format!("is of version {}, and only {VERSION} is known", document.version)));
-    }
+    let document: Document<'_> = FILE.decode(bytes)?;
     if document.tallies.len() > MAX_TALLIES {
-        return Err(Fault::too_many(KEY, 0, "tallies", MAX_TALLIES));
+        return Err(FILE.too_many("tallies", MAX_TALLIES));
     }
     let tally = |entry: Entry<'_>| {
-        let fault = |error: &dyn std::fmt::Display| Fault::new(KEY, 0, error.to_string());
+        let fault = |error: &dyn std::fmt::Display| FILE.fault(error.to_string());
         Ok(Tally {
             pod: PodUid::parse(&entry.pod).map_err(|error| fault(&error))?,
             gpu: GpuUuid::parse(&entry.gpu).map_err(|error| fault(&error))?,

@@ -27,8 +27,6 @@ pub struct Scenario {
     /// Another number here is a driver that was loaded anew: a library that was initialised before works again only after
     /// as many `nvmlShutdown` as `nvmlInit`.
     pub driver_epoch: u64,
-    /// C functions, or beginnings with `*`, each call of which is a line in the file `calls` beside this one.
-    pub record: Vec<String>,
     /// How time passes.
     pub clock: Clock,
     /// When an appearing card is seen.
@@ -52,7 +50,6 @@ impl Default for Scenario {
             cuda: 12_040,
             init_error: None,
             driver_epoch: 0,
-            record: Vec::new(),
             clock: Clock::default(),
             list: List::default(),
             gpus: vec![Card::default()],

@@ -122,16 +122,6 @@ impl State {
         }
     }
 
-    /// Writes a call down, if the scenario asks for it.
-    fn record(&self, function: &str) {
-        if !self.scenario.record.iter().any(|wanted| matches(wanted, function)) {
-            return;
-        }
-        let Some(path) = self.path.as_ref().map(|path| path.with_file_name("calls")) else { return };
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        let _ = file.and_then(|mut file| file.write_all(format!("{function}\n").as_bytes()));
-    }
-
     fn time(&self) -> f64 {
         let Clock { scale, frozen_at_s, .. } = self.scenario.clock;
         frozen_at_s.unwrap_or_else(|| self.anchor.1 + self.anchor.0.elapsed().as_secs_f64() * scale)
@@ -318,7 +308,6 @@ pub(crate) fn log_call(function: &str, view: &View) {
 fn suffer(function: &str, subject: &Subject) -> Result<(), Code> {
     let fault = {
         let mut state = state();
-        state.record(function);
         let view = state.resolve(subject);
         log_call(function, &view);
         state.fault(function, &view)

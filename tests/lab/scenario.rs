@@ -65,6 +65,17 @@ impl FakeNvml {
         std::fs::rename(next, self.library.with_file_name("scenario.json"))
     }
 
+    /// The calls of C functions with these beginnings, in their order, since the scenario has `log_calls`.
+    #[must_use]
+    pub fn called(&self, beginnings: &[&str]) -> Vec<String> {
+        let log = std::fs::read_to_string(self.library.with_file_name("calls.log")).unwrap_or_default();
+        let functions = log.lines().filter_map(|line| line.split(' ').next());
+        functions
+            .filter(|function| beginnings.iter().any(|beginning| function.starts_with(beginning)))
+            .map(str::to_owned)
+            .collect()
+    }
+
     /// How often a C function (or `field:N`) was called of the card at this place since the scenario has `log_calls`.
     #[must_use]
     pub fn calls(&self, function: &str, place: u32) -> usize {

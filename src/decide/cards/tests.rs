@@ -1,6 +1,7 @@
 //! Cards that come, go, fail and come back.
 
 use super::*;
+use crate::unread;
 use model::gpu::XidSource;
 use model::incident::Incident;
 use model::unit::{Bytes, Celsius};
@@ -9,21 +10,9 @@ const AT: Monotonic = Monotonic(1);
 
 fn gpu(number: u32) -> Gpu {
     Gpu {
-        uuid: GpuUuid::parse(&format!("GPU-{number}")).unwrap(),
-        index: number,
-        minor: Reading::NOT_YET,
-        model: "H100".into(),
         pci_bus_id: Reading::Measured(format!("00000000:{number:02X}:00.0").into(), Monotonic(1)),
-        numa_node: Reading::NOT_YET,
-        architecture: Reading::NOT_YET,
-        compute: Reading::NOT_YET,
         memory_total: Reading::Measured(Bytes(80 << 30), Monotonic(1)),
-        power_limit: Reading::NOT_YET,
-        mig_mode: Reading::NOT_YET,
-        mig: Reading::NOT_YET,
-        links: vec![],
-        nvlinks_active: Reading::NOT_YET,
-        board: model::upkeep::Board::default(),
+        ..unread::gpu(number)
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::unread::gpu;
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, NameSource, Qos, Runtime};
 use model::gpu::{Gpu, GpuSample, MigInstance, Xid, XidSource};
 use model::id::{ContainerId, GpuUuid, PodRef};
@@ -44,26 +45,6 @@ fn report(identity: Arc<CgroupIdentity>, cpu_seconds: u64, at: u64) -> CgroupRep
 
 fn pass(reports: Vec<CgroupReport>) -> Observation {
     Observation::Cgroups(CgroupPass { reports, ..CgroupPass::default() })
-}
-
-fn gpu(number: u32) -> Gpu {
-    Gpu {
-        uuid: GpuUuid::parse(&format!("GPU-{number}")).unwrap(),
-        index: number,
-        minor: Reading::NOT_YET,
-        model: "A100".into(),
-        pci_bus_id: Reading::NOT_YET,
-        numa_node: Reading::NOT_YET,
-        architecture: Reading::NOT_YET,
-        compute: Reading::NOT_YET,
-        memory_total: Reading::NOT_YET,
-        power_limit: Reading::NOT_YET,
-        mig_mode: Reading::NOT_YET,
-        mig: Reading::NOT_YET,
-        links: vec![],
-        nvlinks_active: Reading::NOT_YET,
-        board: model::upkeep::Board::default(),
-    }
 }
 
 fn on_gpu(owner: Owner, mib: u64) -> GpuProcess {

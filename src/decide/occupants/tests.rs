@@ -1,6 +1,7 @@
 //! Whose name stands beside a GPU, and what does not take it away.
 
 use super::*;
+use crate::unread;
 use model::cgroup::{CgroupKind, CgroupSample, Qos, Runtime};
 use model::gpu::MigInstance;
 use model::reading::Reading;
@@ -70,21 +71,9 @@ fn gpu(instances: &[(u32, u32)]) -> Gpu {
         memory_total: Reading::NOT_YET,
     };
     Gpu {
-        uuid: device("GPU-1"),
-        index: 0,
-        minor: Reading::NOT_YET,
-        model: "H100".into(),
-        pci_bus_id: Reading::NOT_YET,
-        numa_node: Reading::NOT_YET,
-        architecture: Reading::NOT_YET,
-        compute: Reading::NOT_YET,
-        memory_total: Reading::NOT_YET,
-        power_limit: Reading::NOT_YET,
         mig_mode: Reading::Measured(!instances.is_empty(), AT),
         mig: Reading::Measured(instances.iter().map(instance).collect(), AT),
-        links: Vec::new(),
-        nvlinks_active: Reading::NOT_YET,
-        board: model::upkeep::Board::default(),
+        ..unread::gpu(1)
     }
 }
 

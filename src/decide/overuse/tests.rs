@@ -1,10 +1,10 @@
 //! When a pod counts as over its promise, and when it does not any more.
 
 use super::*;
+use crate::unread;
 use model::cgroup::CgroupSample;
-use model::gpu::{Gpu, GpuSample};
 use model::reading::Absence;
-use model::view::{GpuShare, Health, Rates, Whose};
+use model::view::{GpuShare, Rates};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -24,40 +24,7 @@ fn at(seconds: u64) -> Monotonic {
 }
 
 fn card(list: Reading<()>) -> GpuView {
-    let gpu = Gpu {
-        uuid: device(),
-        index: 0,
-        minor: Reading::NOT_YET,
-        model: "H100".into(),
-        compute: Reading::NOT_YET,
-        pci_bus_id: Reading::NOT_YET,
-        numa_node: Reading::NOT_YET,
-        architecture: Reading::NOT_YET,
-        memory_total: Reading::NOT_YET,
-        power_limit: Reading::NOT_YET,
-        mig_mode: Reading::NOT_YET,
-        mig: Reading::NOT_YET,
-        links: Vec::new(),
-        nvlinks_active: Reading::NOT_YET,
-        board: model::upkeep::Board::default(),
-    };
-    GpuView {
-        gpu: Arc::new(gpu),
-        sample: Arc::new(GpuSample::default()),
-        health: Health::Healthy,
-        condition: model::incident::Condition::default(),
-        processes: list.map(|()| Arc::from([])),
-        processes_left_out: 0,
-        holders: Vec::new(),
-        whose: Whose::default(),
-        nvlink_rate: Reading::NOT_YET,
-        strangers: 0,
-        unattributed_memory: Reading::NOT_YET,
-        unattributed_sm: Reading::NOT_YET,
-        last_xid: None,
-        xids: Vec::new(),
-        xid_count: 0,
-    }
+    GpuView { processes: list.map(|()| Arc::from([])), ..unread::view(unread::gpu(1)) }
 }
 
 fn pod(used: Option<Reading<Bytes>>) -> PodView {

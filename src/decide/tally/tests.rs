@@ -1,10 +1,10 @@
 use super::*;
-use model::gpu::{Gpu, GpuSample};
-use model::incident::Condition;
+use crate::unread;
+use model::gpu::GpuSample;
 use model::plugin::{Histogram, Isolation, Moves, Standing};
 use model::share::{Claim, ContainerKey, Portion};
 use model::unit::{Bytes, Percent};
-use model::view::{GpuShare, Health, Whose};
+use model::view::GpuShare;
 use proptest::prelude::*;
 
 fn at(seconds: u64) -> Monotonic {
@@ -23,37 +23,11 @@ fn card() -> GpuUuid {
 fn gpu(joules: Option<u64>, holders: &[u8], strangers: f64) -> GpuView {
     let energy = joules.map_or(Reading::NOT_YET, |joules| Reading::Measured(Millijoules(joules * 1000), at(1)));
     GpuView {
-        gpu: Arc::new(Gpu {
-            uuid: card(),
-            index: 0,
-            minor: Reading::NOT_YET,
-            model: "H100".into(),
-            pci_bus_id: Reading::NOT_YET,
-            numa_node: Reading::NOT_YET,
-            architecture: Reading::NOT_YET,
-            compute: Reading::NOT_YET,
-            memory_total: Reading::NOT_YET,
-            power_limit: Reading::NOT_YET,
-            mig_mode: Reading::NOT_YET,
-            mig: Reading::NOT_YET,
-            links: Vec::new(),
-            nvlinks_active: Reading::NOT_YET,
-            board: model::upkeep::Board::default(),
-        }),
         sample: Arc::new(GpuSample { energy, ..GpuSample::default() }),
-        health: Health::Healthy,
-        condition: Condition::default(),
-        processes: Reading::NOT_YET,
-        processes_left_out: 0,
         holders: holders.iter().map(|number| uid(*number)).collect(),
         strangers: u32::from(strangers > 0.0),
-        unattributed_memory: Reading::NOT_YET,
         unattributed_sm: Reading::Measured(Percent(strangers), at(1)),
-        last_xid: None,
-        xids: Vec::new(),
-        xid_count: 0,
-        nvlink_rate: Reading::NOT_YET,
-        whose: Whose::default(),
+        ..unread::view(unread::gpu(0))
     }
 }
 

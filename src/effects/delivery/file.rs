@@ -24,6 +24,12 @@ pub struct Failed {
     error: io::Error,
 }
 
+impl From<Failed> for io::Error {
+    fn from(failed: Failed) -> io::Error {
+        io::Error::new(failed.error.kind(), failed)
+    }
+}
+
 /// Says what was being done, and where.
 pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failed {
     let path = path.to_owned();
@@ -77,19 +83,23 @@ pub(super) fn lay(path: &Path, bytes: &[u8]) -> Result<(), Failed> {
 /// Writes a file whole or not at all: a hidden one beside it, then a rename.
 pub(super) fn place(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failed> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let hidden = path.with_file_name(format!(".{name}.new"));
+    place_by(&path.with_file_name(format!(".{name}.new")), path, bytes, mode)
+}
+
+/// Writes a file whole or not at all, by this `hidden` one: where two write the same file, each needs its own.
+pub(crate) fn place_by(hidden: &Path, path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failed> {
     // A left-over of an earlier life is read-only and could not be opened for writing.
-    let _ = fs::remove_file(&hidden);
+    let _ = fs::remove_file(hidden);
     let write = || {
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&hidden)?;
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(hidden)?;
         file.write_all(bytes)
     };
-    let written = write().map_err(failed("write", &hidden));
+    let written = write().map_err(failed("write", hidden));
     crate::failpoint!(renames path);
-    let placed = written.and_then(|()| fs::rename(&hidden, path).map_err(failed("put in place", path)));
+    let placed = written.and_then(|()| fs::rename(hidden, path).map_err(failed("put in place", path)));
     if placed.is_err() {
         // On a full disk the half that was written is in the way of others.
-        let _ = fs::remove_file(&hidden);
+        let _ = fs::remove_file(hidden);
     }
     placed
 }

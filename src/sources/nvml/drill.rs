@@ -127,12 +127,6 @@ impl Drill {
         self.directory.path().join(name)
     }
 
-    /// The calls that the scenario had recorded, in their order.
-    pub(super) fn calls(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(self.path("calls")).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
-    }
-
     /// Changes the scenario while the eye is at work.
     pub(super) fn change(&mut self, change: impl FnOnce(&mut Scenario)) {
         change(&mut self.scenario);

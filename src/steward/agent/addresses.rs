@@ -2,33 +2,27 @@
 //! kernel choose a port. The same as the first log line says, and the token of operators. Nothing depends on it, so a read-only root or a full disk
 //! is one warning.
 
-use std::io::{Read, Write};
+use effects::state_file::StateFile;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
+/// In the state directory.
+const FILE: &str = "addresses.json";
 /// Far more than five addresses.
-const MAX_BYTES: u64 = 64 << 10;
+const MAX_BYTES: usize = 64 << 10;
 
 /// The file with what was written into it, removed when the agent ends unless another agent has written it anew.
 #[derive(Debug)]
-pub(crate) struct Addresses(Option<(PathBuf, String)>);
+pub(crate) struct Addresses(Option<(StateFile, String)>);
 
 impl Addresses {
-    /// Writes it: a new file is renamed over the old one, so a reader never sees half of it.
+    /// Writes it for nobody else: it holds a token.
     pub(crate) fn write(directory: &Path, content: &serde_json::Value) -> Addresses {
-        let (path, new) = (directory.join("addresses.json"), directory.join("addresses.json.new"));
-        let text = format!("{content:#}\n");
-        // No other user of the host enters the state directory, whoever makes it.
-        let written = std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .and_then(|()| put(&new, &text))
-            .and_then(|()| std::fs::rename(&new, &path));
-        match written {
-            Ok(()) => Addresses(Some((path, text))),
+        let (file, text) = (StateFile::new(directory, FILE), format!("{content:#}\n"));
+        file.sweep();
+        match file.write(text.as_bytes()) {
+            Ok(()) => Addresses(Some((file, text))),
             Err(error) => {
                 let directory = directory.display();
                 tracing::warn!(%directory, %error, "cannot write the state directory (--state-dir); all else goes on");
@@ -49,27 +43,17 @@ pub(super) fn operator_token() -> Arc<str> {
     hex.into()
 }
 
-/// Writes a file that nobody else reads: it holds a token.
-fn put(path: &Path, text: &str) -> std::io::Result<()> {
-    // One that was left over may be open to others.
-    let _ = std::fs::remove_file(path);
-    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(text.as_bytes())
-}
-
 /// The admin port of the agent that runs with this state directory, and the token of its operators.
 ///
 /// # Errors
 /// A sentence that says why it is not known.
 pub(super) fn admin(directory: &Path) -> Result<(SocketAddr, String), String> {
-    let path = directory.join("addresses.json");
-    let mut text = String::new();
-    let read = std::fs::File::open(&path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
-    if let Err(error) = read {
-        return Err(format!("no agent runs with this --state-dir: {}: {error}", path.display()));
-    }
+    let file = StateFile::new(directory, FILE);
+    let path = file.path().display();
+    let none = |error: &dyn std::fmt::Display| format!("no agent runs with this --state-dir: {path}: {error}");
+    let text = file.read(MAX_BYTES).map_err(|error| none(&error))?.ok_or_else(|| none(&"there is no such file"))?;
     let content: serde_json::Value =
-        serde_json::from_str(&text).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
+        serde_json::from_slice(&text).map_err(|error| format!("{path} cannot be read: {error}"))?;
     let admin = content["admin"].as_str().unwrap_or_default();
     let address =
         admin.parse().map_err(|_| format!("the agent that runs here has no admin port (--admin-listen): {admin:?}"))?;
@@ -78,10 +62,12 @@ pub(super) fn admin(directory: &Path) -> Result<(SocketAddr, String), String> {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        let is_ours = |(path, text): &&(PathBuf, String)| std::fs::read_to_string(path).is_ok_and(|now| now == *text);
-        if let Some((path, _)) = self.0.as_ref().filter(is_ours) {
+        let is_ours = |(file, text): &&(StateFile, String)| {
+            file.read(MAX_BYTES).is_ok_and(|now| now.is_some_and(|now| now == text.as_bytes()))
+        };
+        if let Some((file, _)) = self.0.as_ref().filter(is_ours) {
             // It may be gone already, with the whole directory.
-            let _ = std::fs::remove_file(path);
+            let _ = file.remove();
         }
     }
 }

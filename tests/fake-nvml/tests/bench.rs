@@ -47,10 +47,11 @@ impl Bench {
         std::fs::rename(next, self.directory.path().join("scenario.json")).unwrap();
     }
 
-    /// The calls that the scenario had recorded, in their order.
-    pub(crate) fn calls(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(self.directory.path().join("calls")).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
+    /// The calls of C functions with this beginning, in their order, of a scenario with `log_calls`.
+    pub(crate) fn calls(&self, beginning: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.directory.path().join("calls.log")).unwrap_or_default();
+        let functions = text.lines().filter_map(|line| line.split(' ').next());
+        functions.filter(|function| function.starts_with(beginning)).map(str::to_owned).collect()
     }
 
     /// Loads it with the real wrapper.

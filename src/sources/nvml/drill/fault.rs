@@ -176,9 +176,12 @@ fn without_a_driver_it_says_why_and_tries_again() {
     }
 }
 
-/// Recorded calls that open and close the library.
-fn recorded(gpus: Vec<Card>) -> super::Scenario {
-    super::Scenario { record: vec!["nvmlInit*".into(), "nvmlShutdown".into()], ..of(gpus) }
+const OPENS: &str = "nvmlInit";
+const CLOSES: &str = "nvmlShutdown";
+
+/// A scenario whose calls are counted.
+fn counted(gpus: Vec<Card>) -> super::Scenario {
+    super::Scenario { log_calls: true, ..of(gpus) }
 }
 
 /// Promise 13 in docs/specification.md.
@@ -187,16 +190,14 @@ fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growi
     for (code, why) in [(9, Absence::DriverNotLoaded), (1, Absence::Nvml(1)), (999, Absence::Nvml(999))] {
         let counts = Fault { call: "nvmlDeviceGetCount*".into(), error: Some(Code(code)), ..Fault::default() };
         let begun = Instant::now();
-        let mut drill = Drill::start(super::Scenario { faults: vec![counts], ..recorded(vec![cards("H100", 1)]) });
-        let path = drill.path("calls");
-        drill.wait("four attempts", |_| {
-            std::fs::read_to_string(&path).is_ok_and(|calls| calls.matches("nvmlInit").count() >= 4)
-        });
+        let mut drill = Drill::start(super::Scenario { faults: vec![counts], ..counted(vec![cards("H100", 1)]) });
+        let fake = drill.fake.clone();
+        drill.wait("four attempts", |_| fake.called(&[OPENS]).len() >= 4);
         // 100, 200 and 400 ms lie between them.
         assert!(begun.elapsed() >= Duration::from_millis(700), "{:?}", begun.elapsed());
-        let calls = drill.calls();
-        assert!(calls.iter().step_by(2).all(|call| call.starts_with("nvmlInit")), "{calls:?}");
-        assert!(calls.iter().skip(1).step_by(2).all(|call| call == "nvmlShutdown"), "{calls:?}");
+        let calls = fake.called(&[OPENS, CLOSES]);
+        assert!(calls.iter().step_by(2).all(|call| call.starts_with(OPENS)), "{calls:?}");
+        assert!(calls.iter().skip(1).step_by(2).all(|call| call == CLOSES), "{calls:?}");
         let told = |seen: &super::Seen| matches!(&seen.source[..], [GpuSourceState::Missing { why: told, .. }] if *told == why);
         assert!(told(&drill.seen), "one reason is told once: {:?}", drill.seen.source);
         drill.change(|scenario| scenario.faults.clear());
@@ -207,7 +208,7 @@ fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growi
 
 #[test]
 fn a_driver_that_is_loaded_anew_under_the_reader_is_read_again() {
-    let mut drill = Drill::start(recorded(vec![cards("H100", 2)]));
+    let mut drill = Drill::start(of(vec![cards("H100", 2)]));
     drill.sample(1, "readings", |sample| sample.power.get().is_some());
     for epoch in 1..4 {
         drill.change(|scenario| scenario.driver_epoch = epoch);
@@ -237,11 +238,9 @@ fn a_driver_that_is_updated_under_the_reader_is_told_to_the_front_door() {
 
 #[test]
 fn a_library_that_never_fitted_is_waited_for() {
-    let mut drill = Drill::start(super::Scenario { init_error: Some(Code(18)), ..recorded(vec![cards("H100", 1)]) });
-    let path = drill.path("calls");
-    drill.wait("three attempts", |_| {
-        std::fs::read_to_string(&path).is_ok_and(|calls| calls.matches("nvmlInit").count() >= 3)
-    });
+    let mut drill = Drill::start(super::Scenario { init_error: Some(Code(18)), ..counted(vec![cards("H100", 1)]) });
+    let fake = drill.fake.clone();
+    drill.wait("three attempts", |_| fake.called(&[OPENS]).len() >= 3);
     drill.change(|scenario| scenario.init_error = None);
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
     assert_eq!(drill.seen.replaced, 0);

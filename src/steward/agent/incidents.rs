@@ -17,21 +17,21 @@ const AGAIN: Duration = Duration::from_secs(30);
 
 /// What is kept, and where.
 #[derive(Debug)]
-pub(super) struct Keeping {
+pub(super) struct IncidentKeeper {
     /// `None` where it is not known which boot this is.
     file: Option<IncidentFile>,
     /// What was found.
     pub(super) found: Vec<Kept>,
 }
 
-impl Keeping {
+impl IncidentKeeper {
     /// Reads what was kept in this boot of the machine. Whatever is wrong with it is told and keeps nothing from starting.
-    pub(super) fn open(settings: &Settings) -> Keeping {
+    pub(super) fn open(settings: &Settings) -> IncidentKeeper {
         let file = match sources::boot::boot_id(&settings.roots.procfs) {
             Ok(boot) => IncidentFile::new(&settings.state_dir, boot),
             Err(error) => {
                 tracing::warn!(%error, "cannot tell which boot of the machine this is: a restart of the agent forgets what has happened to GPUs");
-                return Keeping { file: None, found: Vec::new() };
+                return IncidentKeeper { file: None, found: Vec::new() };
             }
         };
         let found = match file.read() {
@@ -48,7 +48,7 @@ impl Keeping {
                 Vec::new()
             }
         };
-        Keeping { file: Some(file), found }
+        IncidentKeeper { file: Some(file), found }
     }
 
     /// Writes what is to be kept whenever that changes, until `stop` is cancelled.

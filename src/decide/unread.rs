@@ -1,0 +1,51 @@
+//! For tests: a GPU of which nothing has been read yet. Each test says what it needs of it, and nothing else.
+
+use model::gpu::{Gpu, GpuSample};
+use model::id::GpuUuid;
+use model::incident::Condition;
+use model::reading::Reading;
+use model::upkeep::Board;
+use model::view::{GpuView, Health, Whose};
+use std::sync::Arc;
+
+/// By its number.
+pub(crate) fn gpu(number: u32) -> Gpu {
+    Gpu {
+        uuid: GpuUuid::parse(&format!("GPU-{number}")).unwrap(),
+        index: number,
+        minor: Reading::NOT_YET,
+        model: "H100".into(),
+        pci_bus_id: Reading::NOT_YET,
+        numa_node: Reading::NOT_YET,
+        architecture: Reading::NOT_YET,
+        compute: Reading::NOT_YET,
+        memory_total: Reading::NOT_YET,
+        power_limit: Reading::NOT_YET,
+        mig_mode: Reading::NOT_YET,
+        mig: Reading::NOT_YET,
+        links: Vec::new(),
+        nvlinks_active: Reading::NOT_YET,
+        board: Board::default(),
+    }
+}
+
+/// As it is shown.
+pub(crate) fn view(gpu: Gpu) -> GpuView {
+    GpuView {
+        gpu: Arc::new(gpu),
+        sample: Arc::new(GpuSample::default()),
+        health: Health::Healthy,
+        condition: Condition::default(),
+        processes: Reading::NOT_YET,
+        processes_left_out: 0,
+        holders: Vec::new(),
+        whose: Whose::default(),
+        nvlink_rate: Reading::NOT_YET,
+        strangers: 0,
+        unattributed_memory: Reading::NOT_YET,
+        unattributed_sm: Reading::NOT_YET,
+        last_xid: None,
+        xids: Vec::new(),
+        xid_count: 0,
+    }
+}

@@ -1,0 +1,152 @@
+//! A file in the state directory that the agent writes and reads again: within a bound, whole or not at all, for nobody else.
+//!
+//! It is not synced to the disk: after a power loss the machine boots, and what such a file says of the node is over then.
+//!
+//! What must never happen here: half a file under the name, also while one agent follows another and both write.
+
+use crate::delivery::place_by;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Read and written by who runs the agent.
+const MODE: u32 = 0o600;
+/// No other user of the host enters the state directory, whoever makes it.
+const FOLDER_MODE: u32 = 0o700;
+/// Writing takes milliseconds: what is not whole for so long was left by an agent that was killed.
+const LEFT: Duration = Duration::from_secs(60);
+/// Entries of the state directory that are looked at for such.
+const MAX_ENTRIES: usize = 4096;
+
+/// The file.
+#[derive(Clone, Debug)]
+pub struct StateFile {
+    path: PathBuf,
+}
+
+impl StateFile {
+    /// Of this name in this state directory.
+    #[must_use]
+    pub fn new(state_dir: &Path, name: &str) -> StateFile {
+        StateFile { path: state_dir.join(name) }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads it, and one byte more than it may have at most, which its decoder refuses. `None` where there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(&self, max_bytes: usize) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        match fs::File::open(&self.path).and_then(|file| file.take(max_bytes as u64 + 1).read_to_end(&mut bytes)) {
+            Ok(_) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes it, and makes the state directory where there is none.
+    ///
+    /// # Errors
+    /// When it cannot be written: what was there before is there still.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        if let Some(folder) = self.path.parent() {
+            fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+        }
+        let mut own = [0; 8];
+        rustix::rand::getrandom(&mut own, rustix::rand::GetRandomFlags::empty())?;
+        let hidden = self.path.with_file_name(format!("{}{:016x}", self.hidden(), u64::from_le_bytes(own)));
+        Ok(place_by(&hidden, &self.path, bytes, MODE)?)
+    }
+
+    /// Takes it away, if it is there.
+    ///
+    /// # Errors
+    /// When it stays.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes away what agents left that were killed while they wrote it.
+    pub fn sweep(&self) {
+        let beside = self.path.parent().and_then(|folder| fs::read_dir(folder).ok());
+        let hidden = self.hidden();
+        for entry in beside.into_iter().flatten().flatten().take(MAX_ENTRIES) {
+            let age = entry.metadata().and_then(|file| file.modified()).map(|written| written.elapsed());
+            let left = matches!(age, Ok(Ok(age)) if age >= LEFT);
+            if left && entry.file_name().to_string_lossy().starts_with(&hidden) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// What the name begins with until it is whole.
+    fn hidden(&self) -> String {
+        format!(".{}.", self.path.file_name().unwrap_or_default().to_string_lossy())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::SystemTime;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<String> = fs::read_dir(folder).unwrap().map(name).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_is_for_nobody_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::new(&folder.path().join("state"), "a.json");
+        assert_eq!(file.read(10).unwrap(), None);
+        file.write(b"first").unwrap();
+        file.write(b"second").unwrap();
+        assert_eq!(file.read(10).unwrap().unwrap(), b"second");
+        assert_eq!(file.read(3).unwrap().unwrap(), b"seco", "one byte more than it may have");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(file.path()), mode(file.path().parent().unwrap())), (0o600, 0o700));
+        assert_eq!(names(file.path().parent().unwrap()), ["a.json"]);
+        file.remove().unwrap();
+        file.remove().unwrap();
+        assert_eq!(file.read(10).unwrap(), None);
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_what_was_there_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("a.json")).unwrap();
+        assert!(StateFile::new(folder.path(), "a.json").write(b"x").is_err(), "something else has the name");
+        assert_eq!(names(folder.path()), ["a.json"]);
+        fs::write(folder.path().join("b"), "").unwrap();
+        assert!(StateFile::new(&folder.path().join("b"), "a.json").write(b"x").is_err());
+    }
+
+    #[test]
+    fn what_a_killed_agent_left_is_swept_and_what_another_one_writes_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [".a.json.1", ".a.json.2", ".b.json.1"] {
+            fs::write(folder.path().join(name), "{").unwrap();
+        }
+        for name in [".a.json.1", ".b.json.1"] {
+            let file = fs::File::options().write(true).open(folder.path().join(name)).unwrap();
+            file.set_modified(SystemTime::now() - LEFT * 2).unwrap();
+        }
+        StateFile::new(folder.path(), "a.json").sweep();
+        assert_eq!(names(folder.path()), [".a.json.2", ".b.json.1"]);
+    }
+}

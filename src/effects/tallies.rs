@@ -1,0 +1,114 @@
+//! The file in the state directory that keeps what pods have had of GPUs over a restart of the agent.
+//!
+//! During an upgrade two agents write in turn, each counting the same: the larger of both stays.
+//!
+//! What must never happen here: a count that falls because another agent wrote meanwhile.
+
+use crate::state_file::StateFile;
+use model::tally::Tally;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use wire::tally::{self, MAX_BYTES};
+
+/// In the state directory.
+const FILE: &str = "tallies.json";
+
+/// The file.
+#[derive(Clone, Debug)]
+pub struct TallyFile(StateFile);
+
+impl TallyFile {
+    /// In this state directory.
+    #[must_use]
+    pub fn new(state_dir: &Path) -> TallyFile {
+        TallyFile(StateFile::new(state_dir, FILE))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// What an earlier life kept, for the start of this one: takes away what a killed agent left, too.
+    #[must_use]
+    pub fn recall(&self) -> Vec<Tally> {
+        self.0.sweep();
+        self.read()
+    }
+
+    /// Nothing where there is no such file, or one that is not ours, which is told.
+    fn read(&self) -> Vec<Tally> {
+        let begins_anew = |error: &dyn std::fmt::Display| {
+            tracing::warn!(file = %self.path().display(), %error, "GPU time and energy of pods begin anew");
+            Vec::new()
+        };
+        match self.0.read(MAX_BYTES) {
+            Ok(None) => Vec::new(),
+            Ok(Some(bytes)) => tally::decode(&bytes).unwrap_or_else(|error| begins_anew(&error)),
+            Err(error) => begins_anew(&error),
+        }
+    }
+
+    /// Keeps the larger of what is there and of `now`, and says what that is, whether it could be written or not.
+    pub fn keep(&self, now: &[Tally]) -> (Arc<[Tally]>, io::Result<()>) {
+        let there = self.read();
+        let larger = |own: &Tally| match there.iter().find(|other| other.pod == own.pod && other.gpu == own.gpu) {
+            Some(other) => Tally {
+                held: if other.held.0 > own.held.0 { other.held } else { own.held },
+                energy: if other.energy.0 > own.energy.0 { other.energy } else { own.energy },
+                ..own.clone()
+            },
+            None => own.clone(),
+        };
+        let merged: Arc<[Tally]> = now.iter().map(larger).collect();
+        let written = tally::encode(&merged)
+            .map_err(|fault| io::Error::other(fault.to_string()))
+            .and_then(|text| self.0.write(text.as_bytes()));
+        (merged, written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::id::{GpuUuid, PodUid};
+    use model::unit::{Millijoules, Nanos};
+    use std::fs;
+
+    fn tally(pod: u8, held: u64, energy: u64) -> Tally {
+        Tally {
+            pod: PodUid::parse(&format!("{pod:032x}")).unwrap(),
+            gpu: GpuUuid::parse("GPU-1").unwrap(),
+            held: Nanos(held),
+            energy: Millijoules(energy),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_recalled_and_never_less_than_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = TallyFile::new(folder.path());
+        assert!(file.recall().is_empty());
+        let (kept, written) = file.keep(&[tally(1, 100, 7), tally(2, 5, 5)]);
+        written.unwrap();
+        assert_eq!(file.recall(), kept.to_vec());
+        // Another agent, whose time ends, has counted further; a pod that is gone is not kept for ever.
+        let (kept, written) = file.keep(&[tally(1, 90, 8)]);
+        written.unwrap();
+        assert_eq!(kept.to_vec(), [tally(1, 100, 8)]);
+        assert_eq!(file.recall(), [tally(1, 100, 8)]);
+    }
+
+    #[test]
+    fn a_torn_file_begins_anew_and_a_disk_that_refuses_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = TallyFile::new(folder.path());
+        fs::write(file.path(), r#"{"version":1,"tallies":[{"pod":"#).unwrap();
+        assert!(file.recall().is_empty());
+        let (kept, written) = TallyFile::new(file.path()).keep(&[tally(1, 1, 1)]);
+        assert!(written.is_err(), "there is no folder below a file");
+        assert_eq!(kept.to_vec(), [tally(1, 1, 1)], "it is shown all the same");
+    }
+}
