@@ -1,7 +1,7 @@
 //! This node's pods at the API server: the list as it was last told, and how the watch of it fares.
 
 use model::id::PodUid;
-use model::pod::{Controller, Pod, PodList, PodWatch};
+use model::pod::{Controller, Pod, PodLabels, PodList, PodWatch};
 use model::view::PodWatchView;
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use std::sync::Arc;
 pub struct ApiPods {
     list: PodList,
     owners: Arc<[(PodUid, Controller)]>,
+    labels: Arc<[(PodUid, PodLabels)]>,
     watch: Option<PodWatch>,
 }
 
@@ -18,6 +19,8 @@ impl ApiPods {
     pub fn told(&mut self, list: PodList) {
         let owner = |pod: &Arc<Pod>| Some((pod.cgroup_uid().clone(), pod.controller.clone()?));
         self.owners = list.pods.iter().filter_map(owner).collect();
+        let labelled = list.pods.iter().filter(|pod| !pod.labels.is_empty());
+        self.labels = labelled.map(|pod| (pod.cgroup_uid().clone(), pod.labels.clone())).collect();
         self.list = list;
     }
 
@@ -30,6 +33,12 @@ impl ApiPods {
     #[must_use]
     pub fn owners(&self) -> Arc<[(PodUid, Controller)]> {
         Arc::clone(&self.owners)
+    }
+
+    /// The labels of each pod that are wanted.
+    #[must_use]
+    pub fn labels(&self) -> Arc<[(PodUid, PodLabels)]> {
+        Arc::clone(&self.labels)
     }
 
     /// All of them, ordered by UID.

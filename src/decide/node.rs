@@ -230,6 +230,7 @@ impl Node {
             containers,
             promises: self.over_uses.promises(),
             pod_owners: self.api_pods.owners(),
+            pod_labels: self.api_pods.labels(),
             tallies: self.tallies.shown(),
             tallies_to_keep: self.tallies.sums(),
             tallies_left_out: self.tallies.left_out(),

@@ -127,6 +127,10 @@ fn beside(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
         (train.uid.clone(), owner("Job", "train")),
         (serve_a.uid.clone(), owner("ReplicaSet", "serve-5d4f")),
     ]);
+    view.pod_labels = Arc::from([(
+        train.uid.clone(),
+        vec![("app.kubernetes.io/name".into(), "train".into()), ("team".into(), "vision".into())],
+    )]);
     view.tallies = Arc::from([tally(train, 0, 7200), tally(serve_a, 1, 90), tally(serve_b, 1, 45)]);
     view.switches =
         vec![SwitchView { pci_bus_id: "00000000:C4:00.0".into(), sxids: vec![(22_013, false, 3), (20_034, true, 1)] }];

@@ -16,6 +16,15 @@ pub const MAX_ANNOTATIONS: usize = 16 * 1024;
 /// Extended resources that one container may ask for: HAMi has five, MIG a dozen profiles.
 pub const MAX_RESOURCES: usize = 32;
 
+/// Labels of pods that an operator may have shown: each is one more series for each pod.
+pub const MAX_LABEL_KEYS: usize = 16;
+
+/// The keys of labels that are kept of each pod, at most [`MAX_LABEL_KEYS`], ordered.
+pub type LabelKeys = Arc<[Arc<str>]>;
+
+/// Labels of one pod, each with its key.
+pub type PodLabels = Vec<(Arc<str>, Arc<str>)>;
+
 /// One pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
@@ -41,6 +50,8 @@ pub struct Pod {
     pub annotations_left_out: u32,
     /// Those of them that a user does not write, so that a claim may be among them.
     pub system_keys_left_out: u32,
+    /// Labels that are wanted, in the order of [`LabelKeys`].
+    pub labels: PodLabels,
     /// Priority, once admission has set it.
     pub priority: Option<i32>,
     /// The object that made it and answers for it.
@@ -214,6 +225,7 @@ mod tests {
             annotations: vec![("hami.io/a".into(), "1".into()), ("hami.io/b".into(), "2".into())],
             annotations_left_out: 0,
             system_keys_left_out: 0,
+            labels: Vec::new(),
             priority: None,
             controller: None,
             host_network: false,

@@ -9,7 +9,7 @@ use crate::incident::Condition;
 use crate::infiniband::Port;
 use crate::observation::{GpuSourceState, Trouble};
 use crate::plugin::PluginView;
-use crate::pod::{Controller, PodWatch};
+use crate::pod::{Controller, PodLabels, PodWatch};
 use crate::process::{GpuProcess, HostProcess, SlurmJob};
 use crate::promise::PodPromise;
 use crate::reading::Reading;
@@ -59,6 +59,8 @@ pub struct NodeView {
     pub promises: Arc<[PodPromise]>,
     /// Who made which pod, as the API server tells it, by the UID that the kubelet knows the pod by.
     pub pod_owners: Arc<[(PodUid, Controller)]>,
+    /// The labels of each pod that the operator wants to see (`--pod-labels`).
+    pub pod_labels: Arc<[(PodUid, PodLabels)]>,
     /// GPU time and energy of pods, as kept on disk.
     pub tallies: Arc<[Tally]>,
     /// The same as of now, to be kept; shown to nobody.
@@ -339,6 +341,7 @@ impl NodeView {
             containers: Vec::new(),
             promises: Arc::from([]),
             pod_owners: Arc::from([]),
+            pod_labels: Arc::from([]),
             tallies: Arc::from([]),
             tallies_to_keep: Arc::from([]),
             tallies_left_out: 0,

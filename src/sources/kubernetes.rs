@@ -17,17 +17,17 @@ mod ask;
 mod store;
 mod follow;
 
+pub use ask::Asker;
 pub use connect::{Connection, NotConnected, connect};
 
 use crate::report::Reporter;
 use crate::spell::{Source, Spell};
 use follow::Follower;
-use model::id::NodeName;
 use model::observation::Trouble;
 use tokio_util::sync::CancellationToken;
 
-/// Follows the pods of `node` until `stop` is cancelled; never fails, reports what it can.
-pub async fn follow_pods(connection: Connection, node: NodeName, reporter: Reporter, stop: CancellationToken) {
+/// Follows the pods of a node until `stop` is cancelled; never fails, reports what it can.
+pub async fn follow_pods(asker: Asker, reporter: Reporter, stop: CancellationToken) {
     let spell = Spell::of(Source {
         what: "watch of pods at the API server",
         lost: "pods that start now get their names from the container runtime or the kubelet's log links",
@@ -35,7 +35,7 @@ pub async fn follow_pods(connection: Connection, node: NodeName, reporter: Repor
         trouble: Some(Trouble::PodWatchFailed),
         wanted: true,
     });
-    let follower = Follower::of(connection, &node, reporter, spell);
+    let follower = Follower::of(asker, reporter, spell);
     tokio::select! {
         () = stop.cancelled() => {}
         () = Box::pin(follower.run()) => {}

@@ -49,8 +49,8 @@ use model::view::NodeView;
 use owner::Owner;
 use reload::Reload;
 use serve::Shown;
-use sources::kubernetes::Connection;
 use sources::kubernetes::own_node::OwnNode;
+use sources::kubernetes::{Asker, Connection};
 use sources::report::Reporter;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixListener;
@@ -167,7 +167,7 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
         let ports = Ports { doors, usage, http, hosts, admin_token, operator };
         let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
-            agent.follow_pods(connection.clone(), name.clone());
+            agent.follow_pods(Asker::of(connection.clone(), &name, Arc::clone(&settings.pod_labels)));
             if !settings.standalone {
                 agent.share(connection, &name, &settings)?;
             }
@@ -398,10 +398,10 @@ impl Agent {
     }
 
     /// Asks the API server for this node's pods from now on.
-    fn follow_pods(&mut self, connection: Connection, node: NodeName) {
+    fn follow_pods(&mut self, asker: Asker) {
         let (reporter, ended) = (self.reporter.clone(), self.stop.clone());
         self.must_not_end("pods", async move {
-            sources::kubernetes::follow_pods(connection, node, reporter, ended).await;
+            sources::kubernetes::follow_pods(asker, reporter, ended).await;
             Ok(())
         });
     }

@@ -18,6 +18,7 @@ use effects::admin::Tls;
 use effects::http::Sets;
 use layer::{Layers, Problem, Said, Spoken};
 use model::id::NodeName;
+use model::pod::LabelKeys;
 use model::unit::Bytes;
 use sources::roots::HostRoots;
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ pub(crate) struct Settings {
     /// `None`: ask the dynamic linker.
     pub nvml_library: Option<PathBuf>,
     pub kernel_log: Option<PathBuf>,
+    /// Labels of pods that are shown.
+    pub pod_labels: LabelKeys,
     pub health: Policy,
     pub roots: HostRoots,
     pub names: sources::names::Settings,
@@ -178,6 +181,7 @@ impl Reader<'_> {
         let gpus = self.take("gpus", value::gpus);
         let nvml_library = self.take("nvml-library", |text| value::unless_auto(text, value::path));
         let kernel_log = self.take("kernel-log", |text| value::unless_none(text, value::path));
+        let pod_labels = self.take("pod-labels", |text| value::unless_none(text, value::label_keys));
         let health = self.health();
         let roots = self.roots();
         let names = self.names();
@@ -204,6 +208,7 @@ impl Reader<'_> {
             gpus: gpus?,
             nvml_library: nvml_library?,
             kernel_log: kernel_log?,
+            pod_labels: pod_labels?.unwrap_or_default(),
             health: health?,
             roots: roots?,
             names: names?,

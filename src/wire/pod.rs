@@ -9,10 +9,13 @@ use crate::{quantity, timestamp};
 use model::id::{ContainerId, NotAName, PodRef, PodUid};
 use model::pod::{
     ContainerKind, ContainerState, Controller, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Phase, Pod,
-    PodContainer, Restart,
+    PodContainer, PodLabels, Restart,
 };
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -27,6 +30,8 @@ const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 const MAX_NAME: usize = 253;
 /// Kubernetes' own limit for keys: a domain, a slash, 63 characters.
 const MAX_KEY: usize = MAX_NAME + 64;
+/// Kubernetes' own limit for the value of a label.
+const MAX_LABEL: usize = 63;
 /// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
 const MAX_IMAGE: usize = 512;
 /// Longest quantity: the canonical form of the largest has some twenty characters.
@@ -54,7 +59,15 @@ pub enum NotAPod {
 /// # Errors
 /// [`NotAPod`], when what identifies it cannot be read. Whatever else is missing or unknown is left empty.
 pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
-    let raw: Raw = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
+    decode_with(json, &[])
+}
+
+/// The same, with the labels of these keys.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod> {
+    let raw: Raw<'_> = serde_json::from_slice(json).map_err(|error| NotAPod::Json(error.to_string()))?;
     let (metadata, spec, status) = (raw.metadata.0, raw.spec.0, raw.status.0);
     let Metadata {
         name,
@@ -64,6 +77,7 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
         creation_timestamp,
         deletion_timestamp,
         annotations,
+        labels,
         owner_references,
     } = metadata;
     let uid = PodUid::parse(&uid)?;
@@ -92,6 +106,7 @@ pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
         annotations: kept,
         annotations_left_out: left_out,
         system_keys_left_out: system_left_out,
+        labels: wanted_labels(labels, label_keys),
         priority: spec.priority,
         controller: controller.and_then(of_controller),
         host_network: spec.host_network.0,
@@ -115,9 +130,9 @@ impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for OrNull<T> {
 }
 
 #[derive(Deserialize)]
-struct Raw {
-    #[serde(default)]
-    metadata: OrNull<Metadata>,
+struct Raw<'a> {
+    #[serde(default, borrow)]
+    metadata: OrNull<Metadata<'a>>,
     #[serde(default)]
     spec: OrNull<Spec>,
     #[serde(default)]
@@ -126,7 +141,7 @@ struct Raw {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Metadata {
+struct Metadata<'a> {
     name: String,
     namespace: String,
     uid: String,
@@ -134,6 +149,9 @@ struct Metadata {
     creation_timestamp: Option<String>,
     deletion_timestamp: Option<String>,
     annotations: OrNull<Annotations>,
+    /// Read only where some are wanted.
+    #[serde(borrow)]
+    labels: Option<&'a RawValue>,
     owner_references: OrNull<Vec<OwnerReference>>,
 }
 
@@ -250,6 +268,16 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for Wanted<T, F
         }
         Ok(())
     }
+}
+
+/// Those of these keys. What is no map of texts has none.
+fn wanted_labels(labels: Option<&RawValue>, keys: &[Arc<str>]) -> PodLabels {
+    let Some(labels) = labels.filter(|_| !keys.is_empty()) else { return Vec::new() };
+    let Ok(labels) = serde_json::from_str::<HashMap<Cow<'_, str>, Cow<'_, str>>>(labels.get()) else {
+        return Vec::new();
+    };
+    let one = |key: &Arc<str>| Some((Arc::clone(key), shown(labels.get(&**key)?, MAX_LABEL)?));
+    keys.iter().filter_map(one).collect()
 }
 
 fn is_ours(key: &str) -> bool {

@@ -8,9 +8,10 @@
 //! A pod that cannot be read is an error of its own and costs no other one.
 
 use crate::pod::{self, NotAPod};
-use model::pod::Pod;
+use model::pod::{LabelKeys, Pod};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use std::sync::Arc;
 
 /// Longest line of a watch. etcd takes objects of 1.5 MiB, and JSON may write a byte as six.
 pub const MAX_LINE: usize = 12 << 20;
@@ -132,18 +133,18 @@ struct Status {
     reason: Option<String>,
 }
 
-/// Reads one page of a list.
+/// Reads one page of a list; of each pod the labels of these keys are kept.
 ///
 /// # Errors
 /// [`Garbage::List`]
-pub fn page(json: &[u8]) -> Result<Page, Garbage> {
+pub fn page(json: &[u8], label_keys: &[Arc<str>]) -> Result<Page, Garbage> {
     let raw: RawList<'_> = serde_json::from_slice(json).map_err(|error| Garbage::List(error.to_string()))?;
     let ListMetadata { resource_version, r#continue } = raw.metadata;
     let items = raw.items.unwrap_or_default();
     Ok(Page {
         version: resource_version,
         next: r#continue.filter(|next| !next.is_empty()),
-        pods: items.into_iter().map(|item| one(item, &skeleton(item))).collect(),
+        pods: items.into_iter().map(|item| one(item, &skeleton(item), label_keys)).collect(),
     })
 }
 
@@ -164,8 +165,8 @@ fn skeleton(object: &RawValue) -> Bones {
     serde_json::from_str::<Skeleton>(object.get()).unwrap_or_default().metadata
 }
 
-fn one(object: &RawValue, bones: &Bones) -> Result<Pod, Unreadable> {
-    pod::decode(object.get().as_bytes()).map_err(|why| {
+fn one(object: &RawValue, bones: &Bones, label_keys: &[Arc<str>]) -> Result<Pod, Unreadable> {
+    pod::decode_with(object.get().as_bytes(), label_keys).map_err(|why| {
         let name = match (&bones.namespace, &bones.name) {
             (Some(namespace), Some(name)) => Some(cut(&format!("{namespace}/{name}"))),
             _ => None,
@@ -182,9 +183,16 @@ fn uid(bones: &Bones) -> Option<model::id::PodUid> {
 #[derive(Debug, Default)]
 pub struct Stream {
     begun: Vec<u8>,
+    label_keys: LabelKeys,
 }
 
 impl Stream {
+    /// A new one; of each pod the labels of these keys are kept.
+    #[must_use]
+    pub fn new(label_keys: LabelKeys) -> Stream {
+        Stream { begun: Vec::new(), label_keys }
+    }
+
     /// Takes the next piece in; gives the events that it completes.
     ///
     /// # Errors
@@ -195,11 +203,11 @@ impl Stream {
             let (line, rest) = bytes.split_at(end);
             bytes = &rest[1..];
             if self.begun.is_empty() {
-                lines.extend(event(line)?);
+                lines.extend(event(line, &self.label_keys)?);
             } else {
                 let mut whole = std::mem::take(&mut self.begun);
                 whole.extend_from_slice(line);
-                lines.extend(event(&whole)?);
+                lines.extend(event(&whole, &self.label_keys)?);
             }
         }
         if self.begun.len() + bytes.len() > MAX_LINE {
@@ -211,7 +219,7 @@ impl Stream {
 }
 
 /// One line; an empty one says nothing.
-fn event(line: &[u8]) -> Result<Option<Line>, Garbage> {
+fn event(line: &[u8], label_keys: &[Arc<str>]) -> Result<Option<Line>, Garbage> {
     if line.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
@@ -221,7 +229,7 @@ fn event(line: &[u8]) -> Result<Option<Line>, Garbage> {
     let raw: RawEvent<'_> = serde_json::from_slice(line).map_err(|error| Garbage::Event(error.to_string()))?;
     let bones = skeleton(raw.object);
     let event = match raw.kind.as_str() {
-        "ADDED" | "MODIFIED" => Event::Applied(Box::new(one(raw.object, &bones))),
+        "ADDED" | "MODIFIED" => Event::Applied(Box::new(one(raw.object, &bones, label_keys))),
         "DELETED" => Event::Deleted(uid(&bones)),
         "BOOKMARK" => Event::Bookmark,
         "ERROR" => Event::Error(refusal(500, raw.object.get().as_bytes())),

@@ -422,3 +422,28 @@ fn in_a_pod_the_service_account_is_used() {
     node.shows(&["shop/web-0/main"]);
     assert_eq!(node.server.asked()[0].authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
 }
+
+/// A change of a label comes by the watch, the first ones by the list.
+#[test]
+fn labels_of_pods_are_shown_where_the_operator_wants_them() {
+    let server = ApiServer::start();
+    let labelled = |team: &str| {
+        let mut web = pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]);
+        web["metadata"]["labels"] = json!({"app.kubernetes.io/name": "web", "team": team, "secret": "x"});
+        web
+    };
+    server.put("pods", labelled("blue"));
+    let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
+    let agent = recipe.with("--pod-labels", "team,app.kubernetes.io/name").start();
+    tree.add(WEB, 'a');
+    let shown = |labels: &str| {
+        eventually(labels, SOON, || {
+            let text = agent.get("/metrics").text();
+            let line = text.lines().find(|line| line.starts_with("gpu_steward_pod_labels_info{"))?;
+            line.ends_with(&format!(",{labels}}} 1")).then_some(())
+        });
+    };
+    shown(r#"label_app_kubernetes_io_name="web",label_team="blue""#);
+    server.put("pods", labelled("green"));
+    shown(r#"label_app_kubernetes_io_name="web",label_team="green""#);
+}

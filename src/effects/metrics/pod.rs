@@ -11,6 +11,7 @@ use model::time::Monotonic;
 use model::unit::Nanos;
 use model::view::{ContainerView, GpuShare, NodeView, PodView};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 const POD: &str = "gpu_steward_pod_";
 const CONTAINER: &str = "gpu_steward_container_";
@@ -88,6 +89,13 @@ const OWNER: Family = Family {
     kind: Kind::Info,
     unit: "",
     help: "Who made the pod, by the controller among its ownerReferences; no series for a pod that nobody made.",
+};
+
+const LABELS: Family = Family {
+    name: "labels_info",
+    kind: Kind::Info,
+    unit: "",
+    help: "Labels of the pod, those that --pod-labels names; no series for a pod that has none of them.",
 };
 
 /// What it has had of GPUs so far.
@@ -210,7 +218,21 @@ fn over_time(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>)
             out.sample(&[pod, owner.as_str()], Number::Whole(1));
         }
     }
+    out.prefixed(POD, &LABELS);
+    for (uid, wanted) in view.pod_labels.iter() {
+        if let Some(pod) = labels.get(uid) {
+            let add = |to: Labels, (key, value): &(Arc<str>, Arc<str>)| to.with(&label_name(key), value);
+            let wanted = wanted.iter().fold(Labels::new(), add);
+            out.sample(&[pod, wanted.as_str()], Number::Whole(1));
+        }
+    }
     tallies(view, &labels, subjects, out);
+}
+
+/// The name of a pod's label in a series, as kube-state-metrics makes it: `label_app_kubernetes_io_name`.
+fn label_name(key: &str) -> String {
+    let fits = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '_' };
+    format!("label_{}", key.chars().map(fits).collect::<String>())
 }
 
 /// What pods have had of GPUs so far.

@@ -6,6 +6,7 @@ use kube::api::{ListParams, WatchParams};
 use kube::client::Body;
 use kube::core::Request;
 use model::id::NodeName;
+use model::pod::LabelKeys;
 use std::error::Error;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -80,9 +81,10 @@ impl Unanswered {
 
 /// Pods of one node, at one server.
 #[derive(Debug)]
-pub(super) struct Asker {
+pub struct Asker {
     connection: Connection,
     selector: String,
+    label_keys: LabelKeys,
 }
 
 /// An answer that is on its way.
@@ -96,8 +98,14 @@ pub(super) struct Answer {
 // === impl Asker ===
 
 impl Asker {
-    pub(super) fn of(connection: Connection, node: &NodeName) -> Asker {
-        Asker { connection, selector: format!("spec.nodeName={node}") }
+    /// Of the pods of this node; of each the labels of these keys are kept.
+    #[must_use]
+    pub fn of(connection: Connection, node: &NodeName, label_keys: LabelKeys) -> Asker {
+        Asker { connection, selector: format!("spec.nodeName={node}"), label_keys }
+    }
+
+    pub(super) fn label_keys(&self) -> LabelKeys {
+        Arc::clone(&self.label_keys)
     }
 
     pub(super) fn connection(&self) -> &Connection {
@@ -111,7 +119,7 @@ impl Asker {
         params.continue_token = next.map(str::to_owned);
         let answer = self.ask("list of pods", Request::new(PODS).list(&params)).await?;
         let (call, server) = (answer.call, Arc::clone(&answer.server));
-        page(&answer.whole(MAX_LIST).await?).map_err(|why| Unanswered::Garbage { call, server, why })
+        page(&answer.whole(MAX_LIST).await?, &self.label_keys).map_err(|why| Unanswered::Garbage { call, server, why })
     }
 
     /// What happens after `version`, for `seconds`.

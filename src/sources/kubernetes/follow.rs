@@ -12,7 +12,6 @@ use super::store::Store;
 use crate::clock;
 use crate::report::Reporter;
 use crate::spell::{Failure, Spell};
-use model::id::NodeName;
 use model::observation::{Observation, Trouble};
 use model::pod::PodWatch;
 use std::hash::{BuildHasher, RandomState};
@@ -52,9 +51,9 @@ struct Untold {
 }
 
 impl Follower {
-    pub(super) fn of(connection: Connection, node: &NodeName, reporter: Reporter, spell: Spell) -> Follower {
+    pub(super) fn of(asker: Asker, reporter: Reporter, spell: Spell) -> Follower {
         Follower {
-            asker: Asker::of(connection, node),
+            asker,
             store: Store::default(),
             version: None,
             forgot: false,
@@ -129,7 +128,7 @@ impl Follower {
 
     /// Takes in what a watch says until it ends.
     async fn listen(&mut self, answer: &mut Answer, begun: Instant, end: Instant) -> Result<(), Unanswered> {
-        let mut stream = Stream::default();
+        let mut stream = Stream::new(self.asker.label_keys());
         let mut works = false;
         loop {
             let tell_at = self.untold.since.map_or(end, |since| since + TOGETHER);

@@ -113,6 +113,12 @@ pub(crate) const KEYS: &[Key] = &[
         "How long the end may take after SIGTERM or SIGINT, in which kubelet's calls and then requests in flight are answered; a second signal ends at once",
     ),
     key(
+        Node,
+        "pod-labels",
+        ("KEY,...", "none"),
+        "Labels of pods to show in gpu_steward_pod_labels_info, at most 16: app.kubernetes.io/name,team",
+    ),
+    key(
         Gpu,
         "gpus",
         ("SOURCE", "nvml"),

@@ -1,6 +1,7 @@
 //! Texts of settings, read into what they mean. Pure: the same text gives the same value on every machine.
 
 use decide::labels::Labelling;
+use model::pod::{LabelKeys, MAX_LABEL_KEYS};
 use model::unit::Bytes;
 use model::xid;
 use sources::names::CriSocket;
@@ -8,6 +9,7 @@ use sources::simulated;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use wire::device_config::Scaling;
 
@@ -318,6 +320,30 @@ pub(crate) fn hosts(text: &str) -> Result<Vec<String>, Why> {
     text.split(',').map(one).collect()
 }
 
+/// Keys of labels of pods. Two that would have one name in a series are one too many.
+pub(crate) fn label_keys(text: &str) -> Result<LabelKeys, Why> {
+    let mut keys: Vec<Arc<str>> = Vec::new();
+    for key in text.split(',').map(str::trim) {
+        let (domain, name) = key.rsplit_once('/').unwrap_or(("", key));
+        let fits = |text: &str, most| {
+            text.len() <= most && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        };
+        if name.is_empty() || !fits(name, 63) || !fits(domain, 253) || key.starts_with('/') {
+            return Err(format!("{key:?} is no key of a label: expected such as app.kubernetes.io/name,team"));
+        }
+        let in_series = |key: &str| key.replace(['-', '.', '/'], "_");
+        if let Some(other) = keys.iter().find(|other| in_series(other) == in_series(key)) {
+            return Err(format!("{other} and {key} have the same name in a series"));
+        }
+        keys.push(key.into());
+    }
+    if keys.len() > MAX_LABEL_KEYS {
+        return Err(format!("{} keys, and at most {MAX_LABEL_KEYS} are shown", keys.len()));
+    }
+    keys.sort();
+    Ok(keys.into())
+}
+
 /// `none`, or what `parse` makes of it.
 pub(crate) fn unless_none<T>(text: &str, parse: impl Fn(&str) -> Result<T, Why>) -> Result<Option<T>, Why> {
     if text == "none" { Ok(None) } else { parse(text).map(Some) }
@@ -486,6 +512,17 @@ mod tests {
         for bad in ["", "a,", "a:80", "http://a", "a b", "[::1]"] {
             assert!(hosts(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn keys_of_labels_are_distinct_in_a_series() {
+        let keys = label_keys("team, app.kubernetes.io/name").unwrap();
+        assert_eq!(keys.iter().map(|key| &**key).collect::<Vec<_>>(), ["app.kubernetes.io/name", "team"]);
+        for bad in ["", "a,", "a b", "/a", "a/", "a,a", "a.b,a-b", "a\n", &"x".repeat(64)] {
+            assert!(label_keys(bad).is_err(), "{bad}");
+        }
+        let many: Vec<String> = (0..=MAX_LABEL_KEYS).map(|number| format!("k{number}")).collect();
+        assert!(label_keys(&many.join(",")).is_err());
     }
 
     #[test]

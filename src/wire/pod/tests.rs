@@ -57,6 +57,23 @@ fn read(value: &Value) -> Result<Pod, NotAPod> {
 }
 
 #[test]
+fn labels_are_kept_where_they_are_wanted_and_cost_no_pod_where_they_are_none() {
+    let keys: [Arc<str>; 3] = ["app".into(), "missing".into(), "team".into()];
+    let of = |labels: Value| {
+        let mut value = whole();
+        value["metadata"]["labels"] = labels;
+        decode_with(value.to_string().as_bytes(), &keys).unwrap().labels
+    };
+    let wanted = [("app", "train"), ("team", "vision")].map(|(key, value)| (key.into(), value.into()));
+    assert_eq!(of(json!({"team": "vision", "pod-template-hash": "5d4f", "app": "train"})), wanted);
+    assert_eq!(of(json!({"app": "", "team": "x".repeat(64)})), [], "what Kubernetes would not have taken");
+    for none in [Value::Null, json!([]), json!({"app": 1}), json!("app")] {
+        assert_eq!(of(none.clone()), [], "{none}");
+    }
+    assert_eq!(read(&whole()).unwrap().labels, []);
+}
+
+#[test]
 fn a_whole_pod_is_read_and_nothing_else_is_kept() {
     let pod = read(&whole()).unwrap();
     assert_eq!((pod.uid.as_str(), pod.name.to_string(), &pod.mirror_of), (UID, "ml/train-0".into(), &None));

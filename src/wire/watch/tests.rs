@@ -18,7 +18,7 @@ fn a_page_tells_its_pods_its_version_and_what_could_not_be_read() {
         "kind": "PodList", "metadata": {"resourceVersion": "12", "continue": "more"},
         "items": [object("a", "3"), {"metadata": {"name": "b", "namespace": "ml", "uid": "?"}}, object("c", "4")],
     });
-    let page = page(text.to_string().as_bytes()).unwrap();
+    let page = page(text.to_string().as_bytes(), &[]).unwrap();
     assert_eq!((page.version.as_str(), page.next.as_deref(), page.pods.len()), ("12", Some("more"), 3));
     let said = page.pods[1].as_ref().unwrap_err().to_string();
     assert!(said.starts_with("pod ml/b: metadata.uid: not a pod UID"), "{said}");
@@ -27,10 +27,10 @@ fn a_page_tells_its_pods_its_version_and_what_could_not_be_read() {
 
 #[test]
 fn an_empty_list_is_written_as_null_and_a_list_without_version_is_none() {
-    let empty = page(br#"{"metadata":{"resourceVersion":"7","continue":""},"items":null}"#).unwrap();
+    let empty = page(br#"{"metadata":{"resourceVersion":"7","continue":""},"items":null}"#, &[]).unwrap();
     assert_eq!(empty, Page { version: "7".into(), ..Page::default() });
-    assert!(page(br#"{"items":[]}"#).is_err());
-    assert!(page(b"<html>").is_err());
+    assert!(page(br#"{"items":[]}"#, &[]).is_err());
+    assert!(page(b"<html>", &[]).is_err());
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn any_line() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        let _ = page(&bytes);
+        let _ = page(&bytes, &["app".into()]);
         let _ = refusal(500, &bytes);
         let _ = Stream::default().feed(&bytes);
     }

@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use wire::watch::{Stream, page, refusal};
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = page(bytes);
+    let _ = page(bytes, &["app".into()]);
     let _ = refusal(500, bytes);
     let whole = Stream::default().feed(bytes);
     let mut stream = Stream::default();
