@@ -35,11 +35,9 @@ const RSS_LIMIT_KIB: u64 = 25 * 1024;
 const RSS_LIMIT_WATCHING_KIB: u64 = 32 * 1024;
 const CPU_LIMIT: f64 = 0.01;
 /// What cAdvisor takes beside the promised load on the machine of the record (`tests/bench/runs`). Where it takes more, the
-/// machine is slower or has other work, and a core is less than one there: the short form's bound goes with it. The long form,
-/// whose record the promise rests on, is held to the promise as it stands.
+/// machine is slower or has other work, and a core is less than one there: the bound goes with it.
 const YARDSTICK_CPU: f64 = 0.139;
 const PODS: usize = 100;
-const LONG: u64 = 600;
 const YARDSTICK_SHARE: f64 = 0.2;
 
 fn main() -> ExitCode {
@@ -194,7 +192,7 @@ fn bench() -> Outcome<bool> {
     let named = agent.get("/api/v1/pods?namespace=bench").json()["pods"].as_array().map_or(0, Vec::len);
     let seen = seen && (server.is_none() || named >= count);
     let limit = if server.is_some() { RSS_LIMIT_WATCHING_KIB } else { RSS_LIMIT_KIB };
-    let bound = if count == PODS && seconds < LONG { CPU_LIMIT * slower(&measured) } else { CPU_LIMIT };
+    let bound = if count == PODS { CPU_LIMIT * slower(&measured) } else { CPU_LIMIT };
     report(&measured, seen, (limit, bound))
 }
 

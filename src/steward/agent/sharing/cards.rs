@@ -3,7 +3,7 @@
 use super::host::Host;
 use decide::share::Card;
 use effects::delivery::{Kit, Node};
-use model::gpu::Gpu;
+use model::gpu::{Gpu, MigInstance};
 use model::id::GpuUuid;
 use model::unit::Bytes;
 use model::view::{GpuView, NodeView};
@@ -47,8 +47,8 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
         healthy: view.condition.fit(),
     };
     if gpu.mig_mode.get() == Some(true) {
-        // A MIG instance is a partition: its memory is what it is, no scaling makes it more.
-        let instance = |mig: &model::gpu::MigInstance| Some(card(&mig.uuid, mig.memory_total.get()?));
+        let instance =
+            |mig: &MigInstance| Some(card(&mig.uuid, memory_of(mig, gpu.instances())?));
         return gpu.instances().iter().filter_map(instance).collect();
     }
     // Whether a card is divided must be known before it is offered whole.
@@ -57,6 +57,13 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
     }
     let total = gpu.memory_total.get().or(config.preconfigured_memory.map(|memory| memory.bytes()));
     total.map(|total| card(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
+}
+
+/// What a MIG instance has to promise. It is a partition: no scaling makes it more. Compute instances of one GPU instance have its
+/// memory together, and nothing but their promises keeps them apart: each has an equal part.
+fn memory_of(instance: &MigInstance, all: &[MigInstance]) -> Option<Bytes> {
+    let together = all.iter().filter(|other| other.gpu_instance == instance.gpu_instance).count() as u64;
+    Some(Bytes(instance.memory_total.get()?.0 / together.max(1)))
 }
 
 /// HAMi-core's word.
@@ -176,4 +183,29 @@ fn devices(gpu: &Gpu) -> Vec<Device> {
         devices.push(named(&mig.uuid, [place.clone(), format!("mig{place}")]));
     }
     devices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::reading::Reading;
+    use model::time::Monotonic;
+
+    #[test]
+    fn compute_instances_of_one_gpu_instance_share_its_memory() {
+        let instance = |number: u32, gpu_instance, memory_total| MigInstance {
+            uuid: GpuUuid::parse(&format!("MIG-{number}")).unwrap(),
+            index: number,
+            gpu_instance,
+            compute_instance: number,
+            profile: "1c.2g.20gb".into(),
+            memory_total,
+        };
+        let memory = |gib: u64| Reading::Measured(Bytes(gib << 30), Monotonic(1));
+        let all = [instance(0, 1, memory(20)), instance(1, 1, memory(20)), instance(2, 2, memory(10))];
+        let offered: Vec<Option<Bytes>> = all.iter().map(|one| memory_of(one, &all)).collect();
+        assert_eq!(offered, [10, 10, 10].map(|gib| Some(Bytes(gib << 30))));
+        let unread = [instance(0, 1, Reading::NOT_YET)];
+        assert_eq!(memory_of(&unread[0], &unread), None, "what is not known is not offered");
+    }
 }
