@@ -2,7 +2,9 @@
 //! card, no driver library, a hanging call), and errors of NVSwitches nowhere else.
 //!
 //! Reads `/dev/kmsg` from its end onwards, one record a read, without blocking; a reader that was overtaken by the ring
-//! (`EPIPE`) goes on with what is left.
+//! (`EPIPE`) goes on with what is left. A container that may not open that device reads the log by a system call.
+
+mod syslog;
 
 use crate::report::Reporter;
 use model::observation::Trouble;
@@ -15,6 +17,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wire::kernel_log::KernelError;
 
+/// The word that stands for the system call, where else a path stands.
+const SYSLOG: &str = "syslog";
 /// The kernel never makes a longer record (`CONSOLE_EXT_LOG_MAX`), and refuses a smaller buffer with `EINVAL`.
 const RECORD: usize = 8192;
 /// How long one wait lasts at most, so that a stop is seen.
@@ -23,7 +27,7 @@ const WAIT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Starts the thread `kernel-log`, which hands each error to `tell` until `stop`, or until the log cannot be read. A log
-/// that may not be read is said once and is no failure.
+/// that may not be read is said once and is no failure. The path `syslog` stands for the system call of that name.
 ///
 /// # Errors
 /// When the operating system has no thread to give.
@@ -33,6 +37,9 @@ pub fn spawn(
     stop: CancellationToken,
     tell: impl Fn(KernelError) + Send + 'static,
 ) -> std::io::Result<()> {
+    if path.as_os_str() == SYSLOG {
+        return syslog::spawn(reporter, stop, tell);
+    }
     // Here and not in the thread, which may start late: what comes from now on is told.
     let log = match follow(&path) {
         Ok(log) => log,

@@ -50,6 +50,37 @@ fn the_daemonset_runs_on_every_node() {
     let _ = admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent"]).ok();
 }
 
+/// With `agent.kernelLog` an agent that is not privileged counts an error of an NVSwitch, which only the kernel log tells.
+#[test]
+#[ignore = "needs cluster alone: tests/run"]
+fn the_daemonset_reads_the_kernel_log_where_it_is_switched_on() {
+    const ERROR: &str =
+        "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt\n";
+    let cluster = Cluster::up(&Wanted::usual());
+    install(&cluster, &[]);
+    let admin = cluster.admin();
+    cluster.image("registry.local/gpu-steward:test", BINARY, &[]);
+    // Without a driver GPUs come from NVML all the same, and only then the kernel log is read.
+    let values = ["image.repository=registry.local/gpu-steward", "image.tag=test", "agent.kernelLog=true"];
+    let _ = admin.apply(&render(&cluster, &["agent/daemonset"], &values)).ok();
+    let wait = ["rollout", "status", "daemonset/gpu-steward-agent", "-n", NAMESPACE, "--timeout=90s"];
+    let _ = admin.run(&wait).ok();
+    let pods = admin.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=agent"]);
+    let pods = pods["items"].as_array().expect("a list").clone();
+    assert_eq!(pods.len(), 3);
+    std::fs::write("/dev/kmsg", ERROR).expect("root writes to the kernel log");
+    for pod in &pods {
+        let address = format!("{}:9410", pod["status"]["podIP"].as_str().expect("an address"));
+        eventually("the error of the NVSwitch in the metrics", READY, || {
+            let answer = http::get(address.parse().expect("an address"), "/metrics").ok()?.text();
+            let told =
+                |line: &str| line.starts_with("gpu_steward_nvswitch_errors_total{") && line.contains("\"22013\"");
+            answer.lines().any(told).then_some(())
+        });
+    }
+    let _ = admin.run(&["delete", "daemonset", "-n", NAMESPACE, "gpu-steward-agent"]).ok();
+}
+
 /// The DaemonSet as the chart has it is the device plugin of its node: a pod gets what it was promised, through mounts of the
 /// host's folders alone, and without privilege.
 #[test]

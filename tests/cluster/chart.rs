@@ -211,6 +211,30 @@ mod tests {
         assert!(!without.contains("{name: runtime,") && !without.contains("containerd"), "{without}");
     }
 
+    /// The kernel log needs one capability, and neither a device nor a privileged container; by default it is not read.
+    #[test]
+    #[ignore = "needs cluster: tests/run"]
+    fn the_kernel_log_is_read_only_where_it_is_switched_on() {
+        const LIMITER: &str = "agent.limiterLibrary=/opt/hami/libvgpu.so";
+        let cluster = Cluster::shared();
+        for (values, source, capabilities) in [
+            (&[][..], "none", "{drop: [ALL]}"),
+            (&["agent.kernelLog=false"], "none", "{drop: [ALL]}"),
+            (&[LIMITER], "none", "{drop: [ALL], add: [DAC_OVERRIDE, FOWNER]}"),
+            (&["agent.kernelLog=true"], "syslog", "{drop: [ALL], add: [SYSLOG]}"),
+            (&["agent.kernelLog=true", "agent.settings.standalone=true"], "syslog", "{drop: [ALL], add: [SYSLOG]}"),
+            (&["agent.kernelLog=true", LIMITER], "syslog", "{drop: [ALL], add: [DAC_OVERRIDE, FOWNER, SYSLOG]}"),
+        ] {
+            let text = render(&cluster, &["agent/daemonset"], values);
+            assert!(
+                text.contains(&format!("{{name: GPU_STEWARD_KERNEL_LOG, value: {source}}}\n")),
+                "{values:?}: {text}"
+            );
+            assert!(text.contains(&format!("capabilities: {capabilities}\n")), "{values:?}: {text}");
+            assert!(text.contains("privileged: false\n") && !text.contains("path: /dev/kmsg"), "{values:?}: {text}");
+        }
+    }
+
     /// What reaches the agents' port is what is named.
     #[test]
     #[ignore = "needs cluster: tests/run"]
@@ -282,6 +306,7 @@ mod tests {
             "agent.env[0].name=A",
             "agent.env[0].value=b",
             "agent.limiterLibrary=/opt/hami/libvgpu.so",
+            "agent.kernelLog=true",
             "agent.deviceConfig.configMap=hami-scheduler-device",
             EXTRAS[0],
             "service.enabled=true",

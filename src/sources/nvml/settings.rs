@@ -18,7 +18,7 @@ pub struct Settings {
     pub process_period: Duration,
     /// How long calls may take.
     pub patience: Patience,
-    /// `/dev/kmsg`, or `None` to leave the kernel log alone.
+    /// `/dev/kmsg`, `syslog` for the system call, or `None` to leave the kernel log alone.
     pub kernel_log: Option<PathBuf>,
     /// Whether the library may be open.
     pub gate: Gate,

@@ -125,7 +125,13 @@ pub(crate) const KEYS: &[Key] = &[
         "Where GPUs come from: nvml, none, or simulated[=MODEL[:COUNT]] (H100:8, at most 16): made-up GPUs, marked as such everywhere",
     ),
     key(Gpu, "nvml-library", ("PATH", "auto"), "NVML library; auto asks the dynamic linker for libnvidia-ml.so.1"),
-    key(Gpu, "kernel-log", ("PATH", "/dev/kmsg"), "Kernel log in which driver errors (XIDs) are looked for, or none"),
+    key(
+        Gpu,
+        "kernel-log",
+        ("PATH", "/dev/kmsg"),
+        "Kernel log in which driver errors (XIDs) are looked for; syslog takes the system call of that name, for containers that may \
+         not open the device; or none",
+    ),
     key(
         Gpu,
         "fatal-xids",

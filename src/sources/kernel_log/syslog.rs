@@ -1,0 +1,212 @@
+//! The kernel's log through the system call `syslog` (`man 2 syslog`), for a container: its device cgroup allows no
+//! `/dev/kmsg` unless it is privileged, and the call needs CAP_SYSLOG alone.
+//!
+//! Asks every two seconds for the newest records and takes nothing out of the log. What follows the end of the last answer is
+//! new. Where that end is not in the log any more (more was written than is read at once, or `dmesg --clear`), lines with a
+//! later time are new; without times (`printk.time=0`) none of them is told, because old errors would be told again.
+
+use crate::report::Reporter;
+use model::observation::Trouble;
+use std::io::{Error, Result};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wire::kernel_log::KernelError;
+
+/// `SYSLOG_ACTION_READ_ALL`: the newest records that fit, oldest first.
+const READ_ALL: libc::c_int = 3;
+/// How long one wait lasts, so that a stop is seen.
+const WAIT: Duration = Duration::from_millis(500);
+/// Waits between two looks. For each look the kernel goes through its whole log: measured 0.6 ms for 128 KiB with 670 records,
+/// and large machines have 1 MiB. Later than 5 s an XID would not be known as the one that NVML has told (`nvml::xid`).
+const WAITS: u32 = 4;
+/// Bytes asked for: first what is enough for two seconds, then more while the end of the last answer is not among them.
+const SIZES: [usize; 3] = [16 << 10, 128 << 10, 1 << 20];
+/// The end of an answer that is kept, to be found in the next one.
+const KEPT: usize = 1024;
+
+/// Starts the thread `kernel-log`, which hands each error to `tell` until `stop`, or until the call fails. A log that may
+/// not be read is said once and is no failure.
+///
+/// # Errors
+/// When the operating system has no thread to give.
+pub(super) fn spawn(
+    reporter: Reporter,
+    stop: CancellationToken,
+    tell: impl Fn(KernelError) + Send + 'static,
+) -> Result<()> {
+    // Here and not in the thread, which may start late: what comes from now on is told.
+    let seen = match newest(SIZES[0]) {
+        Ok(text) => Seen::of(&text),
+        Err(error) => {
+            tracing::info!(
+                %error,
+                "kernel log cannot be read by syslog(2), so XIDs come from NVML's events only (it needs CAP_SYSLOG)"
+            );
+            return Ok(());
+        }
+    };
+    let reading = move || read(seen, &reporter, &stop, &tell);
+    std::thread::Builder::new().name("kernel-log".into()).spawn(reading)?;
+    Ok(())
+}
+
+fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, tell: &impl Fn(KernelError)) {
+    let mut overtaken = false;
+    while !stop.is_cancelled() {
+        pause(stop);
+        let (text, from) = match look(&seen) {
+            Ok(look) => look,
+            Err(error) => {
+                reporter.trouble(Trouble::KernelLogFailed);
+                tracing::warn!(%error, "kernel log cannot be read by syslog(2) any more");
+                return;
+            }
+        };
+        // A log that was cleared and got nothing since says nothing of where to go on.
+        if text.is_empty() {
+            continue;
+        }
+        if from.is_none() {
+            reporter.trouble(Trouble::KernelLogFailed);
+            if !std::mem::replace(&mut overtaken, true) {
+                tracing::warn!("kernel log overtook its reader or was cleared, XIDs in it may be missed");
+            }
+        }
+        seen.new_lines(&text, from).filter_map(wire::kernel_log::error).for_each(tell);
+        seen = Seen::of(&text);
+    }
+}
+
+fn pause(stop: &CancellationToken) {
+    for _ in 0..WAITS {
+        if !stop.is_cancelled() {
+            std::thread::sleep(WAIT);
+        }
+    }
+}
+
+/// The newest text of the log, and where in it the end of the last look is; `None` when it is not there.
+fn look(seen: &Seen) -> Result<(Vec<u8>, Option<usize>)> {
+    let mut text = Vec::new();
+    for size in SIZES {
+        text = newest(size)?;
+        if let Some(from) = seen.end_in(&text) {
+            return Ok((text, Some(from)));
+        }
+    }
+    Ok((text, None))
+}
+
+/// The newest whole records of the log that fit into so many bytes.
+#[expect(unsafe_code, reason = "rustix has no safe form of this call")]
+fn newest(size: usize) -> Result<Vec<u8>> {
+    let mut text = vec![0_u8; size];
+    let length = libc::c_int::try_from(size).map_err(Error::other)?;
+    // SAFETY: the kernel writes at most `length` bytes, which is how long the buffer is.
+    let count = unsafe { libc::klogctl(READ_ALL, text.as_mut_ptr().cast(), length) };
+    text.truncate(usize::try_from(count).map_err(|_| Error::last_os_error())?);
+    Ok(text)
+}
+
+/// What a look has seen last.
+#[derive(Debug, Default)]
+struct Seen {
+    end: Vec<u8>,
+    /// The time of the last line that has one, in microseconds since boot.
+    time: Option<u64>,
+}
+
+impl Seen {
+    fn of(text: &[u8]) -> Seen {
+        let end = text.get(text.len().saturating_sub(KEPT)..).unwrap_or_default();
+        Seen { end: end.to_vec(), time: text.split(|byte| *byte == b'\n').rev().find_map(time) }
+    }
+
+    /// Where what was seen ends in this text. The beginning, where nothing was seen yet.
+    fn end_in(&self, text: &[u8]) -> Option<usize> {
+        if self.end.is_empty() {
+            return Some(0);
+        }
+        let start = text.windows(self.end.len()).rposition(|window| window == self.end)?;
+        Some(start + self.end.len())
+    }
+
+    /// The lines of this text that are new: those after `from`, or those with a later time.
+    fn new_lines<'t>(&self, text: &'t [u8], from: Option<usize>) -> impl Iterator<Item = &'t [u8]> {
+        let (known, last) = (from.is_some(), self.time);
+        let later = move |line: &[u8]| last.zip(time(line)).is_some_and(|(last, time)| time > last);
+        let text = text.get(from.unwrap_or(0)..).unwrap_or_default();
+        text.split(|byte| *byte == b'\n').filter(move |line| known || later(line))
+    }
+}
+
+/// The time of a line in microseconds since boot: `<4>[ 1234.567890] text`, with or without the priority.
+fn time(line: &[u8]) -> Option<u64> {
+    let line = match line.strip_prefix(b"<") {
+        Some(rest) => rest.get(rest.iter().position(|byte| *byte == b'>')? + 1..)?,
+        None => line,
+    };
+    let line = line.strip_prefix(b"[")?;
+    let text = line.get(..line.iter().position(|byte| *byte == b']')?)?;
+    let (seconds, micros) = std::str::from_utf8(text).ok()?.trim().split_once('.')?;
+    seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(micros.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new<'t>(seen: &Seen, text: &'t str) -> Vec<&'t str> {
+        let lines = seen.new_lines(text.as_bytes(), seen.end_in(text.as_bytes()));
+        lines.filter(|line| !line.is_empty()).map(|line| std::str::from_utf8(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn what_follows_the_last_answer_is_new_also_where_its_beginning_has_left_the_log() {
+        let seen = Seen::of(b"<6>[    1.000000] one\n<6>[    2.000000] two\n");
+        assert!(new(&seen, "<6>[    1.000000] one\n<6>[    2.000000] two\n").is_empty());
+        let more = "<6>[    1.000000] one\n<6>[    2.000000] two\n<4>[    2.000000] three\n";
+        assert_eq!(new(&seen, more), ["<4>[    2.000000] three"]);
+        // The end that is kept is shorter than the answer.
+        let long: String = (0..200).map(|n| format!("<6>[   10.{n:06}] line\n")).collect();
+        let seen = Seen::of(long.as_bytes());
+        let rest = long.get(long.len() / 2..).unwrap();
+        assert_eq!(new(&seen, &format!("{rest}<6>[   11.000000] next\n")), ["<6>[   11.000000] next"]);
+        assert_eq!(new(&Seen::default(), "<6>[    1.000000] first\n"), ["<6>[    1.000000] first"], "an empty log");
+    }
+
+    #[test]
+    fn after_an_overtaking_only_lines_with_a_later_time_are_new() {
+        let seen = Seen::of(b"<6>[    1.000000] one\n<6>[    2.000000] two\n");
+        assert_eq!(seen.time, Some(2_000_000));
+        // A record that was continued: it is not what it was, and what stands before it is old.
+        let continued = "<6>[    1.000000] one\n<6>[    2.000000] two and more\n<6>[    2.000001][  T9] three\n";
+        assert_eq!(new(&seen, continued), ["<6>[    2.000001][  T9] three"]);
+        assert_eq!(new(&seen, "<6>[    9.000000] after a clear\n"), ["<6>[    9.000000] after a clear"]);
+        assert!(new(&Seen::of(b"<6>one\n<6>two\n"), "<6>six\n").is_empty(), "without times nothing is known");
+    }
+
+    #[test]
+    fn only_a_time_at_the_begin_of_a_line_is_one() {
+        assert_eq!(time(b"<12>[48497.945067] text [1.0]"), Some(48_497_945_067));
+        assert_eq!(time(b"[    0.000001] text"), Some(1));
+        for line in ["", "<", "<6>", "<6>[", "<6>[1]", "text [1.000000]", "[18446744073709551615.0]", "[-1.000000]"] {
+            assert_eq!(time(line.as_bytes()), None, "{line}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs root: tests/run"]
+    fn the_call_gives_what_the_kernel_was_told_last() {
+        let seen = Seen::of(&newest(SIZES[0]).unwrap());
+        let line = format!("gpu-steward test {}: a line of the kernel's log", std::process::id());
+        // The kernel shows a record without a line end only after the next record.
+        std::fs::write("/dev/kmsg", format!("{line}\n")).unwrap();
+        let (text, from) = look(&seen).unwrap();
+        assert!(from.is_some());
+        let lines: Vec<_> = seen.new_lines(&text, from).map(String::from_utf8_lossy).collect();
+        assert_eq!(lines.iter().filter(|new| new.ends_with(&line)).count(), 1, "{lines:?}");
+        let seen = Seen::of(&text);
+        assert!(!new(&seen, &String::from_utf8_lossy(&text)).iter().any(|new| new.ends_with(&line)));
+    }
+}
