@@ -133,6 +133,8 @@ pub struct Cards {
     away: Vec<Away>,
     /// The driver was seen not to be loaded, and has not worked since.
     unloaded: bool,
+    /// Which loading of the driver the cards were last seen with, also by an earlier life of this program.
+    driver_load: Option<u64>,
 }
 
 impl Default for Cards {
@@ -145,6 +147,7 @@ impl Default for Cards {
             policy: Policy::default(),
             away: Vec::new(),
             unloaded: false,
+            driver_load: None,
         }
     }
 }
@@ -159,7 +162,8 @@ impl Cards {
                 away.push(Away { gpu: kept.gpu.clone(), record: Record::restored(kept, now), left: false });
             }
         }
-        Cards { policy, away, ..Cards::default() }
+        let driver_load = kept.iter().find_map(|kept| kept.driver_load);
+        Cards { policy, away, driver_load, ..Cards::default() }
     }
 
     /// What is to be kept over the end of this program, ordered by UUID: what has happened to listed GPUs and to those that
@@ -168,6 +172,7 @@ impl Cards {
     pub fn kept(&self) -> Vec<Kept> {
         let listed = self.cards.iter().filter_map(|card| card.record.kept(&card.gpu.uuid));
         let mut kept: Vec<Kept> = listed.chain(self.away.iter().filter_map(|one| one.record.kept(&one.gpu))).collect();
+        kept.iter_mut().for_each(|kept| kept.driver_load = self.driver_load);
         kept.sort_by(|one, other| one.gpu.cmp(&other.gpu));
         kept
     }
@@ -197,8 +202,7 @@ impl Cards {
         }
         self.unloaded |= matches!(&state, GpuSourceState::Missing { why: Absence::DriverNotLoaded, .. });
         if matches!(state, GpuSourceState::Working { .. }) && std::mem::take(&mut self.unloaded) {
-            self.cards.iter_mut().for_each(|card| card.record.was_reset());
-            self.away.iter_mut().for_each(|away| away.record.was_reset());
+            self.were_reset();
         }
         let why = match &state {
             GpuSourceState::Missing { why, .. } => Some(*why),
@@ -216,6 +220,19 @@ impl Cards {
         }
         self.source = state.clone();
         vec![Remark::GpuSource(state)]
+    }
+
+    /// The driver works, loaded this time. Another loading has reset every GPU, also where nobody looked while it was unloaded:
+    /// NVML was let go of, or the agent was not running.
+    pub fn driver_loaded(&mut self, load: u64) {
+        if self.driver_load.replace(load).is_some_and(|before| before != load) {
+            self.were_reset();
+        }
+    }
+
+    fn were_reset(&mut self) {
+        self.cards.iter_mut().for_each(|card| card.record.was_reset());
+        self.away.iter_mut().for_each(|away| away.record.was_reset());
     }
 
     /// The list changed: what is new begins empty, what is known keeps its readings and counts, of the rest is kept what

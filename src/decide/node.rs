@@ -98,6 +98,7 @@ impl Node {
             Observation::GpuSource(state) => return self.cards.source(state, now.monotonic),
             // For the front door.
             Observation::GpuDriverReplaced | Observation::GpuEventsFail(_) => {}
+            Observation::GpuDriverLoaded(load) => self.cards.driver_loaded(load),
             Observation::GpuEventsHang(hang) => self.events_hang = hang,
             Observation::Gpus(gpus) => return self.cards.listed(gpus),
             Observation::GpusUnidentified(gpus) => self.cards.nameless(gpus),

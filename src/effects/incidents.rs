@@ -91,7 +91,7 @@ mod tests {
     fn kept() -> Vec<Kept> {
         let gpu = GpuUuid::parse("GPU-1").unwrap();
         let at = Monotonic(1);
-        vec![Kept { gpu, incidents: vec![(Incident::Xid(95), at)], last: at, awaits: None }]
+        vec![Kept { gpu, incidents: vec![(Incident::Xid(95), at)], last: at, awaits: None, driver_load: Some(7) }]
     }
 
     fn files(folder: &Path) -> Vec<String> {

@@ -55,6 +55,8 @@ pub struct Kept {
     pub last: Monotonic,
     /// Counters as they stood then, while a reset is waited for.
     pub awaits: Option<Marks>,
+    /// Which loading of the driver it happened to, where that is known.
+    pub driver_load: Option<u64>,
 }
 
 /// Counters that begin again at 0 when a GPU is reset or its driver loaded again, as they stood at an incident. Absent where

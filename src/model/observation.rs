@@ -26,6 +26,9 @@ pub enum Observation {
     GpuSource(GpuSourceState),
     /// The driver was replaced under the program, whose library will never match it again: only a new process can.
     GpuDriverReplaced,
+    /// Which loading of the driver's kernel module NVML works with: a number that another loading in the same boot has not. Told
+    /// whenever NVML begins to work, where it can be known.
+    GpuDriverLoaded(u64),
     /// Whether the wait for the driver's events hangs, whenever that changes.
     GpuEventsHang(bool),
     /// Whether waits for the driver's events fail one after the other, whenever that changes.
@@ -82,6 +85,66 @@ pub enum Observation {
     TalliesKept(Arc<[Tally]>),
     /// Something a source could not do, for the counters shown at `/metrics`; it was logged where it happened.
     Trouble(Trouble),
+}
+
+/// What becomes of an observation that the owner of the node's state has no time for yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// A state, reported only when it changes: it is never lost. A newer one of the same kind takes its place.
+    Fact,
+    /// Something that happened: it is kept in order, up to a bound.
+    Event,
+    /// A reading that the next one outdates: it may be dropped.
+    Sample,
+}
+
+impl Observation {
+    /// How it has to be delivered.
+    #[must_use]
+    pub fn delivery(&self) -> Delivery {
+        match self {
+            Observation::GpuSource(_)
+            | Observation::GpuDriverReplaced
+            | Observation::GpuDriverLoaded(_)
+            | Observation::GpuEventsHang(_)
+            | Observation::GpuEventsFail(_)
+            | Observation::Gpus(_)
+            | Observation::GpusUnidentified(_)
+            | Observation::SlurmJobs(..)
+            | Observation::HostFacts(_)
+            | Observation::Infiniband(_)
+            | Observation::Names { .. }
+            | Observation::Devices(_)
+            | Observation::Pods(_)
+            | Observation::PodWatch(_)
+            | Observation::Plugin(_)
+            | Observation::Promises(_)
+            | Observation::TalliesRecalled(_)
+            | Observation::TalliesKept(_) => Delivery::Fact,
+            Observation::GpuStalled(_)
+            | Observation::Xid(_)
+            | Observation::XidProcess(_)
+            | Observation::Sxid(_)
+            | Observation::Trouble(_) => Delivery::Event,
+            Observation::GpuSample(..)
+            | Observation::GpuProcesses(_)
+            | Observation::Host(_)
+            | Observation::Cgroups(_)
+            | Observation::Processes(_) => Delivery::Sample,
+        }
+    }
+
+    /// Whether this fact takes the place of an older one: the same kind, of the same GPU or from the same source of names.
+    #[must_use]
+    pub fn replaces(&self, older: &Observation) -> bool {
+        match (self, older) {
+            (Observation::SlurmJobs(gpu, _), Observation::SlurmJobs(other, _)) => gpu == other,
+            (Observation::Names { source, .. }, Observation::Names { source: other, .. }) => source == other,
+            _ => {
+                self.delivery() == Delivery::Fact && std::mem::discriminant(self) == std::mem::discriminant(older)
+            }
+        }
+    }
 }
 
 /// One pass over pods and containers.

@@ -161,7 +161,8 @@ mod tests {
     use super::*;
     use model::gpu::GpuSample;
     use model::process::GpuProcesses;
-    use tokio::sync::mpsc::Receiver;
+    use crate::report::Observations;
+    use tokio::sync::mpsc::error::TryRecvError;
 
     fn settings(model: &str, count: u32) -> Settings {
         Settings {
@@ -193,7 +194,7 @@ mod tests {
     }
 
     /// Observations until `enough` of samples and process lists have come.
-    fn watch(receiver: &mut Receiver<Observation>, enough: usize) -> (Vec<Gpu>, Vec<GpuSample>, Vec<GpuProcesses>) {
+    fn watch(receiver: &mut Observations, enough: usize) -> (Vec<Gpu>, Vec<GpuSample>, Vec<GpuProcesses>) {
         let (mut gpus, mut samples, mut lists) = (Vec::new(), Vec::new(), Vec::new());
         let deadline = Instant::now() + Duration::from_secs(20);
         while samples.len() < enough || lists.len() < enough {
@@ -221,8 +222,7 @@ mod tests {
         assert!(samples.iter().all(|sample| sample.memory_used.value().is_some() && sample.power.value().is_some()));
         stop.cancel();
         let deadline = Instant::now() + Duration::from_secs(5);
-        while !receiver.is_closed() {
-            while receiver.try_recv().is_ok() {}
+        while !matches!(receiver.try_recv(), Err(TryRecvError::Disconnected)) {
             assert!(Instant::now() < deadline, "the thread goes on");
             std::thread::yield_now();
         }

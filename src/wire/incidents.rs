@@ -3,7 +3,7 @@
 //! ```text
 //!   {"version":1,"boot":"6f1b8a0e-…","gpus":[
 //!     {"uuid":"GPU-…","last_ns":81234567890,"incidents":[{"incident":"xid_95","since_ns":81234567890,"at":"2026-…Z"}],
-//!      "awaits_reset":{"energy_mj":123456,"ecc_uncorrected":2}}]}
+//!      "awaits_reset":{"energy_mj":123456,"ecc_uncorrected":2},"driver_load":4711}]}
 //! ```
 //!
 //! Times are nanoseconds since the boot that `boot` names, so no jump of a clock moves them; `at` is for people and is not
@@ -51,6 +51,8 @@ struct Gpu<'a> {
     incidents: Vec<One<'a>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     awaits_reset: Option<Counters>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    driver_load: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -91,6 +93,7 @@ pub fn encode(boot: &BootId, kept: &[Kept], now: Now) -> Result<String, Fault> {
         last_ns: kept.last.0,
         incidents: kept.incidents.iter().filter(|(incident, _)| incident.happened()).map(one).collect(),
         awaits_reset: kept.awaits.map(|marks| Counters { energy_mj: marks.energy, ecc_uncorrected: marks.uncorrected }),
+        driver_load: kept.driver_load,
     };
     let document = Document { version: FILE.version, boot: boot.as_str().into(), gpus: kept.iter().map(gpu).collect() };
     FILE.encode(&document)
@@ -123,6 +126,7 @@ fn gpu(gpu: Gpu<'_>) -> Result<Kept, Fault> {
         awaits: gpu
             .awaits_reset
             .map(|counters| Marks { energy: counters.energy_mj, uncorrected: counters.ecc_uncorrected }),
+        driver_load: gpu.driver_load,
     })
 }
 
@@ -151,6 +155,7 @@ mod tests {
             incidents: vec![(Incident::Xid(95), Monotonic(5_000_000_000))],
             last: Monotonic(6_000_000_000),
             awaits: Some(Marks { energy: Some(7), uncorrected: None }),
+            driver_load: Some(4711),
         }
     }
 
@@ -162,9 +167,11 @@ mod tests {
             text,
             "{\"version\":1,\"boot\":\"6f1b8a0e-2c5d-4f3a-9b7c-0123456789ab\",\"gpus\":[{\"uuid\":\"GPU-1\",\
              \"last_ns\":6000000000,\"incidents\":[{\"incident\":\"xid_95\",\"since_ns\":5000000000,\
-             \"at\":\"2023-11-14T22:13:20Z\"}],\"awaits_reset\":{\"energy_mj\":7}}]}\n"
+             \"at\":\"2023-11-14T22:13:20Z\"}],\"awaits_reset\":{\"energy_mj\":7},\"driver_load\":4711}]}\n"
         );
         assert_eq!(decode(text.as_bytes()), Ok((boot(), vec![one()])));
+        let before = text.replace(",\"driver_load\":4711", "");
+        assert_eq!(decode(before.as_bytes()).unwrap().1[0].driver_load, None, "as an earlier version wrote it");
         for (from, to) in [
             ("\"version\":1", "\"version\":2"),
             ("6f1b8a0e-", "x"),
@@ -194,6 +201,7 @@ mod tests {
             codes in prop::collection::vec((prop::option::of(any::<u32>()), any::<u64>()), 0..9),
             last in any::<u64>(),
             awaits in prop::option::of(marks()),
+            driver_load in any::<Option<u64>>(),
         ) -> Kept {
             let one = |(code, since): &(Option<u32>, u64)| {
                 (code.map_or(Incident::EccUncorrected, Incident::Xid), Monotonic(*since))
@@ -202,6 +210,7 @@ mod tests {
                 gpu: GpuUuid::parse(&name).unwrap(),
                 incidents: codes.iter().map(one).collect(),
                 last: Monotonic(last),
+                driver_load,
                 awaits,
             }
         }

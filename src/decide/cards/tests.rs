@@ -202,6 +202,30 @@ fn a_driver_that_was_loaded_again_has_reset_every_gpu_and_a_library_that_failed_
     }
 }
 
+/// NVML was let go of, or the agent did not run: the driver that is loaded now is another one than before.
+#[test]
+fn another_loading_of_the_driver_has_reset_every_gpu_also_where_nobody_looked() {
+    for (loads, expect) in [(&[4, 4][..], true), (&[4, 5], false), (&[], true)] {
+        let mut cards = one_condemned();
+        for load in loads {
+            cards.source(GpuSourceState::Released { until: at(9) }, at(3));
+            cards.driver_loaded(*load);
+            cards.source(working(), at(5));
+        }
+        cards.read(&gpu(1).uuid, mute(6), at(6));
+        assert_eq!(awaits(&cards), [false, expect], "{loads:?}");
+    }
+    let mut before = one_condemned();
+    before.driver_loaded(4);
+    for (load, expect) in [(4, true), (5, false)] {
+        let mut cards = Cards::restored(Policy::default(), &before.kept(), at(1000));
+        cards.driver_loaded(load);
+        cards.listed(vec![gpu(0), gpu(1)]);
+        cards.read(&gpu(1).uuid, mute(1001), at(1001));
+        assert_eq!(awaits(&cards), [false, expect], "{load}");
+    }
+}
+
 #[test]
 fn what_was_kept_is_held_against_the_gpu_that_comes_and_no_other() {
     let kept = one_condemned().kept();

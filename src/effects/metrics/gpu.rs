@@ -26,7 +26,7 @@ static CARD: &[Row<GpuView>] = &[
     Row::gauge("encoder_ratio", "ratio", "Use of the video encoder.", |g| number(&g.sample.encoder)),
     Row::gauge("decoder_ratio", "ratio", "Use of the video decoder.", |g| number(&g.sample.decoder)),
     Row::gauge("power_watts", "watts", "Power drawn by the card.", |g| number(&g.sample.power)),
-    Row::gauge("power_limit_watts", "watts", "Limit of power as it is set.", |g| number(&g.gpu.power_limit)),
+    Row::gauge("power_limit_watts", "watts", "Limit of power that is enforced: the lowest of what was set and what the board or its slot allows.", |g| number(&g.gpu.power_limit)),
     Row::counter("energy_joules_total", "joules", "Energy drawn since the driver was loaded.", |g| number(&g.sample.energy)),
     Row::gauge("clock_sm_hertz", "hertz", "Clock of the multiprocessors.", |g| number(&g.sample.clock_sm)),
     Row::gauge("clock_memory_hertz", "hertz", "Clock of the memory.", |g| number(&g.sample.clock_memory)),

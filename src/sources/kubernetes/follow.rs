@@ -188,12 +188,13 @@ impl Follower {
         self.untold.since.get_or_insert_with(Instant::now);
     }
 
-    /// Reports what is not known yet; what the queue does not take is tried again a moment later.
+    /// Reports what is not known yet.
     fn tell(&mut self) {
-        let told = !self.untold.pods || self.reporter.report(Observation::Pods(self.store.list()));
-        self.untold.pods = !told;
-        let told = told && self.reporter.report(Observation::PodWatch(self.watch.clone()));
-        self.untold.since = (!told).then(Instant::now);
+        if std::mem::take(&mut self.untold.pods) {
+            self.reporter.report(Observation::Pods(self.store.list()));
+        }
+        self.reporter.report(Observation::PodWatch(self.watch.clone()));
+        self.untold.since = None;
     }
 }
 

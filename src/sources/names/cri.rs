@@ -66,9 +66,8 @@ impl Ask for Cri {
         };
         let names = runtime.names().await?;
         self.runtime = Some(runtime);
-        if self.told.as_ref() != Some(&names)
-            && self.reporter.report(Observation::Names { source: NameSource::Cri, names: names.clone() })
-        {
+        if self.told.as_ref() != Some(&names) {
+            self.reporter.report(Observation::Names { source: NameSource::Cri, names: names.clone() });
             self.told = Some(names);
         }
         Ok(())

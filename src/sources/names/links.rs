@@ -43,8 +43,8 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
         match read(&folder).await {
             Ok(names) => {
                 spell.worked();
-                let news = told.as_ref() != Some(&names);
-                if news && reporter.report(Observation::Names { source: NameSource::LogLinks, names: names.clone() }) {
+                if told.as_ref() != Some(&names) {
+                    reporter.report(Observation::Names { source: NameSource::LogLinks, names: names.clone() });
                     told = Some(names);
                 }
                 watch = settle(watch).await;

@@ -48,7 +48,8 @@ impl Ask for PodResources {
         };
         self.client = Some(client);
         let devices = gather(listed);
-        if self.told.as_ref() != Some(&devices) && self.reporter.report(Observation::Devices(devices.clone())) {
+        if self.told.as_ref() != Some(&devices) {
+            self.reporter.report(Observation::Devices(devices.clone()));
             self.told = Some(devices);
         }
         Ok(())

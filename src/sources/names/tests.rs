@@ -21,7 +21,7 @@ use std::path::Path;
 
 use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
-use tokio::sync::mpsc::Receiver;
+use crate::report::Observations;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -111,7 +111,7 @@ fn container(digit: &str, name: &str) -> Container {
     }
 }
 
-fn names(seen: &mut Receiver<Observation>) -> Option<Vec<ContainerName>> {
+fn names(seen: &mut Observations) -> Option<Vec<ContainerName>> {
     match seen.try_recv() {
         Ok(Observation::Names { source: NameSource::Cri, names }) => Some(names),
         Ok(other) => panic!("{other:?}"),
@@ -119,7 +119,7 @@ fn names(seen: &mut Receiver<Observation>) -> Option<Vec<ContainerName>> {
     }
 }
 
-fn devices(seen: &mut Receiver<Observation>) -> Option<Vec<ContainerDevices>> {
+fn devices(seen: &mut Observations) -> Option<Vec<ContainerDevices>> {
     match seen.try_recv() {
         Ok(Observation::Devices(devices)) => Some(devices),
         Ok(other) => panic!("{other:?}"),
@@ -127,7 +127,7 @@ fn devices(seen: &mut Receiver<Observation>) -> Option<Vec<ContainerDevices>> {
     }
 }
 
-async fn links(seen: &mut Receiver<Observation>) -> Vec<ContainerName> {
+async fn links(seen: &mut Observations) -> Vec<ContainerName> {
     match timeout(LIMIT, seen.recv()).await {
         Ok(Some(Observation::Names { source: NameSource::LogLinks, names })) => names,
         other => panic!("{other:?}"),

@@ -30,7 +30,14 @@ pub(super) struct Asker {
     uuid: GpuUuid,
     key: GpuKey,
     answers: BTreeMap<Call, Refusal>,
+    /// Fields of NVLinks that this driver or this GPU does not know, and why.
+    unknown_link_fields: BTreeMap<u32, Absence>,
     lost: bool,
+}
+
+/// The error of one field. A driver that is older than the field takes its number for a mistake of the caller.
+pub(super) fn of_field(error: NvmlError) -> NvmlError {
+    if matches!(error, NvmlError::InvalidArg) { NvmlError::FunctionNotFound } else { error }
 }
 
 /// A call by its name, and the MIG instance that it asks of where it asks of one: instances refuse for themselves.
@@ -56,7 +63,7 @@ impl Refusal {
 impl Asker {
     pub(super) fn new(pulse: Arc<Pulse>, reporter: Reporter, known: &Known) -> Self {
         let (uuid, key) = (known.gpu.uuid.clone(), known.key());
-        Asker { pulse, reporter, uuid, key, answers: BTreeMap::new(), lost: false }
+        Asker { pulse, reporter, uuid, key, answers: BTreeMap::new(), unknown_link_fields: BTreeMap::new(), lost: false }
     }
 
     /// Makes the call named `name`, unless it was refused lately.
@@ -108,8 +115,7 @@ impl Asker {
         let mut unknown = false;
         let answer = self.make((name, None), || {
             call()?.map_err(|error| {
-                // A driver that is older than the field takes its number for a mistake of ours.
-                let error = if matches!(error, NvmlError::InvalidArg) { NvmlError::FunctionNotFound } else { error };
+                let error = of_field(error);
                 unknown = matches!(error, NvmlError::FunctionNotFound | NvmlError::NotSupported);
                 error
             })
@@ -118,6 +124,16 @@ impl Asker {
             refusal.lasts = Duration::MAX;
         }
         answer
+    }
+
+    /// Why a field of NVLinks is not asked any more, until the library is opened anew.
+    pub(super) fn unknown_link_field(&self, id: u32) -> Option<Absence> {
+        self.unknown_link_fields.get(&id).copied()
+    }
+
+    /// This driver or this GPU does not know this field of NVLinks.
+    pub(super) fn link_field_is_unknown(&mut self, id: u32, why: Absence) {
+        self.unknown_link_fields.insert(id, why);
     }
 
     /// Makes a call whose refusals are part of its answer.
@@ -161,6 +177,7 @@ impl Asker {
     /// Forgets refusals: the GPU was away, or the library was opened anew, and what it can do may be another thing.
     pub(super) fn forget(&mut self) {
         self.answers.clear();
+        self.unknown_link_fields.clear();
     }
 }
 

@@ -13,7 +13,7 @@ mod upkeep;
 mod release;
 
 use crate::nvml::{Gate, Patience, Settings, spawn};
-use crate::report::Reporter;
+use crate::report::{Observations, Reporter};
 use crate::roots::HostRoots;
 pub(super) use lab::scenario::{
     Card, Code, FakeNvml, Fault, Quantity, Scenario, SickLink, Value, Which, XidEvent, cards,
@@ -26,7 +26,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use tokio::sync::mpsc::Receiver;
 use tokio_util::sync::CancellationToken;
 
 /// How long a test waits for what must come; the machine may be busy with other tests.
@@ -40,7 +39,7 @@ pub(super) struct Drill {
     /// Twenty times less than in earnest would fail calls on a busy machine.
     pub(super) patience: Patience,
     directory: TempDir,
-    queue: Option<Receiver<Observation>>,
+    queue: Option<Observations>,
     pub(super) gate: Gate,
     stop: CancellationToken,
 }
@@ -55,6 +54,8 @@ pub(super) struct Seen {
     pub(super) failures: usize,
     /// How often it was told that the driver was replaced.
     pub(super) replaced: usize,
+    /// Which loadings of the driver it worked with.
+    pub(super) loads: Vec<u64>,
     /// Whose calls stalled, in their order.
     pub(super) stalled: Vec<GpuUuid>,
     /// GPUs of which all was absent once, and why.
@@ -153,7 +154,7 @@ impl Drill {
 
     /// Takes in everything that was reported.
     fn take(&mut self) {
-        while let Some(Ok(observation)) = self.queue.as_mut().map(Receiver::try_recv) {
+        while let Some(Ok(observation)) = self.queue.as_mut().map(Observations::try_recv) {
             self.seen.take(observation);
         }
     }
@@ -199,6 +200,7 @@ impl Seen {
             Observation::GpuEventsHang(hang) => self.events_hang.push(hang),
             Observation::GpuEventsFail(fail) => self.events_fail.push(fail),
             Observation::GpuDriverReplaced => self.replaced += 1,
+            Observation::GpuDriverLoaded(load) => self.loads.push(load),
             Observation::GpuStalled(gpu) => self.stalled.push(gpu),
             Observation::Gpus(gpus) => self.gpus = Some(gpus),
             Observation::GpusUnidentified(gpus) => self.unidentified = gpus,

@@ -166,8 +166,9 @@ impl Events {
     /// A wait went well.
     fn heard(&self, waits: &mut Waits) {
         waits.failed = 0;
-        // Told with the next wait if the queue is full.
-        waits.told = waits.told && !self.reporter.report(Observation::GpuEventsFail(false));
+        if std::mem::take(&mut waits.told) {
+            self.reporter.report(Observation::GpuEventsFail(false));
+        }
     }
 
     /// A wait failed: counted, said once, and told when it goes on.
@@ -177,8 +178,8 @@ impl Events {
             tracing::warn!(%error, "waiting for NVML's events failed, said once");
         }
         waits.failed = waits.failed.saturating_add(1);
-        if waits.failed >= FAILURES {
-            waits.told |= self.reporter.report(Observation::GpuEventsFail(true));
+        if waits.failed >= FAILURES && !std::mem::replace(&mut waits.told, true) {
+            self.reporter.report(Observation::GpuEventsFail(true));
         }
         let _ = self.tell.try_send(Message::LookAgain);
     }

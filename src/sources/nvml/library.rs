@@ -7,6 +7,7 @@ use model::Absence;
 use model::observation::GpuSourceState;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -57,6 +58,12 @@ pub(super) fn versions(nvml: &'static Nvml, pulse: &Pulse) -> GpuSourceState {
         cuda: cuda.map(|number| format!("{}.{}", number / 1000, number % 1000 / 10).into()),
         simulated: false,
     }
+}
+
+/// Which loading of the driver this is: the kernel makes a folder for each loading of a module, and gives no two folders of one
+/// boot the same number. `None` where the driver is no module, or sysfs is not there.
+pub(super) fn driver_load(sysfs: &Path) -> Option<u64> {
+    std::fs::metadata(sysfs.join("module/nvidia")).ok().map(|folder| folder.ino())
 }
 
 /// One sentence of what was tried and what NVML answered, one of what to do.

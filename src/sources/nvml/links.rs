@@ -6,7 +6,7 @@
 //! What must never happen here: an error that was not counted shown as none.
 
 use crate::nvml::absence::{INVALID_ARGUMENT, lasting, reason};
-use crate::nvml::card::Card;
+use crate::nvml::card::{Card, of_field};
 use crate::nvml::raw;
 use model::time::Monotonic;
 use model::unit::Count;
@@ -72,24 +72,60 @@ fn untold(number: u32, up: bool) -> NvLink {
 }
 
 fn by_fields(card: &mut Card, links: &mut [NvLink], at: Monotonic) {
-    let device = &card.known.device;
-    let ids = FIELDS.map(|(id, _)| id);
-    let told = card.asker.ask("nvlink error fields", || {
-        each(links, |link| {
-            let values = raw::fields(device, ids, link)?;
-            // A card that has none of these answers the call, and refuses each field.
-            let none = values.iter().all(|value| matches!(value, Err(NvmlError::NotSupported)));
-            if none { Err(NvmlError::NotSupported) } else { Ok(values) }
-        })
-    });
-    spread(links, told, |link, told: Result<[Result<u64, NvmlError>; FIELDS.len()], Absence>| match told {
-        Ok(values) => {
-            for ((_, kind), value) in FIELDS.into_iter().zip(values) {
-                settle(link, kind, Reading::from_result(value.map(Count).map_err(reason), at));
+    let (mut ids, mut kinds) = (Vec::new(), Vec::new());
+    for (id, kind) in FIELDS {
+        match card.asker.unknown_link_field(id) {
+            Some(why) => links.iter_mut().for_each(|link| settle(link, kind, Reading::Absent(why))),
+            None => {
+                ids.push(id);
+                kinds.push(kind);
             }
         }
-        Err(why) => FIELDS.into_iter().for_each(|(_, kind)| settle(link, kind, Reading::Absent(why))),
+    }
+    if ids.is_empty() {
+        return;
+    }
+    let device = &card.known.device;
+    let told = card.asker.ask("nvlink error fields", || {
+        each(links, |link| {
+            let values = raw::field_list(device, &ids, link)?;
+            let values: Vec<_> = values.into_iter().map(|value| value.map_err(|error| reason(of_field(error)))).collect();
+            // A GPU that has none of these answers the call, and refuses each field.
+            match values.first() {
+                Some(Err(why)) if values.iter().all(|value| value.is_err_and(unknown)) => Err(again(*why)),
+                _ => Ok(values),
+            }
+        })
     });
+    for (place, id) in ids.iter().enumerate() {
+        let why = match &told {
+            Ok(links) => unknown_to_all(links, place),
+            Err(why) => Some(*why).filter(|why| unknown(*why)),
+        };
+        if let Some(why) = why {
+            card.asker.link_field_is_unknown(*id, why);
+        }
+    }
+    spread(links, told, |link, told: Result<Vec<Result<u64, Absence>>, Absence>| match told {
+        Ok(values) => {
+            for (kind, value) in kinds.iter().zip(values) {
+                settle(link, *kind, Reading::from_result(value.map(Count), at));
+            }
+        }
+        Err(why) => kinds.iter().for_each(|kind| settle(link, *kind, Reading::Absent(why))),
+    });
+}
+
+/// Whether a field that is refused so is refused until the library is opened anew.
+fn unknown(why: Absence) -> bool {
+    matches!(why, Absence::NotSupported | Absence::NotInThisDriver)
+}
+
+/// Why every link that answered refuses the field at this place, where that is for good.
+fn unknown_to_all(links: &[Result<Vec<Result<u64, Absence>>, Absence>], place: usize) -> Option<Absence> {
+    let mut answers = links.iter().filter_map(|link| link.as_ref().ok()?.get(place)).peekable();
+    let first = answers.peek()?.err()?;
+    answers.all(|answer| answer.is_err_and(unknown)).then_some(first)
 }
 
 fn by_counters(card: &mut Card, links: &mut [NvLink], at: Monotonic) {

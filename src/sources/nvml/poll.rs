@@ -407,8 +407,8 @@ impl Desk {
         while jobs.len() > MAX_JOBS {
             jobs.pop_last();
         }
-        let told = || Observation::SlurmJobs(processes.gpu.clone(), jobs.iter().cloned().collect());
-        if jobs != self.jobs && reporter.report(told()) {
+        if jobs != self.jobs {
+            reporter.report(Observation::SlurmJobs(processes.gpu.clone(), jobs.iter().cloned().collect()));
             self.jobs = jobs;
         }
     }

@@ -18,6 +18,8 @@ use std::time::Duration;
 pub(super) struct Pulse {
     /// The call that is being made.
     call: Mutex<Option<Call>>,
+    /// When the last call began that has returned.
+    answered: Mutex<Option<Monotonic>>,
     /// The poller has been replaced, or the program stops: no further call, and away.
     dismissed: AtomicBool,
     /// Somebody saw a sign that the list of GPUs has changed.
@@ -83,10 +85,28 @@ impl Pulse {
     }
 
     fn beat<T>(&self, call: Call, work: impl FnOnce() -> T) -> T {
+        let began = call.began;
         *self.call.lock() = Some(call);
         let answer = work();
         *self.call.lock() = None;
+        *self.answered.lock() = Some(began);
         answer
+    }
+
+    /// When the last call began that has returned.
+    pub(super) fn answered(&self) -> Option<Monotonic> {
+        *self.answered.lock()
+    }
+
+    /// When the call began that is being made.
+    pub(super) fn began(&self) -> Option<Monotonic> {
+        self.call.lock().as_ref().map(|call| call.began)
+    }
+
+    /// As if a call that began at that time had returned.
+    #[cfg(test)]
+    pub(super) fn was_answered(&self, began: Monotonic) {
+        *self.answered.lock() = Some(began);
     }
 
     /// The call that has not returned in time.

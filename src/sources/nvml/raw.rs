@@ -158,18 +158,29 @@ pub(super) fn fields<const N: usize>(
     ids: [u32; N],
     scope: u32,
 ) -> Result<[Result<u64, NvmlError>; N], NvmlError> {
+    let values = field_list(device, &ids, scope)?;
+    values.try_into().map_err(|_| NvmlError::InsufficientSize(None))
+}
+
+/// The same for fields that are known only while the program runs.
+pub(super) fn field_list(
+    device: &Device<'static>,
+    ids: &[u32],
+    scope: u32,
+) -> Result<Vec<Result<u64, NvmlError>>, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetFieldValues.as_ref())?;
-    let mut values = ids.map(|id| {
+    let field = |id: &u32| {
         // SAFETY: a C structure of numbers, for which all zeroes is a value.
         let mut value: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
-        value.fieldId = id;
+        value.fieldId = *id;
         value.scopeId = scope;
         value
-    });
-    let count = i32::try_from(N).map_err(|_| NvmlError::InvalidArg)?;
+    };
+    let mut values: Vec<nvmlFieldValue_t> = ids.iter().map(field).collect();
+    let count = i32::try_from(values.len()).map_err(|_| NvmlError::InvalidArg)?;
     // SAFETY: the handle is live, and the array holds as many values as is told.
     nvml_try(unsafe { call(device.handle(), count, values.as_mut_ptr()) })?;
-    Ok(values.map(|value| nvml_try(value.nvmlReturn).and_then(|()| whole(&value))))
+    Ok(values.iter().map(|value| nvml_try(value.nvmlReturn).and_then(|()| whole(value))).collect())
 }
 
 fn whole(value: &nvmlFieldValue_t) -> Result<u64, NvmlError> {

@@ -126,9 +126,9 @@ pub(super) fn seldom(card: &mut Card, sysfs: &Path) {
     let persistence = asker.ask("persistence mode", || device.is_in_persistent_mode());
     sample.persistence = Reading::from_result(persistence, at);
     let both = [NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX];
-    let links = asker.ask("nvlink throughput", || {
+    let links = asker.ask_field("nvlink throughput", || {
         let [sent, received] = raw::fields(device, both, ALL_LINKS)?;
-        Ok(sent?.saturating_add(received?))
+        Ok(sent.and_then(|sent| Ok(sent.saturating_add(received?))))
     });
     sample.nvlink_bytes = Reading::from_result(links.map(|kib| Bytes(kib.saturating_mul(NVLINK_UNIT))), at);
     ecc(card, at);

@@ -106,6 +106,9 @@ impl Session {
     pub(super) fn prove(&mut self, nvml: &'static Nvml) {
         (self.retry, self.said, self.worked) = (self.settings.patience.first_retry, None, true);
         if !std::mem::replace(&mut self.proven, true) {
+            if let Some(load) = library::driver_load(&self.settings.roots.sysfs) {
+                self.reporter.report(Observation::GpuDriverLoaded(load));
+            }
             self.tell(Message::Source(library::versions(nvml, &self.pulse)));
         }
     }

@@ -312,18 +312,21 @@ impl Supervisor {
         }
     }
 
-    /// Tells once on whom a call counts that does not return: on its GPU, if it hangs or others have been answered for as long
-    /// as it has been late; on all, if it is about none and hangs. Where nobody is answered for some seconds, that tells more
-    /// of who else asks the driver than of any GPU.
+    /// Tells once on whom a call counts that does not return: on its GPU, if it hangs, or if a call of another poller began and
+    /// returned while it was late already; on all, if it is about none and hangs. Where no call returns for some seconds, other
+    /// callers keep the driver busy, and no GPU is to blame.
     fn count(&mut self, now: Monotonic) {
-        let answered = self.seats.iter().any(Seat::works);
-        let late = self.settings.patience.absent_after * 2;
+        let answered = self.seats.iter().filter(|seat| seat.works()).filter_map(|seat| seat.pulse.answered()).max();
+        let patience = self.settings.patience.absent_after;
+        let late = patience * 2;
         for seat in &mut self.seats {
             let Some(stuck) = &seat.stuck else {
                 seat.counted = false;
                 continue;
             };
-            let alone = stuck.gpu.is_some() && answered && seat.pulse.silent_for(now, late);
+            let since = seat.pulse.began().map(|began| began.after(patience));
+            let others_answered = since.is_some_and(|since| answered.is_some_and(|answered| answered >= since));
+            let alone = stuck.gpu.is_some() && others_answered && seat.pulse.silent_for(now, late);
             if seat.counted || !(stuck.hangs || alone) {
                 continue;
             }

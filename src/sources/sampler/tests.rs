@@ -1,11 +1,24 @@
 //! The sampler as a whole over this machine.
 
 use super::*;
+use crate::report::Observations;
 use std::time::Instant;
+use tokio::sync::mpsc::error::TryRecvError;
 
 fn settings() -> Settings {
     let (period, slow_period) = (Duration::from_millis(20), Duration::from_millis(40));
     Settings { roots: HostRoots::default(), period, slow_period }
+}
+
+/// Waits for the next observation outside of a runtime.
+fn next(queue: &mut Observations) -> Observation {
+    loop {
+        match queue.try_recv() {
+            Ok(observation) => return observation,
+            Err(TryRecvError::Empty) => std::thread::sleep(Duration::from_millis(5)),
+            Err(TryRecvError::Disconnected) => panic!("the thread has ended"),
+        }
+    }
 }
 
 #[test]
@@ -16,7 +29,7 @@ fn the_thread_reports_this_machine_and_ends_at_once() {
     assert_eq!(thread.thread().name(), Some("sampler"));
     let (mut facts, mut hosts, mut passes, mut processes) = (0, 0, 0, 0);
     while hosts < 3 || passes < 3 || processes < 1 {
-        match queue.blocking_recv().unwrap() {
+        match next(&mut queue) {
             Observation::HostFacts(found) => {
                 assert!(!found.kernel.is_empty());
                 facts += 1;

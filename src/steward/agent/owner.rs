@@ -10,6 +10,7 @@ use model::incident::Kept;
 use model::observation::Observation;
 use model::pod::PodList;
 use model::view::NodeView;
+use sources::report::Observations;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
@@ -31,7 +32,7 @@ pub(crate) struct Owner {
     /// What is waited for before we are ready.
     pub latch: Latch,
     /// From the eyes.
-    pub observations: mpsc::Receiver<Observation>,
+    pub observations: Observations,
     /// Why the usage socket is not served, if it is not.
     pub usage: watch::Receiver<Option<Arc<str>>>,
     /// How far sharing is.

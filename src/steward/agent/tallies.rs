@@ -40,7 +40,7 @@ impl TallyKeeper {
     pub(crate) async fn run(self, stop: CancellationToken) {
         let file = self.file.clone();
         let before = tokio::task::spawn_blocking(move || file.recall()).await.unwrap_or_default();
-        self.tell(&stop, Observation::TalliesRecalled(before.into())).await;
+        self.reporter.report(Observation::TalliesRecalled(before.into()));
         let mut failing = false;
         let mut kept: Arc<[Tally]> = Arc::default();
         loop {
@@ -60,18 +60,11 @@ impl TallyKeeper {
                     Err(_) => {}
                 }
                 kept = Arc::clone(&merged);
-                self.tell(&stop, Observation::TalliesKept(merged)).await;
+                self.reporter.report(Observation::TalliesKept(merged));
             }
             if last {
                 return;
             }
-        }
-    }
-
-    /// The queue may be full for a moment; without what was kept there is nothing to be shown.
-    async fn tell(&self, stop: &CancellationToken, observation: Observation) {
-        while !self.reporter.report(observation.clone()) && !stop.is_cancelled() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 }

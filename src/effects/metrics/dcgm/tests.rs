@@ -155,8 +155,15 @@ fn types_are_those_of_dcgm_exporter() {
         "NVLINK_BANDWIDTH_TOTAL",
         "UNCORRECTABLE_REMAPPED_ROWS",
         "CORRECTABLE_REMAPPED_ROWS",
+        "RETIRED_SBE",
+        "RETIRED_DBE",
+        "RETIRED_PENDING",
+        "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+        "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+        "NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+        "NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
     ];
-    let families = CARD.iter().map(|row| &row.family);
+    let families = CARD.iter().chain(upkeep::DCGM).map(|row| &row.family);
     let families = families.chain(MEMORY.iter().map(|row| &row.family)).chain(PROFILING.iter().map(|row| &row.family));
     let kinds: BTreeMap<&str, &str> =
         families.chain([&XID]).map(|family| (family.name, family.kind.word(Format::Classic))).collect();

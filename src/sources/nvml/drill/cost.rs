@@ -2,7 +2,7 @@
 
 use super::{Card, Drill, Quantity, Scenario, Value, cards, error, of, put, with};
 use lab::scenario::{Kind, MigSlot, Process, Program, process};
-use model::Absence;
+use model::{Absence, Reading};
 use model::unit::BytesPerSecond;
 
 /// A scenario whose calls are counted.
@@ -98,6 +98,28 @@ fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_ope
     assert_eq!(sample.temperature_memory.absence(), Some(Absence::NotSupported));
     put(&drill.path("proc/driver/nvidia/gpus/0000:7f:00.0/information"), "Bus Location: 0000:7f:00.0\n");
     drill.wait("the library opened anew", |_| fake.calls("field:230", 0) >= 2 && fake.calls("field:82", 0) >= 2);
+}
+
+/// Without it each of the fields was asked of each of twelve links in every round.
+#[test]
+fn fields_of_nvlinks_that_this_driver_does_not_know_are_asked_in_one_round() {
+    // The sums of all links, and errors of a link: CRC (one that the driver knows), recovery events, symbol errors.
+    const SUMS: [u32; 2] = [138, 139];
+    let gpu = Card { unknown_fields: SUMS.into_iter().chain(208..=221).collect(), ..cards("A100", 1) };
+    let mut drill = Drill::start(counted(vec![gpu]));
+    let fake = drill.fake.clone();
+    drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 4);
+    for field in SUMS {
+        assert_eq!(fake.calls(&format!("field:{field}"), 0), 1);
+    }
+    for field in 208..=221 {
+        let calls = fake.calls(&format!("field:{field}"), 0);
+        assert!(calls <= 12, "field {field} was asked {calls} times of 12 links");
+    }
+    assert!((208..=221).any(|field| fake.calls(&format!("field:{field}"), 0) > 0), "they are asked at all");
+    let sample = drill.sample(0, "a sample", |sample| sample.nvlink_bytes != Reading::NOT_YET);
+    assert_eq!(sample.nvlink_bytes.absence(), Some(Absence::NotInThisDriver), "not a failure of the call");
+    assert_eq!(drill.seen.failures, 0, "what a driver does not know is no failure");
 }
 
 #[test]

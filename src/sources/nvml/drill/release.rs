@@ -56,6 +56,29 @@ fn while_it_is_released_no_file_of_the_driver_is_open_and_then_all_is_as_before(
 }
 
 #[test]
+fn which_loading_of_the_driver_it_is_is_told_each_time_it_works() {
+    let mut drill = Drill::prepare(of(vec![cards("H100", 1)]));
+    let module = drill.path("sys/module/nvidia");
+    std::fs::create_dir_all(&module).unwrap();
+    drill.open();
+    drill.sample(0, "readings", reads);
+    for loaded_anew in [false, true] {
+        let_go(&mut drill);
+        if loaded_anew {
+            // Both folders are there for a moment, so that they are two.
+            std::fs::create_dir(module.with_file_name("next")).unwrap();
+            std::fs::remove_dir(&module).unwrap();
+            std::fs::rename(module.with_file_name("next"), &module).unwrap();
+        }
+        drill.gate.take_back();
+        works(&mut drill);
+    }
+    let [first, second, third] = drill.seen.loads[..] else { panic!("{:?}", drill.seen.loads) };
+    assert_eq!(first, second);
+    assert_ne!(second, third);
+}
+
+#[test]
 fn the_time_ends_it_by_itself() {
     let mut drill = Drill::start(of(vec![cards("H100", 1)]));
     drill.sample(0, "readings", reads);

@@ -4,7 +4,7 @@ use super::*;
 use crate::nvml::gate::Gate;
 use crate::nvml::settings::Patience;
 use crate::roots::HostRoots;
-use tokio::sync::mpsc::Receiver;
+use crate::report::Observations;
 
 /// A thread in a call that returns when it is told to.
 fn in_a_call(pulse: &Arc<Pulse>, gpu: Option<&GpuKey>) -> JoinHandle<()> {
@@ -22,7 +22,7 @@ fn in_a_call(pulse: &Arc<Pulse>, gpu: Option<&GpuKey>) -> JoinHandle<()> {
     thread
 }
 
-fn supervisor() -> (Supervisor, Receiver<Observation>) {
+fn supervisor() -> (Supervisor, Observations) {
     let settings = Settings {
         library: None,
         roots: HostRoots::default(),
@@ -36,7 +36,7 @@ fn supervisor() -> (Supervisor, Receiver<Observation>) {
     (Supervisor::new(settings, reporter, CancellationToken::new()), told)
 }
 
-fn failures(told: &mut Receiver<Observation>) -> usize {
+fn failures(told: &mut Observations) -> usize {
     let told = std::iter::from_fn(|| told.try_recv().ok());
     told.filter(|told| matches!(told, Observation::Trouble(Trouble::NvmlFailed))).count()
 }
@@ -72,7 +72,7 @@ fn an_event_thread_that_panics_is_counted_once_and_started_again() {
 }
 
 /// A supervisor with one poller, which is in a call that is about this GPU, and the times just before and after it began.
-fn with_a_call(gpu: Option<&GpuKey>) -> (Supervisor, Receiver<Observation>, [Monotonic; 2]) {
+fn with_a_call(gpu: Option<&GpuKey>) -> (Supervisor, Observations, [Monotonic; 2]) {
     let (mut supervisor, told) = supervisor();
     let pulse = Arc::new(Pulse::default());
     let before = monotonic();
@@ -124,7 +124,7 @@ fn a_call_stalls_at_the_first_look_after_two_seconds_and_hangs_at_the_first_afte
 }
 
 /// Whose calls were counted so far; besides them only a failure has been told.
-fn stalled(told: &mut Receiver<Observation>) -> Vec<GpuUuid> {
+fn stalled(told: &mut Observations) -> Vec<GpuUuid> {
     let told = std::iter::from_fn(|| told.try_recv().ok());
     told.filter_map(|told| match told {
         Observation::GpuStalled(gpu) => Some(gpu),
@@ -140,10 +140,17 @@ fn a_stall_counts_on_its_gpu_once_while_others_are_answered() {
     let (mut supervisor, mut told, [before, after]) = with_a_call(Some(&GpuKey::Uuid(uuid.clone())));
     let (pulse, stop) = (Arc::<Pulse>::default(), Arc::<Pulse>::default());
     let thread = in_a_call(&stop, None);
-    supervisor.seats.push(Seat { pulse, thread, stuck: None, counted: false });
+    supervisor.seats.push(Seat { pulse: Arc::clone(&pulse), thread, stuck: None, counted: false });
     supervisor.look(before.after(Duration::from_secs(4)));
     assert_eq!(stalled(&mut told), [], "the others might be late as well");
-    for seconds in [5, 6, 31] {
+    // A replacement that has been answered nothing since, as when all wait for a busy driver.
+    for answered in [None, Some(before.after(Duration::from_secs(1)))] {
+        answered.inspect(|began| pulse.was_answered(*began));
+        supervisor.look(after.after(Duration::from_secs(6)));
+        assert_eq!(stalled(&mut told), [], "{answered:?}: no call began and returned while this one was late");
+    }
+    pulse.was_answered(after.after(Duration::from_secs(3)));
+    for seconds in [7, 8, 31] {
         supervisor.look(after.after(Duration::from_secs(seconds)));
     }
     assert_eq!(stalled(&mut told), [uuid]);

@@ -122,11 +122,6 @@ impl Counts {
         std::mem::replace(&mut self.isolation, isolation) != isolation
     }
 
-    /// What [`Counts::changed`] said last was not heard.
-    pub(super) fn untold(&mut self) {
-        self.last = None;
-    }
-
     /// All of it, if it is not what it was.
     pub(super) fn changed(&mut self) -> Option<Arc<PluginView>> {
         if self.standing.has_changed().unwrap_or(false) && matches!(*self.standing.borrow(), Standing::Registered(_)) {

@@ -423,10 +423,11 @@ impl Sharing {
         }
     }
 
-    /// What use is held against. A report that did not fit is made again with the next view.
+    /// What use is held against.
     fn report_promises(&mut self) {
         let promises = self.share.promises();
-        if promises != self.promises && self.reporter.report(Observation::Promises(Arc::clone(&promises))) {
+        if promises != self.promises {
+            self.reporter.report(Observation::Promises(Arc::clone(&promises)));
             self.promises = promises;
         }
     }
@@ -442,10 +443,8 @@ impl Sharing {
     }
 
     pub(super) fn report(&mut self) {
-        if let Some(view) = self.counts.changed()
-            && !self.reporter.report(Observation::Plugin(view))
-        {
-            self.counts.untold();
+        if let Some(view) = self.counts.changed() {
+            self.reporter.report(Observation::Plugin(view));
         }
     }
 
