@@ -137,7 +137,13 @@ impl Record {
         let happened = self.incidents.iter().filter(|(incident, _)| incident.happened());
         let incidents: Vec<(Incident, Monotonic)> = happened.map(|(incident, since)| (*incident, *since)).collect();
         let awaits = self.traces.as_ref().map(Traces::marks);
-        (!incidents.is_empty()).then(|| Kept { gpu: gpu.clone(), incidents, last: self.happened, awaits, driver_load: None })
+        (!incidents.is_empty()).then(|| Kept {
+            gpu: gpu.clone(),
+            incidents,
+            last: self.happened,
+            awaits,
+            driver_load: None,
+        })
     }
 
     /// The card was reset: what waited for that waits for quiet only.

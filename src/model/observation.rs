@@ -140,9 +140,7 @@ impl Observation {
         match (self, older) {
             (Observation::SlurmJobs(gpu, _), Observation::SlurmJobs(other, _)) => gpu == other,
             (Observation::Names { source, .. }, Observation::Names { source: other, .. }) => source == other,
-            _ => {
-                self.delivery() == Delivery::Fact && std::mem::discriminant(self) == std::mem::discriminant(older)
-            }
+            _ => self.delivery() == Delivery::Fact && std::mem::discriminant(self) == std::mem::discriminant(older),
         }
     }
 }

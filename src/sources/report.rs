@@ -168,7 +168,8 @@ mod tests {
     #[tokio::test]
     async fn facts_and_events_reach_an_owner_that_has_no_time_for_samples() {
         let (reporter, mut observations) = Reporter::channel();
-        let sent = std::iter::repeat_with(sample).take(QUEUE * 2).filter(|sample| reporter.report(sample.clone())).count();
+        let sent =
+            std::iter::repeat_with(sample).take(QUEUE * 2).filter(|sample| reporter.report(sample.clone())).count();
         assert_eq!(sent, QUEUE, "samples may be dropped");
         assert!(reporter.report(Observation::Gpus(Vec::new())));
         assert!(reporter.report(Observation::GpuEventsHang(true)));

@@ -159,9 +159,9 @@ fn seed_of(node: &NodeName) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Observations;
     use model::gpu::GpuSample;
     use model::process::GpuProcesses;
-    use crate::report::Observations;
     use tokio::sync::mpsc::error::TryRecvError;
 
     fn settings(model: &str, count: u32) -> Settings {

@@ -313,8 +313,13 @@ fn what_has_happened_is_known_in_the_next_life_and_what_stands_is_read_anew() {
     record.xid(95, &policy(), at(3));
     let kept = record.kept(&gpu).unwrap();
     let marks = Marks { energy: Some(5000), uncorrected: None };
-    let expected =
-        Kept { gpu: gpu.clone(), incidents: vec![(Incident::Xid(95), at(3))], last: at(3), awaits: Some(marks), driver_load: None };
+    let expected = Kept {
+        gpu: gpu.clone(),
+        incidents: vec![(Incident::Xid(95), at(3))],
+        last: at(3),
+        awaits: Some(marks),
+        driver_load: None,
+    };
     assert_eq!(kept, expected);
     let mut next = Record::restored(&kept, at(1000));
     assert_eq!(next.health(&GpuSample::default()), Health::Degraded, "from the first moment on");

@@ -19,9 +19,9 @@ use proto::pod_resources::{
 };
 use std::path::Path;
 
+use crate::report::Observations;
 use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
-use crate::report::Observations;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;

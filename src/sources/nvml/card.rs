@@ -63,7 +63,15 @@ impl Refusal {
 impl Asker {
     pub(super) fn new(pulse: Arc<Pulse>, reporter: Reporter, known: &Known) -> Self {
         let (uuid, key) = (known.gpu.uuid.clone(), known.key());
-        Asker { pulse, reporter, uuid, key, answers: BTreeMap::new(), unknown_link_fields: BTreeMap::new(), lost: false }
+        Asker {
+            pulse,
+            reporter,
+            uuid,
+            key,
+            answers: BTreeMap::new(),
+            unknown_link_fields: BTreeMap::new(),
+            lost: false,
+        }
     }
 
     /// Makes the call named `name`, unless it was refused lately.

@@ -89,7 +89,8 @@ fn by_fields(card: &mut Card, links: &mut [NvLink], at: Monotonic) {
     let told = card.asker.ask("nvlink error fields", || {
         each(links, |link| {
             let values = raw::field_list(device, &ids, link)?;
-            let values: Vec<_> = values.into_iter().map(|value| value.map_err(|error| reason(of_field(error)))).collect();
+            let values: Vec<_> =
+                values.into_iter().map(|value| value.map_err(|error| reason(of_field(error)))).collect();
             // A GPU that has none of these answers the call, and refuses each field.
             match values.first() {
                 Some(Err(why)) if values.iter().all(|value| value.is_err_and(unknown)) => Err(again(*why)),

@@ -2,8 +2,8 @@
 
 use super::{Card, Drill, Quantity, Scenario, Value, cards, error, of, put, with};
 use lab::scenario::{Kind, MigSlot, Process, Program, process};
-use model::{Absence, Reading};
 use model::unit::BytesPerSecond;
+use model::{Absence, Reading};
 
 /// A scenario whose calls are counted.
 fn counted(gpus: Vec<Card>) -> Scenario {

@@ -3,8 +3,8 @@
 use super::*;
 use crate::nvml::gate::Gate;
 use crate::nvml::settings::Patience;
-use crate::roots::HostRoots;
 use crate::report::Observations;
+use crate::roots::HostRoots;
 
 /// A thread in a call that returns when it is told to.
 fn in_a_call(pulse: &Arc<Pulse>, gpu: Option<&GpuKey>) -> JoinHandle<()> {

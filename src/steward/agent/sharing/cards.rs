@@ -47,8 +47,7 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
         healthy: view.condition.fit(),
     };
     if gpu.mig_mode.get() == Some(true) {
-        let instance =
-            |mig: &MigInstance| Some(card(&mig.uuid, memory_of(mig, gpu.instances())?));
+        let instance = |mig: &MigInstance| Some(card(&mig.uuid, memory_of(mig, gpu.instances())?));
         return gpu.instances().iter().filter_map(instance).collect();
     }
     // Whether a card is divided must be known before it is offered whole.
