@@ -2,12 +2,14 @@
 //! library, all else is real.
 
 use crate::bed::{Bed, SOON, promised};
+use crate::fleet;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::scenario::{Card, Code, FakeNvml, Fault, Quantity, Scenario, Value as Number, Which, XidEvent, cards};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 const SLOTS: u32 = 4;
 const CORDON: &str = "hami.io/device-cordon";
@@ -192,6 +194,38 @@ fn which_xids_are_fatal_is_said_by_the_operator() {
     register_says(&bed, &[&gpus[0], &gpus[2]]);
     allocatable(&bed, 3 * SLOTS);
     register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
+}
+
+/// An error of an application, which condemns nothing: the kernel log names its process, and the pod's owner is told.
+#[test]
+#[ignore = "needs cluster: tests/run"]
+fn a_driver_error_is_an_event_on_the_pod_whose_process_it_names() {
+    let bed = Bed::up("driver-error");
+    let driver = Driver::new();
+    let log = driver.dir.path().join("kmsg");
+    std::fs::write(&log, "").expect("a file");
+    let agent = driver.agent(&bed, &[&format!("--kernel-log={}", log.display()), "--process-period=1s"]);
+    let gpus = Bed::gpus(&agent);
+    bed.create(&bed.pod("trains", &gpus, &[("main", "app", &[(0, 1000, 10)])], &Value::Null));
+    bed.ready(&["trains"]);
+    let (container, _) = life(&bed, "trains");
+    let pod = bed.admin.get(&["pod", "trains", "-n", &bed.space.name]);
+    let uid = pod["metadata"]["uid"].as_str().expect("a UID");
+    let id = container.rsplit('/').next().expect("an id");
+    let folder = fleet::process(&bed.place().cgroup, uid, id).expect("a process of the container");
+    let pid = folder.file_name().and_then(|name| name.to_str()).expect("a PID");
+    let known: Value = serde_json::from_str(&agent.get("/api/v1/gpus?gpu=0").text()).expect("JSON");
+    let place = known["gpus"][0]["pci_bus_id"]["value"].as_str().expect("a PCI slot");
+    let place = place[4..].trim_end_matches(".0");
+    let line = format!("4,1,1,-;NVRM: Xid (PCI:{place}): 31, pid={pid}, name=sleep, Ch 00000008\n");
+    let mut kernel = std::fs::File::options().append(true).open(&log).expect("the file");
+    eventually("the event on the pod", SOON, || {
+        // The agent joins a process to its pod by its last look at the processes, which may be before this one began.
+        std::io::Write::write_all(&mut kernel, line.as_bytes()).expect("a line");
+        std::thread::sleep(Duration::from_secs(1));
+        (events(&bed, &bed.space.name, "trains", "GpuDriverError", "31") == 1).then_some(())
+    });
+    allocatable(&bed, 3 * SLOTS);
 }
 
 /// Memory that fails: an error that was not corrected, a row that waits for its reset, a row that could not be remapped.

@@ -86,3 +86,41 @@ fn pods_and_what_is_nobodys_add_up_and_a_pods_name_stands_on_what_is_its_alone()
         fits.then_some(())
     });
 }
+
+/// What a pod has had of a GPU is read in again after the agent was killed, and goes on from there.
+#[test]
+#[ignore = "needs root: tests/run"]
+fn gpu_time_and_energy_of_a_pod_go_on_after_the_agent_is_killed() {
+    const FAMILIES: [&str; 2] = ["gpu_steward_pod_gpu_seconds_total", "gpu_steward_pod_gpu_energy_joules_total"];
+    let folder = tempfile::tempdir().unwrap();
+    let links = folder.path().join("links");
+    let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
+    let container = &pods.add(NUMBER + 2, 1, &["sleep", "1000"]).unwrap().containers[0];
+    container.named(&links, ("one", "ml", "main")).unwrap();
+    let gpu = Card { processes: vec![process(container.pid, GIB, 10.0)], ..cards("H100", 1) };
+    let fake = FakeNvml::install(folder.path()).unwrap();
+    fake.write(&Scenario { gpus: vec![gpu], ..Scenario::default() }).unwrap();
+    let state = folder.path().join("state");
+    let start = || {
+        let recipe = Agent::standalone(BINARY).with("--nvml-library", fake.library()).with("--log-links", &links);
+        recipe.with("--state-dir", &state).with("--slow-period", "1s").with("--process-period", "1s").start()
+    };
+    let had = |agent: &Agent, at_least: [f64; 2]| {
+        eventually("GPU time and energy of the pod", Duration::from_secs(90), || {
+            let text = agent.get("/metrics").text();
+            let values = FAMILIES.map(|family| on_gpu(&text, family, 0).first().map(|(_, value)| *value));
+            let [Some(seconds), Some(joules)] = values else { return None };
+            assert!(
+                seconds >= at_least[0] && joules >= at_least[1],
+                "{seconds} s and {joules} J, less than {at_least:?}"
+            );
+            (seconds > at_least[0] && joules > at_least[1]).then_some([seconds, joules])
+        })
+    };
+    let agent = start();
+    let first = had(&agent, [0.0; 2]);
+    // It is killed.
+    drop(agent);
+    let agent = start();
+    had(&agent, first);
+}

@@ -139,6 +139,16 @@ fn the_units_exposure_is_what_the_table_says() {
     }
 }
 
+/// 75 is how the agent ends when the driver was updated under it: only a new process can load the new library.
+#[test]
+fn the_unit_starts_the_agent_again_after_every_failure_but_those_that_a_restart_cannot_mend() {
+    let unit = std::fs::read_to_string(folder().join("gpu-steward.service")).unwrap();
+    let value = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    assert_eq!(value("Restart"), Some("on-failure"));
+    let never: Vec<&str> = value("RestartPreventExitStatus").unwrap().split(' ').collect();
+    assert_eq!(never, ["64", "77"], "wrong usage and missing rights");
+}
+
 #[test]
 fn the_units_settings_are_settings() {
     let unit = std::fs::read_to_string(folder().join("gpu-steward.service")).unwrap();
