@@ -110,8 +110,8 @@ struct World {
 struct Cluster {
     version: u64,
     objects: BTreeMap<Key, Value>,
-    /// What a read that is content with the cache (`resourceVersion=0`) shows, where that lags behind.
-    cache: Option<BTreeMap<Key, Value>>,
+    /// What a read that is content with the cache (`resourceVersion=0`) shows, where that lags behind, and of which version it is.
+    cache: Option<(u64, BTreeMap<Key, Value>)>,
     changes: Vec<Change>,
     /// Versions before this one are forgotten.
     oldest: u64,
@@ -289,7 +289,12 @@ impl ApiServer {
     /// From now on its cache stands still: a read with `resourceVersion=0` shows what is there now, whatever happens.
     pub fn lag(&self) {
         let mut cluster = self.world.cluster.lock();
-        cluster.cache = Some(cluster.objects.clone());
+        cluster.cache = Some((cluster.version, cluster.objects.clone()));
+    }
+
+    /// The cache has caught up.
+    pub fn catch_up(&self) {
+        self.world.cluster.lock().cache = None;
     }
 
     /// An object as it is now.
@@ -420,9 +425,18 @@ async fn list(
         return wanted.watched(world, from);
     }
     let cluster = world.cluster.lock();
+    // Without a version it is asked of etcd; with one, of a cache that is not older.
+    let at_least: Option<u64> = query.get("resourceVersion").and_then(|version| version.parse().ok());
+    let (version, objects) = match (&cluster.cache, at_least) {
+        (Some((cached, objects)), Some(at_least)) if *cached >= at_least => (*cached, objects),
+        (Some((cached, _)), Some(at_least)) => {
+            return status(504, &format!("Too large resource version: {at_least}, current: {cached}"));
+        }
+        _ => (cluster.version, &cluster.objects),
+    };
     let items: Vec<&Value> =
-        cluster.objects.iter().filter(|(key, object)| wanted.fits(key, object)).map(|(_, object)| object).collect();
-    let version = cluster.version.to_string();
+        objects.iter().filter(|(key, object)| wanted.fits(key, object)).map(|(_, object)| object).collect();
+    let version = version.to_string();
     let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items});
     ([("content-type", "application/json")], list.to_string()).into_response()
 }
@@ -435,7 +449,8 @@ async fn read(
 ) -> Response {
     let cluster = world.cluster.lock();
     let from_cache = query.get("resourceVersion").is_some_and(|version| version == "0");
-    let objects = cluster.cache.as_ref().filter(|_| from_cache).unwrap_or(&cluster.objects);
+    let cache = cluster.cache.as_ref().filter(|_| from_cache);
+    let objects = cache.map_or(&cluster.objects, |(_, objects)| objects);
     match objects.get(&named(&place)) {
         Some(object) => ([("content-type", "application/json")], object.to_string()).into_response(),
         None => status(404, &format!("{} not found", place.get("name").map_or("", String::as_str))),

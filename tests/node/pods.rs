@@ -447,3 +447,40 @@ fn labels_of_pods_are_shown_where_the_operator_wants_them() {
     server.put("pods", labelled("green"));
     shown(r#"label_app_kubernetes_io_name="web",label_team="green""#);
 }
+
+/// A server whose cache lags behind what another one has told: a pod that runs must not vanish, or what it was promised could be
+/// promised twice.
+#[test]
+fn a_list_is_never_older_than_what_was_seen() {
+    let server = ApiServer::start();
+    server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
+    let node = Node::with(server);
+    node.tree.add(WEB, 'a');
+    node.shows(&["shop/web-0/main"]);
+    node.server.lag();
+    node.server.put("pods", pod(NODE, "shop", "train-0", TRAIN, &[("main", &id('b'))]));
+    node.tree.add(TRAIN, 'b');
+    node.shows(&["shop/train-0/main", "shop/web-0/main"]);
+    let lists = || about_pods(&node.server).into_iter().filter(|asked| !asked.is_watch()).collect::<Vec<_>>();
+    let before = lists().len();
+    // The version from which the watch goes on is forgotten, so the pods are listed again, first from the cache that is too old.
+    node.server.forget();
+    eventually("a list from etcd after those from the cache", Duration::from_secs(60), || {
+        assert_eq!(node.watch()["pods"], 2, "no pod vanishes meanwhile");
+        lists().get(before..)?.iter().find(|asked| !asked.query.contains_key("resourceVersion")).map(drop)
+    });
+    let again = lists().split_off(before);
+    for asked in again.iter().filter(|asked| asked.query.contains_key("resourceVersion")) {
+        assert_eq!(asked.query["resourceVersionMatch"], "NotOlderThan", "{asked:?}");
+        assert_ne!(asked.query["resourceVersion"], "0", "{asked:?}");
+    }
+    assert!(again.len() > 1, "the cache is asked first: {again:?}");
+    node.shows(&["shop/train-0/main", "shop/web-0/main"]);
+    // The cache has caught up, and is enough again.
+    node.state("following");
+    node.server.catch_up();
+    let before = lists().len();
+    node.server.forget();
+    eventually("one more list", SOON, || (lists().len() > before).then_some(()));
+    assert!(lists()[before].query.contains_key("resourceVersion"), "{:?}", lists()[before]);
+}

@@ -2,7 +2,7 @@
 
 use super::connect::Connection;
 use http_body_util::BodyExt;
-use kube::api::{ListParams, WatchParams};
+use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::client::Body;
 use kube::core::Request;
 use model::id::NodeName;
@@ -65,6 +65,11 @@ impl Unanswered {
         }
     }
 
+    /// Whether the server's cache has not reached the version that was asked for.
+    pub(super) fn behind(&self) -> bool {
+        matches!(self, Unanswered::Refused { refusal, .. } if refusal.code == 504)
+    }
+
     /// Whether the server has only forgotten the version from which was asked: that is no failure.
     pub(super) fn gone(&self) -> bool {
         matches!(self, Unanswered::Refused { refusal, .. } if refusal.code == 410)
@@ -85,6 +90,19 @@ pub struct Asker {
     connection: Connection,
     selector: String,
     label_keys: LabelKeys,
+}
+
+/// How old a list may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Age {
+    /// As old as the cache of the server that answers. Asking etcd costs the server a look at every pod of the cluster.
+    Any,
+    /// From a cache that knows this version. A server whose cache does not get there within seconds answers 504.
+    NotOlderThan(String),
+    /// From etcd.
+    Newest,
+    /// The next page of an earlier answer.
+    Continued(String),
 }
 
 /// An answer that is on its way.
@@ -112,11 +130,15 @@ impl Asker {
         &self.connection
     }
 
-    /// One page of the list, as old as the server's cache: asking etcd would cost the server a look at every pod of the
-    /// cluster, and the watch brings what is newer.
-    pub(super) async fn list(&self, next: Option<&str>) -> Result<Page, Unanswered> {
-        let mut params = ListParams::default().fields(&self.selector).match_any();
-        params.continue_token = next.map(str::to_owned);
+    /// One page of the list.
+    pub(super) async fn list(&self, age: &Age) -> Result<Page, Unanswered> {
+        let params = ListParams::default().fields(&self.selector);
+        let params = match age {
+            Age::Any => params.match_any(),
+            Age::NotOlderThan(version) => params.at(version).matching(VersionMatch::NotOlderThan),
+            Age::Newest => params,
+            Age::Continued(token) => ListParams { continue_token: Some(token.clone()), ..params },
+        };
         let answer = self.ask("list of pods", Request::new(PODS).list(&params)).await?;
         let (call, server) = (answer.call, Arc::clone(&answer.server));
         page(&answer.whole(MAX_LIST).await?, &self.label_keys).map_err(|why| Unanswered::Garbage { call, server, why })

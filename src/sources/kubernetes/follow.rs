@@ -6,7 +6,7 @@
 //!    └── 410, garbage ◀─┘
 //! ```
 
-use super::ask::{Answer, Asker, SILENCE, Unanswered};
+use super::ask::{Age, Answer, Asker, SILENCE, Unanswered};
 use super::connect::Connection;
 use super::store::Store;
 use crate::clock;
@@ -28,6 +28,9 @@ const TOGETHER: Duration = Duration::from_millis(20);
 const WORKS: Duration = Duration::from_secs(2);
 /// Pages of one list.
 const MAX_PAGES: usize = 100;
+/// Lists for which the server's cache may be too old, before etcd is asked: the cache may never reach a version that was told before
+/// etcd was restored to an older state.
+const BEHIND: u32 = 3;
 
 /// Follows the pods of one node.
 pub(super) struct Follower {
@@ -35,6 +38,10 @@ pub(super) struct Follower {
     store: Store,
     /// From where a watch goes on; `None` when a list is due.
     version: Option<String>,
+    /// The newest version that a list or a watch told: no list may be older, or pods that run would vanish.
+    seen: Option<String>,
+    /// Lists one after the other for which the server's cache was too old.
+    behind: u32,
     /// The server did not know that version any more: no failure, unless it happens again before a watch works.
     forgot: bool,
     watch: PodWatch,
@@ -56,6 +63,8 @@ impl Follower {
             asker,
             store: Store::default(),
             version: None,
+            seen: None,
+            behind: 0,
             forgot: false,
             watch: PodWatch::default(),
             spell,
@@ -73,7 +82,7 @@ impl Follower {
             if let Err(why) = self.once().await {
                 let forgot = why.gone() && !std::mem::replace(&mut self.forgot, why.gone());
                 if why.outdated() {
-                    self.version = None;
+                    self.seen = self.version.take().or(self.seen.take());
                 }
                 if forgot {
                     tracing::debug!(%why, "the list is read again");
@@ -109,11 +118,18 @@ impl Follower {
     }
 
     async fn list(&mut self) -> Result<String, Unanswered> {
-        let mut first = self.asker.list(None).await?;
+        let age = match &self.seen {
+            None => Age::Any,
+            Some(seen) if self.behind < BEHIND => Age::NotOlderThan(seen.clone()),
+            Some(_) => Age::Newest,
+        };
+        let first = self.asker.list(&age).await;
+        self.behind = if first.as_ref().is_err_and(Unanswered::behind) { self.behind + 1 } else { 0 };
+        let mut first = first?;
         let mut next = first.next.take();
         for _ in 1..MAX_PAGES {
             let Some(token) = next else { break };
-            let page = self.asker.list(Some(&token)).await?;
+            let page = self.asker.list(&Age::Continued(token)).await?;
             first.pods.extend(page.pods);
             next = page.next;
         }
@@ -123,6 +139,7 @@ impl Follower {
         self.heard();
         self.untold.pods = true;
         self.tell();
+        self.seen = Some(first.version.clone());
         Ok(first.version)
     }
 
