@@ -9,8 +9,7 @@
 //! Locks of two files in the state directory, into which nothing is written: they end with their process, however that ends. An
 //! agent that knows only the first file is followed, and follows, all the same.
 
-use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,7 +65,7 @@ pub(super) enum Before {
 pub(super) fn enter(state_dir: &Path) -> io::Result<Place> {
     let next = state_dir.join(NEXT);
     let shares = Turn { file: open(&state_dir.join(FILE))?, next: next.clone() };
-    if lock(&shares.file, FlockOperation::NonBlockingLockExclusive)? {
+    if lock(&shares.file, File::try_lock)? {
         return Ok(Place::First(shares));
     }
     Ok(Place::Behind(Queue { shares, next: open(&next)? }))
@@ -79,12 +78,12 @@ impl Queue {
     /// When a file cannot be locked.
     pub(super) async fn wait(&self) -> io::Result<Before> {
         loop {
-            if lock(&self.next, FlockOperation::NonBlockingLockExclusive)? {
-                if lock(&self.shares.file, FlockOperation::NonBlockingLockExclusive)? {
+            if lock(&self.next, File::try_lock)? {
+                if lock(&self.shares.file, File::try_lock)? {
                     return Ok(Before::Gone);
                 }
-                if lock(&self.shares.file, FlockOperation::NonBlockingLockShared)? {
-                    let _ = lock(&self.shares.file, FlockOperation::NonBlockingUnlock)?;
+                if lock(&self.shares.file, File::try_lock_shared)? {
+                    self.shares.file.unlock()?;
                     return Ok(Before::Closes);
                 }
             }
@@ -97,7 +96,7 @@ impl Queue {
     /// # Errors
     /// When the file cannot be locked.
     pub(super) fn ready(&self) -> io::Result<()> {
-        lock(&self.next, FlockOperation::NonBlockingLockShared).map(drop)
+        lock(&self.next, File::try_lock_shared).map(drop)
     }
 
     /// Our turn, as soon as the one before us is gone.
@@ -105,7 +104,7 @@ impl Queue {
     /// # Errors
     /// When the file cannot be locked.
     pub(super) async fn turn(self) -> io::Result<Turn> {
-        while !lock(&self.shares.file, FlockOperation::NonBlockingLockExclusive)? {
+        while !lock(&self.shares.file, File::try_lock)? {
             sleep(LOOK_CLOSELY).await;
         }
         Ok(self.shares)
@@ -117,12 +116,12 @@ impl Turn {
     /// there is one.
     pub(super) async fn hand_over(&self) -> bool {
         let Ok(next) = open(&self.next) else { return false };
-        let is_free = || lock(&next, FlockOperation::NonBlockingLockShared).unwrap_or(true);
+        let is_free = || lock(&next, File::try_lock_shared).unwrap_or(true);
         if is_free() {
             return false;
         }
         let until = Instant::now() + READY_WITHIN;
-        let told = lock(&self.file, FlockOperation::NonBlockingLockShared);
+        let told = lock(&self.file, File::try_lock_shared);
         while told.is_ok() && !is_free() && Instant::now() < until {
             sleep(LOOK_CLOSELY).await;
         }
@@ -136,12 +135,12 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Whether it is locked in this way now.
-fn lock(file: &File, how: FlockOperation) -> io::Result<bool> {
-    match flock(file, how) {
+fn lock(file: &File, how: impl Fn(&File) -> Result<(), TryLockError>) -> io::Result<bool> {
+    match how(file) {
         Ok(()) => Ok(true),
-        Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => Ok(false),
-        Err(error) => {
-            let error = io::Error::from(error);
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+        Err(TryLockError::Error(error)) => {
             Err(io::Error::new(error.kind(), format!("a lock in the state directory (--state-dir): {error}")))
         }
     }
