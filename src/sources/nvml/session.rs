@@ -172,7 +172,7 @@ impl Session {
         let why = missing.why;
         let replaced = why == VERSION_MISMATCH && self.worked;
         if replaced {
-            // Said each time, in case the queue was full. The front door ends the program.
+            // The owner of the node's state ends the program.
             self.reporter.report(Observation::GpuDriverReplaced);
         }
         if self.said.replace(why) != Some(why) {
