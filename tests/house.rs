@@ -11,12 +11,15 @@
 mod house {
     pub(crate) mod finding;
     mod lexer;
+    mod declared;
     mod imports;
     pub(crate) mod tree;
     mod plan;
     mod doors;
     mod order;
     pub(crate) mod names;
+    mod public_names;
+    mod glossary;
     mod promises;
     mod decoders;
     #[cfg(test)]
@@ -39,6 +42,9 @@ mod house {
         names::unsafe_code(&tree, &plan, &mut findings);
         names::machine_paths(&tree, &mut findings);
         names::pictures(&tree, &mut findings);
+        let types = public_names::types(&tree, &order::test_only_files(&manifests, &tree));
+        public_names::check(&types, &plan, &mut findings);
+        glossary::check(&types, &tree, &mut findings);
         promises::check(&tree, &mut findings);
         decoders::check(&tree, &mut findings);
         findings.sort();

@@ -27,16 +27,16 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// What the Node says now, as the API server told it last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct AnnouncedState {
     /// The register annotation.
     pub register: Option<Arc<str>>,
     /// The handshake, as far as it is a question.
-    pub question: Question,
+    pub question: HandshakeQuestion,
 }
 
 /// Whether a scheduler asks whether we live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Question {
+pub enum HandshakeQuestion {
     /// Nobody asks.
     #[default]
     None,
@@ -46,7 +46,7 @@ pub enum Question {
 
 /// What to write in one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Write {
+pub struct AnnouncementWrite {
     /// The register annotation.
     pub register: Option<Arc<str>>,
     /// The handshake.
@@ -55,7 +55,7 @@ pub struct Write {
 
 /// The state: what was written, and when.
 #[derive(Debug)]
-pub struct Announce {
+pub struct Announcer {
     handshakes: bool,
     register: Option<Arc<str>>,
     shaken: Option<Monotonic>,
@@ -67,16 +67,16 @@ pub struct Announce {
 /// Whether a node has lost its last GPU for good: then what was written about its GPUs is taken away. A driver that is being
 /// updated and a node that starts have none for a while as well.
 #[derive(Debug)]
-pub struct Bare {
+pub struct GpusGone {
     quiet: Duration,
     since: Option<Monotonic>,
 }
 
-impl Bare {
+impl GpusGone {
     /// Only after it was so for this long.
     #[must_use]
-    pub fn after(quiet: Duration) -> Bare {
-        Bare { quiet, since: None }
+    pub fn after(quiet: Duration) -> GpusGone {
+        GpusGone { quiet, since: None }
     }
 
     /// Whether it is so, where now it has none (or has).
@@ -95,11 +95,11 @@ pub fn next_look(jitter: f64) -> Duration {
     LOOK.mul_f64(1.0 - LOOK_JITTER * jitter.clamp(0.0, 1.0))
 }
 
-impl Announce {
+impl Announcer {
     /// A node that has written nothing in this life.
     #[must_use]
     pub fn new(handshakes: bool) -> Self {
-        Announce { handshakes, register: None, shaken: None, asked: None, not_before: Monotonic(0) }
+        Announcer { handshakes, register: None, shaken: None, asked: None, not_before: Monotonic(0) }
     }
 
     /// What this node has, in the form it is written in. `None` while it is not known.
@@ -108,17 +108,17 @@ impl Announce {
     }
 
     /// What to write now, if anything. `jitter` is between 0 and 1, drawn anew for each call.
-    pub fn due(&mut self, said: &Said, now: Now, jitter: f64) -> Option<Write> {
+    pub fn due(&mut self, said: &AnnouncedState, now: Now, jitter: f64) -> Option<AnnouncementWrite> {
         match said.question {
-            Question::None => self.asked = None,
-            Question::Asked(_) => {
+            HandshakeQuestion::None => self.asked = None,
+            HandshakeQuestion::Asked(_) => {
                 self.asked.get_or_insert(now.monotonic);
             }
         }
         if now.monotonic < self.not_before {
             return None;
         }
-        let mut write = Write::default();
+        let mut write = AnnouncementWrite::default();
         if self.register.is_some() && self.register != said.register {
             write.register.clone_from(&self.register);
         }
@@ -127,7 +127,7 @@ impl Announce {
         let unanswered = self.asked.is_some_and(|seen| {
             // The stamp has no zone and its clock is not ours: it counts only where it agrees with what we saw.
             let by_stamp = match said.question {
-                Question::Asked(Some(at)) if at <= now.wall => now.wall.since(at),
+                HandshakeQuestion::Asked(Some(at)) if at <= now.wall => now.wall.since(at),
                 _ => Duration::ZERO,
             };
             let by_us = now.monotonic.since(seen);
@@ -138,11 +138,11 @@ impl Announce {
         if self.handshakes && self.register.is_some() && (tired || unanswered) {
             write.handshake = Some(now.wall);
         }
-        (write != Write::default()).then_some(write)
+        (write != AnnouncementWrite::default()).then_some(write)
     }
 
     /// The write reached the API server.
-    pub fn written(&mut self, write: &Write, now: Now) {
+    pub fn written(&mut self, write: &AnnouncementWrite, now: Now) {
         if write.handshake.is_some() {
             self.shaken = Some(now.monotonic);
             self.asked = None;
@@ -164,26 +164,26 @@ mod tests {
         Now { monotonic: Monotonic(seconds * 1_000_000_000), wall: WallTime((1_000_000 + seconds) * 1_000_000) }
     }
 
-    fn said(register: &str) -> Said {
-        Said { register: Some(register.into()), question: Question::None }
+    fn said(register: &str) -> AnnouncedState {
+        AnnouncedState { register: Some(register.into()), question: HandshakeQuestion::None }
     }
 
     #[test]
     fn a_node_is_bare_only_once_it_has_had_no_gpu_for_the_whole_time() {
-        let mut bare = Bare::after(Duration::from_secs(300));
+        let mut bare = GpusGone::after(Duration::from_secs(300));
         let seen = [(0, true, false), (299, true, false), (299, false, false), (300, true, false), (599, true, false)];
         for (second, none, expected) in
             seen.into_iter().chain([(600, true, true), (900, true, true), (901, false, false)])
         {
             assert_eq!(bare.is(none, at(second).monotonic), expected, "at {second} s");
         }
-        assert!(Bare::after(Duration::ZERO).is(true, at(0).monotonic));
+        assert!(GpusGone::after(Duration::ZERO).is(true, at(0).monotonic));
     }
 
     /// Promise 31 in docs/specification.md, as far as it is decided here; the audit log of a real API server has the rest.
     #[test]
     fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
-        let mut announce = Announce::new(true);
+        let mut announce = Announcer::new(true);
         announce.register_is(Some("gpus".into()));
         let mut writes = 0;
         for second in 0..3600 {
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn nodes_that_began_in_step_do_not_write_in_step() {
         let spread = |seed: u64| {
-            let (mut announce, mut now, mut state) = (Announce::new(true), Monotonic(0), seed);
+            let (mut announce, mut now, mut state) = (Announcer::new(true), Monotonic(0), seed);
             announce.register_is(Some("gpus".into()));
             let mut chance = move || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -224,26 +224,26 @@ mod tests {
 
     #[test]
     fn what_the_node_has_is_written_when_it_changes_and_when_somebody_else_changed_it() {
-        let mut announce = Announce::new(false);
-        assert_eq!(announce.due(&Said::default(), at(0), 0.0), None, "not known is not nothing");
+        let mut announce = Announcer::new(false);
+        assert_eq!(announce.due(&AnnouncedState::default(), at(0), 0.0), None, "not known is not nothing");
         announce.register_is(Some("a".into()));
-        assert_eq!(announce.due(&Said::default(), at(1), 0.0).unwrap().register.as_deref(), Some("a"));
+        assert_eq!(announce.due(&AnnouncedState::default(), at(1), 0.0).unwrap().register.as_deref(), Some("a"));
         assert_eq!(announce.due(&said("a"), at(2), 0.0), None);
         assert_eq!(announce.due(&said("forged"), at(3), 0.0).unwrap().register.as_deref(), Some("a"));
     }
 
     #[test]
     fn a_question_is_answered_once_it_is_old_by_either_clock() {
-        let mut announce = Announce::new(true);
+        let mut announce = Announcer::new(true);
         announce.register_is(Some("a".into()));
         let first = announce.due(&said("a"), at(0), 0.0).unwrap();
         announce.written(&first, at(0));
-        let asked = |stamp| Said { question: Question::Asked(stamp), ..said("a") };
+        let asked = |stamp| AnnouncedState { question: HandshakeQuestion::Asked(stamp), ..said("a") };
         assert_eq!(announce.due(&asked(None), at(10), 0.0), None);
         assert_eq!(announce.due(&asked(None), at(54), 0.0), None);
         assert!(announce.due(&asked(None), at(55), 0.0).unwrap().handshake.is_some());
         // A stamp makes the answer come in time where it agrees with us, and counts for nothing where it does not.
-        let mut again = Announce::new(true);
+        let mut again = Announcer::new(true);
         again.register_is(Some("a".into()));
         again.written(&first, at(0));
         for strange in [4000, 1] {
@@ -258,11 +258,11 @@ mod tests {
 
     #[test]
     fn a_failed_write_is_tried_again_and_not_at_once() {
-        let mut announce = Announce::new(true);
+        let mut announce = Announcer::new(true);
         announce.register_is(Some("a".into()));
-        assert!(announce.due(&Said::default(), at(0), 0.0).is_some());
+        assert!(announce.due(&AnnouncedState::default(), at(0), 0.0).is_some());
         announce.failed(at(0));
-        assert_eq!(announce.due(&Said::default(), at(4), 0.0), None);
-        assert!(announce.due(&Said::default(), at(5), 0.0).is_some());
+        assert_eq!(announce.due(&AnnouncedState::default(), at(4), 0.0), None);
+        assert!(announce.due(&AnnouncedState::default(), at(5), 0.0).is_some());
     }
 }

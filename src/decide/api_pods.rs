@@ -1,7 +1,7 @@
 //! This node's pods at the API server: the list as it was last told, and how the watch of it fares.
 
 use model::id::PodUid;
-use model::pod::{Controller, Pod, PodLabels, PodList, PodWatch};
+use model::pod::{Pod, PodController, PodLabels, PodList, PodWatchState};
 use model::view::PodWatchView;
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub struct ApiPods {
     list: PodList,
-    owners: Arc<[(PodUid, Controller)]>,
+    owners: Arc<[(PodUid, PodController)]>,
     labels: Arc<[(PodUid, PodLabels)]>,
-    watch: Option<PodWatch>,
+    watch: Option<PodWatchState>,
 }
 
 impl ApiPods {
@@ -25,13 +25,13 @@ impl ApiPods {
     }
 
     /// How the watch fares now.
-    pub fn watched(&mut self, watch: PodWatch) {
+    pub fn watched(&mut self, watch: PodWatchState) {
         self.watch = Some(watch);
     }
 
     /// Who made which pod; nobody made a pod that stands for itself.
     #[must_use]
-    pub fn owners(&self) -> Arc<[(PodUid, Controller)]> {
+    pub fn owners(&self) -> Arc<[(PodUid, PodController)]> {
         Arc::clone(&self.owners)
     }
 

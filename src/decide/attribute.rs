@@ -5,15 +5,15 @@
 use model::cgroup::CgroupIdentity;
 use model::gpu::GpuSample;
 use model::id::{ContainerId, GpuUuid, PodUid};
-use model::process::{GpuProcess, Owner};
+use model::process::{GpuProcess, ProcessOwner};
 use model::reading::Reading;
 use model::unit::{Bytes, Percent};
-use model::view::GpuShare;
+use model::view::GpuUse;
 use std::collections::BTreeMap;
 
 /// Who may own a process on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Holder {
+pub enum PossibleHolder {
     /// A container of a pod.
     PodContainer(PodUid, ContainerId),
     /// A container without a pod.
@@ -22,12 +22,12 @@ pub enum Holder {
     Pod(PodUid),
 }
 
-impl Holder {
-    fn of(identity: &CgroupIdentity) -> Option<Holder> {
+impl PossibleHolder {
+    fn of(identity: &CgroupIdentity) -> Option<PossibleHolder> {
         match (identity.pod(), identity.container()) {
-            (Some(pod), Some(container)) => Some(Holder::PodContainer(pod.clone(), container.clone())),
-            (None, Some(container)) => Some(Holder::Container(container.clone())),
-            (Some(pod), None) => Some(Holder::Pod(pod.clone())),
+            (Some(pod), Some(container)) => Some(PossibleHolder::PodContainer(pod.clone(), container.clone())),
+            (None, Some(container)) => Some(PossibleHolder::Container(container.clone())),
+            (Some(pod), None) => Some(PossibleHolder::Pod(pod.clone())),
             (None, None) => None,
         }
     }
@@ -36,17 +36,17 @@ impl Holder {
     #[must_use]
     pub fn pod(&self) -> Option<&PodUid> {
         match self {
-            Holder::PodContainer(pod, _) | Holder::Pod(pod) => Some(pod),
-            Holder::Container(_) => None,
+            PossibleHolder::PodContainer(pod, _) | PossibleHolder::Pod(pod) => Some(pod),
+            PossibleHolder::Container(_) => None,
         }
     }
 }
 
 /// What is on one GPU.
 #[derive(Clone, Debug, Default)]
-pub struct Shares {
+pub struct Occupancy {
     /// By holder and MIG instance.
-    pub holders: BTreeMap<(Holder, Option<GpuUuid>), GpuShare>,
+    pub holders: BTreeMap<(PossibleHolder, Option<GpuUuid>), GpuUse>,
     /// Processes that belong to no pod.
     pub strangers: u32,
     /// Sum of their SM use.
@@ -68,15 +68,15 @@ fn add_percent(a: Percent, b: Percent) -> Percent {
 
 /// Sums the processes of one GPU. `living` says which cgroups are there now: a process list is some seconds old, and
 /// what it says of a pod that is gone belongs to nobody.
-pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupIdentity) -> bool) -> Shares {
-    let mut shares = Shares::default();
+pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupIdentity) -> bool) -> Occupancy {
+    let mut shares = Occupancy::default();
     let mut strangers_sm: Option<Reading<Percent>> = None;
     for process in processes {
         let holder = match &process.owner {
-            Owner::Cgroup(identity) if living(identity) => Holder::of(identity),
+            ProcessOwner::Cgroup(identity) if living(identity) => PossibleHolder::of(identity),
             _ => None,
         };
-        if holder.as_ref().and_then(Holder::pod).is_none() {
+        if holder.as_ref().and_then(PossibleHolder::pod).is_none() {
             shares.strangers += 1;
             strangers_sm = Some(match strangers_sm {
                 None => process.sm,
@@ -92,7 +92,7 @@ pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupId
                 share.memory_used = sum(share.memory_used, process.memory_used, Bytes::plus);
                 share.sm = sum(share.sm, process.sm, add_percent);
             })
-            .or_insert_with(|| GpuShare {
+            .or_insert_with(|| GpuUse {
                 gpu: gpu.clone(),
                 mig: process.mig.clone(),
                 processes: 1,
@@ -107,7 +107,7 @@ pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupId
 /// The memory that no pod's process holds: contexts the driver does not list, host processes, the unknown. Never less
 /// than nothing (list and memory are read a moment apart).
 #[must_use]
-pub fn unattributed_memory(sample: &GpuSample, shares: &Shares) -> Reading<Bytes> {
+pub fn unattributed_memory(sample: &GpuSample, shares: &Occupancy) -> Reading<Bytes> {
     let mut remainder = sample.memory_used;
     for ((holder, _), share) in &shares.holders {
         if holder.pod().is_some() {
@@ -119,9 +119,9 @@ pub fn unattributed_memory(sample: &GpuSample, shares: &Shares) -> Reading<Bytes
 
 /// One share a GPU and MIG instance from the shares of several containers.
 #[must_use]
-pub fn merge(mut shares: Vec<GpuShare>) -> Vec<GpuShare> {
+pub fn merge(mut shares: Vec<GpuUse>) -> Vec<GpuUse> {
     shares.sort_by(|a, b| (&a.gpu, &a.mig).cmp(&(&b.gpu, &b.mig)));
-    let mut merged: Vec<GpuShare> = Vec::with_capacity(shares.len());
+    let mut merged: Vec<GpuUse> = Vec::with_capacity(shares.len());
     for share in shares {
         match merged.last_mut() {
             Some(last) if last.gpu == share.gpu && last.mig == share.mig => {
@@ -138,7 +138,7 @@ pub fn merge(mut shares: Vec<GpuShare>) -> Vec<GpuShare> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::cgroup::{CgroupKind, Qos, Runtime};
+    use model::cgroup::{CgroupKind, Qos, RuntimeKind};
     use model::process::GpuProcessKind;
     use model::reading::Absence;
     use model::time::Monotonic;
@@ -152,12 +152,12 @@ mod tests {
             kind: CgroupKind::Container {
                 pod: Some((uid, Qos::Guaranteed)),
                 id: ContainerId::parse(&format!("{container:064x}")).unwrap(),
-                runtime: Runtime::Containerd,
+                runtime: RuntimeKind::Containerd,
             },
         })
     }
 
-    fn process(owner: Owner, memory: Reading<Bytes>) -> GpuProcess {
+    fn process(owner: ProcessOwner, memory: Reading<Bytes>) -> GpuProcess {
         GpuProcess {
             pid: 1,
             key: None,
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_hosts_process_is_a_stranger_and_its_memory_is_nobodys() {
-        let list = [process(Owner::Cgroup(identity(1, 1)), mib(100)), process(Owner::Host, mib(30))];
+        let list = [process(ProcessOwner::Cgroup(identity(1, 1)), mib(100)), process(ProcessOwner::Host, mib(30))];
         let shares = shares(&gpu(), &list, |_| true);
         assert_eq!(shares.strangers, 1);
         assert_eq!(shares.strangers_sm.get(), Some(Percent(10.0)));
@@ -196,8 +196,8 @@ mod tests {
     #[test]
     fn what_a_pod_holds_is_not_known_when_one_of_its_processes_is_not() {
         let list = [
-            process(Owner::Cgroup(identity(1, 1)), mib(100)),
-            process(Owner::Cgroup(identity(1, 1)), Reading::Absent(Absence::NotSupported)),
+            process(ProcessOwner::Cgroup(identity(1, 1)), mib(100)),
+            process(ProcessOwner::Cgroup(identity(1, 1)), Reading::Absent(Absence::NotSupported)),
         ];
         let shares = shares(&gpu(), &list, |_| true);
         let share = shares.holders.values().next().unwrap();
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_gone_holds_nothing() {
-        let list = [process(Owner::Cgroup(identity(1, 1)), mib(100))];
+        let list = [process(ProcessOwner::Cgroup(identity(1, 1)), mib(100))];
         let shares = shares(&gpu(), &list, |_| false);
         assert!(shares.holders.is_empty());
         assert_eq!(shares.strangers, 1);
@@ -222,7 +222,7 @@ mod tests {
             list in prop::collection::vec((0u8..4, 0u8..3, 0u64..1000), 0..40), extra in 0u64..1000,
         ) {
             let processes: Vec<_> = list.iter().map(|&(pod, container, memory)| {
-                let owner = if pod == 0 { Owner::Host } else { Owner::Cgroup(identity(pod, pod * 8 + container)) };
+                let owner = if pod == 0 { ProcessOwner::Host } else { ProcessOwner::Cgroup(identity(pod, pod * 8 + container)) };
                 process(owner, mib(memory))
             }).collect();
             let total = list.iter().map(|p| p.2).sum::<u64>() + extra;

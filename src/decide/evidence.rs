@@ -6,7 +6,7 @@
 //! What must never happen here: one reading that is wrong passes for a reset.
 
 use model::gpu::GpuSample;
-use model::incident::Marks;
+use model::incident::CounterMarks;
 use model::reading::Reading;
 use model::time::Monotonic;
 
@@ -28,7 +28,7 @@ pub(crate) struct Counters {
 /// What is looked for after an incident.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traces {
-    marks: Marks,
+    marks: CounterMarks,
     energy: Run,
     uncorrected: Run,
 }
@@ -59,29 +59,29 @@ impl Counters {
 
     /// Marks of now. None where the driver lets go of the card when its last user ends: then the counters begin again
     /// without a reset.
-    pub(crate) fn marks(&self) -> Marks {
+    pub(crate) fn marks(&self) -> CounterMarks {
         if self.persists {
-            Marks { energy: self.energy.map(|(energy, _)| energy), uncorrected: self.uncorrected }
+            CounterMarks { energy: self.energy.map(|(energy, _)| energy), uncorrected: self.uncorrected }
         } else {
-            Marks::default()
+            CounterMarks::default()
         }
     }
 }
 
 impl Traces {
     /// Looks for a reset from these marks on.
-    pub(crate) fn after(marks: Marks) -> Traces {
+    pub(crate) fn after(marks: CounterMarks) -> Traces {
         Traces { marks, ..Traces::default() }
     }
 
     /// Takes over marks that were not known when it happened: an error may come before the first reading.
-    pub(crate) fn complete(&mut self, now: Marks) {
+    pub(crate) fn complete(&mut self, now: CounterMarks) {
         self.marks.energy = self.marks.energy.or(now.energy);
         self.marks.uncorrected = self.marks.uncorrected.or(now.uncorrected);
     }
 
     /// The marks.
-    pub(crate) fn marks(&self) -> Marks {
+    pub(crate) fn marks(&self) -> CounterMarks {
         self.marks
     }
 
@@ -129,7 +129,7 @@ mod tests {
     }
 
     fn marked(energy: u64, errors: u64) -> Traces {
-        Traces::after(Marks { energy: Some(energy), uncorrected: Some(errors) })
+        Traces::after(CounterMarks { energy: Some(energy), uncorrected: Some(errors) })
     }
 
     /// The reading at which a reset is seen, if it is.
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn an_error_before_the_first_reading_has_its_marks_from_that_one() {
-        let mut traces = Traces::after(Marks::default());
+        let mut traces = Traces::after(CounterMarks::default());
         let mut counters = Counters::default();
         let mut reset = |second, energy| {
             let sample = read(second, energy, 0);
@@ -174,14 +174,14 @@ mod tests {
     #[test]
     fn a_mark_is_what_was_read_before_and_can_be() {
         let mut counters = Counters::default();
-        assert_eq!(counters.marks(), Marks::default());
+        assert_eq!(counters.marks(), CounterMarks::default());
         counters.read(&read(1, 5_000, 2));
         counters.read(&read(2, u64::MAX, 2));
-        assert_eq!(counters.marks(), Marks { energy: Some(5_000), uncorrected: Some(2) });
+        assert_eq!(counters.marks(), CounterMarks { energy: Some(5_000), uncorrected: Some(2) });
         counters.read(&read(3, 9_000, 2));
         assert_eq!(counters.marks().energy, Some(9_000));
         let off = GpuSample { persistence: Reading::Measured(false, Monotonic(4)), ..read(4, 9_100, 2) };
         counters.read(&off);
-        assert_eq!(counters.marks(), Marks::default(), "they begin again whenever the last program ends");
+        assert_eq!(counters.marks(), CounterMarks::default(), "they begin again whenever the last program ends");
     }
 }

@@ -22,24 +22,24 @@
 use crate::evidence::{Counters, Traces};
 use model::gpu::{GpuSample, RecoveryAction};
 use model::id::GpuUuid;
-use model::incident::{Condition, Incident, Kept};
+use model::incident::{GpuCondition, Incident, KeptIncidents};
 use model::reading::{Absence, Reading};
 use model::time::Monotonic;
-use model::view::{Health, MAX_XID_CODES};
+use model::view::{GpuHealth, MAX_XID_CODES};
 use model::xid;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// What condemns a GPU, and for how long at least.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct HealthPolicy {
     /// XIDs that condemn; an application's own never do, whatever stands here.
     pub fatal: BTreeSet<u32>,
     /// How long nothing must happen before it is trusted again.
     pub quiet: Duration,
 }
 
-impl Policy {
+impl HealthPolicy {
     /// As long as Kubernetes leaves pods on a node that does not answer: who moves work away has done so by then.
     pub const QUIET: Duration = Duration::from_secs(300);
 }
@@ -54,9 +54,9 @@ const STALLS_WITHIN: Duration = Duration::from_secs(300);
 /// The one incident that ends with its cause.
 const HANGS: Incident = Incident::Silent(Absence::CallHangs);
 
-impl Default for Policy {
+impl Default for HealthPolicy {
     fn default() -> Self {
-        Policy {
+        HealthPolicy {
             fatal: xid::catalogue().filter(|entry| entry.fatal).map(|entry| entry.code).collect(),
             quiet: Self::QUIET,
         }
@@ -65,7 +65,7 @@ impl Default for Policy {
 
 /// What changed about a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum HealthChange {
     /// It is unfit for this reason as well.
     Condemned(Incident),
     /// It is fit again.
@@ -74,7 +74,7 @@ pub enum Change {
 
 /// What is known of one card's health.
 #[derive(Debug, Default)]
-pub struct Record {
+pub struct HealthRecord {
     /// Since when, for every reason that has come since the card was fit last. XIDs are at most [`MAX_XID_CODES`].
     incidents: BTreeMap<Incident, Monotonic>,
     /// Whether one of them stands in the readings.
@@ -99,9 +99,9 @@ pub struct Record {
     stalls: VecDeque<Monotonic>,
 }
 
-impl Record {
+impl HealthRecord {
     /// A driver error has hit the card.
-    pub fn xid(&mut self, code: u32, policy: &Policy, now: Monotonic) -> Option<Change> {
+    pub fn xid(&mut self, code: u32, policy: &HealthPolicy, now: Monotonic) -> Option<HealthChange> {
         if !policy.fatal.contains(&code) || xid::of_application(code) {
             return None;
         }
@@ -118,26 +118,26 @@ impl Record {
 
     /// What was kept of an earlier life of this program, in the same boot of the machine.
     #[must_use]
-    pub fn restored(kept: &Kept, now: Monotonic) -> Record {
+    pub fn restored(kept: &KeptIncidents, now: Monotonic) -> HealthRecord {
         // A time that is still to come was not written by us, and must not keep the card away for ever.
         let last = kept.last.min(now);
         let incidents = kept.incidents.iter().filter(|(incident, _)| incident.happened()).take(MAX_XID_CODES);
-        Record {
+        HealthRecord {
             incidents: incidents.map(|(incident, since)| (*incident, (*since).min(now))).collect(),
             last,
             happened: last,
             traces: kept.awaits.map(Traces::after),
-            ..Record::default()
+            ..HealthRecord::default()
         }
     }
 
     /// What is to be kept of it over the end of this program; none where nothing has happened.
     #[must_use]
-    pub fn kept(&self, gpu: &GpuUuid) -> Option<Kept> {
+    pub fn kept(&self, gpu: &GpuUuid) -> Option<KeptIncidents> {
         let happened = self.incidents.iter().filter(|(incident, _)| incident.happened());
         let incidents: Vec<(Incident, Monotonic)> = happened.map(|(incident, since)| (*incident, *since)).collect();
         let awaits = self.traces.as_ref().map(Traces::marks);
-        (!incidents.is_empty()).then(|| Kept {
+        (!incidents.is_empty()).then(|| KeptIncidents {
             gpu: gpu.clone(),
             incidents,
             last: self.happened,
@@ -153,12 +153,12 @@ impl Record {
 
     /// An operator says that what has happened is mended. What stands in the readings stands on. Tells how many incidents
     /// went, and whether the card is fit by that.
-    pub fn clear(&mut self) -> (usize, Option<Change>) {
+    pub fn clear(&mut self) -> (usize, Option<HealthChange>) {
         let before = self.incidents.len();
         self.incidents.retain(|incident, _| !incident.happened());
         self.traces = None;
         let gone = before - self.incidents.len();
-        (gone, (gone > 0 && self.incidents.is_empty()).then_some(Change::Fit))
+        (gone, (gone > 0 && self.incidents.is_empty()).then_some(HealthChange::Fit))
     }
 
     /// Whether only a reset, or an operator, makes the card fit again.
@@ -168,7 +168,7 @@ impl Record {
     }
 
     /// A call that counts against the card has stalled.
-    pub fn stalled(&mut self, now: Monotonic) -> Option<Change> {
+    pub fn stalled(&mut self, now: Monotonic) -> Option<HealthChange> {
         if self.stalls.len() >= STALLS {
             self.stalls.pop_front();
         }
@@ -179,7 +179,7 @@ impl Record {
     }
 
     /// The card was read.
-    pub fn read(&mut self, sample: &GpuSample, policy: &Policy, now: Monotonic) -> Vec<Change> {
+    pub fn read(&mut self, sample: &GpuSample, policy: &HealthPolicy, now: Monotonic) -> Vec<HealthChange> {
         let mut changes = Vec::new();
         self.advises |= sample.recovery.value().is_some();
         self.asked |= sample.recovery != Reading::NOT_YET;
@@ -210,9 +210,9 @@ impl Record {
         if !self.incidents.is_empty() && !self.stands && quiet {
             self.incidents.clear();
             self.traces = None;
-            changes.push(Change::Fit);
+            changes.push(HealthChange::Fit);
         } else if self.incidents.is_empty() && returned {
-            changes.push(Change::Fit);
+            changes.push(HealthChange::Fit);
         }
         changes
     }
@@ -235,13 +235,13 @@ impl Record {
         known.or(fresh).filter(|_| self.unread >= UNREAD_ROUNDS)
     }
 
-    fn happens(&mut self, incident: Incident, now: Monotonic) -> Option<Change> {
+    fn happens(&mut self, incident: Incident, now: Monotonic) -> Option<HealthChange> {
         if incident != HANGS {
             self.last = self.last.max(now);
         }
         let new = !self.incidents.contains_key(&incident);
         self.incidents.entry(incident).or_insert(now);
-        new.then_some(Change::Condemned(incident))
+        new.then_some(HealthChange::Condemned(incident))
     }
 
     /// Whether NVML has advised nothing since the last thing happened. Where the driver gives no such advice a reset is
@@ -256,10 +256,10 @@ impl Record {
 
     /// The reasons, and until when.
     #[must_use]
-    pub fn condition(&self, policy: &Policy) -> Condition {
+    pub fn condition(&self, policy: &HealthPolicy) -> GpuCondition {
         let awaits_reset = self.awaits_reset();
         let by_time = !self.incidents.is_empty() && !self.stands && !awaits_reset;
-        Condition {
+        GpuCondition {
             incidents: self.incidents.iter().map(|(incident, since)| (*incident, *since)).collect(),
             fit_at: by_time.then(|| self.last.after(policy.quiet)),
             awaits_reset,
@@ -268,15 +268,15 @@ impl Record {
 
     /// The word for it.
     #[must_use]
-    pub fn health(&self, sample: &GpuSample) -> Health {
+    pub fn health(&self, sample: &GpuSample) -> GpuHealth {
         if self.stands {
-            Health::Unhealthy
+            GpuHealth::Unhealthy
         } else if !self.incidents.is_empty() {
-            Health::Degraded
+            GpuHealth::Degraded
         } else if untold(sample) {
-            Health::Unknown
+            GpuHealth::Unknown
         } else {
-            Health::Healthy
+            GpuHealth::Healthy
         }
     }
 }

@@ -17,7 +17,7 @@ pub enum Labelling {
 
 /// A label that stands on the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct PresentLabel {
     /// Its value.
     pub value: String,
     /// Whether we wrote it.
@@ -35,10 +35,10 @@ pub struct Standing {
 pub fn due<'k>(
     labelling: Labelling,
     wanted: Option<&BTreeMap<&'k str, String>>,
-    standing: &BTreeMap<&'k str, Standing>,
+    standing: &BTreeMap<&'k str, PresentLabel>,
     (discovery, presence): (bool, &str),
 ) -> BTreeMap<&'k str, Option<String>> {
-    let foreign = |(key, label): (&&str, &Standing)| **key != *presence && label.others && !label.ours;
+    let foreign = |(key, label): (&&str, &PresentLabel)| **key != *presence && label.others && !label.ours;
     let give_way = discovery || standing.iter().any(foreign);
     let write = match labelling {
         Labelling::On => true,
@@ -77,11 +77,11 @@ mod tests {
         [("count", "2".to_owned()), ("present", "true".to_owned())].into()
     }
 
-    fn label(value: &str, ours: bool, others: bool) -> Standing {
-        Standing { value: value.into(), ours, others }
+    fn label(value: &str, ours: bool, others: bool) -> PresentLabel {
+        PresentLabel { value: value.into(), ours, others }
     }
 
-    fn due_for(labelling: Labelling, standing: &[(&'static str, Standing)], discovery: bool) -> Due {
+    fn due_for(labelling: Labelling, standing: &[(&'static str, PresentLabel)], discovery: bool) -> Due {
         due(labelling, Some(&wanted()), &standing.iter().cloned().collect(), (discovery, "present"))
     }
 

@@ -13,21 +13,22 @@
 mod evidence;
 pub mod health;
 pub mod attribute;
-pub mod remark;
+pub mod node_event;
 pub mod names;
 pub mod api_pods;
 #[cfg(test)]
 mod unread;
 pub mod occupants;
 pub mod switches;
-pub mod cards;
+pub mod gpus;
 pub mod workload;
 pub mod pods;
 pub mod tally;
 pub mod overuse;
 pub mod node;
-pub mod share;
-pub mod unwritten;
+pub mod ledger;
+pub mod allocator;
+pub mod pod_writes;
 pub mod announce;
 pub mod labels;
 pub mod guard;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Everything that is known of names. Each source replaces what it said before.
 #[derive(Debug, Default)]
-pub struct Names {
+pub struct NameTable {
     by_source: BTreeMap<NameSource, HashMap<ContainerId, ContainerName>>,
     by_uid: HashMap<PodUid, PodRef>,
     /// Pods of the API server, under the UID that kubelet gives to their cgroups.
@@ -25,7 +25,7 @@ struct Gone {
     pods: HashMap<PodUid, PodRef>,
 }
 
-impl Names {
+impl NameTable {
     /// Replaces what `source` said.
     pub fn told(&mut self, source: NameSource, names: Vec<ContainerName>) {
         self.by_source.insert(source, names.into_iter().map(|name| (name.id.clone(), name)).collect());
@@ -38,7 +38,7 @@ impl Names {
     }
 
     /// Replaces what the API server said. What it said before of pods and containers that it does not name any more is
-    /// kept until [`Names::lived`] finds their cgroups gone.
+    /// kept until [`NameTable::lived`] finds their cgroups gone.
     pub fn pods_told(&mut self, pods: &[Arc<Pod>]) {
         let watched = pods.iter().map(|pod| (pod.cgroup_uid().clone(), pod.name.clone())).collect();
         let names = pods.iter().flat_map(|pod| container_names(pod)).map(|name| (name.id.clone(), name)).collect();
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_runtime_is_believed_before_the_log_links_and_each_fills_the_others_gaps() {
-        let mut names = Names::default();
+        let mut names = NameTable::default();
         names.told(NameSource::LogLinks, vec![named(Some("link"), None)]);
         names.told(NameSource::Cri, vec![named(Some("main"), Some("registry/train:1"))]);
         let id = ContainerId::parse(&"ab".repeat(32)).unwrap();

@@ -14,13 +14,13 @@
 //! one pass, and nothing here grows with time.
 
 use crate::api_pods::ApiPods;
-use crate::attribute::{self, Shares};
-use crate::cards::{Card, Cards};
-use crate::health::Policy;
-use crate::names::Names;
+use crate::attribute::{self, Occupancy};
+use crate::gpus::{GpuState, GpuStates};
+use crate::health::HealthPolicy;
+use crate::names::NameTable;
+use crate::node_event::NodeEvent;
 use crate::overuse::OverUses;
 use crate::pods::{self, Holdings};
-use crate::remark::Remark;
 use crate::switches::Switches;
 use crate::tally::Tallies;
 use crate::workload::Workload;
@@ -28,56 +28,56 @@ use model::cgroup::NetworkSample;
 use model::gpu::Xid;
 use model::host::{HostFacts, HostSample};
 use model::id::{GpuUuid, NodeName, PodUid};
-use model::incident::{Condition, Kept};
-use model::infiniband::Port;
-use model::observation::{Observation, Trouble};
+use model::incident::{GpuCondition, KeptIncidents};
+use model::infiniband::InfinibandPort;
+use model::observation::{ErrorCounter, Observation};
 use model::plugin::PluginView;
-use model::process::{Owner, SlurmJob};
+use model::process::{ProcessOwner, SlurmJob};
 use model::reading::Reading;
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
 use model::usage::Rated;
-use model::view::{GpuView, HostRates, NodeView, PodView, Whose};
+use model::view::{GpuView, HostRates, NodeView, PodView, SoleHolders};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// One node.
 #[derive(Debug)]
-pub struct Node {
+pub struct NodeState {
     name: NodeName,
     sequence: u64,
-    cards: Cards,
+    cards: GpuStates,
     switches: Switches,
     jobs: BTreeMap<GpuUuid, Vec<SlurmJob>>,
     events_hang: bool,
     workload: Workload,
-    names: Names,
+    names: NameTable,
     api_pods: ApiPods,
     over_uses: OverUses,
     tallies: Tallies,
     facts: HostFacts,
     host: HostSample,
-    infiniband: Arc<[Port]>,
+    infiniband: Arc<[InfinibandPort]>,
     busy: Rated<Nanos>,
     disk: [Rated<Bytes>; 2],
     net: [Rated<Bytes>; 2],
-    troubles: BTreeMap<Trouble, u64>,
+    troubles: BTreeMap<ErrorCounter, u64>,
     plugin: Option<Arc<PluginView>>,
 }
 
-impl Node {
+impl NodeState {
     /// Nothing is known yet but what was kept of an earlier life of this program.
     #[must_use]
-    pub fn new(name: NodeName, policy: Policy, kept: &[Kept], now: Monotonic) -> Self {
-        Node {
+    pub fn new(name: NodeName, policy: HealthPolicy, kept: &[KeptIncidents], now: Monotonic) -> Self {
+        NodeState {
             name,
             sequence: 0,
-            cards: Cards::restored(policy, kept, now),
+            cards: GpuStates::restored(policy, kept, now),
             switches: Switches::default(),
             jobs: BTreeMap::new(),
             events_hang: false,
             workload: Workload::default(),
-            names: Names::default(),
+            names: NameTable::default(),
             api_pods: ApiPods::default(),
             over_uses: OverUses::default(),
             tallies: Tallies::default(),
@@ -93,7 +93,7 @@ impl Node {
     }
 
     /// Takes one observation in; returns what is worth a log line.
-    pub fn apply(&mut self, observation: Observation, now: Now) -> Vec<Remark> {
+    pub fn apply(&mut self, observation: Observation, now: Now) -> Vec<NodeEvent> {
         match observation {
             Observation::GpuSource(state) => return self.cards.source(state, now.monotonic),
             // For the front door.
@@ -153,8 +153,8 @@ impl Node {
             let of_machine = all.iter().map(|seen| (seen.process.key.pid, &seen.process.owner));
             let mut owners = on_cards.chain(of_machine).filter(|(other, _)| *other == pid).map(|(_, owner)| owner);
             owners.find_map(|owner| match owner {
-                Owner::Cgroup(cgroup) => cgroup.pod().cloned(),
-                Owner::Host | Owner::Unknown => None,
+                ProcessOwner::Cgroup(cgroup) => cgroup.pod().cloned(),
+                ProcessOwner::Host | ProcessOwner::Unknown => None,
             })
         });
         Xid { pod, ..xid }
@@ -162,13 +162,13 @@ impl Node {
 
     /// What has happened to GPUs, to be kept over the end of this program; ordered by UUID.
     #[must_use]
-    pub fn kept(&self) -> Vec<Kept> {
+    pub fn kept(&self) -> Vec<KeptIncidents> {
         self.cards.kept()
     }
 
     /// An operator says that what has happened to this GPU, or to all, is mended. Tells of each GPU that something was
     /// cleared of what is left, and what is worth a log line.
-    pub fn clear_incidents(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, Condition)>, Vec<Remark>) {
+    pub fn clear_incidents(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, GpuCondition)>, Vec<NodeEvent>) {
         self.cards.clear(which)
     }
 
@@ -199,7 +199,7 @@ impl Node {
     /// What one believes now. Each view has a larger sequence than the one before.
     pub fn view(&mut self, now: Now) -> NodeView {
         self.sequence += 1;
-        let shares: Vec<Shares> = self.cards.cards.iter().map(|card| self.shares(card)).collect();
+        let shares: Vec<Occupancy> = self.cards.cards.iter().map(|card| self.shares(card)).collect();
         let (mut pods, containers) = pods::show(&self.workload, &self.names, Holdings::of(&shares));
         pods::hold(&mut pods, &self.cards.cards, self.plugin.as_deref());
         let gpus = self.cards.cards.iter().zip(&shares);
@@ -262,13 +262,13 @@ impl Node {
         }
     }
 
-    fn shares(&self, card: &Card) -> Shares {
+    fn shares(&self, card: &GpuState) -> Occupancy {
         let list = card.processes.value().map_or(&[][..], |list| list);
         attribute::shares(&card.gpu.uuid, list, |identity| self.workload.living(identity))
     }
 }
 
-fn gpu_view(card: &Card, policy: &Policy, shares: &Shares, pods: &[PodView]) -> GpuView {
+fn gpu_view(card: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &[PodView]) -> GpuView {
     let mut holders: BTreeSet<PodUid> = shares.holders.keys().filter_map(|(holder, _)| holder.pod().cloned()).collect();
     let of_card = |device: &GpuUuid| card.devices().any(|own| own == device);
     let holds = |pod: &&PodView| pod.containers.iter().any(|container| container.holds.iter().any(of_card));
@@ -283,7 +283,7 @@ fn gpu_view(card: &Card, policy: &Policy, shares: &Shares, pods: &[PodView]) -> 
         processes: card.processes.clone(),
         processes_left_out: card.left_out,
         holders: holders.into_iter().collect(),
-        whose: Whose::default(),
+        whose: SoleHolders::default(),
         strangers: shares.strangers + card.left_out,
         unattributed_memory: match unknown {
             Some(why) => Reading::Absent(why),
@@ -309,8 +309,8 @@ fn gpu_view(card: &Card, policy: &Policy, shares: &Shares, pods: &[PodView]) -> 
 }
 
 /// Said when the bound begins to bite, not while it does.
-fn left_out(what: &'static str, before: u32, after: u32) -> Vec<Remark> {
-    if before == 0 && after > 0 { vec![Remark::LeftOut { what, count: after }] } else { Vec::new() }
+fn left_out(what: &'static str, before: u32, after: u32) -> Vec<NodeEvent> {
+    if before == 0 && after > 0 { vec![NodeEvent::LeftOut { what, count: after }] } else { Vec::new() }
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@
 use model::cgroup::CgroupIdentity;
 use model::gpu::Gpu;
 use model::id::{ContainerId, GpuUuid, PodUid};
-use model::process::{GpuProcess, GpuProcessKind, Owner};
-use model::view::{PodView, SoleHolder, Whose};
+use model::process::{GpuProcess, GpuProcessKind, ProcessOwner};
+use model::view::{PodView, SoleHolder, SoleHolders};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -64,10 +64,10 @@ impl Occupants {
         let clients = processes.iter().any(|process| process.kind == GpuProcessKind::Mps);
         let before: BTreeMap<u32, &Who> = self.list.iter().map(|occupant| (occupant.pid, &occupant.who)).collect();
         let who = |process: &GpuProcess| match (&process.owner, before.get(&process.pid)) {
-            (Owner::Cgroup(identity), _) => Who::In(Arc::clone(identity)),
-            (Owner::Unknown, Some(Who::In(identity))) => Who::Lately(Arc::clone(identity)),
-            (Owner::Unknown, None) if self.listed => Who::New,
-            (Owner::Unknown | Owner::Host, _) => Who::Other,
+            (ProcessOwner::Cgroup(identity), _) => Who::In(Arc::clone(identity)),
+            (ProcessOwner::Unknown, Some(Who::In(identity))) => Who::Lately(Arc::clone(identity)),
+            (ProcessOwner::Unknown, None) if self.listed => Who::New,
+            (ProcessOwner::Unknown | ProcessOwner::Host, _) => Who::Other,
         };
         let list = processes
             .iter()
@@ -79,20 +79,20 @@ impl Occupants {
 
     /// Who has the GPU, or each of its GPU instances, to itself. `living` says which cgroups are there now: what is gone has
     /// no part in anything.
-    pub fn whose(&self, gpu: &Gpu, pods: &[PodView], living: impl Fn(&CgroupIdentity) -> bool) -> Whose {
+    pub fn whose(&self, gpu: &Gpu, pods: &[PodView], living: impl Fn(&CgroupIdentity) -> bool) -> SoleHolders {
         if self.left_out {
-            return Whose::default();
+            return SoleHolders::default();
         }
         if !gpu.divided() {
             let claims = self.claims(|_| true, &living).chain(held(pods, |device| *device == gpu.uuid));
-            return Whose { card: sole(claims, pods), instances: Vec::new() };
+            return SoleHolders { card: sole(claims, pods), instances: Vec::new() };
         }
         let instances = gpu.gpu_instances().filter_map(|inside| {
             let here = |device: &GpuUuid| inside.iter().any(|instance| instance.uuid == *device);
             let claims = self.claims(|mig| mig.is_some_and(here), &living).chain(held(pods, here));
             Some((inside.first()?.gpu_instance, sole(claims, pods)?))
         });
-        Whose { card: None, instances: instances.collect() }
+        SoleHolders { card: None, instances: instances.collect() }
     }
 
     fn claims<'a>(
@@ -114,7 +114,7 @@ impl Occupants {
 /// Whether a process is there for others only. An MPS server may be a container's as well; whoever gives its own process that name
 /// gains nothing by it unless others on this GPU are served by MPS.
 fn serves(process: &GpuProcess, clients: bool) -> bool {
-    let host = process.owner == Owner::Host;
+    let host = process.owner == ProcessOwner::Host;
     match process.kind {
         GpuProcessKind::Compute => &*process.command == MPS_SERVER && (host || clients),
         GpuProcessKind::Graphics => host && DISPLAY_SERVERS.contains(&&*process.command),

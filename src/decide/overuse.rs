@@ -11,7 +11,7 @@
 //! has begun nor that it has ended, and time without one does not count.
 
 use model::id::{GpuUuid, PodUid};
-use model::promise::PodPromise;
+use model::limits::PodMemoryClaim;
 use model::reading::{Absence, Reading};
 use model::time::Monotonic;
 use model::unit::Bytes;
@@ -46,13 +46,13 @@ struct Spell {
 /// All of them.
 #[derive(Debug, Default)]
 pub struct OverUses {
-    promises: Arc<[PodPromise]>,
+    promises: Arc<[PodMemoryClaim]>,
     spells: BTreeMap<(PodUid, GpuUuid), Spell>,
 }
 
 impl OverUses {
     /// Takes over what pods were promised, all of it.
-    pub fn promised(&mut self, promises: Arc<[PodPromise]>) {
+    pub fn promised(&mut self, promises: Arc<[PodMemoryClaim]>) {
         self.spells
             .retain(|(pod, device), _| promises.iter().any(|promise| &promise.pod == pod && &promise.device == device));
         self.promises = promises;
@@ -60,7 +60,7 @@ impl OverUses {
 
     /// What was promised.
     #[must_use]
-    pub fn promises(&self) -> Arc<[PodPromise]> {
+    pub fn promises(&self) -> Arc<[PodMemoryClaim]> {
         Arc::clone(&self.promises)
     }
 
@@ -112,7 +112,7 @@ impl Spell {
 }
 
 /// What the pod's processes hold of the device. A pod without processes on a card whose list is known holds nothing.
-fn measured(promise: &PodPromise, pods: &[PodView], gpus: &[GpuView]) -> Reading<Bytes> {
+fn measured(promise: &PodMemoryClaim, pods: &[PodView], gpus: &[GpuView]) -> Reading<Bytes> {
     let of_device = |gpu: &&GpuView| {
         gpu.gpu.uuid == promise.device || gpu.gpu.instances().iter().any(|mig| mig.uuid == promise.device)
     };

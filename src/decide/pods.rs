@@ -7,35 +7,35 @@
 //!   Holdings   shares of cards ─┘
 //! ```
 
-use crate::attribute::{self, Holder, Shares};
-use crate::cards::Card;
-use crate::names::{Names, device_is_of};
+use crate::attribute::{self, Occupancy, PossibleHolder};
+use crate::gpus::GpuState;
+use crate::names::{NameTable, device_is_of};
 use crate::workload::Workload;
 use model::cgroup::{CgroupKind, CgroupReport, CgroupSample};
 use model::id::{ContainerId, GpuUuid, PodRef, PodUid};
 use model::plugin::PluginView;
 use model::reading::{Absence, Reading};
-use model::view::{ContainerView, GpuShare, PodView, Rates};
+use model::view::{ContainerRates, ContainerView, GpuUse, PodView};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Shares by container and by pod, collected over all cards.
 #[derive(Debug, Default)]
 pub struct Holdings {
-    containers: BTreeMap<ContainerId, Vec<GpuShare>>,
-    pods: BTreeMap<PodUid, Vec<GpuShare>>,
+    containers: BTreeMap<ContainerId, Vec<GpuUse>>,
+    pods: BTreeMap<PodUid, Vec<GpuUse>>,
 }
 
 impl Holdings {
     /// Of the shares of each card.
     #[must_use]
-    pub fn of(cards: &[Shares]) -> Self {
+    pub fn of(cards: &[Occupancy]) -> Self {
         let mut holdings = Holdings::default();
         for ((holder, _), share) in cards.iter().flat_map(|card| &card.holders) {
             if let Some(pod) = holder.pod() {
                 holdings.pods.entry(pod.clone()).or_default().push(share.clone());
             }
-            if let Holder::PodContainer(_, container) | Holder::Container(container) = holder {
+            if let PossibleHolder::PodContainer(_, container) | PossibleHolder::Container(container) = holder {
                 holdings.containers.entry(container.clone()).or_default().push(share.clone());
             }
         }
@@ -45,7 +45,7 @@ impl Holdings {
 
 /// All pods by name, those without one last; beside them the containers that belong to none.
 #[must_use]
-pub fn show(workload: &Workload, names: &Names, mut holdings: Holdings) -> (Vec<PodView>, Vec<ContainerView>) {
+pub fn show(workload: &Workload, names: &NameTable, mut holdings: Holdings) -> (Vec<PodView>, Vec<ContainerView>) {
     let mut pods: BTreeMap<PodUid, PodView> = BTreeMap::new();
     let mut alone = Vec::new();
     for (report, rates) in workload.reports() {
@@ -88,14 +88,14 @@ pub(crate) fn bare(uid: &PodUid) -> PodView {
         qos: None,
         cgroup: None,
         sample: CgroupSample::default(),
-        rates: Rates::default(),
+        rates: ContainerRates::default(),
         network: Reading::Absent(Absence::NotYet),
         containers: Vec::new(),
         gpus: Vec::new(),
     }
 }
 
-fn fill(pod: &mut PodView, report: &CgroupReport, rates: Rates) {
+fn fill(pod: &mut PodView, report: &CgroupReport, rates: ContainerRates) {
     pod.qos = report.identity.qos();
     pod.cgroup = Some(Arc::clone(&report.identity));
     pod.sample = report.sample.clone();
@@ -105,10 +105,10 @@ fn fill(pod: &mut PodView, report: &CgroupReport, rates: Rates) {
 
 fn container(
     id: &ContainerId,
-    names: &Names,
+    names: &NameTable,
     report: &CgroupReport,
-    rates: Rates,
-    gpus: Vec<GpuShare>,
+    rates: ContainerRates,
+    gpus: Vec<GpuUse>,
 ) -> ContainerView {
     let named = names.of(id);
     ContainerView {
@@ -128,13 +128,13 @@ fn container(
 
 /// Gives each container the GPUs and MIG instances that it holds: what its claim names is what it got, whichever ids kubelet
 /// counts for it.
-pub fn hold(pods: &mut [PodView], cards: &[Card], plugin: Option<&PluginView>) {
-    let devices: Vec<&GpuUuid> = cards.iter().flat_map(Card::devices).collect();
+pub fn hold(pods: &mut [PodView], cards: &[GpuState], plugin: Option<&PluginView>) {
+    let devices: Vec<&GpuUuid> = cards.iter().flat_map(GpuState::devices).collect();
     for pod in pods {
         for container in &mut pod.containers {
             let claim = plugin.zip(container.name.as_ref()).and_then(|(plugin, name)| plugin.claim(&pod.uid, name));
             container.holds = match claim {
-                Some(claim) => claim.portions.iter().map(|portion| portion.device.clone()).collect(),
+                Some(claim) => claim.device_shares.iter().map(|share| share.device.clone()).collect(),
                 None => {
                     let counted =
                         |device: &&&GpuUuid| container.devices.iter().any(|id| device_is_of(id, device.as_str()));
@@ -146,7 +146,7 @@ pub fn hold(pods: &mut [PodView], cards: &[Card], plugin: Option<&PluginView>) {
 }
 
 /// Orders the containers of a pod and gives each the devices that kubelet says it holds, which needs the pod's name.
-fn finish(mut pod: PodView, names: &Names) -> PodView {
+fn finish(mut pod: PodView, names: &NameTable) -> PodView {
     if pod.name.is_none() {
         pod.name = names.pod(&pod.uid).cloned();
     }

@@ -1,6 +1,6 @@
 //! Errors of NVSwitches, counted since the start.
 
-use crate::remark::Remark;
+use crate::node_event::NodeEvent;
 use model::switch::{MAX_SWITCHES, MAX_SXID_CODES, SwitchView, Sxid};
 
 /// The switches that told of any.
@@ -11,7 +11,7 @@ pub struct Switches {
 
 impl Switches {
     /// Counts an error, and has it said in any case.
-    pub fn sxid(&mut self, sxid: Sxid) -> Vec<Remark> {
+    pub fn sxid(&mut self, sxid: Sxid) -> Vec<NodeEvent> {
         let place = match self.told.binary_search_by(|switch| switch.pci_bus_id.cmp(&sxid.switch)) {
             Ok(place) => Some(place),
             Err(place) if self.told.len() < MAX_SWITCHES => {
@@ -28,7 +28,7 @@ impl Switches {
                 switch.sxids.push((sxid.code, sxid.fatal, 1));
             }
         }
-        vec![Remark::Sxid(sxid)]
+        vec![NodeEvent::Sxid(sxid)]
     }
 
     /// All of them.
@@ -51,7 +51,7 @@ mod tests {
     fn errors_are_counted_by_switch_code_and_weight() {
         let mut switches = Switches::default();
         for one in [sxid(2, 20_034, true), sxid(1, 22_013, false), sxid(2, 20_034, true), sxid(2, 20_034, false)] {
-            assert_eq!(switches.sxid(one.clone()), [Remark::Sxid(one)], "each is said");
+            assert_eq!(switches.sxid(one.clone()), [NodeEvent::Sxid(one)], "each is said");
         }
         let told: Vec<_> =
             switches.view().into_iter().map(|switch| (switch.pci_bus_id.to_string(), switch.sxids)).collect();

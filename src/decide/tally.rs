@@ -16,7 +16,7 @@
 use model::id::{GpuUuid, PodUid};
 use model::plugin::PluginView;
 use model::reading::Reading;
-use model::tally::{MAX_TALLIES, Tally};
+use model::tally::{GpuTally, MAX_TALLIES};
 use model::time::Monotonic;
 use model::unit::{Millijoules, Nanos};
 use model::view::{GpuView, PodView};
@@ -37,7 +37,7 @@ pub struct Tallies {
     cards: BTreeMap<GpuUuid, Seen>,
     /// What an earlier life kept has been told.
     recalled: bool,
-    shown: Arc<[Tally]>,
+    shown: Arc<[GpuTally]>,
     left_out: u32,
 }
 
@@ -57,7 +57,7 @@ struct Seen {
 
 impl Tallies {
     /// What an earlier life kept.
-    pub fn recalled(&mut self, kept: &[Tally], now: Monotonic) {
+    pub fn recalled(&mut self, kept: &[GpuTally], now: Monotonic) {
         self.recalled = true;
         for tally in kept {
             if let Some(sum) = self.sum(&tally.pod, &tally.gpu, now) {
@@ -68,23 +68,23 @@ impl Tallies {
     }
 
     /// These are kept by now, and are what is shown from now on.
-    pub fn kept(&mut self, kept: Arc<[Tally]>) {
+    pub fn kept(&mut self, kept: Arc<[GpuTally]>) {
         self.shown = kept;
     }
 
     /// What is shown.
     #[must_use]
-    pub fn shown(&self) -> Arc<[Tally]> {
+    pub fn shown(&self) -> Arc<[GpuTally]> {
         Arc::clone(&self.shown)
     }
 
     /// What has been added up, to be kept. Nothing before an earlier life's is known: it would be written over.
     #[must_use]
-    pub fn sums(&self) -> Arc<[Tally]> {
+    pub fn sums(&self) -> Arc<[GpuTally]> {
         if !self.recalled {
             return Arc::default();
         }
-        let tally = |((pod, gpu), sum): (&(PodUid, GpuUuid), &Sum)| Tally {
+        let tally = |((pod, gpu), sum): (&(PodUid, GpuUuid), &Sum)| GpuTally {
             pod: pod.clone(),
             gpu: gpu.clone(),
             held: Nanos(sum.held),
@@ -186,15 +186,15 @@ fn promised(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Promise
     let claims = plugin.into_iter().flat_map(|plugin| plugin.claims.iter()).filter(|claim| claim.holder.pod == *pod);
     let mut all = Promised { cores: 0, memory: 0 };
     let (mut every_core, mut every_byte) = (true, true);
-    for portion in claims.flat_map(|claim| &claim.portions) {
-        let instance = gpu.gpu.instances().iter().find(|instance| instance.uuid == portion.device);
-        if instance.is_none() && portion.device != gpu.gpu.uuid {
+    for share in claims.flat_map(|claim| &claim.device_shares) {
+        let instance = gpu.gpu.instances().iter().find(|instance| instance.uuid == share.device);
+        if instance.is_none() && share.device != gpu.gpu.uuid {
             continue;
         }
         let own = instance.and_then(|instance| instance.memory_total.get());
-        let memory = portion.memory.or(own).map(|memory| memory.0);
+        let memory = share.memory.or(own).map(|memory| memory.0);
         // Hundredths of an instance are none of the card.
-        let cores = portion.cores.filter(|_| instance.is_none()).map(u64::from);
+        let cores = share.cores.filter(|_| instance.is_none()).map(|cores| u64::from(cores.0));
         (every_core, every_byte) = (every_core && cores.is_some(), every_byte && memory.is_some());
         all.cores = all.cores.saturating_add(cores.unwrap_or(0));
         all.memory = all.memory.saturating_add(memory.unwrap_or(0));

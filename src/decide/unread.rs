@@ -2,10 +2,10 @@
 
 use model::gpu::{Gpu, GpuSample};
 use model::id::GpuUuid;
-use model::incident::Condition;
+use model::incident::GpuCondition;
 use model::reading::Reading;
 use model::upkeep::Board;
-use model::view::{GpuView, Health, Whose};
+use model::view::{GpuHealth, GpuView, SoleHolders};
 use std::sync::Arc;
 
 /// By its number.
@@ -34,12 +34,12 @@ pub(crate) fn view(gpu: Gpu) -> GpuView {
     GpuView {
         gpu: Arc::new(gpu),
         sample: Arc::new(GpuSample::default()),
-        health: Health::Healthy,
-        condition: Condition::default(),
+        health: GpuHealth::Healthy,
+        condition: GpuCondition::default(),
         processes: Reading::NOT_YET,
         processes_left_out: 0,
         holders: Vec::new(),
-        whose: Whose::default(),
+        whose: SoleHolders::default(),
         nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         unattributed_memory: Reading::NOT_YET,

@@ -7,7 +7,7 @@ use model::process::{MAX_PROCESSES, ProcessPass};
 use model::reading::Reading;
 use model::unit::{Bytes, BytesPerSecond, Cores, Nanos};
 use model::usage::Rated;
-use model::view::{ProcessView, Rates};
+use model::view::{ContainerRates, ProcessView};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ impl CgroupRates {
         self.net_tx.update(network(|n| n.tx_bytes), |bytes| bytes.0);
     }
 
-    fn rates(&self) -> Rates {
-        Rates {
+    fn rates(&self) -> ContainerRates {
+        ContainerRates {
             cpu: cores(&self.cpu),
             io_read: self.io_read.rate().map(BytesPerSecond),
             io_write: self.io_write.rate().map(BytesPerSecond),
@@ -121,7 +121,7 @@ impl Workload {
     }
 
     /// Every cgroup with its rates, in the order of the pass.
-    pub fn reports(&self) -> impl Iterator<Item = (&CgroupReport, Rates)> {
+    pub fn reports(&self) -> impl Iterator<Item = (&CgroupReport, ContainerRates)> {
         self.reports
             .iter()
             .map(|report| (report, self.rates.get(&report.identity).map(CgroupRates::rates).unwrap_or_default()))

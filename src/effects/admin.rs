@@ -5,7 +5,7 @@
 //!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ guard: Host, token ─▶ /loglevel, /incidents, /nvml/release, /debug/pprof/
 //! ```
 
-pub mod door;
+pub mod connections;
 pub mod certificate;
 mod guard;
 pub mod level;
@@ -13,11 +13,11 @@ pub mod incident;
 pub mod release;
 
 pub use certificate::Tls;
-pub use incident::Clear;
+pub use incident::ClearIncident;
 pub use level::LogLevel;
-pub use release::Driver;
+pub use release::DriverControl;
 
-use crate::caller::Hosts;
+use crate::caller::AllowedHosts;
 use crate::pprof;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -56,7 +56,7 @@ pub struct Settings {
     /// Certificates for HTTPS; plain HTTP without.
     pub tls: Option<Tls>,
     /// Names under which this port may be asked.
-    pub hosts: Hosts,
+    pub hosts: AllowedHosts,
     /// Token that every caller needs; without one none is asked for.
     pub token: Option<Arc<str>>,
     /// Token that callers need who say something of GPUs; `None` where the port asks for a token or certificate anyway.
@@ -66,9 +66,9 @@ pub struct Settings {
     /// Shows the log level, and sets it (`PUT /loglevel`); the error is a sentence for the caller.
     pub level: Arc<dyn LogLevel>,
     /// Whoever clears incidents of GPUs (`DELETE /incidents/UUID`); `None` where there are no GPUs.
-    pub incidents: Option<mpsc::Sender<Clear>>,
+    pub incidents: Option<mpsc::Sender<ClearIncident>>,
     /// The GPU driver (`PUT /nvml/release`); `None` where it is not used.
-    pub driver: Option<Arc<dyn Driver>>,
+    pub driver: Option<Arc<dyn DriverControl>>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -84,7 +84,7 @@ impl std::fmt::Debug for Settings {
 pub async fn serve(listener: TcpListener, settings: Settings, stop: CancellationToken) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let routes = routes(&settings);
-    let door = door::Door::new(MAX_CONNECTIONS);
+    let door = connections::ConnectionSemaphore::new(MAX_CONNECTIONS);
     let Some(tls) = settings.tls else {
         return run(listener, door, routes, stop).await;
     };

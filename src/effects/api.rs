@@ -8,20 +8,20 @@
 
 pub mod query;
 
-use model::gpu::Unidentified;
+use model::gpu::UnidentifiedGpu;
 use model::id::PodUid;
 use model::time::Now;
-use model::view::{ContainerView, GpuShare, GpuView, NodeView, PodView};
-use wire::api::head::Head;
-use wire::api::owner::{Names, Owner};
-use wire::api::reading::Ages;
+use model::view::{ContainerView, GpuUse, GpuView, NodeView, PodView};
+use wire::api::head::ViewHeadJson;
+use wire::api::owner::{OwnerJson, OwnerNames};
+use wire::api::reading::ReadingAges;
 use wire::api::{gpus, node, pods, processes};
 
-pub use query::Filter;
+pub use query::ApiFilter;
 
 /// One of the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Document {
+pub enum ApiDocument {
     /// `/api/v1/node`.
     Node,
     /// `/api/v1/gpus`.
@@ -32,7 +32,7 @@ pub enum Document {
     Processes,
 }
 
-impl Filter {
+impl ApiFilter {
     fn named(&self) -> bool {
         self.namespace.is_some() || self.pod.is_some()
     }
@@ -47,7 +47,7 @@ impl Filter {
         self.takes_name(name.map(|name| &*name.namespace), name.map(|name| &*name.name))
     }
 
-    fn takes_owner(&self, owner: &Owner) -> bool {
+    fn takes_owner(&self, owner: &OwnerJson) -> bool {
         self.takes_name(owner.namespace.as_deref(), owner.pod.as_deref())
     }
 
@@ -57,7 +57,7 @@ impl Filter {
     }
 
     /// No pod can be known to hold it.
-    fn takes_nameless(&self, gpu: &Unidentified) -> bool {
+    fn takes_nameless(&self, gpu: &UnidentifiedGpu) -> bool {
         !self.named() && self.gpu.as_ref().is_none_or(|wanted| wanted.parse() == Ok(gpu.index))
     }
 }
@@ -67,18 +67,18 @@ impl Filter {
 /// # Errors
 /// As serde_json says; the documents are made of plain values, so none is expected.
 pub fn render(
-    document: Document,
-    filter: &Filter,
+    document: ApiDocument,
+    filter: &ApiFilter,
     view: &NodeView,
     now: Now,
     out: &mut Vec<u8>,
 ) -> Result<(), serde_json::Error> {
     let asked = Asked { filter, view, now };
     match document {
-        Document::Node => serde_json::to_writer(&mut *out, &node::Document::of(view, now))?,
-        Document::Gpus => serde_json::to_writer(&mut *out, &asked.gpus())?,
-        Document::Pods => serde_json::to_writer(&mut *out, &asked.pods())?,
-        Document::Processes => asked.processes(out)?,
+        ApiDocument::Node => serde_json::to_writer(&mut *out, &node::NodeJson::of(view, now))?,
+        ApiDocument::Gpus => serde_json::to_writer(&mut *out, &asked.gpus())?,
+        ApiDocument::Pods => serde_json::to_writer(&mut *out, &asked.pods())?,
+        ApiDocument::Processes => asked.processes(out)?,
     }
     out.push(b'\n');
     Ok(())
@@ -86,15 +86,15 @@ pub fn render(
 
 /// A question to a view.
 struct Asked<'a> {
-    filter: &'a Filter,
+    filter: &'a ApiFilter,
     view: &'a NodeView,
     now: Now,
 }
 
 impl Asked<'_> {
-    fn gpus(&self) -> gpus::Document {
-        let names = Names::of(self.view);
-        let ages = Ages(self.now.monotonic);
+    fn gpus(&self) -> gpus::GpusJson {
+        let names = OwnerNames::of(self.view);
+        let ages = ReadingAges(self.now.monotonic);
         let fits = |uid: &PodUid| names.pod(uid).is_some_and(|pod| self.filter.takes_pod(pod));
         let chosen = self
             .view
@@ -102,44 +102,44 @@ impl Asked<'_> {
             .iter()
             .filter(|gpu| self.filter.takes_gpu(gpu) && (!self.filter.named() || gpu.holders.iter().any(fits)));
         let nameless = self.view.gpus_unidentified.iter().filter(|gpu| self.filter.takes_nameless(gpu));
-        gpus::Document {
-            view: Head::of(self.view, self.now),
-            gpus: chosen.map(|gpu| gpus::Gpu::of(gpu, &names, ages)).collect(),
-            gpus_unidentified: nameless.map(|gpu| gpus::Unidentified::of(gpu, ages)).collect(),
+        gpus::GpusJson {
+            view: ViewHeadJson::of(self.view, self.now),
+            gpus: chosen.map(|gpu| gpus::GpuJson::of(gpu, &names, ages)).collect(),
+            gpus_unidentified: nameless.map(|gpu| gpus::UnidentifiedGpuJson::of(gpu, ages)).collect(),
         }
     }
 
-    fn pods(&self) -> pods::Listing<'_> {
+    fn pods(&self) -> pods::PodsListing<'_> {
         let uuids: Vec<_> =
             self.view.gpus.iter().filter(|gpu| self.filter.takes_gpu(gpu)).map(|gpu| &gpu.gpu.uuid).collect();
         let on =
-            |shares: &[GpuShare]| self.filter.gpu.is_none() || shares.iter().any(|share| uuids.contains(&&share.gpu));
+            |shares: &[GpuUse]| self.filter.gpu.is_none() || shares.iter().any(|share| uuids.contains(&&share.gpu));
         let pod = |pod: &&PodView| self.filter.takes_pod(pod) && on(&pod.gpus);
         let container = |container: &&ContainerView| !self.filter.named() && on(&container.gpus);
-        pods::Listing {
-            view: Head::of(self.view, self.now),
+        pods::PodsListing {
+            view: ViewHeadJson::of(self.view, self.now),
             left_out: self.view.cgroups_left_out,
             pods: self.view.pods.iter().filter(pod).collect(),
             containers: self.view.containers.iter().filter(container).collect(),
-            ages: Ages(self.now.monotonic),
+            ages: ReadingAges(self.now.monotonic),
         }
     }
 
     fn processes(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
-        let names = Names::of(self.view);
+        let names = OwnerNames::of(self.view);
         let rows = processes::rows(self.view);
         let uuids: Vec<_> =
             self.view.gpus.iter().filter(|gpu| self.filter.takes_gpu(gpu)).map(|gpu| &gpu.gpu.uuid).collect();
-        let fits = |row: &&processes::Row<'_>| {
+        let fits = |row: &&processes::ProcessRow<'_>| {
             (self.filter.gpu.is_none() || row.gpus.iter().any(|(gpu, _)| uuids.contains(gpu)))
                 && (!self.filter.named() || self.filter.takes_owner(&row.owner(&names)))
         };
-        let listing = processes::Listing {
-            view: Head::of(self.view, self.now),
+        let listing = processes::ProcessesListing {
+            view: ViewHeadJson::of(self.view, self.now),
             left_out: self.view.processes_left_out,
             rows: rows.iter().filter(fits).collect(),
             names: &names,
-            ages: Ages(self.now.monotonic),
+            ages: ReadingAges(self.now.monotonic),
         };
         serde_json::to_writer(out, &listing)
     }

@@ -27,7 +27,7 @@ pub const LABELLER: &str = "gpu-steward-labels";
 pub const ANNOTATOR: &str = "gpu-steward-annotations";
 
 /// Annotations to write: a key without a value is taken away.
-pub type Annotations<'a> = &'a [(&'a str, Option<&'a str>)];
+pub type AnnotationPatch<'a> = &'a [(&'a str, Option<&'a str>)];
 
 /// Why a write did not reach the server or was refused there.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ pub enum NotWritten {
 
 /// How much an event matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weight {
+pub enum EventType {
     /// Worth knowing.
     Normal,
     /// Somebody should look.
@@ -64,9 +64,9 @@ pub enum Weight {
 
 /// Something that happened, told where `kubectl describe` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct ObjectEvent {
     /// How much it matters.
-    pub weight: Weight,
+    pub weight: EventType,
     /// One word in CamelCase.
     pub reason: &'static str,
     /// What was being done, in one word in CamelCase.
@@ -79,9 +79,9 @@ pub struct Event {
 
 /// Words of writes that the API server judges and does not make.
 #[derive(Debug)]
-pub struct Dry;
+pub struct DryRun;
 
-impl Dry {
+impl DryRun {
     /// The name of a pod that is not there.
     pub const NO_POD: &str = "gpu-steward-guard-check";
     const RUN: &str = "dryRun=All";
@@ -120,7 +120,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// [`NotWritten`].
-    pub async fn annotate_node(&self, annotations: Annotations<'_>) -> Result<(), NotWritten> {
+    pub async fn annotate_node(&self, annotations: AnnotationPatch<'_>) -> Result<(), NotWritten> {
         let patch = json!({ "metadata": { "annotations": object(annotations) } });
         let path = format!("/api/v1/nodes/{}?fieldManager={ANNOTATOR}", self.node);
         self.patch(path, format!("annotations of node {}", self.node), &patch).await
@@ -142,7 +142,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// [`NotWritten`].
-    pub async fn label_node(&self, labels: Annotations<'_>) -> Result<(), NotWritten> {
+    pub async fn label_node(&self, labels: AnnotationPatch<'_>) -> Result<(), NotWritten> {
         let patch = json!({ "metadata": { "labels": object(labels) } });
         let path = format!("/api/v1/nodes/{}?fieldManager={LABELLER}", self.node);
         self.patch(path, format!("labels of node {}", self.node), &patch).await
@@ -168,7 +168,7 @@ impl ApiServer {
         &self,
         uid: &PodUid,
         pod: &PodRef,
-        annotations: Annotations<'_>,
+        annotations: AnnotationPatch<'_>,
     ) -> Result<(), NotWritten> {
         let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": object(annotations) } });
         let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
@@ -179,9 +179,9 @@ impl ApiServer {
     ///
     /// # Errors
     /// [`NotWritten`].
-    pub async fn try_node(&self, annotations: Annotations<'_>) -> Result<(), NotWritten> {
+    pub async fn try_node(&self, annotations: AnnotationPatch<'_>) -> Result<(), NotWritten> {
         let patch = json!({ "metadata": { "annotations": object(annotations) } });
-        let path = format!("/api/v1/nodes/{}?{}", self.node, Dry::RUN);
+        let path = format!("/api/v1/nodes/{}?{}", self.node, DryRun::RUN);
         self.patch(path, format!("annotations of node {}, tried only", self.node), &patch).await
     }
 
@@ -189,21 +189,26 @@ impl ApiServer {
     ///
     /// # Errors
     /// [`NotWritten`].
-    pub async fn try_pod(&self, uid: &PodUid, pod: &PodRef, annotations: Annotations<'_>) -> Result<(), NotWritten> {
+    pub async fn try_pod(
+        &self,
+        uid: &PodUid,
+        pod: &PodRef,
+        annotations: AnnotationPatch<'_>,
+    ) -> Result<(), NotWritten> {
         let patch = json!({ "metadata": { "uid": uid.as_str(), "annotations": object(annotations) } });
-        let path = format!("/api/v1/namespaces/{}/pods/{}?{}", pod.namespace, pod.name, Dry::RUN);
+        let path = format!("/api/v1/namespaces/{}/pods/{}?{}", pod.namespace, pod.name, DryRun::RUN);
         self.patch(path, format!("annotations of pod {pod}, tried only"), &patch).await
     }
 
-    /// Whether [`Dry::NO_POD`] could be evicted.
+    /// Whether [`DryRun::NO_POD`] could be evicted.
     ///
     /// # Errors
     /// [`NotWritten`]; code 404 when it could, since it is not there.
     pub async fn try_eviction(&self, namespace: &str) -> Result<(), NotWritten> {
-        let metadata = json!({ "name": Dry::NO_POD, "namespace": namespace });
+        let metadata = json!({ "name": DryRun::NO_POD, "namespace": namespace });
         let body = json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata });
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{}/eviction?{}", Dry::NO_POD, Dry::RUN);
-        let what = format!("eviction of pod {}, tried only", Dry::NO_POD);
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{}/eviction?{}", DryRun::NO_POD, DryRun::RUN);
+        let what = format!("eviction of pod {}, tried only", DryRun::NO_POD);
         self.send(Call { method: "POST", path, content: "application/json", what }, &body).await
     }
 
@@ -226,7 +231,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// [`NotWritten`].
-    pub async fn pod_event(&self, uid: &PodUid, pod: &PodRef, event: &Event) -> Result<(), NotWritten> {
+    pub async fn pod_event(&self, uid: &PodUid, pod: &PodRef, event: &ObjectEvent) -> Result<(), NotWritten> {
         let regarding = json!({
             "apiVersion": "v1", "kind": "Pod", "namespace": &*pod.namespace, "name": &*pod.name, "uid": uid.as_str(),
         });
@@ -239,7 +244,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// [`NotWritten`].
-    pub async fn node_event(&self, uid: &str, event: &Event) -> Result<(), NotWritten> {
+    pub async fn node_event(&self, uid: &str, event: &ObjectEvent) -> Result<(), NotWritten> {
         let node = self.node.as_str();
         let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": node, "uid": uid });
         self.event(("default", node), regarding, event, format!("event {} of node {node}", event.reason)).await
@@ -249,10 +254,10 @@ impl ApiServer {
         &self,
         (namespace, name): (&str, &str),
         regarding: Value,
-        event: &Event,
+        event: &ObjectEvent,
         what: String,
     ) -> Result<(), NotWritten> {
-        let kind = if event.weight == Weight::Warning { "Warning" } else { "Normal" };
+        let kind = if event.weight == EventType::Warning { "Warning" } else { "Normal" };
         let note: String = event.note.chars().take(MAX_NOTE).collect();
         let body = json!({
             "apiVersion": "events.k8s.io/v1", "kind": "Event",
@@ -295,6 +300,6 @@ impl ApiServer {
     }
 }
 
-fn object(annotations: Annotations<'_>) -> Map<String, Value> {
+fn object(annotations: AnnotationPatch<'_>) -> Map<String, Value> {
     annotations.iter().map(|(key, value)| ((*key).to_owned(), value.map_or(Value::Null, Value::from))).collect()
 }

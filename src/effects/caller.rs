@@ -12,13 +12,13 @@ use std::sync::Arc;
 
 /// The names under which this node may be asked, beside `localhost` and the address that was connected to.
 #[derive(Clone, Debug, Default)]
-pub struct Hosts(Arc<[Box<str>]>);
+pub struct AllowedHosts(Arc<[Box<str>]>);
 
-impl Hosts {
+impl AllowedHosts {
     /// These names; case does not matter.
     #[must_use]
-    pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> Hosts {
-        Hosts(names.into_iter().map(|name| plain(name).to_ascii_lowercase().into()).collect())
+    pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> AllowedHosts {
+        AllowedHosts(names.into_iter().map(|name| plain(name).to_ascii_lowercase().into()).collect())
     }
 
     /// Whether the request is meant for us. `local` is the address that the connection came to.
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_host_is_ours_by_name_by_loopback_and_by_the_address_that_was_reached() {
-        let hosts = Hosts::new(["Node-A", "gpu.example.", "10.9.9.9"]);
+        let hosts = AllowedHosts::new(["Node-A", "gpu.example.", "10.9.9.9"]);
         for (host, ours) in [
             ("localhost", true),
             ("LOCALHOST.:9411", true),
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn two_hosts_are_none_and_a_whole_address_in_the_request_line_counts_too() {
-        let (hosts, local) = (Hosts::default(), "127.0.0.1".parse().unwrap());
+        let (hosts, local) = (AllowedHosts::default(), "127.0.0.1".parse().unwrap());
         let twice = headers(header::HOST, &["localhost", "localhost"]);
         assert!(hosts.check(&Uri::from_static("/"), &twice, local).is_err());
         let once = headers(header::HOST, &["localhost"]);
@@ -146,7 +146,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_host_is_too_odd(host in "\\PC{0,60}", known in ".{0,20}") {
-            let hosts = Hosts::new([&*known]);
+            let hosts = AllowedHosts::new([&*known]);
             let mut headers = HeaderMap::new();
             if let Ok(value) = HeaderValue::from_str(&host) {
                 headers.insert(header::HOST, value);

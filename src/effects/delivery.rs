@@ -18,28 +18,28 @@
 //! that was not checked; a spec of another vendor is touched.
 
 mod file;
-mod starts;
+mod started_pods;
 mod trash;
 mod limiter;
 mod edits;
 mod fields;
 mod tickets;
-mod written;
+mod pod_files;
 
-pub use edits::{Kit, Node};
-pub use file::Failed;
+pub use edits::{HostDeviceNode, NodeKit};
+pub use file::DeliveryError;
 pub(crate) use file::place_by;
-pub use limiter::Limiter;
-pub use starts::Starts;
-pub use tickets::Tickets;
-pub use trash::{Emptied, Trash};
-pub use written::Written;
+pub use limiter::LimiterLibrary;
+pub use pod_files::PodFileSize;
+pub use started_pods::StartedPodsFile;
+pub use tickets::TicketFolders;
+pub use trash::{EmptiedTrash, Trash};
 
-use crate::plugin::Field;
+use crate::plugin::ContainerField;
 use file::{failed, lay, make_folder, narrow, put, put_spec};
 
 use model::id::{PodUid, Ticket};
-use model::promise::ContainerPromise;
+use model::limits::ContainerLimits;
 use model::unit::Bytes;
 use std::collections::BTreeSet;
 use std::fs;
@@ -47,7 +47,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use wire::fault::Fault;
+use wire::decode_error::DecodeError;
 use wire::{cdi, limits, ticket};
 
 /// What a container was promised, in its folder.
@@ -60,26 +60,26 @@ const MAX_CONTAINERS: usize = 256;
 
 /// Writes for one node.
 #[derive(Debug)]
-pub struct Delivery {
+pub struct DeviceDelivery {
     state: PathBuf,
     pods: PathBuf,
     cdi: PathBuf,
     trash: Trash,
-    kit: Kit,
+    kit: NodeKit,
 }
 
-impl Delivery {
+impl DeviceDelivery {
     /// Files of pods under `state`, specs in `cdi`; both folders are made when they are missing.
     ///
     /// # Errors
     /// When a folder cannot be made or nothing can be written into it: better told at start than at the first pod.
-    pub fn new(state: &Path, cdi: &Path, kit: Kit) -> Result<Delivery, Failed> {
+    pub fn new(state: &Path, cdi: &Path, kit: NodeKit) -> Result<DeviceDelivery, DeliveryError> {
         let pods = state.join("pods");
         make_folder(state)?;
         ours_alone(state)?;
         make_folder(&pods)?;
         let trash = Trash::new(state)?;
-        let delivery = Delivery { state: state.to_owned(), pods, cdi: cdi.to_owned(), trash, kit };
+        let delivery = DeviceDelivery { state: state.to_owned(), pods, cdi: cdi.to_owned(), trash, kit };
         fs::DirBuilder::new().recursive(true).mode(0o755).create(cdi).map_err(failed("make folder", cdi))?;
         let probe = cdi.join(".gpu-steward-probe");
         fs::write(&probe, b"").map_err(failed("write into the folder of CDI specs:", &probe))?;
@@ -88,16 +88,16 @@ impl Delivery {
     }
 
     /// The same with other things that containers are given beside their promise.
-    pub fn with(&self, kit: Kit) -> Delivery {
+    pub fn with(&self, kit: NodeKit) -> DeviceDelivery {
         let (state, pods, cdi) = (self.state.clone(), self.pods.clone(), self.cdi.clone());
-        Delivery { state, pods, cdi, trash: self.trash.clone(), kit }
+        DeviceDelivery { state, pods, cdi, trash: self.trash.clone(), kit }
     }
 
     /// Fills `ticket` for a container. Doing it again gives the same files.
     ///
     /// # Errors
     /// What could not be written. Nothing that the runtime would read is left half done.
-    pub fn deliver(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(), Failed> {
+    pub fn deliver(&self, ticket: &Ticket, promise: &ContainerLimits) -> Result<(), DeliveryError> {
         self.spec(ticket, promise).and_then(|(path, text)| put_spec(&path, text.as_bytes()))?;
         crate::failpoint!("spec-renamed");
         Ok(())
@@ -106,7 +106,7 @@ impl Delivery {
     /// Fills several tickets; says which. The runtime reads all specs of the folder again for each file that is renamed in it, so
     /// only one is, the last, and makes the others known too.
     #[must_use]
-    pub fn deliver_all<'a>(&self, all: &'a [(Ticket, ContainerPromise)]) -> Vec<&'a Ticket> {
+    pub fn deliver_all<'a>(&self, all: &'a [(Ticket, ContainerLimits)]) -> Vec<&'a Ticket> {
         let Some((last, others)) = all.split_last() else { return Vec::new() };
         let lay = |(ticket, promise)| self.spec(ticket, promise).and_then(|(path, text)| lay(&path, text.as_bytes()));
         let mut laid: Vec<_> = others.iter().filter(|(ticket, promise)| lay((ticket, promise)).is_ok()).collect();
@@ -121,21 +121,26 @@ impl Delivery {
     }
 
     /// What the runtime reads of a container, the rest being in its place.
-    fn spec(&self, ticket: &Ticket, promise: &ContainerPromise) -> Result<(PathBuf, String), Failed> {
+    fn spec(&self, ticket: &Ticket, promise: &ContainerLimits) -> Result<(PathBuf, String), DeliveryError> {
         let folder = self.folder(promise);
         let file = self.fill(&folder, promise)?;
         crate::failpoint!("limits-renamed");
         let path = self.cdi.join(ticket::file_name(ticket));
         self.alone(ticket)?;
         let edits = self.kit.edits(promise, &file);
-        let spec = cdi::Spec::of_device(ticket::KIND, ticket.as_str(), edits, self.kit.carried);
+        let spec = cdi::CdiSpec::of_device(ticket::KIND, ticket.as_str(), edits, self.kit.carried);
         let text = cdi::encode(&spec).map_err(spoiled(&path))?;
         Ok((path, text))
     }
 
     /// The same edits as an answer to `Allocate`, with the limits in `folder`, and what of them such an answer cannot carry.
     #[must_use]
-    pub fn answer(&self, ticket: &Ticket, promise: &ContainerPromise, folder: &Path) -> (Vec<Field>, Vec<String>) {
+    pub fn answer(
+        &self,
+        ticket: &Ticket,
+        promise: &ContainerLimits,
+        folder: &Path,
+    ) -> (Vec<ContainerField>, Vec<String>) {
         fields::of(&self.kit.edits(promise, &folder.join(LIMITS)), ticket)
     }
 
@@ -143,13 +148,13 @@ impl Delivery {
     ///
     /// # Errors
     /// What could not be written.
-    pub fn deliver_early(&self, folder: &Path, promise: &ContainerPromise) -> Result<(), Failed> {
+    pub fn deliver_early(&self, folder: &Path, promise: &ContainerLimits) -> Result<(), DeliveryError> {
         self.fill(&self.folder(promise), promise)?;
         self.fill(folder, promise).map(drop)
     }
 
     /// What lies in a folder of the state directory for one container; the path of its limits.
-    fn fill(&self, folder: &Path, promise: &ContainerPromise) -> Result<PathBuf, Failed> {
+    fn fill(&self, folder: &Path, promise: &ContainerLimits) -> Result<PathBuf, DeliveryError> {
         make_folder(folder)?;
         let file = folder.join(LIMITS);
         put(&file, limits::encode(promise).map_err(spoiled(&file))?.as_bytes())?;
@@ -161,7 +166,7 @@ impl Delivery {
 
     /// What the containers of these pods were told that they may use, as far as it can be read.
     #[must_use]
-    pub fn told(&self, pods: &BTreeSet<PodUid>) -> Vec<ContainerPromise> {
+    pub fn told(&self, pods: &BTreeSet<PodUid>) -> Vec<ContainerLimits> {
         let folders = pods.iter().flat_map(|pod| {
             let entries = fs::read_dir(self.pods.join(pod.as_str())).into_iter().flatten();
             entries.take(MAX_CONTAINERS).flatten().map(move |entry| (pod, entry.path().join(LIMITS)))
@@ -187,17 +192,17 @@ impl Delivery {
     pub fn written(
         &self,
         pod: &PodUid,
-        (tickets, own): (&Tickets, &[Ticket]),
+        (tickets, own): (&TicketFolders, &[Ticket]),
         limit: Bytes,
         pause: &mut dyn FnMut(),
-    ) -> Written {
+    ) -> PodFileSize {
         let containers = fs::read_dir(self.pods.join(pod.as_str())).into_iter().flatten().flatten();
         let folders = containers.take(MAX_CONTAINERS).map(|entry| entry.path());
-        written::into(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit, pause)
+        pod_files::into(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit, pause)
     }
 
     /// A runtime refuses a device that two files of one folder have, and names neither of them.
-    fn alone(&self, ticket: &Ticket) -> Result<(), Failed> {
+    fn alone(&self, ticket: &Ticket) -> Result<(), DeliveryError> {
         for entry in fs::read_dir(&self.cdi).into_iter().flatten().take(MAX_ENTRIES).flatten() {
             let (name, path) = (entry.file_name(), entry.path());
             let ours = name.to_str().is_none_or(|name| name.starts_with('.') || ticket::of_file_name(name).is_some());
@@ -254,7 +259,7 @@ impl Delivery {
         limiter::sweep(&self.state);
     }
 
-    fn folder(&self, promise: &ContainerPromise) -> PathBuf {
+    fn folder(&self, promise: &ContainerLimits) -> PathBuf {
         // A UID was checked when it was parsed; a container's name is a DNS label by the API server's word, which is not
         // ours: what is no plain name is spelled in hexadecimal digits.
         let name = &*promise.container;
@@ -273,7 +278,7 @@ impl Delivery {
 
 /// Keeps other users of the host out of the state directory: containers write into folders below it, and what they put there, such
 /// as a program with the setuid bit, must be useless to a user of the host.
-fn ours_alone(state: &Path) -> Result<(), Failed> {
+fn ours_alone(state: &Path) -> Result<(), DeliveryError> {
     let about = fs::metadata(state).map_err(failed("look at", state))?;
     if state.parent().is_none() || about.permissions().mode() & 0o1000 != 0 {
         let why = "it is everybody's, and the agent needs one that no other user can enter";
@@ -293,24 +298,24 @@ fn ours_alone(state: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-fn spoiled(path: &Path) -> impl FnOnce(Fault) -> Failed {
+fn spoiled(path: &Path) -> impl FnOnce(DecodeError) -> DeliveryError {
     let path = path.to_owned();
-    move |fault: Fault| failed("make the text of", &path)(io::Error::other(fault.to_string()))
+    move |fault: DecodeError| failed("make the text of", &path)(io::Error::other(fault.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use model::id::{GpuUuid, PodRef};
-    use model::promise::DevicePromise;
+    use model::limits::DeviceLimits;
     use model::unit::CorePercent;
 
     fn uid(n: u8) -> PodUid {
         PodUid::parse(&format!("{n:032x}")).unwrap()
     }
 
-    fn promise(n: u8, container: &str) -> ContainerPromise {
-        let device = |gpu: u8, mib: u64, cores| DevicePromise {
+    fn promise(n: u8, container: &str) -> ContainerLimits {
+        let device = |gpu: u8, mib: u64, cores| DeviceLimits {
             uuid: GpuUuid::parse(&format!("GPU-{gpu}")).unwrap(),
             index: u32::from(gpu),
             model: "NVIDIA H100".into(),
@@ -318,7 +323,7 @@ mod tests {
             unlimited: false,
             cores,
         };
-        ContainerPromise {
+        ContainerLimits {
             uid: uid(n),
             pod: PodRef { namespace: "ml".into(), name: "train".into() },
             container: container.into(),
@@ -327,17 +332,17 @@ mod tests {
         }
     }
 
-    fn kit() -> Kit {
-        let mut kit = Kit::default();
+    fn kit() -> NodeKit {
+        let mut kit = NodeKit::default();
         for minor in 0..2 {
-            let node = Node { path: format!("/dev/nvidia{minor}"), host: "/dev/null".into() };
+            let node = HostDeviceNode { path: format!("/dev/nvidia{minor}"), host: "/dev/null".into() };
             kit.nodes.insert(GpuUuid::parse(&format!("GPU-{minor}")).unwrap(), vec![node]);
         }
         kit
     }
 
-    fn delivery(folder: &Path) -> Delivery {
-        Delivery::new(&folder.join("state"), &folder.join("cdi"), kit()).unwrap()
+    fn delivery(folder: &Path) -> DeviceDelivery {
+        DeviceDelivery::new(&folder.join("state"), &folder.join("cdi"), kit()).unwrap()
     }
 
     fn names(folder: &Path) -> BTreeSet<String> {
@@ -368,7 +373,7 @@ mod tests {
             }
             renamed
         };
-        let all: Vec<(Ticket, ContainerPromise)> =
+        let all: Vec<(Ticket, ContainerLimits)> =
             (0..5).map(|n| (Ticket::of_random([n; 16]), promise(n, "main"))).collect();
         let nameless = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::WRONLY;
         let once = rustix::fs::open(&specs, nameless, rustix::fs::Mode::RUSR).is_ok();
@@ -411,7 +416,7 @@ mod tests {
         let edits = &spec.device(ticket.as_str()).unwrap().container_edits;
         let nodes: Vec<&str> = edits.device_nodes.iter().map(|node| node.path.as_str()).collect();
         assert_eq!(nodes, ["/dev/nvidia1", "/dev/nvidia0"], "in the order of the claim");
-        assert_eq!(edits.mounts, [cdi::Mount::read_only(file.to_str().unwrap(), limits::PATH)]);
+        assert_eq!(edits.mounts, [cdi::CdiMount::read_only(file.to_str().unwrap(), limits::PATH)]);
         for expect in [
             "NVIDIA_VISIBLE_DEVICES=void",
             "CUDA_DEVICE_MEMORY_LIMIT_0=3000m",
@@ -430,29 +435,31 @@ mod tests {
     fn our_own_edits_stand_against_those_of_the_hosts_spec() {
         let mut kit = kit();
         kit.common.env.push("NVIDIA_VISIBLE_DEVICES=all".into());
-        kit.common.mounts.push(cdi::Mount::read_only("/tmp/loose", limits::PATH));
+        kit.common.mounts.push(cdi::CdiMount::read_only("/tmp/loose", limits::PATH));
         let edits = kit.edits(&promise(1, "main"), Path::new("/limits"));
         let visible: Vec<&String> = edits.env.iter().filter(|said| said.starts_with("NVIDIA_VISIBLE")).collect();
         assert_eq!(visible, ["NVIDIA_VISIBLE_DEVICES=void"]);
-        assert_eq!(edits.mounts, [cdi::Mount::read_only("/limits", limits::PATH)]);
+        assert_eq!(edits.mounts, [cdi::CdiMount::read_only("/limits", limits::PATH)]);
     }
 
     #[test]
     fn each_device_brings_what_the_hosts_spec_says_of_it_and_of_no_other() {
         let mut kit = kit();
-        let node =
-            |path: &str, host: &str| cdi::DeviceNode { host_path: Some(host.into()), ..cdi::DeviceNode::at(path) };
+        let node = |path: &str, host: &str| cdi::CdiDeviceNode {
+            host_path: Some(host.into()),
+            ..cdi::CdiDeviceNode::at(path)
+        };
         for minor in 0..2 {
-            let own = cdi::Edits {
+            let own = cdi::CdiEdits {
                 device_nodes: vec![
                     node(&format!("/dev/nvidia{minor}"), &format!("/run/nvidia/driver/dev/nvidia{minor}")),
                     node(&format!("/dev/dri/card{minor}"), &format!("/dev/dri/card{minor}")),
                 ],
-                ..cdi::Edits::default()
+                ..cdi::CdiEdits::default()
             };
             kit.own.insert(GpuUuid::parse(&format!("GPU-{minor}")).unwrap(), own);
         }
-        kit.shared_nodes.push(Node { path: "/dev/nvidiactl".into(), host: "/dev/nvidiactl".into() });
+        kit.shared_nodes.push(HostDeviceNode { path: "/dev/nvidiactl".into(), host: "/dev/nvidiactl".into() });
         kit.common.device_nodes.push(node("/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"));
         let mut one = promise(1, "main");
         one.devices.truncate(1);
@@ -469,7 +476,7 @@ mod tests {
 
     #[test]
     fn the_nvidia_runtime_is_told_the_devices_and_gets_no_nodes_from_us() {
-        let kit = Kit { runtime_injects: true, ..kit() };
+        let kit = NodeKit { runtime_injects: true, ..kit() };
         let edits = kit.edits(&promise(1, "main"), Path::new("/limits"));
         assert!(edits.env.contains(&"NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-0".to_owned()));
         assert!(edits.device_nodes.is_empty());
@@ -550,8 +557,8 @@ mod tests {
         }
         let source = folder.path().join("libvgpu.so");
         fs::write(&source, b"\x7fELF").unwrap();
-        let limiter = Limiter::keep(&state, &source).unwrap();
-        let delivery = delivery(folder.path()).with(Kit { limiter: Some(limiter), ..kit() });
+        let limiter = LimiterLibrary::keep(&state, &source).unwrap();
+        let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter), ..kit() });
         delivery.deliver(&Ticket::of_random([1; 16]), &promise(1, "main")).unwrap();
         let mode = |name: &str| fs::metadata(state.join(name)).unwrap().permissions().mode() & 0o7777;
         for name in ["", "pods", "tickets", "limiter", "trash"] {
@@ -572,8 +579,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (state, source) = (folder.path().join("state"), folder.path().join("libvgpu.so"));
         fs::write(&source, b"\x7fELF").unwrap();
-        let limiter = Limiter::keep(&state, &source).unwrap();
-        let delivery = delivery(folder.path()).with(Kit { limiter: Some(limiter), ..kit() });
+        let limiter = LimiterLibrary::keep(&state, &source).unwrap();
+        let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter), ..kit() });
         let (ticket, target) = (Ticket::of_random([1; 16]), folder.path().join("target"));
         delivery.deliver(&ticket, &promise(1, "main")).unwrap();
         let own = state.join("pods").join(uid(1).as_str()).join("main/vgpu");
@@ -590,7 +597,8 @@ mod tests {
         let state = folder.path().join("shared");
         fs::create_dir(&state).unwrap();
         fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)).unwrap();
-        let error = Delivery::new(&state, &folder.path().join("cdi"), Kit::default()).unwrap_err().to_string();
+        let error =
+            DeviceDelivery::new(&state, &folder.path().join("cdi"), NodeKit::default()).unwrap_err().to_string();
         assert!(error.contains("everybody's"), "{error}");
         assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o1777, "and left as it is");
     }
@@ -604,8 +612,8 @@ mod tests {
         let (one, two) = (Ticket::of_random([1; 16]), Ticket::of_random([2; 16]));
         let give = |text: &[u8], ticket: &Ticket, pod: u8| {
             fs::write(&source, text).unwrap();
-            let limiter = Limiter::keep(&state, &source).unwrap();
-            let delivery = plain.with(Kit { limiter: Some(limiter), ..kit() });
+            let limiter = LimiterLibrary::keep(&state, &source).unwrap();
+            let delivery = plain.with(NodeKit { limiter: Some(limiter), ..kit() });
             delivery.deliver(ticket, &promise(pod, "main")).unwrap();
             delivery
         };
@@ -638,8 +646,8 @@ mod tests {
         let state = folder.path().join("state");
         let source = folder.path().join("libvgpu.so");
         fs::write(&source, b"\x7fELF").unwrap();
-        let limiter = Limiter::keep(&state, &source).unwrap();
-        let delivery = delivery(folder.path()).with(Kit { limiter: Some(limiter.clone()), ..kit() });
+        let limiter = LimiterLibrary::keep(&state, &source).unwrap();
+        let delivery = delivery(folder.path()).with(NodeKit { limiter: Some(limiter.clone()), ..kit() });
         let ticket = Ticket::of_random([1; 16]);
         let mut promised = promise(1, "main");
         promised.priority = Some(0);
@@ -682,14 +690,14 @@ mod tests {
             device.uuid = GpuUuid::parse("MIG-1").unwrap();
         }
         assert_eq!(
-            Kit { limiter: Some(limiter), ..kit() }.edits(&partition, Path::new("/x/limits.json")).mounts.len(),
+            NodeKit { limiter: Some(limiter), ..kit() }.edits(&partition, Path::new("/x/limits.json")).mounts.len(),
             1
         );
         for wrong in [&b"#!/bin/sh"[..], b""] {
             fs::write(&source, wrong).unwrap();
-            assert!(Limiter::keep(&state, &source).unwrap_err().to_string().contains("shared library"));
+            assert!(LimiterLibrary::keep(&state, &source).unwrap_err().to_string().contains("shared library"));
         }
-        assert!(Limiter::keep(&state, &folder.path().join("none")).is_err());
+        assert!(LimiterLibrary::keep(&state, &folder.path().join("none")).is_err());
     }
 
     #[test]
@@ -722,7 +730,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cdi");
         fs::write(&file, "").unwrap();
-        let error = Delivery::new(folder.path(), &file, Kit::default()).unwrap_err().to_string();
+        let error = DeviceDelivery::new(folder.path(), &file, NodeKit::default()).unwrap_err().to_string();
         assert!(error.contains(file.to_str().unwrap()), "{error}");
     }
 }

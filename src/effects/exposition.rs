@@ -14,7 +14,7 @@
 //! one buffer: label sets are escaped once for each GPU, pod or container, and copied into every line that needs them.
 //!
 //! What must never happen here: a family without samples in the text, a label value that breaks a line, a name that the
-//! program did not declare as a [`Family`].
+//! program did not declare as a [`MetricFamily`].
 
 use model::plugin::{BOUNDS_US, Histogram};
 use std::fmt::Write as _;
@@ -27,27 +27,27 @@ pub const MAX_LABEL_VALUE: usize = 512;
 
 /// Which text is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ExpositionFormat {
     /// `text/plain; version=0.0.4`.
     Classic,
     /// `application/openmetrics-text; version=1.0.0`.
     OpenMetrics,
 }
 
-impl Format {
+impl ExpositionFormat {
     /// For the header `Content-Type`.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
-            Format::Classic => "text/plain; version=0.0.4; charset=utf-8",
-            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            ExpositionFormat::Classic => "text/plain; version=0.0.4; charset=utf-8",
+            ExpositionFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
         }
     }
 }
 
 /// What a family is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricType {
     /// Goes up and down.
     Gauge,
     /// Only goes up; its name ends in `_total`.
@@ -62,11 +62,11 @@ pub enum Kind {
 
 /// One name, declared once, in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Family {
+pub struct MetricFamily {
     /// The whole name, or what follows a prefix that [`Exposition::prefixed`] is given.
     pub name: &'static str,
     /// What it is.
-    pub kind: Kind,
+    pub kind: MetricType,
     /// Base unit, which the name ends in (before `_total`); empty for none.
     pub unit: &'static str,
     /// One sentence without line breaks.
@@ -75,7 +75,7 @@ pub struct Family {
 
 /// A sample's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Number {
+pub enum SampleValue {
     /// Written with all its digits.
     Whole(u64),
     /// Written with as many digits as it takes to read the same number back.
@@ -84,31 +84,31 @@ pub enum Number {
 
 /// Escaped `name="value"` pairs, ready to be copied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Labels(String);
+pub struct MetricLabels(String);
 
 /// The text being written.
 #[derive(Debug)]
 pub struct Exposition<'b> {
     out: &'b mut Vec<u8>,
-    format: Format,
-    family: Option<(&'static str, Family)>,
+    format: ExpositionFormat,
+    family: Option<(&'static str, MetricFamily)>,
     name: String,
     header_due: bool,
-    declared: Option<Vec<(&'static str, Family)>>,
+    declared: Option<Vec<(&'static str, MetricFamily)>>,
 }
 
 // === impl Labels ===
 
-impl Labels {
+impl MetricLabels {
     /// No labels.
     #[must_use]
-    pub fn new() -> Labels {
-        Labels::default()
+    pub fn new() -> MetricLabels {
+        MetricLabels::default()
     }
 
     /// One more pair. Control characters become `U+FFFD`; a long value is cut ([`MAX_LABEL_VALUE`]).
     #[must_use]
-    pub fn with(mut self, name: &str, value: &str) -> Labels {
+    pub fn with(mut self, name: &str, value: &str) -> MetricLabels {
         if !self.0.is_empty() {
             self.0.push(',');
         }
@@ -153,23 +153,23 @@ fn fingerprint(value: &str) -> u64 {
 impl<'b> Exposition<'b> {
     /// Writes to the end of `out`.
     #[must_use]
-    pub fn new(out: &'b mut Vec<u8>, format: Format) -> Self {
+    pub fn new(out: &'b mut Vec<u8>, format: ExpositionFormat) -> Self {
         Exposition { out, format, family: None, name: String::new(), header_due: false, declared: None }
     }
 
     /// The same, and remembers every family that could be written: how the reference page is made.
     #[must_use]
     pub fn recording(out: &'b mut Vec<u8>) -> Self {
-        Exposition { declared: Some(Vec::new()), ..Exposition::new(out, Format::Classic) }
+        Exposition { declared: Some(Vec::new()), ..Exposition::new(out, ExpositionFormat::Classic) }
     }
 
     /// The samples that follow are of this family.
-    pub fn family(&mut self, family: &Family) {
+    pub fn family(&mut self, family: &MetricFamily) {
         self.prefixed("", family);
     }
 
     /// The same, for tables whose names are shared by several subjects.
-    pub fn prefixed(&mut self, prefix: &'static str, family: &Family) {
+    pub fn prefixed(&mut self, prefix: &'static str, family: &MetricFamily) {
         if self.family.is_some_and(|(p, f)| p == prefix && f.name == family.name) {
             return;
         }
@@ -184,19 +184,19 @@ impl<'b> Exposition<'b> {
     }
 
     /// One line. `labels` are joined; empty ones are passed over.
-    pub fn sample(&mut self, labels: &[&str], value: Number) {
+    pub fn sample(&mut self, labels: &[&str], value: SampleValue) {
         self.line("", labels, value);
     }
 
     /// One line of a counter that began with 0 at `created`, in seconds since 1970. OpenMetrics is told that moment, so that whoever
     /// reads it knows the increase that the first sample is.
-    pub fn counted(&mut self, labels: &[&str], value: Number, created: Option<f64>) {
+    pub fn counted(&mut self, labels: &[&str], value: SampleValue, created: Option<f64>) {
         self.line("", labels, value);
-        let Some(created) = created.filter(|_| self.format == Format::OpenMetrics) else { return };
+        let Some(created) = created.filter(|_| self.format == ExpositionFormat::OpenMetrics) else { return };
         let whole = self.name.len();
         let stem = self.name.trim_end_matches("_total").len();
         self.name.truncate(stem);
-        self.line("_created", labels, Number::Real(created));
+        self.line("_created", labels, SampleValue::Real(created));
         if stem < whole {
             self.name.push_str("_total");
         }
@@ -208,14 +208,14 @@ impl<'b> Exposition<'b> {
         for (place, count) in calls.counts.iter().enumerate() {
             sum += count;
             let bound = BOUNDS_US.get(place).map_or(f64::INFINITY, |us| Duration::from_micros(*us).as_secs_f64());
-            let bound = Labels::new().with("le", &Number::Real(bound).as_bound());
-            self.line("_bucket", &[labels, &[bound.as_str()]].concat(), Number::Whole(sum));
+            let bound = MetricLabels::new().with("le", &SampleValue::Real(bound).as_bound());
+            self.line("_bucket", &[labels, &[bound.as_str()]].concat(), SampleValue::Whole(sum));
         }
-        self.line("_sum", labels, Number::Real(calls.sum.as_secs_f64()));
-        self.line("_count", labels, Number::Whole(sum));
+        self.line("_sum", labels, SampleValue::Real(calls.sum.as_secs_f64()));
+        self.line("_count", labels, SampleValue::Whole(sum));
     }
 
-    fn line(&mut self, suffix: &str, labels: &[&str], value: Number) {
+    fn line(&mut self, suffix: &str, labels: &[&str], value: SampleValue) {
         if self.header_due {
             self.header_due = false;
             self.header();
@@ -237,8 +237,8 @@ impl<'b> Exposition<'b> {
     }
 
     /// Ends the text. Returns what was declared, if that was asked for.
-    pub fn finish(self) -> Vec<(&'static str, Family)> {
-        if self.format == Format::OpenMetrics {
+    pub fn finish(self) -> Vec<(&'static str, MetricFamily)> {
+        if self.format == ExpositionFormat::OpenMetrics {
             self.out.extend_from_slice(b"# EOF\n");
         }
         self.declared.unwrap_or_default()
@@ -246,7 +246,7 @@ impl<'b> Exposition<'b> {
 
     fn header(&mut self) {
         let Some((_, family)) = self.family else { return };
-        let open = self.format == Format::OpenMetrics;
+        let open = self.format == ExpositionFormat::OpenMetrics;
         let name: &str = if open { family.kind.trim(&self.name) } else { &self.name };
         let kind = family.kind.word(self.format);
         // Writing to memory does not fail.
@@ -258,25 +258,25 @@ impl<'b> Exposition<'b> {
     }
 }
 
-impl Kind {
+impl MetricType {
     /// The word after `# TYPE`.
     #[must_use]
-    pub fn word(self, format: Format) -> &'static str {
+    pub fn word(self, format: ExpositionFormat) -> &'static str {
         match (self, format) {
-            (Kind::Gauge, _) | (Kind::Info, Format::Classic) => "gauge",
-            (Kind::Counter, _) | (Kind::ForeignCounter, Format::Classic) => "counter",
-            (Kind::ForeignCounter, Format::OpenMetrics) => "unknown",
-            (Kind::Info, Format::OpenMetrics) => "info",
-            (Kind::Histogram, _) => "histogram",
+            (MetricType::Gauge, _) | (MetricType::Info, ExpositionFormat::Classic) => "gauge",
+            (MetricType::Counter, _) | (MetricType::ForeignCounter, ExpositionFormat::Classic) => "counter",
+            (MetricType::ForeignCounter, ExpositionFormat::OpenMetrics) => "unknown",
+            (MetricType::Info, ExpositionFormat::OpenMetrics) => "info",
+            (MetricType::Histogram, _) => "histogram",
         }
     }
 
     /// The family's name in OpenMetrics, where suffixes belong to the samples.
     fn trim(self, name: &str) -> &str {
         let suffix = match self {
-            Kind::Gauge | Kind::ForeignCounter | Kind::Histogram => "",
-            Kind::Counter => "_total",
-            Kind::Info => "_info",
+            MetricType::Gauge | MetricType::ForeignCounter | MetricType::Histogram => "",
+            MetricType::Counter => "_total",
+            MetricType::Info => "_info",
         };
         name.strip_suffix(suffix).unwrap_or(name)
     }
@@ -299,7 +299,7 @@ impl std::fmt::Display for Help {
     }
 }
 
-impl Number {
+impl SampleValue {
     /// As the bound of a bucket: OpenMetrics wants a point in whole numbers too, and both forms the same text.
     fn as_bound(self) -> String {
         let mut text = Vec::new();
@@ -314,10 +314,12 @@ impl Number {
     fn write(self, out: &mut Vec<u8>) {
         // Writing to memory does not fail.
         let _ = match self {
-            Number::Whole(value) => write!(out, "{value}"),
-            Number::Real(value) if value.is_nan() => write!(out, "NaN"),
-            Number::Real(value) if value.is_infinite() => write!(out, "{}Inf", if value > 0.0 { '+' } else { '-' }),
-            Number::Real(value) => write!(out, "{value}"),
+            SampleValue::Whole(value) => write!(out, "{value}"),
+            SampleValue::Real(value) if value.is_nan() => write!(out, "NaN"),
+            SampleValue::Real(value) if value.is_infinite() => {
+                write!(out, "{}Inf", if value > 0.0 { '+' } else { '-' })
+            }
+            SampleValue::Real(value) => write!(out, "{value}"),
         };
     }
 }
@@ -327,24 +329,30 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ENERGY: Family =
-        Family { name: "x_joules_total", kind: Kind::Counter, unit: "joules", help: "Energy \"drawn\"\\spent." };
-    const FOREIGN: Family = Family { name: "DCGM_ENERGY", kind: Kind::ForeignCounter, unit: "", help: "mJ." };
-    const WHO: Family = Family { name: "x_info", kind: Kind::Info, unit: "", help: "Who." };
-    const SILENT: Family = Family { name: "x_silent", kind: Kind::Gauge, unit: "", help: "Never measured." };
+    const ENERGY: MetricFamily = MetricFamily {
+        name: "x_joules_total",
+        kind: MetricType::Counter,
+        unit: "joules",
+        help: "Energy \"drawn\"\\spent.",
+    };
+    const FOREIGN: MetricFamily =
+        MetricFamily { name: "DCGM_ENERGY", kind: MetricType::ForeignCounter, unit: "", help: "mJ." };
+    const WHO: MetricFamily = MetricFamily { name: "x_info", kind: MetricType::Info, unit: "", help: "Who." };
+    const SILENT: MetricFamily =
+        MetricFamily { name: "x_silent", kind: MetricType::Gauge, unit: "", help: "Never measured." };
 
-    fn text(format: Format) -> String {
+    fn text(format: ExpositionFormat) -> String {
         let mut out = Vec::new();
         let mut exposition = Exposition::new(&mut out, format);
         exposition.family(&ENERGY);
-        exposition.sample(&["", "gpu=\"0\"", "uuid=\"a\""], Number::Real(1.5));
+        exposition.sample(&["", "gpu=\"0\"", "uuid=\"a\""], SampleValue::Real(1.5));
         exposition.family(&ENERGY);
-        exposition.sample(&[], Number::Whole(u64::MAX));
+        exposition.sample(&[], SampleValue::Whole(u64::MAX));
         exposition.family(&SILENT);
         exposition.family(&FOREIGN);
-        exposition.sample(&[], Number::Real(f64::NEG_INFINITY));
+        exposition.sample(&[], SampleValue::Real(f64::NEG_INFINITY));
         exposition.family(&WHO);
-        exposition.sample(&[Labels::new().with("a", "b").as_str()], Number::Whole(1));
+        exposition.sample(&[MetricLabels::new().with("a", "b").as_str()], SampleValue::Whole(1));
         exposition.finish();
         String::from_utf8(out).unwrap()
     }
@@ -352,7 +360,7 @@ mod tests {
     #[test]
     fn classic_text_has_whole_names_and_no_end_mark() {
         assert_eq!(
-            text(Format::Classic),
+            text(ExpositionFormat::Classic),
             "# HELP x_joules_total Energy \"drawn\"\\\\spent.\n# TYPE x_joules_total counter\n\
              x_joules_total{gpu=\"0\",uuid=\"a\"} 1.5\nx_joules_total 18446744073709551615\n\
              # HELP DCGM_ENERGY mJ.\n# TYPE DCGM_ENERGY counter\nDCGM_ENERGY -Inf\n\
@@ -363,7 +371,7 @@ mod tests {
     #[test]
     fn open_metrics_cuts_suffixes_tells_units_and_ends() {
         assert_eq!(
-            text(Format::OpenMetrics),
+            text(ExpositionFormat::OpenMetrics),
             "# HELP x_joules Energy \\\"drawn\\\"\\\\spent.\n# TYPE x_joules counter\n# UNIT x_joules joules\n\
              x_joules_total{gpu=\"0\",uuid=\"a\"} 1.5\nx_joules_total 18446744073709551615\n\
              # HELP DCGM_ENERGY mJ.\n# TYPE DCGM_ENERGY unknown\nDCGM_ENERGY -Inf\n\
@@ -377,16 +385,16 @@ mod tests {
             let mut out = Vec::new();
             let mut exposition = Exposition::new(&mut out, format);
             exposition.family(&ENERGY);
-            exposition.counted(&["a=\"1\""], Number::Whole(0), Some(1_799_990_000.25));
-            exposition.counted(&["a=\"2\""], Number::Whole(3), None);
+            exposition.counted(&["a=\"1\""], SampleValue::Whole(0), Some(1_799_990_000.25));
+            exposition.counted(&["a=\"2\""], SampleValue::Whole(3), None);
             exposition.finish();
             let text = String::from_utf8(out).unwrap();
             text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
         };
         let values = ["x_joules_total{a=\"1\"} 0", "x_joules_total{a=\"2\"} 3"];
-        assert_eq!(line(Format::Classic), values);
+        assert_eq!(line(ExpositionFormat::Classic), values);
         assert_eq!(
-            line(Format::OpenMetrics),
+            line(ExpositionFormat::OpenMetrics),
             [values[0], "x_joules_created{a=\"1\"} 1799990000.25", values[1]],
             "of a moment that is not known nothing is said"
         );
@@ -394,13 +402,14 @@ mod tests {
 
     #[test]
     fn a_histogram_counts_up_to_each_bound_and_ends_in_all() {
-        const TOOK: Family = Family { name: "x_seconds", kind: Kind::Histogram, unit: "seconds", help: "Time." };
+        const TOOK: MetricFamily =
+            MetricFamily { name: "x_seconds", kind: MetricType::Histogram, unit: "seconds", help: "Time." };
         let mut calls = Histogram { sum: Duration::from_micros(1_030), ..Histogram::default() };
         for micros in [30, 1_000, 40_000_000] {
             calls.counts[Histogram::place(Duration::from_micros(micros))] += 1;
         }
         let mut out = Vec::new();
-        let mut exposition = Exposition::new(&mut out, Format::OpenMetrics);
+        let mut exposition = Exposition::new(&mut out, ExpositionFormat::OpenMetrics);
         exposition.family(&TOOK);
         exposition.histogram(&["a=\"b\""], &calls);
         exposition.finish();
@@ -425,13 +434,13 @@ mod tests {
 
     #[test]
     fn values_that_would_break_a_line_are_escaped() {
-        let labels = Labels::new().with("a", "q\"b\\n\nz\u{0}\r").with("b", "");
+        let labels = MetricLabels::new().with("a", "q\"b\\n\nz\u{0}\r").with("b", "");
         assert_eq!(labels.as_str(), "a=\"q\\\"b\\\\n\\nz\u{fffd}\u{fffd}\",b=\"\"");
     }
 
     #[test]
     fn long_values_are_cut_and_stay_apart() {
-        let long = |end: &str| Labels::new().with("a", &("é".repeat(400) + end)).as_str().to_owned();
+        let long = |end: &str| MetricLabels::new().with("a", &("é".repeat(400) + end)).as_str().to_owned();
         assert!(long("x").len() <= MAX_LABEL_VALUE + 4);
         assert_ne!(long("x"), long("y"));
     }
@@ -439,7 +448,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_value_gives_one_line_with_closed_quotes(value in any::<String>()) {
-            let labels = Labels::new().with("a", &value);
+            let labels = MetricLabels::new().with("a", &value);
             let inner = labels.as_str().strip_prefix("a=\"").unwrap().strip_suffix('"').unwrap();
             prop_assert!(!labels.as_str().chars().any(char::is_control));
             let mut characters = inner.chars();

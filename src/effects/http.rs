@@ -18,17 +18,17 @@ mod negotiate;
 mod footprint;
 mod buffer;
 mod patience;
-mod room;
+mod connection_limit;
 mod route;
 
 use settings::Limits;
-pub use settings::{Readiness, Sets, Settings};
+pub use settings::{MetricSets, Readiness, Settings};
 
+use connection_limit::{ConnectionLimit, ConnectionPermit};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use model::view::NodeView;
 use patience::Patient;
-use room::{Room, Seat};
 use route::{Ends, Server};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -78,7 +78,7 @@ async fn serve_within(
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let server = Arc::new(server);
     let connections = TaskTracker::new();
-    let mut room = Room::new(limits.connections);
+    let mut room = ConnectionLimit::new(limits.connections);
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
@@ -117,7 +117,7 @@ async fn serve_within(
 struct Guest {
     stream: TcpStream,
     peer: SocketAddr,
-    seat: Seat,
+    seat: ConnectionPermit,
 }
 
 async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: CancellationToken) {
@@ -167,8 +167,8 @@ fn log(ended: hyper::Result<()>, peer: SocketAddr) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::caller::Hosts;
-    use crate::metrics::Own;
+    use crate::caller::AllowedHosts;
+    use crate::metrics::ServerCounts;
     use crate::sample_view;
     use std::io::{Read, Write};
     use std::net::TcpStream as Socket;
@@ -178,7 +178,7 @@ mod tests {
     /// A server on a real socket.
     struct Served {
         address: SocketAddr,
-        own: Arc<Own>,
+        own: Arc<ServerCounts>,
         ready: watch::Sender<Result<(), Arc<str>>>,
         view: watch::Sender<Arc<NodeView>>,
         stop: CancellationToken,
@@ -193,8 +193,8 @@ mod tests {
         let (view, shown) = watch::channel(Arc::new(view));
         let (ready, readiness) = watch::channel(Ok(()));
         let stop = CancellationToken::new();
-        let sets = Sets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
-        let hosts = Hosts::new(["n"]);
+        let sets = MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
+        let hosts = AllowedHosts::new(["n"]);
         let settings = Settings { sets, api_token: None, hosts, clock: sample_view::clock };
         let server = Server::new(settings, shown, readiness, limits);
         let own = Arc::clone(&server.own);

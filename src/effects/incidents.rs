@@ -4,7 +4,7 @@
 
 use crate::state_file::StateFile;
 use model::id::BootId;
-use model::incident::Kept;
+use model::incident::KeptIncidents;
 use model::time::Now;
 use std::fs;
 use std::io;
@@ -25,9 +25,9 @@ pub struct IncidentFile {
 
 /// What was found at the start.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundIncidents {
     /// What was kept in this boot.
-    Kept(Vec<Kept>),
+    Kept(Vec<KeptIncidents>),
     /// Nothing, or what an earlier boot left: every GPU was reset since.
     Nothing,
     /// Something that cannot be read, and where it was put.
@@ -43,14 +43,14 @@ impl IncidentFile {
 
     /// Reads what was kept, and takes away what a killed agent left.
     #[must_use]
-    pub fn read(&self) -> Found {
+    pub fn read(&self) -> FoundIncidents {
         self.file.sweep();
         let why = match self.file.read(MAX_BYTES) {
-            Ok(None) => return Found::Nothing,
+            Ok(None) => return FoundIncidents::Nothing,
             Err(error) => error.to_string(),
             Ok(Some(bytes)) => match incidents::decode(&bytes) {
-                Ok((boot, kept)) if boot == self.boot => return Found::Kept(kept),
-                Ok(_) => return Found::Nothing,
+                Ok((boot, kept)) if boot == self.boot => return FoundIncidents::Kept(kept),
+                Ok(_) => return FoundIncidents::Nothing,
                 Err(fault) => fault.to_string(),
             },
         };
@@ -60,14 +60,14 @@ impl IncidentFile {
             Ok(()) => format!("it is put aside as {}", aside.display()),
             Err(error) => format!("it cannot be put aside: {error}"),
         };
-        Found::Unreadable(format!("{}: {why}; {put}", path.display()))
+        FoundIncidents::Unreadable(format!("{}: {why}; {put}", path.display()))
     }
 
     /// Writes what is to be kept, whole or not at all; nothing to keep is no file.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn write(&self, kept: &[Kept], now: Now) -> io::Result<()> {
+    pub fn write(&self, kept: &[KeptIncidents], now: Now) -> io::Result<()> {
         if kept.is_empty() {
             return self.file.remove();
         }
@@ -88,10 +88,16 @@ mod tests {
         BootId::parse(&format!("6f1b8a0e-2c5d-4f3a-9b7c-0123456789a{last}")).unwrap()
     }
 
-    fn kept() -> Vec<Kept> {
+    fn kept() -> Vec<KeptIncidents> {
         let gpu = GpuUuid::parse("GPU-1").unwrap();
         let at = Monotonic(1);
-        vec![Kept { gpu, incidents: vec![(Incident::Xid(95), at)], last: at, awaits: None, driver_load: Some(7) }]
+        vec![KeptIncidents {
+            gpu,
+            incidents: vec![(Incident::Xid(95), at)],
+            last: at,
+            awaits: None,
+            driver_load: Some(7),
+        }]
     }
 
     fn files(folder: &Path) -> Vec<String> {
@@ -103,11 +109,15 @@ mod tests {
     fn what_was_kept_is_found_in_this_boot_and_in_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let file = IncidentFile::new(folder.path(), boot('b'));
-        assert_eq!(file.read(), Found::Nothing);
+        assert_eq!(file.read(), FoundIncidents::Nothing);
         file.write(&kept(), Now::default()).unwrap();
-        assert_eq!(file.read(), Found::Kept(kept()));
-        assert_eq!(IncidentFile::new(folder.path(), boot('c')).read(), Found::Nothing, "the machine has booted");
-        assert_eq!(file.read(), Found::Kept(kept()));
+        assert_eq!(file.read(), FoundIncidents::Kept(kept()));
+        assert_eq!(
+            IncidentFile::new(folder.path(), boot('c')).read(),
+            FoundIncidents::Nothing,
+            "the machine has booted"
+        );
+        assert_eq!(file.read(), FoundIncidents::Kept(kept()));
         file.write(&[], Now::default()).unwrap();
         assert_eq!(files(folder.path()), Vec::<String>::new());
         file.write(&[], Now::default()).unwrap();
@@ -119,10 +129,10 @@ mod tests {
         let file = IncidentFile::new(folder.path(), boot('b'));
         for bytes in [b"".to_vec(), b"{\"version\":2}".to_vec(), vec![0; 4096], vec![b' '; MAX_BYTES + 1]] {
             fs::write(folder.path().join(FILE), &bytes).unwrap();
-            let Found::Unreadable(why) = file.read() else { panic!("{} bytes", bytes.len()) };
+            let FoundIncidents::Unreadable(why) = file.read() else { panic!("{} bytes", bytes.len()) };
             assert!(why.contains(FILE) && why.contains("put aside"), "{why}");
             assert_eq!(fs::read(folder.path().join(ASIDE)).unwrap(), bytes);
-            assert_eq!(file.read(), Found::Nothing, "told once");
+            assert_eq!(file.read(), FoundIncidents::Nothing, "told once");
         }
     }
 }

@@ -18,7 +18,7 @@
 //! What must never happen here: a zero for something that is absent, a series that is in the text twice.
 
 pub mod counts;
-pub mod scene;
+pub mod input;
 pub mod number;
 pub mod subject;
 pub mod upkeep;
@@ -33,15 +33,15 @@ pub mod dcgm;
 pub mod hami;
 pub mod cadvisor;
 
-use crate::exposition::{Exposition, Format};
-use subject::Subjects;
+use crate::exposition::{Exposition, ExpositionFormat};
+use subject::LabelledSubjects;
 
-pub use counts::{Footprint, Own};
-pub use scene::Scene;
+pub use counts::{ProcessFootprint, ServerCounts};
+pub use input::MetricsInput;
 
 /// A set of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Set {
+pub enum MetricSet {
     /// `gpu_steward_*` and `process_*`.
     Own,
     /// Of these what is of GPUs and of pods on them: nothing of cgroups.
@@ -56,29 +56,29 @@ pub enum Set {
     Cadvisor,
 }
 
-impl Set {
+impl MetricSet {
     /// Whether there are counters in it that their authors named without `_total`, which OpenMetrics does not know as such.
     #[must_use]
     pub fn has_foreign_counters(self) -> bool {
         match self {
-            Set::Dcgm | Set::DcgmRenamed => true,
-            Set::Own | Set::Gpu | Set::Hami | Set::Cadvisor => false,
+            MetricSet::Dcgm | MetricSet::DcgmRenamed => true,
+            MetricSet::Own | MetricSet::Gpu | MetricSet::Hami | MetricSet::Cadvisor => false,
         }
     }
 }
 
 /// Writes the sets, in the order they are given, to the end of `out`.
-pub fn render(sets: &[Set], scene: &Scene<'_>, format: Format, out: &mut Vec<u8>) {
+pub fn render(sets: &[MetricSet], scene: &MetricsInput<'_>, format: ExpositionFormat, out: &mut Vec<u8>) {
     let mut exposition = Exposition::new(out, format);
     write(sets, scene, &mut exposition);
     exposition.finish();
 }
 
-fn write(sets: &[Set], scene: &Scene<'_>, out: &mut Exposition<'_>) {
-    let subjects = Subjects::of(scene.view);
+fn write(sets: &[MetricSet], scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
+    let subjects = LabelledSubjects::of(scene.view);
     for set in sets {
         match set {
-            Set::Own => {
+            MetricSet::Own => {
                 gpu::write(scene, &subjects, out);
                 switch::write(scene.view, out);
                 infiniband::write(scene.view, &subjects, out);
@@ -87,17 +87,17 @@ fn write(sets: &[Set], scene: &Scene<'_>, out: &mut Exposition<'_>) {
                 plugin::write(scene, out);
                 own::write(scene, out);
             }
-            Set::Gpu => {
+            MetricSet::Gpu => {
                 gpu::write(scene, &subjects, out);
                 switch::write(scene.view, out);
                 infiniband::write(scene.view, &subjects, out);
                 pod::write_shares(scene.view, &subjects, out);
                 node::write_gpus(scene.view, out);
             }
-            Set::Dcgm => dcgm::write(scene, dcgm::Names::Known, out),
-            Set::DcgmRenamed => dcgm::write(scene, dcgm::Names::Renamed, out),
-            Set::Hami => hami::write(scene, &subjects, out),
-            Set::Cadvisor => cadvisor::write(scene, &subjects, out),
+            MetricSet::Dcgm => dcgm::write(scene, dcgm::DcgmNames::Known, out),
+            MetricSet::DcgmRenamed => dcgm::write(scene, dcgm::DcgmNames::Renamed, out),
+            MetricSet::Hami => hami::write(scene, &subjects, out),
+            MetricSet::Cadvisor => cadvisor::write(scene, &subjects, out),
         }
     }
 }
@@ -105,7 +105,7 @@ fn write(sets: &[Set], scene: &Scene<'_>, out: &mut Exposition<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exposition::Kind;
+    use crate::exposition::MetricType;
     use crate::sample_view::{self, NOW};
     use model::Reading;
     use model::unit::{Bytes, Count};
@@ -113,20 +113,20 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
     use std::path::PathBuf;
 
-    const ALL: [(Set, &str); 5] = [
-        (Set::Own, "own"),
-        (Set::Dcgm, "dcgm"),
-        (Set::DcgmRenamed, "dcgm-renamed"),
-        (Set::Hami, "hami"),
-        (Set::Cadvisor, "cadvisor"),
+    const ALL: [(MetricSet, &str); 5] = [
+        (MetricSet::Own, "own"),
+        (MetricSet::Dcgm, "dcgm"),
+        (MetricSet::DcgmRenamed, "dcgm-renamed"),
+        (MetricSet::Hami, "hami"),
+        (MetricSet::Cadvisor, "cadvisor"),
     ];
 
     /// A program that has run for a while.
-    fn footprint() -> Footprint {
+    fn footprint() -> ProcessFootprint {
         fn m<T>(value: T) -> Reading<T> {
             Reading::Measured(value, NOW.monotonic)
         }
-        Footprint {
+        ProcessFootprint {
             started_seconds: m(1_799_990_000.25),
             cpu_seconds: m(12.5),
             resident: m(Bytes(20 << 20)),
@@ -137,9 +137,9 @@ mod tests {
         }
     }
 
-    fn text(set: Set, view: &NodeView, format: Format) -> String {
-        let own = Own::default();
-        let scene = Scene { view, now: NOW, own: &own, footprint: footprint() };
+    fn text(set: MetricSet, view: &NodeView, format: ExpositionFormat) -> String {
+        let own = ServerCounts::default();
+        let scene = MetricsInput { view, now: NOW, own: &own, footprint: footprint() };
         let mut out = Vec::new();
         render(&[set], &scene, format, &mut out);
         String::from_utf8(out).unwrap()
@@ -171,8 +171,11 @@ mod tests {
     fn the_texts_of_the_small_view_are_kept() {
         let view = sample_view::small();
         for (set, name) in ALL {
-            golden(&format!("tests/golden/metrics/{name}.txt"), &text(set, &view, Format::Classic));
-            golden(&format!("tests/golden/metrics/{name}.openmetrics.txt"), &text(set, &view, Format::OpenMetrics));
+            golden(&format!("tests/golden/metrics/{name}.txt"), &text(set, &view, ExpositionFormat::Classic));
+            golden(
+                &format!("tests/golden/metrics/{name}.openmetrics.txt"),
+                &text(set, &view, ExpositionFormat::OpenMetrics),
+            );
         }
     }
 
@@ -182,7 +185,7 @@ mod tests {
             let mut series = BTreeSet::new();
             let mut families = BTreeSet::new();
             for (set, _) in ALL {
-                for line in text(set, &view, Format::Classic).lines() {
+                for line in text(set, &view, ExpositionFormat::Classic).lines() {
                     if let Some(family) = line.strip_prefix("# TYPE ") {
                         assert!(families.insert(family.to_owned()), "{family}");
                     } else if !line.starts_with('#') {
@@ -197,8 +200,8 @@ mod tests {
     #[test]
     fn what_is_of_gpus_alone_is_a_part_of_our_own_names_without_cgroups() {
         let view = sample_view::small();
-        for format in [Format::Classic, Format::OpenMetrics] {
-            let (own, gpu) = (text(Set::Own, &view, format), text(Set::Gpu, &view, format));
+        for format in [ExpositionFormat::Classic, ExpositionFormat::OpenMetrics] {
+            let (own, gpu) = (text(MetricSet::Own, &view, format), text(MetricSet::Gpu, &view, format));
             let all: BTreeSet<&str> = own.lines().collect();
             let left_out: BTreeSet<&str> = gpu.lines().filter(|line| !all.contains(line)).collect();
             assert_eq!(left_out, BTreeSet::new());
@@ -211,7 +214,7 @@ mod tests {
     #[test]
     fn a_shared_card_names_nobody_and_its_pods_and_the_rest_sum_up_to_it() {
         let view = sample_view::small();
-        let dcgm = text(Set::Dcgm, &view, Format::Classic);
+        let dcgm = text(MetricSet::Dcgm, &view, ExpositionFormat::Classic);
         let held: Vec<&str> = dcgm.lines().filter(|line| line.contains("pod=")).collect();
         assert!(!held.is_empty());
         for line in &held {
@@ -219,7 +222,7 @@ mod tests {
             let slice = line.contains("GPU_I_ID=\"7\"") && line.contains("namespace=\"ml\",pod=\"mig-a\"");
             assert!(sole || slice, "{line}");
         }
-        let own = text(Set::Own, &view, Format::Classic);
+        let own = text(MetricSet::Own, &view, ExpositionFormat::Classic);
         let shares = own.lines().filter(|line| line.starts_with("gpu_steward_pod_gpu_memory_used_bytes{"));
         let on_one: u64 = shares
             .filter(|line| line.contains("gpu=\"1\""))
@@ -232,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_is_absent_has_a_reason_and_no_value() {
-        let own = text(Set::Own, &sample_view::small(), Format::Classic);
+        let own = text(MetricSet::Own, &sample_view::small(), ExpositionFormat::Classic);
         assert!(!own.contains("gpu_steward_gpu_memory_used_bytes{gpu=\"3\""));
         let series = "gpu_steward_gpu_reading_absent{gpu=\"3\",uuid=\"GPU-00000003-1111-2222-3333-444444444444\",\
                       reading=\"memory_used_bytes\",reason=\"gpu_lost\"}";
@@ -244,14 +247,14 @@ mod tests {
             ),
             "2"
         );
-        let dcgm = text(Set::Dcgm, &sample_view::small(), Format::Classic);
+        let dcgm = text(MetricSet::Dcgm, &sample_view::small(), ExpositionFormat::Classic);
         assert_eq!(only(&dcgm, "DCGM_FI_DEV_XID_ERRORS{gpu=\"3\""), "79");
         assert!(!dcgm.contains("DCGM_FI_DEV_FB_USED{gpu=\"3\""));
     }
 
     /// The names a program could ever write, with the set they belong to.
-    fn families() -> Vec<(&'static str, String, crate::exposition::Family)> {
-        let own = Own::default();
+    fn families() -> Vec<(&'static str, String, crate::exposition::MetricFamily)> {
+        let own = ServerCounts::default();
         let view = NodeView::empty(model::id::NodeName::parse("n").unwrap(), NOW);
         let mut all = Vec::new();
         for (set, name) in ALL {
@@ -259,7 +262,7 @@ mod tests {
             let mut exposition = Exposition::recording(&mut out);
             write(
                 &[set],
-                &Scene { view: &view, now: NOW, own: &own, footprint: Footprint::default() },
+                &MetricsInput { view: &view, now: NOW, own: &own, footprint: ProcessFootprint::default() },
                 &mut exposition,
             );
             all.extend(
@@ -277,9 +280,11 @@ mod tests {
         for (set, name, family) in families() {
             assert!(family.help.ends_with('.') && !family.help.contains('\n'), "{name}");
             match family.kind {
-                Kind::Counter => assert!(name.ends_with("_total"), "{name}"),
-                Kind::Info => assert!(name.ends_with("_info"), "{name}"),
-                Kind::Gauge | Kind::ForeignCounter | Kind::Histogram => assert!(!name.ends_with("_total"), "{name}"),
+                MetricType::Counter => assert!(name.ends_with("_total"), "{name}"),
+                MetricType::Info => assert!(name.ends_with("_info"), "{name}"),
+                MetricType::Gauge | MetricType::ForeignCounter | MetricType::Histogram => {
+                    assert!(!name.ends_with("_total"), "{name}")
+                }
             }
             let stem = name.trim_end_matches("_total");
             assert!(family.unit.is_empty() || stem.ends_with(&format!("_{}", family.unit)), "{name} {}", family.unit);
@@ -293,7 +298,7 @@ mod tests {
     fn every_family_has_a_series_in_the_kept_texts() {
         let view = sample_view::small();
         let texts: BTreeMap<&str, String> =
-            ALL.into_iter().map(|(set, name)| (name, text(set, &view, Format::Classic))).collect();
+            ALL.into_iter().map(|(set, name)| (name, text(set, &view, ExpositionFormat::Classic))).collect();
         let missing: Vec<String> = families()
             .into_iter()
             .filter(|(set, name, _)| !texts[set].contains(&format!("\n# TYPE {name} ")))
@@ -307,7 +312,7 @@ mod tests {
         let view = sample_view::small();
         let mut labels: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (set, _) in ALL {
-            for line in text(set, &view, Format::Classic).lines().filter(|line| !line.starts_with('#')) {
+            for line in text(set, &view, ExpositionFormat::Classic).lines().filter(|line| !line.starts_with('#')) {
                 let name = line.split(['{', ' ']).next().unwrap();
                 let found = labels.entry(name.to_owned()).or_default();
                 for pair in line.split("=\"") {
@@ -330,7 +335,7 @@ mod tests {
             let labels: Vec<String> = labels.get(&name).into_iter().flatten().cloned().collect();
             page += &format!(
                 "| `{name}` | {} | {} | {} |\n",
-                family.kind.word(Format::Classic),
+                family.kind.word(ExpositionFormat::Classic),
                 labels.join(", "),
                 family.help
             );
@@ -352,16 +357,18 @@ mod tests {
     #[test]
     #[ignore = "takes a quiet machine: tests/run --long"]
     fn a_scrape_of_200_containers_is_rendered_in_a_few_milliseconds() {
-        let own = Own::default();
+        let own = ServerCounts::default();
         let view = sample_view::large(8, 100, 2);
         let mut out = Vec::new();
-        for sets in [&[Set::Own][..], &[Set::Dcgm], &[Set::Own, Set::Dcgm], &[Set::Cadvisor]] {
+        for sets in
+            [&[MetricSet::Own][..], &[MetricSet::Dcgm], &[MetricSet::Own, MetricSet::Dcgm], &[MetricSet::Cadvisor]]
+        {
             let mut best = std::time::Duration::MAX;
             for _ in 0..20 {
                 out.clear();
                 let begun = std::time::Instant::now();
-                let scene = Scene { view: &view, now: NOW, own: &own, footprint: Footprint::default() };
-                render(sets, &scene, Format::OpenMetrics, &mut out);
+                let scene = MetricsInput { view: &view, now: NOW, own: &own, footprint: ProcessFootprint::default() };
+                render(sets, &scene, ExpositionFormat::OpenMetrics, &mut out);
                 best = best.min(begun.elapsed());
             }
             println!(

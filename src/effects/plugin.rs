@@ -26,13 +26,16 @@ mod rival;
 mod settings;
 mod register;
 
-pub use call::{Answer, Asked, Call, Calls, Device, Field, Refused, new_ticket};
-pub use journal::Journal;
-pub use meter::Meter;
+pub use call::{
+    AllocateAnswer, CallRefused, ContainerField, PluginCall, PluginCallReceiver, PluginCallSender, PluginDevice,
+    new_ticket,
+};
+pub use journal::TicketJournal;
+pub use meter::CallMeter;
 pub use one_at_disk::OneAtDisk;
 pub use register::serve;
-pub use rival::{Rival, Second, find as find_rival, find_second};
-pub use settings::{Course, Entry, Registration, Settings};
+pub use rival::{RivalPlugin, SecondAgent, find as find_rival, find_second};
+pub use settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 //! are those of Grafana's dashboards 12239, 25617 and 21833 and of kube-prometheus's container rules: each must answer
 //! as often as there are things to tell of, and no sum may count anything twice.
 
-use crate::http::{self, Sets, Settings};
+use crate::http::{self, MetricSets, Settings};
 use crate::sample_view;
 use lab::prometheus::{self, Prometheus};
 use model::view::NodeView;
@@ -32,8 +32,8 @@ fn node() -> Node {
     let address = listener.local_addr().unwrap();
     let (view, shown) = watch::channel(Arc::new(sample_view::small()));
     let (ready, readiness) = watch::channel(Ok(()));
-    let sets = Sets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
-    let hosts = crate::caller::Hosts::default();
+    let sets = MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false };
+    let hosts = crate::caller::AllowedHosts::default();
     let settings = Settings { sets, api_token: None, hosts, clock: sample_view::clock };
     runtime.spawn(http::serve(listener, settings, shown, readiness, CancellationToken::new()));
     Node { address, view, _ready: ready, _runtime: runtime }

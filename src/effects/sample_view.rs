@@ -1,30 +1,32 @@
 //! Views for tests: a small one with everything that matters in it, and large ones. Imported by the tests of this room
 //! and, by path, by `tests/prometheus`.
 
-use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, Runtime};
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, RuntimeKind};
+use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::{
-    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, Unidentified,
+    EccErrors, GpmSample, Gpu, GpuSample, MigInstance, MigSample, RecoveryAction, RemappedRows, UnidentifiedGpu,
     Violations, Xid, XidSource,
 };
-use model::guard::{Guard, Policy};
+use model::guard::{AdmissionPolicy, PolicyGuard};
 use model::host::{CgroupVersion, HostFacts, HostPressure, HostSample};
-use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
-use model::incident::{Condition, Incident};
-use model::infiniband::Port;
-use model::observation::{GpuSourceState, Trouble};
-use model::plugin::{DeviceSlots, Histogram, Isolation, Moves, Outcome, PluginView, PodFiles, Standing};
-use model::pod::{Controller, PodWatch};
-use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner, SlurmJob};
-use model::promise::PodPromise;
-use model::share::{Claim, ContainerKey, Portion};
+use model::id::{ContainerId, ContainerKey, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
+use model::incident::{GpuCondition, Incident};
+use model::infiniband::InfinibandPort;
+use model::limits::PodMemoryClaim;
+use model::observation::{ErrorCounter, GpuSourceState};
+use model::plugin::{
+    ClaimMoves, DeviceIsolation, DeviceSlots, Histogram, PluginView, PodFiles, RegistrationState, StartOutcome,
+};
+use model::pod::{PodController, PodWatchState};
+use model::process::{GpuProcess, GpuProcessKind, HostProcess, ProcessOwner, SlurmJob};
 use model::switch::SwitchView;
-use model::tally::Tally;
+use model::tally::GpuTally;
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::*;
 use model::upkeep::{Board, Fabric, FabricHealth, FabricState, NvLink, PcieErrors, RetiredPages, Upkeep};
 use model::view::{
-    ContainerView, GpuShare, GpuView, Health, NodeView, OverUse, PodView, PodWatchView, ProcessView, Rates, SoleHolder,
-    Whose,
+    ContainerRates, ContainerView, GpuHealth, GpuUse, GpuView, NodeView, OverUse, PodView, PodWatchView, ProcessView,
+    SoleHolder, SoleHolders,
 };
 use model::{Absence, Reading};
 use std::sync::Arc;
@@ -79,15 +81,15 @@ pub(crate) fn small() -> NodeView {
         lost(3),
     ];
     view.gpus_unidentified =
-        vec![Unidentified { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
+        vec![UnidentifiedGpu { index: 4, pci_bus_id: m("0000:c1:00.0".into()), why: Absence::GpuLost }];
     beside(&mut view, [&train, &serve_a, &serve_b]);
     view.gpus[0].holders = vec![train.uid.clone()];
     view.gpus[0].whose.card = Some(sole(&train));
     view.gpus[2].whose.instances = vec![(7, sole(&mig_a))];
     view.gpus[1].holders = vec![serve_a.uid.clone(), serve_b.uid.clone()];
     view.gpus[1].strangers = 1;
-    view.gpus[1].health = Health::Degraded;
-    view.gpus[1].condition = Condition {
+    view.gpus[1].health = GpuHealth::Degraded;
+    view.gpus[1].condition = GpuCondition {
         incidents: vec![(Incident::Xid(48), AT)],
         fit_at: Some(Monotonic(NOW.monotonic.0 + 90_000_000_000)),
         awaits_reset: false,
@@ -117,7 +119,7 @@ fn sole(pod: &PodView) -> SoleHolder {
 fn beside(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
     view.infiniband = ports();
     view.slurm_jobs = vec![(uuid(1), SlurmJob { job: 4711, step: Some("batch".into()) })];
-    let owner = |kind: &str, name: &str| Controller {
+    let owner = |kind: &str, name: &str| PodController {
         api_version: "batch/v1".into(),
         kind: kind.into(),
         name: name.into(),
@@ -136,14 +138,14 @@ fn beside(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
         vec![SwitchView { pci_bus_id: "00000000:C4:00.0".into(), sxids: vec![(22_013, false, 3), (20_034, true, 1)] }];
 }
 
-fn tally(pod: &PodView, gpu: u32, seconds: u64) -> Tally {
+fn tally(pod: &PodView, gpu: u32, seconds: u64) -> GpuTally {
     let (held, energy) = (Nanos(seconds * 1_000_000_000 + 500_000_000), Millijoules(seconds * 300_250));
-    Tally { pod: pod.uid.clone(), gpu: uuid(gpu), held, energy }
+    GpuTally { pod: pod.uid.clone(), gpu: uuid(gpu), held, energy }
 }
 
 /// The first is beyond what it was promised, the second is not.
 fn promise(view: &mut NodeView, over: &PodView, within: &PodView) {
-    let promise = |pod: &PodView, device: &GpuUuid, memory: u64| PodPromise {
+    let promise = |pod: &PodView, device: &GpuUuid, memory: u64| PodMemoryClaim {
         pod: pod.uid.clone(),
         device: device.clone(),
         memory: Bytes(memory),
@@ -188,9 +190,13 @@ pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
 
 /// The first card is well, the second cordoned, the last lost.
 fn plugin(view: &NodeView) -> PluginView {
-    let claim = |pod: u32, container: &str, device: &GpuUuid, gib: Option<u64>| Claim {
+    let claim = |pod: u32, container: &str, device: &GpuUuid, gib: Option<u64>| ContainerClaim {
         holder: ContainerKey { pod: pod_uid(pod), container: container.into() },
-        portions: vec![Portion { device: device.clone(), memory: gib.map(|gib| Bytes(gib * GIB)), cores: Some(30) }],
+        device_shares: vec![DeviceShare {
+            device: device.clone(),
+            memory: gib.map(|gib| Bytes(gib * GIB)),
+            cores: Some(model::unit::CorePercent(30)),
+        }],
     };
     let slots = |gpu: usize, free, used, unhealthy, used_unhealthy| DeviceSlots {
         device: view.gpus[gpu].gpu.uuid.clone(),
@@ -206,7 +212,7 @@ fn plugin(view: &NodeView) -> PluginView {
     start.counts[6] = 3;
     PluginView {
         resource: "nvidia.com/gpu".into(),
-        standing: Standing::Registered("watcher"),
+        standing: RegistrationState::Registered("watcher"),
         registrations: 2,
         slots: [slots(0, 9, 1, 0, 0), slots(1, 0, 2, 8, 0), slots(3, 0, 0, 9, 1)].into(),
         claims: [
@@ -219,11 +225,11 @@ fn plugin(view: &NodeView) -> PluginView {
         ]
         .into(),
         allocations: 4,
-        starts: vec![(Outcome::Filled, 3), (Outcome::Refused("DoesNotFit"), 1)],
+        starts: vec![(StartOutcome::Filled, 3), (StartOutcome::Refused("DoesNotFit"), 1)],
         waited: vec![("Books", 1)],
         differing: 1,
         without_gpu: 1,
-        moves: Moves { exchanged: 2, alone: 0 },
+        moves: ClaimMoves { exchanged: 2, alone: 0 },
         files: [PodFiles {
             uid: pod_uid(1),
             pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
@@ -232,8 +238,8 @@ fn plugin(view: &NodeView) -> PluginView {
             over: false,
         }]
         .into(),
-        isolation: Isolation::Holds,
-        guards: vec![(Policy::Nodes, Guard::InForce), (Policy::Pods, Guard::Open)],
+        isolation: DeviceIsolation::Holds,
+        guards: vec![(AdmissionPolicy::Nodes, PolicyGuard::InForce), (AdmissionPolicy::Pods, PolicyGuard::Open)],
         allocate: Histogram { sum: std::time::Duration::from_micros(80), ..start },
         start,
     }
@@ -254,8 +260,8 @@ fn empty() -> NodeView {
     view.host = host();
     view.pass_us = 12_200;
     view.deadlines_missed = 1;
-    view.troubles = vec![(Trouble::ProcUnreadable, 2), (Trouble::CriFailed, 1)];
-    let watch = PodWatch { heard: Some(Monotonic(NOW.monotonic.0 - 12_000_000_000)), broken: None };
+    view.troubles = vec![(ErrorCounter::ProcUnreadable, 2), (ErrorCounter::CriFailed, 1)];
+    let watch = PodWatchState { heard: Some(Monotonic(NOW.monotonic.0 - 12_000_000_000)), broken: None };
     view.pod_watch = Some(PodWatchView { watch, pods: 3, ..PodWatchView::default() });
     view
 }
@@ -337,10 +343,10 @@ fn board(index: u32) -> Board {
 }
 
 /// Near all cards (they sit at one switch), and one that nobody is near.
-fn ports() -> Arc<[Port]> {
+fn ports() -> Arc<[InfinibandPort]> {
     let port = |device: &str, path: &str, from: u64| {
         let count = |more: u64| m(Count(from + more));
-        Port {
+        InfinibandPort {
             device: device.into(),
             number: 1,
             pci_path: m(path.into()),
@@ -426,7 +432,7 @@ fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
         mig: Vec::new(),
         upkeep: if index == 0 { upkeep() } else { Upkeep::absent(Absence::NotSupported) },
     };
-    let view = view_of(gpu(index, "NVIDIA H100 80GB HBM3"), sample, Health::Healthy, m(processes.into()));
+    let view = view_of(gpu(index, "NVIDIA H100 80GB HBM3"), sample, GpuHealth::Healthy, m(processes.into()));
     GpuView { nvlink_rate: m(BytesPerSecond(2.048e9)), ..view }
 }
 
@@ -444,16 +450,16 @@ fn violations() -> Violations {
     }
 }
 
-fn view_of(gpu: Gpu, sample: GpuSample, health: Health, processes: Reading<Arc<[GpuProcess]>>) -> GpuView {
+fn view_of(gpu: Gpu, sample: GpuSample, health: GpuHealth, processes: Reading<Arc<[GpuProcess]>>) -> GpuView {
     GpuView {
         gpu: Arc::new(gpu),
         sample: Arc::new(sample),
         health,
-        condition: Condition::default(),
+        condition: GpuCondition::default(),
         processes,
         processes_left_out: 0,
         holders: Vec::new(),
-        whose: Whose::default(),
+        whose: SoleHolders::default(),
         nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         unattributed_memory: m(Bytes(0)),
@@ -527,7 +533,7 @@ fn lost(index: u32) -> GpuView {
     known.power_limit = Reading::Absent(Absence::GpuLost);
     known.nvlinks_active = Reading::Absent(Absence::NotSupported);
     let why = Absence::GpuLost;
-    let mut view = view_of(known, GpuSample::absent(why), Health::Unhealthy, Reading::Absent(why));
+    let mut view = view_of(known, GpuSample::absent(why), GpuHealth::Unhealthy, Reading::Absent(why));
     view.nvlink_rate = Reading::Absent(why);
     view.unattributed_memory = Reading::Absent(why);
     view.unattributed_sm = Reading::Absent(why);
@@ -551,7 +557,7 @@ fn process(pod: &PodView, pid: u32, memory: u64, sm: f64) -> GpuProcess {
         pid,
         key: Some(ProcessKey { pid, start_ticks: 4000 }),
         command: "python3".into(),
-        owner: Owner::Cgroup(pod.containers[0].cgroup.clone()),
+        owner: ProcessOwner::Cgroup(pod.containers[0].cgroup.clone()),
         kind: GpuProcessKind::Compute,
         mig: None,
         memory_used: m(Bytes(memory)),
@@ -566,7 +572,7 @@ fn stranger(pid: u32) -> GpuProcess {
         pid,
         key: Some(ProcessKey { pid, start_ticks: 10 }),
         command: "Xorg".into(),
-        owner: Owner::Host,
+        owner: ProcessOwner::Host,
         kind: GpuProcessKind::Graphics,
         mig: None,
         memory_used: m(Bytes(2 * GIB)),
@@ -581,7 +587,7 @@ fn host_process(pid: u32, cgroup: Arc<CgroupIdentity>) -> ProcessView {
         process: HostProcess {
             key: ProcessKey { pid, start_ticks: 4000 },
             command: "python3".into(),
-            owner: Owner::Cgroup(cgroup),
+            owner: ProcessOwner::Cgroup(cgroup),
             cpu_user: Nanos(3_000_000_000),
             cpu_system: Nanos(500_000_000),
             rss: Bytes(3 * GIB),
@@ -607,7 +613,7 @@ fn pod(number: u32, name: Option<(&str, &str)>, qos: Qos) -> PodView {
         name: name.map(|(namespace, name)| PodRef { namespace: namespace.into(), name: name.into() }),
         qos: Some(qos),
         sample: counted(number + 100),
-        rates: Rates::default(),
+        rates: ContainerRates::default(),
         network: m(network(number)),
         containers: Vec::new(),
         gpus: Vec::new(),
@@ -620,7 +626,7 @@ fn container(pod: Option<&PodView>, number: u32, name: Option<&str>, spread: u32
     let kind = CgroupKind::Container {
         pod: pod.map(|pod| (pod.uid.clone(), pod.qos.unwrap_or(Qos::BestEffort))),
         id: id.clone(),
-        runtime: Runtime::Containerd,
+        runtime: RuntimeKind::Containerd,
     };
     ContainerView {
         cgroup: Arc::new(CgroupIdentity { path: format!("{parent}/cri-containerd-{id}.scope").into(), kind }),
@@ -629,7 +635,7 @@ fn container(pod: Option<&PodView>, number: u32, name: Option<&str>, spread: u32
         sandbox: false,
         image: Some("registry.example/team/app:1.2".into()),
         sample: counted(spread),
-        rates: Rates::default(),
+        rates: ContainerRates::default(),
         network: Reading::Absent(Absence::NotSupported),
         gpus: Vec::new(),
         devices: Vec::new(),
@@ -639,13 +645,8 @@ fn container(pod: Option<&PodView>, number: u32, name: Option<&str>, spread: u32
 
 /// The pod's first container uses a card (or an instance of it): processes, memory, SM.
 fn hold(pod: &mut PodView, (gpu, mig): (u32, Option<u32>), (processes, memory, sm): (u32, u64, f64)) {
-    let share = GpuShare {
-        gpu: uuid(gpu),
-        mig: mig.map(mig_uuid),
-        processes,
-        memory_used: m(Bytes(memory)),
-        sm: m(Percent(sm)),
-    };
+    let share =
+        GpuUse { gpu: uuid(gpu), mig: mig.map(mig_uuid), processes, memory_used: m(Bytes(memory)), sm: m(Percent(sm)) };
     pod.gpus.push(share.clone());
     pod.containers[0].gpus.push(share);
 }

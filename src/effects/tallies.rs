@@ -5,7 +5,7 @@
 //! What must never happen here: a count that falls because another agent wrote meanwhile.
 
 use crate::state_file::StateFile;
-use model::tally::Tally;
+use model::tally::GpuTally;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,13 +33,13 @@ impl TallyFile {
 
     /// What an earlier life kept, for the start of this one: takes away what a killed agent left, too.
     #[must_use]
-    pub fn recall(&self) -> Vec<Tally> {
+    pub fn recall(&self) -> Vec<GpuTally> {
         self.0.sweep();
         self.read()
     }
 
     /// Nothing where there is no such file, or one that is not ours, which is told.
-    fn read(&self) -> Vec<Tally> {
+    fn read(&self) -> Vec<GpuTally> {
         let begins_anew = |error: &dyn std::fmt::Display| {
             tracing::warn!(file = %self.path().display(), %error, "GPU time and energy of pods begin anew");
             Vec::new()
@@ -52,17 +52,17 @@ impl TallyFile {
     }
 
     /// Keeps the larger of what is there and of `now`, and says what that is, whether it could be written or not.
-    pub fn keep(&self, now: &[Tally]) -> (Arc<[Tally]>, io::Result<()>) {
+    pub fn keep(&self, now: &[GpuTally]) -> (Arc<[GpuTally]>, io::Result<()>) {
         let there = self.read();
-        let larger = |own: &Tally| match there.iter().find(|other| other.pod == own.pod && other.gpu == own.gpu) {
-            Some(other) => Tally {
+        let larger = |own: &GpuTally| match there.iter().find(|other| other.pod == own.pod && other.gpu == own.gpu) {
+            Some(other) => GpuTally {
                 held: if other.held.0 > own.held.0 { other.held } else { own.held },
                 energy: if other.energy.0 > own.energy.0 { other.energy } else { own.energy },
                 ..own.clone()
             },
             None => own.clone(),
         };
-        let merged: Arc<[Tally]> = now.iter().map(larger).collect();
+        let merged: Arc<[GpuTally]> = now.iter().map(larger).collect();
         let written = tally::encode(&merged)
             .map_err(|fault| io::Error::other(fault.to_string()))
             .and_then(|text| self.0.write(text.as_bytes()));
@@ -77,8 +77,8 @@ mod tests {
     use model::unit::{Millijoules, Nanos};
     use std::fs;
 
-    fn tally(pod: u8, held: u64, energy: u64) -> Tally {
-        Tally {
+    fn tally(pod: u8, held: u64, energy: u64) -> GpuTally {
+        GpuTally {
             pod: PodUid::parse(&format!("{pod:032x}")).unwrap(),
             gpu: GpuUuid::parse("GPU-1").unwrap(),
             held: Nanos(held),

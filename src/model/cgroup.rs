@@ -43,7 +43,7 @@ pub enum CgroupKind {
         /// Which.
         id: ContainerId,
         /// Who runs it.
-        runtime: Runtime,
+        runtime: RuntimeKind,
     },
 }
 
@@ -60,7 +60,7 @@ pub enum Qos {
 
 /// Container runtime, as the path tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Runtime {
+pub enum RuntimeKind {
     /// containerd (`cri-containerd-…`).
     Containerd,
     /// CRI-O (`crio-…`).

@@ -1,100 +1,167 @@
-//! What a pod was given: its assignment as annotations carry it, how far its start has come, and the lock of its node.
+//! Claims: what a pod was promised of GPUs, for each of its containers, as it stands on the pod.
+//!
+//! The kubelet counts slots and knows nothing of memory; a scheduler counts memory and knows nothing of slots. A claim is what
+//! was promised. Where claim and slots name different GPUs, the claim holds.
 
-use crate::id::{GpuUuid, PodRef};
+use crate::id::{ContainerKey, GpuUuid, PodRef};
 use crate::time::WallTime;
-use crate::unit::{CorePercent, Mib};
+use crate::unit::{Bytes, CorePercent};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// A part of one GPU that was given to one container.
+/// What one container may use of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// Which GPU.
-    pub uuid: GpuUuid,
-    /// The vendor's word: `NVIDIA`.
-    pub vendor: Arc<str>,
-    /// Memory, every share resolved.
-    pub memory: Mib,
-    /// Computing time; 0 is no limit.
-    pub cores: CorePercent,
+pub struct DeviceShare {
+    /// Which GPU or MIG instance.
+    pub device: GpuUuid,
+    /// How much of its memory; absent where nothing was promised and nothing is limited.
+    pub memory: Option<Bytes>,
+    /// Percent of its SM time; absent where it is not limited.
+    pub cores: Option<CorePercent>,
 }
 
-/// The grants of a pod, one slot for each container: init containers first, then app containers, in the order of the pod's
-/// specification. A slot without grants is a container without GPU, or one that has been served.
+/// All device shares of one pod, by container: init containers first, then app containers, in the order of the pod's
+/// specification. A container without device shares has no GPU, or, in HAMi's list of what is still to be allocated, has been
+/// served. It derefs to the list of containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Slots(pub Vec<Vec<Grant>>);
+pub struct Claim(pub Vec<Vec<DeviceShare>>);
 
-/// Why slots and containers do not belong together.
+impl Deref for Claim {
+    type Target = [Vec<DeviceShare>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Claim {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl<'a> IntoIterator for &'a Claim {
+    type Item = &'a Vec<DeviceShare>;
+    type IntoIter = std::slice::Iter<'a, Vec<DeviceShare>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl IntoIterator for Claim {
+    type Item = Vec<DeviceShare>;
+    type IntoIter = std::vec::IntoIter<Vec<DeviceShare>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a mut Claim {
+    type Item = &'a mut Vec<DeviceShare>;
+    type IntoIter = std::slice::IterMut<'a, Vec<DeviceShare>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter_mut()
+    }
+}
+
+impl From<Vec<Vec<DeviceShare>>> for Claim {
+    fn from(containers: Vec<Vec<DeviceShare>>) -> Self {
+        Claim(containers)
+    }
+}
+
+impl FromIterator<Vec<DeviceShare>> for Claim {
+    fn from_iter<I: IntoIterator<Item = Vec<DeviceShare>>>(containers: I) -> Self {
+        Claim(containers.into_iter().collect())
+    }
+}
+
+impl Claim {
+    /// The device shares of a container; none beyond the last container.
+    #[must_use]
+    pub fn of(&self, container: usize) -> &[DeviceShare] {
+        self.get(container).map_or(&[], Vec::as_slice)
+    }
+
+    /// All device shares of all containers.
+    pub fn shares(&self) -> impl Iterator<Item = &DeviceShare> {
+        self.iter().flatten()
+    }
+
+    /// The device shares of each container of a pod whose containers request `counts` GPUs, init containers first. Where the
+    /// shares stand at the containers that request GPUs, they are taken as they stand. Where they do not, the containers that
+    /// have shares belong to the containers that request GPUs, in order: HAMi 2.10.0 leaves out the containers without GPU
+    /// that come first.
+    ///
+    /// # Errors
+    /// [`MisalignedClaim`] when the numbers do not agree, or when some containers have been served already.
+    pub fn by_container(&self, counts: &[u32]) -> Result<Claim, MisalignedClaim> {
+        let requesting: Vec<usize> =
+            (0..counts.len()).filter(|place| counts.get(*place).is_some_and(|count| *count > 0)).collect();
+        let given: Vec<&Vec<DeviceShare>> = self.iter().filter(|shares| !shares.is_empty()).collect();
+        if requesting.len() != given.len() {
+            return Err(MisalignedClaim::Containers { given: given.len(), requesting: requesting.len() });
+        }
+        let mut placed = vec![Vec::new(); counts.len()];
+        for (container, shares) in requesting.into_iter().zip(given) {
+            let requested = counts.get(container).copied().unwrap_or_default();
+            if usize::try_from(requested).ok() != Some(shares.len()) {
+                return Err(MisalignedClaim::Count { container, requested, given: shares.len() });
+            }
+            if let Some(place) = placed.get_mut(container) {
+                place.clone_from(shares);
+            }
+        }
+        Ok(Claim(placed))
+    }
+}
+
+/// Why a claim does not fit the containers of its pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Misaligned {
-    /// Another number of containers has grants than asks for GPUs.
-    #[error("{granted} containers have grants and {asking} ask for GPUs")]
+pub enum MisalignedClaim {
+    /// The number of containers with device shares differs from the number of containers that request GPUs.
+    #[error("{given} containers have GPUs in the claim and {requesting} request GPUs")]
     Containers {
-        /// Slots with grants.
-        granted: usize,
-        /// Containers that ask.
-        asking: usize,
+        /// Containers with device shares.
+        given: usize,
+        /// Containers that request GPUs.
+        requesting: usize,
     },
-    /// A container has another number of grants than it asks for.
-    #[error("container {container} asks for {asked} GPUs and has {granted}")]
+    /// A container has another number of device shares than it requests GPUs.
+    #[error("container {container} requests {requested} GPUs and has {given} in the claim")]
     Count {
         /// Its place among the pod's containers, init containers first, from 0.
         container: usize,
-        /// GPUs it asks for.
-        asked: u32,
-        /// GPUs it was given.
-        granted: usize,
+        /// GPUs that it requests.
+        requested: u32,
+        /// Device shares that it has.
+        given: usize,
     },
 }
 
-impl Slots {
-    /// The grants of a container; none beyond the last slot.
-    #[must_use]
-    pub fn of(&self, container: usize) -> &[Grant] {
-        self.0.get(container).map_or(&[], Vec::as_slice)
-    }
+/// What a scheduler wrote on the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodClaim {
+    /// Nothing: no scheduler that knows of GPUs placed this pod.
+    None,
+    /// For each container of the spec, in its order, what it was promised.
+    Given(Claim),
+    /// Something that cannot be read; the sentence names key and place.
+    Unreadable(Arc<str>),
+    /// The pod asks for something that no GPU has; the sentence names container, resource and amount.
+    BadRequest(Arc<str>),
+}
 
-    /// The first slot that still has grants.
-    #[must_use]
-    pub fn first_unserved(&self) -> Option<usize> {
-        self.0.iter().position(|slot| !slot.is_empty())
-    }
-
-    /// Whether no slot has grants (any more).
-    #[must_use]
-    pub fn all_served(&self) -> bool {
-        self.first_unserved().is_none()
-    }
-
-    /// Marks a container as served by emptying its slot; `false` when there was nothing in it.
-    pub fn blank(&mut self, container: usize) -> bool {
-        self.0.get_mut(container).is_some_and(|slot| !std::mem::take(slot).is_empty())
-    }
-
-    /// The grants of each container of a pod whose containers ask for `wants` GPUs, init containers first. Slots that stand
-    /// where the containers are asked for are taken as they stand; where they do not, the slots with grants belong to the
-    /// containers that ask, in order: HAMi 2.10.0 leaves out the slots of containers without GPU that come first.
-    ///
-    /// # Errors
-    /// [`Misaligned`] when the numbers do not agree; so does a string in which some containers have been served already.
-    pub fn by_container(&self, wants: &[u32]) -> Result<Vec<Vec<Grant>>, Misaligned> {
-        let asking: Vec<usize> =
-            (0..wants.len()).filter(|place| wants.get(*place).is_some_and(|want| *want > 0)).collect();
-        let granted: Vec<&Vec<Grant>> = self.0.iter().filter(|slot| !slot.is_empty()).collect();
-        if asking.len() != granted.len() {
-            return Err(Misaligned::Containers { granted: granted.len(), asking: asking.len() });
-        }
-        let mut placed = vec![Vec::new(); wants.len()];
-        for (container, grants) in asking.into_iter().zip(granted) {
-            let asked = wants.get(container).copied().unwrap_or_default();
-            if usize::try_from(asked).ok() != Some(grants.len()) {
-                return Err(Misaligned::Count { container, asked, granted: grants.len() });
-            }
-            if let Some(place) = placed.get_mut(container) {
-                place.clone_from(grants);
-            }
-        }
-        Ok(placed)
-    }
+/// What one container was promised, as it holds now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerClaim {
+    /// Whose.
+    pub holder: ContainerKey,
+    /// In the order in which the container counts its devices.
+    pub device_shares: Vec<DeviceShare>,
 }
 
 /// How far the start of a bound pod has come.
@@ -121,47 +188,37 @@ pub struct NodeLock {
 mod tests {
     use super::*;
 
-    fn grants(number: usize) -> Vec<Grant> {
-        let grant = |n: usize| Grant {
-            uuid: GpuUuid::parse(&format!("GPU-{n}")).unwrap(),
-            vendor: Arc::from("NVIDIA"),
-            memory: Mib(1000),
-            cores: CorePercent(0),
+    fn claim(numbers: &[usize]) -> Claim {
+        let share = |n: usize| DeviceShare {
+            device: GpuUuid::parse(&format!("GPU-{n}")).unwrap(),
+            memory: Some(Bytes(1000)),
+            cores: None,
         };
-        (0..number).map(grant).collect()
+        numbers.iter().map(|number| (0..*number).map(share).collect()).collect()
     }
 
-    fn slots(numbers: &[usize]) -> Slots {
-        Slots(numbers.iter().map(|number| grants(*number)).collect())
-    }
-
-    fn placed(numbers: &[usize], wants: &[u32]) -> Result<Vec<usize>, Misaligned> {
-        slots(numbers).by_container(wants).map(|found| found.iter().map(Vec::len).collect())
+    fn placed(numbers: &[usize], counts: &[u32]) -> Result<Vec<usize>, MisalignedClaim> {
+        claim(numbers).by_container(counts).map(|found| found.iter().map(Vec::len).collect())
     }
 
     #[test]
-    fn grants_find_their_containers_even_where_empty_slots_are_missing() {
+    fn shares_find_their_containers_even_where_empty_containers_are_missing() {
         assert_eq!(placed(&[1, 2], &[1, 2]), Ok(vec![1, 2]));
         assert_eq!(placed(&[0, 1, 0, 0, 0], &[0, 1, 0]), Ok(vec![0, 1, 0]));
-        assert_eq!(placed(&[1], &[0, 1]), Ok(vec![0, 1]), "HAMi 2.10.0 leaves the first slot out");
+        assert_eq!(placed(&[1], &[0, 1]), Ok(vec![0, 1]), "HAMi 2.10.0 leaves the first container out");
         assert_eq!(placed(&[], &[0, 0]), Ok(vec![0, 0]));
     }
 
     #[test]
-    fn grants_of_other_containers_are_refused() {
-        assert_eq!(placed(&[1], &[1, 1]), Err(Misaligned::Containers { granted: 1, asking: 2 }));
-        assert_eq!(placed(&[1, 1], &[1]), Err(Misaligned::Containers { granted: 2, asking: 1 }));
-        assert_eq!(placed(&[1, 2], &[2, 1]), Err(Misaligned::Count { container: 0, asked: 2, granted: 1 }));
+    fn shares_of_other_containers_are_refused() {
+        assert_eq!(placed(&[1], &[1, 1]), Err(MisalignedClaim::Containers { given: 1, requesting: 2 }));
+        assert_eq!(placed(&[1, 1], &[1]), Err(MisalignedClaim::Containers { given: 2, requesting: 1 }));
+        assert_eq!(placed(&[1, 2], &[2, 1]), Err(MisalignedClaim::Count { container: 0, requested: 2, given: 1 }));
     }
 
     #[test]
-    fn a_container_is_served_once() {
-        let mut slots = slots(&[0, 1, 2]);
-        assert_eq!((slots.first_unserved(), slots.all_served()), (Some(1), false));
-        assert!(slots.blank(1));
-        assert!(!slots.blank(1) && !slots.blank(0) && !slots.blank(9));
-        assert_eq!(slots.first_unserved(), Some(2));
-        assert!(slots.blank(2) && slots.all_served());
-        assert_eq!((slots.0.len(), slots.of(7).len()), (3, 0));
+    fn a_container_beyond_the_last_has_no_share() {
+        let claim = claim(&[0, 1]);
+        assert_eq!((claim.of(0).len(), claim.of(1).len(), claim.of(7).len(), claim.shares().count()), (0, 1, 0, 1));
     }
 }

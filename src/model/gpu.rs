@@ -40,7 +40,7 @@ pub struct Gpu {
     /// The MIG instances, ordered by GPU instance and compute instance; measured as none where MIG is off or not offered.
     pub mig: Reading<Vec<MigInstance>>,
     /// How it is tied to the other GPUs of the node, ordered by their index.
-    pub links: Vec<Link>,
+    pub links: Vec<GpuLink>,
     /// NVLinks that are up.
     pub nvlinks_active: Reading<u32>,
     /// What is on its plate, and what it can do in its slot.
@@ -78,7 +78,7 @@ pub struct ComputeCapability {
 /// A GPU that NVML counts and that could never be identified: lost, hanging or closed to us since the start. At most
 /// [`MAX_GPUS`] of them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Unidentified {
+pub struct UnidentifiedGpu {
     /// NVML's index: all that is known of it for certain.
     pub index: u32,
     /// Where it sits, as the kernel's driver spells it (`0000:65:00.0`), where there is only one place it can be.
@@ -117,18 +117,18 @@ impl MigInstance {
 
 /// How one GPU reaches another.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Link {
+pub struct GpuLink {
     /// The other GPU.
     pub peer: GpuUuid,
     /// The nearest common place of both.
-    pub path: Reading<Path>,
+    pub path: Reading<GpuPath>,
     /// Direct NVLinks between the two; 0 where there are none, absent where they go through a switch.
     pub nvlinks: Reading<u32>,
 }
 
 /// NVML's topology levels, nearest first; the words of `nvidia-smi topo -m` are in brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Path {
+pub enum GpuPath {
     /// On one board.
     Internal,
     /// One PCIe switch (PIX).
@@ -143,17 +143,17 @@ pub enum Path {
     System,
 }
 
-impl Path {
+impl GpuPath {
     /// The word of `nvidia-smi topo -m`.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
-            Path::Internal => "PSB",
-            Path::SingleSwitch => "PIX",
-            Path::MultipleSwitches => "PXB",
-            Path::HostBridge => "PHB",
-            Path::NumaNode => "NODE",
-            Path::System => "SYS",
+            GpuPath::Internal => "PSB",
+            GpuPath::SingleSwitch => "PIX",
+            GpuPath::MultipleSwitches => "PXB",
+            GpuPath::HostBridge => "PHB",
+            GpuPath::NumaNode => "NODE",
+            GpuPath::System => "SYS",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 /// A policy, named after what it guards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Policy {
+pub enum AdmissionPolicy {
     /// An agent writes only to its own Node, and there only what an agent writes.
     Nodes,
     /// The same for pods.
@@ -15,7 +15,7 @@ pub enum Policy {
 
 /// What a policy does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guard {
+pub enum PolicyGuard {
     /// It refuses what must not be written, and nothing else that was tried.
     InForce,
     /// It lets through what must not be written: the policy is missing or not bound.
@@ -24,30 +24,31 @@ pub enum Guard {
     Hinders,
 }
 
-impl Policy {
+impl AdmissionPolicy {
     /// All of them.
-    pub const ALL: [Policy; 4] = [Policy::Nodes, Policy::Pods, Policy::Keys, Policy::Evictions];
+    pub const ALL: [AdmissionPolicy; 4] =
+        [AdmissionPolicy::Nodes, AdmissionPolicy::Pods, AdmissionPolicy::Keys, AdmissionPolicy::Evictions];
 
     /// What the name of its object in the chart ends with.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
-            Policy::Nodes => "agent-nodes",
-            Policy::Pods => "agent-pods",
-            Policy::Keys => "system-keys",
-            Policy::Evictions => "agent-evictions",
+            AdmissionPolicy::Nodes => "agent-nodes",
+            AdmissionPolicy::Pods => "agent-pods",
+            AdmissionPolicy::Keys => "system-keys",
+            AdmissionPolicy::Evictions => "agent-evictions",
         }
     }
 }
 
-impl Guard {
+impl PolicyGuard {
     /// A stable short word.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
-            Guard::InForce => "in_force",
-            Guard::Open => "open",
-            Guard::Hinders => "hinders",
+            PolicyGuard::InForce => "in_force",
+            PolicyGuard::Open => "open",
+            PolicyGuard::Hinders => "hinders",
         }
     }
 }

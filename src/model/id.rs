@@ -108,6 +108,15 @@ impl fmt::Display for PodRef {
     }
 }
 
+/// One container of one pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContainerKey {
+    /// The pod.
+    pub pod: PodUid,
+    /// The container's name in it.
+    pub container: Arc<str>,
+}
+
 /// A process for as long as it lives: numbers are used again, a number together with its start time is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {

@@ -4,7 +4,7 @@ use crate::gpu::RecoveryAction;
 use crate::id::GpuUuid;
 use crate::reading::Absence;
 use crate::time::Monotonic;
-use crate::xid::{self, Bucket};
+use crate::xid::{self, XidAction};
 use std::fmt;
 
 /// One reason.
@@ -30,7 +30,7 @@ pub enum Incident {
 
 /// Whether a GPU is fit for new containers, and if not, why and until when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Condition {
+pub struct GpuCondition {
     /// The reasons, ordered, each with when it was seen first. None: it is fit.
     pub incidents: Vec<(Incident, Monotonic)>,
     /// When it is fit again if nothing more happens; absent while something stands, and while a reset is waited for.
@@ -46,7 +46,7 @@ pub const HOW_TO_CLEAR: &str = "The driver does not tell when it is well: it get
 /// What has happened to one GPU, as it is kept over a restart of the agent. What stands in the readings is not in it: that
 /// is read anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeptIncidents {
     /// Which GPU.
     pub gpu: GpuUuid,
     /// [`Incident::Xid`] and [`Incident::EccUncorrected`], ordered, each with when it was seen first.
@@ -54,7 +54,7 @@ pub struct Kept {
     /// When something last happened.
     pub last: Monotonic,
     /// Counters as they stood then, while a reset is waited for.
-    pub awaits: Option<Marks>,
+    pub awaits: Option<CounterMarks>,
     /// Which loading of the driver it happened to, where that is known.
     pub driver_load: Option<u64>,
 }
@@ -63,14 +63,14 @@ pub struct Kept {
 /// they could not be read, or begin again for less: where the driver lets go of a GPU when its last user ends (persistence
 /// mode is off).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Marks {
+pub struct CounterMarks {
     /// Energy, in millijoules.
     pub energy: Option<u64>,
     /// Uncorrected ECC errors since the driver was loaded.
     pub uncorrected: Option<u64>,
 }
 
-impl Condition {
+impl GpuCondition {
     /// What to do about one of its incidents, as one or two sentences.
     #[must_use]
     pub fn advice(&self, incident: Incident) -> String {
@@ -133,10 +133,10 @@ impl Incident {
                  drain and restart the node."
             }
             Incident::Xid(code) => match xid::find(code).map(|entry| entry.bucket) {
-                Some(Bucket::RestartNode) => "Drain and restart the node.",
-                Some(Bucket::RestartGuest) => "Restart the virtual machine.",
-                Some(Bucket::CheckMechanics) => "Look at power, seating and cables of the card.",
-                Some(Bucket::NvlinkWorkflow) => "Reset the GPU; if it comes again, look at the NVLink.",
+                Some(XidAction::RestartNode) => "Drain and restart the node.",
+                Some(XidAction::RestartGuest) => "Restart the virtual machine.",
+                Some(XidAction::CheckMechanics) => "Look at power, seating and cables of the card.",
+                Some(XidAction::NvlinkWorkflow) => "Reset the GPU; if it comes again, look at the NVLink.",
                 _ => "End what runs on the GPU and reset it; if it comes again, have the card looked at.",
             },
             Incident::EccUncorrected => {

@@ -9,7 +9,7 @@ pub const MAX_PORTS: usize = 64;
 
 /// One port. Counters are those since the port's driver was loaded.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Port {
+pub struct InfinibandPort {
     /// Device, such as `mlx5_0`.
     pub device: Arc<str>,
     /// The port's number on it.
@@ -42,7 +42,7 @@ pub struct Port {
 
 /// What a GPU and a device have in common, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Affinity {
+pub enum DeviceAffinity {
     /// A PCIe bridge or switch.
     Bridge,
     /// The root of their bus.
@@ -51,14 +51,14 @@ pub enum Affinity {
     NumaNode,
 }
 
-impl Affinity {
+impl DeviceAffinity {
     /// A stable short word.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
-            Affinity::Bridge => "pcie_switch",
-            Affinity::Root => "host_bridge",
-            Affinity::NumaNode => "numa",
+            DeviceAffinity::Bridge => "pcie_switch",
+            DeviceAffinity::Root => "host_bridge",
+            DeviceAffinity::NumaNode => "numa",
         }
     }
 
@@ -67,16 +67,16 @@ impl Affinity {
     pub fn of(
         (one, other): (&Reading<Arc<str>>, &Reading<Arc<str>>),
         (node, other_node): (Reading<u32>, Reading<u32>),
-    ) -> Option<Affinity> {
+    ) -> Option<DeviceAffinity> {
         let common = match (one.value(), other.value()) {
             (Some(one), Some(other)) => one.split('/').zip(other.split('/')).take_while(|(a, b)| a == b).count(),
             _ => 0,
         };
         let same_node = node.get().is_some() && node.get() == other_node.get();
         match common {
-            0 => same_node.then_some(Affinity::NumaNode),
-            1 => Some(Affinity::Root),
-            _ => Some(Affinity::Bridge),
+            0 => same_node.then_some(DeviceAffinity::NumaNode),
+            1 => Some(DeviceAffinity::Root),
+            _ => Some(DeviceAffinity::Bridge),
         }
     }
 }
@@ -92,13 +92,17 @@ mod tests {
         let node = |number| Reading::Measured(number, Monotonic(1));
         let gpu = path("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0");
         for (other, nodes, expected) in [
-            ("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0", (0, 0), Some(Affinity::Bridge)),
-            ("pci0000:15/0000:15:02.0/0000:20:00.0", (0, 0), Some(Affinity::Root)),
-            ("pci0000:37/0000:37:01.0/0000:38:00.0", (0, 0), Some(Affinity::NumaNode)),
+            ("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0", (0, 0), Some(DeviceAffinity::Bridge)),
+            ("pci0000:15/0000:15:02.0/0000:20:00.0", (0, 0), Some(DeviceAffinity::Root)),
+            ("pci0000:37/0000:37:01.0/0000:38:00.0", (0, 0), Some(DeviceAffinity::NumaNode)),
             ("pci0000:97/0000:97:01.0/0000:98:00.0", (0, 1), None),
         ] {
-            assert_eq!(Affinity::of((&gpu, &path(other)), (node(nodes.0), node(nodes.1))), expected, "{other}");
+            assert_eq!(DeviceAffinity::of((&gpu, &path(other)), (node(nodes.0), node(nodes.1))), expected, "{other}");
         }
-        assert_eq!(Affinity::of((&gpu, &Reading::NOT_YET), (node(0), Reading::NOT_YET)), None, "not known is not near");
+        assert_eq!(
+            DeviceAffinity::of((&gpu, &Reading::NOT_YET), (node(0), Reading::NOT_YET)),
+            None,
+            "not known is not near"
+        );
     }
 }

@@ -29,7 +29,6 @@
 pub mod time;
 pub mod unit;
 pub mod id;
-pub mod share;
 pub mod reading;
 pub mod upkeep;
 pub mod switch;
@@ -42,14 +41,18 @@ pub mod infiniband;
 pub mod usage;
 pub mod xid;
 pub mod incident;
+pub mod slot;
 pub mod request;
 pub mod registered;
 pub mod claim;
-pub mod promise;
+pub mod gpu_pod;
+pub mod checkpoint;
+pub mod ticket;
+pub mod limits;
 pub mod tally;
 pub mod guard;
 pub mod plugin;
-pub mod hold;
+pub mod driver_hold;
 pub mod observation;
 pub mod view;
 

@@ -1,17 +1,17 @@
 //! Everything an eye may report. Sources send these and nothing else; the node's state takes them in one at a time.
 
 use crate::cgroup::{CgroupReport, ContainerName, NameSource};
-use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
+use crate::gpu::{Gpu, GpuSample, UnidentifiedGpu, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::GpuUuid;
-use crate::infiniband::Port;
+use crate::infiniband::InfinibandPort;
+use crate::limits::PodMemoryClaim;
 use crate::plugin::PluginView;
-use crate::pod::{PodList, PodWatch};
+use crate::pod::{PodList, PodWatchState};
 use crate::process::{GpuProcesses, ProcessPass, SlurmJob};
-use crate::promise::PodPromise;
 use crate::reading::Absence;
 use crate::switch::Sxid;
-use crate::tally::Tally;
+use crate::tally::GpuTally;
 use crate::time::Monotonic;
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub enum Observation {
     /// stay in the list.
     Gpus(Vec<Gpu>),
     /// The GPUs that are counted and could never be identified, all of them, whenever that changes.
-    GpusUnidentified(Vec<Unidentified>),
+    GpusUnidentified(Vec<UnidentifiedGpu>),
     /// A call that counts against this GPU took too long, once for each such call.
     GpuStalled(GpuUuid),
     /// Readings of one GPU.
@@ -57,7 +57,7 @@ pub enum Observation {
     /// The machine as a whole.
     Host(HostSample),
     /// The machine's InfiniBand ports, all of them.
-    Infiniband(Arc<[Port]>),
+    Infiniband(Arc<[InfinibandPort]>),
     /// A whole pass over pods and containers: what is not in it is gone.
     Cgroups(CgroupPass),
     /// A whole pass over the host's processes.
@@ -74,22 +74,22 @@ pub enum Observation {
     /// The pods of this node at the API server, all of them, whenever one of them changed.
     Pods(PodList),
     /// How the watch of these pods fares, whenever the server said something or stopped to answer.
-    PodWatch(PodWatch),
+    PodWatch(PodWatchState),
     /// How the device plugin fares, whenever that changed, at most once a second.
     Plugin(Arc<PluginView>),
     /// What the pods of this node were promised of GPU memory, all of it, whenever that changes.
-    Promises(Arc<[PodPromise]>),
+    Promises(Arc<[PodMemoryClaim]>),
     /// What pods have had of GPUs, as an earlier life kept it; told once, at the start.
-    TalliesRecalled(Arc<[Tally]>),
+    TalliesRecalled(Arc<[GpuTally]>),
     /// The same as it is kept now.
-    TalliesKept(Arc<[Tally]>),
+    TalliesKept(Arc<[GpuTally]>),
     /// Something a source could not do, for the counters shown at `/metrics`; it was logged where it happened.
-    Trouble(Trouble),
+    Trouble(ErrorCounter),
 }
 
 /// What becomes of an observation that the owner of the node's state has no time for yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
+pub enum DeliveryClass {
     /// A state, reported only when it changes: it is never lost. A newer one of the same kind takes its place.
     Fact,
     /// Something that happened: it is kept in order, up to a bound.
@@ -101,7 +101,7 @@ pub enum Delivery {
 impl Observation {
     /// How it has to be delivered.
     #[must_use]
-    pub fn delivery(&self) -> Delivery {
+    pub fn delivery(&self) -> DeliveryClass {
         match self {
             Observation::GpuSource(_)
             | Observation::GpuDriverReplaced
@@ -120,17 +120,17 @@ impl Observation {
             | Observation::Plugin(_)
             | Observation::Promises(_)
             | Observation::TalliesRecalled(_)
-            | Observation::TalliesKept(_) => Delivery::Fact,
+            | Observation::TalliesKept(_) => DeliveryClass::Fact,
             Observation::GpuStalled(_)
             | Observation::Xid(_)
             | Observation::XidProcess(_)
             | Observation::Sxid(_)
-            | Observation::Trouble(_) => Delivery::Event,
+            | Observation::Trouble(_) => DeliveryClass::Event,
             Observation::GpuSample(..)
             | Observation::GpuProcesses(_)
             | Observation::Host(_)
             | Observation::Cgroups(_)
-            | Observation::Processes(_) => Delivery::Sample,
+            | Observation::Processes(_) => DeliveryClass::Sample,
         }
     }
 
@@ -140,7 +140,9 @@ impl Observation {
         match (self, older) {
             (Observation::SlurmJobs(gpu, _), Observation::SlurmJobs(other, _)) => gpu == other,
             (Observation::Names { source, .. }, Observation::Names { source: other, .. }) => source == other,
-            _ => self.delivery() == Delivery::Fact && std::mem::discriminant(self) == std::mem::discriminant(older),
+            _ => {
+                self.delivery() == DeliveryClass::Fact && std::mem::discriminant(self) == std::mem::discriminant(older)
+            }
         }
     }
 }
@@ -217,7 +219,7 @@ impl GpuSourceState {
 
 /// What went wrong, by source; each is a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Trouble {
+pub enum ErrorCounter {
     /// A `/proc` file was torn or could not be parsed.
     ProcUnreadable,
     /// A cgroup file could not be parsed.

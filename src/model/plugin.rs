@@ -1,8 +1,8 @@
 //! The device plugin as an operator sees it: how it stands with kubelet, what was asked of it, how long answers took.
 
-use crate::guard::{Guard, Policy};
+use crate::claim::ContainerClaim;
+use crate::guard::{AdmissionPolicy, PolicyGuard};
 use crate::id::{GpuUuid, PodRef, PodUid};
-use crate::share::Claim;
 use crate::unit::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl Histogram {
 
 /// How it stands with kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum RegistrationState {
     /// kubelet does not know us, and what is waited for.
     Waiting(Arc<str>),
     /// Another agent shares the GPUs of this node, and its end is waited for.
@@ -54,8 +54,8 @@ pub enum Standing {
     Registered(&'static str),
 }
 
-impl Standing {
-    /// What is said of [`Standing::Follows`].
+impl RegistrationState {
+    /// What is said of [`RegistrationState::Follows`].
     pub const FOLLOWS: &str = "another agent shares the GPUs of this node, this one waits for its end";
 }
 
@@ -70,7 +70,7 @@ pub enum SecondConnection {
 
 /// Whether a container can be kept from GPUs that it was not given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Isolation {
+pub enum DeviceIsolation {
     /// It can.
     #[default]
     Holds,
@@ -82,7 +82,7 @@ pub enum Isolation {
 
 /// How a start of a container ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
+pub enum StartOutcome {
     /// It got what it was promised.
     Filled,
     /// It holds ids of a plugin that ran here before us, and what that one gave.
@@ -95,16 +95,16 @@ pub enum Outcome {
     Failed,
 }
 
-impl Outcome {
+impl StartOutcome {
     /// A stable short word.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
-            Outcome::Filled => "filled",
-            Outcome::Foreign => "foreign",
-            Outcome::Refused(_) => "refused",
-            Outcome::Late(_) => "late",
-            Outcome::Failed => "failed",
+            StartOutcome::Filled => "filled",
+            StartOutcome::Foreign => "foreign",
+            StartOutcome::Refused(_) => "refused",
+            StartOutcome::Late(_) => "late",
+            StartOutcome::Failed => "failed",
         }
     }
 
@@ -112,8 +112,8 @@ impl Outcome {
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
-            Outcome::Refused(why) | Outcome::Late(why) => why,
-            Outcome::Filled | Outcome::Foreign | Outcome::Failed => "",
+            StartOutcome::Refused(why) | StartOutcome::Late(why) => why,
+            StartOutcome::Filled | StartOutcome::Foreign | StartOutcome::Failed => "",
         }
     }
 }
@@ -141,7 +141,7 @@ pub struct DeviceSlots {
 
 /// Containers that have other devices than their claims named, with the same memory and SM time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moves {
+pub struct ClaimMoves {
     /// Another's, who has theirs: at `Allocate` one was expected and the other came.
     pub exchanged: u64,
     /// Devices with room for them: those that kubelet chose, or that were given for another.
@@ -169,17 +169,17 @@ pub struct PluginView {
     /// `nvidia.com/gpu`.
     pub resource: Arc<str>,
     /// How it stands with kubelet.
-    pub standing: Standing,
+    pub standing: RegistrationState,
     /// How often kubelet came to know us.
     pub registrations: u64,
     /// Ordered by device.
     pub slots: Arc<[DeviceSlots]>,
     /// What containers of pods that have not ended were promised, ordered by pod and container.
-    pub claims: Arc<[Claim]>,
+    pub claims: Arc<[ContainerClaim]>,
     /// Containers that kubelet allocated.
     pub allocations: u64,
     /// Containers whose start was answered, by how; ordered.
-    pub starts: Vec<(Outcome, u64)>,
+    pub starts: Vec<(StartOutcome, u64)>,
     /// Starts that had to wait, by what for; ordered.
     pub waited: Vec<(&'static str, u64)>,
     /// Containers for which kubelet counts other devices than those of the claim.
@@ -187,13 +187,13 @@ pub struct PluginView {
     /// Pods that run and hold a GPU or MIG instance that this node does not list.
     pub without_gpu: u32,
     /// Containers whose claim moved.
-    pub moves: Moves,
+    pub moves: ClaimMoves,
     /// Pods that have written something, ordered by UID.
     pub files: Arc<[PodFiles]>,
     /// Whether containers are kept from others' GPUs.
-    pub isolation: Isolation,
+    pub isolation: DeviceIsolation,
     /// The chart's policies of which something is known; ordered.
-    pub guards: Vec<(Policy, Guard)>,
+    pub guards: Vec<(AdmissionPolicy, PolicyGuard)>,
     /// `Allocate`, from its request to its answer.
     pub allocate: Histogram,
     /// `PreStartContainer`, from its request to its answer.
@@ -203,8 +203,8 @@ pub struct PluginView {
 impl PluginView {
     /// What this container was promised.
     #[must_use]
-    pub fn claim(&self, pod: &PodUid, container: &str) -> Option<&Claim> {
-        let key = |claim: &Claim| (&claim.holder.pod, &*claim.holder.container).cmp(&(pod, container));
+    pub fn claim(&self, pod: &PodUid, container: &str) -> Option<&ContainerClaim> {
+        let key = |claim: &ContainerClaim| (&claim.holder.pod, &*claim.holder.container).cmp(&(pod, container));
         self.claims.binary_search_by(key).ok().and_then(|at| self.claims.get(at))
     }
 }

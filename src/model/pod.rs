@@ -35,7 +35,7 @@ pub struct Pod {
     /// Namespace and name.
     pub name: PodRef,
     /// How far it is.
-    pub phase: Phase,
+    pub phase: PodPhase,
     /// When it was made.
     pub created_at: Option<WallTime>,
     /// Which version of it this is, where the server counts them by numbers: higher is later, over all pods.
@@ -55,13 +55,13 @@ pub struct Pod {
     /// Priority, once admission has set it.
     pub priority: Option<i32>,
     /// The object that made it and answers for it.
-    pub controller: Option<Controller>,
+    pub controller: Option<PodController>,
     /// Whether it lives in the node's network.
     pub host_network: bool,
     /// The runtime class that its author chose: another runtime than that of the node's other pods.
     pub runtime_class: Option<Arc<str>>,
     /// When its containers are started again.
-    pub restart: Option<Restart>,
+    pub restart: Option<RestartPolicy>,
     /// Containers in the order in which kubelet deals with them: init, then app, then ephemeral.
     pub containers: Vec<PodContainer>,
     /// Init and app containers beyond [`MAX_CONTAINERS`]: what they ask for is not known.
@@ -70,7 +70,7 @@ pub struct Pod {
 
 /// How far a pod is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Phase {
+pub enum PodPhase {
     /// Accepted, not all containers have been started.
     Pending,
     /// Bound and started.
@@ -86,7 +86,7 @@ pub enum Phase {
 
 /// When a container is started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Restart {
+pub enum RestartPolicy {
     /// Whenever it ends.
     Always,
     /// When it ends badly.
@@ -97,7 +97,7 @@ pub enum Restart {
 
 /// The controller among a pod's owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Controller {
+pub struct PodController {
     /// Group and version, such as `apps/v1`.
     pub api_version: Arc<str>,
     /// Kind, such as `ReplicaSet`.
@@ -116,7 +116,7 @@ pub struct PodContainer {
     /// Which list it stands in.
     pub kind: ContainerKind,
     /// Its own rule, where it has one.
-    pub restart: Option<Restart>,
+    pub restart: Option<RestartPolicy>,
     /// Image as the author wrote it.
     pub image: Option<Arc<str>>,
     /// Limits of extended resources as text, such as `("nvidia.com/gpumem", "8k")`, ordered by name.
@@ -168,7 +168,7 @@ impl Pod {
     /// Whether no container of it will ever run again.
     #[must_use]
     pub fn ended(&self) -> bool {
-        matches!(self.phase, Phase::Succeeded | Phase::Failed)
+        matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
     /// The annotation of this key; also `None` where it was too large to be kept.
@@ -200,7 +200,7 @@ pub struct PodList {
 
 /// How the watch of this node's pods fares.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodWatch {
+pub struct PodWatchState {
     /// When the API server last said anything; `None` before the first list.
     pub heard: Option<Monotonic>,
     /// Why it cannot be asked now, if it cannot.
@@ -217,7 +217,7 @@ mod tests {
             uid: PodUid::parse(&"1".repeat(32)).unwrap(),
             mirror_of: None,
             name: PodRef { namespace: "ml".into(), name: "train-0".into() },
-            phase: Phase::Running,
+            phase: PodPhase::Running,
             created_at: None,
             version: None,
             arrival: None,

@@ -27,7 +27,7 @@ pub enum GpuProcessKind {
 
 /// Whose a process is, decided where both sides of the check were read: see [`GpuProcess::owner`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum Owner {
+pub enum ProcessOwner {
     /// Start time and cgroup agreed before and after NVML's list, and the start precedes NVML's stamp.
     Cgroup(Arc<CgroupIdentity>),
     /// A process of the host, in no container.
@@ -58,7 +58,7 @@ pub struct GpuProcess {
     /// `comm`, at most 15 bytes, with replacement characters for what is not UTF-8.
     pub command: Arc<str>,
     /// Whose it is.
-    pub owner: Owner,
+    pub owner: ProcessOwner,
     /// What it does there.
     pub kind: GpuProcessKind,
     /// MIG instance it runs on.
@@ -96,7 +96,7 @@ pub struct HostProcess {
     /// `comm`.
     pub command: Arc<str>,
     /// Whose it is.
-    pub owner: Owner,
+    pub owner: ProcessOwner,
     /// User time since its start.
     pub cpu_user: Nanos,
     /// System time since its start.

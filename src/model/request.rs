@@ -1,6 +1,7 @@
-//! What one container asks of GPUs.
+//! What one container requests of GPUs.
 
-use crate::unit::{CorePercent, Mib};
+use crate::unit::{Bytes, CorePercent, Mib};
+use std::sync::Arc;
 
 /// Memory of each of the GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,15 +16,15 @@ impl MemoryRequest {
     /// The whole of a GPU.
     pub const WHOLE: MemoryRequest = MemoryRequest::Percent(100);
 
-    /// How much that is of a GPU that offers `total`: a share is cut to whole MiB.
+    /// The bytes that this is of a GPU that offers `total`. A percentage is cut to whole bytes.
     #[must_use]
-    pub fn of(self, total: Mib) -> Mib {
+    pub fn of(self, total: Bytes) -> Bytes {
         match self {
-            MemoryRequest::Amount(amount) => amount,
+            MemoryRequest::Amount(amount) => amount.bytes(),
             MemoryRequest::Percent(share) => {
                 let (hundredths, rest) = (total.0 / 100, total.0 % 100);
                 let share = u64::from(share.min(100));
-                Mib(hundredths * share + rest * share / 100)
+                Bytes(hundredths * share + rest * share / 100)
             }
         }
     }
@@ -42,6 +43,34 @@ pub struct GpuRequest {
     pub priority: Option<u32>,
 }
 
+/// When a container runs, seen from its pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ContainerRole {
+    /// Runs to its end before the others start.
+    Init,
+    /// An init container that keeps running (`restartPolicy: Always`).
+    Sidecar,
+    /// Runs beside the others.
+    App,
+}
+
+/// One container of a pod, in the order of the pod's spec with init containers first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerRequest {
+    /// The container's name.
+    pub container: Arc<str>,
+    /// When it runs.
+    pub role: ContainerRole,
+    /// How many slots it asks of kubelet: 0 for a container that must see no GPU.
+    pub slots: u32,
+    /// Memory of each GPU, where the pod names it.
+    pub memory: Option<MemoryRequest>,
+    /// Percent of SM time of each GPU, where the pod names it.
+    pub cores: Option<CorePercent>,
+    /// Priority among the containers of one GPU, where the pod names it: 0 is high, 1 is low.
+    pub priority: Option<u32>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,9 +80,9 @@ mod tests {
         for (share, total, expected) in
             [(25, 81_920, 20_480), (100, 81_559, 81_559), (33, 100, 33), (50, 81_559, 40_779), (1, 99, 0), (255, 7, 7)]
         {
-            assert_eq!(MemoryRequest::Percent(share).of(Mib(total)), Mib(expected), "{share} % of {total}");
+            assert_eq!(MemoryRequest::Percent(share).of(Bytes(total)), Bytes(expected), "{share} % of {total}");
         }
-        assert_eq!(MemoryRequest::Percent(100).of(Mib(u64::MAX)), Mib(u64::MAX));
-        assert_eq!(MemoryRequest::Amount(Mib(3)).of(Mib(1)), Mib(3));
+        assert_eq!(MemoryRequest::Percent(100).of(Bytes(u64::MAX)), Bytes(u64::MAX));
+        assert_eq!(MemoryRequest::Amount(Mib(3)).of(Bytes(1)), Mib(3).bytes());
     }
 }

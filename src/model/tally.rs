@@ -8,7 +8,7 @@ pub const MAX_TALLIES: usize = 2048;
 
 /// What one pod has had of one GPU.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tally {
+pub struct GpuTally {
     /// Whose.
     pub pod: PodUid,
     /// Of which card.

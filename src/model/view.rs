@@ -2,19 +2,19 @@
 //! API, usage stream and `top` all read the same view, so they cannot disagree.
 
 use crate::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Qos};
-use crate::gpu::{Gpu, GpuSample, Unidentified, Xid};
+use crate::gpu::{Gpu, GpuSample, UnidentifiedGpu, Xid};
 use crate::host::{HostFacts, HostSample};
 use crate::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid};
-use crate::incident::Condition;
-use crate::infiniband::Port;
-use crate::observation::{GpuSourceState, Trouble};
+use crate::incident::GpuCondition;
+use crate::infiniband::InfinibandPort;
+use crate::limits::PodMemoryClaim;
+use crate::observation::{ErrorCounter, GpuSourceState};
 use crate::plugin::PluginView;
-use crate::pod::{Controller, PodLabels, PodWatch};
+use crate::pod::{PodController, PodLabels, PodWatchState};
 use crate::process::{GpuProcess, HostProcess, SlurmJob};
-use crate::promise::PodPromise;
 use crate::reading::Reading;
 use crate::switch::SwitchView;
-use crate::tally::Tally;
+use crate::tally::GpuTally;
 use crate::time::Now;
 use crate::unit::{Bytes, BytesPerSecond, Cores, Percent};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub struct NodeView {
     /// Ordered by index.
     pub gpus: Vec<GpuView>,
     /// GPUs that are there and could never be identified, ordered by index.
-    pub gpus_unidentified: Vec<Unidentified>,
+    pub gpus_unidentified: Vec<UnidentifiedGpu>,
     /// Jobs of Slurm by the GPU that they have a process on.
     pub slurm_jobs: Vec<(GpuUuid, SlurmJob)>,
     /// NVSwitches that told of errors, ordered by their PCI bus id.
@@ -50,21 +50,21 @@ pub struct NodeView {
     /// Rates of the machine.
     pub host_rates: HostRates,
     /// Its InfiniBand ports, ordered by device and number.
-    pub infiniband: Arc<[Port]>,
+    pub infiniband: Arc<[InfinibandPort]>,
     /// Ordered by namespace, name, UID. Pods that own a GPU process but no cgroup report are in it too.
     pub pods: Vec<PodView>,
     /// Containers that belong to no pod, ordered by id.
     pub containers: Vec<ContainerView>,
     /// What pods were promised of GPU memory, where something was.
-    pub promises: Arc<[PodPromise]>,
+    pub promises: Arc<[PodMemoryClaim]>,
     /// Who made which pod, as the API server tells it, by the UID that the kubelet knows the pod by.
-    pub pod_owners: Arc<[(PodUid, Controller)]>,
+    pub pod_owners: Arc<[(PodUid, PodController)]>,
     /// The labels of each pod that the operator wants to see (`--pod-labels`).
     pub pod_labels: Arc<[(PodUid, PodLabels)]>,
     /// GPU time and energy of pods, as kept on disk.
-    pub tallies: Arc<[Tally]>,
+    pub tallies: Arc<[GpuTally]>,
     /// The same as of now, to be kept; shown to nobody.
-    pub tallies_to_keep: Arc<[Tally]>,
+    pub tallies_to_keep: Arc<[GpuTally]>,
     /// Pods and GPUs beyond the bound of those.
     pub tallies_left_out: u32,
     /// Pods that have held more than that for a while, ordered by UID and device.
@@ -84,14 +84,14 @@ pub struct NodeView {
     /// Sampling deadlines missed since the start.
     pub deadlines_missed: u64,
     /// What went wrong since the start, by kind.
-    pub troubles: Vec<(Trouble, u64)>,
+    pub troubles: Vec<(ErrorCounter, u64)>,
 }
 
 /// What is known of this node's pods at the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodWatchView {
     /// How the watch fares.
-    pub watch: PodWatch,
+    pub watch: PodWatchState,
     /// Pods that are known.
     pub pods: u32,
     /// Pods beyond the bound.
@@ -108,9 +108,9 @@ pub struct GpuView {
     /// What was read.
     pub sample: Arc<GpuSample>,
     /// Whether it can be trusted with work.
-    pub health: Health,
+    pub health: GpuHealth,
     /// Why it gets no new containers, if it does not, and until when.
-    pub condition: Condition,
+    pub condition: GpuCondition,
     /// Its processes, or why they are not known.
     pub processes: Reading<Arc<[GpuProcess]>>,
     /// Processes beyond the bound.
@@ -118,7 +118,7 @@ pub struct GpuView {
     /// Pods with at least one process on it, and pods that kubelet gave it to.
     pub holders: Vec<PodUid>,
     /// Which pod may be named beside what is measured of it and of its GPU instances.
-    pub whose: Whose,
+    pub whose: SoleHolders,
     /// Processes on it that belong to no pod: the host's, those of containers without a pod, and those that could not be
     /// tied to anything.
     pub strangers: u32,
@@ -139,7 +139,7 @@ pub struct GpuView {
 /// Who has a GPU, or a GPU instance in it, to itself. One process without an owner for one round, a display server and an MPS
 /// server change nothing here, and what was known stays while the driver does not answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Whose {
+pub struct SoleHolders {
     /// Of the whole GPU; nobody has one that is divided by MIG.
     pub card: Option<SoleHolder>,
     /// Of GPU instances, by their id.
@@ -160,7 +160,7 @@ pub const MAX_XID_CODES: usize = 64;
 
 /// What one may expect of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
+pub enum GpuHealth {
     /// Answers, and nothing is wrong.
     Healthy,
     /// Answers, and nothing is wrong any more; it gets no new containers until it has been so for the quiet period.
@@ -171,15 +171,15 @@ pub enum Health {
     Unknown,
 }
 
-impl Health {
+impl GpuHealth {
     /// The word shown to people.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
-            Health::Healthy => "healthy",
-            Health::Degraded => "degraded",
-            Health::Unhealthy => "unhealthy",
-            Health::Unknown => "unknown",
+            GpuHealth::Healthy => "healthy",
+            GpuHealth::Degraded => "degraded",
+            GpuHealth::Unhealthy => "unhealthy",
+            GpuHealth::Unknown => "unknown",
         }
     }
 }
@@ -213,13 +213,13 @@ pub struct PodView {
     /// What was read of it.
     pub sample: CgroupSample,
     /// Rates of it.
-    pub rates: Rates,
+    pub rates: ContainerRates,
     /// Network totals, or why there are none.
     pub network: Reading<NetworkSample>,
     /// Containers, ordered by name then id; the sandbox has no name and says so.
     pub containers: Vec<ContainerView>,
     /// What its processes do on each GPU, ordered by GPU.
-    pub gpus: Vec<GpuShare>,
+    pub gpus: Vec<GpuUse>,
 }
 
 /// One container.
@@ -238,11 +238,11 @@ pub struct ContainerView {
     /// What was read of it.
     pub sample: CgroupSample,
     /// Rates of it.
-    pub rates: Rates,
+    pub rates: ContainerRates,
     /// Network totals; a container of a pod shares its pod's and shows none of its own.
     pub network: Reading<NetworkSample>,
     /// What its processes do on each GPU.
-    pub gpus: Vec<GpuShare>,
+    pub gpus: Vec<GpuUse>,
     /// Ids that kubelet says it holds.
     pub devices: Vec<Arc<str>>,
     /// GPUs and MIG instances that it holds: those of its claim; without a claim, those of kubelet's ids. Where the two
@@ -252,7 +252,7 @@ pub struct ContainerView {
 
 /// Rates of a pod or container.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rates {
+pub struct ContainerRates {
     /// Busy cores.
     pub cpu: Reading<Cores>,
     /// From block devices.
@@ -267,7 +267,7 @@ pub struct Rates {
 
 /// What one pod or container does on one GPU: sums over its processes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GpuShare {
+pub struct GpuUse {
     /// Which card.
     pub gpu: GpuUuid,
     /// The MIG instance, if the processes run in one.

@@ -17,7 +17,7 @@
 
 /// NVIDIA's immediate action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bucket {
+pub enum XidAction {
     /// Nothing to do, or another error tells more.
     Ignore,
     /// The application must be started anew.
@@ -52,7 +52,7 @@ pub struct XidEntry {
     /// What it tells, in a few words.
     pub meaning: &'static str,
     /// The immediate action.
-    pub bucket: Bucket,
+    pub bucket: XidAction,
     /// Whether a GPU that met it gets no new containers until it has recovered.
     pub fatal: bool,
 }
@@ -67,7 +67,7 @@ const CONTEXT_SWITCH_TIMEOUT: u32 = 109;
 pub fn find(code: u32) -> Option<XidEntry> {
     let (meaning, bucket) = match meaning(code) {
         Some(known) => known,
-        None if (1..=LAST).contains(&code) => ("not used by current drivers", Bucket::ContactSupport),
+        None if (1..=LAST).contains(&code) => ("not used by current drivers", XidAction::ContactSupport),
         None => return None,
     };
     Some(XidEntry { code, meaning, bucket, fatal: condemns(bucket) && code != CONTEXT_SWITCH_TIMEOUT })
@@ -99,85 +99,85 @@ pub fn catalogue() -> impl Iterator<Item = XidEntry> {
     (1..=LAST).filter_map(find)
 }
 
-fn condemns(bucket: Bucket) -> bool {
+fn condemns(bucket: XidAction) -> bool {
     match bucket {
-        Bucket::ResetGpu
-        | Bucket::RestartGuest
-        | Bucket::RestartNode
-        | Bucket::CheckMechanics
-        | Bucket::EccWorkflow
-        | Bucket::NvlinkWorkflow => true,
-        Bucket::Ignore
-        | Bucket::RestartApplication
-        | Bucket::UpdateSoftware
-        | Bucket::RecoveryAction
-        | Bucket::ContactSupport
-        | Bucket::Unspecified => false,
+        XidAction::ResetGpu
+        | XidAction::RestartGuest
+        | XidAction::RestartNode
+        | XidAction::CheckMechanics
+        | XidAction::EccWorkflow
+        | XidAction::NvlinkWorkflow => true,
+        XidAction::Ignore
+        | XidAction::RestartApplication
+        | XidAction::UpdateSoftware
+        | XidAction::RecoveryAction
+        | XidAction::ContactSupport
+        | XidAction::Unspecified => false,
     }
 }
 
 /// The codes that have a meaning on current cards.
-fn meaning(code: u32) -> Option<(&'static str, Bucket)> {
+fn meaning(code: u32) -> Option<(&'static str, XidAction)> {
     memory(code).or_else(|| link(code)).or_else(|| card(code)).or_else(|| application(code)).or_else(|| notice(code))
 }
 
-fn memory(code: u32) -> Option<(&'static str, Bucket)> {
+fn memory(code: u32) -> Option<(&'static str, XidAction)> {
     Some(match code {
-        48 => ("double-bit ECC error", Bucket::EccWorkflow),
-        63 => ("memory row remapped", Bucket::Ignore),
-        64 => ("memory row could not be remapped", Bucket::ResetGpu),
-        92 => ("many single-bit ECC errors", Bucket::Ignore),
-        94 => ("memory error, contained in one application", Bucket::RestartApplication),
-        95 => ("memory error, not contained", Bucket::ResetGpu),
-        140 => ("ECC error that was not recovered", Bucket::ResetGpu),
-        156 => ("resource retired", Bucket::ResetGpu),
-        157 => ("resource could not be retired", Bucket::Ignore),
-        160 => ("memory channel retired", Bucket::Ignore),
-        161 => ("memory channel could not be retired", Bucket::Ignore),
-        168 => ("less memory than the card has", Bucket::Unspecified),
-        171 => ("uncorrectable error in DRAM, details of 48", Bucket::Unspecified),
-        172 => ("uncorrectable error in SRAM, details of 48", Bucket::Unspecified),
+        48 => ("double-bit ECC error", XidAction::EccWorkflow),
+        63 => ("memory row remapped", XidAction::Ignore),
+        64 => ("memory row could not be remapped", XidAction::ResetGpu),
+        92 => ("many single-bit ECC errors", XidAction::Ignore),
+        94 => ("memory error, contained in one application", XidAction::RestartApplication),
+        95 => ("memory error, not contained", XidAction::ResetGpu),
+        140 => ("ECC error that was not recovered", XidAction::ResetGpu),
+        156 => ("resource retired", XidAction::ResetGpu),
+        157 => ("resource could not be retired", XidAction::Ignore),
+        160 => ("memory channel retired", XidAction::Ignore),
+        161 => ("memory channel could not be retired", XidAction::Ignore),
+        168 => ("less memory than the card has", XidAction::Unspecified),
+        171 => ("uncorrectable error in DRAM, details of 48", XidAction::Unspecified),
+        172 => ("uncorrectable error in SRAM, details of 48", XidAction::Unspecified),
         _ => return None,
     })
 }
 
-fn link(code: u32) -> Option<(&'static str, Bucket)> {
+fn link(code: u32) -> Option<(&'static str, XidAction)> {
     Some(match code {
-        74 => ("NVLink error", Bucket::NvlinkWorkflow),
-        108 => ("NVLink translation error at the other end", Bucket::Ignore),
-        121 => ("chip-to-chip link error, corrected", Bucket::Ignore),
-        136 => ("link training failed", Bucket::ResetGpu),
-        137 => ("NVLink access refused", Bucket::Ignore),
-        144..=150 => ("NVLink 5 error", Bucket::NvlinkWorkflow),
-        155 => ("NVLink error that software defines", Bucket::ResetGpu),
-        166 => ("NVLink traffic before encryption was set up", Bucket::Unspecified),
-        167 => ("PCIe timeout", Bucket::Unspecified),
-        170 => ("NVLink interrupt in confidential mode", Bucket::Unspecified),
+        74 => ("NVLink error", XidAction::NvlinkWorkflow),
+        108 => ("NVLink translation error at the other end", XidAction::Ignore),
+        121 => ("chip-to-chip link error, corrected", XidAction::Ignore),
+        136 => ("link training failed", XidAction::ResetGpu),
+        137 => ("NVLink access refused", XidAction::Ignore),
+        144..=150 => ("NVLink 5 error", XidAction::NvlinkWorkflow),
+        155 => ("NVLink error that software defines", XidAction::ResetGpu),
+        166 => ("NVLink traffic before encryption was set up", XidAction::Unspecified),
+        167 => ("PCIe timeout", XidAction::Unspecified),
+        170 => ("NVLink interrupt in confidential mode", XidAction::Unspecified),
         _ => return None,
     })
 }
 
-fn card(code: u32) -> Option<(&'static str, Bucket)> {
+fn card(code: u32) -> Option<(&'static str, XidAction)> {
     Some(match code {
-        46 => ("GPU stopped processing", Bucket::ResetGpu),
-        54 => ("auxiliary power is not connected", Bucket::CheckMechanics),
-        62 => ("internal micro-controller halted", Bucket::ResetGpu),
-        78 => ("vGPU could not be started", Bucket::UpdateSoftware),
-        79 => ("GPU has fallen off the bus", Bucket::RestartNode),
-        CONTEXT_SWITCH_TIMEOUT => ("context switch took too long", Bucket::ResetGpu),
-        110 => ("security fault", Bucket::ResetGpu),
-        119 => ("call to the system processor took too long", Bucket::ResetGpu),
-        120 => ("system processor failed", Bucket::ResetGpu),
-        143 => ("GPU could not be initialised", Bucket::ResetGpu),
-        151 => ("key rotation failed", Bucket::RestartGuest),
-        154 => ("recovery action has changed", Bucket::RecoveryAction),
-        158 => ("fatal timeout", Bucket::ResetGpu),
-        169 => ("security micro-controller halted", Bucket::Unspecified),
+        46 => ("GPU stopped processing", XidAction::ResetGpu),
+        54 => ("auxiliary power is not connected", XidAction::CheckMechanics),
+        62 => ("internal micro-controller halted", XidAction::ResetGpu),
+        78 => ("vGPU could not be started", XidAction::UpdateSoftware),
+        79 => ("GPU has fallen off the bus", XidAction::RestartNode),
+        CONTEXT_SWITCH_TIMEOUT => ("context switch took too long", XidAction::ResetGpu),
+        110 => ("security fault", XidAction::ResetGpu),
+        119 => ("call to the system processor took too long", XidAction::ResetGpu),
+        120 => ("system processor failed", XidAction::ResetGpu),
+        143 => ("GPU could not be initialised", XidAction::ResetGpu),
+        151 => ("key rotation failed", XidAction::RestartGuest),
+        154 => ("recovery action has changed", XidAction::RecoveryAction),
+        158 => ("fatal timeout", XidAction::ResetGpu),
+        169 => ("security micro-controller halted", XidAction::Unspecified),
         _ => return None,
     })
 }
 
-fn application(code: u32) -> Option<(&'static str, Bucket)> {
+fn application(code: u32) -> Option<(&'static str, XidAction)> {
     let meaning = match code {
         8 => "GPU stopped processing",
         11 | 25 | 32 => "invalid or corrupted push buffer stream",
@@ -192,10 +192,10 @@ fn application(code: u32) -> Option<(&'static str, Bucket)> {
         86 | 139 => "optical flow error",
         _ => return None,
     };
-    Some((meaning, Bucket::RestartApplication))
+    Some((meaning, XidAction::RestartApplication))
 }
 
-fn notice(code: u32) -> Option<(&'static str, Bucket)> {
+fn notice(code: u32) -> Option<(&'static str, XidAction)> {
     let meaning = match code {
         14 => "made for tests",
         37 | 38 => "driver firmware error",
@@ -209,11 +209,11 @@ fn notice(code: u32) -> Option<(&'static str, Bucket)> {
         152 | 153 => "deep learning accelerator error",
         159 => "interconnect error, follows another",
         162..=165 => {
-            return Some(("power smoothing", Bucket::Unspecified));
+            return Some(("power smoothing", XidAction::Unspecified));
         }
         _ => return None,
     };
-    Some((meaning, Bucket::Ignore))
+    Some((meaning, XidAction::Ignore))
 }
 
 #[cfg(test)]
@@ -240,7 +240,7 @@ mod tests {
         {
             assert_eq!(of_application(code), own, "{code}");
         }
-        assert_eq!(find(109).map(|entry| entry.bucket), Some(Bucket::ResetGpu));
+        assert_eq!(find(109).map(|entry| entry.bucket), Some(XidAction::ResetGpu));
     }
 
     #[test]

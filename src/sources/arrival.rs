@@ -1,8 +1,8 @@
 //! Whether a container has what it was to be given: its own view of its mounts says so.
 
-use crate::cgroup::layout::Layout;
+use crate::cgroup::layout::CgroupLayout;
 use crate::cgroup::members::members;
-use crate::kernel_file::Reader;
+use crate::kernel_file::KernelFileReader;
 use crate::roots::{HostRoots, part};
 
 /// Processes of a container that are looked at: the first is there from the beginning.
@@ -17,8 +17,8 @@ const EVERYWHERE: [&[u8]; 3] = [b"/etc/hosts", b"/etc/resolv.conf", b"/dev/termi
 /// looked at: it has ended, its processes are hidden from us (no hostPID), or they look at other mounts than the container's.
 #[must_use]
 pub fn mounted(roots: &HostRoots, cgroup: &str, path: &str) -> Option<bool> {
-    let mut reader = Reader::default();
-    let layout = Layout::detect(&mut reader, roots).ok()?;
+    let mut reader = KernelFileReader::default();
+    let layout = CgroupLayout::detect(&mut reader, roots).ok()?;
     let mut pids = Vec::new();
     members(&mut reader, layout.walked(), cgroup, &mut pids).ok()?;
     let (procfs, mut seen) = (part(&roots.procfs), None);

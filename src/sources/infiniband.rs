@@ -4,9 +4,9 @@
 //! What must never happen here: a port that cannot be read shown with zeros; a list that grows with what sysfs holds.
 
 use crate::clock;
-use crate::kernel_file::{Failure, Reader};
+use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::roots::{HostRoots, part};
-use model::infiniband::{MAX_PORTS, Port};
+use model::infiniband::{InfinibandPort, MAX_PORTS};
 use model::unit::{Bytes, Count};
 use model::{Absence, Reading};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Infiniband {
     }
 
     /// All ports, ordered by device and number; none where there is no such device.
-    pub(crate) fn read(&self, reader: &mut Reader) -> Vec<Port> {
+    pub(crate) fn read(&self, reader: &mut KernelFileReader) -> Vec<InfinibandPort> {
         let mut ports = Vec::new();
         for device in names(reader, &[&self.class]) {
             for number in names(reader, &[&self.class, device.as_bytes(), b"/ports"]) {
@@ -41,10 +41,10 @@ impl Infiniband {
         ports
     }
 
-    fn port(&self, reader: &mut Reader, device: &str, number: u32) -> Port {
+    fn port(&self, reader: &mut KernelFileReader, device: &str, number: u32) -> InfinibandPort {
         let at = clock::monotonic();
         let folder = [&self.class[..], device.as_bytes()].concat();
-        let port = [&folder[..], b"/ports/", Reader::decimal(number, &mut [0; 10])].concat();
+        let port = [&folder[..], b"/ports/", KernelFileReader::decimal(number, &mut [0; 10])].concat();
         let mut count = |name: &[u8]| file(reader, &[&port, b"/counters/", name], counter);
         let mut plain = |name: &[u8]| Reading::from_result(count(name).map(Count), at);
         let [packets_received, packets_sent, receive_errors, send_discards, symbol_errors, recoveries, downs] = [
@@ -67,7 +67,7 @@ impl Infiniband {
             Ok(target) => pci_path(target).map(Arc::from).ok_or(Absence::NotSupported),
             Err(failure) => Err(failure.absence()),
         };
-        Port {
+        InfinibandPort {
             device: device.into(),
             number,
             pci_path: Reading::from_result(pci_path, at),
@@ -87,7 +87,7 @@ impl Infiniband {
 }
 
 /// Names in a folder, ordered; none where there is no such folder.
-fn names(reader: &mut Reader, folder: &[&[u8]]) -> Vec<String> {
+fn names(reader: &mut KernelFileReader, folder: &[&[u8]]) -> Vec<String> {
     let mut names = Vec::new();
     let _ = reader.names(folder, |name| {
         if let Ok(name) = std::str::from_utf8(name)
@@ -100,8 +100,8 @@ fn names(reader: &mut Reader, folder: &[&[u8]]) -> Vec<String> {
     names
 }
 
-fn file<T>(reader: &mut Reader, path: &[&[u8]], decode: fn(&[u8]) -> Option<T>) -> Result<T, Absence> {
-    let text = reader.read_piece(path).map_err(Failure::absence)?;
+fn file<T>(reader: &mut KernelFileReader, path: &[&[u8]], decode: fn(&[u8]) -> Option<T>) -> Result<T, Absence> {
+    let text = reader.read_piece(path).map_err(ReadFailure::absence)?;
     decode(text).ok_or(Absence::Unreadable)
 }
 
@@ -146,7 +146,7 @@ mod tests {
         symlink("../../devices/pci0000:15/0000:15:01.0/0000:19:00.0/infiniband/mlx5_0", class.join("mlx5_0")).unwrap();
         symlink("../../../0000:19:00.0", device.join("device")).unwrap();
         let roots = HostRoots { sysfs: sysfs.path().to_owned(), ..HostRoots::default() };
-        let ports = Infiniband::new(&roots).read(&mut Reader::default());
+        let ports = Infiniband::new(&roots).read(&mut KernelFileReader::default());
         let [port] = &ports[..] else { panic!("{ports:?}") };
         assert_eq!((&*port.device, port.number, port.active.get()), ("mlx5_0", 1, Some(true)));
         assert_eq!((port.received.get(), port.sent.get()), (Some(Bytes(4000)), Some(Bytes(8000))), "words of four");
@@ -161,12 +161,12 @@ mod tests {
     fn a_machine_without_such_devices_has_no_ports_and_a_strange_one_no_more_than_the_bound() {
         let sysfs = tempfile::tempdir().unwrap();
         let roots = HostRoots { sysfs: sysfs.path().to_owned(), ..HostRoots::default() };
-        assert!(Infiniband::new(&roots).read(&mut Reader::default()).is_empty());
+        assert!(Infiniband::new(&roots).read(&mut KernelFileReader::default()).is_empty());
         for device in 0..100 {
             for port in ["1", "2", "x"] {
                 std::fs::create_dir_all(sysfs.path().join(format!("class/infiniband/i{device}/ports/{port}"))).unwrap();
             }
         }
-        assert_eq!(Infiniband::new(&roots).read(&mut Reader::default()).len(), MAX_PORTS);
+        assert_eq!(Infiniband::new(&roots).read(&mut KernelFileReader::default()).len(), MAX_PORTS);
     }
 }

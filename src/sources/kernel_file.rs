@@ -26,7 +26,7 @@ const SHORT: usize = 2048;
 /// Why a file could not be read. What was tried on what is known to the caller, who names it if he logs it: a failure is
 /// made on the way through thousands of files and must cost nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum ReadFailure {
     /// There is none of that name.
     #[error("no such file")]
     NotFound,
@@ -50,37 +50,37 @@ pub enum Failure {
     Os(i32),
 }
 
-impl Failure {
+impl ReadFailure {
     /// The reason of a reading that should have come from this file.
     #[must_use]
     pub fn absence(self) -> Absence {
         match self {
-            Failure::NotFound => Absence::NoSuchFile,
-            Failure::Refused => Absence::NoPermission,
-            Failure::Gone => Absence::Vanished,
-            Failure::NotSupported => Absence::NotSupported,
-            Failure::NotAFile | Failure::TooLong | Failure::Os(_) => Absence::Unreadable,
+            ReadFailure::NotFound => Absence::NoSuchFile,
+            ReadFailure::Refused => Absence::NoPermission,
+            ReadFailure::Gone => Absence::Vanished,
+            ReadFailure::NotSupported => Absence::NotSupported,
+            ReadFailure::NotAFile | ReadFailure::TooLong | ReadFailure::Os(_) => Absence::Unreadable,
         }
     }
 }
 
-impl From<Errno> for Failure {
+impl From<Errno> for ReadFailure {
     fn from(error: Errno) -> Self {
         match error {
-            Errno::NOENT | Errno::NOTDIR => Failure::NotFound,
-            Errno::ACCESS | Errno::PERM => Failure::Refused,
+            Errno::NOENT | Errno::NOTDIR => ReadFailure::NotFound,
+            Errno::ACCESS | Errno::PERM => ReadFailure::Refused,
             // ENODEV: a cgroup that was removed under an open file; ESRCH: a process that ended under one.
-            Errno::NODEV | Errno::SRCH => Failure::Gone,
-            Errno::OPNOTSUPP => Failure::NotSupported,
-            Errno::LOOP => Failure::NotAFile,
-            other => Failure::Os(other.raw_os_error()),
+            Errno::NODEV | Errno::SRCH => ReadFailure::Gone,
+            Errno::OPNOTSUPP => ReadFailure::NotSupported,
+            Errno::LOOP => ReadFailure::NotAFile,
+            other => ReadFailure::Os(other.raw_os_error()),
         }
     }
 }
 
 /// What a directory tells without being listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Links {
+pub struct DirectoryLinks {
     /// On the kernel's own file systems 2, and one for each subdirectory.
     pub count: u64,
     /// Another directory under the same name has another.
@@ -89,33 +89,37 @@ pub struct Links {
 
 /// Reads files, links and directories into buffers that it keeps.
 #[derive(Debug)]
-pub struct Reader {
+pub struct KernelFileReader {
     path: Vec<u8>,
     text: Vec<u8>,
     entries: Vec<MaybeUninit<u8>>,
 }
 
-impl Default for Reader {
+impl Default for KernelFileReader {
     fn default() -> Self {
-        Reader { path: Vec::with_capacity(512), text: vec![0; FIRST], entries: vec![MaybeUninit::uninit(); FIRST] }
+        KernelFileReader {
+            path: Vec::with_capacity(512),
+            text: vec![0; FIRST],
+            entries: vec![MaybeUninit::uninit(); FIRST],
+        }
     }
 }
 
-impl Reader {
+impl KernelFileReader {
     /// The whole file whose path is these parts, joined as they are.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn read(&mut self, parts: &[&[u8]]) -> Result<&[u8], Failure> {
+    /// [`ReadFailure`].
+    pub fn read(&mut self, parts: &[&[u8]]) -> Result<&[u8], ReadFailure> {
         let file = self.open(parts)?;
         self.read_open(&file)
     }
 
-    /// As [`Reader::read`], of a file that the kernel writes in one piece: one call less.
+    /// As [`KernelFileReader::read`], of a file that the kernel writes in one piece: one call less.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn read_piece(&mut self, parts: &[&[u8]]) -> Result<&[u8], Failure> {
+    /// [`ReadFailure`].
+    pub fn read_piece(&mut self, parts: &[&[u8]]) -> Result<&[u8], ReadFailure> {
         let file = self.open(parts)?;
         self.read_open_piece(&file)
     }
@@ -138,71 +142,71 @@ impl Reader {
     /// Opens a regular file, to be kept.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn open(&mut self, parts: &[&[u8]]) -> Result<OwnedFd, Failure> {
+    /// [`ReadFailure`].
+    pub fn open(&mut self, parts: &[&[u8]]) -> Result<OwnedFd, ReadFailure> {
         Self::regular(CWD, self.join(parts))
     }
 
     /// A directory, to open files below it without walking the path to it again.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn directory(&mut self, parts: &[&[u8]]) -> Result<OwnedFd, Failure> {
+    /// [`ReadFailure`].
+    pub fn directory(&mut self, parts: &[&[u8]]) -> Result<OwnedFd, ReadFailure> {
         let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         Ok(rustix::fs::openat(CWD, self.join(parts), flags, Mode::empty())?)
     }
 
-    /// As [`Reader::read_piece`], of a file in a directory that is held.
+    /// As [`KernelFileReader::read_piece`], of a file in a directory that is held.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn read_piece_in(&mut self, directory: impl AsFd, name: &[u8]) -> Result<&[u8], Failure> {
+    /// [`ReadFailure`].
+    pub fn read_piece_in(&mut self, directory: impl AsFd, name: &[u8]) -> Result<&[u8], ReadFailure> {
         let file = Self::regular(directory, self.join(&[name]))?;
         self.read_open_piece(&file)
     }
 
-    /// As [`Reader::read`], of a file of short records (each less than 2 KiB) in a directory that is held.
+    /// As [`KernelFileReader::read`], of a file of short records (each less than 2 KiB) in a directory that is held.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn read_records_in(&mut self, directory: impl AsFd, name: &[u8]) -> Result<&[u8], Failure> {
+    /// [`ReadFailure`].
+    pub fn read_records_in(&mut self, directory: impl AsFd, name: &[u8]) -> Result<&[u8], ReadFailure> {
         let file = Self::regular(directory, self.join(&[name]))?;
         self.read_all(&file, SHORT)
     }
 
-    /// As [`Reader::read`], of a file of short records (each less than 2 KiB); and its inode number.
+    /// As [`KernelFileReader::read`], of a file of short records (each less than 2 KiB); and its inode number.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn read_records_with_inode(&mut self, parts: &[&[u8]]) -> Result<(&[u8], u64), Failure> {
+    /// [`ReadFailure`].
+    pub fn read_records_with_inode(&mut self, parts: &[&[u8]]) -> Result<(&[u8], u64), ReadFailure> {
         let file = self.open(parts)?;
         let stat = rustix::fs::fstat(&file)?;
         #[allow(clippy::useless_conversion, reason = "32 bits wide on some machines")]
         Ok((self.read_all(&file, SHORT)?, u64::from(stat.st_ino)))
     }
 
-    fn regular(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Failure> {
+    fn regular(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, ReadFailure> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(directory, path, flags, Mode::empty())?;
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-        if kind == FileType::RegularFile { Ok(file) } else { Err(Failure::NotAFile) }
+        if kind == FileType::RegularFile { Ok(file) } else { Err(ReadFailure::NotAFile) }
     }
 
     /// All of an open file, from its beginning.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn read_open(&mut self, file: impl AsFd) -> Result<&[u8], Failure> {
+    /// [`ReadFailure`].
+    pub fn read_open(&mut self, file: impl AsFd) -> Result<&[u8], ReadFailure> {
         self.read_all(file, 0)
     }
 
     /// Ends where a read brings nothing, or where the first brought less than `short` bytes.
-    fn read_all(&mut self, file: impl AsFd, short: usize) -> Result<&[u8], Failure> {
+    fn read_all(&mut self, file: impl AsFd, short: usize) -> Result<&[u8], ReadFailure> {
         let mut end = 0;
         loop {
             if end == self.text.len() {
                 if end >= MAX_FILE {
-                    return Err(Failure::TooLong);
+                    return Err(ReadFailure::TooLong);
                 }
                 self.text.resize(end * 2, 0);
             }
@@ -219,8 +223,8 @@ impl Reader {
     /// An open file that the kernel writes in one piece, from its beginning: one `pread`, where the whole needs two.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn read_open_piece(&mut self, file: impl AsFd) -> Result<&[u8], Failure> {
+    /// [`ReadFailure`].
+    pub fn read_open_piece(&mut self, file: impl AsFd) -> Result<&[u8], ReadFailure> {
         match rustix::io::pread(&file, &mut self.text[..], 0) {
             Ok(read) if read < self.text.len() => Ok(&self.text[..read]),
             Ok(_) | Err(Errno::INTR) => self.read_open(file),
@@ -231,8 +235,8 @@ impl Reader {
     /// What a symlink says.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn link(&mut self, parts: &[&[u8]]) -> Result<&[u8], Failure> {
+    /// [`ReadFailure`].
+    pub fn link(&mut self, parts: &[&[u8]]) -> Result<&[u8], ReadFailure> {
         self.join(parts);
         let path = CStr::from_bytes_until_nul(&self.path).unwrap_or(c"");
         let read = rustix::fs::readlinkat_raw(CWD, path, &mut self.text[..])?;
@@ -242,43 +246,43 @@ impl Reader {
     /// The inode number of a regular file; the file is not opened.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn inode(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
+    /// [`ReadFailure`].
+    pub fn inode(&mut self, parts: &[&[u8]]) -> Result<u64, ReadFailure> {
         let stat = rustix::fs::statat(CWD, self.join(parts), AtFlags::SYMLINK_NOFOLLOW)?;
         let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         #[allow(clippy::useless_conversion, reason = "32 bits wide on some machines")]
-        if regular { Ok(u64::from(stat.st_ino)) } else { Err(Failure::NotAFile) }
+        if regular { Ok(u64::from(stat.st_ino)) } else { Err(ReadFailure::NotAFile) }
     }
 
     /// What a directory tells of itself.
     ///
     /// # Errors
-    /// [`Failure`]; a symlink or file in its place is [`Failure::NotFound`].
-    pub fn directory_links(&mut self, parts: &[&[u8]]) -> Result<Links, Failure> {
+    /// [`ReadFailure`]; a symlink or file in its place is [`ReadFailure::NotFound`].
+    pub fn directory_links(&mut self, parts: &[&[u8]]) -> Result<DirectoryLinks, ReadFailure> {
         self.directory_links_in(CWD, parts)
     }
 
-    /// As [`Reader::directory_links`], of what lies in a directory that is held; of that itself, if the name is empty.
+    /// As [`KernelFileReader::directory_links`], of what lies in a directory that is held; of that itself, if the name is empty.
     ///
     /// # Errors
     /// As there.
-    pub fn directory_links_in(&mut self, directory: impl AsFd, parts: &[&[u8]]) -> Result<Links, Failure> {
+    pub fn directory_links_in(&mut self, directory: impl AsFd, parts: &[&[u8]]) -> Result<DirectoryLinks, ReadFailure> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
         let stat = rustix::fs::statat(directory, self.join(parts), flags)?;
         let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         #[allow(clippy::useless_conversion, reason = "32 bits wide on some machines")]
         if directory {
-            Ok(Links { count: u64::from(stat.st_nlink), inode: u64::from(stat.st_ino) })
+            Ok(DirectoryLinks { count: u64::from(stat.st_nlink), inode: u64::from(stat.st_ino) })
         } else {
-            Err(Failure::NotFound)
+            Err(ReadFailure::NotFound)
         }
     }
 
     /// The names of all subdirectories, symlinks left out.
     ///
     /// # Errors
-    /// [`Failure`]; names before the fault have been given.
-    pub fn subdirectories(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), Failure> {
+    /// [`ReadFailure`]; names before the fault have been given.
+    pub fn subdirectories(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), ReadFailure> {
         self.entries(parts, |name, kind| {
             if kind == FileType::Directory {
                 each(name);
@@ -289,8 +293,8 @@ impl Reader {
     /// The names of all subdirectories and symlinks.
     ///
     /// # Errors
-    /// [`Failure`]; names before the fault have been given.
-    pub fn names(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), Failure> {
+    /// [`ReadFailure`]; names before the fault have been given.
+    pub fn names(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), ReadFailure> {
         self.entries(parts, |name, kind| {
             if matches!(kind, FileType::Directory | FileType::Symlink) {
                 each(name);
@@ -298,7 +302,7 @@ impl Reader {
         })
     }
 
-    fn entries(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Failure> {
+    fn entries(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8], FileType)) -> Result<(), ReadFailure> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let directory = rustix::fs::openat(CWD, self.join(parts), flags, Mode::empty())?;
         let mut entries = RawDir::new(&directory, &mut self.entries);
@@ -343,20 +347,20 @@ mod tests {
         symlink("file", root.path().join("link")).unwrap();
         let fifo = rustix::fs::mknodat(CWD, root.path().join("fifo"), FileType::Fifo, Mode::RUSR, 0);
         fifo.unwrap();
-        let mut reader = Reader::default();
+        let mut reader = KernelFileReader::default();
         assert_eq!(reader.read(&[&at("file")]), Ok(&b"42\n"[..]));
         assert_eq!(reader.read_piece(&[&at(""), b"file"]), Ok(&b"42\n"[..]));
         for (name, failure) in [
-            ("fifo", Failure::NotAFile),
-            ("link", Failure::NotAFile),
-            ("directory", Failure::NotAFile),
-            ("none", Failure::NotFound),
+            ("fifo", ReadFailure::NotAFile),
+            ("link", ReadFailure::NotAFile),
+            ("directory", ReadFailure::NotAFile),
+            ("none", ReadFailure::NotFound),
         ] {
             assert_eq!(reader.read(&[&at(name)]), Err(failure), "{name}");
         }
         assert_eq!(reader.link(&[&at("link")]), Ok(&b"file"[..]));
         assert!(reader.inode(&[&at("file")]).is_ok());
-        assert_eq!(reader.inode(&[&at("link")]), Err(Failure::NotAFile));
+        assert_eq!(reader.inode(&[&at("link")]), Err(ReadFailure::NotAFile));
         let mut names = Vec::new();
         reader.subdirectories(&[&at("")], |name| names.push(name.to_vec())).unwrap();
         assert_eq!(names, [b"directory"]);
@@ -366,7 +370,7 @@ mod tests {
     fn a_file_longer_than_the_buffer_is_read_whole_and_one_beyond_the_bound_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("file");
-        let mut reader = Reader::default();
+        let mut reader = KernelFileReader::default();
         for (length, whole) in [
             (SHORT - 1, true),
             (SHORT, true),
@@ -376,7 +380,7 @@ mod tests {
             (MAX_FILE + 1, false),
         ] {
             std::fs::write(&path, vec![b'x'; length]).unwrap();
-            let expected = if whole { Ok(length) } else { Err(Failure::TooLong) };
+            let expected = if whole { Ok(length) } else { Err(ReadFailure::TooLong) };
             assert_eq!(reader.read(&[path.as_os_str().as_bytes()]).map(<[u8]>::len), expected);
             assert_eq!(reader.read_piece(&[path.as_os_str().as_bytes()]).map(<[u8]>::len), expected);
             let records = reader.read_records_with_inode(&[path.as_os_str().as_bytes()]);
@@ -387,7 +391,7 @@ mod tests {
     #[test]
     fn numbers_become_parts_of_paths() {
         for number in [0, 7, 10, 4_194_304, u32::MAX] {
-            assert_eq!(Reader::decimal(number, &mut [0; 10]), number.to_string().as_bytes());
+            assert_eq!(KernelFileReader::decimal(number, &mut [0; 10]), number.to_string().as_bytes());
         }
     }
 }

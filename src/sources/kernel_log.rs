@@ -7,7 +7,7 @@
 mod syslog;
 
 use crate::report::Reporter;
-use model::observation::Trouble;
+use model::observation::ErrorCounter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, SeekFrom, open, seek};
 use rustix::io::Errno;
@@ -75,13 +75,13 @@ fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToke
             Err(Errno::AGAIN) => wait(log),
             Err(Errno::INTR) => {}
             Err(Errno::PIPE) => {
-                reporter.trouble(Trouble::KernelLogFailed);
+                reporter.trouble(ErrorCounter::KernelLogFailed);
                 if !std::mem::replace(&mut overtaken, true) {
                     tracing::warn!(path = %path.display(), "kernel log overtook its reader, XIDs in it may be missed");
                 }
             }
             Err(error) => {
-                reporter.trouble(Trouble::KernelLogFailed);
+                reporter.trouble(ErrorCounter::KernelLogFailed);
                 tracing::warn!(path = %path.display(), %error, "kernel log cannot be read any more");
                 return;
             }

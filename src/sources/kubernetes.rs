@@ -13,26 +13,26 @@
 pub mod connect;
 pub mod own_node;
 pub mod versions;
-mod ask;
+mod pods_client;
 mod store;
 mod follow;
 
-pub use ask::Asker;
-pub use connect::{Connection, NotConnected, connect};
+pub use connect::{ApiConnection, NotConnected, connect};
+pub use pods_client::PodsClient;
 
+use crate::backoff::{Backoff, SourceName};
 use crate::report::Reporter;
-use crate::spell::{Source, Spell};
 use follow::Follower;
-use model::observation::Trouble;
+use model::observation::ErrorCounter;
 use tokio_util::sync::CancellationToken;
 
 /// Follows the pods of a node until `stop` is cancelled; never fails, reports what it can.
-pub async fn follow_pods(asker: Asker, reporter: Reporter, stop: CancellationToken) {
-    let spell = Spell::of(Source {
+pub async fn follow_pods(asker: PodsClient, reporter: Reporter, stop: CancellationToken) {
+    let spell = Backoff::of(SourceName {
         what: "watch of pods at the API server",
         lost: "pods that start now get their names from the container runtime or the kubelet's log links",
         advice: "check that the API server runs and that this account may list and watch pods",
-        trouble: Some(Trouble::PodWatchFailed),
+        trouble: Some(ErrorCounter::PodWatchFailed),
         wanted: true,
     });
     let follower = Follower::of(asker, reporter, spell);

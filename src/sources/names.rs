@@ -22,9 +22,9 @@ mod runtime;
 
 use self::cri::Cri;
 use self::pod_resources::PodResources;
+use crate::backoff::{Backoff, SourceName};
 use crate::report::Reporter;
-use crate::spell::{Source, Spell};
-use model::observation::Trouble;
+use model::observation::ErrorCounter;
 use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
 use wire::runtime_config::RuntimeConfig;
@@ -62,18 +62,18 @@ pub struct Settings {
 /// Runs until `stop` is cancelled; never fails, reports what it can.
 pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken) {
     let Settings { cri_socket, log_links, pod_resources_socket } = settings;
-    let runtime = Spell::of(Source {
+    let runtime = Backoff::of(SourceName {
         what: "container runtime socket",
         lost: "without it images of containers are not known, and names come from the kubelet's log links alone",
         advice: "if a runtime listens elsewhere, name its socket with --cri-socket",
-        trouble: Some(Trouble::CriFailed),
+        trouble: Some(ErrorCounter::CriFailed),
         wanted: matches!(cri_socket, CriSocket::At(_)),
     });
-    let kubelet = Spell::of(Source {
+    let kubelet = Backoff::of(SourceName {
         what: "PodResources socket of the kubelet",
         lost: "without it the agent does not know which devices the kubelet gave to which container",
         advice: "if the kubelet has another directory, name the socket with --pod-resources-socket",
-        trouble: Some(Trouble::PodResourcesFailed),
+        trouble: Some(ErrorCounter::PodResourcesFailed),
         wanted: false,
     });
     let asked = cri_socket != CriSocket::None;

@@ -19,15 +19,15 @@
 mod gate;
 mod settings;
 mod absence;
-mod pulse;
+mod heartbeat;
 mod raw;
 mod library;
-mod look;
+mod poll_round;
 mod instance;
 mod board;
 mod inventory;
 mod tie;
-mod card;
+mod polled_gpu;
 mod utilization;
 mod gpm;
 mod links;
@@ -46,14 +46,14 @@ mod supervise;
 #[cfg(test)]
 mod drill;
 
-pub use crate::nvml::gate::Gate;
-pub use crate::nvml::settings::{Patience, Settings};
+pub use crate::nvml::gate::DriverGate;
+pub use crate::nvml::settings::{DriverPatience, Settings};
 
 use crate::kernel_log;
 use crate::nvml::message::Message;
 use crate::nvml::supervise::Supervisor;
 use crate::report::Reporter;
-use model::observation::Trouble;
+use model::observation::ErrorCounter;
 use std::collections::BTreeSet;
 use std::thread::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -77,7 +77,7 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
                 KernelError::Switch(sxid) => Message::Switch(sxid),
             };
             if door.try_send(message).is_err() {
-                counter.trouble(Trouble::QueueFull);
+                counter.trouble(ErrorCounter::QueueFull);
             }
         })?;
     }

@@ -9,23 +9,23 @@
 //!
 //! What must never happen here: a process tied to a container that its number belonged to before or after.
 
-use crate::cgroup::layout::{Layout, Namespace};
+use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
 use crate::cgroup::members::members;
-use crate::cgroup::walk::{Found, Walk};
+use crate::cgroup::walk::{CgroupWalk, FoundCgroup};
 use crate::clock;
-use crate::kernel_file::{Failure, Reader};
-use crate::procfs::process::{self, Fault};
-use crate::procfs::sight::Sight;
+use crate::kernel_file::{KernelFileReader, ReadFailure};
+use crate::procfs::process::{self, ProcError};
+use crate::procfs::visibility::ProcVisibility;
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, MAX_CGROUPS};
 use model::id::ProcessKey;
-use model::process::{Owner, SlurmJob};
+use model::process::{ProcessOwner, SlurmJob};
 use model::time::{Monotonic, WallTime};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::cgroup_path::{Place, place, slurm};
-use wire::proc_file::{Membership, host_stat, memberships};
+use wire::cgroup_path::{CgroupPlace, place, slurm};
+use wire::proc_file::{CgroupMembership, host_stat, memberships};
 
 /// Looks at one number before it is given up: each needs the number to be used again between two reads.
 const TRIES: usize = 3;
@@ -39,28 +39,28 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// A process as it was at one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Identified {
+pub struct IdentifiedProcess {
     /// Number and start time.
     pub key: ProcessKey,
     /// `comm`.
     pub command: Arc<str>,
     /// Whose it is.
-    pub owner: Owner,
+    pub owner: ProcessOwner,
 }
 
 /// When the machine began.
 #[derive(Clone, Copy, Debug)]
-pub struct Boot {
+pub struct BootTime {
     seconds: u64,
     ticks_a_second: u64,
 }
 
 /// Reads identities; keeps what it learned of cgroups so that a second look is cheap. One for each thread.
 #[derive(Debug)]
-pub struct Owners {
+pub struct OwnerReader {
     procfs: Vec<u8>,
-    reader: Reader,
-    sight: Sight,
+    reader: KernelFileReader,
+    sight: ProcVisibility,
     ticks_a_second: u64,
     identities: HashMap<Arc<str>, Arc<CgroupIdentity>>,
     members: Option<Members>,
@@ -69,23 +69,24 @@ pub struct Owners {
 /// Who is in which cgroup, as a walk over the mounted hierarchy found it.
 #[derive(Debug)]
 struct Members {
-    layout: Option<Layout>,
-    walk: Walk,
+    layout: Option<CgroupLayout>,
+    walk: CgroupWalk,
     cgroups: Vec<Arc<CgroupIdentity>>,
     owners: HashMap<u32, Arc<CgroupIdentity>>,
     began: Option<Monotonic>,
     complete: bool,
 }
 
-impl Owners {
+impl OwnerReader {
     /// For processes under these roots.
     #[must_use]
     pub fn new(roots: HostRoots) -> Self {
-        let mut reader = Reader::default();
-        let members = Namespace::detect(&mut reader, &roots).mounted_above.then(|| Members::new(&mut reader, &roots));
+        let mut reader = KernelFileReader::default();
+        let members =
+            CgroupNamespace::detect(&mut reader, &roots).mounted_above.then(|| Members::new(&mut reader, &roots));
         let procfs = part(&roots.procfs);
-        Owners {
-            sight: Sight::detect(&mut reader, &procfs),
+        OwnerReader {
+            sight: ProcVisibility::detect(&mut reader, &procfs),
             procfs,
             reader,
             ticks_a_second: rustix::param::clock_ticks_per_second().max(1),
@@ -95,7 +96,7 @@ impl Owners {
     }
 
     /// Reads the process now; `None` when there is none of that number (or it is hidden from us).
-    pub fn identify(&mut self, pid: u32) -> Option<Identified> {
+    pub fn identify(&mut self, pid: u32) -> Option<IdentifiedProcess> {
         let mut last = None;
         for _ in 0..TRIES {
             let before = process::key(&process::stat(&mut self.reader, &self.procfs, pid).ok()?);
@@ -103,25 +104,25 @@ impl Owners {
             let after = process::stat(&mut self.reader, &self.procfs, pid).ok()?;
             let (key, command) = (process::key(&after), process::command(&after));
             if key == before {
-                return Some(Identified { key, command, owner });
+                return Some(IdentifiedProcess { key, command, owner });
             }
-            last = Some(Identified { key, command, owner: Owner::Unknown });
+            last = Some(IdentifiedProcess { key, command, owner: ProcessOwner::Unknown });
         }
         last
     }
 
-    /// As [`Owners::identify`], of a number that the driver told: that is the machine's, and from a PID namespace of our own
+    /// As [`OwnerReader::identify`], of a number that the driver told: that is the machine's, and from a PID namespace of our own
     /// it would be found to be some process of ours.
     /// `known` is what was found before: where it still holds there is nothing that a third read could disprove, as whoever
     /// took the number over since the first would have to be of the same container.
-    pub fn identify_told(&mut self, pid: u32, known: Option<&Identified>) -> Option<Identified> {
-        if self.sight == Sight::Private {
+    pub fn identify_told(&mut self, pid: u32, known: Option<&IdentifiedProcess>) -> Option<IdentifiedProcess> {
+        if self.sight == ProcVisibility::Private {
             return None;
         }
         if let Some(known) = known {
             let stat = process::stat(&mut self.reader, &self.procfs, pid).ok()?;
             let same = process::key(&stat) == known.key && process::command(&stat) == known.command;
-            if same && known.owner != Owner::Unknown && self.owner(known.key) == known.owner {
+            if same && known.owner != ProcessOwner::Unknown && self.owner(known.key) == known.owner {
                 return Some(known.clone());
             }
         }
@@ -129,23 +130,24 @@ impl Owners {
     }
 
     /// Whose the process is that has this number now. The caller makes sure that it is still the same one.
-    pub fn owner(&mut self, key: ProcessKey) -> Owner {
-        let Owners { procfs, reader, ticks_a_second, identities, members, .. } = self;
+    pub fn owner(&mut self, key: ProcessKey) -> ProcessOwner {
+        let OwnerReader { procfs, reader, ticks_a_second, identities, members, .. } = self;
         if let Some(members) = members {
             let nanos = u128::from(key.start_ticks) * 1_000_000_000 / u128::from(*ticks_a_second);
             return members.owner(reader, key.pid, Monotonic(u64::try_from(nanos).unwrap_or(u64::MAX)));
         }
-        let text = match reader.read_piece(&[procfs, b"/", Reader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]) {
-            Ok(text) => text,
-            Err(_) => return Owner::Unknown,
-        };
+        let text =
+            match reader.read_piece(&[procfs, b"/", KernelFileReader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]) {
+                Ok(text) => text,
+                Err(_) => return ProcessOwner::Unknown,
+            };
         let mut inside: Option<(u8, &str, CgroupKind)> = None;
         let mut foreign = false;
         let whole = memberships(text, |membership| match place(membership.path) {
-            Place::Host => {}
-            Place::Foreign => foreign = true,
+            CgroupPlace::Host => {}
+            CgroupPlace::Foreign => foreign = true,
             // A hierarchy in which it sits in a container says more than one in which it does not.
-            Place::Inside { path, kind } => {
+            CgroupPlace::Inside { path, kind } => {
                 let rank = rank(membership);
                 if inside.as_ref().is_none_or(|(known, ..)| rank < *known) {
                     inside = Some((rank, path, kind));
@@ -153,20 +155,21 @@ impl Owners {
             }
         });
         match (whole, inside) {
-            (Err(_), _) => Owner::Unknown,
+            (Err(_), _) => ProcessOwner::Unknown,
             (Ok(()), Some((_, path, kind))) => {
-                Owner::Cgroup(intern(identities, path, || CgroupIdentity { path: Arc::from(path), kind }))
+                ProcessOwner::Cgroup(intern(identities, path, || CgroupIdentity { path: Arc::from(path), kind }))
             }
-            (Ok(()), None) if foreign => Owner::Unknown,
-            (Ok(()), None) => Owner::Host,
+            (Ok(()), None) if foreign => ProcessOwner::Unknown,
+            (Ok(()), None) => ProcessOwner::Host,
         }
     }
 
     /// The job of Slurm that runs this process, if one does: by the cgroup that Slurm made for it. `None` as well where the
     /// number is another process's by now.
     pub fn slurm_job(&mut self, key: ProcessKey) -> Option<SlurmJob> {
-        let Owners { procfs, reader, .. } = self;
-        let text = reader.read_piece(&[procfs, b"/", Reader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]).ok()?;
+        let OwnerReader { procfs, reader, .. } = self;
+        let text =
+            reader.read_piece(&[procfs, b"/", KernelFileReader::decimal(key.pid, &mut [0; 10]), b"/cgroup"]).ok()?;
         let mut found = None;
         memberships(text, |membership| {
             if found.is_none() {
@@ -181,13 +184,13 @@ impl Owners {
 
     /// When the machine began, as of now: it moves when somebody sets the clock. The file tells of every processor and every
     /// interrupt too, milliseconds of work for the kernel of a large machine, so it is asked for once for many processes.
-    pub fn boot(&mut self) -> Option<Boot> {
+    pub fn boot(&mut self) -> Option<BootTime> {
         let text = self.reader.read(&[&self.procfs, b"/stat"]).map(host_stat);
-        Some(Boot { seconds: text.ok()?.ok()?.boot_seconds, ticks_a_second: self.ticks_a_second })
+        Some(BootTime { seconds: text.ok()?.ok()?.boot_seconds, ticks_a_second: self.ticks_a_second })
     }
 }
 
-impl Boot {
+impl BootTime {
     /// When a process with these start ticks began, on the wall clock, in microseconds.
     #[must_use]
     pub fn started_at(self, start_ticks: u64) -> Option<WallTime> {
@@ -197,7 +200,7 @@ impl Boot {
 }
 
 /// Which hierarchy is believed first where they differ: the one that kubelet and the walk use.
-fn rank(membership: Membership<'_>) -> u8 {
+fn rank(membership: CgroupMembership<'_>) -> u8 {
     match membership.controllers {
         "memory" => 0,
         "" => 2,
@@ -224,14 +227,14 @@ fn intern(
 }
 
 impl Members {
-    fn new(reader: &mut Reader, roots: &HostRoots) -> Self {
-        let layout = Layout::detect(reader, roots).ok();
-        let walk = Walk::new(layout.as_ref().map(Layout::walked).unwrap_or_default());
+    fn new(reader: &mut KernelFileReader, roots: &HostRoots) -> Self {
+        let layout = CgroupLayout::detect(reader, roots).ok();
+        let walk = CgroupWalk::new(layout.as_ref().map(CgroupLayout::walked).unwrap_or_default());
         Members { layout, walk, cgroups: Vec::new(), owners: HashMap::new(), began: None, complete: false }
     }
 
-    fn owner(&mut self, reader: &mut Reader, pid: u32, started: Monotonic) -> Owner {
-        let Some(layout) = &self.layout else { return Owner::Unknown };
+    fn owner(&mut self, reader: &mut KernelFileReader, pid: u32, started: Monotonic) -> ProcessOwner {
+        let Some(layout) = &self.layout else { return ProcessOwner::Unknown };
         let tree = layout.walked().to_vec();
         let now = clock::monotonic();
         let answers = |began: Monotonic| started.after(TICK) < began;
@@ -243,17 +246,17 @@ impl Members {
         }
         match (self.owners.get(&pid), self.began) {
             // Its number was on a list after it began, and it lives: so it was itself.
-            (Some(identity), Some(began)) if answers(began) => Owner::Cgroup(Arc::clone(identity)),
-            (None, Some(began)) if answers(began) && self.complete => Owner::Host,
+            (Some(identity), Some(began)) if answers(began) => ProcessOwner::Cgroup(Arc::clone(identity)),
+            (None, Some(began)) if answers(began) && self.complete => ProcessOwner::Host,
             // Too young for the last walk, and the next one is not due.
-            _ => Owner::Unknown,
+            _ => ProcessOwner::Unknown,
         }
     }
 
     /// Walks `cgroup.procs` of every pod and container.
-    fn refresh(&mut self, reader: &mut Reader, tree: &[u8]) {
+    fn refresh(&mut self, reader: &mut KernelFileReader, tree: &[u8]) {
         let Members { walk, cgroups, owners, .. } = self;
-        let refused = walk.look(reader, true, |Found { path, kind }| {
+        let refused = walk.look(reader, true, |FoundCgroup { path, kind }| {
             let room = cgroups.len() < MAX_CGROUPS;
             if room {
                 cgroups.push(Arc::new(CgroupIdentity { path, kind }));
@@ -269,7 +272,7 @@ impl Members {
                 owners.extend(pids.iter().map(|pid| (*pid, Arc::clone(identity))));
                 true
             }
-            Err(Fault::File(Failure::NotFound | Failure::Gone)) => {
+            Err(ProcError::File(ReadFailure::NotFound | ReadFailure::Gone)) => {
                 walk.forget(&identity.path);
                 false
             }

@@ -13,7 +13,7 @@
 //! namespace's number on both sides.
 
 pub mod process;
-pub mod sight;
+pub mod visibility;
 pub(crate) mod carried;
 pub(crate) mod interfaces;
 pub mod host;

@@ -11,7 +11,7 @@
 //!
 //! What must never happen here: a fact is lost; a source waits for the owner; a list or queue without a bound.
 
-use model::observation::{Delivery, Observation, Trouble};
+use model::observation::{DeliveryClass, ErrorCounter, Observation};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Kept {
     fn take(&self) -> Option<Observation> {
         let mut list = self.list.lock();
         let first = list.waiting.pop_front()?;
-        list.events -= usize::from(first.delivery() == Delivery::Event);
+        list.events -= usize::from(first.delivery() == DeliveryClass::Event);
         Some(first)
     }
 
@@ -95,9 +95,9 @@ impl Reporter {
     /// gone. A fact is never dropped.
     pub fn report(&self, observation: Observation) -> bool {
         match observation.delivery() {
-            Delivery::Sample => self.samples.try_send(observation).is_ok(),
-            Delivery::Event => self.kept.put_event(observation),
-            Delivery::Fact => {
+            DeliveryClass::Sample => self.samples.try_send(observation).is_ok(),
+            DeliveryClass::Event => self.kept.put_event(observation),
+            DeliveryClass::Fact => {
                 self.kept.put_fact(observation);
                 true
             }
@@ -105,7 +105,7 @@ impl Reporter {
     }
 
     /// Counts a trouble that was logged where it happened.
-    pub fn trouble(&self, trouble: Trouble) {
+    pub fn trouble(&self, trouble: ErrorCounter) {
         self.report(Observation::Trouble(trouble));
     }
 }
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(sent, QUEUE, "samples may be dropped");
         assert!(reporter.report(Observation::Gpus(Vec::new())));
         assert!(reporter.report(Observation::GpuEventsHang(true)));
-        reporter.trouble(Trouble::NvmlFailed);
+        reporter.trouble(ErrorCounter::NvmlFailed);
         assert!(matches!(observations.recv().await, Some(Observation::Gpus(_))));
         assert!(matches!(observations.recv().await, Some(Observation::GpuEventsHang(true))));
         assert!(matches!(observations.recv().await, Some(Observation::Trouble(_))));
@@ -208,7 +208,8 @@ mod tests {
     #[tokio::test]
     async fn events_are_all_kept_in_order_up_to_a_bound() {
         let (reporter, mut observations) = Reporter::channel();
-        let sent = (0..MAX_EVENTS + 10).filter(|_| reporter.report(Observation::Trouble(Trouble::NvmlFailed))).count();
+        let sent =
+            (0..MAX_EVENTS + 10).filter(|_| reporter.report(Observation::Trouble(ErrorCounter::NvmlFailed))).count();
         assert_eq!(sent, MAX_EVENTS);
         assert!(reporter.report(Observation::Gpus(Vec::new())), "a fact has room all the same");
         let mut taken = Vec::new();

@@ -8,19 +8,19 @@
 //! counted and skipped, never made up for. What must never happen here: a pass that waits for anybody, a report queue
 //! that is waited for, a clock that people can set.
 
-use crate::cgroup::layout::{Layout, Namespace, kernel_release};
-use crate::cgroup::table::Table;
+use crate::cgroup::layout::{CgroupLayout, CgroupNamespace, kernel_release};
+use crate::cgroup::table::CgroupTable;
 use crate::clock;
 use crate::infiniband::Infiniband;
-use crate::kernel_file::Reader;
-use crate::procfs::host::Host;
-use crate::procfs::sight::Sight;
+use crate::kernel_file::KernelFileReader;
+use crate::procfs::host::HostReader;
+use crate::procfs::visibility::ProcVisibility;
 use crate::report::Reporter;
 use crate::roots::{HostRoots, part};
-use crate::sampler::deadline::{Deadlines, Stop};
-use crate::sampler::processes::Processes;
+use crate::sampler::deadline::{Deadlines, ThreadStop};
+use crate::sampler::processes::ProcessPasses;
 use model::host::HostFacts;
-use model::observation::{CgroupPass, Observation, Trouble};
+use model::observation::{CgroupPass, ErrorCounter, Observation};
 use model::unit::Count;
 use model::{Absence, Reading};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -58,7 +58,7 @@ const MOST_FILES: u64 = 2 * model::cgroup::MAX_CGROUPS as u64;
 /// When the operating system has no thread to give.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("sampler".into()).spawn(move || {
-        let stop = Stop::new(stop);
+        let stop = ThreadStop::new(stop);
         let mut deadlines = Deadlines::new(settings.period.max(SHORTEST), clock::monotonic());
         let mut sampler = Sampler::new(settings, keep_open());
         reporter.report(Observation::HostFacts(sampler.facts()));
@@ -91,14 +91,14 @@ pub struct Sampler {
     turns: u64,
     pass: u64,
     room: usize,
-    reader: Reader,
-    table: Option<Table>,
-    host: Host,
+    reader: KernelFileReader,
+    table: Option<CgroupTable>,
+    host: HostReader,
     infiniband: Infiniband,
     had_ports: bool,
     host_faults: u64,
-    sight: Sight,
-    processes: Processes,
+    sight: ProcVisibility,
+    processes: ProcessPasses,
     total_processes: Reading<Count>,
     dropped: u32,
 }
@@ -113,14 +113,14 @@ impl Sampler {
             turns: u64::try_from(turns).unwrap_or(u64::MAX).max(1),
             pass: 0,
             room,
-            sight: Sight::detect(&mut Reader::default(), &part(&settings.roots.procfs)),
-            reader: Reader::default(),
+            sight: ProcVisibility::detect(&mut KernelFileReader::default(), &part(&settings.roots.procfs)),
+            reader: KernelFileReader::default(),
             table: None,
-            host: Host::new(&settings.roots),
+            host: HostReader::new(&settings.roots),
             infiniband: Infiniband::new(&settings.roots),
             had_ports: false,
             host_faults: 0,
-            processes: Processes::new(&settings.roots, settings.slow_period),
+            processes: ProcessPasses::new(&settings.roots, settings.slow_period),
             total_processes: Reading::NOT_YET,
             dropped: 0,
             settings,
@@ -130,17 +130,17 @@ impl Sampler {
     /// Facts of the machine.
     pub fn facts(&mut self) -> HostFacts {
         let (roots, reader) = (&self.settings.roots, &mut self.reader);
-        let layout = Layout::detect(reader, roots);
+        let layout = CgroupLayout::detect(reader, roots);
         if let Err(missing) = &layout {
             tracing::warn!(%missing, "pods and containers cannot be seen; looked for again every slow period");
         }
-        if self.sight != Sight::Machine {
+        if self.sight != ProcVisibility::Machine {
             tracing::warn!(
                 "this program lives in a PID namespace of its own (no hostPID), so processes of the machine and of pods, and what is read through them, are absent"
             );
         }
         let version = layout.map(|layout| layout.version).map_err(|_| Absence::NoSuchFile);
-        let private = Namespace::detect(reader, roots).private.ok_or(Absence::NoSuchFile);
+        let private = CgroupNamespace::detect(reader, roots).private.ok_or(Absence::NoSuchFile);
         let at = clock::monotonic();
         HostFacts {
             kernel: kernel_release(reader, roots).into(),
@@ -179,7 +179,7 @@ impl Sampler {
         if let Some(pass) = self.processes.some(clock::monotonic()) {
             self.total_processes = match &pass {
                 Err(why) => Reading::Absent(*why),
-                Ok(_) if self.sight == Sight::Private => Reading::Absent(Absence::ProcessesHidden),
+                Ok(_) if self.sight == ProcVisibility::Private => Reading::Absent(Absence::ProcessesHidden),
                 Ok(pass) => Reading::Measured(Count(u64::from(pass.total)), pass.at),
             };
             // Where nobody can be listed, nobody who was listed before is shown any more.
@@ -197,25 +197,25 @@ impl Sampler {
     /// Cgroups may be mounted later than we start.
     fn find_table(&mut self) {
         if self.table.is_none()
-            && let Ok(layout) = Layout::detect(&mut self.reader, &self.settings.roots)
+            && let Ok(layout) = CgroupLayout::detect(&mut self.reader, &self.settings.roots)
         {
-            self.table = Some(Table::new(&self.settings.roots, layout, self.turns, self.room));
+            self.table = Some(CgroupTable::new(&self.settings.roots, layout, self.turns, self.room));
         }
     }
 
     /// Tells what went wrong since the last pass, and what the queue had no room to be told of before.
     fn tell(&mut self, reporter: &Reporter) {
-        let cgroups = self.table.as_mut().map_or(0, Table::take_malformed);
+        let cgroups = self.table.as_mut().map_or(0, CgroupTable::take_malformed);
         let host = self.host.faults - self.host_faults;
         self.host_faults = self.host.faults;
         let proc = u32::try_from(host).unwrap_or(u32::MAX).saturating_add(self.processes.take_malformed());
-        for (count, trouble) in [(cgroups, Trouble::CgroupUnreadable), (proc, Trouble::ProcUnreadable)] {
+        for (count, trouble) in [(cgroups, ErrorCounter::CgroupUnreadable), (proc, ErrorCounter::ProcUnreadable)] {
             for _ in 0..count.min(TROUBLES_A_PASS) {
                 reporter.trouble(trouble);
             }
         }
         for _ in 0..self.dropped.min(TROUBLES_A_PASS) {
-            if reporter.report(Observation::Trouble(Trouble::QueueFull)) {
+            if reporter.report(Observation::Trouble(ErrorCounter::QueueFull)) {
                 self.dropped -= 1;
             }
         }

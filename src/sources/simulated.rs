@@ -13,16 +13,17 @@
 
 mod product;
 mod curve;
-mod tenant;
-mod card;
+mod holders;
+mod gpu;
 
-pub use crate::simulated::tenant::{Holder, Holders};
+pub use crate::simulated::holders::{SimulatedHolder, SimulatedHolders};
 
 use crate::clock;
-use crate::owner::Owners;
+use crate::owner::OwnerReader;
 use crate::report::Reporter;
 use crate::roots::HostRoots;
-use card::Card;
+use gpu::SimulatedGpu;
+use holders::SimulatedProcesses;
 use model::gpu::Gpu;
 use model::id::{GpuUuid, NodeName};
 use model::observation::{GpuSourceState, Observation};
@@ -31,7 +32,6 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tenant::Tenants;
 use tokio_util::sync::CancellationToken;
 
 /// How many cards there may be: as many as the largest hosts carry.
@@ -47,7 +47,7 @@ pub struct Settings {
     /// The node whose cards these are: they are the same after every restart, and no other node has them.
     pub node: NodeName,
     /// Where cards are shared: who holds them, and nobody else is said to use them. Without it any process of the machine is.
-    pub holders: Option<Holders>,
+    pub holders: Option<SimulatedHolders>,
     /// Model, such as `H100`.
     pub model: String,
     /// How many.
@@ -99,8 +99,10 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
 /// Reports by deadline until told to stop.
 fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop: &CancellationToken) {
     let seed = seed_of(&settings.node);
-    let mut cards: Vec<Card> = (0..settings.count).map(|index| Card::new(product, seed, index)).collect();
-    let mut tenants = Tenants::new(settings.roots.clone(), Owners::new(settings.roots.clone()), settings.count);
+    let mut cards: Vec<SimulatedGpu> =
+        (0..settings.count).map(|index| SimulatedGpu::new(product, seed, index)).collect();
+    let mut tenants =
+        SimulatedProcesses::new(settings.roots.clone(), OwnerReader::new(settings.roots.clone()), settings.count);
     let uuids: Vec<GpuUuid> = cards.iter().map(|card| card.gpu().uuid.clone()).collect();
     introduce(&cards, reporter);
     let mut next_sample = Instant::now();
@@ -131,14 +133,14 @@ fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop
 }
 
 /// Says that GPUs are there, that they are made up, and who they are.
-fn introduce(cards: &[Card], reporter: &Reporter) {
+fn introduce(cards: &[SimulatedGpu], reporter: &Reporter) {
     reporter.report(Observation::GpuSource(GpuSourceState::Working {
         driver: "simulated".into(),
         nvml: "simulated".into(),
         cuda: None,
         simulated: true,
     }));
-    let gpus: Vec<Gpu> = card::tied(cards);
+    let gpus: Vec<Gpu> = gpu::tied(cards);
     reporter.report(Observation::Gpus(gpus));
 }
 

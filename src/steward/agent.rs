@@ -5,8 +5,8 @@
 //!                                                       └─▶ readiness, watchdog          admin :9411
 //! ```
 
-mod doors;
-mod driver;
+mod listeners;
+mod driver_door;
 mod addresses;
 mod threads;
 mod latch;
@@ -27,30 +27,30 @@ use crate::args;
 use crate::exit::Exit;
 use crate::notify;
 use crate::settings::Settings;
-use crate::settings::layer::Spoken;
+use crate::settings::layer::RawSettings;
 use crate::settings::value::Gpus;
-use crate::stop::{self, Ask};
+use crate::stop::{self, StopRequest};
 use crate::telemetry::Telemetry;
 use addresses::Addresses;
 use announcing::Announcing;
 use clean::Scope;
-use doors::Doors;
-use driver::Door;
-use effects::admin::{Clear, Driver};
+use driver_door::DriverDoor;
+use effects::admin::{ClearIncident, DriverControl};
 use effects::apiserver::ApiServer;
-use effects::caller::Hosts;
+use effects::caller::AllowedHosts;
 use effects::tallies::TallyFile;
 use guarding::Guarding;
 use incidents::IncidentKeeper;
 use latch::{Latch, Progress};
+use listeners::Listeners;
 use model::id::NodeName;
 use model::pod::PodList;
 use model::view::NodeView;
 use owner::Owner;
 use reload::Reload;
 use serve::Shown;
-use sources::kubernetes::own_node::OwnNode;
-use sources::kubernetes::{Asker, Connection};
+use sources::kubernetes::own_node::OwnNodeReader;
+use sources::kubernetes::{ApiConnection, PodsClient};
 use sources::report::Reporter;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixListener;
@@ -74,7 +74,7 @@ const BLOCKING: usize = 4;
 const LEFT: Duration = Duration::from_millis(500);
 
 /// Runs the agent until it is told to stop. What goes wrong before that is in the log.
-pub(crate) fn run(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Exit {
+pub(crate) fn run(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Exit {
     match start(settings, spoken, telemetry) {
         Ok(exit) => exit,
         Err(Failure { what, exit }) => {
@@ -139,7 +139,7 @@ impl Failure {
     }
 }
 
-fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exit, Failure> {
+fn start(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Result<Exit, Failure> {
     effects::pprof::heap::set_active(settings.profiling);
     for (variable, near) in spoken.strange_variables() {
         let meant = near.unwrap_or_default();
@@ -147,13 +147,13 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
     }
     let name = node_name(&settings)?;
     let wrong = |what| Failure { what, exit: Exit::Usage };
-    let hosts = Hosts::new(settings.allowed_hosts.iter().map(String::as_str).chain([name.as_str()]));
+    let hosts = AllowedHosts::new(settings.allowed_hosts.iter().map(String::as_str).chain([name.as_str()]));
     let http = reload::http_settings(&settings.live, hosts.clone()).map_err(wrong)?;
     let admin_token = settings.admin_token_file.as_deref().map(|path| reload::token("admin", path));
     let admin_token = admin_token.transpose().map_err(wrong)?;
     let asks = stop::listen().map_err(|error| Failure::io("listen for signals", &error))?;
     sharing::check(&settings.sharing, &name).map_err(wrong)?;
-    let doors = Doors::open(&settings).map_err(|error| Failure { what: error.to_string(), exit: error.exit() })?;
+    let doors = Listeners::open(&settings).map_err(|error| Failure { what: error.to_string(), exit: error.exit() })?;
     // Before anybody is told that we run: what is compared at a reload is what held at the start.
     let (http_sender, http) = watch::channel(http);
     let reload = Reload::new(spoken, settings.live.clone(), hosts.clone(), http_sender);
@@ -167,7 +167,7 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
         let ports = Ports { doors, usage, http, hosts, admin_token, operator };
         let mut agent = Agent::new(name.clone(), ports, &settings, &telemetry)?;
         if let Some(connection) = kubernetes {
-            agent.follow_pods(Asker::of(connection.clone(), &name, Arc::clone(&settings.pod_labels)));
+            agent.follow_pods(PodsClient::of(connection.clone(), &name, Arc::clone(&settings.pod_labels)));
             if !settings.standalone {
                 agent.share(connection, &name, &settings)?;
             }
@@ -181,7 +181,7 @@ fn start(settings: Settings, spoken: Spoken, telemetry: Telemetry) -> Result<Exi
 
 /// The way to the API server; standalone there is none unless it is asked for by name. Nothing is sent yet: a server that
 /// is away does not keep the agent from starting.
-async fn connect(settings: &Settings) -> Result<Option<Connection>, Failure> {
+async fn connect(settings: &Settings) -> Result<Option<ApiConnection>, Failure> {
     if settings.standalone && settings.kubeconfig.is_none() {
         return Ok(None);
     }
@@ -209,7 +209,7 @@ async fn open_usage(
 }
 
 /// One line with everything that a person or a script needs to find us.
-fn announce(settings: &Settings, name: &NodeName, doors: &Doors, operator: &str) -> Addresses {
+fn announce(settings: &Settings, name: &NodeName, doors: &Listeners, operator: &str) -> Addresses {
     let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
     let (version, pid, metrics, admin) = (args::version(), std::process::id(), doors.metrics(), doors.admin());
     tracing::info!(version, node = %name, pid, metrics, admin, usage, "gpu-steward agent started");
@@ -246,11 +246,11 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 
 /// What the ports need.
 struct Ports {
-    doors: Doors,
+    doors: Listeners,
     /// The usage socket's path, if it is wanted, and the socket if it could be opened.
     usage: Option<(PathBuf, std::io::Result<UnixListener>)>,
     http: watch::Receiver<effects::http::Settings>,
-    hosts: Hosts,
+    hosts: AllowedHosts,
     admin_token: Option<Arc<str>>,
     operator: Arc<str>,
 }
@@ -259,7 +259,7 @@ fn admin(
     ports: &Ports,
     settings: &Settings,
     telemetry: &Telemetry,
-    (reload, clears, driver): (Arc<Notify>, mpsc::Sender<Clear>, Door),
+    (reload, clears, driver): (Arc<Notify>, mpsc::Sender<ClearIncident>, DriverDoor),
 ) -> effects::admin::Settings {
     let identified =
         ports.admin_token.is_some() || settings.admin_tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -272,7 +272,7 @@ fn admin(
         reload,
         level: telemetry.level.clone(),
         incidents: Some(clears),
-        driver: matches!(settings.gpus, Gpus::Nvml).then(|| Arc::new(driver) as Arc<dyn Driver>),
+        driver: matches!(settings.gpus, Gpus::Nvml).then(|| Arc::new(driver) as Arc<dyn DriverControl>),
     }
 }
 
@@ -291,7 +291,7 @@ struct Agent {
     replaced: Arc<Notify>,
     stop: CancellationToken,
     /// The GPU driver, of which an operator may have it let go.
-    driver: Door,
+    driver: DriverDoor,
     /// How far sharing is.
     progress: watch::Sender<Progress>,
     /// The end of sharing, before that of all else.
@@ -304,7 +304,7 @@ impl Agent {
         let stop = CancellationToken::new();
         let (reporter, observations) = Reporter::channel();
         let (view, view_seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
-        let driver = Door::default();
+        let driver = DriverDoor::default();
         let threads = threads::open(settings, (&name, &view_seen, &driver.0), &reporter, &stop)
             .map_err(|(doing, error)| Failure::io(&doing, &error))?;
         let latch = Latch::new(!settings.standalone);
@@ -315,7 +315,7 @@ impl Agent {
         let (period, repeats) = (settings.period, telemetry.repeats.clone());
         let incidents = IncidentKeeper::open(settings);
         let now = sources::clock::now().monotonic;
-        let node = decide::node::Node::new(name, settings.health.clone(), &incidents.found, now);
+        let node = decide::node::NodeState::new(name, settings.health.clone(), &incidents.found, now);
         let (kept, kept_seen) = watch::channel(incidents.found.clone().into());
         let (clearing, clears) = mpsc::channel(effects::admin::incident::QUEUE);
         let (pods, pods_seen) = watch::channel(None);
@@ -398,7 +398,7 @@ impl Agent {
     }
 
     /// Asks the API server for this node's pods from now on.
-    fn follow_pods(&mut self, asker: Asker) {
+    fn follow_pods(&mut self, asker: PodsClient) {
         let (reporter, ended) = (self.reporter.clone(), self.stop.clone());
         self.must_not_end("pods", async move {
             sources::kubernetes::follow_pods(asker, reporter, ended).await;
@@ -407,11 +407,11 @@ impl Agent {
     }
 
     /// Shares this node's GPUs through kubelet, and writes on our Node what it has.
-    fn share(&mut self, connection: Connection, node: &NodeName, settings: &Settings) -> Result<(), Failure> {
+    fn share(&mut self, connection: ApiConnection, node: &NodeName, settings: &Settings) -> Result<(), Failure> {
         let unusable = |what: String| Failure { what, exit: Exit::Unavailable };
         let api = ApiServer::new(connection.client.clone(), node.clone());
-        let own = OwnNode::new(connection.clone(), node.clone());
-        let teller = sharing::Teller::new(api.clone(), own.clone(), node.clone());
+        let own = OwnNodeReader::new(connection.clone(), node.clone());
+        let teller = sharing::PodStatusWriter::new(api.clone(), own.clone(), node.clone());
         let out = (teller, self.reporter.clone(), connection);
         let opened = sharing::open(settings, node, (self.view.clone(), self.pods.clone()), out).map_err(unusable)?;
         let announcing = Announcing {
@@ -453,7 +453,7 @@ impl Agent {
     /// Answers signals until it is time to go, then drains.
     async fn live(
         &mut self,
-        mut asks: mpsc::Receiver<Ask>,
+        mut asks: mpsc::Receiver<StopRequest>,
         mut reload: Reload,
         telemetry: &Telemetry,
         drain: Duration,
@@ -461,18 +461,18 @@ impl Agent {
         let exit = loop {
             tokio::select! {
                 ask = asks.recv() => match ask {
-                    Some(Ask::Stop(signal)) => {
+                    Some(StopRequest::Stop(signal)) => {
                         tracing::info!(signal, "stopping: requests in flight may end, a second signal ends at once");
                         break Exit::Ok;
                     }
-                    Some(Ask::Reload) => {
+                    Some(StopRequest::Reload) => {
                         reload.again(&telemetry.level);
                         // Files of their own: a bad configuration does not keep a good certificate out.
                         self.certificates.notify_one();
                     }
-                    Some(Ask::More) => telemetry.level.change("SIGUSR1", |now| now.more()),
-                    Some(Ask::LetGo) => self.driver.signalled(),
-                    Some(Ask::Less) => telemetry.level.change("SIGUSR2", |now| now.less()),
+                    Some(StopRequest::More) => telemetry.level.change("SIGUSR1", |now| now.more()),
+                    Some(StopRequest::LetGo) => self.driver.signalled(),
+                    Some(StopRequest::Less) => telemetry.level.change("SIGUSR2", |now| now.less()),
                     None => {
                         tracing::error!("the thread that listens for signals has ended; it must not");
                         break Exit::Failure;

@@ -3,31 +3,31 @@
 use crate::exit;
 use crate::print_config::Output;
 use crate::settings::key::{KEYS, Key};
-use crate::settings::layer::Spoken;
+use crate::settings::layer::RawSettings;
 use crate::top;
 use crate::usage;
-use clap::{Arg, ArgAction, ArgMatches, Command, builder::NonEmptyStringValueParser, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, builder::NonEmptyStringValueParser, value_parser};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
 /// What the user wants.
 #[derive(Debug)]
-pub(crate) enum Wish {
+pub(crate) enum Command {
     /// Run the node agent.
-    Agent(Spoken),
+    Agent(RawSettings),
     /// Take away what agents wrote on this node's Node, or on all of them.
-    Clean(Spoken, bool),
+    Clean(RawSettings, bool),
     /// Tell the agent that runs here that what has happened to this GPU, or to all, is mended.
-    Clear(Spoken, String),
+    Clear(RawSettings, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
     /// Be the child of a program that is being profiled.
     Symbolize,
     /// Show the settings.
-    PrintConfig(Spoken, Output),
+    PrintConfig(RawSettings, Output),
     /// Show what the agent believes.
-    Usage(Spoken, usage::Wanted),
+    Usage(RawSettings, usage::Wanted),
 }
 
 /// The flag that clears incidents.
@@ -64,31 +64,31 @@ pub(crate) fn version() -> &'static str {
 ///
 /// # Errors
 /// clap's: also the texts of `--help` and `--version`.
-pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Wish, clap::Error> {
+pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
     let matches = command().try_get_matches_from(args)?;
     match matches.subcommand() {
         Some(("print-config", sub)) => {
             let output = sub.get_one::<Output>("output").copied().unwrap_or(Output::Text);
-            Ok(Wish::PrintConfig(spoken(sub), output))
+            Ok(Command::PrintConfig(spoken(sub), output))
         }
-        Some(("top", sub)) => Ok(Wish::Top(top::Settings::read(sub))),
-        Some((effects::pprof::worker::SUBCOMMAND, _)) => Ok(Wish::Symbolize),
+        Some(("top", sub)) => Ok(Command::Top(top::Settings::read(sub))),
+        Some((effects::pprof::worker::SUBCOMMAND, _)) => Ok(Command::Symbolize),
         Some(("usage", sub)) => {
             let output = sub.get_one("output").copied().unwrap_or(usage::Output::Table);
-            Ok(Wish::Usage(spoken(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
+            Ok(Command::Usage(spoken(sub), usage::Wanted { watch: sub.get_flag("watch"), output }))
         }
         Some((_, sub)) => Ok(match (sub.get_one::<String>(CLEAN), sub.get_one::<String>(CLEAR)) {
-            (Some(whose), _) => Wish::Clean(spoken(sub), whose == ALL),
-            (None, Some(which)) => Wish::Clear(spoken(sub), which.clone()),
-            (None, None) => Wish::Agent(spoken(sub)),
+            (Some(whose), _) => Command::Clean(spoken(sub), whose == ALL),
+            (None, Some(which)) => Command::Clear(spoken(sub), which.clone()),
+            (None, None) => Command::Agent(spoken(sub)),
         }),
         None => Err(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
     }
 }
 
 /// The whole grammar.
-pub(crate) fn command() -> Command {
-    Command::new("gpu-steward")
+pub(crate) fn command() -> clap::Command {
+    clap::Command::new("gpu-steward")
         .version(version())
         .about(ABOUT)
         .after_help(format!("{EXAMPLES}\n\n{}", exit::HELP))
@@ -96,9 +96,9 @@ pub(crate) fn command() -> Command {
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
         .max_term_width(120)
-        .subcommand(Command::new(effects::pprof::worker::SUBCOMMAND).hide(true))
+        .subcommand(clap::Command::new(effects::pprof::worker::SUBCOMMAND).hide(true))
         .subcommand(with_settings(
-            Command::new("agent")
+            clap::Command::new("agent")
                 .about("Run the node agent")
                 .long_about(
                     "Runs the node agent: reads GPUs, cgroups and processes of this machine and serves what it sees.\n\
@@ -108,7 +108,7 @@ pub(crate) fn command() -> Command {
         ).arg(clean()).arg(clear()))
         .subcommand(top::command())
         .subcommand(with_settings(
-            Command::new("print-config")
+            clap::Command::new("print-config")
                 .about("Show the settings that would hold, and where each comes from")
                 .after_help(SETTINGS)
                 .arg(
@@ -121,7 +121,7 @@ pub(crate) fn command() -> Command {
                         .help("text, json, or yaml (which is a configuration file)"),
                 ),
         ))
-        .subcommand(with_usage(Command::new("usage").about("Show the GPUs and who uses them, as the agent here sees it")))
+        .subcommand(with_usage(clap::Command::new("usage").about("Show the GPUs and who uses them, as the agent here sees it")))
 }
 
 /// Not a setting: who asks for it wants nothing else.
@@ -153,7 +153,7 @@ fn clear() -> Arg {
         )
 }
 
-fn with_usage(command: Command) -> Command {
+fn with_usage(command: clap::Command) -> clap::Command {
     let output = Arg::new("output")
         .short('o')
         .long("output")
@@ -169,7 +169,7 @@ fn with_usage(command: Command) -> Command {
         .after_help(exit::HELP)
 }
 
-fn with_settings(command: Command) -> Command {
+fn with_settings(command: clap::Command) -> clap::Command {
     command.arg(config()).args(KEYS.iter().map(flag))
 }
 
@@ -197,9 +197,9 @@ fn flag(key: &'static Key) -> Arg {
     }
 }
 
-fn spoken(matches: &ArgMatches) -> Spoken {
+fn spoken(matches: &ArgMatches) -> RawSettings {
     let said = |key: &'static Key| Some((key.name, matches.try_get_one::<String>(key.name).ok()??.clone()));
-    Spoken {
+    RawSettings {
         flags: KEYS.iter().filter_map(said).collect(),
         file: matches.get_one::<PathBuf>("config").cloned(),
         environment: std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, text(v)))).collect(),
@@ -215,15 +215,15 @@ fn text(value: OsString) -> String {
 mod tests {
     use super::*;
 
-    fn flags(line: &str) -> Result<Spoken, clap::error::ErrorKind> {
+    fn flags(line: &str) -> Result<RawSettings, clap::error::ErrorKind> {
         match read(line.split(' ').map(OsString::from)) {
-            Ok(Wish::Top(_) | Wish::Symbolize) => unreachable!("no line here asks for it"),
+            Ok(Command::Top(_) | Command::Symbolize) => unreachable!("no line here asks for it"),
             Ok(
-                Wish::Agent(spoken)
-                | Wish::Clean(spoken, _)
-                | Wish::Clear(spoken, _)
-                | Wish::PrintConfig(spoken, _)
-                | Wish::Usage(spoken, _),
+                Command::Agent(spoken)
+                | Command::Clean(spoken, _)
+                | Command::Clear(spoken, _)
+                | Command::PrintConfig(spoken, _)
+                | Command::Usage(spoken, _),
             ) => Ok(spoken),
             Err(error) => Err(error.kind()),
         }
@@ -249,7 +249,7 @@ mod tests {
             ("gpu-steward agent --node-name n1", None),
         ] {
             let wish = read(line.split(' ').map(OsString::from)).unwrap();
-            let all = if let Wish::Clean(_, all) = wish { Some(all) } else { None };
+            let all = if let Command::Clean(_, all) = wish { Some(all) } else { None };
             assert_eq!(all, expected, "{line}");
         }
         assert!(flags("gpu-steward agent --clean-node=n1").is_err());
@@ -259,7 +259,7 @@ mod tests {
     fn clearing_names_a_gpu_or_all() {
         for which in ["GPU-1", "all"] {
             let wish = read(["gpu-steward", "agent", "--clear-incident", which].map(OsString::from)).unwrap();
-            assert!(matches!(wish, Wish::Clear(_, named) if named == which));
+            assert!(matches!(wish, Command::Clear(_, named) if named == which));
         }
         assert!(flags("gpu-steward agent --clear-incident").is_err());
         assert!(flags("gpu-steward agent --clear-incident all --clean-node").is_err());

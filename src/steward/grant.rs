@@ -1,6 +1,6 @@
 //! Grants the user's wish, and says on stdout what came of it, on stderr why nothing did.
 
-use crate::args::Wish;
+use crate::args::Command;
 use crate::exit::Exit;
 use crate::settings::Settings;
 use crate::settings::layer::Problem;
@@ -8,28 +8,28 @@ use crate::{agent, print_config, telemetry, top, usage};
 use std::io::Write;
 
 /// Runs until the wish is granted or cannot be.
-pub(crate) fn grant(wish: Wish) -> Exit {
+pub(crate) fn grant(wish: Command) -> Exit {
     let granted = match wish {
-        Wish::Agent(spoken) => Settings::hear(&spoken).map(|(settings, _)| {
+        Command::Agent(spoken) => Settings::hear(&spoken).map(|(settings, _)| {
             let telemetry = telemetry::start(settings.log_format, settings.live.verbosity);
             agent::run(settings, spoken, telemetry)
         }),
-        Wish::Clean(spoken, all) => Settings::hear(&spoken).map(|(settings, _)| {
+        Command::Clean(spoken, all) => Settings::hear(&spoken).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clean(&settings, all)
         }),
-        Wish::Clear(spoken, which) => Settings::hear(&spoken).map(|(settings, _)| {
+        Command::Clear(spoken, which) => Settings::hear(&spoken).map(|(settings, _)| {
             telemetry::start(settings.log_format, settings.live.verbosity);
             agent::clear(&settings, &which)
         }),
-        Wish::PrintConfig(spoken, output) => Settings::hear(&spoken).map(|(_, said)| {
+        Command::PrintConfig(spoken, output) => Settings::hear(&spoken).map(|(_, said)| {
             say(&print_config::print(&said, output));
             Exit::Ok
         }),
-        Wish::Usage(spoken, wanted) => usage::run(&spoken, wanted),
-        Wish::Top(settings) => Ok(watch(&settings)),
+        Command::Usage(spoken, wanted) => usage::run(&spoken, wanted),
+        Command::Top(settings) => Ok(watch(&settings)),
         // The parent sees from the exit code that there is no answer, and says so.
-        Wish::Symbolize => Ok(effects::pprof::symbolize::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
+        Command::Symbolize => Ok(effects::pprof::symbolize::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
     };
     granted.unwrap_or_else(|problems| complain(&problems))
 }

@@ -1,7 +1,7 @@
 //! `print-config`: what would run, and where each value came from.
 
 use crate::settings::key::{KEYS, Key};
-use crate::settings::layer::{Origin, Said};
+use crate::settings::layer::{Origin, RawValue};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -17,8 +17,8 @@ pub(crate) enum Output {
 }
 
 /// The settings as text.
-pub(crate) fn print(said: &BTreeMap<&'static str, Said>, output: Output) -> String {
-    let rows: Vec<(&Key, &Said)> = KEYS.iter().filter_map(|key| Some((key, said.get(key.name)?))).collect();
+pub(crate) fn print(said: &BTreeMap<&'static str, RawValue>, output: Output) -> String {
+    let rows: Vec<(&Key, &RawValue)> = KEYS.iter().filter_map(|key| Some((key, said.get(key.name)?))).collect();
     match output {
         Output::Text => text(&rows),
         Output::Json => json(&rows),
@@ -26,7 +26,7 @@ pub(crate) fn print(said: &BTreeMap<&'static str, Said>, output: Output) -> Stri
     }
 }
 
-fn text(rows: &[(&Key, &Said)]) -> String {
+fn text(rows: &[(&Key, &RawValue)]) -> String {
     let width = rows.iter().map(|(_, said)| said.text.chars().count()).max().unwrap_or(0).min(48);
     rows.iter().fold(String::new(), |mut out, (key, said)| {
         let _ = writeln!(out, "{:22} {:width$}  {}", key.name, said.text, said.origin);
@@ -34,8 +34,8 @@ fn text(rows: &[(&Key, &Said)]) -> String {
     })
 }
 
-fn json(rows: &[(&Key, &Said)]) -> String {
-    let member = |(key, said): &(&Key, &Said)| {
+fn json(rows: &[(&Key, &RawValue)]) -> String {
+    let member = |(key, said): &(&Key, &RawValue)| {
         let mut value = serde_json::json!({ "value": said.text, "origin": said.origin.to_string() });
         if let Origin::File { path, line } = &said.origin {
             value["file"] = path.to_string_lossy().into();
@@ -48,7 +48,7 @@ fn json(rows: &[(&Key, &Said)]) -> String {
 }
 
 /// Every value is quoted (JSON's quotes are YAML's), so nothing is taken for a number, a date or a comment.
-fn yaml(rows: &[(&Key, &Said)]) -> String {
+fn yaml(rows: &[(&Key, &RawValue)]) -> String {
     let mut out = String::from("# gpu-steward's settings, with the origin of each value\n");
     let mut group = None;
     for (key, said) in rows {
@@ -67,8 +67,8 @@ mod tests {
     use super::*;
     use crate::settings::file;
 
-    fn said(text: &str) -> BTreeMap<&'static str, Said> {
-        let said = |key: &Key| Said { text: text.to_owned(), origin: Origin::Environment(key.variable()) };
+    fn said(text: &str) -> BTreeMap<&'static str, RawValue> {
+        let said = |key: &Key| RawValue { text: text.to_owned(), origin: Origin::Environment(key.variable()) };
         KEYS.iter().map(|key| (key.name, said(key))).collect()
     }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn json_names_file_and_line() {
         let path: std::sync::Arc<std::path::Path> = std::path::Path::new("/etc/x.yaml").into();
-        let said = [("v", Said { text: "4".into(), origin: Origin::File { path, line: 3 } })].into();
+        let said = [("v", RawValue { text: "4".into(), origin: Origin::File { path, line: 3 } })].into();
         let value: serde_json::Value = serde_json::from_str(&print(&said, Output::Json)).unwrap();
         let expect = serde_json::json!({"value": "4", "origin": "/etc/x.yaml:3", "file": "/etc/x.yaml", "line": 3});
         assert_eq!(value["v"], expect);

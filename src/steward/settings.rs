@@ -12,11 +12,11 @@ pub(crate) mod value;
 pub(crate) mod file;
 pub(crate) mod layer;
 
-use decide::health::Policy;
+use decide::health::HealthPolicy;
 use decide::labels::Labelling;
 use effects::admin::Tls;
-use effects::http::Sets;
-use layer::{Layers, Problem, Said, Spoken};
+use effects::http::MetricSets;
+use layer::{Layers, Problem, RawSettings, RawValue};
 use model::id::NodeName;
 use model::pod::LabelKeys;
 use model::unit::Bytes;
@@ -26,7 +26,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use value::{Gpus, LogFormat, Verbosity, Why};
-use wire::device_config::Scaling;
+use wire::device_config::DeviceScaling;
 
 /// What an agent is told.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub(crate) struct Settings {
     pub kernel_log: Option<PathBuf>,
     /// Labels of pods that are shown.
     pub pod_labels: LabelKeys,
-    pub health: Policy,
+    pub health: HealthPolicy,
     pub roots: HostRoots,
     pub names: sources::names::Settings,
     pub sharing: Sharing,
@@ -67,15 +67,15 @@ pub(crate) struct Settings {
 pub(crate) struct Sharing {
     pub split_count: Option<u32>,
     pub split_counts: Vec<(String, u32)>,
-    pub memory_scaling: Option<Scaling>,
-    pub core_scaling: Option<Scaling>,
+    pub memory_scaling: Option<DeviceScaling>,
+    pub core_scaling: Option<DeviceScaling>,
     pub resources: Resources,
     pub device_config: Option<PathBuf>,
-    pub registration: effects::plugin::Registration,
-    pub without_claim: decide::share::WithoutClaim,
+    pub registration: effects::plugin::RegistrationMethod,
+    pub without_claim: decide::allocator::WithoutClaim,
     pub same_gpu_twice: bool,
     /// `None`: by versions, and by what comes of it.
-    pub binding: Option<decide::share::Binding>,
+    pub binding: Option<decide::allocator::BindingMode>,
     /// `None`: as kubelet's configuration says.
     pub topology: Option<value::Topology>,
     pub strategy: value::Strategy,
@@ -108,7 +108,7 @@ pub(crate) struct Resources {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Live {
     pub verbosity: Verbosity,
-    pub sets: Sets,
+    pub sets: MetricSets,
     pub api_token_file: Option<PathBuf>,
 }
 
@@ -117,7 +117,7 @@ impl Settings {
     ///
     /// # Errors
     /// All problems, those of the file and those of values, not the first only.
-    pub(crate) fn hear(spoken: &Spoken) -> Result<(Settings, BTreeMap<&'static str, Said>), Vec<Problem>> {
+    pub(crate) fn hear(spoken: &RawSettings) -> Result<(Settings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
         let Layers { said, faults, whole } = spoken.layer();
         match Settings::read(&said) {
             Ok(settings) if faults.is_empty() => Ok((settings, said)),
@@ -134,7 +134,7 @@ impl Settings {
     ///
     /// # Errors
     /// All problems, not the first only, and never none.
-    pub(crate) fn read(said: &BTreeMap<&'static str, Said>) -> Result<Settings, Vec<Problem>> {
+    pub(crate) fn read(said: &BTreeMap<&'static str, RawValue>) -> Result<Settings, Vec<Problem>> {
         let mut reader = Reader { said, problems: Vec::new() };
         let settings = reader.settings();
         if let Some(settings) = &settings {
@@ -149,7 +149,7 @@ impl Settings {
 
 /// Takes settings out one by one and collects what is wrong.
 struct Reader<'a> {
-    said: &'a BTreeMap<&'static str, Said>,
+    said: &'a BTreeMap<&'static str, RawValue>,
     problems: Vec<Problem>,
 }
 
@@ -235,10 +235,10 @@ impl Reader<'_> {
         Some(HostRoots { procfs: procfs?, cgroup: cgroup?, sysfs: sysfs? })
     }
 
-    fn health(&mut self) -> Option<Policy> {
+    fn health(&mut self) -> Option<HealthPolicy> {
         let fatal = self.take("fatal-xids", |text| value::unless_auto(text, value::xids));
         let quiet = self.take("health-quiet-period", value::quiet);
-        Some(Policy { fatal: fatal?.unwrap_or_else(|| Policy::default().fatal), quiet: quiet? })
+        Some(HealthPolicy { fatal: fatal?.unwrap_or_else(|| HealthPolicy::default().fatal), quiet: quiet? })
     }
 
     fn names(&mut self) -> Option<sources::names::Settings> {
@@ -308,8 +308,8 @@ impl Reader<'_> {
     /// The two settings that leave containers without isolation have to be meant.
     fn isolated(&mut self, standalone: Option<bool>, sharing: Option<&Sharing>) {
         let Some(sharing) = sharing.filter(|_| standalone == Some(false)) else { return };
-        let pair =
-            (sharing.binding, sharing.strategy) == (Some(decide::share::Binding::Early), value::Strategy::Envvar);
+        let pair = (sharing.binding, sharing.strategy)
+            == (Some(decide::allocator::BindingMode::Early), value::Strategy::Envvar);
         if pair && !sharing.allow_unisolated {
             self.problems.push(Problem::Together(
                 "binding early and device-strategy envvar isolate no pod: its own NVIDIA_VISIBLE_DEVICES=all opens every GPU of the \
@@ -379,7 +379,7 @@ impl Reader<'_> {
         let api_token_file = self.take("api-token-file", |text| value::unless_none(text, value::path));
         Some(Live {
             verbosity: verbosity?,
-            sets: Sets { dcgm: dcgm?, dcgm_renamed: dcgm_renamed?, hami: hami?, cadvisor: cadvisor? },
+            sets: MetricSets { dcgm: dcgm?, dcgm_renamed: dcgm_renamed?, hami: hami?, cadvisor: cadvisor? },
             api_token_file: api_token_file?,
         })
     }
@@ -391,8 +391,8 @@ mod tests {
     use layer::Origin;
     use std::collections::BTreeSet;
 
-    fn defaults() -> BTreeMap<&'static str, Said> {
-        let said = |key: &key::Key| Said { text: key.default.into(), origin: Origin::Default };
+    fn defaults() -> BTreeMap<&'static str, RawValue> {
+        let said = |key: &key::Key| RawValue { text: key.default.into(), origin: Origin::Default };
         key::KEYS.iter().map(|key| (key.name, said(key))).collect()
     }
 
@@ -400,7 +400,7 @@ mod tests {
     fn the_defaults_are_valid() {
         let settings = Settings::read(&defaults()).unwrap();
         assert_eq!(settings.listen.to_string(), "0.0.0.0:9410");
-        assert_eq!(settings.live.sets, Sets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false });
+        assert_eq!(settings.live.sets, MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false });
     }
 
     #[test]
@@ -433,7 +433,7 @@ mod tests {
         let path = dir.path().join("c.yaml");
         std::fs::write(&path, file).unwrap();
         let environment = [(variable.0.to_owned(), variable.1.to_owned())].into();
-        let spoken = Spoken { file: Some(path), environment, ..Spoken::default() };
+        let spoken = RawSettings { file: Some(path), environment, ..RawSettings::default() };
         let problems = Settings::hear(&spoken).unwrap_err();
         let shown = |problem: &Problem| problem.to_string().replace(&format!("{}/", dir.path().display()), "");
         problems.iter().map(shown).collect()

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum StopRequest {
     /// SIGTERM or SIGINT: drain and end.
     Stop(&'static str),
     /// SIGHUP: read the configuration file again.
@@ -36,7 +36,7 @@ const SAME: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// When the operating system refuses a handler or a thread.
-pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<Ask>> {
+pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<StopRequest>> {
     let impatient = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         flag::register_conditional_shutdown(signal, 128 + signal, impatient.clone())?;
@@ -47,15 +47,15 @@ pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<Ask>> {
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             let ask = match signal {
-                SIGTERM => Ask::Stop("SIGTERM"),
-                SIGINT => Ask::Stop("SIGINT"),
-                SIGHUP => Ask::Reload,
-                SIGUSR1 => Ask::More,
-                signal if signal == let_go => Ask::LetGo,
-                _ => Ask::Less,
+                SIGTERM => StopRequest::Stop("SIGTERM"),
+                SIGINT => StopRequest::Stop("SIGINT"),
+                SIGHUP => StopRequest::Reload,
+                SIGUSR1 => StopRequest::More,
+                signal if signal == let_go => StopRequest::LetGo,
+                _ => StopRequest::Less,
             };
             let heard = asks.try_send(ask);
-            if matches!(ask, Ask::Stop(_)) {
+            if matches!(ask, StopRequest::Stop(_)) {
                 // Before waiting for anybody to listen, so that the second signal works in any case.
                 std::thread::sleep(SAME);
                 impatient.store(true, Ordering::Relaxed);

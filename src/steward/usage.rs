@@ -12,7 +12,7 @@ mod json;
 
 use crate::exit::Exit;
 use crate::settings::key::Key;
-use crate::settings::layer::{Origin, Problem, Said, Spoken};
+use crate::settings::layer::{Origin, Problem, RawSettings, RawValue};
 use crate::settings::value;
 use model::id::NodeName;
 use proto::usage::usage_client::UsageClient;
@@ -81,7 +81,7 @@ enum Failure {
 ///
 /// # Errors
 /// What is wrong with the setting that names the socket.
-pub(crate) fn run(spoken: &Spoken, wanted: Wanted) -> Result<Exit, Vec<Problem>> {
+pub(crate) fn run(spoken: &RawSettings, wanted: Wanted) -> Result<Exit, Vec<Problem>> {
     let socket = socket(spoken)?;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -98,12 +98,12 @@ pub(crate) fn run(spoken: &Spoken, wanted: Wanted) -> Result<Exit, Vec<Problem>>
 
 /// Where the agent listens. The configuration file is read only when neither flag nor environment say it: who may not
 /// read that file may still be allowed to ask.
-fn socket(spoken: &Spoken) -> Result<PathBuf, Vec<Problem>> {
+fn socket(spoken: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
     let variable = Key::named(SOCKET).map(Key::variable).unwrap_or_default();
-    let flag = spoken.flags.get(SOCKET).map(|text| Said { text: text.clone(), origin: Origin::Flag });
+    let flag = spoken.flags.get(SOCKET).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
     let said = flag.or_else(|| {
         let text = spoken.environment.get(&variable)?.clone();
-        Some(Said { text, origin: Origin::Environment(variable) })
+        Some(RawValue { text, origin: Origin::Environment(variable) })
     });
     let said = match said {
         Some(said) => said,
@@ -116,7 +116,7 @@ fn socket(spoken: &Spoken) -> Result<PathBuf, Vec<Problem>> {
         }
     };
     let invalid = |why: String| {
-        let Said { text, origin } = said.clone();
+        let RawValue { text, origin } = said.clone();
         vec![Problem::Value { name: SOCKET, text, origin, why }]
     };
     match value::unless_none(&said.text, value::socket_path) {

@@ -21,8 +21,8 @@ pub mod pods;
 pub mod processes;
 pub mod node;
 
-pub use head::Head;
-pub use reading::Reading;
+pub use head::ViewHeadJson;
+pub use reading::ReadingJson;
 
 #[cfg(test)]
 mod tests {
@@ -41,10 +41,10 @@ mod tests {
 
     fn any_of_them(text: &[u8]) -> usize {
         let read = [
-            read::<node::Document>(text),
-            read::<gpus::Document>(text),
-            read::<pods::Document>(text),
-            read::<processes::Document>(text),
+            read::<node::NodeJson>(text),
+            read::<gpus::GpusJson>(text),
+            read::<pods::PodsJson>(text),
+            read::<processes::ProcessesJson>(text),
         ];
         read.into_iter().filter(|read| *read).count()
     }

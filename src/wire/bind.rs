@@ -1,6 +1,6 @@
 //! How far a bound pod has come (`hami.io/bind-phase`) and since when (`hami.io/bind-time`).
 
-use crate::fault::{Fault, shown};
+use crate::decode_error::{DecodeError, shown};
 use crate::key::{BIND_PHASE, BIND_TIME};
 use crate::timestamp;
 use model::claim::BindPhase;
@@ -9,13 +9,15 @@ use model::time::WallTime;
 /// Reads a phase.
 ///
 /// # Errors
-/// [`Fault`] for a word that is none of the three.
-pub fn decode_phase(text: &str) -> Result<BindPhase, Fault> {
+/// [`DecodeError`] for a word that is none of the three.
+pub fn decode_phase(text: &str) -> Result<BindPhase, DecodeError> {
     match text {
         "allocating" => Ok(BindPhase::Allocating),
         "success" => Ok(BindPhase::Success),
         "failed" => Ok(BindPhase::Failed),
-        other => Err(Fault::new(BIND_PHASE, 0, format!("is none of allocating, success, failed: {}", shown(other)))),
+        other => {
+            Err(DecodeError::new(BIND_PHASE, 0, format!("is none of allocating, success, failed: {}", shown(other))))
+        }
     }
 }
 
@@ -32,10 +34,10 @@ pub fn encode_phase(phase: BindPhase) -> &'static str {
 /// Reads the time: Unix seconds.
 ///
 /// # Errors
-/// [`Fault`] for anything else.
-pub fn decode_time(text: &str) -> Result<WallTime, Fault> {
+/// [`DecodeError`] for anything else.
+pub fn decode_time(text: &str) -> Result<WallTime, DecodeError> {
     timestamp::unix_seconds(text)
-        .ok_or_else(|| Fault::new(BIND_TIME, 0, format!("is not a number of seconds: {}", shown(text))))
+        .ok_or_else(|| DecodeError::new(BIND_TIME, 0, format!("is not a number of seconds: {}", shown(text))))
 }
 
 /// Writes the time.

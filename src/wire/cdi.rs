@@ -26,11 +26,11 @@ pub mod host;
 mod lowest;
 mod sound;
 
-pub use edits::{DeviceNode, Edits, Hook, Mount};
-pub use spec::{Device, Spec};
-pub use version::Version;
+pub use edits::{CdiDeviceNode, CdiEdits, CdiHook, CdiMount};
+pub use spec::{CdiSpec, CdiSpecDevice};
+pub use version::CdiVersion;
 
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use serde_json::Value;
 
 /// A longer file is none: nvidia-ctk writes some 30 KiB for 8 GPUs.
@@ -41,12 +41,12 @@ const KEY: &str = "CDI spec";
 /// Reads a file in JSON.
 ///
 /// # Errors
-/// [`Fault`] where it is none, or says what no runtime would take.
-pub fn decode(bytes: &[u8]) -> Result<Spec, Fault> {
+/// [`DecodeError`] where it is none, or says what no runtime would take.
+pub fn decode(bytes: &[u8]) -> Result<CdiSpec, DecodeError> {
     if bytes.len() > MAX_BYTES {
-        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
+        return Err(DecodeError::too_long(KEY, bytes.len(), MAX_BYTES));
     }
-    let spec = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
+    let spec = serde_json::from_slice(bytes).map_err(|error| DecodeError::json(KEY, bytes, &error))?;
     sound(&spec).map(|()| spec)
 }
 
@@ -54,27 +54,27 @@ pub fn decode(bytes: &[u8]) -> Result<Spec, Fault> {
 ///
 /// # Errors
 /// As [`decode`].
-pub fn of_value(value: Value) -> Result<Spec, Fault> {
-    let spec = serde_json::from_value(value).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
+pub fn of_value(value: Value) -> Result<CdiSpec, DecodeError> {
+    let spec = serde_json::from_value(value).map_err(|error| DecodeError::new(KEY, 0, error.to_string()))?;
     sound(&spec).map(|()| spec)
 }
 
 /// Writes a file in JSON, with the lowest version that fits.
 ///
 /// # Errors
-/// [`Fault`] for what no runtime would take.
-pub fn encode(spec: &Spec) -> Result<String, Fault> {
+/// [`DecodeError`] for what no runtime would take.
+pub fn encode(spec: &CdiSpec) -> Result<String, DecodeError> {
     sound(spec)?;
-    let written = Spec { cdi_version: lowest::version(spec), ..spec.clone() };
-    let text = serde_json::to_string(&written).map_err(|error| Fault::new(KEY, 0, error.to_string()))?;
+    let written = CdiSpec { cdi_version: lowest::version(spec), ..spec.clone() };
+    let text = serde_json::to_string(&written).map_err(|error| DecodeError::new(KEY, 0, error.to_string()))?;
     if text.len() >= MAX_BYTES {
-        return Err(Fault::too_long(KEY, text.len(), MAX_BYTES));
+        return Err(DecodeError::too_long(KEY, text.len(), MAX_BYTES));
     }
     Ok(text + "\n")
 }
 
-fn sound(spec: &Spec) -> Result<(), Fault> {
-    sound::check(spec).map_err(|what| Fault::new(KEY, 0, what))
+fn sound(spec: &CdiSpec) -> Result<(), DecodeError> {
+    sound::check(spec).map_err(|what| DecodeError::new(KEY, 0, what))
 }
 
 #[cfg(test)]

@@ -8,14 +8,14 @@
 //! ```
 //!
 //! What must never happen here: a number made of half a file. Every file of the kernel ends with a newline, so one that
-//! does not is [`Malformed::Torn`]; a key that must be there and is not is an error, never 0.
+//! does not is [`MalformedCgroupFile::Torn`]; a key that must be there and is not is an error, never 0.
 
 use model::cgroup::ProcessIo;
 use model::unit::{Bytes, Count, Nanos};
 
 /// Why a file's text cannot be what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum MalformedCgroupFile {
     /// Empty, or its last line has no end.
     #[error("file is torn: its last line has no end")]
     Torn,
@@ -30,9 +30,9 @@ pub enum Malformed {
 /// The lines of a file that is whole.
 ///
 /// # Errors
-/// [`Malformed::Torn`].
-pub fn lines(text: &[u8]) -> Result<impl Iterator<Item = &[u8]>, Malformed> {
-    let body = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+/// [`MalformedCgroupFile::Torn`].
+pub fn lines(text: &[u8]) -> Result<impl Iterator<Item = &[u8]>, MalformedCgroupFile> {
+    let body = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
     Ok(body.split(|b| *b == b'\n'))
 }
 
@@ -56,10 +56,10 @@ pub fn digits(text: &[u8]) -> Option<u64> {
 /// A file that holds one number.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn number(text: &[u8]) -> Result<u64, Malformed> {
-    let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
-    digits(line).ok_or(Malformed::NotANumber("the value"))
+/// [`MalformedCgroupFile`].
+pub fn number(text: &[u8]) -> Result<u64, MalformedCgroupFile> {
+    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
+    digits(line).ok_or(MalformedCgroupFile::NotANumber("the value"))
 }
 
 /// From here on a v1 limit means "none": the kernel writes `i64::MAX` rounded down to its page size (4 KiB or 64 KiB).
@@ -68,8 +68,8 @@ const NO_LIMIT: u64 = 1 << 62;
 /// `memory.max` or `memory.limit_in_bytes`: `None` without a limit.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn memory_limit(text: &[u8]) -> Result<Option<Bytes>, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn memory_limit(text: &[u8]) -> Result<Option<Bytes>, MalformedCgroupFile> {
     if text == b"max\n" {
         return Ok(None);
     }
@@ -79,23 +79,23 @@ pub fn memory_limit(text: &[u8]) -> Result<Option<Bytes>, Malformed> {
 /// `cpu.max` (`50000 100000`, `max 100000`) as cores; `None` without a limit.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn cpu_max(text: &[u8]) -> Result<Option<f64>, Malformed> {
-    let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+/// [`MalformedCgroupFile`].
+pub fn cpu_max(text: &[u8]) -> Result<Option<f64>, MalformedCgroupFile> {
+    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
     let mut fields = fields(line);
-    let quota = fields.next().ok_or(Malformed::Missing("quota"))?;
-    let period = fields.next().and_then(digits).ok_or(Malformed::NotANumber("period"))?;
+    let quota = fields.next().ok_or(MalformedCgroupFile::Missing("quota"))?;
+    let period = fields.next().and_then(digits).ok_or(MalformedCgroupFile::NotANumber("period"))?;
     if quota == b"max" {
         return Ok(None);
     }
-    cores(digits(quota).ok_or(Malformed::NotANumber("quota"))?, period)
+    cores(digits(quota).ok_or(MalformedCgroupFile::NotANumber("quota"))?, period)
 }
 
 /// `cpu.cfs_quota_us` and `cpu.cfs_period_us` as cores; `None` without a limit (`-1`).
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn cfs_limit(quota: &[u8], period: &[u8]) -> Result<Option<f64>, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn cfs_limit(quota: &[u8], period: &[u8]) -> Result<Option<f64>, MalformedCgroupFile> {
     if quota == b"-1\n" {
         return Ok(None);
     }
@@ -103,8 +103,8 @@ pub fn cfs_limit(quota: &[u8], period: &[u8]) -> Result<Option<f64>, Malformed> 
 }
 
 #[expect(clippy::cast_precision_loss, reason = "microseconds far below 2^53")]
-fn cores(quota: u64, period: u64) -> Result<Option<f64>, Malformed> {
-    if period == 0 { Err(Malformed::NotANumber("period")) } else { Ok(Some(quota as f64 / period as f64)) }
+fn cores(quota: u64, period: u64) -> Result<Option<f64>, MalformedCgroupFile> {
+    if period == 0 { Err(MalformedCgroupFile::NotANumber("period")) } else { Ok(Some(quota as f64 / period as f64)) }
 }
 
 /// What `cpu.stat` says; v1 has only the enforcement, v2 without the cpu controller only the use.
@@ -119,8 +119,8 @@ pub struct CpuStat {
 /// `cpu.stat` of either version.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn cpu_stat(text: &[u8]) -> Result<CpuStat, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn cpu_stat(text: &[u8]) -> Result<CpuStat, MalformedCgroupFile> {
     let [usage, user, system, periods, times, usec, nsec] = keys(
         text,
         [
@@ -137,15 +137,15 @@ pub fn cpu_stat(text: &[u8]) -> Result<CpuStat, Malformed> {
     let used = match (usage, user, system) {
         (Some(usage), Some(user), Some(system)) => Some((micros(usage), micros(user), micros(system))),
         (None, None, None) => None,
-        _ => return Err(Malformed::Missing("usage_usec, user_usec or system_usec")),
+        _ => return Err(MalformedCgroupFile::Missing("usage_usec, user_usec or system_usec")),
     };
     let throttled = match (periods, times, usec.map(micros).or(nsec.map(Nanos))) {
         (Some(periods), Some(times), Some(time)) => Some((Count(periods), Count(times), time)),
         (None, None, None) => None,
-        _ => return Err(Malformed::Missing("nr_periods, nr_throttled or the time throttled")),
+        _ => return Err(MalformedCgroupFile::Missing("nr_periods, nr_throttled or the time throttled")),
     };
     if used.is_none() && throttled.is_none() {
-        Err(Malformed::Missing("all of cpu.stat"))
+        Err(MalformedCgroupFile::Missing("all of cpu.stat"))
     } else {
         Ok(CpuStat { used, throttled })
     }
@@ -154,10 +154,10 @@ pub fn cpu_stat(text: &[u8]) -> Result<CpuStat, Malformed> {
 /// `cpuacct.stat`: user and system time in clock ticks.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn cpuacct_stat(text: &[u8]) -> Result<(u64, u64), Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn cpuacct_stat(text: &[u8]) -> Result<(u64, u64), MalformedCgroupFile> {
     let [user, system] = keys(text, [b"user", b"system"])?;
-    Ok((user.ok_or(Malformed::Missing("user"))?, system.ok_or(Malformed::Missing("system"))?))
+    Ok((user.ok_or(MalformedCgroupFile::Missing("user"))?, system.ok_or(MalformedCgroupFile::Missing("system"))?))
 }
 
 /// What is taken from `memory.stat`.
@@ -176,35 +176,35 @@ pub struct MemoryStat {
 /// `memory.stat`: v1's `total_…` lines (with everything below), else v2's names.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn memory_stat(text: &[u8]) -> Result<MemoryStat, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn memory_stat(text: &[u8]) -> Result<MemoryStat, MalformedCgroupFile> {
     let [rss, cache, inactive, swap, anon, file, inactive_v2] = keys(
         text,
         [b"total_rss", b"total_cache", b"total_inactive_file", b"total_swap", b"anon", b"file", b"inactive_file"],
     )?;
     let v1 = rss.zip(cache).zip(inactive);
     let v2 = anon.zip(file).zip(inactive_v2);
-    let ((rss, cache), inactive) = v1.or(v2).ok_or(Malformed::Missing("rss, cache or inactive_file"))?;
+    let ((rss, cache), inactive) = v1.or(v2).ok_or(MalformedCgroupFile::Missing("rss, cache or inactive_file"))?;
     Ok(MemoryStat { rss: Bytes(rss), cache: Bytes(cache), inactive_file: Bytes(inactive), swap: swap.map(Bytes) })
 }
 
 /// `oom_kill` of `memory.events` or `memory.oom_control`; `None` on a kernel before 4.13, which has no such line in v1.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn oom_kills(text: &[u8]) -> Result<Option<Count>, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn oom_kills(text: &[u8]) -> Result<Option<Count>, MalformedCgroupFile> {
     let [kills] = keys(text, [b"oom_kill"])?;
     Ok(kills.map(Count))
 }
 
 /// Values of the wanted keys in a file of `key value` lines; other lines are passed over, but must be lines.
-fn keys<const N: usize>(text: &[u8], wanted: [&[u8]; N]) -> Result<[Option<u64>; N], Malformed> {
+fn keys<const N: usize>(text: &[u8], wanted: [&[u8]; N]) -> Result<[Option<u64>; N], MalformedCgroupFile> {
     let mut found = [None; N];
     for line in lines(text)? {
         let Some(space) = line.iter().position(|b| *b == b' ') else { continue };
         let (key, value) = (&line[..space], &line[space + 1..]);
         if let Some(at) = wanted.iter().position(|name| *name == key) {
-            found[at] = Some(digits(value).ok_or(Malformed::NotANumber("a value"))?);
+            found[at] = Some(digits(value).ok_or(MalformedCgroupFile::NotANumber("a value"))?);
         }
     }
     Ok(found)
@@ -229,15 +229,17 @@ pub struct BlockIo {
 /// them is counted once more on the disk below.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn io_stat(text: &[u8], stacked: &[u32]) -> Result<BlockIo, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn io_stat(text: &[u8], stacked: &[u32]) -> Result<BlockIo, MalformedCgroupFile> {
     let mut sum = BlockIo::default();
     if text.is_empty() {
         return Ok(sum); // no device has been used yet: the one file that may be empty
     }
     for line in lines(text)? {
         let mut fields = fields(line);
-        let Some(major) = fields.next().and_then(major) else { return Err(Malformed::NotANumber("the device")) };
+        let Some(major) = fields.next().and_then(major) else {
+            return Err(MalformedCgroupFile::NotANumber("the device"));
+        };
         if stacked.contains(&major) {
             continue;
         }
@@ -251,7 +253,7 @@ pub fn io_stat(text: &[u8], stacked: &[u32]) -> Result<BlockIo, Malformed> {
                 _ => continue,
             };
             let value = field.iter().position(|b| *b == b'=').and_then(|at| digits(&field[at + 1..]));
-            *slot = slot.saturating_add(value.ok_or(Malformed::NotANumber("a counter"))?);
+            *slot = slot.saturating_add(value.ok_or(MalformedCgroupFile::NotANumber("a counter"))?);
         }
     }
     Ok(sum)
@@ -261,8 +263,8 @@ pub fn io_stat(text: &[u8], stacked: &[u32]) -> Result<BlockIo, Malformed> {
 /// and says `Total 0`.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn blkio(text: &[u8], stacked: &[u32]) -> Result<BlockIo, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn blkio(text: &[u8], stacked: &[u32]) -> Result<BlockIo, MalformedCgroupFile> {
     let mut sum = BlockIo::default();
     let mut last = None;
     for line in lines(text)? {
@@ -271,8 +273,8 @@ pub fn blkio(text: &[u8], stacked: &[u32]) -> Result<BlockIo, Malformed> {
         if device == Some(b"Total") {
             continue;
         }
-        let Some(number) = device.and_then(major) else { return Err(Malformed::NotANumber("the device")) };
-        let value = value.and_then(digits).ok_or(Malformed::NotANumber("a counter"))?;
+        let Some(number) = device.and_then(major) else { return Err(MalformedCgroupFile::NotANumber("the device")) };
+        let value = value.and_then(digits).ok_or(MalformedCgroupFile::NotANumber("a counter"))?;
         if stacked.contains(&number) {
             continue;
         }
@@ -300,33 +302,34 @@ fn major(device: &[u8]) -> Option<u32> {
 /// before Linux 5.13; there the kernel defines it as 0.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn pressure(text: &[u8]) -> Result<(Nanos, Nanos), Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn pressure(text: &[u8]) -> Result<(Nanos, Nanos), MalformedCgroupFile> {
     let (mut some, mut full) = (None, Nanos(0));
     for line in lines(text)? {
         let total = fields(line).find_map(|field| field.strip_prefix(b"total=")).and_then(digits);
-        let total = Nanos(total.ok_or(Malformed::NotANumber("total"))?.saturating_mul(1000));
+        let total = Nanos(total.ok_or(MalformedCgroupFile::NotANumber("total"))?.saturating_mul(1000));
         match fields(line).next() {
             Some(b"some") => some = Some(total),
             Some(b"full") => full = total,
             _ => {}
         }
     }
-    Ok((some.ok_or(Malformed::Missing("some"))?, full))
+    Ok((some.ok_or(MalformedCgroupFile::Missing("some"))?, full))
 }
 
 /// Each number in `cgroup.procs`. A 0 stands for a process outside our PID namespace (v2; v1 leaves it out): it has no
 /// number here. How many there were of those is the answer.
 ///
 /// # Errors
-/// [`Malformed`]; numbers before the fault have been given.
-pub fn processes(text: &[u8], mut each: impl FnMut(u32)) -> Result<u32, Malformed> {
+/// [`MalformedCgroupFile`]; numbers before the fault have been given.
+pub fn processes(text: &[u8], mut each: impl FnMut(u32)) -> Result<u32, MalformedCgroupFile> {
     let mut hidden = 0u32;
     if text.is_empty() {
         return Ok(hidden); // nobody is in it
     }
     for line in lines(text)? {
-        let pid = digits(line).and_then(|pid| u32::try_from(pid).ok()).ok_or(Malformed::NotANumber("a process"))?;
+        let pid =
+            digits(line).and_then(|pid| u32::try_from(pid).ok()).ok_or(MalformedCgroupFile::NotANumber("a process"))?;
         match pid {
             0 => hidden = hidden.saturating_add(1),
             pid => each(pid),
@@ -338,12 +341,12 @@ pub fn processes(text: &[u8], mut each: impl FnMut(u32)) -> Result<u32, Malforme
 /// `/proc/<pid>/io`: what a process had fetched from storage and sent to it.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn process_io(text: &[u8]) -> Result<ProcessIo, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn process_io(text: &[u8]) -> Result<ProcessIo, MalformedCgroupFile> {
     let [read, write] = keys(text, [b"read_bytes:", b"write_bytes:"])?;
     match (read, write) {
         (Some(read), Some(write)) => Ok(ProcessIo { read: Bytes(read), write: Bytes(write) }),
-        _ => Err(Malformed::Missing("read_bytes or write_bytes")),
+        _ => Err(MalformedCgroupFile::Missing("read_bytes or write_bytes")),
     }
 }
 
@@ -384,7 +387,7 @@ mod tests {
         assert_eq!(v1, CpuStat { used: None, throttled: Some((Count(7), Count(3), Nanos(12345))) });
         let v2 = cpu_stat(b"usage_usec 9\nuser_usec 5\nsystem_usec 4\nnice_usec 0\n").unwrap();
         assert_eq!(v2, CpuStat { used: Some((Nanos(9000), Nanos(5000), Nanos(4000))), throttled: None });
-        assert_eq!(cpu_stat(b"usage_usec 9\nuser_us"), Err(Malformed::Torn));
+        assert_eq!(cpu_stat(b"usage_usec 9\nuser_us"), Err(MalformedCgroupFile::Torn));
         assert!(cpu_stat(b"usage_usec 9\n").is_err());
         assert!(cpu_stat(b"\n").is_err());
     }

@@ -12,14 +12,14 @@
 //! container in it; a kubelet that runs in a container of no pod owns the pods below it.
 //!
 //! What must never happen here: a guess. A path that reaches above the reader's cgroup namespace (`/../…`) has lost its
-//! beginning, so it is [`Place::Foreign`], whatever follows.
+//! beginning, so it is [`CgroupPlace::Foreign`], whatever follows.
 
-use model::cgroup::{CgroupKind, Qos, Runtime};
+use model::cgroup::{CgroupKind, Qos, RuntimeKind};
 use model::id::{ContainerId, PodUid};
 
 /// Where a path lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place<'a> {
+pub enum CgroupPlace<'a> {
     /// In a pod or container.
     Inside {
         /// The path of that pod or container itself: what is nested in it is cut off.
@@ -36,10 +36,10 @@ pub enum Place<'a> {
 /// Finds the pod or container that `path` belongs to. A ` (deleted)` that the kernel puts behind the path of a cgroup
 /// that is gone is not part of it.
 #[must_use]
-pub fn place(path: &str) -> Place<'_> {
+pub fn place(path: &str) -> CgroupPlace<'_> {
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
     if path == "/.." || path.starts_with("/../") {
-        return Place::Foreign;
+        return CgroupPlace::Foreign;
     }
     let mut walk = Steps::default();
     for (end, segment) in segments(path) {
@@ -48,8 +48,8 @@ pub fn place(path: &str) -> Place<'_> {
         }
     }
     match walk.found {
-        Some((end, kind)) => Place::Inside { path: path.get(..end).unwrap_or(path), kind },
-        None => Place::Host,
+        Some((end, kind)) => CgroupPlace::Inside { path: path.get(..end).unwrap_or(path), kind },
+        None => CgroupPlace::Host,
     }
 }
 
@@ -113,7 +113,7 @@ impl<'a> Steps<'a> {
         if self.found.is_none()
             && let Some((runtime, id)) = container(segment, parent == "docker")
         {
-            let runtime = if parent == "docker" { Runtime::Docker } else { runtime };
+            let runtime = if parent == "docker" { RuntimeKind::Docker } else { runtime };
             self.found = Some((end, CgroupKind::Container { pod: None, id, runtime }));
         }
         false
@@ -170,23 +170,23 @@ fn misfit(segment: &str) -> Option<CgroupKind> {
 
 /// What runtimes put before the id. CRI-O's and Podman's monitors (`crio-conmon-`, `libpod-conmon-`) are no containers:
 /// `conmon-…` is no id.
-const RUNTIMES: [(&str, Runtime); 5] = [
-    ("cri-containerd", Runtime::Containerd),
-    ("nerdctl", Runtime::Containerd),
-    ("crio", Runtime::CriO),
-    ("docker", Runtime::Docker),
-    ("libpod", Runtime::Podman),
+const RUNTIMES: [(&str, RuntimeKind); 5] = [
+    ("cri-containerd", RuntimeKind::Containerd),
+    ("nerdctl", RuntimeKind::Containerd),
+    ("crio", RuntimeKind::CriO),
+    ("docker", RuntimeKind::Docker),
+    ("libpod", RuntimeKind::Podman),
 ];
 
 /// A container's own segment; without a runtime's name only where the place says that it must be one.
-fn container(segment: &str, unnamed: bool) -> Option<(Runtime, ContainerId)> {
+fn container(segment: &str, unnamed: bool) -> Option<(RuntimeKind, ContainerId)> {
     let name = segment.strip_suffix(".scope").unwrap_or(segment);
     for (prefix, runtime) in RUNTIMES {
         if let Some(id) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('-')) {
             return Some((runtime, ContainerId::parse(id).ok()?));
         }
     }
-    if unnamed { Some((Runtime::Unnamed, ContainerId::parse(segment).ok()?)) } else { None }
+    if unnamed { Some((RuntimeKind::Unnamed, ContainerId::parse(segment).ok()?)) } else { None }
 }
 
 #[cfg(test)]
@@ -204,9 +204,9 @@ mod tests {
         text.replace("{U}", UID).replace("{S}", SYSTEMD).replace("{T}", STATIC).replace("{I}", ID)
     }
 
-    fn check(path: &str, cut: &str, pod: Option<(&str, Qos)>, runtime: Option<Runtime>) {
+    fn check(path: &str, cut: &str, pod: Option<(&str, Qos)>, runtime: Option<RuntimeKind>) {
         let (path, cut) = (fill(path), fill(cut));
-        let Place::Inside { path: found, kind } = place(&path) else { panic!("{path} is in nothing") };
+        let CgroupPlace::Inside { path: found, kind } = place(&path) else { panic!("{path} is in nothing") };
         assert_eq!(found, cut, "{path}");
         let pod = pod.map(|(uid, qos)| (PodUid::parse(&fill(uid)).unwrap(), qos));
         let expected = match (pod, runtime) {
@@ -225,26 +225,26 @@ mod tests {
             ("/kubepods/pod{U}", ("{U}", Guaranteed), None),
             ("/kubepods/burstable/pod{U}", ("{U}", Burstable), None),
             ("/kubepods/besteffort/pod{T}", ("{T}", BestEffort), None),
-            ("/kubepods/pod{U}/{I}", ("{U}", Guaranteed), Some(Runtime::Unnamed)),
-            ("/kubepods/burstable/pod{T}/{I}", ("{T}", Burstable), Some(Runtime::Unnamed)),
-            ("/node-b/kubepods/besteffort/pod{U}/{I}", ("{U}", BestEffort), Some(Runtime::Unnamed)),
-            ("/kubepods/burstable/pod{U}/crio-{I}", ("{U}", Burstable), Some(Runtime::CriO)),
+            ("/kubepods/pod{U}/{I}", ("{U}", Guaranteed), Some(RuntimeKind::Unnamed)),
+            ("/kubepods/burstable/pod{T}/{I}", ("{T}", Burstable), Some(RuntimeKind::Unnamed)),
+            ("/node-b/kubepods/besteffort/pod{U}/{I}", ("{U}", BestEffort), Some(RuntimeKind::Unnamed)),
+            ("/kubepods/burstable/pod{U}/crio-{I}", ("{U}", Burstable), Some(RuntimeKind::CriO)),
             (slices, ("{U}", BestEffort), None),
-            (&format!("{slices}/cri-containerd-{{I}}.scope"), ("{U}", BestEffort), Some(Runtime::Containerd)),
-            (&format!("{slices}/crio-{{I}}.scope"), ("{U}", BestEffort), Some(Runtime::CriO)),
-            (&format!("{slices}/docker-{{I}}.scope"), ("{U}", BestEffort), Some(Runtime::Docker)),
+            (&format!("{slices}/cri-containerd-{{I}}.scope"), ("{U}", BestEffort), Some(RuntimeKind::Containerd)),
+            (&format!("{slices}/crio-{{I}}.scope"), ("{U}", BestEffort), Some(RuntimeKind::CriO)),
+            (&format!("{slices}/docker-{{I}}.scope"), ("{U}", BestEffort), Some(RuntimeKind::Docker)),
             ("/kubepods.slice/kubepods-pod{T}.slice", ("{T}", Guaranteed), None),
             (
                 "/a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod{S}.slice/crio-{I}.scope",
                 ("{U}", Guaranteed),
-                Some(Runtime::CriO),
+                Some(RuntimeKind::CriO),
             ),
             (
                 "/system.slice/containerd.service/kubepods-burstable-pod{S}.slice:cri-containerd:{I}",
                 ("{U}", Burstable),
-                Some(Runtime::Containerd),
+                Some(RuntimeKind::Containerd),
             ),
-            ("/docker/{I}/kubelet/kubepods/burstable/pod{U}/{I}", ("{U}", Burstable), Some(Runtime::Unnamed)),
+            ("/docker/{I}/kubelet/kubepods/burstable/pod{U}/{I}", ("{U}", Burstable), Some(RuntimeKind::Unnamed)),
         ] {
             check(path, path, Some(pod), runtime);
         }
@@ -256,9 +256,9 @@ mod tests {
         for tail in
             ["/init.scope", "/docker/{I}", "/kubepods/pod{T}/{I}", "/system.slice/docker-{I}.scope", " (deleted)"]
         {
-            check(&format!("{container}{tail}"), container, Some(("{U}", Qos::Burstable)), Some(Runtime::Unnamed));
+            check(&format!("{container}{tail}"), container, Some(("{U}", Qos::Burstable)), Some(RuntimeKind::Unnamed));
         }
-        check("/docker/{I}/docker/{I}", "/docker/{I}", None, Some(Runtime::Docker));
+        check("/docker/{I}/docker/{I}", "/docker/{I}", None, Some(RuntimeKind::Docker));
     }
 
     #[test]
@@ -271,11 +271,11 @@ mod tests {
     #[test]
     fn containers_of_no_pod_are_recognised() {
         for (path, runtime) in [
-            ("/docker/{I}", Runtime::Docker),
-            ("/system.slice/docker-{I}.scope", Runtime::Docker),
-            ("/machine.slice/libpod-{I}.scope", Runtime::Podman),
-            ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{I}.scope", Runtime::Podman),
-            ("/libpod_parent/libpod-{I}", Runtime::Podman),
+            ("/docker/{I}", RuntimeKind::Docker),
+            ("/system.slice/docker-{I}.scope", RuntimeKind::Docker),
+            ("/machine.slice/libpod-{I}.scope", RuntimeKind::Podman),
+            ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{I}.scope", RuntimeKind::Podman),
+            ("/libpod_parent/libpod-{I}", RuntimeKind::Podman),
         ] {
             check(path, path, None, Some(runtime));
         }
@@ -299,16 +299,16 @@ mod tests {
             "/kubepods-pod{S}.slice:runtime:{I}",
             "/docker-{I}x.scope",
         ] {
-            assert_eq!(place(&fill(path)), Place::Host, "{path}");
+            assert_eq!(place(&fill(path)), CgroupPlace::Host, "{path}");
         }
     }
 
     #[test]
     fn a_path_above_our_namespace_is_foreign_whatever_follows() {
         for path in ["/..", "/../..", "/../../kubepods/pod{U}/{I}"] {
-            assert_eq!(place(&fill(path)), Place::Foreign);
+            assert_eq!(place(&fill(path)), CgroupPlace::Foreign);
         }
-        assert_eq!(place("/..data"), Place::Host);
+        assert_eq!(place("/..data"), CgroupPlace::Host);
     }
 
     #[test]
@@ -340,7 +340,7 @@ mod tests {
 
         #[test]
         fn no_path_panics_and_what_is_cut_off_is_the_end(path in "(/(\\.\\.|kubepods|burstable|pod[0-9a-f-]{36}|[0-9a-f]{64}|docker|é|.{0,9})){0,8}") {
-            if let Place::Inside { path: cut, .. } = place(&path) {
+            if let CgroupPlace::Inside { path: cut, .. } = place(&path) {
                 prop_assert!(path.starts_with(cut));
                 prop_assert_eq!(place(cut), place(&path));
             }

@@ -13,7 +13,7 @@
 //! What must never happen here: one entry that cannot be read hiding the others. Other plugins' answers are theirs.
 
 use crate::base64;
-use crate::fault::{Fault, shown};
+use crate::decode_error::{DecodeError, shown};
 use crate::protobuf::{Field, fields};
 use crate::ticket;
 use model::id::{PodUid, Ticket};
@@ -31,7 +31,7 @@ const KEY: &str = "kubelet_internal_checkpoint";
 
 /// What one container holds of one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allocation {
+pub struct CheckpointRow {
     /// The pod.
     pub pod: PodUid,
     /// The container's name.
@@ -54,26 +54,26 @@ pub struct Allocation {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     /// What containers hold, in the file's order.
-    pub allocations: Vec<Allocation>,
+    pub allocations: Vec<CheckpointRow>,
     /// Devices that kubelet knows and takes for healthy, by resource.
     pub registered: BTreeMap<Arc<str>, Vec<Arc<str>>>,
     /// Entries that could not be read; the others are above.
-    pub unreadable: Vec<Unreadable>,
+    pub unreadable: Vec<UnreadableRow>,
 }
 
 /// An entry that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreadable {
+pub struct UnreadableRow {
     /// The resource: another plugin's entries are its own affair.
     pub resource: Arc<str>,
     /// Which entry, and why.
-    pub fault: Fault,
+    pub fault: DecodeError,
 }
 
 impl Checkpoint {
     /// Who holds a ticket of a CDI device. None also where two containers do, which no ticket may: then nobody can be sure.
     #[must_use]
-    pub fn holder(&self, ticket: &Ticket) -> Option<&Allocation> {
+    pub fn holder(&self, ticket: &Ticket) -> Option<&CheckpointRow> {
         let name = ticket::qualified(ticket);
         let mut holders =
             self.allocations.iter().filter(|held| held.cdi_devices.iter().any(|device| **device == *name));
@@ -125,13 +125,13 @@ enum Ids<'a> {
 /// Reads the file.
 ///
 /// # Errors
-/// [`Fault`] where it is no checkpoint or larger than any. A single entry that cannot be read is told in
+/// [`DecodeError`] where it is no checkpoint or larger than any. A single entry that cannot be read is told in
 /// [`Checkpoint::unreadable`].
-pub fn parse(bytes: &[u8]) -> Result<Checkpoint, Fault> {
+pub fn parse(bytes: &[u8]) -> Result<Checkpoint, DecodeError> {
     if bytes.len() > MAX_BYTES {
-        return Err(Fault::too_long(KEY, bytes.len(), MAX_BYTES));
+        return Err(DecodeError::too_long(KEY, bytes.len(), MAX_BYTES));
     }
-    let file: File<'_> = serde_json::from_slice(bytes).map_err(|error| Fault::json(KEY, bytes, &error))?;
+    let file: File<'_> = serde_json::from_slice(bytes).map_err(|error| DecodeError::json(KEY, bytes, &error))?;
     let mut checkpoint = Checkpoint::default();
     let mut left = MAX_IDS;
     for (number, entry) in file.data.entries.unwrap_or_default().into_iter().enumerate() {
@@ -139,12 +139,12 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint, Fault> {
             Ok(allocation) => {
                 left = left
                     .checked_sub(allocation.ids.len().max(1))
-                    .ok_or_else(|| Fault::too_many(KEY, 0, "devices in use", MAX_IDS))?;
+                    .ok_or_else(|| DecodeError::too_many(KEY, 0, "devices in use", MAX_IDS))?;
                 checkpoint.allocations.push(allocation);
             }
-            Err(what) => checkpoint.unreadable.push(Unreadable {
+            Err(what) => checkpoint.unreadable.push(UnreadableRow {
                 resource: entry.resource.as_ref().into(),
-                fault: Fault::new(KEY, 0, format!("entry {number} cannot be read: {what}")),
+                fault: DecodeError::new(KEY, 0, format!("entry {number} cannot be read: {what}")),
             }),
         }
     }
@@ -158,7 +158,7 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint, Fault> {
     Ok(checkpoint)
 }
 
-fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
+fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
     let mut ids: Vec<Arc<str>> = match &entry.ids {
         None => Vec::new(),
         Some(Ids::Plain(ids)) => ids.iter().map(|id| Arc::from(id.as_ref())).collect(),
@@ -171,7 +171,7 @@ fn allocation(entry: &Entry<'_>) -> Result<Allocation, String> {
         None => Told::default(),
         Some(answer) => told(answer).ok_or_else(|| format!("not an answer of a plugin ({})", who()))?,
     };
-    Ok(Allocation {
+    Ok(CheckpointRow {
         pod: PodUid::parse(&entry.pod).map_err(|error| error.to_string())?,
         container: entry.container.as_ref().into(),
         resource: entry.resource.as_ref().into(),

@@ -1,7 +1,7 @@
 //! GPUs that get no new containers (`hami.io/device-cordon`): UUIDs between commas, written by people, so with any white space
 //! and empty items.
 
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::key::{CORDON, MAX_ANNOTATION};
 use model::id::GpuUuid;
 use std::collections::BTreeSet;
@@ -12,11 +12,11 @@ const MAX_ITEMS: usize = 1024;
 /// Reads the annotation's value.
 ///
 /// # Errors
-/// [`Fault`] where an item is no UUID. Nothing is guessed: a GPU that somebody meant to keep free must not be given away
+/// [`DecodeError`] where an item is no UUID. Nothing is guessed: a GPU that somebody meant to keep free must not be given away
 /// because of a typing error beside it.
-pub fn decode(text: &str) -> Result<BTreeSet<GpuUuid>, Fault> {
+pub fn decode(text: &str) -> Result<BTreeSet<GpuUuid>, DecodeError> {
     if text.len() > MAX_ANNOTATION {
-        return Err(Fault::too_long(CORDON, text.len(), MAX_ANNOTATION));
+        return Err(DecodeError::too_long(CORDON, text.len(), MAX_ANNOTATION));
     }
     let mut cordoned = BTreeSet::new();
     let mut at = 0;
@@ -24,9 +24,9 @@ pub fn decode(text: &str) -> Result<BTreeSet<GpuUuid>, Fault> {
         let name = item.trim();
         if !name.is_empty() {
             if cordoned.len() == MAX_ITEMS {
-                return Err(Fault::too_many(CORDON, at, "GPUs", MAX_ITEMS));
+                return Err(DecodeError::too_many(CORDON, at, "GPUs", MAX_ITEMS));
             }
-            cordoned.insert(GpuUuid::parse(name).map_err(|error| Fault::new(CORDON, at, error.to_string()))?);
+            cordoned.insert(GpuUuid::parse(name).map_err(|error| DecodeError::new(CORDON, at, error.to_string()))?);
         }
         at += item.len() + 1;
     }

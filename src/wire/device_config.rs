@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Text becomes a [`serde_json::Value`] in a room that has YAML; what is bounded there is its length, by [`MAX_BYTES`]. A key
-//! that is not understood is told in a [`Warning`] and changes nothing; a value that cannot be meant is a [`Fault`]. What is
+//! that is not understood is told in a [`ConfigWarning`] and changes nothing; a value that cannot be meant is a [`DecodeError`]. What is
 //! understood here and not acted upon is for its reader to tell.
 //!
 //! What must never happen here: a setting that is passed over in silence.
@@ -17,10 +17,10 @@
 pub mod setting;
 mod value;
 
-pub use setting::{CorePolicy, MigAllowance, Scaling};
+pub use setting::{CorePolicy, DeviceScaling, MigAllowance};
 
-use crate::fault::{Fault, shown};
-use crate::resource::Rules;
+use crate::decode_error::{DecodeError, shown};
+use crate::resource::RequestRules;
 use model::id::GpuUuid;
 use model::unit::{Bytes, CorePercent, Mib};
 use serde_json::{Map, Value};
@@ -42,7 +42,7 @@ const SECTION: &str = "nvidia";
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceConfig {
     /// How amounts become requests.
-    pub rules: Rules,
+    pub rules: RequestRules,
     /// GPUs for a container that asks for memory or cores and names no count (the webhook's).
     pub default_count: u32,
     /// Whether containers without GPU are told to see none (the webhook's).
@@ -52,9 +52,9 @@ pub struct DeviceConfig {
     /// Containers that share one GPU.
     pub slots: u32,
     /// Of memory.
-    pub memory_scaling: Scaling,
+    pub memory_scaling: DeviceScaling,
     /// Of computing time.
-    pub core_scaling: Scaling,
+    pub core_scaling: DeviceScaling,
     /// Memory of GPUs that cannot tell theirs.
     pub preconfigured_memory: Option<Mib>,
     /// Whether kubelet is told the GPUs' NUMA nodes.
@@ -80,13 +80,13 @@ pub struct DeviceConfig {
 impl Default for DeviceConfig {
     fn default() -> Self {
         DeviceConfig {
-            rules: Rules::default(),
+            rules: RequestRules::default(),
             default_count: 1,
             overwrite_env: false,
             runtime_class: None,
             slots: 10,
-            memory_scaling: Scaling::NONE,
-            core_scaling: Scaling::NONE,
+            memory_scaling: DeviceScaling::NONE,
+            core_scaling: DeviceScaling::NONE,
             preconfigured_memory: None,
             numa_topology: false,
             core_policy: CorePolicy::Default,
@@ -117,14 +117,14 @@ impl DeviceConfig {
 
 /// A setting that is not followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Warning {
+pub struct ConfigWarning {
     /// Where it stands: `nvidia.someKey`.
     pub path: String,
     /// Why it is not followed.
     pub what: String,
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for ConfigWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path, self.what)
     }
@@ -132,27 +132,27 @@ impl fmt::Display for Warning {
 
 /// Collects warnings up to their bound.
 #[derive(Default)]
-struct Warnings(Vec<Warning>);
+struct Warnings(Vec<ConfigWarning>);
 
 impl Warnings {
     fn add(&mut self, path: &str, what: impl Into<String>) {
         if self.0.len() < MAX_WARNINGS {
-            self.0.push(Warning { path: path.to_owned(), what: what.into() });
+            self.0.push(ConfigWarning { path: path.to_owned(), what: what.into() });
         } else if self.0.len() == MAX_WARNINGS {
-            self.0.push(Warning { path: "…".into(), what: "more of the file is not followed".into() });
+            self.0.push(ConfigWarning { path: "…".into(), what: "more of the file is not followed".into() });
         }
     }
 }
 
-fn fault(what: String) -> Fault {
-    Fault::new(KEY, 0, what)
+fn fault(what: String) -> DecodeError {
+    DecodeError::new(KEY, 0, what)
 }
 
 /// Reads the device YAML.
 ///
 /// # Errors
-/// [`Fault`] for an empty file, a value of another kind or out of its range.
-pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<Warning>), Fault> {
+/// [`DecodeError`] for an empty file, a value of another kind or out of its range.
+pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<ConfigWarning>), DecodeError> {
     let sections = document.as_object().filter(|sections| !sections.is_empty());
     let sections = sections.ok_or_else(|| fault("is empty, or no mapping of vendors".into()))?;
     let mut config = DeviceConfig::default();
@@ -233,8 +233,8 @@ fn of_node(config: &mut DeviceConfig, key: &str, value: &Value) -> Result<bool, 
 /// case, as HAMi takes them.
 ///
 /// # Errors
-/// [`Fault`] for another format, and in the entry of `node` for a value of another kind or out of its range.
-pub fn for_node(document: &Value, node: &str, config: &mut DeviceConfig) -> Result<Vec<Warning>, Fault> {
+/// [`DecodeError`] for another format, and in the entry of `node` for a value of another kind or out of its range.
+pub fn for_node(document: &Value, node: &str, config: &mut DeviceConfig) -> Result<Vec<ConfigWarning>, DecodeError> {
     let Some(file) = document.as_object() else { return Err(fault("the node file is no JSON object".into())) };
     let mut warnings = Warnings::default();
     for (key, value) in file.iter().filter(|(_, value)| !value.is_null()) {
@@ -244,7 +244,7 @@ pub fn for_node(document: &Value, node: &str, config: &mut DeviceConfig) -> Resu
         }
         let entries = value.as_array().ok_or_else(|| fault("nodeconfig: is no list".into()))?;
         if entries.len() > value::MAX_LIST {
-            return Err(Fault::too_many(KEY, 0, "nodes", value::MAX_LIST));
+            return Err(DecodeError::too_many(KEY, 0, "nodes", value::MAX_LIST));
         }
         for (number, entry) in entries.iter().enumerate() {
             let Some(entry) = entry.as_object() else {
@@ -265,7 +265,7 @@ fn node_entry(
     entry: &Map<String, Value>,
     number: usize,
     warnings: &mut Warnings,
-) -> Result<(), Fault> {
+) -> Result<(), DecodeError> {
     for (key, value) in entry.iter().filter(|(_, value)| !value.is_null()) {
         let path = format!("nodeconfig[{number}].{}", bare(key));
         let place = |what: String| fault(format!("{path}: {what}"));

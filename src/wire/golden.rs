@@ -2,9 +2,9 @@
 
 use crate::handshake::Handshake;
 use crate::key;
-use crate::resource::{Amounts, Rules, request};
-use crate::{assignment, bind, handshake, node_lock, register};
-use model::claim::{Grant, Slots};
+use crate::resource::{RequestRules, ResourceAmounts, request};
+use crate::{bind, claim, handshake, node_lock, register};
+use model::claim::{Claim, DeviceShare};
 use model::request::{GpuRequest, MemoryRequest};
 use model::time::WallTime;
 use model::unit::Mib;
@@ -26,17 +26,25 @@ fn text<'a>(case: &'a Value, key: &str) -> &'a str {
     case[key].as_str().unwrap_or_else(|| panic!("{key} of {case}"))
 }
 
-fn amounts(limits: &Value) -> Amounts {
+fn amounts(limits: &Value) -> ResourceAmounts {
     serde_json::from_value(limits.clone()).unwrap()
 }
 
 fn requests(containers: &[&Value]) -> Vec<Option<GpuRequest>> {
-    containers.iter().map(|limits| request(&Rules::default(), &amounts(limits), &Amounts::new()).unwrap()).collect()
+    containers
+        .iter()
+        .map(|limits| request(&RequestRules::default(), &amounts(limits), &ResourceAmounts::new()).unwrap())
+        .collect()
 }
 
-fn placed(slots: &Slots, requests: &[Option<GpuRequest>]) -> Vec<Vec<Grant>> {
-    let wants: Vec<u32> = requests.iter().map(|request| request.map_or(0, |request| request.count)).collect();
-    slots.by_container(&wants).unwrap()
+fn placed(claim: &Claim, requests: &[Option<GpuRequest>]) -> Claim {
+    let counts: Vec<u32> = requests.iter().map(|request| request.map_or(0, |request| request.count)).collect();
+    claim.by_container(&counts).unwrap()
+}
+
+/// MiB and percent as HAMi's annotation has them: 0 is no limit.
+fn numbers(share: &DeviceShare) -> (u64, u32) {
+    (share.memory.map_or(0, |memory| Mib::within(memory).0), share.cores.map_or(0, |cores| cores.0))
 }
 
 fn list(case: &Value) -> Vec<&Value> {
@@ -48,32 +56,28 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
     for case in cases(SCHEDULER) {
         let name = text(&case, "case");
         let annotations = &case["annotations"];
-        let slots = assignment::decode(key::ALLOCATED, text(annotations, key::ALLOCATED)).unwrap();
-        assert_eq!(
-            assignment::decode(key::TO_ALLOCATE, text(annotations, key::TO_ALLOCATE)).as_ref(),
-            Ok(&slots),
-            "{name}"
-        );
-        assert_eq!(assignment::encode(key::ALLOCATED, &slots).unwrap(), text(annotations, key::ALLOCATED), "{name}");
+        let claim = claim::decode(key::ALLOCATED, text(annotations, key::ALLOCATED)).unwrap();
+        assert_eq!(claim::decode(key::TO_ALLOCATE, text(annotations, key::TO_ALLOCATE)).as_ref(), Ok(&claim), "{name}");
+        assert_eq!(claim::encode(key::ALLOCATED, &claim).unwrap(), text(annotations, key::ALLOCATED), "{name}");
 
         let asked = [list(&case["initContainers"]), list(&case["containers"])].concat();
         if name == "too-many-cores" {
             // HAMi cuts it to 100 without a word; here the pod's owner is told.
-            let refused = request(&Rules::default(), &amounts(asked[0]), &Amounts::new()).unwrap_err();
+            let refused = request(&RequestRules::default(), &amounts(asked[0]), &ResourceAmounts::new()).unwrap_err();
             assert_eq!(refused.resource, "nvidia.com/gpucores");
             continue;
         }
         let requests = requests(&asked);
-        let granted = placed(&slots, &requests);
-        for (request, grants) in requests.iter().zip(&granted) {
+        let granted = placed(&claim, &requests);
+        for (request, shares) in requests.iter().zip(&granted) {
             let Some(request) = request else {
-                assert!(grants.is_empty(), "{name}");
+                assert!(shares.is_empty(), "{name}");
                 continue;
             };
-            for grant in grants {
+            for share in shares {
                 let whole = if text(annotations, key::ASSIGNED_NODE) == "g-a100" { MEMORY_OF_A100 } else { Mib(0) };
-                assert_eq!((grant.memory, grant.cores), (request.memory.of(whole), request.cores), "{name}");
-                assert_eq!(&*grant.vendor, key::NVIDIA);
+                let memory = Mib::within(request.memory.of(whole.bytes()));
+                assert_eq!(numbers(share), (memory.0, request.cores.0), "{name}");
             }
         }
         bind::decode_phase(text(annotations, key::BIND_PHASE)).unwrap();
@@ -97,21 +101,21 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
 fn what_hamis_plugin_answered_follows_from_the_annotations() {
     for case in cases(PLUGIN) {
         let name = format!("{} {}", text(&case, "pod"), text(&case, "container"));
-        let slots = assignment::decode(key::ALLOCATED, text(&case, "allocated")).unwrap();
+        let claim = claim::decode(key::ALLOCATED, text(&case, "allocated")).unwrap();
         let requests = requests(&list(&case["limits"]));
         let number: usize = text(&case, "container").trim_start_matches('c').parse().unwrap();
-        let grants = &placed(&slots, &requests)[number];
+        let shares = &placed(&claim, &requests)[number];
         let mut env = json!({
-            "CUDA_DEVICE_SM_LIMIT": grants[0].cores.0.to_string(),
+            "CUDA_DEVICE_SM_LIMIT": numbers(&shares[0]).1.to_string(),
             "LIBCUDA_LOG_LEVEL": "1",
-            "NVIDIA_VISIBLE_DEVICES": grants.iter().map(|grant| grant.uuid.as_str()).collect::<Vec<_>>().join(","),
+            "NVIDIA_VISIBLE_DEVICES": shares.iter().map(|share| share.device.as_str()).collect::<Vec<_>>().join(","),
         });
-        for (place, grant) in grants.iter().enumerate() {
-            env[format!("CUDA_DEVICE_MEMORY_LIMIT_{place}")] = json!(format!("{}m", grant.memory.0));
+        for (place, share) in shares.iter().enumerate() {
+            env[format!("CUDA_DEVICE_MEMORY_LIMIT_{place}")] = json!(format!("{}m", numbers(share).0));
         }
         assert_eq!(case["env"], env, "{name}");
-        let left = assignment::decode(key::TO_ALLOCATE, text(&case, "toAllocate")).unwrap();
-        assert!(left.all_served(), "{name}: every slot is blanked in the end");
+        let left = claim::decode(key::TO_ALLOCATE, text(&case, "toAllocate")).unwrap();
+        assert!(left.iter().all(Vec::is_empty), "{name}: every slot is blanked in the end");
         assert_eq!(bind::decode_phase(text(&case, "bindPhase")), Ok(model::claim::BindPhase::Success));
     }
 }
@@ -182,13 +186,13 @@ fn every_form_of_handshake_is_read() {
 fn every_form_of_device_string_and_request_is_read() {
     let formats: Value = serde_json::from_str(FORMATS).unwrap();
     for case in list(&formats["devices"]) {
-        let row = |grant: &Grant| json!([grant.uuid.as_str(), grant.memory.0, grant.cores.0]);
-        let told = |slots: Slots| json!({"slots": slots.0.iter().map(|slot| slot.iter().map(row).collect()).collect::<Vec<Vec<Value>>>()});
-        let found = assignment::decode(key::TO_ALLOCATE, text(case, "text"));
+        let row = |share: &DeviceShare| json!([share.device.as_str(), numbers(share).0, numbers(share).1]);
+        let told = |claim: Claim| json!({"slots": claim.0.iter().map(|slot| slot.iter().map(row).collect()).collect::<Vec<Vec<Value>>>()});
+        let found = claim::decode(key::TO_ALLOCATE, text(case, "text"));
         check(case, found.map(told).map_err(|fault| fault.what));
     }
     for case in list(&formats["request"]) {
-        let found = request(&Rules::default(), &amounts(&case["limits"]), &Amounts::new());
+        let found = request(&RequestRules::default(), &amounts(&case["limits"]), &ResourceAmounts::new());
         let told = |request: Option<GpuRequest>| {
             let memory = request.map(|request| request.memory);
             let percent = if let Some(MemoryRequest::Percent(share)) = memory { Some(share) } else { None };

@@ -9,7 +9,7 @@
 //!   MAPPED_LIBRARIES:                     a copy of /proc/self/maps, not read here
 //! ```
 //!
-//! jemalloc samples; [`Stack::estimate`] gives what the whole was, most likely.
+//! jemalloc samples; [`HeapStack::estimate`] gives what the whole was, most likely.
 
 use std::collections::HashMap;
 
@@ -25,12 +25,12 @@ pub struct HeapDump {
     /// Mean bytes allocated between two samples.
     pub rate: u64,
     /// Stacks, each once.
-    pub stacks: HashMap<Vec<u64>, Stack>,
+    pub stacks: HashMap<Vec<u64>, HeapStack>,
 }
 
 /// What was sampled at one stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stack {
+pub struct HeapStack {
     /// Objects alive.
     pub live_objects: u64,
     /// Their bytes.
@@ -43,7 +43,7 @@ pub struct Stack {
 
 /// What was there, as estimated from what was sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Estimate {
+pub struct HeapEstimate {
     /// Objects ever allocated.
     pub all_objects: i64,
     /// Their bytes.
@@ -85,7 +85,7 @@ pub fn parse(dump: &[u8]) -> Result<HeapDump, HeapDumpError> {
     let not_a_dump = || HeapDumpError::NotADump(excerpt(first));
     let rate = text(first).and_then(|line| line.strip_prefix("heap_v2/")).ok_or_else(not_a_dump)?;
     let rate = rate.parse().map_err(|_| not_a_dump())?;
-    let mut stacks: HashMap<Vec<u64>, Stack> = HashMap::new();
+    let mut stacks: HashMap<Vec<u64>, HeapStack> = HashMap::new();
     let mut current: Option<Vec<u64>> = None;
     for (number, line) in lines {
         if line.starts_with(b"MAPPED_LIBRARIES") {
@@ -123,18 +123,18 @@ fn addresses(rest: &[u8]) -> Option<Vec<u64>> {
     words.map(|word| u64::from_str_radix(word.strip_prefix("0x").unwrap_or(word), 16).ok()).collect()
 }
 
-fn counts(rest: &[u8]) -> Option<Stack> {
+fn counts(rest: &[u8]) -> Option<HeapStack> {
     let mut numbers = [0_u64; 4];
     let mut words = text(rest)?.split([':', '[', ']', ' ']).filter(|word| !word.is_empty());
     for number in &mut numbers {
         *number = words.next()?.parse().ok()?;
     }
     let [live_objects, live_bytes, all_objects, all_bytes] = numbers;
-    words.next().is_none().then_some(Stack { live_objects, live_bytes, all_objects, all_bytes })
+    words.next().is_none().then_some(HeapStack { live_objects, live_bytes, all_objects, all_bytes })
 }
 
-impl Stack {
-    fn add(&mut self, other: Stack) {
+impl HeapStack {
+    fn add(&mut self, other: HeapStack) {
         self.live_objects = self.live_objects.saturating_add(other.live_objects);
         self.live_bytes = self.live_bytes.saturating_add(other.live_bytes);
         self.all_objects = self.all_objects.saturating_add(other.all_objects);
@@ -144,13 +144,13 @@ impl Stack {
     /// What was there. An object of `s` bytes is sampled with probability `1 - exp(-s / rate)`, so what was seen is
     /// divided by that, with the mean size for `s` (jeprof's `AdjustSamples` does the same).
     #[must_use]
-    pub fn estimate(&self, rate: u64) -> Estimate {
+    pub fn estimate(&self, rate: u64) -> HeapEstimate {
         // Nothing is kept of objects that are gone unless `prof_accum` is set: then at least what lives was allocated.
         let all_objects = self.all_objects.max(self.live_objects);
         let all_bytes = self.all_bytes.max(self.live_bytes);
         let (live_objects, live_bytes) = scaled(self.live_objects, self.live_bytes, rate);
         let (all_objects, all_bytes) = scaled(all_objects, all_bytes, rate);
-        Estimate { all_objects, all_bytes, live_objects, live_bytes }
+        HeapEstimate { all_objects, all_bytes, live_objects, live_bytes }
     }
 }
 
@@ -172,11 +172,11 @@ fn whole(value: f64) -> i64 {
     value.round() as i64
 }
 
-impl Estimate {
+impl HeapEstimate {
     /// `self - earlier`: what came, or went (negative), in between.
     #[must_use]
-    pub fn since(&self, earlier: &Estimate) -> Estimate {
-        Estimate {
+    pub fn since(&self, earlier: &HeapEstimate) -> HeapEstimate {
+        HeapEstimate {
             all_objects: self.all_objects.saturating_sub(earlier.all_objects),
             all_bytes: self.all_bytes.saturating_sub(earlier.all_bytes),
             live_objects: self.live_objects.saturating_sub(earlier.live_objects),
@@ -188,19 +188,19 @@ impl Estimate {
 impl HeapDump {
     /// An estimate for each stack.
     #[must_use]
-    pub fn estimates(&self) -> HashMap<Vec<u64>, Estimate> {
+    pub fn estimates(&self) -> HashMap<Vec<u64>, HeapEstimate> {
         self.stacks.iter().map(|(stack, counts)| (stack.clone(), counts.estimate(self.rate))).collect()
     }
 
     /// An estimate for each stack of what changed since an earlier dump; stacks where nothing did are left out.
     #[must_use]
-    pub fn since(&self, earlier: &HeapDump) -> HashMap<Vec<u64>, Estimate> {
+    pub fn since(&self, earlier: &HeapDump) -> HashMap<Vec<u64>, HeapEstimate> {
         let mut changes = self.estimates();
         for (stack, before) in earlier.estimates() {
             let now = changes.entry(stack).or_default();
             *now = now.since(&before);
         }
-        changes.retain(|_, change| *change != Estimate::default());
+        changes.retain(|_, change| *change != HeapEstimate::default());
         changes
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         let dump = parse(DUMP.as_bytes()).unwrap();
         assert_eq!(dump.rate, 524_288);
         assert_eq!(dump.stacks.len(), 2);
-        let stack = Stack { live_objects: 1, live_bytes: 1024, all_objects: 2, all_bytes: 2048 };
+        let stack = HeapStack { live_objects: 1, live_bytes: 1024, all_objects: 2, all_bytes: 2048 };
         assert_eq!(dump.stacks[&vec![0x10, 0x20]], stack);
     }
 
@@ -226,7 +226,7 @@ mod tests {
     fn a_sample_stands_for_all_that_were_not_sampled() {
         // One object of 1 KiB in 512 KiB: about 512 of them were there. One of 100 MiB: only itself.
         for (bytes, objects) in [(1024, 512..=513), (100 << 20, 1..=1)] {
-            let stack = Stack { live_objects: 1, live_bytes: bytes, all_objects: 1, all_bytes: bytes };
+            let stack = HeapStack { live_objects: 1, live_bytes: bytes, all_objects: 1, all_bytes: bytes };
             assert!(objects.contains(&stack.estimate(524_288).live_objects), "{:?}", stack.estimate(524_288));
         }
     }

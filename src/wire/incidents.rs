@@ -9,12 +9,12 @@
 //! Times are nanoseconds since the boot that `boot` names, so no jump of a clock moves them; `at` is for people and is not
 //! read. The file of another boot says nothing: every GPU was reset since.
 
-use crate::fault::{Fault, shown};
+use crate::decode_error::{DecodeError, shown};
 use crate::kept_file::{KeptFile, Versioned};
 use crate::timestamp;
 use model::gpu::MAX_GPUS;
 use model::id::{BootId, GpuUuid};
-use model::incident::{Incident, Kept, Marks};
+use model::incident::{CounterMarks, Incident, KeptIncidents};
 use model::time::{Monotonic, Now};
 use model::view::MAX_XID_CODES;
 use serde::{Deserialize, Serialize};
@@ -75,8 +75,8 @@ struct Counters {
 /// Writes it, with a line end. What stands in readings is left out.
 ///
 /// # Errors
-/// [`Fault`] for more GPUs or incidents than are ever read back.
-pub fn encode(boot: &BootId, kept: &[Kept], now: Now) -> Result<String, Fault> {
+/// [`DecodeError`] for more GPUs or incidents than are ever read back.
+pub fn encode(boot: &BootId, kept: &[KeptIncidents], now: Now) -> Result<String, DecodeError> {
     if kept.len() > MAX_GPUS {
         return Err(FILE.too_many("GPUs", MAX_GPUS));
     }
@@ -88,7 +88,7 @@ pub fn encode(boot: &BootId, kept: &[Kept], now: Now) -> Result<String, Fault> {
         since_ns: since.0,
         at: timestamp::to_rfc3339(now.wall_of(*since)).into(),
     };
-    let gpu = |kept: &Kept| Gpu {
+    let gpu = |kept: &KeptIncidents| Gpu {
         uuid: kept.gpu.to_string().into(),
         last_ns: kept.last.0,
         incidents: kept.incidents.iter().filter(|(incident, _)| incident.happened()).map(one).collect(),
@@ -102,8 +102,8 @@ pub fn encode(boot: &BootId, kept: &[Kept], now: Now) -> Result<String, Fault> {
 /// Reads it: the boot in which it was written, and what is kept.
 ///
 /// # Errors
-/// [`Fault`] for another version, another format, or something in it that is none of ours.
-pub fn decode(bytes: &[u8]) -> Result<(BootId, Vec<Kept>), Fault> {
+/// [`DecodeError`] for another version, another format, or something in it that is none of ours.
+pub fn decode(bytes: &[u8]) -> Result<(BootId, Vec<KeptIncidents>), DecodeError> {
     let document: Document<'_> = FILE.decode(bytes)?;
     let fault = |what: String| FILE.fault(what);
     if document.gpus.len() > MAX_GPUS {
@@ -114,23 +114,23 @@ pub fn decode(bytes: &[u8]) -> Result<(BootId, Vec<Kept>), Fault> {
     Ok((boot, kept))
 }
 
-fn gpu(gpu: Gpu<'_>) -> Result<Kept, Fault> {
+fn gpu(gpu: Gpu<'_>) -> Result<KeptIncidents, DecodeError> {
     if gpu.incidents.len() > MAX_INCIDENTS {
         return Err(FILE.too_many("incidents of a GPU", MAX_INCIDENTS));
     }
     let one = |one: &One<'_>| Ok((incident(&one.incident)?, Monotonic(one.since_ns)));
-    Ok(Kept {
+    Ok(KeptIncidents {
         gpu: GpuUuid::parse(&gpu.uuid).map_err(|error| FILE.fault(error.to_string()))?,
-        incidents: gpu.incidents.iter().map(one).collect::<Result<_, Fault>>()?,
+        incidents: gpu.incidents.iter().map(one).collect::<Result<_, DecodeError>>()?,
         last: Monotonic(gpu.last_ns),
         awaits: gpu
             .awaits_reset
-            .map(|counters| Marks { energy: counters.energy_mj, uncorrected: counters.ecc_uncorrected }),
+            .map(|counters| CounterMarks { energy: counters.energy_mj, uncorrected: counters.ecc_uncorrected }),
         driver_load: gpu.driver_load,
     })
 }
 
-fn incident(word: &str) -> Result<Incident, Fault> {
+fn incident(word: &str) -> Result<Incident, DecodeError> {
     let code = word.strip_prefix("xid_").filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
     match (code.and_then(|digits| digits.parse().ok()), word) {
         (Some(code), _) => Ok(Incident::Xid(code)),
@@ -149,12 +149,12 @@ mod tests {
         BootId::parse("6f1b8a0e-2c5d-4f3a-9b7c-0123456789ab").unwrap()
     }
 
-    fn one() -> Kept {
-        Kept {
+    fn one() -> KeptIncidents {
+        KeptIncidents {
             gpu: GpuUuid::parse("GPU-1").unwrap(),
             incidents: vec![(Incident::Xid(95), Monotonic(5_000_000_000))],
             last: Monotonic(6_000_000_000),
-            awaits: Some(Marks { energy: Some(7), uncorrected: None }),
+            awaits: Some(CounterMarks { energy: Some(7), uncorrected: None }),
             driver_load: Some(4711),
         }
     }
@@ -186,13 +186,14 @@ mod tests {
         }
         let many = vec![one(); MAX_GPUS + 1];
         assert!(encode(&boot(), &many, now).is_err());
-        let stands = Kept { incidents: vec![(Incident::Silent(Absence::GpuLost), Monotonic(1))], ..one() };
+        let stands = KeptIncidents { incidents: vec![(Incident::Silent(Absence::GpuLost), Monotonic(1))], ..one() };
         let text = encode(&boot(), &[stands], now).unwrap();
         assert!(decode(text.as_bytes()).is_ok_and(|(_, kept)| kept[0].incidents.is_empty()), "what stands is not kept");
     }
 
-    fn marks() -> impl Strategy<Value = Marks> {
-        (any::<Option<u64>>(), any::<Option<u64>>()).prop_map(|(energy, uncorrected)| Marks { energy, uncorrected })
+    fn marks() -> impl Strategy<Value = CounterMarks> {
+        (any::<Option<u64>>(), any::<Option<u64>>())
+            .prop_map(|(energy, uncorrected)| CounterMarks { energy, uncorrected })
     }
 
     prop_compose! {
@@ -202,11 +203,11 @@ mod tests {
             last in any::<u64>(),
             awaits in prop::option::of(marks()),
             driver_load in any::<Option<u64>>(),
-        ) -> Kept {
+        ) -> KeptIncidents {
             let one = |(code, since): &(Option<u32>, u64)| {
                 (code.map_or(Incident::EccUncorrected, Incident::Xid), Monotonic(*since))
             };
-            Kept {
+            KeptIncidents {
                 gpu: GpuUuid::parse(&name).unwrap(),
                 incidents: codes.iter().map(one).collect(),
                 last: Monotonic(last),

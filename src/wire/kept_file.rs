@@ -1,6 +1,6 @@
 //! JSON files that the agent writes and reads again: bounded, with a version, and a line end behind them.
 
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use serde::{Deserialize, Serialize};
 
 /// One such format.
@@ -21,17 +21,17 @@ pub(crate) trait Versioned {
 
 impl KeptFile {
     /// The text, with a line end.
-    pub(crate) fn encode(&self, document: &impl Serialize) -> Result<String, Fault> {
+    pub(crate) fn encode(&self, document: &impl Serialize) -> Result<String, DecodeError> {
         let text = serde_json::to_string(document).map_err(|error| self.fault(error.to_string()))?;
         Ok(text + "\n")
     }
 
     /// The document, of our version.
-    pub(crate) fn decode<'a, D: Deserialize<'a> + Versioned>(&self, bytes: &'a [u8]) -> Result<D, Fault> {
+    pub(crate) fn decode<'a, D: Deserialize<'a> + Versioned>(&self, bytes: &'a [u8]) -> Result<D, DecodeError> {
         if bytes.len() > self.max_bytes {
-            return Err(Fault::too_long(self.key, bytes.len(), self.max_bytes));
+            return Err(DecodeError::too_long(self.key, bytes.len(), self.max_bytes));
         }
-        let document: D = serde_json::from_slice(bytes).map_err(|error| Fault::json(self.key, bytes, &error))?;
+        let document: D = serde_json::from_slice(bytes).map_err(|error| DecodeError::json(self.key, bytes, &error))?;
         if document.version() != self.version {
             let (found, read) = (document.version(), self.version);
             return Err(self.fault(format!("is of version {found}, and {read} is read")));
@@ -40,12 +40,12 @@ impl KeptFile {
     }
 
     /// What is wrong with the whole of it.
-    pub(crate) fn fault(&self, what: impl Into<String>) -> Fault {
-        Fault::new(self.key, 0, what)
+    pub(crate) fn fault(&self, what: impl Into<String>) -> DecodeError {
+        DecodeError::new(self.key, 0, what)
     }
 
     /// More things than are ever read back.
-    pub(crate) fn too_many(&self, kind: &str, allowed: usize) -> Fault {
-        Fault::too_many(self.key, 0, kind, allowed)
+    pub(crate) fn too_many(&self, kind: &str, allowed: usize) -> DecodeError {
+        DecodeError::too_many(self.key, 0, kind, allowed)
     }
 }

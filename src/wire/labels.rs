@@ -16,16 +16,16 @@ use model::view::NodeView;
 use std::collections::BTreeMap;
 
 /// Labels by key.
-pub type Labels = BTreeMap<&'static str, String>;
+pub type NodeLabels = BTreeMap<&'static str, String>;
 
 /// Kubernetes' bound of a label's value.
 const MAX_VALUE: usize = 63;
 
 /// The labels of a node whose GPUs are cut into `replicas`. `None` while it is not known what the node has.
 #[must_use]
-pub fn of(view: &NodeView, replicas: u32) -> Option<Labels> {
+pub fn of(view: &NodeView, replicas: u32) -> Option<NodeLabels> {
     let GpuSourceState::Working { driver, cuda, .. } = &view.gpu_source else { return None };
-    let mut labels = Labels::new();
+    let mut labels = NodeLabels::new();
     let Some(first) = view.gpus.first().map(|gpu| &*gpu.gpu) else { return Some(labels) };
     let mut tell = |key, value: Option<String>| {
         if let Some(value) = value.map(|value| fit(&value)).filter(|value| !value.is_empty()) {
@@ -115,10 +115,10 @@ mod tests {
     use super::*;
     use model::gpu::{ComputeCapability, MigInstance};
     use model::id::{GpuUuid, NodeName};
-    use model::incident::Condition;
+    use model::incident::GpuCondition;
     use model::reading::{Absence, Reading};
     use model::time::{Monotonic, Now};
-    use model::view::{GpuView, Health, Whose};
+    use model::view::{GpuHealth, GpuView, SoleHolders};
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -159,12 +159,12 @@ mod tests {
         let shown = |gpu: Gpu| GpuView {
             gpu: Arc::new(gpu),
             sample: Arc::default(),
-            health: Health::Healthy,
-            condition: Condition::default(),
+            health: GpuHealth::Healthy,
+            condition: GpuCondition::default(),
             processes: Reading::NOT_YET,
             processes_left_out: 0,
             holders: Vec::new(),
-            whose: Whose::default(),
+            whose: SoleHolders::default(),
             nvlink_rate: Reading::NOT_YET,
             strangers: 0,
             unattributed_memory: Reading::NOT_YET,
@@ -239,7 +239,7 @@ mod tests {
         let labels = of(&view(vec![bare]), 1).unwrap();
         assert!(!labels.contains_key(key::LABEL_MEMORY) && !labels.contains_key(key::LABEL_FAMILY));
         assert_eq!(labels[key::LABEL_PRODUCT], "H100-simulated");
-        assert_eq!(of(&view(Vec::new()), 1), Some(Labels::new()), "no GPU");
+        assert_eq!(of(&view(Vec::new()), 1), Some(NodeLabels::new()), "no GPU");
         let starting = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
         assert_eq!(of(&starting, 1), None);
         assert_eq!((family(8, 9), family(10, 3), family(4, 0)), (Some("ada-lovelace"), Some("blackwell"), None));

@@ -11,7 +11,7 @@
 // A pure room answers every input; what cannot be is an error or a type, not an end of the program.
 #![deny(clippy::expect_used)]
 
-pub mod fault;
+pub mod decode_error;
 mod kept_file;
 mod base64;
 mod protobuf;
@@ -35,16 +35,16 @@ pub mod handshake;
 pub mod cordon;
 pub mod node_lock;
 pub mod bind;
-pub mod assignment;
+pub mod claim;
 pub mod resource;
-pub mod tenant;
+pub mod gpu_pod;
 pub mod device_config;
 pub mod ticket;
 pub mod cdi;
 pub mod runtime_config;
 pub mod checkpoint;
 pub mod limits;
-pub mod issued;
+pub mod issued_ticket;
 pub mod tally;
 pub mod incidents;
 pub mod versions;

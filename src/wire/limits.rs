@@ -10,10 +10,10 @@
 //! `"memory_unlimited":true` stands beside it. Fields may be added under the same version; a reader skips what it does
 //! not know. Another version means that something has changed its meaning.
 
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};
 use model::id::{GpuUuid, PodRef, PodUid};
-use model::promise::{ContainerPromise, DevicePromise};
+use model::limits::{ContainerLimits, DeviceLimits};
 use model::unit::{Bytes, CorePercent};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -74,12 +74,12 @@ struct Device<'a> {
 /// Writes the promise: the same promise is the same text, which ends with a line end.
 ///
 /// # Errors
-/// [`Fault`] for more devices than are ever read back.
-pub fn encode(promise: &ContainerPromise) -> Result<String, Fault> {
+/// [`DecodeError`] for more devices than are ever read back.
+pub fn encode(promise: &ContainerLimits) -> Result<String, DecodeError> {
     if promise.devices.len() > MAX_DEVICES {
         return Err(FILE.too_many("devices", MAX_DEVICES));
     }
-    let device = |(index, device): (usize, &DevicePromise)| Device {
+    let device = |(index, device): (usize, &DeviceLimits)| Device {
         index,
         uuid: device.uuid.to_string().into(),
         node_index: device.index,
@@ -105,8 +105,8 @@ pub fn encode(promise: &ContainerPromise) -> Result<String, Fault> {
 /// Reads a promise.
 ///
 /// # Errors
-/// [`Fault`] for another version, another format, or devices that are not counted from 0 upwards.
-pub fn decode(bytes: &[u8]) -> Result<ContainerPromise, Fault> {
+/// [`DecodeError`] for another version, another format, or devices that are not counted from 0 upwards.
+pub fn decode(bytes: &[u8]) -> Result<ContainerLimits, DecodeError> {
     let document: Document<'_> = FILE.decode(bytes)?;
     let fault = |what: String| FILE.fault(what);
     if document.devices.len() > MAX_DEVICES {
@@ -116,7 +116,7 @@ pub fn decode(bytes: &[u8]) -> Result<ContainerPromise, Fault> {
         return Err(fault(format!("device {place} says that it is another")));
     }
     let device = |device: &Device<'_>| {
-        Ok(DevicePromise {
+        Ok(DeviceLimits {
             uuid: GpuUuid::parse(&device.uuid).map_err(|error| fault(error.to_string()))?,
             index: device.node_index,
             model: device.model.as_ref().into(),
@@ -125,11 +125,11 @@ pub fn decode(bytes: &[u8]) -> Result<ContainerPromise, Fault> {
             cores: device.core_percent.map(CorePercent),
         })
     };
-    Ok(ContainerPromise {
+    Ok(ContainerLimits {
         uid: PodUid::parse(&document.pod.uid).map_err(|error| fault(error.to_string()))?,
         pod: PodRef { namespace: document.pod.namespace.as_ref().into(), name: document.pod.name.as_ref().into() },
         container: document.container.as_ref().into(),
-        devices: document.devices.iter().map(device).collect::<Result<_, Fault>>()?,
+        devices: document.devices.iter().map(device).collect::<Result<_, DecodeError>>()?,
         priority: document.priority,
     })
 }
@@ -139,13 +139,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn promise() -> ContainerPromise {
-        ContainerPromise {
+    fn promise() -> ContainerLimits {
+        ContainerLimits {
             uid: PodUid::parse("466d3e0f-28fd-4a4c-a28d-790ef2a79f8c").unwrap(),
             pod: PodRef { namespace: "ml".into(), name: "train-0".into() },
             container: "main".into(),
             devices: vec![
-                DevicePromise {
+                DeviceLimits {
                     uuid: GpuUuid::parse("GPU-b").unwrap(),
                     index: 3,
                     model: "NVIDIA H100 80GB HBM3".into(),
@@ -153,7 +153,7 @@ mod tests {
                     unlimited: false,
                     cores: Some(CorePercent(30)),
                 },
-                DevicePromise {
+                DeviceLimits {
                     uuid: GpuUuid::parse("GPU-a").unwrap(),
                     index: 0,
                     model: "Tesla T4".into(),
@@ -214,7 +214,7 @@ mod tests {
             devices in prop::collection::vec(("[!-~]{1,20}", any::<u32>(), "\\PC{0,20}", any::<(u64, bool)>(), any::<Option<u32>>()), 0..5),
             names in ("\\PC{0,10}", "\\PC{0,10}", "\\PC{0,10}"), priority: Option<u32>,
         ) {
-            let device = |(uuid, index, model, memory, cores): (String, u32, String, (u64, bool), Option<u32>)| DevicePromise {
+            let device = |(uuid, index, model, memory, cores): (String, u32, String, (u64, bool), Option<u32>)| DeviceLimits {
                 uuid: GpuUuid::parse(&uuid).unwrap(),
                 index,
                 model: model.into(),
@@ -222,7 +222,7 @@ mod tests {
                 unlimited: memory.1,
                 cores: cores.map(CorePercent),
             };
-            let told = ContainerPromise {
+            let told = ContainerLimits {
                 pod: PodRef { namespace: names.0.into(), name: names.1.into() },
                 container: names.2.into(),
                 devices: devices.into_iter().map(device).collect(),

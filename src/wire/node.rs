@@ -19,7 +19,7 @@ const FIELD: &str = "f:";
 
 /// What is known of our Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeObject {
     /// The API server's identity of it; empty where it tells none.
     pub uid: String,
     /// Its name; empty where it tells none.
@@ -40,7 +40,7 @@ type Writers = BTreeMap<String, BTreeSet<String>>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeList {
     /// Those of this part.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<NodeObject>,
     /// What to ask with for the next part; empty at the end.
     pub more: String,
 }
@@ -86,7 +86,7 @@ struct Metadata {
     managed_fields: Option<Vec<serde_json::Value>>,
 }
 
-impl Node {
+impl NodeObject {
     /// The annotation of this key.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
@@ -122,11 +122,11 @@ impl Node {
         self.annotators.get(annotation).is_some_and(|managers| managers.contains(manager))
     }
 
-    fn of(metadata: Metadata) -> Node {
+    fn of(metadata: Metadata) -> NodeObject {
         let Metadata { uid, name, resource_version, annotations, labels, managed_fields } = metadata;
         let (labels, annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
         let managed = managed_fields.unwrap_or_default();
-        Node {
+        NodeObject {
             uid: uid.unwrap_or_default(),
             name: name.unwrap_or_default(),
             version: resource_version.unwrap_or_default(),
@@ -158,9 +158,9 @@ fn writers(managed: &[serde_json::Value], part: &str, there: &BTreeMap<String, S
 ///
 /// # Errors
 /// [`NotANode`] where it is none.
-pub fn decode(json: &[u8]) -> Result<Node, NotANode> {
+pub fn decode(json: &[u8]) -> Result<NodeObject, NotANode> {
     let object: Object = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
-    Ok(Node::of(object.metadata))
+    Ok(NodeObject::of(object.metadata))
 }
 
 /// Reads a list of Nodes, or of their metadata.
@@ -169,7 +169,7 @@ pub fn decode(json: &[u8]) -> Result<Node, NotANode> {
 /// [`NotANode`] where it is none, or one of them is none.
 pub fn decode_list(json: &[u8]) -> Result<NodeList, NotANode> {
     let list: List = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
-    let nodes = list.items.unwrap_or_default().into_iter().map(|object| Node::of(object.metadata)).collect();
+    let nodes = list.items.unwrap_or_default().into_iter().map(|object| NodeObject::of(object.metadata)).collect();
     Ok(NodeList { nodes, more: list.metadata.more.unwrap_or_default() })
 }
 
@@ -211,7 +211,7 @@ mod tests {
             r#"{"metadata":{"namespace":"n"}}"#,
             r#"{"metadata":{"annotations":null,"labels":null,"managedFields":null}}"#,
         ] {
-            assert_eq!(decode(text.as_bytes()), Ok(Node::default()), "{text}");
+            assert_eq!(decode(text.as_bytes()), Ok(NodeObject::default()), "{text}");
         }
         for text in ["{}", "[]", "", r#"{"metadata":7}"#, r#"{"metadata":{"annotations":{"a":1}}}"#] {
             assert!(decode(text.as_bytes()).unwrap_err().to_string().starts_with("not the JSON of a Node"), "{text}");

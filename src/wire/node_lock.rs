@@ -1,7 +1,7 @@
 //! The lock that HAMi's scheduler takes on a node (`hami.io/mutex.lock`): `<RFC 3339 time>,<namespace>,<pod>`, from older
 //! schedulers the time alone.
 
-use crate::fault::{Fault, shown};
+use crate::decode_error::{DecodeError, shown};
 use crate::key::NODE_LOCK;
 use crate::timestamp;
 use model::claim::NodeLock;
@@ -14,10 +14,10 @@ const MAX: usize = 512;
 /// Reads the annotation's value.
 ///
 /// # Errors
-/// [`Fault`] for another number of parts, an empty name or a time that is none.
-pub fn decode(text: &str) -> Result<NodeLock, Fault> {
+/// [`DecodeError`] for another number of parts, an empty name or a time that is none.
+pub fn decode(text: &str) -> Result<NodeLock, DecodeError> {
     if text.len() > MAX {
-        return Err(Fault::too_long(NODE_LOCK, text.len(), MAX));
+        return Err(DecodeError::too_long(NODE_LOCK, text.len(), MAX));
     }
     let parts: Vec<&str> = text.split(',').collect();
     let (time, owner) = match parts.as_slice() {
@@ -25,11 +25,13 @@ pub fn decode(text: &str) -> Result<NodeLock, Fault> {
         [time, namespace, name] if !namespace.is_empty() && !name.is_empty() => {
             (*time, Some(PodRef { namespace: (*namespace).into(), name: (*name).into() }))
         }
-        [time, _, _] => return Err(Fault::new(NODE_LOCK, time.len() + 1, "names no pod")),
-        other => return Err(Fault::new(NODE_LOCK, 0, format!("has {} parts where 1 or 3 are expected", other.len()))),
+        [time, _, _] => return Err(DecodeError::new(NODE_LOCK, time.len() + 1, "names no pod")),
+        other => {
+            return Err(DecodeError::new(NODE_LOCK, 0, format!("has {} parts where 1 or 3 are expected", other.len())));
+        }
     };
     let at = timestamp::rfc3339(time)
-        .ok_or_else(|| Fault::new(NODE_LOCK, 0, format!("does not begin with a time: {}", shown(time))))?;
+        .ok_or_else(|| DecodeError::new(NODE_LOCK, 0, format!("does not begin with a time: {}", shown(time))))?;
     Ok(NodeLock { at, owner })
 }
 

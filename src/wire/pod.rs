@@ -8,8 +8,8 @@ use crate::key::SYSTEM_OWNED;
 use crate::{quantity, timestamp};
 use model::id::{ContainerId, NotAName, PodRef, PodUid};
 use model::pod::{
-    ContainerKind, ContainerState, Controller, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Phase, Pod,
-    PodContainer, PodLabels, Restart,
+    ContainerKind, ContainerState, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_RESOURCES, Pod, PodContainer, PodController,
+    PodLabels, PodPhase, RestartPolicy,
 };
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -419,7 +419,7 @@ fn container(kind: ContainerKind, spec: &Container, statuses: &[ContainerStatus]
     let limits = &spec.resources.0.limits.0;
     Some(PodContainer {
         name: shown(&spec.name, MAX_NAME)?,
-        kind: if kind == ContainerKind::Init && restart == Some(Restart::Always) {
+        kind: if kind == ContainerKind::Init && restart == Some(RestartPolicy::Always) {
             ContainerKind::Sidecar
         } else {
             kind
@@ -449,27 +449,27 @@ fn state(state: &State) -> ContainerState {
     }
 }
 
-fn phase(word: &str) -> Phase {
+fn phase(word: &str) -> PodPhase {
     match word {
-        "Pending" => Phase::Pending,
-        "Running" => Phase::Running,
-        "Succeeded" => Phase::Succeeded,
-        "Failed" => Phase::Failed,
-        _ => Phase::Unknown,
+        "Pending" => PodPhase::Pending,
+        "Running" => PodPhase::Running,
+        "Succeeded" => PodPhase::Succeeded,
+        "Failed" => PodPhase::Failed,
+        _ => PodPhase::Unknown,
     }
 }
 
-fn restart(word: &str) -> Option<Restart> {
+fn restart(word: &str) -> Option<RestartPolicy> {
     match word {
-        "Always" => Some(Restart::Always),
-        "OnFailure" => Some(Restart::OnFailure),
-        "Never" => Some(Restart::Never),
+        "Always" => Some(RestartPolicy::Always),
+        "OnFailure" => Some(RestartPolicy::OnFailure),
+        "Never" => Some(RestartPolicy::Never),
         _ => None,
     }
 }
 
-fn of_controller(owner: &OwnerReference) -> Option<Controller> {
-    Some(Controller {
+fn of_controller(owner: &OwnerReference) -> Option<PodController> {
+    Some(PodController {
         api_version: shown(&owner.api_version, MAX_NAME)?,
         kind: shown(&owner.kind, MAX_NAME)?,
         name: shown(&owner.name, MAX_NAME)?,

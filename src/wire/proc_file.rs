@@ -10,13 +10,13 @@
 //! What must never happen here: a number made of half a file, a process name that breaks the fields behind it. Names are
 //! bytes: a process may call itself `a) R 1 (b` or something that is not UTF-8.
 
-use crate::cgroup_file::{Malformed, digits, fields, lines};
+use crate::cgroup_file::{MalformedCgroupFile, digits, fields, lines};
 use model::cgroup::NetworkSample;
 use model::unit::{Bytes, Count};
 
 /// What is taken from `/proc/<pid>/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat<'a> {
+pub struct ProcStat<'a> {
     /// The number, as this `/proc` counts.
     pub pid: u32,
     /// `comm`: at most 15 bytes of anything.
@@ -38,35 +38,39 @@ pub struct Stat<'a> {
 /// `/proc/<pid>/stat`.
 ///
 /// # Errors
-/// [`Malformed`] when it is torn or has fewer fields than any kernel of today writes.
-pub fn stat(text: &[u8]) -> Result<Stat<'_>, Malformed> {
-    let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+/// [`MalformedCgroupFile`] when it is torn or has fewer fields than any kernel of today writes.
+pub fn stat(text: &[u8]) -> Result<ProcStat<'_>, MalformedCgroupFile> {
+    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
     // The name is the only field that may hold a parenthesis, so it ends at the last one.
-    let open = line.iter().position(|b| *b == b'(').ok_or(Malformed::Missing("the command"))?;
-    let close =
-        line.iter().rposition(|b| *b == b')').filter(|at| *at > open).ok_or(Malformed::Missing("the command"))?;
+    let open = line.iter().position(|b| *b == b'(').ok_or(MalformedCgroupFile::Missing("the command"))?;
+    let close = line
+        .iter()
+        .rposition(|b| *b == b')')
+        .filter(|at| *at > open)
+        .ok_or(MalformedCgroupFile::Missing("the command"))?;
     let pid = line[..open].strip_suffix(b" ").and_then(digits).and_then(|pid| u32::try_from(pid).ok());
     let mut rest = fields(&line[close + 1..]);
-    let state = rest.next().and_then(|field| field.first().copied()).ok_or(Malformed::Missing("the state"))?;
+    let state =
+        rest.next().and_then(|field| field.first().copied()).ok_or(MalformedCgroupFile::Missing("the state"))?;
     // Field 3 has been taken; `field(n)` takes field n as proc_pid_stat(5) counts them, in rising order.
     let mut at = 3;
     let mut field = |n: usize| {
         let value = rest.nth(n - at - 1);
         at = n;
-        value.and_then(digits).ok_or(Malformed::NotANumber("a field of stat"))
+        value.and_then(digits).ok_or(MalformedCgroupFile::NotANumber("a field of stat"))
     };
     let (user_ticks, system_ticks) = (field(14)?, field(15)?);
     let (threads, start_ticks) = (field(20)?, field(22)?);
     let rss_pages = field(24)?;
     field(25)?; // without a field behind it the resident size itself could be torn
-    let pid = pid.ok_or(Malformed::NotANumber("the process"))?;
+    let pid = pid.ok_or(MalformedCgroupFile::NotANumber("the process"))?;
     let command = &line[open + 1..close];
-    Ok(Stat { pid, command, state, user_ticks, system_ticks, threads, start_ticks, rss_pages })
+    Ok(ProcStat { pid, command, state, user_ticks, system_ticks, threads, start_ticks, rss_pages })
 }
 
 /// One line of `/proc/<pid>/cgroup`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Membership<'a> {
+pub struct CgroupMembership<'a> {
     /// `memory`, `cpu,cpuacct`, `name=systemd`; empty for the v2 tree.
     pub controllers: &'a str,
     /// The path below that hierarchy's root, as our cgroup namespace shows it.
@@ -77,16 +81,16 @@ pub struct Membership<'a> {
 /// write ASCII only.
 ///
 /// # Errors
-/// [`Malformed`]; lines before the fault have been given.
-pub fn memberships<'a>(text: &'a [u8], mut each: impl FnMut(Membership<'a>)) -> Result<(), Malformed> {
+/// [`MalformedCgroupFile`]; lines before the fault have been given.
+pub fn memberships<'a>(text: &'a [u8], mut each: impl FnMut(CgroupMembership<'a>)) -> Result<(), MalformedCgroupFile> {
     for line in lines(text)? {
         let Ok(line) = std::str::from_utf8(line) else { continue };
         let mut parts = line.splitn(3, ':');
         match (parts.next(), parts.next(), parts.next()) {
             (Some(number), Some(controllers), Some(path)) if digits(number.as_bytes()).is_some() => {
-                each(Membership { controllers, path });
+                each(CgroupMembership { controllers, path });
             }
-            _ => return Err(Malformed::Missing("a field of the cgroup line")),
+            _ => return Err(MalformedCgroupFile::Missing("a field of the cgroup line")),
         }
     }
     Ok(())
@@ -95,19 +99,19 @@ pub fn memberships<'a>(text: &'a [u8], mut each: impl FnMut(Membership<'a>)) -> 
 /// Each interface of `/proc/<pid>/net/dev` with its counters.
 ///
 /// # Errors
-/// [`Malformed`]; interfaces before the fault have been given, so a caller must add up only after `Ok`.
-pub fn net_dev<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], NetworkSample)) -> Result<(), Malformed> {
+/// [`MalformedCgroupFile`]; interfaces before the fault have been given, so a caller must add up only after `Ok`.
+pub fn net_dev<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], NetworkSample)) -> Result<(), MalformedCgroupFile> {
     let mut body = lines(text)?;
     if !body.by_ref().take(2).all(|line| line.contains(&b'|')) {
-        return Err(Malformed::Missing("the head of net/dev"));
+        return Err(MalformedCgroupFile::Missing("the head of net/dev"));
     }
     for line in body {
         // A name may hold a colon (an alias), the numbers cannot.
-        let colon = line.iter().rposition(|b| *b == b':').ok_or(Malformed::Missing("the interface"))?;
+        let colon = line.iter().rposition(|b| *b == b':').ok_or(MalformedCgroupFile::Missing("the interface"))?;
         let mut counters = [0; 16];
         let mut values = fields(&line[colon + 1..]);
         for counter in &mut counters {
-            *counter = values.next().and_then(digits).ok_or(Malformed::NotANumber("a counter of net/dev"))?;
+            *counter = values.next().and_then(digits).ok_or(MalformedCgroupFile::NotANumber("a counter of net/dev"))?;
         }
         let [rx_bytes, rx_packets, rx_errors, rx_dropped, _, _, _, _, tx_bytes, tx_packets, tx_errors, tx_dropped, ..] =
             counters;
@@ -139,8 +143,8 @@ pub struct HostStat {
 /// `/proc/stat`.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn host_stat(text: &[u8]) -> Result<HostStat, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn host_stat(text: &[u8]) -> Result<HostStat, MalformedCgroupFile> {
     let mut found = HostStat::default();
     let (mut cpu, mut boot) = (false, None);
     for line in lines(text)? {
@@ -149,7 +153,7 @@ pub fn host_stat(text: &[u8]) -> Result<HostStat, Malformed> {
             Some(b"cpu") => {
                 let mut ticks = [0; 8];
                 for tick in &mut ticks {
-                    *tick = values.next().and_then(digits).ok_or(Malformed::NotANumber("a field of cpu"))?;
+                    *tick = values.next().and_then(digits).ok_or(MalformedCgroupFile::NotANumber("a field of cpu"))?;
                 }
                 let [user, nice, system, idle, iowait, irq, softirq, steal] = ticks;
                 found.user_ticks = user.saturating_add(nice);
@@ -162,8 +166,8 @@ pub fn host_stat(text: &[u8]) -> Result<HostStat, Malformed> {
             _ => {}
         }
     }
-    found.boot_seconds = boot.ok_or(Malformed::Missing("btime"))?;
-    if cpu { Ok(found) } else { Err(Malformed::Missing("cpu")) }
+    found.boot_seconds = boot.ok_or(MalformedCgroupFile::Missing("btime"))?;
+    if cpu { Ok(found) } else { Err(MalformedCgroupFile::Missing("cpu")) }
 }
 
 /// What is taken from `/proc/meminfo`.
@@ -184,21 +188,21 @@ pub struct MemInfo {
 /// `/proc/meminfo`.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn meminfo(text: &[u8]) -> Result<MemInfo, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn meminfo(text: &[u8]) -> Result<MemInfo, MalformedCgroupFile> {
     let names: [&[u8]; 7] =
         [b"MemTotal:", b"MemAvailable:", b"Buffers:", b"Cached:", b"SwapTotal:", b"SwapFree:", b"AnonPages:"];
     let mut found = [None; 7];
     for line in lines(text)? {
         let mut values = fields(line);
         if let Some(at) = values.next().and_then(|key| names.iter().position(|name| *name == key)) {
-            let kib = values.next().and_then(digits).ok_or(Malformed::NotANumber("a value of meminfo"))?;
+            let kib = values.next().and_then(digits).ok_or(MalformedCgroupFile::NotANumber("a value of meminfo"))?;
             found[at] = Some(Bytes(kib.saturating_mul(1024)));
         }
     }
     let [total, available, buffers, cached, swap, swap_free, anonymous] = found;
-    let total = total.ok_or(Malformed::Missing("MemTotal"))?;
-    let cache = cached.ok_or(Malformed::Missing("Cached"))?.plus(buffers.unwrap_or_default());
+    let total = total.ok_or(MalformedCgroupFile::Missing("MemTotal"))?;
+    let cache = cached.ok_or(MalformedCgroupFile::Missing("Cached"))?.plus(buffers.unwrap_or_default());
     let swap_used = swap.unwrap_or_default().less(swap_free.unwrap_or_default());
     Ok(MemInfo { total, available, anonymous, cache, swap_used })
 }
@@ -215,20 +219,20 @@ pub struct LoadAverage {
 /// `/proc/loadavg`.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn loadavg(text: &[u8]) -> Result<LoadAverage, Malformed> {
-    let line = text.strip_suffix(b"\n").ok_or(Malformed::Torn)?;
+/// [`MalformedCgroupFile`].
+pub fn loadavg(text: &[u8]) -> Result<LoadAverage, MalformedCgroupFile> {
+    let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
     let mut values = fields(line);
     let mut loads = [0.0; 3];
     for load in &mut loads {
         let text = values.next().and_then(|field| std::str::from_utf8(field).ok());
         let value = text.and_then(|text| text.parse::<f64>().ok()).filter(|value| value.is_finite() && *value >= 0.0);
-        *load = value.ok_or(Malformed::NotANumber("a load"))?;
+        *load = value.ok_or(MalformedCgroupFile::NotANumber("a load"))?;
     }
     // Those that run, a slash, all of them.
-    let entities = values.next().ok_or(Malformed::Missing("the number of tasks"))?;
-    let slash = entities.iter().position(|b| *b == b'/').ok_or(Malformed::Missing("the number of tasks"))?;
-    let tasks = digits(&entities[slash + 1..]).ok_or(Malformed::NotANumber("the number of tasks"))?;
+    let entities = values.next().ok_or(MalformedCgroupFile::Missing("the number of tasks"))?;
+    let slash = entities.iter().position(|b| *b == b'/').ok_or(MalformedCgroupFile::Missing("the number of tasks"))?;
+    let tasks = digits(&entities[slash + 1..]).ok_or(MalformedCgroupFile::NotANumber("the number of tasks"))?;
     Ok(LoadAverage { loads, tasks })
 }
 
@@ -249,15 +253,16 @@ pub struct DiskIo {
 /// (Documentation/block/stat.rst).
 ///
 /// # Errors
-/// [`Malformed`]; devices before the fault have been given.
-pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], DiskIo)) -> Result<(), Malformed> {
+/// [`MalformedCgroupFile`]; devices before the fault have been given.
+pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], DiskIo)) -> Result<(), MalformedCgroupFile> {
     if text.is_empty() {
         return Ok(()); // a machine without a disk
     }
     for line in lines(text)? {
         let mut values = fields(line);
-        let name = values.nth(2).ok_or(Malformed::Missing("a disk's name"))?;
-        let mut number = |skip| values.nth(skip).and_then(digits).ok_or(Malformed::NotANumber("a counter of a disk"));
+        let name = values.nth(2).ok_or(MalformedCgroupFile::Missing("a disk's name"))?;
+        let mut number =
+            |skip| values.nth(skip).and_then(digits).ok_or(MalformedCgroupFile::NotANumber("a counter of a disk"));
         let sectors = |sectors: u64| Bytes(sectors.saturating_mul(512));
         // Reads, merged, sectors, milliseconds; the same of writes.
         let (reads, read) = (Count(number(0)?), sectors(number(1)?));
@@ -269,7 +274,7 @@ pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], DiskIo)) -> 
 
 /// One line of `/proc/<pid>/mountinfo`; texts with the kernel's octal escapes still in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mount<'a> {
+pub struct MountInfo<'a> {
     /// What of the file system is mounted; for cgroups relative to our namespace's root.
     pub root: &'a [u8],
     /// Where.
@@ -281,16 +286,16 @@ pub struct Mount<'a> {
 /// Each mount of `/proc/<pid>/mountinfo`.
 ///
 /// # Errors
-/// [`Malformed`]; mounts before the fault have been given.
-pub fn mountinfo<'a>(text: &'a [u8], mut each: impl FnMut(Mount<'a>)) -> Result<(), Malformed> {
+/// [`MalformedCgroupFile`]; mounts before the fault have been given.
+pub fn mountinfo<'a>(text: &'a [u8], mut each: impl FnMut(MountInfo<'a>)) -> Result<(), MalformedCgroupFile> {
     for line in lines(text)? {
         let mut values = fields(line);
         let (root, point) = (values.nth(3), values.next());
         // Optional fields end with a lone dash; the type follows.
         let kind = values.by_ref().find(|field| *field == b"-").and_then(|_| values.next());
         match (root, point, kind) {
-            (Some(root), Some(point), Some(kind)) => each(Mount { root, point, kind }),
-            _ => return Err(Malformed::Missing("a field of mountinfo")),
+            (Some(root), Some(point), Some(kind)) => each(MountInfo { root, point, kind }),
+            _ => return Err(MalformedCgroupFile::Missing("a field of mountinfo")),
         }
     }
     Ok(())
@@ -317,8 +322,8 @@ pub fn unescape(text: &[u8]) -> Vec<u8> {
 /// `/proc/devices`: what goes through them is counted again below, or never reaches a disk.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn stacked_majors(text: &[u8]) -> Result<Vec<u32>, Malformed> {
+/// [`MalformedCgroupFile`].
+pub fn stacked_majors(text: &[u8]) -> Result<Vec<u32>, MalformedCgroupFile> {
     let names: [&[u8]; 6] = [b"loop", b"md", b"mdp", b"device-mapper", b"ramdisk", b"zram"];
     let mut majors = Vec::new();
     for line in lines(text)?.skip_while(|line| *line != b"Block devices:") {

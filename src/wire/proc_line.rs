@@ -13,7 +13,7 @@ use crate::cgroup_file::digits;
 
 /// One mapping of a process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapping<'a> {
+pub struct MemoryMapping<'a> {
     /// First address.
     pub begin: usize,
     /// Bytes.
@@ -43,13 +43,13 @@ pub fn registers(syscall: &str) -> Option<(u64, u64)> {
 
 /// A line of `maps`.
 #[must_use]
-pub fn mapping(line: &str) -> Option<Mapping<'_>> {
+pub fn mapping(line: &str) -> Option<MemoryMapping<'_>> {
     let mut words = line.split_ascii_whitespace();
     let (range, rights) = (words.next()?, words.next()?);
     let (begin, end) = range.split_once('-')?;
     let (begin, end) = (usize::from_str_radix(begin, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
     // Offset, device, inode, then the path.
-    Some(Mapping { begin, len: end.checked_sub(begin)?, rights, path: words.nth(3) })
+    Some(MemoryMapping { begin, len: end.checked_sub(begin)?, rights, path: words.nth(3) })
 }
 
 /// The number behind this key (`VmRSS:`, `Threads:`) of `status`.

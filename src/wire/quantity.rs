@@ -7,7 +7,7 @@
 //! A quantity is exact: it is held in billionths, and what is finer is rounded away from zero, as Kubernetes does. `E` with
 //! digits behind it is an exponent, alone it is exa.
 
-use crate::fault::shown;
+use crate::decode_error::shown;
 
 /// Billionths in one.
 const NANO: i128 = 1_000_000_000;

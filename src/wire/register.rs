@@ -9,7 +9,7 @@
 //! health is not told is not healthy; unknown fields are skipped. What is written is JSON, ordered by UUID, fields in HAMi's
 //! order, and nothing that is zero: two writes that mean the same are the same text.
 
-use crate::fault::{Fault, shown};
+use crate::decode_error::{DecodeError, shown};
 use crate::key::{MAX_ANNOTATION, REGISTER};
 use model::gpu::MAX_GPUS;
 use model::id::GpuUuid;
@@ -90,35 +90,35 @@ pub fn product(nvml_name: &str) -> String {
 /// Reads either form. The order is that of the text.
 ///
 /// # Errors
-/// [`Fault`] where an entry cannot be understood, is there twice, or there are more than [`MAX_GPUS`].
-pub fn decode(text: &str) -> Result<Vec<RegisteredGpu>, Fault> {
+/// [`DecodeError`] where an entry cannot be understood, is there twice, or there are more than [`MAX_GPUS`].
+pub fn decode(text: &str) -> Result<Vec<RegisteredGpu>, DecodeError> {
     if text.len() > MAX_ANNOTATION {
-        return Err(Fault::too_long(REGISTER, text.len(), MAX_ANNOTATION));
+        return Err(DecodeError::too_long(REGISTER, text.len(), MAX_ANNOTATION));
     }
     let gpus = if text.trim_start().starts_with('[') { from_json(text)? } else { from_colons(text)? };
     for (number, gpu) in gpus.iter().enumerate() {
         if gpus.iter().take(number).any(|other| other.uuid == gpu.uuid) {
-            return Err(Fault::new(REGISTER, 0, format!("entry {number}: {} is there twice", gpu.uuid)));
+            return Err(DecodeError::new(REGISTER, 0, format!("entry {number}: {} is there twice", gpu.uuid)));
         }
     }
     Ok(gpus)
 }
 
-fn from_json(text: &str) -> Result<Vec<RegisteredGpu>, Fault> {
+fn from_json(text: &str) -> Result<Vec<RegisteredGpu>, DecodeError> {
     let entries: Vec<Entry<'_>> =
-        serde_json::from_str(text).map_err(|error| Fault::json(REGISTER, text.as_bytes(), &error))?;
+        serde_json::from_str(text).map_err(|error| DecodeError::json(REGISTER, text.as_bytes(), &error))?;
     if entries.len() > MAX_GPUS {
-        return Err(Fault::too_many(REGISTER, 0, "GPUs", MAX_GPUS));
+        return Err(DecodeError::too_many(REGISTER, 0, "GPUs", MAX_GPUS));
     }
     let read = |(number, entry): (usize, &Entry<'_>)| {
-        entry.read().map_err(|what| Fault::new(REGISTER, 0, format!("entry {number}: {what}")))
+        entry.read().map_err(|what| DecodeError::new(REGISTER, 0, format!("entry {number}: {what}")))
     };
     entries.iter().enumerate().map(read).collect()
 }
 
-fn from_colons(text: &str) -> Result<Vec<RegisteredGpu>, Fault> {
+fn from_colons(text: &str) -> Result<Vec<RegisteredGpu>, DecodeError> {
     if !text.contains(':') {
-        return Err(Fault::new(
+        return Err(DecodeError::new(
             REGISTER,
             0,
             format!("is neither JSON nor entries that end in a colon: {}", shown(text)),
@@ -129,9 +129,9 @@ fn from_colons(text: &str) -> Result<Vec<RegisteredGpu>, Fault> {
     for entry in text.split(':') {
         if !entry.trim().is_empty() {
             if gpus.len() == MAX_GPUS {
-                return Err(Fault::too_many(REGISTER, at, "GPUs", MAX_GPUS));
+                return Err(DecodeError::too_many(REGISTER, at, "GPUs", MAX_GPUS));
             }
-            gpus.push(colon_entry(entry.trim()).map_err(|what| Fault::new(REGISTER, at, what))?);
+            gpus.push(colon_entry(entry.trim()).map_err(|what| DecodeError::new(REGISTER, at, what))?);
         }
         at += entry.len() + 1;
     }
@@ -246,23 +246,27 @@ fn small(name: &str, number: i64) -> Result<u32, String> {
 /// Writes the canonical form: JSON, ordered by UUID.
 ///
 /// # Errors
-/// [`Fault`] for what no reader of this annotation could take: a number beyond 31 bits, a GPU twice.
-pub fn encode(gpus: &[RegisteredGpu]) -> Result<String, Fault> {
+/// [`DecodeError`] for what no reader of this annotation could take: a number beyond 31 bits, a GPU twice.
+pub fn encode(gpus: &[RegisteredGpu]) -> Result<String, DecodeError> {
     let ordered = ordered(gpus)?;
     let entries: Vec<Entry<'_>> = ordered.iter().map(|gpu| Entry::of(gpu)).collect();
-    serde_json::to_string(&entries).map_err(|error| Fault::new(REGISTER, 0, error.to_string()))
+    serde_json::to_string(&entries).map_err(|error| DecodeError::new(REGISTER, 0, error.to_string()))
 }
 
 /// Writes the colon form with nine fields, for schedulers up to HAMi 2.7.1. MIG profiles have no place in it.
 ///
 /// # Errors
 /// As [`encode`], and for a text that has one of the form's separators in it.
-pub fn encode_colons(gpus: &[RegisteredGpu]) -> Result<String, Fault> {
+pub fn encode_colons(gpus: &[RegisteredGpu]) -> Result<String, DecodeError> {
     let mut text = String::new();
     for gpu in ordered(gpus)? {
         for word in [gpu.uuid.as_str(), &gpu.product, &gpu.mode] {
             if word.contains([',', ':']) || gpu.uuid.as_str().starts_with('[') {
-                return Err(Fault::new(REGISTER, text.len(), format!("{} cannot be written with colons", shown(word))));
+                return Err(DecodeError::new(
+                    REGISTER,
+                    text.len(),
+                    format!("{} cannot be written with colons", shown(word)),
+                ));
             }
         }
         let RegisteredGpu { uuid, index, slots, memory, cores, product, numa, mode, healthy, .. } = gpu;
@@ -272,11 +276,11 @@ pub fn encode_colons(gpus: &[RegisteredGpu]) -> Result<String, Fault> {
     Ok(text)
 }
 
-fn ordered(gpus: &[RegisteredGpu]) -> Result<Vec<&RegisteredGpu>, Fault> {
+fn ordered(gpus: &[RegisteredGpu]) -> Result<Vec<&RegisteredGpu>, DecodeError> {
     let mut ordered: Vec<&RegisteredGpu> = gpus.iter().collect();
     ordered.sort_by(|one, other| one.uuid.cmp(&other.uuid));
     for (number, gpu) in ordered.iter().enumerate() {
-        let fault = |what: String| Err(Fault::new(REGISTER, 0, format!("entry {number}: {what}")));
+        let fault = |what: String| Err(DecodeError::new(REGISTER, 0, format!("entry {number}: {what}")));
         let profiles = gpu.mig_profiles.iter();
         let numbers = [gpu.index.into(), gpu.slots.into(), gpu.memory.0, gpu.cores.0.into(), gpu.numa.into()];
         let of_profiles = profiles.flat_map(|one| [one.memory.0, one.cores.0.into(), one.slices.into()]);

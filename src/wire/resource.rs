@@ -13,14 +13,14 @@
 //! What must never happen here: the webhook's work. It adds a count where only memory or cores are asked for, and all cores
 //! where the whole memory is; what stands in the pod is taken as it stands.
 
-use crate::fault::shown;
+use crate::decode_error::shown;
 use crate::quantity;
 use model::request::{GpuRequest, MemoryRequest};
 use model::unit::{CorePercent, Mib};
 use std::collections::BTreeMap;
 
 /// Amounts as the API server has them: resource to quantity.
-pub type Amounts = BTreeMap<String, String>;
+pub type ResourceAmounts = BTreeMap<String, String>;
 
 /// HAMi's programs hold all amounts in 32 bits with a sign.
 const MAX_NUMBER: i64 = i32::MAX as i64;
@@ -31,7 +31,7 @@ const MAX_PRIORITY: i64 = 1;
 
 /// What the resources are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
+pub struct ResourceNames {
     /// GPUs.
     pub count: String,
     /// MiB of each.
@@ -44,13 +44,13 @@ pub struct Names {
     pub priority: String,
 }
 
-impl Names {
+impl ResourceNames {
     /// Looks that no two resources have one name.
     ///
     /// # Errors
     /// Half a sentence that names two that have.
     pub fn distinct(&self) -> Result<(), String> {
-        let Names { count, memory, memory_percentage, cores, priority } = self;
+        let ResourceNames { count, memory, memory_percentage, cores, priority } = self;
         let mut seen = BTreeMap::new();
         for (what, name) in [
             ("count", count),
@@ -67,9 +67,9 @@ impl Names {
     }
 }
 
-impl Default for Names {
+impl Default for ResourceNames {
     fn default() -> Self {
-        Names {
+        ResourceNames {
             count: "nvidia.com/gpu".into(),
             memory: "nvidia.com/gpumem".into(),
             memory_percentage: "nvidia.com/gpumem-percentage".into(),
@@ -81,9 +81,9 @@ impl Default for Names {
 
 /// How amounts become a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct RequestRules {
     /// What the resources are called.
-    pub names: Names,
+    pub names: ResourceNames,
     /// Memory where none is asked for; none is the whole GPU.
     pub default_memory: Option<Mib>,
     /// Cores where none are asked for.
@@ -92,9 +92,14 @@ pub struct Rules {
     pub memory_factor: u32,
 }
 
-impl Default for Rules {
+impl Default for RequestRules {
     fn default() -> Self {
-        Rules { names: Names::default(), default_memory: None, default_cores: CorePercent(0), memory_factor: 1 }
+        RequestRules {
+            names: ResourceNames::default(),
+            default_memory: None,
+            default_cores: CorePercent(0),
+            memory_factor: 1,
+        }
     }
 }
 
@@ -112,8 +117,12 @@ pub struct BadAmount {
 ///
 /// # Errors
 /// [`BadAmount`] for the first amount that cannot be asked for.
-pub fn request(rules: &Rules, limits: &Amounts, requests: &Amounts) -> Result<Option<GpuRequest>, BadAmount> {
-    let Names { count, memory, memory_percentage, cores, priority } = &rules.names;
+pub fn request(
+    rules: &RequestRules,
+    limits: &ResourceAmounts,
+    requests: &ResourceAmounts,
+) -> Result<Option<GpuRequest>, BadAmount> {
+    let ResourceNames { count, memory, memory_percentage, cores, priority } = &rules.names;
     let amount = |name: &String, most: i64| match limits.get(name).or_else(|| requests.get(name)) {
         None => Ok(None),
         Some(text) => whole(text, most).map(Some).map_err(|why| BadAmount { resource: name.clone(), why }),
@@ -139,7 +148,7 @@ pub fn request(rules: &Rules, limits: &Amounts, requests: &Amounts) -> Result<Op
 
 /// How many GPUs a container with these limits gets from the kubelet, whatever else it asks for.
 #[must_use]
-pub fn count(rules: &Rules, limits: &Amounts) -> u32 {
+pub fn count(rules: &RequestRules, limits: &ResourceAmounts) -> u32 {
     let count = limits.get(&rules.names.count).and_then(|text| whole(text, MAX_NUMBER).ok());
     count.and_then(|count| u32::try_from(count).ok()).unwrap_or(0)
 }
@@ -151,7 +160,7 @@ fn whole(text: &str, most: i64) -> Result<i64, String> {
 }
 
 /// The share of memory, 1 to 100. HAMi takes what is not positive as not there.
-fn share(name: &str, limits: &Amounts, requests: &Amounts) -> Result<Option<u8>, BadAmount> {
+fn share(name: &str, limits: &ResourceAmounts, requests: &ResourceAmounts) -> Result<Option<u8>, BadAmount> {
     let Some(text) = limits.get(name).or_else(|| requests.get(name)) else { return Ok(None) };
     let bad = |why: String| BadAmount { resource: name.to_owned(), why };
     let quantity = quantity::parse(text).map_err(|error| bad(error.to_string()))?;
@@ -170,12 +179,12 @@ mod tests {
     const CORES: &str = "nvidia.com/gpucores";
     const PRIORITY: &str = "nvidia.com/priority";
 
-    fn amounts(pairs: &[(&str, &str)]) -> Amounts {
+    fn amounts(pairs: &[(&str, &str)]) -> ResourceAmounts {
         pairs.iter().map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned())).collect()
     }
 
     fn asked(limits: &[(&str, &str)]) -> Option<GpuRequest> {
-        request(&Rules::default(), &amounts(limits), &Amounts::new()).unwrap()
+        request(&RequestRules::default(), &amounts(limits), &ResourceAmounts::new()).unwrap()
     }
 
     fn of(count: u32, memory: MemoryRequest, cores: u32) -> Option<GpuRequest> {
@@ -206,23 +215,23 @@ mod tests {
             assert_eq!(asked(&[(GPU, "1"), (PRIORITY, priority)]).unwrap().priority, Some(number));
         }
         for (limits, number) in [(&[(GPU, "2"), (CORES, "150")][..], 2), (&[(GPU, "x")], 0), (&[(CORES, "1")], 0)] {
-            assert_eq!(count(&Rules::default(), &amounts(limits)), number, "{limits:?}");
+            assert_eq!(count(&RequestRules::default(), &amounts(limits)), number, "{limits:?}");
         }
     }
 
     #[test]
     fn each_resource_falls_back_to_the_requests_by_itself() {
         let (limits, requests) = (amounts(&[(GPU, "1"), (MEMORY, "7")]), amounts(&[(MEMORY, "9"), (CORES, "50")]));
-        let found = request(&Rules::default(), &limits, &requests).unwrap();
+        let found = request(&RequestRules::default(), &limits, &requests).unwrap();
         assert_eq!(found, of(1, MemoryRequest::Amount(Mib(7)), 50));
     }
 
     #[test]
     fn names_defaults_and_factor_are_the_operators() {
-        let names = Names { count: "example.com/gpu".into(), ..Names::default() };
+        let names = ResourceNames { count: "example.com/gpu".into(), ..ResourceNames::default() };
         let rules =
-            Rules { names, default_memory: Some(Mib(2000)), default_cores: CorePercent(10), memory_factor: 256 };
-        let found = |limits: &[(&str, &str)]| request(&rules, &amounts(limits), &Amounts::new());
+            RequestRules { names, default_memory: Some(Mib(2000)), default_cores: CorePercent(10), memory_factor: 256 };
+        let found = |limits: &[(&str, &str)]| request(&rules, &amounts(limits), &ResourceAmounts::new());
         assert_eq!(found(&[(GPU, "1")]), Ok(None));
         assert_eq!(found(&[("example.com/gpu", "1")]), Ok(of(1, MemoryRequest::Amount(Mib(2000)), 10)));
         assert_eq!(found(&[("example.com/gpu", "1"), (MEMORY, "2")]), Ok(of(1, MemoryRequest::Amount(Mib(512)), 10)));
@@ -244,7 +253,7 @@ mod tests {
             (&[(GPU, "1"), (CORES, "150")], "nvidia.com/gpucores: is not between 0 and 100: \"150\""),
             (&[(GPU, "1"), (PRIORITY, "7")], "nvidia.com/priority: is not between 0 and 1: \"7\""),
         ] {
-            let error = request(&Rules::default(), &amounts(limits), &Amounts::new()).unwrap_err();
+            let error = request(&RequestRules::default(), &amounts(limits), &ResourceAmounts::new()).unwrap_err();
             assert_eq!(error.to_string(), text);
         }
     }
@@ -255,8 +264,8 @@ mod tests {
             limits in prop::collection::btree_map("nvidia.com/(gpu|gpumem|gpumem-percentage|gpucores|priority)", "-?[0-9]{1,10}[kmM]?|\\PC{0,4}", 0..5),
             factor: u32,
         ) {
-            let rules = Rules { memory_factor: factor, ..Rules::default() };
-            if let Ok(Some(found)) = request(&rules, &limits, &Amounts::new()) {
+            let rules = RequestRules { memory_factor: factor, ..RequestRules::default() };
+            if let Ok(Some(found)) = request(&rules, &limits, &ResourceAmounts::new()) {
                 prop_assert!(found.count >= 1 && found.cores.0 <= 100);
                 let sound = match found.memory {
                     MemoryRequest::Amount(amount) => amount.0 >= 1 && i32::try_from(amount.0).is_ok(),

@@ -8,7 +8,7 @@
 //!
 //! That is containerd's way; other runtimes tell nothing of this, and then nothing is known.
 
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -70,13 +70,13 @@ struct Options {
 /// Reads what stands under `config`.
 ///
 /// # Errors
-/// [`Fault`] for another format.
-pub fn decode(text: &str) -> Result<RuntimeConfig, Fault> {
+/// [`DecodeError`] for another format.
+pub fn decode(text: &str) -> Result<RuntimeConfig, DecodeError> {
     if text.len() > MAX_BYTES {
-        return Err(Fault::too_long(KEY, text.len(), MAX_BYTES));
+        return Err(DecodeError::too_long(KEY, text.len(), MAX_BYTES));
     }
     let Document { containerd, cdi } =
-        serde_json::from_str(text).map_err(|error| Fault::json(KEY, text.as_bytes(), &error))?;
+        serde_json::from_str(text).map_err(|error| DecodeError::json(KEY, text.as_bytes(), &error))?;
     let name = containerd.default_runtime_name;
     let handler = containerd.runtimes.get(&name);
     let program = handler.and_then(|handler| handler.options.as_ref()?.program.clone()).filter(|path| !path.is_empty());

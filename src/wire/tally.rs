@@ -4,10 +4,10 @@
 //!   {"version":1,"tallies":[{"pod":"<uid>","gpu":"GPU-…","held_ns":7200500000000,"energy_mj":2161800000}]}
 //! ```
 
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};
 use model::id::{GpuUuid, PodUid};
-use model::tally::{MAX_TALLIES, Tally};
+use model::tally::{GpuTally, MAX_TALLIES};
 use model::unit::{Millijoules, Nanos};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -43,12 +43,12 @@ struct Entry<'a> {
 /// Writes them, with a line end.
 ///
 /// # Errors
-/// [`Fault`] for more than are ever read back.
-pub fn encode(tallies: &[Tally]) -> Result<String, Fault> {
+/// [`DecodeError`] for more than are ever read back.
+pub fn encode(tallies: &[GpuTally]) -> Result<String, DecodeError> {
     if tallies.len() > MAX_TALLIES {
         return Err(FILE.too_many("tallies", MAX_TALLIES));
     }
-    let entry = |tally: &Tally| Entry {
+    let entry = |tally: &GpuTally| Entry {
         pod: tally.pod.to_string().into(),
         gpu: tally.gpu.to_string().into(),
         held_ns: tally.held.0,
@@ -61,15 +61,15 @@ pub fn encode(tallies: &[Tally]) -> Result<String, Fault> {
 /// Reads them.
 ///
 /// # Errors
-/// [`Fault`] where the file is not ours, or torn.
-pub fn decode(bytes: &[u8]) -> Result<Vec<Tally>, Fault> {
+/// [`DecodeError`] where the file is not ours, or torn.
+pub fn decode(bytes: &[u8]) -> Result<Vec<GpuTally>, DecodeError> {
     let document: Document<'_> = FILE.decode(bytes)?;
     if document.tallies.len() > MAX_TALLIES {
         return Err(FILE.too_many("tallies", MAX_TALLIES));
     }
     let tally = |entry: Entry<'_>| {
         let fault = |error: &dyn std::fmt::Display| FILE.fault(error.to_string());
-        Ok(Tally {
+        Ok(GpuTally {
             pod: PodUid::parse(&entry.pod).map_err(|error| fault(&error))?,
             gpu: GpuUuid::parse(&entry.gpu).map_err(|error| fault(&error))?,
             held: Nanos(entry.held_ns),
@@ -84,8 +84,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn tally(number: u64) -> Tally {
-        Tally {
+    fn tally(number: u64) -> GpuTally {
+        GpuTally {
             pod: PodUid::parse(&format!("{number:08x}-0d2c-4b7f-9a51-2f1f6a1f8d11")).unwrap(),
             gpu: GpuUuid::parse("GPU-1d8e9a1c-3b0a-4c0a-9f44-2f8e8d7a6b5c").unwrap(),
             held: Nanos(u64::MAX),
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn as_many_as_there_may_be_fit_into_what_is_read() {
-        let all: Vec<Tally> = (0..MAX_TALLIES as u64).map(tally).collect();
+        let all: Vec<GpuTally> = (0..MAX_TALLIES as u64).map(tally).collect();
         let text = encode(&all).unwrap();
         assert!(text.len() <= MAX_BYTES, "{}", text.len());
         assert_eq!(decode(text.as_bytes()), Ok(all));
@@ -119,12 +119,12 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_back(all in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<u32>()), 0..20)) {
-            let of = |(held, energy, number): (u64, u64, u32)| Tally {
+            let of = |(held, energy, number): (u64, u64, u32)| GpuTally {
                 held: Nanos(held),
                 energy: Millijoules(energy),
                 ..tally(number.into())
             };
-            let all: Vec<Tally> = all.into_iter().map(of).collect();
+            let all: Vec<GpuTally> = all.into_iter().map(of).collect();
             prop_assert_eq!(decode(encode(&all).unwrap().as_bytes()), Ok(all));
         }
 

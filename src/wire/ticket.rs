@@ -3,7 +3,7 @@
 //! A runtime resolves such a name when it makes the container, long after kubelet was given it: until then nobody needs to
 //! know whose it is.
 
-use crate::fault::{Fault, shown};
+use crate::decode_error::{DecodeError, shown};
 use model::id::Ticket;
 
 /// Vendor and class of all tickets, as CDI writes a kind.
@@ -27,13 +27,13 @@ pub fn qualified(ticket: &Ticket) -> String {
 /// Reads such a name.
 ///
 /// # Errors
-/// [`Fault`] for devices of other kinds and for names that are no tickets.
-pub fn parse(name: &str) -> Result<Ticket, Fault> {
+/// [`DecodeError`] for devices of other kinds and for names that are no tickets.
+pub fn parse(name: &str) -> Result<Ticket, DecodeError> {
     let ticket = name
         .strip_prefix(KIND)
         .and_then(|rest| rest.strip_prefix('='))
-        .ok_or_else(|| Fault::new(KIND, 0, format!("is a device of another kind: {}", shown(name))))?;
-    Ticket::parse(ticket).map_err(|error| Fault::new(KIND, KIND.len() + 1, error.to_string()))
+        .ok_or_else(|| DecodeError::new(KIND, 0, format!("is a device of another kind: {}", shown(name))))?;
+    Ticket::parse(ticket).map_err(|error| DecodeError::new(KIND, KIND.len() + 1, error.to_string()))
 }
 
 /// The name of the file that says what a ticket is, in the folder that the runtime watches.

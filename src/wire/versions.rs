@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 /// The versions; empty where a Node does not tell one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct Versions {
+pub struct NodeVersions {
     /// `v1.34.9`.
     #[serde(default, rename = "kubeletVersion")]
     pub kubelet: String,
@@ -16,7 +16,7 @@ pub struct Versions {
 /// Why an answer tells none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the JSON of a Node with its status: {0}")]
-pub struct NotANode(String);
+pub struct NoVersions(String);
 
 #[derive(Deserialize)]
 struct Object {
@@ -26,15 +26,15 @@ struct Object {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Status {
-    node_info: Versions,
+    node_info: NodeVersions,
 }
 
 /// Reads a whole Node.
 ///
 /// # Errors
-/// [`NotANode`] where it is none, or metadata alone.
-pub fn decode(json: &[u8]) -> Result<Versions, NotANode> {
-    let object: Object = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
+/// [`NoVersions`] where it is none, or metadata alone.
+pub fn decode(json: &[u8]) -> Result<NodeVersions, NoVersions> {
+    let object: Object = serde_json::from_slice(json).map_err(|error| NoVersions(error.to_string()))?;
     Ok(object.status.node_info)
 }
 

@@ -20,19 +20,19 @@ const MAX_MESSAGE: usize = 300;
 
 /// A page of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Page {
+pub struct PodPage {
     /// From where a watch goes on.
     pub version: String,
     /// What to ask for the next page, if there is one.
     pub next: Option<String>,
     /// The pods, and those that could not be read.
-    pub pods: Vec<Result<Pod, Unreadable>>,
+    pub pods: Vec<Result<Pod, UnreadablePod>>,
 }
 
 /// A pod that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pod {}: {why}", name.as_deref().unwrap_or("of unknown name"))]
-pub struct Unreadable {
+pub struct UnreadablePod {
     /// Its UID, where at least that could be read.
     pub uid: Option<model::id::PodUid>,
     /// Namespace and name, where at least these could be read.
@@ -43,20 +43,20 @@ pub struct Unreadable {
 
 /// One line of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum WatchEvent {
     /// A pod came or changed.
-    Applied(Box<Result<Pod, Unreadable>>),
+    Applied(Box<Result<Pod, UnreadablePod>>),
     /// A pod is gone: its UID, where that can be read.
     Deleted(Option<model::id::PodUid>),
     /// Nothing happened up to here.
     Bookmark,
     /// The server ends the watch.
-    Error(Refusal),
+    Error(ApiRefusal),
 }
 
 /// What the server says where it does not do what it was asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ApiRefusal {
     /// HTTP's number.
     pub code: u16,
     /// Its words, cut to a line.
@@ -65,16 +65,16 @@ pub struct Refusal {
 
 /// An event, and the version it leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct WatchLine {
     /// What happened.
-    pub event: Event,
+    pub event: WatchEvent,
     /// From where a watch goes on after it; `None` where it does not say.
     pub version: Option<String>,
 }
 
 /// Why an answer is not what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Garbage {
+pub enum BadWatchAnswer {
     /// Not a list.
     #[error("not a list of pods: {0}")]
     List(String),
@@ -136,12 +136,12 @@ struct Status {
 /// Reads one page of a list; of each pod the labels of these keys are kept.
 ///
 /// # Errors
-/// [`Garbage::List`]
-pub fn page(json: &[u8], label_keys: &[Arc<str>]) -> Result<Page, Garbage> {
-    let raw: RawList<'_> = serde_json::from_slice(json).map_err(|error| Garbage::List(error.to_string()))?;
+/// [`BadWatchAnswer::List`]
+pub fn page(json: &[u8], label_keys: &[Arc<str>]) -> Result<PodPage, BadWatchAnswer> {
+    let raw: RawList<'_> = serde_json::from_slice(json).map_err(|error| BadWatchAnswer::List(error.to_string()))?;
     let ListMetadata { resource_version, r#continue } = raw.metadata;
     let items = raw.items.unwrap_or_default();
-    Ok(Page {
+    Ok(PodPage {
         version: resource_version,
         next: r#continue.filter(|next| !next.is_empty()),
         pods: items.into_iter().map(|item| one(item, &skeleton(item), label_keys)).collect(),
@@ -150,10 +150,10 @@ pub fn page(json: &[u8], label_keys: &[Arc<str>]) -> Result<Page, Garbage> {
 
 /// Reads what the server says where it refuses; what is no `Status` is quoted.
 #[must_use]
-pub fn refusal(code: u16, body: &[u8]) -> Refusal {
+pub fn refusal(code: u16, body: &[u8]) -> ApiRefusal {
     let status: Status = serde_json::from_slice(body).unwrap_or_default();
     let text = status.message.or(status.reason).unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
-    Refusal { code: status.code.unwrap_or(code), message: cut(&text) }
+    ApiRefusal { code: status.code.unwrap_or(code), message: cut(&text) }
 }
 
 /// One line, short, fit to be shown.
@@ -165,13 +165,13 @@ fn skeleton(object: &RawValue) -> Bones {
     serde_json::from_str::<Skeleton>(object.get()).unwrap_or_default().metadata
 }
 
-fn one(object: &RawValue, bones: &Bones, label_keys: &[Arc<str>]) -> Result<Pod, Unreadable> {
+fn one(object: &RawValue, bones: &Bones, label_keys: &[Arc<str>]) -> Result<Pod, UnreadablePod> {
     pod::decode_with(object.get().as_bytes(), label_keys).map_err(|why| {
         let name = match (&bones.namespace, &bones.name) {
             (Some(namespace), Some(name)) => Some(cut(&format!("{namespace}/{name}"))),
             _ => None,
         };
-        Unreadable { uid: uid(bones), name, why }
+        UnreadablePod { uid: uid(bones), name, why }
     })
 }
 
@@ -181,23 +181,23 @@ fn uid(bones: &Bones) -> Option<model::id::PodUid> {
 
 /// The lines of a watch, put together from pieces.
 #[derive(Debug, Default)]
-pub struct Stream {
+pub struct WatchLines {
     begun: Vec<u8>,
     label_keys: LabelKeys,
 }
 
-impl Stream {
+impl WatchLines {
     /// A new one; of each pod the labels of these keys are kept.
     #[must_use]
-    pub fn new(label_keys: LabelKeys) -> Stream {
-        Stream { begun: Vec::new(), label_keys }
+    pub fn new(label_keys: LabelKeys) -> WatchLines {
+        WatchLines { begun: Vec::new(), label_keys }
     }
 
     /// Takes the next piece in; gives the events that it completes.
     ///
     /// # Errors
-    /// [`Garbage`]; nothing more can be read after it.
-    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<Line>, Garbage> {
+    /// [`BadWatchAnswer`]; nothing more can be read after it.
+    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<WatchLine>, BadWatchAnswer> {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = bytes.split_at(end);
@@ -211,7 +211,7 @@ impl Stream {
             }
         }
         if self.begun.len() + bytes.len() > MAX_LINE {
-            return Err(Garbage::TooLong);
+            return Err(BadWatchAnswer::TooLong);
         }
         self.begun.extend_from_slice(bytes);
         Ok(lines)
@@ -219,23 +219,23 @@ impl Stream {
 }
 
 /// One line; an empty one says nothing.
-fn event(line: &[u8], label_keys: &[Arc<str>]) -> Result<Option<Line>, Garbage> {
+fn event(line: &[u8], label_keys: &[Arc<str>]) -> Result<Option<WatchLine>, BadWatchAnswer> {
     if line.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
     if line.len() > MAX_LINE {
-        return Err(Garbage::TooLong);
+        return Err(BadWatchAnswer::TooLong);
     }
-    let raw: RawEvent<'_> = serde_json::from_slice(line).map_err(|error| Garbage::Event(error.to_string()))?;
+    let raw: RawEvent<'_> = serde_json::from_slice(line).map_err(|error| BadWatchAnswer::Event(error.to_string()))?;
     let bones = skeleton(raw.object);
     let event = match raw.kind.as_str() {
-        "ADDED" | "MODIFIED" => Event::Applied(Box::new(one(raw.object, &bones, label_keys))),
-        "DELETED" => Event::Deleted(uid(&bones)),
-        "BOOKMARK" => Event::Bookmark,
-        "ERROR" => Event::Error(refusal(500, raw.object.get().as_bytes())),
-        other => return Err(Garbage::Event(format!("unknown type {:?}", cut(other)))),
+        "ADDED" | "MODIFIED" => WatchEvent::Applied(Box::new(one(raw.object, &bones, label_keys))),
+        "DELETED" => WatchEvent::Deleted(uid(&bones)),
+        "BOOKMARK" => WatchEvent::Bookmark,
+        "ERROR" => WatchEvent::Error(refusal(500, raw.object.get().as_bytes())),
+        other => return Err(BadWatchAnswer::Event(format!("unknown type {:?}", cut(other)))),
     };
-    Ok(Some(Line { event, version: bones.resource_version.filter(|version| !version.is_empty()) }))
+    Ok(Some(WatchLine { event, version: bones.resource_version.filter(|version| !version.is_empty()) }))
 }
 
 #[cfg(test)]

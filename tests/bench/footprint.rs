@@ -10,7 +10,7 @@
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 use lab::agent::Agent;
-use lab::api_server::{self, ApiServer};
+use lab::api_server::{self, FakeApiServer};
 use lab::http;
 use lab::pods::Pods;
 use lab::scenario::{self, FakeNvml};
@@ -124,7 +124,7 @@ fn scenario(pods: &Pods, (gpus, instances): (usize, usize)) -> Value {
     if instances > 0 { scenario::busy_instances(&pids, instances) } else { scenario::busy(&pids) }
 }
 
-fn start_agent(pods: &Pods, gpus: (usize, usize)) -> Outcome<(Agent, Running, Option<ApiServer>)> {
+fn start_agent(pods: &Pods, gpus: (usize, usize)) -> Outcome<(Agent, Running, Option<FakeApiServer>)> {
     // What is shipped is measured where it has been built; else the program of the shared test profile.
     let shipped = std::env::var("FOOTPRINT_BINARY").ok();
     let binary = shipped.as_deref().unwrap_or(env!("CARGO_BIN_EXE_gpu-steward"));
@@ -145,8 +145,8 @@ fn start_agent(pods: &Pods, gpus: (usize, usize)) -> Outcome<(Agent, Running, Op
 }
 
 /// The same pods as objects.
-fn api_server(pods: &Pods) -> ApiServer {
-    let server = ApiServer::start();
+fn api_server(pods: &Pods) -> FakeApiServer {
+    let server = FakeApiServer::start();
     for pod in &pods.pods {
         let containers: Vec<(&str, &str)> = pod.containers.iter().map(|one| (&one.id[60..], &*one.id)).collect();
         server.put("pods", api_server::pod(NODE, "bench", &format!("pod-{}", pod.uid), &pod.uid, &containers));

@@ -3,7 +3,7 @@
 
 use crate::chart;
 use lab::agent::{Agent, Recipe};
-use lab::cluster::{Cluster, Lease, Namespace, Node, Wanted};
+use lab::cluster::{Cluster, ClusterNode, Lease, TestNamespace, Wanted};
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
 use lab::relay::Relay;
@@ -27,7 +27,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 /// A node of a cluster, for an agent and its pods.
 #[derive(Debug)]
 pub(crate) struct Bed {
-    pub space: Namespace,
+    pub space: TestNamespace,
     pub admin: Kubectl,
     dir: TempDir,
     lease: Lease,
@@ -80,7 +80,7 @@ impl Bed {
     }
 
     /// Where everything of its node is.
-    pub(crate) fn place(&self) -> &Node {
+    pub(crate) fn place(&self) -> &ClusterNode {
         self.cluster.node(self.node())
     }
 

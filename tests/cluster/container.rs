@@ -2,9 +2,9 @@
 //! the limiter, and what happens when it cannot be delivered.
 
 use crate::bed::{Bed, Claim, SOON, promised};
-use lab::cluster::Node;
+use lab::cluster::ClusterNode;
 use lab::eventually::eventually;
-use lab::scenario::{Card, FakeNvml, MigDetail, MigSlot, Scenario};
+use lab::scenario::{FakeGpu, FakeNvml, MigDetail, MigSlot, Scenario};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -112,10 +112,10 @@ fn mig_instances_are_shared_each_by_itself() {
     let slot = |profile: &str, uuid: &str| {
         MigSlot::Detailed(MigDetail { profile: profile.into(), uuid: Some(uuid.into()), ..MigDetail::default() })
     };
-    let card = Card {
+    let card = FakeGpu {
         model: "A100".into(),
         mig: vec![slot("3g.40gb", uuids[0]), slot("2g.20gb", uuids[1])],
-        ..Card::default()
+        ..FakeGpu::default()
     };
     fake.write(&Scenario { gpus: vec![card], ..Scenario::default() }).expect("a scenario");
     let caps = [
@@ -178,7 +178,7 @@ fn what_the_hosts_spec_gives_is_in_every_container() {
     let bed = Bed::up("container-host");
     let folder = tempfile::tempdir().expect("a directory");
     let fake = FakeNvml::install(folder.path()).expect("the fake library");
-    fake.write(&Scenario { gpus: vec![Card { count: 2, ..Card::default() }], ..Scenario::default() })
+    fake.write(&Scenario { gpus: vec![FakeGpu { count: 2, ..FakeGpu::default() }], ..Scenario::default() })
         .expect("a scenario");
     let dev = device_nodes(folder.path(), &["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"]);
     let cdi = folder.path().join("cdi");
@@ -321,7 +321,7 @@ fn ticket(bed: &Bed, pod: &str) -> String {
 }
 
 /// Something is mounted over a node's folder of specs, until this is dropped: also by a test that fails.
-struct Covered<'a>(&'a Node);
+struct Covered<'a>(&'a ClusterNode);
 
 impl Drop for Covered<'_> {
     fn drop(&mut self) {

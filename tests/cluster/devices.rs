@@ -4,7 +4,7 @@
 use crate::bed::{Bed, Claim};
 use crate::container::mknod;
 use lab::kubectl::Kubectl;
-use lab::scenario::{Card, FakeNvml, Scenario};
+use lab::scenario::{FakeGpu, FakeNvml, Scenario};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ fn a_container_reaches_its_own_gpu_and_no_other() {
     let bed = Bed::up("devices");
     let folder = tempfile::tempdir().expect("a directory");
     let fake = FakeNvml::install(folder.path()).expect("the fake library");
-    fake.write(&Scenario { gpus: vec![Card { count: 2, ..Card::default() }], ..Scenario::default() })
+    fake.write(&Scenario { gpus: vec![FakeGpu { count: 2, ..FakeGpu::default() }], ..Scenario::default() })
         .expect("a scenario");
     let dev = nvidia_nodes(folder.path());
     for binding in ["late", "early"] {

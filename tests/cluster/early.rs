@@ -3,7 +3,7 @@
 use crate::bed::{Bed, Claim, SOON, promised};
 use crate::sharing::refused_starts_are_told;
 use lab::agent::Agent;
-use lab::cluster::{Namespace, Wanted};
+use lab::cluster::{TestNamespace, Wanted};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -230,7 +230,7 @@ fn is_marked(bed: &Bed, pod: &str, reason: &str) {
 }
 
 /// Creates the pod in a namespace of its own, which is there for as long as what this returns.
-fn in_another_namespace(bed: &Bed, mut pod: Value) -> Namespace {
+fn in_another_namespace(bed: &Bed, mut pod: Value) -> TestNamespace {
     let other = bed.cluster.namespace("early-off-other");
     pod["metadata"]["namespace"] = other.name.as_str().into();
     bed.create(&pod);

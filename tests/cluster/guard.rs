@@ -5,7 +5,7 @@ use crate::chart::install;
 use crate::life::sleeper;
 use lab::cluster::{Cluster, Wanted};
 use lab::eventually::eventually;
-use lab::kubectl::{Kubectl, Said};
+use lab::kubectl::{CommandOutput, Kubectl};
 use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
@@ -61,18 +61,18 @@ fn user(admin: &Kubectl, namespace: &str) -> Kubectl {
     admin.posing_as("ann", &["system:authenticated"])
 }
 
-fn annotate(by: &Kubectl, object: &[&str], key: &str, value: &str) -> Said {
+fn annotate(by: &Kubectl, object: &[&str], key: &str, value: &str) -> CommandOutput {
     let pair = format!("{key}={value}");
     by.run(&[&["annotate", "--overwrite"], object, &[&pair]].concat())
 }
 
-fn remove(by: &Kubectl, object: &[&str], key: &str) -> Said {
+fn remove(by: &Kubectl, object: &[&str], key: &str) -> CommandOutput {
     let key = format!("{key}-");
     by.run(&[&["annotate"], object, &[&key]].concat())
 }
 
 /// What came of a write, once it met no other one: that two writes met is no verdict.
-fn verdict(write: impl Fn() -> Said) -> Said {
+fn verdict(write: impl Fn() -> CommandOutput) -> CommandOutput {
     eventually("a write that meets no other one", READY, || {
         let said = write();
         (!said.err.contains("(Conflict)")).then_some(said)

@@ -5,7 +5,9 @@ use crate::bed::{Bed, SOON, promised};
 use crate::fleet;
 use lab::agent::Agent;
 use lab::eventually::eventually;
-use lab::scenario::{Card, Code, FakeNvml, Fault, Quantity, Scenario, Value as Number, Which, XidEvent, cards};
+use lab::scenario::{
+    CallFault, Code, FakeGpu, FakeNvml, ReadingKind, Scenario, Value as Number, Which, XidEvent, cards,
+};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,7 +38,7 @@ impl Driver {
         self.fake.write(&self.scenario).expect("the scenario is written");
     }
 
-    fn card(&mut self, number: usize, change: impl FnOnce(&mut Card)) {
+    fn card(&mut self, number: usize, change: impl FnOnce(&mut FakeGpu)) {
         self.change(|scenario| change(&mut scenario.gpus[number]));
     }
 
@@ -132,7 +134,7 @@ fn a_sick_gpu_takes_its_own_slots_only_and_comes_back() {
     let before = [on_node("XID 79", "GpuUnhealthy"), on_node(&gpus[1], "GpuHealthy")];
 
     // It falls off the bus, and the driver advises a reset, which stands until it is done.
-    driver.card(1, |card| drop(card.values.insert(Quantity::RecoveryAction, Number::Constant(1.0))));
+    driver.card(1, |card| drop(card.values.insert(ReadingKind::RecoveryAction, Number::Constant(1.0))));
     driver.xid(1, 79);
     allocatable(&bed, 2 * SLOTS);
     register_says(&bed, &[&gpus[0], &gpus[2]]);
@@ -154,7 +156,7 @@ fn a_sick_gpu_takes_its_own_slots_only_and_comes_back() {
     bed.ready(&["new"]);
 
     // It was reset.
-    driver.card(1, |card| drop(card.values.remove(&Quantity::RecoveryAction)));
+    driver.card(1, |card| drop(card.values.remove(&ReadingKind::RecoveryAction)));
     allocatable(&bed, 3 * SLOTS);
     register_says(&bed, &[&gpus[0], &gpus[1], &gpus[2]]);
     eventually("the event of the way back", SOON, || (on_node(&gpus[1], "GpuHealthy") > before[1]).then_some(()));
@@ -234,7 +236,7 @@ fn a_driver_error_is_an_event_on_the_pod_whose_process_it_names() {
 fn memory_errors_and_rows_that_fail_condemn_their_gpu_and_it_comes_back() {
     let bed = Bed::up("memory-errors");
     let mut driver = Driver::new();
-    driver.card(1, |card| drop(card.values.insert(Quantity::EccVolatileUncorrected, Number::Constant(3.0))));
+    driver.card(1, |card| drop(card.values.insert(ReadingKind::EccVolatileUncorrected, Number::Constant(3.0))));
     // An error that is over condemns for so long, in which all who tell of it have looked: each does every 10 s.
     let agent = driver.agent(&bed, &["--health-quiet-period=25s", "--process-period=1s"]);
     let gpus = Bed::gpus(&agent);
@@ -244,10 +246,10 @@ fn memory_errors_and_rows_that_fail_condemn_their_gpu_and_it_comes_back() {
     bed.create(&bed.pod("on-it", &gpus, &[("main", "app", &[(1, 1000, 10)])], &Value::Null));
     bed.ready(&["on-it"]);
     let before = life(&bed, "on-it");
-    let incidents: [(Quantity, f64, &str, &str); 3] = [
-        (Quantity::EccVolatileUncorrected, 4.0, "ecc_uncorrected", "ECC errors"),
-        (Quantity::RemappedPending, 1.0, "row_remap_pending", "waits for a reset"),
-        (Quantity::RemappedFailed, 1.0, "row_remap_failed", "could not be remapped"),
+    let incidents: [(ReadingKind, f64, &str, &str); 3] = [
+        (ReadingKind::EccVolatileUncorrected, 4.0, "ecc_uncorrected", "ECC errors"),
+        (ReadingKind::RemappedPending, 1.0, "row_remap_pending", "waits for a reset"),
+        (ReadingKind::RemappedFailed, 1.0, "row_remap_failed", "could not be remapped"),
     ];
     for (quantity, value, code, words) in incidents {
         let told = |about: &str, namespace: &str, reason: &str| events(&bed, namespace, about, reason, words);
@@ -265,7 +267,7 @@ fn memory_errors_and_rows_that_fail_condemn_their_gpu_and_it_comes_back() {
             (told("on-it", &bed.space.name, "GpuUnhealthy") > on_pod).then_some(())
         });
         // A counter stays where it is and the quiet period is over; a row is remapped by a reset.
-        if quantity != Quantity::EccVolatileUncorrected {
+        if quantity != ReadingKind::EccVolatileUncorrected {
             driver.card(1, |card| drop(card.values.remove(&quantity)));
         }
         allocatable(&bed, 3 * SLOTS);
@@ -281,7 +283,7 @@ fn a_gpu_whose_device_node_is_not_known_is_not_offered_until_it_is() {
     let bed = Bed::up("no-node");
     let mut driver = Driver::new();
     let call = "nvmlDeviceGetMinorNumber".into();
-    let fault = Fault { call, gpu: Some(Which::Place(1)), error: Some(Code::UNKNOWN), ..Fault::default() };
+    let fault = CallFault { call, gpu: Some(Which::Place(1)), error: Some(Code::UNKNOWN), ..CallFault::default() };
     driver.change(|scenario| scenario.faults.push(fault));
     let agent = driver.agent(&bed, &[]);
     allocatable(&bed, 2 * SLOTS);

@@ -8,7 +8,7 @@ use crate::container::{device_nodes, events};
 use lab::agent::Agent;
 use lab::bearer::Bearer;
 use lab::eventually::eventually;
-use lab::scenario::{Card, FakeNvml, Scenario, process};
+use lab::scenario::{FakeGpu, FakeNvml, Scenario, process};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ impl Driver {
     /// These processes hold so much, and no other does.
     fn hold(&self, processes: &[(u32, u64)]) {
         let processes = processes.iter().map(|(pid, memory)| process(*pid, *memory, 10.0)).collect();
-        let scenario = Scenario { gpus: vec![Card { processes, ..Card::default() }], ..Scenario::default() };
+        let scenario = Scenario { gpus: vec![FakeGpu { processes, ..FakeGpu::default() }], ..Scenario::default() };
         self.fake.write(&scenario).expect("a scenario");
     }
 

@@ -3,7 +3,7 @@
 use crate::chart::{install, render};
 use lab::cluster::Cluster;
 use lab::eventually::eventually;
-use lab::kubectl::{Kubectl, Said};
+use lab::kubectl::{CommandOutput, Kubectl};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ fn cases() -> Vec<(Value, Option<&'static str>)> {
     ]
 }
 
-fn tried(admin: &Kubectl, pod: &Value) -> Said {
+fn tried(admin: &Kubectl, pod: &Value) -> CommandOutput {
     admin.run_with(&["create", "--dry-run=server", "-f", "-"], &pod.to_string())
 }
 

@@ -10,7 +10,7 @@ mod shares;
 mod unit;
 
 use crate::chart;
-use lab::cluster::Namespace;
+use lab::cluster::TestNamespace;
 use lab::eventually::eventually;
 use lab::kubectl::Kubectl;
 use lab::vm::{NODE, Vm};
@@ -165,7 +165,7 @@ impl Machine {
         });
     }
 
-    fn namespace(&self, name: &str) -> Namespace {
+    fn namespace(&self, name: &str) -> TestNamespace {
         self.vm.cluster().namespace(name)
     }
 }

@@ -2,8 +2,8 @@
 //! only sums over time (energy, NVLink bytes) are kept, by the state.
 
 use crate::code::Code;
-use crate::profile::{Profile, matches};
-use crate::scenario::{Card, Kind, List, MigDetail, MigSlot, Quantity, Scenario, SickLink, Which};
+use crate::profile::{GpuModel, matches};
+use crate::scenario::{FakeGpu, List, MigDetail, MigSlot, ProcessList, ReadingKind, Scenario, SickLink, Which};
 
 /// Instance ids of a process outside MIG.
 pub(crate) const NO_INSTANCE: u32 = u32::MAX;
@@ -16,7 +16,7 @@ const MAX_PID: u64 = 4_194_304;
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     /// The model.
-    pub(crate) profile: &'static Profile,
+    pub(crate) profile: &'static GpuModel,
     /// Its place in the file.
     pub(crate) place: u32,
     /// The identity.
@@ -28,7 +28,7 @@ pub(crate) struct Board {
     /// MIG instances.
     pub(crate) instances: Vec<Instance>,
     /// What the file says.
-    pub(crate) spec: Card,
+    pub(crate) spec: FakeGpu,
 }
 
 /// A MIG instance with all defaults filled in.
@@ -54,7 +54,7 @@ pub(crate) struct Running {
     /// Number.
     pub(crate) pid: u32,
     /// Which list.
-    pub(crate) kind: Kind,
+    pub(crate) kind: ProcessList,
     /// Memory in bytes, if told.
     pub(crate) memory: Option<u64>,
     /// SM, memory copy, encoder, decoder in percent.
@@ -82,13 +82,13 @@ pub(crate) fn float(number: u64) -> f64 {
 
 /// Every card of a scenario, in the order of the file.
 pub(crate) fn boards(scenario: &Scenario) -> Vec<Board> {
-    let all: Vec<&Card> =
+    let all: Vec<&FakeGpu> =
         scenario.gpus.iter().flat_map(|card| std::iter::repeat_n(card, card.count as usize)).collect();
     let half = all.len().div_ceil(2);
     all.iter()
         .zip(0u32..)
         .filter_map(|(card, place)| {
-            let profile = Profile::named(&card.model)?;
+            let profile = GpuModel::named(&card.model)?;
             let alone = card.count == 1;
             let given = card.uuid.as_ref().filter(|_| alone).cloned();
             Some(Board {
@@ -191,7 +191,7 @@ impl Board {
                 let pid = from + number % (MAX_PID - from.min(MAX_PID - 1));
                 running.push(Running {
                     pid: u32::try_from(pid).unwrap_or(u32::MAX),
-                    kind: Kind::Compute,
+                    kind: ProcessList::Compute,
                     memory: Some(churn.memory),
                     shares: [churn.sm, 0, 0, 0],
                     mig: None,
@@ -203,7 +203,7 @@ impl Board {
 
     /// Seconds between two samples.
     pub(crate) fn sample_period(&self) -> f64 {
-        self.read(Quantity::SampleMillis, 0.0).unwrap_or(167.0).max(1.0) / 1000.0
+        self.read(ReadingKind::SampleMillis, 0.0).unwrap_or(167.0).max(1.0) / 1000.0
     }
 
     /// When the newest sample at `time` was taken.
@@ -213,15 +213,15 @@ impl Board {
     }
 
     /// One number at a scenario second: what the file says, else what model and processes give.
-    pub(crate) fn read(&self, what: Quantity, time: f64) -> Result<f64, Code> {
+    pub(crate) fn read(&self, what: ReadingKind, time: f64) -> Result<f64, Code> {
         match self.spec.values.get(&what) {
             Some(value) => value.at(time),
             None => self.usual(what, time),
         }
     }
 
-    fn usual(&self, what: Quantity, time: f64) -> Result<f64, Code> {
-        use Quantity as Q;
+    fn usual(&self, what: ReadingKind, time: f64) -> Result<f64, Code> {
+        use ReadingKind as Q;
         let share = |of: f64| -> Result<f64, Code> { Ok(self.read(Q::UtilizationPercent, time)? * of) };
         let sum = |at: usize| {
             let shares = self.processes(time).iter().map(|process| process.shares[at]).sum::<u32>();
@@ -280,9 +280,9 @@ impl Board {
                 (total, 0, inside.filter_map(|process| process.memory).sum())
             }
             None => (
-                whole(self.read(Quantity::MemoryTotalBytes, time)?),
-                whole(self.read(Quantity::MemoryReservedBytes, time)?),
-                whole(self.read(Quantity::MemoryUsedBytes, time)?),
+                whole(self.read(ReadingKind::MemoryTotalBytes, time)?),
+                whole(self.read(ReadingKind::MemoryReservedBytes, time)?),
+                whole(self.read(ReadingKind::MemoryUsedBytes, time)?),
             ),
         };
         Ok([total, reserved, used, total.saturating_sub(reserved).saturating_sub(used)])
@@ -295,7 +295,7 @@ impl Board {
     }
 
     /// Mean over a span of time, from at most 500 points.
-    pub(crate) fn mean(&self, what: Quantity, from: f64, to: f64) -> Result<f64, Code> {
+    pub(crate) fn mean(&self, what: ReadingKind, from: f64, to: f64) -> Result<f64, Code> {
         if to <= from {
             return self.read(what, to);
         }

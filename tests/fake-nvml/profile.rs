@@ -5,7 +5,7 @@ const MIB: u64 = 1 << 20;
 
 /// What all cards of a model have in common.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Profile {
+pub struct GpuModel {
     /// Short name used in scenarios.
     pub model: &'static str,
     /// Name that NVML gives.
@@ -90,7 +90,7 @@ const VGPU_LACKS: &[&str] = &[
 ];
 
 /// A Hopper card of the SXM form; the others are told by their differences.
-const H100: Profile = Profile {
+const H100: GpuModel = GpuModel {
     model: "H100",
     name: "NVIDIA H100 80GB HBM3",
     architecture: 9,
@@ -110,7 +110,7 @@ const H100: Profile = Profile {
 };
 
 /// An Ampere card of the SXM form.
-const A100: Profile = Profile {
+const A100: GpuModel = GpuModel {
     model: "A100",
     name: "NVIDIA A100-SXM4-80GB",
     architecture: 7,
@@ -128,7 +128,7 @@ const A100: Profile = Profile {
 };
 
 /// An Ada card in a PCIe slot.
-const L40S: Profile = Profile {
+const L40S: GpuModel = GpuModel {
     model: "L40S",
     name: "NVIDIA L40S",
     architecture: 8,
@@ -147,9 +147,9 @@ const L40S: Profile = Profile {
 };
 
 /// Every model that a scenario may name.
-pub const PROFILES: [Profile; 12] = [
+pub const PROFILES: [GpuModel; 12] = [
     H100,
-    Profile {
+    GpuModel {
         model: "H200",
         name: "NVIDIA H200",
         pci_device: 0x2335_10de,
@@ -159,7 +159,7 @@ pub const PROFILES: [Profile; 12] = [
         ..H100
     },
     A100,
-    Profile {
+    GpuModel {
         model: "A100-40",
         name: "NVIDIA A100-SXM4-40GB",
         pci_device: 0x20b0_10de,
@@ -169,7 +169,7 @@ pub const PROFILES: [Profile; 12] = [
         ..A100
     },
     L40S,
-    Profile {
+    GpuModel {
         model: "L4",
         name: "NVIDIA L4",
         pci_device: 0x27b8_10de,
@@ -180,7 +180,7 @@ pub const PROFILES: [Profile; 12] = [
         multiprocessors: 58,
         ..L40S
     },
-    Profile {
+    GpuModel {
         model: "T4",
         name: "Tesla T4",
         architecture: 6,
@@ -196,7 +196,7 @@ pub const PROFILES: [Profile; 12] = [
         lacks: &["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetRemappedRows", "field:82"],
         ..L40S
     },
-    Profile {
+    GpuModel {
         model: "V100",
         name: "Tesla V100-SXM2-32GB",
         architecture: 5,
@@ -214,7 +214,7 @@ pub const PROFILES: [Profile; 12] = [
         lacks: &["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetRemappedRows"],
         ..H100
     },
-    Profile {
+    GpuModel {
         model: "A10",
         name: "NVIDIA A10",
         architecture: 7,
@@ -227,7 +227,7 @@ pub const PROFILES: [Profile; 12] = [
         multiprocessors: 72,
         ..L40S
     },
-    Profile {
+    GpuModel {
         model: "B200",
         name: "NVIDIA B200",
         architecture: 10,
@@ -241,7 +241,7 @@ pub const PROFILES: [Profile; 12] = [
         multiprocessors: 148,
         ..H100
     },
-    Profile {
+    GpuModel {
         model: "GB10",
         name: "NVIDIA GB10",
         architecture: 10,
@@ -257,7 +257,7 @@ pub const PROFILES: [Profile; 12] = [
         lacks: GB10_LACKS,
         ..H100
     },
-    Profile {
+    GpuModel {
         model: "vGPU",
         name: "GRID A100-20C",
         architecture: 7,
@@ -276,10 +276,10 @@ pub const PROFILES: [Profile; 12] = [
     },
 ];
 
-impl Profile {
+impl GpuModel {
     /// By its short name.
     #[must_use]
-    pub fn named(model: &str) -> Option<&'static Profile> {
+    pub fn named(model: &str) -> Option<&'static GpuModel> {
         PROFILES.iter().find(|profile| profile.model.eq_ignore_ascii_case(model))
     }
 

@@ -1,7 +1,7 @@
 //! The file that a tester writes. Every key is told with examples in `README.md`; an unknown key makes the file invalid.
 
 use crate::code::Code;
-use crate::profile::Profile;
+use crate::profile::GpuModel;
 use crate::trace::Trace;
 use crate::value::{Program, Value};
 use serde::{Deserialize, Serialize};
@@ -32,9 +32,9 @@ pub struct Scenario {
     /// When an appearing card is seen.
     pub list: List,
     /// The cards, in NVML's order.
-    pub gpus: Vec<Card>,
+    pub gpus: Vec<FakeGpu>,
     /// What goes wrong.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<CallFault>,
     /// Events to be delivered.
     pub xids: Vec<XidEvent>,
     /// Whether each call is written to `calls.log` beside this file.
@@ -52,7 +52,7 @@ impl Default for Scenario {
             driver_epoch: 0,
             clock: Clock::default(),
             list: List::default(),
-            gpus: vec![Card::default()],
+            gpus: vec![FakeGpu::default()],
             faults: Vec::new(),
             xids: Vec::new(),
             log_calls: false,
@@ -92,8 +92,8 @@ pub enum List {
 /// One card, or `count` equal ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Card {
-    /// Short name of a [`Profile`].
+pub struct FakeGpu {
+    /// Short name of a [`GpuModel`].
     pub model: String,
     /// How many of the kind.
     pub count: u32,
@@ -112,7 +112,7 @@ pub struct Card {
     /// Whether it has fallen off the bus.
     pub lost: bool,
     /// Numbers that differ from what the model and its processes give.
-    pub values: BTreeMap<Quantity, Value>,
+    pub values: BTreeMap<ReadingKind, Value>,
     /// Another number here sets the energy counter and those of NVLink to 0, as a new driver load does.
     pub energy_epoch: u64,
     /// MIG instances; with at least one, MIG mode is on.
@@ -120,7 +120,7 @@ pub struct Card {
     /// MIG mode, where it differs from that.
     pub mig_enabled: Option<bool>,
     /// Processes on the card.
-    pub processes: Vec<Process>,
+    pub processes: Vec<FakeProcess>,
     /// Processes that come and go.
     pub churn: Option<Churn>,
     /// Ties to other cards, where they differ from the usual.
@@ -146,9 +146,9 @@ pub enum ProcessSamples {
     Mean,
 }
 
-impl Default for Card {
+impl Default for FakeGpu {
     fn default() -> Self {
-        Card {
+        FakeGpu {
             model: "H100".into(),
             count: 1,
             uuid: None,
@@ -177,7 +177,7 @@ impl Default for Card {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names say it; README.md has the table")]
-pub enum Quantity {
+pub enum ReadingKind {
     MemoryTotalBytes,
     MemoryReservedBytes,
     MemoryUsedBytes,
@@ -271,7 +271,7 @@ pub struct MigDetail {
 /// A process on a card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Process {
+pub struct FakeProcess {
     /// Its number.
     pub pid: u32,
     /// Bytes of device memory; `null` when the driver does not tell (vGPU, WSL).
@@ -285,7 +285,7 @@ pub struct Process {
     /// Decoder use in percent.
     pub dec: Value,
     /// In which list it is.
-    pub kind: Kind,
+    pub kind: ProcessList,
     /// Place of its MIG instance in the card's list.
     pub mig: Option<u32>,
     /// Scenario second at which it appears.
@@ -294,17 +294,17 @@ pub struct Process {
     pub until_s: Option<f64>,
 }
 
-impl Default for Process {
+impl Default for FakeProcess {
     fn default() -> Self {
         let idle = Value::Constant(0.0);
-        Process {
+        FakeProcess {
             pid: 1,
             memory: Some(idle.clone()),
             sm: idle.clone(),
             mem: idle.clone(),
             enc: idle.clone(),
             dec: idle,
-            kind: Kind::Compute,
+            kind: ProcessList::Compute,
             mig: None,
             from_s: 0.0,
             until_s: None,
@@ -315,7 +315,7 @@ impl Default for Process {
 /// NVML keeps three lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ProcessList {
     /// CUDA.
     #[default]
     Compute,
@@ -397,7 +397,7 @@ pub enum Way {
 /// What goes wrong with which call on which card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Fault {
+pub struct CallFault {
     /// C function, `*`, or a beginning with `*` behind it.
     pub call: String,
     /// Which card, or by its UUID which MIG instance; any if missing. A fault of one does not touch calls that name none.
@@ -416,9 +416,9 @@ pub struct Fault {
     pub id: u32,
 }
 
-impl Default for Fault {
+impl Default for CallFault {
     fn default() -> Self {
-        Fault { call: "*".into(), gpu: None, error: None, latency_ms: 0, hang: false, times: None, after: 0, id: 0 }
+        CallFault { call: "*".into(), gpu: None, error: None, latency_ms: 0, hang: false, times: None, after: 0, id: 0 }
     }
 }
 
@@ -469,7 +469,7 @@ impl Scenario {
             return Err(format!("{cards} cards, at most {MAX_CARDS} are possible"));
         }
         for card in &mut scenario.gpus {
-            if Profile::named(&card.model).is_none() {
+            if GpuModel::named(&card.model).is_none() {
                 let known: Vec<&str> = crate::profile::PROFILES.iter().map(|profile| profile.model).collect();
                 return Err(format!("no card {:?}; known are {}", card.model, known.join(", ")));
             }
@@ -501,9 +501,9 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let mut scenario = Scenario::default();
-        scenario.gpus[0].processes.push(Process { pid: 7, sm: Value::Constant(3.0), ..Process::default() });
+        scenario.gpus[0].processes.push(FakeProcess { pid: 7, sm: Value::Constant(3.0), ..FakeProcess::default() });
         scenario.gpus[0].mig.push(MigSlot::Profile("1g.10gb".into()));
-        scenario.faults.push(Fault { error: Some(Code(999)), gpu: Some(Which::Place(0)), ..Fault::default() });
+        scenario.faults.push(CallFault { error: Some(Code(999)), gpu: Some(Which::Place(0)), ..CallFault::default() });
         let text = serde_json::to_vec(&scenario).unwrap();
         assert_eq!(Scenario::parse(&text, Path::new("/")), Ok(scenario));
     }

@@ -3,7 +3,7 @@
 use crate::card::{Board, Instance, boards, listed};
 use crate::code::Code;
 use crate::profile::matches;
-use crate::scenario::{Clock, Fault, Quantity, Scenario, Which, XidEvent};
+use crate::scenario::{CallFault, Clock, ReadingKind, Scenario, Which, XidEvent};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
@@ -177,9 +177,9 @@ impl State {
         let seconds = (now - sums.until).max(0.0);
         let grown = |what| board.mean(what, sums.until, now).unwrap_or(0.0) * seconds;
         let (energy, tx, rx) = (
-            grown(Quantity::PowerWatts) * 1000.0,
-            grown(Quantity::NvlinkTxBytesPerSecond),
-            grown(Quantity::NvlinkRxBytesPerSecond),
+            grown(ReadingKind::PowerWatts) * 1000.0,
+            grown(ReadingKind::NvlinkTxBytesPerSecond),
+            grown(ReadingKind::NvlinkRxBytesPerSecond),
         );
         sums.energy_millijoules += energy;
         sums.nvlink_tx += tx;
@@ -237,7 +237,7 @@ impl State {
     }
 
     /// The first fault that touches this call, unless it has been used up.
-    fn fault(&mut self, function: &str, view: &View) -> Option<Fault> {
+    fn fault(&mut self, function: &str, view: &View) -> Option<CallFault> {
         let board = view.place.map(|place| &view.boards[place]);
         let instance = board.zip(view.instance).and_then(|(board, at)| board.instances.get(at as usize));
         let means = |which: &Which| {
@@ -476,7 +476,7 @@ impl View {
     }
 
     /// One number of that card, now.
-    pub(crate) fn read(&self, what: Quantity) -> Result<f64, Code> {
+    pub(crate) fn read(&self, what: ReadingKind) -> Result<f64, Code> {
         self.board()?.read(what, self.time)
     }
 

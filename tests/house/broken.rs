@@ -16,17 +16,25 @@ const PLAN: &str = "\
 | file with `unsafe` | why |
 |---|---|
 | `src/sources/raw.rs` | calls C |
+
+| name of several types | why |
+|---|---|
+| `Error` | each module has one |
 ";
+/// One term; the type is in `src/sources/lib.rs`.
+const TERMS: &str = "| term | x | y | type |\n|---|---|---|---|\n| a | x | y | `sources::Term` |\n";
 const HEAD: &str = "//! Room.\n//! ```text\n//! a -> b\n//! ```\n//! What must never happen here: a circle.\n";
 
 /// A tree in order; `changes` replace or add files. `None` takes a file away.
 fn tree(changes: &[(&str, Option<&str>)]) -> io::Result<TempDir> {
     let folder = tempfile::tempdir()?;
     let model = format!("{HEAD}pub mod a;\npub mod b;\npub use a::A;\n");
-    let sources = format!("{HEAD}mod clock;\nmod raw;\nmod nvml;\n");
+    let types = "pub struct Term;\npub struct Error;\nmod inner { pub struct Error; }\n";
+    let sources = format!("{HEAD}mod clock;\nmod raw;\nmod nvml;\n{types}");
     let good = [
         ("Cargo.toml", "[workspace]\n[workspace.dependencies]\ntokio = \"1\"\n"),
         ("docs/architecture.md", PLAN),
+        ("docs/glossary.md", TERMS),
         (
             "src/model/Cargo.toml",
             "[package]\nname = \"model\"\n[lib]\npath = \"lib.rs\"\n[dependencies]\nthiserror.workspace = true\n",
@@ -74,11 +82,12 @@ fn findings(changes: &[(&str, Option<&str>)]) -> Vec<Finding> {
 const MODEL: &str = "src/model/Cargo.toml";
 const SOURCES: &str = "src/sources/Cargo.toml";
 const DOCS: &str = "docs/architecture.md";
+const TERMS_FILE: &str = "docs/glossary.md";
 
 /// Rule, file that is blamed, words of the message, and the one file that breaks the tree.
 type Case = (Rule, &'static str, &'static str, &'static str, &'static str);
 
-const CASES: [Case; 38] = [
+const CASES: [Case; 49] = [
     (
         Rule::Door,
         MODEL,
@@ -237,6 +246,53 @@ const CASES: [Case; 38] = [
         "tests/fuzz/README.md",
         "| `src/model/a.rs` | `a` |\n",
     ),
+    (
+        Rule::PublicName,
+        "src/sources/nvml/thread.rs",
+        "`A` is also declared in src/model/a.rs:1",
+        "src/sources/nvml/thread.rs",
+        "pub struct A;\n",
+    ),
+    (Rule::PublicName, "tests/lab/a.rs", "rename one", "tests/lab/a.rs", "\npub type B = u8;\n"),
+    (
+        Rule::PublicName,
+        "src/model/b.rs",
+        "src/model/a.rs:2",
+        "src/model/a.rs",
+        "macro_rules! name { ($n:ident) => { pub struct $n; } }\nname!(B);\npub struct A;\n",
+    ),
+    (Rule::StalePlan, DOCS, "no two public types have the name `Error`", "src/sources/lib.rs", "pub struct Error;\n"),
+    (
+        Rule::Glossary,
+        TERMS_FILE,
+        "declares no type `C`",
+        TERMS_FILE,
+        "| term | x | y | type |\n| a | x | y | `model::C` |\n",
+    ),
+    (
+        Rule::Glossary,
+        TERMS_FILE,
+        "declares no type `A` (it is declared in src/model/a.rs)",
+        TERMS_FILE,
+        "| term | x | y | type |\n| a | x | y | `sources::A` |\n",
+    ),
+    (Rule::Glossary, TERMS_FILE, "names no type", TERMS_FILE, "| term | x | y | type |\n| a | x | y | `A` |\n"),
+    (Rule::Glossary, TERMS_FILE, "declares no type `Term`", "src/sources/lib.rs", "#[cfg(test)]\npub struct Term;\n"),
+    (
+        Rule::Glossary,
+        TERMS_FILE,
+        "the term `A` also stands in line 2",
+        TERMS_FILE,
+        "| term | x | y | type |\n| a | x | y | `model::A` |\n| A | x | y | – |\n",
+    ),
+    (
+        Rule::Glossary,
+        TERMS_FILE,
+        "`model::A` is also named in line 2",
+        TERMS_FILE,
+        "| term | x | y | type |\n| a | x | y | `model::A` |\n| b | x | y | `model::B`, `model::A` |\n",
+    ),
+    (Rule::Glossary, TERMS_FILE, "has 3 columns", TERMS_FILE, "| term | x | type |\n| a | x | `model::A` |\n"),
 ];
 
 #[test]
@@ -261,6 +317,8 @@ fn a_file_that_nothing_reaches_and_one_that_cannot_be_read_are_caught() {
     assert!(found.iter().any(|f| f.rule == Rule::Orphan && f.file == "src/model/lost.rs"), "{found:#?}");
     let found = findings(&[(MODEL, Some("[package\n"))]);
     assert!(found.iter().any(|f| f.rule == Rule::Unreadable && f.file == MODEL), "{found:#?}");
+    let found = findings(&[(TERMS_FILE, None)]);
+    assert!(found.iter().any(|f| f.rule == Rule::Glossary && f.what.contains("is not there")), "{found:#?}");
     let found = findings(&[(MODEL, None)]);
     assert!(found.iter().any(|f| f.rule == Rule::StalePlan && f.what.contains("`model`")), "{found:#?}");
 }
@@ -281,6 +339,14 @@ fn what_only_looks_like_a_breach_passes() {
         ("src/model/a.rs", "fn f() { g() }\n#[cfg(test)]\nuse crate::b::B;\n"),
         ("README.md", "a cgroup `/kubepods/work/x` and `$HOME/x`, `~/root/x`\n"),
         ("src/sources/nvml/read.rs", "mod inner { use super::f; }\nfn f() {}\n"),
+        ("src/sources/raw.rs", "pub(crate) struct A;\nstruct B;\nunsafe fn f() {}\n"),
+        ("src/sources/raw.rs", "#[cfg(test)]\nmod tests { pub struct A; }\nunsafe fn f() {}\n"),
+        (
+            "src/model/b.rs",
+            "// Promise 1.\nimpl Iterator for X { type A = u8; }\n#[cfg(test)]\nmod a { pub struct A; }\n",
+        ),
+        ("tests/fuzz/source.rs", "pub struct A;\n"),
+        (TERMS_FILE, "| file | x |\n|---|---|\n| `model::C` | x |\n\n| term | x | y | type |\n| a | x | y | – |\n"),
     ] {
         assert_eq!(findings(&[(path, Some(text))]), [], "{text}");
     }

@@ -27,13 +27,17 @@ pub(crate) enum Rule {
     Promise,
     /// Bytes of others are read without a property test or a fuzz target.
     Decoder,
+    /// Two public types of one name.
+    PublicName,
+    /// A row of the glossary that names no type, or one that stands twice.
+    Glossary,
     /// A file that could not be read or understood.
     Unreadable,
 }
 
 impl Rule {
     /// All of them, so that a test can ask for a broken tree of each.
-    pub(crate) const ALL: [Rule; 12] = [
+    pub(crate) const ALL: [Rule; 14] = [
         Rule::Door,
         Rule::StalePlan,
         Rule::UpwardImport,
@@ -45,6 +49,8 @@ impl Rule {
         Rule::Outside,
         Rule::Promise,
         Rule::Decoder,
+        Rule::PublicName,
+        Rule::Glossary,
         Rule::Unreadable,
     ];
 }
@@ -63,6 +69,8 @@ impl fmt::Display for Rule {
             Rule::Outside => "outside",
             Rule::Promise => "promise",
             Rule::Decoder => "decoder",
+            Rule::PublicName => "public-name",
+            Rule::Glossary => "glossary",
             Rule::Unreadable => "unreadable",
         })
     }

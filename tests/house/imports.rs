@@ -1,5 +1,6 @@
-//! What one file declares and names: its modules, its paths, its `unsafe`. Read from tokens alone.
+//! What one file declares and names: its modules, its types, its paths, its `unsafe`. Read from tokens alone.
 
+use super::declared::{Declared, TypeReader};
 use super::lexer::{Kind, Token, tokens};
 
 /// Groups nested deeper than this in one `use` are not read: nobody writes them, and recursion needs a bound.
@@ -35,6 +36,7 @@ pub(crate) struct Named {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outline {
     pub(crate) modules: Vec<Module>,
+    pub(crate) types: Vec<Declared>,
     pub(crate) paths: Vec<Named>,
     /// Lines with the word `unsafe`.
     pub(crate) unsafe_lines: Vec<usize>,
@@ -43,11 +45,19 @@ pub(crate) struct Outline {
 /// Reads `text`.
 pub(crate) fn outline(text: &str) -> Outline {
     let tokens = tokens(text);
-    let mut reader =
-        Reader { tokens: &tokens, at: 0, scopes: Vec::new(), test_next: false, depth: 0, out: Outline::default() };
+    let mut reader = Reader {
+        tokens: &tokens,
+        at: 0,
+        scopes: Vec::new(),
+        test_next: false,
+        depth: 0,
+        types: TypeReader::new(&tokens),
+        out: Outline::default(),
+    };
     while reader.at < tokens.len() {
         reader.step();
     }
+    reader.out.types = reader.types.found;
     reader.out
 }
 
@@ -64,6 +74,7 @@ struct Reader<'a> {
     test_next: bool,
     /// Parentheses and brackets that are open.
     depth: usize,
+    types: TypeReader<'a>,
     out: Outline,
 }
 
@@ -80,7 +91,10 @@ impl Reader<'_> {
                     self.out.unsafe_lines.push(token.line);
                     self.at += 1;
                 }
-                _ => self.path(),
+                word => {
+                    self.types.word(word, self.at, self.in_test());
+                    self.path();
+                }
             },
             Kind::Sign('#') if self.sign(1, '[') => self.attribute(2),
             Kind::Sign('#') if self.sign(1, '!') && self.sign(2, '[') => self.attribute(3),
@@ -298,6 +312,31 @@ mod tests {
     }
 
     #[test]
+    fn types_know_their_visibility_and_whether_only_tests_need_them() {
+        for (text, expect) in [
+            ("pub struct A; pub(crate) enum B {} trait C {} pub unsafe trait D {}", "+A -B -C +D"),
+            ("pub type A = u8; pub(super) type B = u8; impl I for X { type C = u8; }", "+A -B"),
+            ("#[derive(Debug)] pub struct A(u8);\n/// pub struct B;\npub union C { a: u8 }", "+A +C"),
+            ("let s = a.union(&b); // pub struct A", ""),
+            ("#[cfg(test)] pub struct A; pub struct B;", "+A (test) +B"),
+            ("#[cfg(test)] mod tests { pub enum A {} } pub enum B {}", "+A (test) +B"),
+            ("macro_rules! name { ($n:ident) => { pub struct $n; } } name!(\n/// Doc.\nA); other!(B);", "+A"),
+            ("macro_rules! name { ($n:ident) => { struct $n; fn f() {} } } name! { A }", "-A"),
+        ] {
+            let outline = outline(text);
+            let seen = outline.types.iter().map(|seen| {
+                format!(
+                    "{}{}{}",
+                    if seen.public { "+" } else { "-" },
+                    seen.name,
+                    if seen.test { " (test)" } else { "" }
+                )
+            });
+            assert_eq!(seen.collect::<Vec<_>>().join(" "), expect, "{text}");
+        }
+    }
+
+    #[test]
     fn the_word_unsafe_is_found_and_its_relatives_are_not() {
         let text =
             "#![deny(unsafe_code)]\n// unsafe\nlet x = \"unsafe\";\nunsafe { f() }\n#[unsafe(no_mangle)]\nfn f() {}";
@@ -317,7 +356,7 @@ mod tests {
             pieces in prop::collection::vec(
                 prop::sample::select(vec![
                     "use ", "mod ", "crate", "super", "self", "::", "{", "}", ",", ";", "a", " as ", "*", "#[", "]",
-                    "cfg(test)", "(", ")", "unsafe ", "!", "<", "in ",
+                    "cfg(test)", "(", ")", "unsafe ", "!", "<", "in ", "pub ", "struct ", "macro_rules", "$",
                 ]),
                 0..60,
             )

@@ -48,6 +48,21 @@ pub(crate) fn check(manifests: &[Manifest], tree: &Tree, findings: &mut Vec<Find
     }
 }
 
+/// Files that are compiled for tests only: a `#[cfg(test)] mod name;` stands before each of them.
+pub(crate) fn test_only_files(manifests: &[Manifest], tree: &Tree) -> BTreeSet<String> {
+    let mut test_only = BTreeSet::new();
+    let mut compiled = BTreeSet::new();
+    for (root, test) in manifests.iter().flat_map(roots) {
+        let room = Room::read(tree, &root, test);
+        for (module, file) in &room.files {
+            let files = if room.test_only(module) { &mut test_only } else { &mut compiled };
+            files.insert(file.clone());
+        }
+    }
+    test_only.retain(|file| !compiled.contains(file));
+    test_only
+}
+
 /// A fuzz target that its manifest does not name is never run.
 pub(crate) fn fuzz_targets(tree: &Tree, findings: &mut Vec<Finding>) {
     const FOLDER: &str = "tests/fuzz/";

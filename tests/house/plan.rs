@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 /// Where the plan stands.
 pub(crate) const PLAN: &str = "docs/architecture.md";
 
+/// The first heading of the table of names that several public types may have.
+pub(crate) const REPEATED_NAMES: &str = "name of several types";
+
 /// One room's doors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Doors {
@@ -25,12 +28,14 @@ pub(crate) struct Plan {
     pub(crate) doors: BTreeMap<String, Doors>,
     /// Files (or folders, ending in `/`) that may hold `unsafe`.
     pub(crate) unsafe_files: Vec<String>,
+    /// Names that several public types may have.
+    pub(crate) repeated_names: Vec<String>,
 }
 
 // === impl Plan ===
 
 impl Plan {
-    /// Reads both tables; a missing one is a finding.
+    /// Reads the tables; a missing table of rooms is a finding.
     pub(crate) fn read(tree: &Tree, findings: &mut Vec<Finding>) -> Plan {
         let text = tree.texts.get(PLAN).map_or("", String::as_str);
         let mut plan = Plan::default();
@@ -43,6 +48,9 @@ impl Plan {
         }
         for row in table(text, "file with `unsafe`") {
             plan.unsafe_files.extend(row.first().map_or_else(Vec::new, |cell| words(cell)));
+        }
+        for row in table(text, REPEATED_NAMES) {
+            plan.repeated_names.extend(row.first().map_or_else(Vec::new, |cell| words(cell)));
         }
         if plan.doors.is_empty() {
             let what = "has no table whose first column is `room`: room, imports rooms, imports crates, tests import";

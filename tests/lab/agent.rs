@@ -8,9 +8,9 @@
 //!                                                   .run()     runs to its end
 //! ```
 
-use crate::api_server::ApiServer;
+use crate::api_server::FakeApiServer;
 use crate::eventually::eventually;
-use crate::http::{self, Answer};
+use crate::http::{self, HttpResponse};
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -73,7 +73,7 @@ impl Agent {
 
     /// `gpu-steward agent` with this API server, on a node of this name.
     #[must_use]
-    pub fn in_cluster(binary: &str, server: &ApiServer, node: &str) -> Recipe {
+    pub fn in_cluster(binary: &str, server: &FakeApiServer, node: &str) -> Recipe {
         let recipe = Recipe::of(binary);
         let kubeconfig = server.kubeconfig(recipe.dir());
         recipe.with("--kubeconfig", kubeconfig).with("--node-name", node)
@@ -338,7 +338,7 @@ impl Agent {
     /// # Panics
     /// When it does not answer; the text holds its log.
     #[must_use]
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> HttpResponse {
         match http::get(self.metrics, path) {
             Ok(answer) => answer,
             Err(error) => panic!("GET {path}: {error}\n{}", self.log()),
@@ -350,7 +350,7 @@ impl Agent {
     /// # Panics
     /// When there is none or it does not answer.
     #[must_use]
-    pub fn admin(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub fn admin(&self, method: &str, path: &str, body: &str) -> HttpResponse {
         let address = self.admin.expect("an admin port");
         match http::request(address, method, path, &[], body.as_bytes()) {
             Ok(answer) => answer,

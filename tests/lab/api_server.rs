@@ -42,7 +42,7 @@ pub const TOKEN: &str = "lab-token";
 
 /// The server.
 #[derive(Debug)]
-pub struct ApiServer {
+pub struct FakeApiServer {
     address: SocketAddr,
     world: Arc<World>,
     certificate: Option<Certificate>,
@@ -58,7 +58,7 @@ struct Certificate {
 
 /// How it answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Fault {
+pub enum ApiServerFault {
     /// As it should.
     #[default]
     None,
@@ -74,7 +74,7 @@ pub enum Fault {
 
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReceivedRequest {
     /// `GET`.
     pub method: String,
     /// Without the query.
@@ -85,7 +85,7 @@ pub struct Asked {
     pub authorization: Option<String>,
 }
 
-impl Asked {
+impl ReceivedRequest {
     /// Whether it was a watch.
     #[must_use]
     pub fn is_watch(&self) -> bool {
@@ -115,22 +115,22 @@ struct Cluster {
     changes: Vec<Change>,
     /// Versions before this one are forgotten.
     oldest: u64,
-    fault: Fault,
-    asked: Vec<Asked>,
+    fault: ApiServerFault,
+    asked: Vec<ReceivedRequest>,
     /// Watches that began before this number of cuts are broken off.
     cuts: u64,
     /// Bytes said to every watch that runs.
     noise: Vec<(u64, Vec<u8>)>,
 }
 
-impl ApiServer {
+impl FakeApiServer {
     /// An empty cluster on a port that the kernel chooses.
     ///
     /// # Panics
     /// When no port or thread can be had.
     #[must_use]
-    pub fn start() -> ApiServer {
-        ApiServer::on_a_port(None)
+    pub fn start() -> FakeApiServer {
+        FakeApiServer::on_a_port(None)
     }
 
     /// The same behind HTTPS, with a certificate for 127.0.0.1.
@@ -138,17 +138,17 @@ impl ApiServer {
     /// # Panics
     /// When no port, thread or certificate can be had.
     #[must_use]
-    pub fn start_tls() -> ApiServer {
+    pub fn start_tls() -> FakeApiServer {
         let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
-        ApiServer::on_a_port(Some(Certificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }))
+        FakeApiServer::on_a_port(Some(Certificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }))
     }
 
-    fn on_a_port(certificate: Option<Certificate>) -> ApiServer {
+    fn on_a_port(certificate: Option<Certificate>) -> FakeApiServer {
         let cluster = Cluster { version: 1, ..Cluster::default() };
         let world = Arc::new(World { cluster: Mutex::new(cluster), moved: watch::Sender::new(0) });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
-        let mut server = ApiServer { address, world, certificate, serving: None };
+        let mut server = FakeApiServer { address, world, certificate, serving: None };
         server.serve(listener);
         server
     }
@@ -252,7 +252,7 @@ impl ApiServer {
     }
 
     /// From now on it answers so.
-    pub fn fault(&self, fault: Fault) {
+    pub fn fault(&self, fault: ApiServerFault) {
         self.world.cluster.lock().fault = fault;
     }
 
@@ -313,7 +313,7 @@ impl ApiServer {
 
     /// Every request so far.
     #[must_use]
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<ReceivedRequest> {
         self.world.cluster.lock().asked.clone()
     }
 
@@ -329,7 +329,7 @@ impl ApiServer {
     }
 }
 
-impl Drop for ApiServer {
+impl Drop for FakeApiServer {
     fn drop(&mut self) {
         self.stop();
     }
@@ -382,7 +382,7 @@ async fn first(State(world): State<Arc<World>>, request: Request, next: Next) ->
         .map(|Query(query)| query)
         .unwrap_or_default();
     let authorization = request.headers().get("authorization").and_then(|value| value.to_str().ok());
-    let asked = Asked {
+    let asked = ReceivedRequest {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query,
@@ -394,12 +394,12 @@ async fn first(State(world): State<Arc<World>>, request: Request, next: Next) ->
         cluster.fault.clone()
     };
     match fault {
-        Fault::None => next.run(request).await,
-        Fault::Refuse(code) => status(code, "the lab refuses"),
-        Fault::Garbage => "<html>this is no API server</html>\n".into_response(),
-        Fault::Hang => std::future::pending().await,
-        Fault::EndAtOnce if asked.is_watch() => StatusCode::OK.into_response(),
-        Fault::EndAtOnce => next.run(request).await,
+        ApiServerFault::None => next.run(request).await,
+        ApiServerFault::Refuse(code) => status(code, "the lab refuses"),
+        ApiServerFault::Garbage => "<html>this is no API server</html>\n".into_response(),
+        ApiServerFault::Hang => std::future::pending().await,
+        ApiServerFault::EndAtOnce if asked.is_watch() => StatusCode::OK.into_response(),
+        ApiServerFault::EndAtOnce => next.run(request).await,
     }
 }
 

@@ -16,14 +16,14 @@ pub struct Bearer {
 
 /// What the API server answered.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ApiResponse {
     /// HTTP status.
     pub code: u16,
     /// The object, or the refusal.
     pub body: Value,
 }
 
-impl Answer {
+impl ApiResponse {
     /// The object, where the request must have succeeded.
     ///
     /// # Panics
@@ -63,7 +63,7 @@ impl Bearer {
     /// # Panics
     /// When the server does not answer.
     #[must_use]
-    pub fn patch(&self, path: &str, patch: &Value) -> Answer {
+    pub fn patch(&self, path: &str, patch: &Value) -> ApiResponse {
         self.send("PATCH", path, "application/merge-patch+json", patch)
     }
 
@@ -72,7 +72,7 @@ impl Bearer {
     /// # Panics
     /// When the server does not answer.
     #[must_use]
-    pub fn post(&self, path: &str, object: &Value) -> Answer {
+    pub fn post(&self, path: &str, object: &Value) -> ApiResponse {
         self.send("POST", path, "application/json", object)
     }
 
@@ -81,7 +81,7 @@ impl Bearer {
     /// # Panics
     /// When the server does not answer.
     #[must_use]
-    pub fn send(&self, method: &str, path: &str, content: &str, body: &Value) -> Answer {
+    pub fn send(&self, method: &str, path: &str, content: &str, body: &Value) -> ApiResponse {
         let mut curl = Command::new("curl");
         curl.args(["--config", "-", "--silent", "--show-error", "--max-time", "60", "--request", method, "--cacert"]);
         curl.arg(&self.ca).args(["--header", &format!("Content-Type: {content}"), "--data", &body.to_string()]);
@@ -96,6 +96,6 @@ impl Bearer {
         let (body, code) = text.rsplit_once('\n').expect("a status");
         let code = code.parse().expect("a status");
         assert!(code > 0, "no answer: {}", String::from_utf8_lossy(&output.stderr));
-        Answer { code, body: serde_json::from_str(body).unwrap_or(Value::Null) }
+        ApiResponse { code, body: serde_json::from_str(body).unwrap_or(Value::Null) }
     }
 }

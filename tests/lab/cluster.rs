@@ -75,7 +75,7 @@ pub struct Status {
     /// The processes.
     pub parts: Vec<Part>,
     /// The nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<ClusterNode>,
 }
 
 /// A process of the cluster.
@@ -91,7 +91,7 @@ pub struct Part {
 
 /// A node, with its places as they are seen from outside of its mount namespace. Inside everything has its usual path.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Node {
+pub struct ClusterNode {
     /// `node-1`, …
     pub name: String,
     /// The address that kubelet listens on, port 10250.
@@ -120,7 +120,7 @@ pub struct Node {
 
 /// A namespace that goes away with everything in it.
 #[derive(Debug)]
-pub struct Namespace {
+pub struct TestNamespace {
     /// Its name.
     pub name: String,
     admin: Kubectl,
@@ -254,7 +254,7 @@ impl Cluster {
     /// # Panics
     /// When there is none.
     #[must_use]
-    pub fn node(&self, name: &str) -> &Node {
+    pub fn node(&self, name: &str) -> &ClusterNode {
         self.status.nodes.iter().find(|node| node.name == name).expect("a node of that name")
     }
 
@@ -291,14 +291,14 @@ impl Cluster {
     /// # Panics
     /// When it cannot be made, or its service account does not come.
     #[must_use]
-    pub fn namespace(&self, name: &str) -> Namespace {
+    pub fn namespace(&self, name: &str) -> TestNamespace {
         let admin = self.admin();
         // Left by a test that was killed in a cluster that was kept.
         let _ = admin.run(&["delete", "namespace", name, "--ignore-not-found"]).ok();
         let _ = admin.run(&["create", "namespace", name]).ok();
         // By the controller manager, which after an outage of the API server asks again half a minute later.
         admin.wait("create", Duration::from_secs(120), &["serviceaccount/default", "-n", name]);
-        Namespace { name: name.to_owned(), admin }
+        TestNamespace { name: name.to_owned(), admin }
     }
 
     /// `tests/cluster/part VERB PART`; returns when it is so.
@@ -341,7 +341,7 @@ impl Drop for Cluster {
     }
 }
 
-impl Node {
+impl ClusterNode {
     /// A command in the node's mount namespace.
     #[must_use]
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
@@ -357,7 +357,7 @@ impl Node {
     }
 }
 
-impl Drop for Namespace {
+impl Drop for TestNamespace {
     fn drop(&mut self) {
         let _ = self.admin.run(&["delete", "namespace", &self.name, "--wait=false"]);
     }

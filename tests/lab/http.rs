@@ -9,7 +9,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What came back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct HttpResponse {
     /// Status code.
     pub status: u16,
     /// Header names in lower case, in order.
@@ -18,7 +18,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpResponse {
     /// The body as text, odd bytes replaced.
     #[must_use]
     pub fn text(&self) -> String {
@@ -48,7 +48,7 @@ impl Answer {
 ///
 /// # Errors
 /// When the connection or the answer fails.
-pub fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
+pub fn get(address: SocketAddr, path: &str) -> io::Result<HttpResponse> {
     request(address, "GET", path, &[], b"")
 }
 
@@ -62,7 +62,7 @@ pub fn request(
     path: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> io::Result<Answer> {
+) -> io::Result<HttpResponse> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -80,10 +80,10 @@ pub fn request(
 ///
 /// # Errors
 /// When the stream ends early or speaks something else.
-pub fn read_answer(stream: &mut impl BufRead) -> io::Result<Answer> {
+pub fn read_answer(stream: &mut impl BufRead) -> io::Result<HttpResponse> {
     let status = line(stream)?;
     let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| odd(&status))?;
-    let mut answer = Answer { status, ..Answer::default() };
+    let mut answer = HttpResponse { status, ..HttpResponse::default() };
     loop {
         let header = line(stream)?;
         if header.is_empty() {

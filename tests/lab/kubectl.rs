@@ -16,7 +16,7 @@ pub struct Kubectl {
 
 /// How a call ended.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct CommandOutput {
     /// Exit code 0.
     pub well: bool,
     /// What it printed.
@@ -25,7 +25,7 @@ pub struct Said {
     pub err: String,
 }
 
-impl Said {
+impl CommandOutput {
     /// What it printed, where it must have succeeded.
     ///
     /// # Panics
@@ -77,7 +77,7 @@ impl Kubectl {
     /// # Panics
     /// When there is no such program.
     #[must_use]
-    pub fn run(&self, args: &[&str]) -> Said {
+    pub fn run(&self, args: &[&str]) -> CommandOutput {
         said(&self.command(args).stdin(Stdio::null()).output().expect("kubectl can be run"))
     }
 
@@ -86,7 +86,7 @@ impl Kubectl {
     /// # Panics
     /// When there is no such program.
     #[must_use]
-    pub fn run_with(&self, args: &[&str], text: &str) -> Said {
+    pub fn run_with(&self, args: &[&str], text: &str) -> CommandOutput {
         let mut command = self.command(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("kubectl can be run");
@@ -103,13 +103,13 @@ impl Kubectl {
 
     /// `kubectl apply` of these manifests.
     #[must_use]
-    pub fn apply(&self, manifests: &str) -> Said {
+    pub fn apply(&self, manifests: &str) -> CommandOutput {
         self.run_with(&["apply", "-f", "-"], manifests)
     }
 
     /// `kubectl create` of these manifests: one POST each, and no annotation of `apply`'s own.
     #[must_use]
-    pub fn create(&self, manifests: &str) -> Said {
+    pub fn create(&self, manifests: &str) -> CommandOutput {
         self.run_with(&["create", "-f", "-"], manifests)
     }
 
@@ -151,8 +151,8 @@ impl Kubectl {
     }
 }
 
-fn said(output: &Output) -> Said {
-    Said {
+fn said(output: &Output) -> CommandOutput {
+    CommandOutput {
         well: output.status.success(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),

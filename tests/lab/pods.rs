@@ -15,7 +15,7 @@ const CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "blkio", "pids", "fr
 
 /// One container: its cgroup and its living processes.
 #[derive(Debug)]
-pub struct Container {
+pub struct FakeContainer {
     /// 64 hexadecimal digits.
     pub id: String,
     /// Path below each hierarchy's root.
@@ -24,7 +24,7 @@ pub struct Container {
     pub pid: u32,
 }
 
-impl Container {
+impl FakeContainer {
     /// Names it as kubelet does, by an entry `<pod>_<namespace>_<container>-<id>.log` in the folder of log links.
     ///
     /// # Errors
@@ -38,11 +38,11 @@ impl Container {
 
 /// One pod.
 #[derive(Debug)]
-pub struct Pod {
+pub struct FakePod {
     /// Begins with [`MARK`].
     pub uid: String,
     /// In the order they were asked for.
-    pub containers: Vec<Container>,
+    pub containers: Vec<FakeContainer>,
 }
 
 /// Pods with their processes; dropping it kills and removes them.
@@ -50,7 +50,7 @@ pub struct Pod {
 pub struct Pods {
     hierarchies: Vec<PathBuf>,
     /// The pods.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<FakePod>,
     leaders: Vec<Child>,
 }
 
@@ -84,7 +84,7 @@ impl Pods {
     ///
     /// # Errors
     /// When a cgroup or process cannot be made.
-    pub fn add(&mut self, number: u32, containers: u32, command: &[&str]) -> io::Result<&Pod> {
+    pub fn add(&mut self, number: u32, containers: u32, command: &[&str]) -> io::Result<&FakePod> {
         let uid = format!("{MARK}{number:012x}");
         let quoted: Vec<String> = command.iter().map(|word| format!("'{word}'")).collect();
         let quoted = quoted.join(" ");
@@ -109,7 +109,7 @@ impl Pods {
             }
         }
         self.leaders.push(leader);
-        let mut pod = Pod { uid: uid.clone(), containers: Vec::new() };
+        let mut pod = FakePod { uid: uid.clone(), containers: Vec::new() };
         for (index, pid) in pids.into_iter().enumerate() {
             // As runtimes make them: no two begin alike.
             let first = (u64::from(number) << 16 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -120,7 +120,7 @@ impl Pods {
                 fs::create_dir_all(&group)?;
                 fs::write(group.join("cgroup.procs"), pid.to_string())?;
             }
-            pod.containers.push(Container { id, path, pid });
+            pod.containers.push(FakeContainer { id, path, pid });
         }
         self.pods.push(pod);
         self.pods.last().ok_or_else(|| io::Error::other("the pod that was just added is gone"))

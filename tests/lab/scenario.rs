@@ -2,8 +2,8 @@
 
 pub use fake_nvml::code::Code;
 pub use fake_nvml::scenario::{
-    Card, CardLink, Churn, Clock, Fault, Kind, List, MigDetail, MigSlot, Process, ProcessSamples, Quantity, Scenario,
-    SickLink, Way, Which, XidEvent,
+    CallFault, CardLink, Churn, Clock, FakeGpu, FakeProcess, List, MigDetail, MigSlot, ProcessList, ProcessSamples,
+    ReadingKind, Scenario, SickLink, Way, Which, XidEvent,
 };
 pub use fake_nvml::value::{Program, Replay, Then, Value};
 use serde_json::json;
@@ -103,8 +103,8 @@ fn built_library() -> io::Result<PathBuf> {
 
 /// `count` cards of a model.
 #[must_use]
-pub fn cards(model: &str, count: u32) -> Card {
-    Card { model: model.to_owned(), count, ..Card::default() }
+pub fn cards(model: &str, count: u32) -> FakeGpu {
+    FakeGpu { model: model.to_owned(), count, ..FakeGpu::default() }
 }
 
 /// GPUs at work, each with these processes. Every reading has a number of its own, so that the fake library does not add up
@@ -141,8 +141,8 @@ pub fn busy_instances(pids: &[Vec<u32>], instances: usize) -> serde_json::Value 
 
 /// A process that holds memory and keeps a share of the multiprocessors busy.
 #[must_use]
-pub fn process(pid: u32, memory: u64, sm_percent: f64) -> Process {
+pub fn process(pid: u32, memory: u64, sm_percent: f64) -> FakeProcess {
     #[expect(clippy::cast_precision_loss, reason = "bytes of a card are far below 2^53")]
     let memory = Value::Constant(memory as f64);
-    Process { pid, memory: Some(memory), sm: Value::Constant(sm_percent), ..Process::default() }
+    FakeProcess { pid, memory: Some(memory), sm: Value::Constant(sm_percent), ..FakeProcess::default() }
 }

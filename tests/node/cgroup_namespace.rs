@@ -5,7 +5,7 @@ use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
 use lab::pods::Pods;
-use lab::scenario::{Card, FakeNvml, Scenario, cards, process};
+use lab::scenario::{FakeGpu, FakeNvml, Scenario, cards, process};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn from_a_private_cgroup_namespace_the_program_shows_pods_processes_and_names() 
     }
     let pids: Vec<u32> = pod.containers.iter().map(|container| container.pid).collect();
     let fake = FakeNvml::install(recipe.dir()).unwrap();
-    let card = Card { processes: vec![process(pids[0], 4096 * MIB, 40.0)], ..cards("H100", 1) };
+    let card = FakeGpu { processes: vec![process(pids[0], 4096 * MIB, 40.0)], ..cards("H100", 1) };
     fake.write(&Scenario { gpus: vec![card], ..Scenario::default() }).unwrap();
 
     // The namespace's root is where the process is when it is made: in our own pod, beside the other.

@@ -3,7 +3,7 @@
 use crate::driver::fake;
 use crate::program::BINARY;
 use lab::agent::Agent;
-use lab::api_server::ApiServer;
+use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use lab::scenario::{Scenario, cards};
 use serde_json::{Value, json};
@@ -29,26 +29,26 @@ fn node(name: &str) -> Value {
     })
 }
 
-fn written(server: &ApiServer, name: &str) -> Option<Value> {
+fn written(server: &FakeApiServer, name: &str) -> Option<Value> {
     let seen = server.object("nodes", "", name)?;
     let told = |key: &str| seen["metadata"]["annotations"][key].is_string();
     (told(REGISTER) && told(HANDSHAKE) && seen["metadata"]["labels"]["nvidia.com/gpu.count"] == "2").then_some(seen)
 }
 
 /// Whether the Node is as it was before any agent.
-fn clean(server: &ApiServer, name: &str) -> bool {
+fn clean(server: &FakeApiServer, name: &str) -> bool {
     let seen = server.object("nodes", "", name).expect("the Node");
     let same = |part: &str| seen["metadata"][part] == node(name)["metadata"][part];
     same("labels") && same("annotations")
 }
 
-fn agent(server: &ApiServer, library: &std::path::Path) -> Agent {
+fn agent(server: &FakeApiServer, library: &std::path::Path) -> Agent {
     Agent::in_cluster(BINARY, server, "n1").with("--nvml-library", library).with("--health-quiet-period", "1s").launch()
 }
 
 #[test]
 fn when_the_last_gpu_is_gone_the_agent_takes_away_what_it_wrote_and_one_that_comes_is_told_again() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("nodes", node("n1"));
     let two = Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() };
     let (_directory, driver) = fake(&two);
@@ -62,7 +62,7 @@ fn when_the_last_gpu_is_gone_the_agent_takes_away_what_it_wrote_and_one_that_com
 
 #[test]
 fn clean_node_takes_away_what_agents_wrote_and_nothing_else() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("nodes", node("n1"));
     let (_directory, driver) = fake(&Scenario { gpus: vec![cards("H100", 2)], ..Scenario::default() });
     let running = agent(&server, driver.library());

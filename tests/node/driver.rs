@@ -3,7 +3,9 @@
 use crate::program::BINARY;
 use lab::agent::{Agent, START};
 use lab::eventually::eventually;
-use lab::scenario::{Card, Code, FakeNvml, Fault, Program, Quantity, Replay, Scenario, Which, cards, process};
+use lab::scenario::{
+    CallFault, Code, FakeGpu, FakeNvml, Program, ReadingKind, Replay, Scenario, Which, cards, process,
+};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -69,7 +71,7 @@ fn nvidias_own_library_without_a_driver_gives_advice_and_the_agent_goes_on() {
 #[test]
 fn eight_cards_of_the_driver_are_served_with_their_processes() {
     let mine = std::process::id();
-    let busy = Card { processes: vec![process(mine, 7 << 30, 63.0)], ..cards("H100", 1) };
+    let busy = FakeGpu { processes: vec![process(mine, 7 << 30, 63.0)], ..cards("H100", 1) };
     let (_directory, fake) = fake(&Scenario { gpus: vec![busy, cards("H100", 7)], ..Scenario::default() });
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).launch();
     let gpus = gpus(&agent, 8);
@@ -89,8 +91,8 @@ fn eight_cards_of_the_driver_are_served_with_their_processes() {
 pub(crate) fn replayed() -> Scenario {
     let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/traces/helios-two-tenants.csv");
     let replay = Replay { speed: 600.0, ..Replay::of(recording, "vc6YE") };
-    let values = [(Quantity::PowerWatts, Program::Replay(replay).into())].into();
-    Scenario { gpus: vec![Card { values, ..cards("A100", 8) }], ..Scenario::default() }
+    let values = [(ReadingKind::PowerWatts, Program::Replay(replay).into())].into();
+    Scenario { gpus: vec![FakeGpu { values, ..cards("A100", 8) }], ..Scenario::default() }
 }
 
 #[test]
@@ -128,7 +130,8 @@ fn a_call_of_some_seconds_condemns_no_gpu() {
     let (_directory, fake) = fake(&well);
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     gpus(&agent, 5);
-    let slow = Fault { call: "nvmlDeviceGetCount_v2".into(), latency_ms: 8000, times: Some(1), ..Fault::default() };
+    let slow =
+        CallFault { call: "nvmlDeviceGetCount_v2".into(), latency_ms: 8000, times: Some(1), ..CallFault::default() };
     fake.write(&Scenario { faults: vec![slow], ..well }).expect("the scenario is written");
     let fit = || assert_eq!(judged(&agent), vec![(Vec::new(), false); 5]);
     eventually("readings that are absent", START, || {
@@ -153,11 +156,11 @@ fn a_gpu_of_which_every_call_fails_is_silent_and_its_neighbours_are_well() {
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     gpus(&agent, 5);
     let errors = ["UNKNOWN", "NO_PERMISSION", "TIMEOUT", "GPU_NOT_FOUND"];
-    let fails = |(gpu, error): (u32, &str)| Fault {
+    let fails = |(gpu, error): (u32, &str)| CallFault {
         call: "*".into(),
         gpu: Some(Which::Place(gpu)),
         error: Code::named(error),
-        ..Fault::default()
+        ..CallFault::default()
     };
     let faults = (0..).zip(errors).map(fails).collect();
     let bad = Scenario { gpus: vec![cards("H100", 5)], faults, ..Scenario::default() };

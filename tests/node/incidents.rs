@@ -5,14 +5,14 @@ use crate::program::BINARY;
 use lab::agent::{Agent, Recipe, START};
 use lab::eventually::eventually;
 use lab::http;
-use lab::scenario::{Card, Quantity, Scenario, Value as Number, Which, XidEvent, cards};
+use lab::scenario::{FakeGpu, ReadingKind, Scenario, Value as Number, Which, XidEvent, cards};
 use serde_json::Value;
 use std::path::Path;
 
 /// Two cards of a driver that gives no advice, as before R565. Its energy counter lives on when the agent does not.
 fn silent_driver() -> Scenario {
-    let energy = [(Quantity::EnergyMillijoules, Number::Constant(5e6))].into();
-    let card = Card { values: energy, not_supported: vec!["field:230".into()], ..cards("A100", 2) };
+    let energy = [(ReadingKind::EnergyMillijoules, Number::Constant(5e6))].into();
+    let card = FakeGpu { values: energy, not_supported: vec!["field:230".into()], ..cards("A100", 2) };
     Scenario { gpus: vec![card], ..Scenario::default() }
 }
 
@@ -21,7 +21,7 @@ fn xid(code: u64) -> XidEvent {
 }
 
 /// Asks the admin port as one who can read the state directory.
-pub(crate) fn operate(agent: &Agent, state: &Path, method: &str, path: &str) -> http::Answer {
+pub(crate) fn operate(agent: &Agent, state: &Path, method: &str, path: &str) -> http::HttpResponse {
     let addresses = std::fs::read_to_string(state.join("addresses.json")).expect("the addresses");
     let addresses: Value = serde_json::from_str(&addresses).expect("JSON");
     let token = format!("Bearer {}", addresses["operator_token"].as_str().expect("a token"));
@@ -99,7 +99,7 @@ fn a_counter_that_began_again_shows_a_reset() {
     let agent = recipe(driver.library(), state.path()).launch();
     second(&agent, "the error", condemned);
     let mut again = Scenario { xids: vec![xid(95)], ..silent_driver() };
-    again.gpus[0].values.insert(Quantity::EnergyMillijoules, Number::Constant(100.0));
+    again.gpus[0].values.insert(ReadingKind::EnergyMillijoules, Number::Constant(100.0));
     driver.write(&again).unwrap();
     second(&agent, "that it was reset", healthy);
 }

@@ -2,7 +2,7 @@
 
 use crate::program::BINARY;
 use lab::agent::Agent;
-use lab::scenario::{FakeNvml, Fault, Scenario, cards};
+use lab::scenario::{CallFault, FakeNvml, Scenario, cards};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -204,7 +204,7 @@ fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() 
     let agent = Agent::standalone(BINARY).with("--nvml-library", fake.library()).start();
     let hang = |agent: &Agent| agent.get("/metrics").text().contains("\ngpu_steward_gpu_events_hang 1\n");
     assert!(!hang(&agent));
-    let fault = Fault { call: "nvmlEventSetWait*".into(), hang: true, ..Fault::default() };
+    let fault = CallFault { call: "nvmlEventSetWait*".into(), hang: true, ..CallFault::default() };
     fake.write(&Scenario { faults: vec![fault], ..well.clone() }).unwrap();
     let soon = Duration::from_secs(30);
     lab::eventually::eventually("the metric", soon, || hang(&agent).then_some(()));
@@ -214,7 +214,7 @@ fn an_event_thread_that_hangs_in_the_driver_is_said_once_and_holds_up_nothing() 
     fake.write(&well).unwrap();
     lab::eventually::eventually("it returns", soon, || (!hang(&agent)).then_some(()));
     assert_eq!(agent.get("/readyz").status, 200);
-    let fault = Fault { call: "nvmlEventSetWait*".into(), hang: true, ..Fault::default() };
+    let fault = CallFault { call: "nvmlEventSetWait*".into(), hang: true, ..CallFault::default() };
     fake.write(&Scenario { faults: vec![fault], ..well }).unwrap();
     lab::eventually::eventually("it hangs again", soon, || hang(&agent).then_some(()));
     let energy = || agent.get("/api/v1/gpus").json()["gpus"][1]["energy_joules"]["value"].as_f64();
@@ -243,7 +243,7 @@ fn while_every_gpu_call_hangs_it_says_so_lives_and_ends_in_time() {
         .env("NOTIFY_SOCKET", dir.path().join("notify"))
         .env("WATCHDOG_USEC", "1000000")
         .start();
-    let fault = Fault { call: "*".into(), hang: true, ..Fault::default() };
+    let fault = CallFault { call: "*".into(), hang: true, ..CallFault::default() };
     fake.write(&Scenario { faults: vec![fault], ..well }).unwrap();
     let why = lab::eventually::eventually("readyz to tell that calls hang", Duration::from_secs(60), || {
         Some(agent.get("/readyz")).filter(|answer| answer.status == 503)

@@ -5,7 +5,7 @@ use crate::driver::fake;
 use crate::program::BINARY;
 use lab::agent::Agent;
 use lab::eventually::eventually;
-use lab::scenario::{Card, MigDetail, MigSlot, Process, Scenario, cards, process};
+use lab::scenario::{FakeGpu, FakeProcess, MigDetail, MigSlot, Scenario, cards, process};
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
@@ -55,8 +55,8 @@ fn compute_instances_of_one_gpu_instance_stand_once_in_the_metrics_and_double_no
         let profile = "1c.2g.20gb".to_owned();
         MigSlot::Detailed(MigDetail { profile, gpu_instance: Some(gpu_instance), compute_instance, uuid: None })
     };
-    let inside = |pid, mig| Process { mig: Some(mig), ..process(pid, 1 << 30, 10.0) };
-    let card = Card {
+    let inside = |pid, mig| FakeProcess { mig: Some(mig), ..process(pid, 1 << 30, 10.0) };
+    let card = FakeGpu {
         mig: vec![slot(3, 0), slot(3, 1)],
         processes: vec![inside(4_000_001, 0), inside(4_000_002, 1)],
         ..cards("A100", 1)

@@ -2,7 +2,7 @@
 
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
-use lab::api_server::{ApiServer, Asked, Fault, TOKEN, pod};
+use lab::api_server::{ApiServerFault, FakeApiServer, ReceivedRequest, TOKEN, pod};
 use lab::eventually::eventually;
 use serde_json::{Value, json};
 use std::fs;
@@ -50,13 +50,13 @@ impl Tree {
 
 /// A node with its server, a tree, and an agent that is ready.
 struct Node {
-    server: ApiServer,
+    server: FakeApiServer,
     tree: Tree,
     agent: Agent,
 }
 
 impl Node {
-    fn with(server: ApiServer) -> Node {
+    fn with(server: FakeApiServer) -> Node {
         let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
         Node { server, tree, agent: recipe.start() }
     }
@@ -119,7 +119,7 @@ fn recipe(recipe: Recipe) -> (Recipe, Tree) {
 
 #[test]
 fn names_come_from_the_api_server_and_go_with_the_cgroup() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     server.put("pods", pod("n2", "shop", "elsewhere", TRAIN, &[("main", &id('c'))]));
     let node = Node::with(server);
@@ -147,13 +147,13 @@ fn names_come_from_the_api_server_and_go_with_the_cgroup() {
 }
 
 /// What the server was asked about pods; the agent looks at its own Node too.
-fn about_pods(server: &ApiServer) -> Vec<Asked> {
+fn about_pods(server: &FakeApiServer) -> Vec<ReceivedRequest> {
     server.asked().into_iter().filter(|asked| asked.path == "/api/v1/pods").collect()
 }
 
 #[test]
 fn it_asks_for_this_nodes_pods_alone_from_the_servers_cache_and_goes_on_where_a_bookmark_was() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
     eventually("a watch", SOON, || (node.watches().len() == 1).then_some(()));
@@ -192,7 +192,7 @@ fn it_asks_for_this_nodes_pods_alone_from_the_servers_cache_and_goes_on_where_a_
 /// Promise 25 in docs/specification.md.
 #[test]
 fn while_the_server_is_away_names_stay_and_it_is_said_once() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let mut node = Node::with(server);
     node.tree.add(WEB, 'a');
@@ -227,7 +227,7 @@ fn while_the_server_is_away_names_stay_and_it_is_said_once() {
 
 #[test]
 fn a_server_that_forgot_is_asked_for_the_list_and_that_is_no_failure() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
     node.tree.add(WEB, 'a');
@@ -245,7 +245,7 @@ fn a_server_that_forgot_is_asked_for_the_list_and_that_is_no_failure() {
 
 #[test]
 fn broken_and_nonsensical_streams_cost_no_name_and_no_restart() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
     node.tree.add(WEB, 'a');
@@ -271,8 +271,8 @@ fn broken_and_nonsensical_streams_cost_no_name_and_no_restart() {
 
 #[test]
 fn a_server_that_answers_nonsense_or_ends_at_once_is_not_asked_without_end() {
-    for fault in [Fault::Garbage, Fault::EndAtOnce, Fault::Refuse(500)] {
-        let server = ApiServer::start();
+    for fault in [ApiServerFault::Garbage, ApiServerFault::EndAtOnce, ApiServerFault::Refuse(500)] {
+        let server = FakeApiServer::start();
         server.fault(fault.clone());
         let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
         let node = Node { server, tree, agent: recipe.launch() };
@@ -280,7 +280,7 @@ fn a_server_that_answers_nonsense_or_ends_at_once_is_not_asked_without_end() {
         eventually("a second failure", SOON, || (node.troubles("pod_watch_failed") >= 2).then_some(()));
         let asked = about_pods(&node.server).len();
         assert!(asked <= 8, "{fault:?}: asked {asked} times");
-        node.server.fault(Fault::None);
+        node.server.fault(ApiServerFault::None);
         node.state("following");
         assert_eq!(node.agent.get("/readyz").status, 200);
     }
@@ -288,7 +288,7 @@ fn a_server_that_answers_nonsense_or_ends_at_once_is_not_asked_without_end() {
 
 #[test]
 fn a_pod_that_cannot_be_read_is_counted_and_said_once_and_costs_no_other() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     let mut bad = pod(NODE, "shop", "odd", TRAIN, &[]);
     bad["spec"]["containers"] = json!("none");
     server.put("pods", bad.clone());
@@ -308,8 +308,8 @@ fn a_pod_that_cannot_be_read_is_counted_and_said_once_and_costs_no_other() {
 
 #[test]
 fn without_the_right_to_list_pods_it_is_not_ready_and_says_what_to_do() {
-    let server = ApiServer::start();
-    server.fault(Fault::Refuse(403));
+    let server = FakeApiServer::start();
+    server.fault(ApiServerFault::Refuse(403));
     let (recipe, tree) = recipe(Agent::in_cluster(BINARY, &server, NODE));
     let node = Node { server, tree, agent: recipe.launch() };
     node.agent.logs("403 the lab refuses; allow this identity to list and watch pods (ClusterRole)");
@@ -317,13 +317,13 @@ fn without_the_right_to_list_pods_it_is_not_ready_and_says_what_to_do() {
     assert_eq!(ready.status, 503);
     assert!(ready.text().contains("first list of pods"), "{}", ready.text());
     assert_eq!(node.agent.get("/metrics").status, 200, "all else goes on");
-    node.server.fault(Fault::None);
+    node.server.fault(ApiServerFault::None);
     eventually("ready", SOON, || (node.agent.get("/readyz").status == 200).then_some(()));
 }
 
 #[test]
 fn standalone_asks_no_server_unless_it_is_told_which() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let alone = Agent::standalone(BINARY);
     let kubeconfig = server.kubeconfig(alone.dir());
@@ -345,7 +345,7 @@ fn standalone_asks_no_server_unless_it_is_told_which() {
 
 #[test]
 fn the_server_is_found_in_the_usual_order_and_what_is_wrong_is_told() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     let dir = tempfile::tempdir().unwrap();
     let good = server.kubeconfig(dir.path());
     let (recipe, tree) = recipe(Recipe::of(BINARY).env("KUBECONFIG", &good).env("NODE_NAME", NODE));
@@ -388,13 +388,13 @@ fn the_server_is_found_in_the_usual_order_and_what_is_wrong_is_told() {
 
 #[test]
 fn a_server_behind_tls_is_believed_by_its_authority_alone() {
-    let server = ApiServer::start_tls();
+    let server = FakeApiServer::start_tls();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
     node.tree.add(WEB, 'a');
     node.shows(&["shop/web-0/main"]);
 
-    let other = ApiServer::start_tls();
+    let other = FakeApiServer::start_tls();
     let (recipe, _tree) = recipe(Agent::in_cluster(BINARY, &other, NODE));
     node.server.authority(&recipe.dir().join("ca.crt"));
     let agent = recipe.launch();
@@ -405,7 +405,7 @@ fn a_server_behind_tls_is_believed_by_its_authority_alone() {
 #[test]
 #[ignore = "needs root: tests/run"]
 fn in_a_pod_the_service_account_is_used() {
-    let server = ApiServer::start_tls();
+    let server = FakeApiServer::start_tls();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let (recipe, tree) = recipe(Recipe::of(BINARY).with("--node-name", NODE));
     server.authority(&recipe.dir().join("ca.crt"));
@@ -426,7 +426,7 @@ fn in_a_pod_the_service_account_is_used() {
 /// A change of a label comes by the watch, the first ones by the list.
 #[test]
 fn labels_of_pods_are_shown_where_the_operator_wants_them() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     let labelled = |team: &str| {
         let mut web = pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]);
         web["metadata"]["labels"] = json!({"app.kubernetes.io/name": "web", "team": team, "secret": "x"});
@@ -452,7 +452,7 @@ fn labels_of_pods_are_shown_where_the_operator_wants_them() {
 /// promised twice.
 #[test]
 fn a_list_is_never_older_than_what_was_seen() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     server.put("pods", pod(NODE, "shop", "web-0", WEB, &[("main", &id('a'))]));
     let node = Node::with(server);
     node.tree.add(WEB, 'a');

@@ -2,7 +2,7 @@
 
 use crate::program::BINARY;
 use lab::agent::{Agent, Recipe};
-use lab::api_server::ApiServer;
+use lab::api_server::FakeApiServer;
 use lab::eventually::eventually;
 use serde_json::json;
 use std::fs;
@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(30);
 const NODE: &str = "n1";
 
 /// An agent that is to share two GPUs that are made up, and kubelet's registry.
-fn recipe(server: &ApiServer) -> (Recipe, PathBuf) {
+fn recipe(server: &FakeApiServer) -> (Recipe, PathBuf) {
     let recipe = Agent::in_cluster(BINARY, server, NODE).with("--gpus", "simulated=H100:2");
     let registry = recipe.dir().join("kubelet/plugins_registry");
     fs::create_dir_all(recipe.dir().join("kubelet/device-plugins")).unwrap();
@@ -29,8 +29,8 @@ fn offers(registry: &Path) -> bool {
 }
 
 /// How often our Node was asked for its versions.
-fn asked(server: &ApiServer) -> usize {
-    let whole = |asked: &lab::api_server::Asked| {
+fn asked(server: &FakeApiServer) -> usize {
+    let whole = |asked: &lab::api_server::ReceivedRequest| {
         asked.path == "/api/v1/nodes/n1" && asked.query.contains_key("resourceVersion")
     };
     server.asked().iter().filter(|asked| whole(asked)).count()
@@ -40,7 +40,7 @@ fn asked(server: &ApiServer) -> usize {
 /// that came before the versions are known would get its devices early, and its own `env` would loosen its limits.
 #[test]
 fn nothing_is_offered_before_it_is_known_when_containers_get_their_devices() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     let (recipe, registry) = recipe(&server);
     let agent = recipe.start();
     eventually("ten questions for the Node", SOON, || (asked(&server) >= 10).then_some(()));
@@ -69,7 +69,7 @@ fn nothing_is_offered_before_it_is_known_when_containers_get_their_devices() {
 /// The same at every later start: what was found last counts at once, also while the API server is away.
 #[test]
 fn what_was_found_last_is_enough_to_begin() {
-    let mut server = ApiServer::start();
+    let mut server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let state = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ fn what_was_found_last_is_enough_to_begin() {
 /// An upgrade: the second waits for the first, says so, is ready, and goes on from there with the usage socket.
 #[test]
 fn one_that_follows_another_is_ready_and_says_so_and_takes_over() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let shared = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn offered(agent: &Agent, registry: &Path) -> (PathBuf, String) {
 fn kubelets_calls_do_not_stand_in_line_with_those_of_the_open_port() {
     const CALLERS: usize = 24;
     const CALLS: usize = 100;
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let (recipe, registry) = recipe(&server);
@@ -222,7 +222,7 @@ fn kubelets_calls_do_not_stand_in_line_with_those_of_the_open_port() {
 /// A start that waits is judged when something has changed, and else twice a second: each time goes over all slots of the node.
 #[test]
 fn a_start_that_waits_costs_next_to_nothing() {
-    let server = ApiServer::start();
+    let server = FakeApiServer::start();
     let info = json!({ "kubeletVersion": "v1.34.9", "containerRuntimeVersion": "containerd://2.1.4" });
     server.put("nodes", json!({ "metadata": { "name": NODE }, "status": { "nodeInfo": info } }));
     let (recipe, registry) = recipe(&server);

@@ -117,7 +117,7 @@ fn a_reload_changes_the_metric_sets_without_a_refused_connection() {
 /// An API server's watch, the runtime's socket and the scrapes go through libraries that write a line for each frame.
 #[test]
 fn at_the_most_detailed_level_our_lines_are_not_buried_and_a_library_is_had_by_name() {
-    let server = lab::api_server::ApiServer::start_tls();
+    let server = lab::api_server::FakeApiServer::start_tls();
     let agent = Agent::in_cluster(BINARY, &server, "n1").with("--gpus", "none").with("-v", "5").start();
     let lines = |of: &str| {
         let log = agent.log();

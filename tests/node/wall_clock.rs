@@ -6,7 +6,7 @@ use crate::program::BINARY;
 use lab::agent::{Agent, START};
 use lab::eventually::eventually;
 use lab::pods::Pods;
-use lab::scenario::{self, Card, FakeNvml, Quantity, Scenario, cards, process};
+use lab::scenario::{self, FakeGpu, FakeNvml, ReadingKind, Scenario, cards, process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -253,8 +253,8 @@ fn a_clock_that_jumps_an_hour_changes_no_age_no_rate_and_no_owner() {
     let mut pods = Pods::prepare(Path::new("/sys/fs/cgroup")).unwrap();
     let pod = pods.add(NUMBER, 1, &["sh", "-c", "while :; do :; done"]).unwrap();
     let (uid, pid) = (pod.uid.clone(), pod.containers[0].pid);
-    let values = [(Quantity::UtilizationPercent, scenario::Value::Constant(100.0 * SM))].into();
-    let card = Card { processes: vec![process(pid, MEMORY, 100.0 * SM)], values, ..cards("H100", 1) };
+    let values = [(ReadingKind::UtilizationPercent, scenario::Value::Constant(100.0 * SM))].into();
+    let card = FakeGpu { processes: vec![process(pid, MEMORY, 100.0 * SM)], values, ..cards("H100", 1) };
     let mut clock = Clock::build(folder.path(), Scenario { gpus: vec![card], ..Scenario::default() });
     let agent = Agent::standalone(BINARY)
         .within("true")

@@ -51,7 +51,7 @@ fn main() -> std::io::Result<()> {
         return effects::pprof::symbolize::run_child();
     }
     let level = Arc::new(Level(AtomicU8::new(2)));
-    let (hosts, reload) = (effects::caller::Hosts::default(), Arc::default());
+    let (hosts, reload) = (effects::caller::AllowedHosts::default(), Arc::default());
     let mut settings = Settings {
         profiling: true,
         tls: None,

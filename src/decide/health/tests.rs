@@ -1,7 +1,7 @@
 //! A card's way down and back, step by step and by chance.
 
 use super::*;
-use model::incident::Marks;
+use model::incident::CounterMarks;
 use model::unit::{Celsius, Count, Millijoules};
 use proptest::prelude::*;
 
@@ -11,8 +11,8 @@ fn at(seconds: u64) -> Monotonic {
     Monotonic(seconds * SECOND)
 }
 
-fn policy() -> Policy {
-    Policy { quiet: Duration::from_secs(60), ..Policy::default() }
+fn policy() -> HealthPolicy {
+    HealthPolicy { quiet: Duration::from_secs(60), ..HealthPolicy::default() }
 }
 
 /// A card on which nothing is wrong, read at this second.
@@ -36,72 +36,72 @@ fn uncorrected(seconds: u64, count: u64) -> GpuSample {
 
 #[test]
 fn each_state_follows_from_what_is_read() {
-    let mut record = Record::default();
-    assert_eq!(record.health(&GpuSample::default()), Health::Unknown);
+    let mut record = HealthRecord::default();
+    assert_eq!(record.health(&GpuSample::default()), GpuHealth::Unknown);
     for (sample, incident) in [
         (GpuSample::absent(Absence::GpuLost), Incident::Silent(Absence::GpuLost)),
         (GpuSample::absent(Absence::CallHangs), Incident::Silent(Absence::CallHangs)),
         (advised(1, RecoveryAction::DrainAndReset), Incident::Advised(RecoveryAction::DrainAndReset)),
         (advised(1, RecoveryAction::Unknown(9)), Incident::Advised(RecoveryAction::Unknown(9))),
     ] {
-        assert_eq!(record.read(&sample, &policy(), at(1)), [Change::Condemned(incident)]);
+        assert_eq!(record.read(&sample, &policy(), at(1)), [HealthChange::Condemned(incident)]);
         assert_eq!(record.read(&sample, &policy(), at(2)), [], "told once");
-        assert_eq!(record.health(&sample), Health::Unhealthy);
-        record = Record::default();
+        assert_eq!(record.health(&sample), GpuHealth::Unhealthy);
+        record = HealthRecord::default();
     }
     for (pending, failed, incident) in [(true, false, Incident::RemapPending), (false, true, Incident::RemapFailed)] {
         let mut sample = well(1);
         sample.remapped.pending = Reading::Measured(pending, at(1));
         sample.remapped.failed = Reading::Measured(failed, at(1));
-        assert_eq!(record.read(&sample, &policy(), at(1)), [Change::Condemned(incident)]);
-        record = Record::default();
+        assert_eq!(record.read(&sample, &policy(), at(1)), [HealthChange::Condemned(incident)]);
+        record = HealthRecord::default();
     }
     assert_eq!(record.read(&well(1), &policy(), at(1)), []);
-    assert_eq!(record.health(&well(1)), Health::Healthy);
+    assert_eq!(record.health(&well(1)), GpuHealth::Healthy);
 }
 
 #[test]
 fn a_stall_condemns_nothing_and_a_hang_only_while_it_lasts() {
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     assert_eq!(record.read(&well(0), &policy(), at(0)), []);
     assert_eq!(record.stalled(at(2)), None);
     let stalls = GpuSample::absent(Absence::CallStalls);
     assert_eq!(record.read(&stalls, &policy(), at(2)), []);
-    assert_eq!((record.health(&stalls), record.condition(&policy())), (Health::Healthy, Condition::default()));
+    assert_eq!((record.health(&stalls), record.condition(&policy())), (GpuHealth::Healthy, GpuCondition::default()));
     let hangs = GpuSample::absent(Absence::CallHangs);
     let told = Incident::Silent(Absence::CallHangs);
-    assert_eq!(record.read(&hangs, &policy(), at(30)), [Change::Condemned(told)]);
-    assert_eq!(record.health(&hangs), Health::Unhealthy);
+    assert_eq!(record.read(&hangs, &policy(), at(30)), [HealthChange::Condemned(told)]);
+    assert_eq!(record.health(&hangs), GpuHealth::Unhealthy);
     // It returns, and the next one stalls before anything was read: nothing has got better.
     assert_eq!(record.read(&stalls, &policy(), at(45)), []);
-    assert_eq!(record.health(&stalls), Health::Unhealthy);
-    assert_eq!(record.read(&well(47), &policy(), at(47)), [Change::Fit]);
-    assert_eq!((record.health(&well(47)), record.condition(&policy())), (Health::Healthy, Condition::default()));
+    assert_eq!(record.health(&stalls), GpuHealth::Unhealthy);
+    assert_eq!(record.read(&well(47), &policy(), at(47)), [HealthChange::Fit]);
+    assert_eq!((record.health(&well(47)), record.condition(&policy())), (GpuHealth::Healthy, GpuCondition::default()));
 }
 
 #[test]
 fn a_hang_that_is_over_does_not_hold_up_the_way_back_from_something_else() {
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     record.xid(48, &policy(), at(10));
     record.read(&GpuSample::absent(Absence::CallHangs), &policy(), at(40));
     assert_eq!(record.read(&well(60), &policy(), at(60)), []);
     assert_eq!(record.condition(&policy()).incidents, [(Incident::Xid(48), at(10))]);
     assert_eq!(record.condition(&policy()).fit_at, Some(at(70)));
-    assert_eq!(record.read(&well(70), &policy(), at(70)), [Change::Fit]);
+    assert_eq!(record.read(&well(70), &policy(), at(70)), [HealthChange::Fit]);
 }
 
 #[test]
 fn the_third_stall_in_five_minutes_condemns_for_the_quiet_period() {
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     record.read(&well(0), &policy(), at(0));
     for second in [0, 200, 301, 502] {
         assert_eq!(record.stalled(at(second)), None, "never three within 300 s");
     }
-    assert_eq!(record.stalled(at(601)), Some(Change::Condemned(Incident::Stalls)));
+    assert_eq!(record.stalled(at(601)), Some(HealthChange::Condemned(Incident::Stalls)));
     assert_eq!(record.stalled(at(610)), None, "told once");
     assert_eq!(record.condition(&policy()).fit_at, Some(at(670)));
     assert_eq!(record.read(&well(669), &policy(), at(669)), []);
-    assert_eq!(record.read(&well(670), &policy(), at(670)), [Change::Fit]);
+    assert_eq!(record.read(&well(670), &policy(), at(670)), [HealthChange::Fit]);
     for second in 0..1000 {
         record.stalled(at(1000 + second));
     }
@@ -117,30 +117,30 @@ fn failed(why: Absence) -> GpuSample {
 fn a_card_of_which_nothing_can_be_read_three_rounds_running_is_not_trusted() {
     // UNKNOWN, TIMEOUT, GPU_NOT_FOUND, and the refusal.
     for why in [Absence::Nvml(999), Absence::Nvml(10), Absence::Nvml(28), Absence::NoPermission] {
-        let mut record = Record::default();
+        let mut record = HealthRecord::default();
         record.read(&well(0), &policy(), at(0));
         // However little time lies between them: rounds are counted.
         assert_eq!(record.read(&failed(why), &policy(), at(1)), [], "{why}");
         assert_eq!(record.read(&failed(why), &policy(), at(1)), [], "{why}");
-        assert_eq!(record.health(&failed(why)), Health::Healthy);
+        assert_eq!(record.health(&failed(why)), GpuHealth::Healthy);
         let told = Incident::Unread(why);
-        assert_eq!(record.read(&failed(why), &policy(), at(1)), [Change::Condemned(told)]);
-        assert_eq!((record.health(&failed(why)), told.code()), (Health::Unhealthy, "silent".to_owned()));
+        assert_eq!(record.read(&failed(why), &policy(), at(1)), [HealthChange::Condemned(told)]);
+        assert_eq!((record.health(&failed(why)), told.code()), (GpuHealth::Unhealthy, "silent".to_owned()));
         // Another reason is the same incident, and a stall between two rounds is no way back.
         for next in [Absence::Nvml(5), Absence::CallStalls, Absence::Nvml(5)] {
             assert_eq!(record.read(&failed(next), &policy(), at(2)), []);
-            assert_eq!(record.health(&failed(next)), Health::Unhealthy);
+            assert_eq!(record.health(&failed(next)), GpuHealth::Unhealthy);
         }
         assert_eq!(record.condition(&policy()).incidents, [(told, at(1))]);
         assert_eq!(record.read(&well(3), &policy(), at(3)), []);
-        assert_eq!(record.health(&well(3)), Health::Degraded);
-        assert_eq!(record.read(&well(62), &policy(), at(62)), [Change::Fit]);
+        assert_eq!(record.health(&well(3)), GpuHealth::Degraded);
+        assert_eq!(record.read(&well(62), &policy(), at(62)), [HealthChange::Fit]);
     }
 }
 
 #[test]
 fn a_single_round_that_succeeds_begins_the_count_anew() {
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     let fails = failed(Absence::Nvml(999));
     for second in 0..30 {
         let sample = if second % 3 == 2 { well(second) } else { fails.clone() };
@@ -163,7 +163,7 @@ fn what_a_model_or_a_division_does_not_tell_is_no_silence() {
     let mut bare = GpuSample::absent(Absence::NotInThisDriver);
     bare.utilization = Reading::Absent(Absence::MigEnabled);
     for sample in [virtual_one, nothing, divided, bare, GpuSample::default()] {
-        let mut record = Record::default();
+        let mut record = HealthRecord::default();
         for second in 0..10 {
             assert_eq!(record.read(&sample, &policy(), at(second)), [], "{sample:?}");
         }
@@ -171,9 +171,9 @@ fn what_a_model_or_a_division_does_not_tell_is_no_silence() {
     // But a divided card whose other calls all fail has nothing to say for itself.
     let mut dead = GpuSample::absent(Absence::Nvml(999));
     dead.utilization = Reading::Absent(Absence::MigEnabled);
-    let mut record = Record::default();
-    let changes: Vec<Change> = (0..3).flat_map(|second| record.read(&dead, &policy(), at(second))).collect();
-    assert_eq!(changes, [Change::Condemned(Incident::Unread(Absence::Nvml(999)))]);
+    let mut record = HealthRecord::default();
+    let changes: Vec<HealthChange> = (0..3).flat_map(|second| record.read(&dead, &policy(), at(second))).collect();
+    assert_eq!(changes, [HealthChange::Condemned(Incident::Unread(Absence::Nvml(999)))]);
 }
 
 #[test]
@@ -181,17 +181,17 @@ fn a_card_without_a_power_sensor_is_well() {
     let mut card = well(1);
     card.power = Reading::Absent(Absence::NotSupported);
     card.memory_used = Reading::Absent(Absence::NotSupported);
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     assert_eq!(record.read(&card, &policy(), at(1)), []);
-    assert_eq!(record.health(&card), Health::Healthy);
+    assert_eq!(record.health(&card), GpuHealth::Healthy);
 }
 
 #[test]
 fn the_way_back_needs_nvmls_advice_and_a_quiet_period() {
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     record.read(&well(0), &policy(), at(0));
-    assert_eq!(record.xid(48, &policy(), at(10)), Some(Change::Condemned(Incident::Xid(48))));
-    assert_eq!(record.health(&well(9)), Health::Degraded);
+    assert_eq!(record.xid(48, &policy(), at(10)), Some(HealthChange::Condemned(Incident::Xid(48))));
+    assert_eq!(record.health(&well(9)), GpuHealth::Degraded);
     assert_eq!(record.condition(&policy()).fit_at, Some(at(70)));
     // The advice of before is no advice, however long it is quiet.
     assert_eq!(record.read(&well(9), &policy(), at(100)), []);
@@ -201,8 +201,8 @@ fn the_way_back_needs_nvmls_advice_and_a_quiet_period() {
     assert_eq!(record.read(&well(102), &policy(), at(102)), []);
     assert_eq!(record.xid(48, &policy(), at(150)), None, "told before, but it is not quiet");
     assert_eq!(record.read(&well(209), &policy(), at(209)), []);
-    assert_eq!(record.read(&well(210), &policy(), at(210)), [Change::Fit]);
-    assert!(record.condition(&policy()).fit() && record.health(&well(210)) == Health::Healthy);
+    assert_eq!(record.read(&well(210), &policy(), at(210)), [HealthChange::Fit]);
+    assert!(record.condition(&policy()).fit() && record.health(&well(210)) == GpuHealth::Healthy);
 }
 
 /// Of a driver that gives no advice.
@@ -221,14 +221,14 @@ fn counting(seconds: u64, energy: u64) -> GpuSample {
 
 #[test]
 fn where_nvml_never_advises_quiet_decides_of_what_needs_no_reset() {
-    let every = Policy { fatal: [54, 94, 109, 79].into(), ..policy() };
+    let every = HealthPolicy { fatal: [54, 94, 109, 79].into(), ..policy() };
     for code in [94, 109] {
-        let mut record = Record::default();
+        let mut record = HealthRecord::default();
         record.read(&mute(0), &every, at(0));
         record.xid(code, &every, at(0));
         assert_eq!(record.condition(&every).fit_at, Some(at(60)));
         assert_eq!(record.read(&mute(59), &every, at(59)), []);
-        assert_eq!(record.read(&mute(60), &every, at(60)), [Change::Fit], "{code}");
+        assert_eq!(record.read(&mute(60), &every, at(60)), [HealthChange::Fit], "{code}");
         // Where it has advised before, its silence is none.
         record.read(&well(61), &every, at(61));
         record.xid(79, &every, at(62));
@@ -240,7 +240,7 @@ fn where_nvml_never_advises_quiet_decides_of_what_needs_no_reset() {
 #[test]
 fn where_nvml_never_advises_time_alone_mends_nothing_that_needs_a_reset() {
     for code in [95, 62, 119, 79] {
-        let mut record = Record::default();
+        let mut record = HealthRecord::default();
         record.read(&counting(1, 5000), &policy(), at(1));
         record.xid(code, &policy(), at(2));
         for second in 3..1000 {
@@ -254,13 +254,13 @@ fn where_nvml_never_advises_time_alone_mends_nothing_that_needs_a_reset() {
         for second in 1000..1003 {
             record.read(&counting(second, second - 1000), &policy(), at(second));
         }
-        assert_eq!(record.condition(&policy()), Condition::default(), "{code}: quiet for long");
+        assert_eq!(record.condition(&policy()), GpuCondition::default(), "{code}: quiet for long");
     }
 }
 
 #[test]
 fn a_reset_that_is_seen_leaves_the_quiet_period() {
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     record.read(&mute(1), &policy(), at(1));
     record.xid(95, &policy(), at(10));
     record.was_reset();
@@ -269,14 +269,14 @@ fn a_reset_that_is_seen_leaves_the_quiet_period() {
     record.xid(62, &policy(), at(69));
     assert!(record.condition(&policy()).awaits_reset, "it was not mended by that");
     record.was_reset();
-    assert_eq!(record.read(&mute(129), &policy(), at(129)), [Change::Fit]);
+    assert_eq!(record.read(&mute(129), &policy(), at(129)), [HealthChange::Fit]);
 }
 
 #[test]
 fn counters_say_nothing_where_the_driver_lets_go_of_the_card_with_its_last_user() {
     let transient =
         |seconds, energy| GpuSample { persistence: Reading::Measured(false, at(seconds)), ..counting(seconds, energy) };
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     record.read(&transient(1, 5000), &policy(), at(1));
     record.xid(95, &policy(), at(2));
     for second in 3..200 {
@@ -287,11 +287,11 @@ fn counters_say_nothing_where_the_driver_lets_go_of_the_card_with_its_last_user(
 
 #[test]
 fn an_operators_word_clears_what_has_happened_and_not_what_stands() {
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     record.read(&mute(1), &policy(), at(1));
     assert_eq!(record.clear(), (0, None));
     record.xid(95, &policy(), at(2));
-    assert_eq!(record.clear(), (1, Some(Change::Fit)));
+    assert_eq!(record.clear(), (1, Some(HealthChange::Fit)));
     assert!(record.condition(&policy()).fit());
     record.xid(95, &policy(), at(3));
     record.read(&GpuSample::absent(Absence::GpuLost), &policy(), at(4));
@@ -299,21 +299,21 @@ fn an_operators_word_clears_what_has_happened_and_not_what_stands() {
     let condition = record.condition(&policy());
     assert_eq!((condition.incidents.len(), condition.awaits_reset), (1, false), "lost is lost");
     assert_eq!(record.read(&mute(5), &policy(), at(5)), []);
-    assert_eq!(record.read(&mute(64), &policy(), at(64)), [Change::Fit]);
+    assert_eq!(record.read(&mute(64), &policy(), at(64)), [HealthChange::Fit]);
 }
 
 #[test]
 fn what_has_happened_is_known_in_the_next_life_and_what_stands_is_read_anew() {
     let gpu = GpuUuid::parse("GPU-1").unwrap();
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     assert_eq!(record.kept(&gpu), None);
     record.read(&GpuSample::absent(Absence::GpuLost), &policy(), at(1));
     assert_eq!(record.kept(&gpu), None, "that it is lost stands in the readings");
     record.read(&counting(2, 5000), &policy(), at(2));
     record.xid(95, &policy(), at(3));
     let kept = record.kept(&gpu).unwrap();
-    let marks = Marks { energy: Some(5000), uncorrected: None };
-    let expected = Kept {
+    let marks = CounterMarks { energy: Some(5000), uncorrected: None };
+    let expected = KeptIncidents {
         gpu: gpu.clone(),
         incidents: vec![(Incident::Xid(95), at(3))],
         last: at(3),
@@ -321,35 +321,35 @@ fn what_has_happened_is_known_in_the_next_life_and_what_stands_is_read_anew() {
         driver_load: None,
     };
     assert_eq!(kept, expected);
-    let mut next = Record::restored(&kept, at(1000));
-    assert_eq!(next.health(&GpuSample::default()), Health::Degraded, "from the first moment on");
+    let mut next = HealthRecord::restored(&kept, at(1000));
+    assert_eq!(next.health(&GpuSample::default()), GpuHealth::Degraded, "from the first moment on");
     assert_eq!(next.kept(&gpu), Some(kept.clone()));
     for second in 1001..1100 {
         assert_eq!(next.read(&counting(second, 6000 + second), &policy(), at(second)), []);
     }
     assert!(next.condition(&policy()).awaits_reset);
     // A driver that advises: its word is heard as ever.
-    let mut advised = Record::restored(&kept, at(1000));
-    assert_eq!(advised.read(&well(1001), &policy(), at(1001)), [Change::Fit]);
+    let mut advised = HealthRecord::restored(&kept, at(1000));
+    assert_eq!(advised.read(&well(1001), &policy(), at(1001)), [HealthChange::Fit]);
     assert_eq!(advised.kept(&gpu), None);
     // A time that is still to come was not written by us.
-    let far = Kept { last: Monotonic(u64::MAX), awaits: None, ..kept };
-    let mut next = Record::restored(&far, at(1000));
-    assert_eq!(next.read(&mute(1060), &policy(), at(1060)), [Change::Fit]);
+    let far = KeptIncidents { last: Monotonic(u64::MAX), awaits: None, ..kept };
+    let mut next = HealthRecord::restored(&far, at(1000));
+    assert_eq!(next.read(&mute(1060), &policy(), at(1060)), [HealthChange::Fit]);
 }
 
 #[test]
 fn uncorrected_errors_count_from_the_first_reading_on() {
-    let mut record = Record::default();
+    let mut record = HealthRecord::default();
     assert_eq!(record.read(&uncorrected(1, 7), &policy(), at(1)), [], "before our time");
     assert_eq!(record.read(&uncorrected(2, 0), &policy(), at(2)), [], "the driver was loaded again");
-    assert_eq!(record.read(&uncorrected(3, 1), &policy(), at(3)), [Change::Condemned(Incident::EccUncorrected)]);
+    assert_eq!(record.read(&uncorrected(3, 1), &policy(), at(3)), [HealthChange::Condemned(Incident::EccUncorrected)]);
 }
 
 #[test]
 fn an_applications_own_error_condemns_nothing_even_if_a_setting_says_so() {
-    let every = Policy { fatal: (0..=200).collect(), ..policy() };
-    let mut record = Record::default();
+    let every = HealthPolicy { fatal: (0..=200).collect(), ..policy() };
+    let mut record = HealthRecord::default();
     for code in [13, 31, 43, 45, 68] {
         assert_eq!(record.xid(code, &every, at(1)), None, "{code}");
     }
@@ -384,7 +384,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn play(record: &mut Record, step: &Step, second: u64) -> Vec<Change> {
+fn play(record: &mut HealthRecord, step: &Step, second: u64) -> Vec<HealthChange> {
     match step {
         Step::Xid(code) => record.xid(*code, &policy(), at(second)).into_iter().collect(),
         Step::Well => record.read(&well(second), &policy(), at(second)),
@@ -407,21 +407,21 @@ proptest! {
     /// Fit again only a quiet period after the last thing that happened; unfit only for a reason that is told.
     #[test]
     fn nothing_is_trusted_too_early(steps in prop::collection::vec((step(), 0..40_u64), 0..120)) {
-        let mut record = Record::default();
+        let mut record = HealthRecord::default();
         let (mut second, mut last) = (1, None);
         for (step, gap) in &steps {
             second += gap;
             let before = record.condition(&policy());
             let changes = play(&mut record, step, second);
             let after = record.condition(&policy());
-            if changes.contains(&Change::Fit) {
+            if changes.contains(&HealthChange::Fit) {
                 prop_assert!(!before.fit() && after.fit());
                 let only_hung = before.incidents.iter().all(|(incident, _)| *incident == HANGS);
                 prop_assert!(only_hung || last.is_some_and(|last: u64| second - last >= 60));
             }
             let told: Vec<Incident> = changes.iter().filter_map(|change| match change {
-                Change::Condemned(incident) => Some(*incident),
-                Change::Fit => None,
+                HealthChange::Condemned(incident) => Some(*incident),
+                HealthChange::Fit => None,
             }).collect();
             for (incident, _) in &after.incidents {
                 let known = before.incidents.iter().any(|(other, _)| other == incident);
@@ -448,7 +448,7 @@ proptest! {
     /// Whatever happened, a card that is well and advised nothing for the quiet period is fit.
     #[test]
     fn there_is_always_a_way_back(steps in prop::collection::vec((step(), 0..40_u64), 0..60)) {
-        let mut record = Record::default();
+        let mut record = HealthRecord::default();
         let mut second = 1;
         for (step, gap) in &steps {
             second += gap;

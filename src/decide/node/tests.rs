@@ -1,14 +1,14 @@
 use super::*;
 use crate::unread::gpu;
-use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, NameSource, Qos, Runtime};
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, ContainerName, NameSource, Qos, RuntimeKind};
+use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::{Gpu, GpuSample, MigInstance, Xid, XidSource};
-use model::id::{ContainerId, GpuUuid, PodRef};
+use model::id::{ContainerId, ContainerKey, GpuUuid, PodRef};
 use model::observation::{CgroupPass, ContainerDevices, GpuSourceState};
-use model::plugin::{Histogram, Moves, Standing};
-use model::pod::{ContainerKind, ContainerState, Phase, Pod, PodContainer, PodList, PodWatch};
-use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, Owner, ProcessPass};
+use model::plugin::{ClaimMoves, Histogram, RegistrationState};
+use model::pod::{ContainerKind, ContainerState, Pod, PodContainer, PodList, PodPhase, PodWatchState};
+use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, ProcessOwner, ProcessPass};
 use model::reading::Absence;
-use model::share::{Claim, ContainerKey, Portion};
 use model::time::{Monotonic, WallTime};
 use model::unit::Percent;
 use model::view::SoleHolder;
@@ -33,7 +33,7 @@ fn pod_cgroup(pod: u8) -> Arc<CgroupIdentity> {
 
 fn cgroup(pod: u8, container: u8) -> Arc<CgroupIdentity> {
     let pod_of = (pod > 0).then(|| (uid(pod), Qos::Burstable));
-    let kind = CgroupKind::Container { pod: pod_of, id: container_id(container), runtime: Runtime::Containerd };
+    let kind = CgroupKind::Container { pod: pod_of, id: container_id(container), runtime: RuntimeKind::Containerd };
     Arc::new(CgroupIdentity { path: format!("/kubepods/burstable/pod{pod}/{container}").into(), kind })
 }
 
@@ -47,7 +47,7 @@ fn pass(reports: Vec<CgroupReport>) -> Observation {
     Observation::Cgroups(CgroupPass { reports, ..CgroupPass::default() })
 }
 
-fn on_gpu(owner: Owner, mib: u64) -> GpuProcess {
+fn on_gpu(owner: ProcessOwner, mib: u64) -> GpuProcess {
     GpuProcess {
         pid: 4,
         key: None,
@@ -82,8 +82,8 @@ fn name(container: u8, called: Option<&str>) -> ContainerName {
     }
 }
 
-fn node(observations: Vec<Observation>) -> Node {
-    let mut node = Node::new(NodeName::parse("n1").unwrap(), Policy::default(), &[], Monotonic::default());
+fn node(observations: Vec<Observation>) -> NodeState {
+    let mut node = NodeState::new(NodeName::parse("n1").unwrap(), HealthPolicy::default(), &[], Monotonic::default());
     for observation in observations {
         node.apply(observation, now(1));
     }
@@ -112,7 +112,7 @@ fn a_pod_that_is_not_in_the_next_pass_is_gone_from_everything() {
     let mut node = node(vec![
         Observation::Gpus(vec![gpu(0)]),
         pass(vec![report(pod_cgroup(1), 1, 1), report(cgroup(1, 2), 1, 1)]),
-        processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 100)]),
+        processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100)]),
     ]);
     let view = node.view(now(1));
     assert_eq!(view.pods[0].gpus[0].memory_used.get(), Some(Bytes(100 << 20)));
@@ -128,7 +128,7 @@ fn a_card_with_a_stranger_has_no_sole_holder() {
     let mut node = node(vec![
         Observation::Gpus(vec![gpu(0)]),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
-        processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 100), on_gpu(Owner::Host, 10)]),
+        processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100), on_gpu(ProcessOwner::Host, 10)]),
     ]);
     let view = node.view(now(1));
     assert_eq!(view.gpus[0].holders, [uid(1)]);
@@ -158,13 +158,13 @@ fn a_pod_that_kubelet_gave_a_card_holds_it_before_it_computes() {
 
 /// A plugin whose pods have these claims: container `main` of a pod on a device.
 fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
-    let claim = |(pod, device): &(u8, &str)| Claim {
+    let claim = |(pod, device): &(u8, &str)| ContainerClaim {
         holder: ContainerKey { pod: uid(*pod), container: "main".into() },
-        portions: vec![Portion { device: GpuUuid::parse(device).unwrap(), memory: None, cores: None }],
+        device_shares: vec![DeviceShare { device: GpuUuid::parse(device).unwrap(), memory: None, cores: None }],
     };
     Arc::new(PluginView {
         resource: "nvidia.com/gpu".into(),
-        standing: Standing::Waiting("a test".into()),
+        standing: RegistrationState::Waiting("a test".into()),
         registrations: 0,
         slots: Arc::default(),
         claims: claims.iter().map(claim).collect(),
@@ -174,9 +174,9 @@ fn plugin(claims: &[(u8, &str)]) -> Arc<PluginView> {
         differing: 0,
         without_gpu: 0,
         files: Arc::default(),
-        isolation: model::plugin::Isolation::default(),
+        isolation: model::plugin::DeviceIsolation::default(),
         guards: Vec::new(),
-        moves: Moves::default(),
+        moves: ClaimMoves::default(),
         allocate: Histogram::default(),
         start: Histogram::default(),
     })
@@ -202,7 +202,7 @@ fn a_pod_holds_the_card_of_its_claim_and_not_that_of_the_slot_that_kubelet_count
     assert_eq!([&view.gpus[0].holders[..], &view.gpus[1].holders[..]], [&[][..], &[uid(1)]]);
     assert_eq!(view.pods[0].containers[0].holds, [gpu(1).uuid]);
     // A process says what nobody else can: who really is there.
-    node.apply(processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 10)]), now(2));
+    node.apply(processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 10)]), now(2));
     assert_eq!(node.view(now(2)).gpus[0].holders, [uid(1)]);
     // Without a claim the slot is all that is known.
     node.apply(processes(vec![]), now(3));
@@ -235,7 +235,7 @@ fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<
         uid: uid(number),
         mirror_of: mirror_of.map(uid),
         name: PodRef { namespace: "api".into(), name: name.into() },
-        phase: Phase::Running,
+        phase: PodPhase::Running,
         created_at: None,
         version: None,
         arrival: None,
@@ -258,7 +258,7 @@ fn pods(pods: Vec<Arc<Pod>>) -> Observation {
     Observation::Pods(PodList { pods, ..PodList::default() })
 }
 
-fn named(node: &mut Node) -> Vec<(String, Option<String>)> {
+fn named(node: &mut NodeState) -> Vec<(String, Option<String>)> {
     let shown = |pod: &PodView| {
         let container = pod.containers.iter().find_map(|container| container.name.clone());
         (pod.name.as_ref().map(ToString::to_string).unwrap_or_default(), container.map(|name| name.to_string()))
@@ -300,7 +300,7 @@ fn the_name_of_a_pod_that_the_api_server_forgot_lives_as_long_as_its_cgroup() {
 fn what_the_watch_says_of_itself_is_in_the_view_and_pods_stay_while_it_is_broken() {
     let mut node = node(vec![pods(vec![api_pod(1, "web-0", 2, None)])]);
     assert_eq!(node.view(now(1)).pod_watch, None, "nobody asks the API server");
-    let watch = PodWatch { heard: Some(now(1).monotonic), broken: Some("away".into()) };
+    let watch = PodWatchState { heard: Some(now(1).monotonic), broken: Some("away".into()) };
     node.apply(Observation::PodWatch(watch.clone()), now(2));
     let view = node.view(now(2)).pod_watch.unwrap();
     assert_eq!((view.watch, view.pods, view.left_out), (watch, 1, 0));
@@ -319,7 +319,7 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         pass(list.into_iter().map(|(pod, container, cpu)| report(cgroup(pod, container), cpu, cpu)).collect())
     });
     let on_gpus = prop::collection::vec((0u8..4, 0u8..6, 0u64..99), 0..12).prop_map(|list| {
-        processes(list.into_iter().map(|(pod, id, mib)| on_gpu(Owner::Cgroup(cgroup(pod, id)), mib)).collect())
+        processes(list.into_iter().map(|(pod, id, mib)| on_gpu(ProcessOwner::Cgroup(cgroup(pod, id)), mib)).collect())
     });
     prop_oneof![
         cgroups,
@@ -331,7 +331,7 @@ fn any_observation() -> impl Strategy<Value = Observation> {
         }),
         Just(Observation::Processes(ProcessPass::default())),
         Just(Observation::GpuSample(gpu(0).uuid, Box::new(GpuSample::absent(Absence::GpuLost)))),
-        Just(Observation::Trouble(Trouble::QueueFull)),
+        Just(Observation::Trouble(ErrorCounter::QueueFull)),
     ]
 }
 
@@ -388,10 +388,10 @@ fn what_goes_over_nvlinks_is_a_rate_between_two_readings_of_their_counters() {
 
 #[test]
 fn errors_that_condemn_a_gpu_are_counted_from_0_on_and_others_from_their_first() {
-    let policy = Policy { fatal: [79, 48].into(), ..Policy::default() };
-    let mut node = Node::new(NodeName::parse("n1").unwrap(), policy, &[], now(0).monotonic);
+    let policy = HealthPolicy { fatal: [79, 48].into(), ..HealthPolicy::default() };
+    let mut node = NodeState::new(NodeName::parse("n1").unwrap(), policy, &[], now(0).monotonic);
     node.apply(Observation::Gpus(vec![gpu(0)]), now(1));
-    let shown = |node: &mut Node| (node.view(now(2)).gpus[0].xids.clone(), node.view(now(2)).gpus[0].xid_count);
+    let shown = |node: &mut NodeState| (node.view(now(2)).gpus[0].xids.clone(), node.view(now(2)).gpus[0].xid_count);
     assert_eq!(shown(&mut node), (vec![(48, 0), (79, 0)], 0));
     for code in [79, 31, 79] {
         let xid = Xid {
@@ -419,7 +419,7 @@ fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
         Observation::Gpus(vec![gpu(0)]),
         Observation::Names { source: NameSource::LogLinks, names: vec![name(2, Some("main"))] },
         pass(vec![report(cgroup(1, 2), 1, 1)]),
-        processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 100)]),
+        processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100)]),
     ]);
     let before = node.view(now(1));
     let holder = before.gpus[0].whose.card.clone().unwrap();
@@ -469,7 +469,7 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
     ]);
     let view = node.view(now(1));
     let holder = SoleHolder { pod: uid(1), container: Some("main".into()) };
-    assert_eq!(view.gpus[0].whose, Whose { card: None, instances: vec![(2, holder)] });
+    assert_eq!(view.gpus[0].whose, SoleHolders { card: None, instances: vec![(2, holder)] });
     assert_eq!(view.gpus[0].holders, [uid(1)], "who has a part of the GPU is another question");
 }
 
@@ -478,7 +478,7 @@ fn the_process_that_an_error_names_is_joined_to_its_pod_when_it_is_heard_of() {
     let mut node = node(vec![
         Observation::Gpus(vec![gpu(0)]),
         pass(vec![report(cgroup(1, 2), 1, 1)]),
-        processes(vec![on_gpu(Owner::Cgroup(cgroup(1, 2)), 100)]),
+        processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 100)]),
     ]);
     let error = |code, pid| Xid {
         gpu: Some(gpu(0).uuid),
@@ -490,7 +490,7 @@ fn the_process_that_an_error_names_is_joined_to_its_pod_when_it_is_heard_of() {
         at: now(2).monotonic,
         source: XidSource::Nvml,
     };
-    let told = |node: &mut Node| node.view(now(2)).gpus[0].last_xid.clone().and_then(|xid| xid.pod);
+    let told = |node: &mut NodeState| node.view(now(2)).gpus[0].last_xid.clone().and_then(|xid| xid.pod);
     node.apply(Observation::Xid(error(31, Some(5))), now(2));
     assert_eq!(told(&mut node), None, "a process of nobody");
     node.apply(Observation::Xid(error(31, Some(4))), now(2));
@@ -499,7 +499,7 @@ fn the_process_that_an_error_names_is_joined_to_its_pod_when_it_is_heard_of() {
     node.apply(Observation::Xid(error(13, None)), now(2));
     assert_eq!(told(&mut node), None);
     let remarks = node.apply(Observation::XidProcess(error(13, Some(4))), now(2));
-    assert!(matches!(&remarks[..], [Remark::XidProcess(xid)] if xid.pod == Some(uid(1))), "{remarks:?}");
+    assert!(matches!(&remarks[..], [NodeEvent::XidProcess(xid)] if xid.pod == Some(uid(1))), "{remarks:?}");
     assert_eq!(told(&mut node), Some(uid(1)));
     let counted: Vec<_> = node.view(now(2)).gpus[0].xids.iter().copied().filter(|(_, count)| *count > 0).collect();
     assert_eq!(counted, [(13, 1), (31, 2)], "the error itself is counted once");

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::unread;
-use model::cgroup::{CgroupKind, CgroupSample, Qos, Runtime};
+use model::cgroup::{CgroupKind, CgroupSample, Qos, RuntimeKind};
 use model::gpu::MigInstance;
 use model::reading::Reading;
 use model::time::Monotonic;
-use model::view::{ContainerView, Rates};
+use model::view::{ContainerRates, ContainerView};
 
 const AT: Monotonic = Monotonic(1);
 
@@ -27,7 +27,7 @@ fn identity(number: u8) -> Arc<CgroupIdentity> {
     let kind = CgroupKind::Container {
         pod: Some((uid(number), Qos::Burstable)),
         id: id(number),
-        runtime: Runtime::Containerd,
+        runtime: RuntimeKind::Containerd,
     };
     Arc::new(CgroupIdentity { path: format!("/kubepods/pod{number}/{number}").into(), kind })
 }
@@ -41,7 +41,7 @@ fn pod(number: u8, holds: &[&str]) -> PodView {
         sandbox: false,
         image: None,
         sample: CgroupSample::default(),
-        rates: Rates::default(),
+        rates: ContainerRates::default(),
         network: Reading::NOT_YET,
         gpus: Vec::new(),
         devices: Vec::new(),
@@ -53,7 +53,7 @@ fn pod(number: u8, holds: &[&str]) -> PodView {
         qos: None,
         cgroup: None,
         sample: CgroupSample::default(),
-        rates: Rates::default(),
+        rates: ContainerRates::default(),
         network: Reading::NOT_YET,
         containers: vec![main],
         gpus: Vec::new(),
@@ -77,7 +77,7 @@ fn gpu(instances: &[(u32, u32)]) -> Gpu {
     }
 }
 
-fn process(pid: u32, command: &str, kind: GpuProcessKind, owner: Owner) -> GpuProcess {
+fn process(pid: u32, command: &str, kind: GpuProcessKind, owner: ProcessOwner) -> GpuProcess {
     GpuProcess {
         pid,
         key: None,
@@ -93,11 +93,11 @@ fn process(pid: u32, command: &str, kind: GpuProcessKind, owner: Owner) -> GpuPr
 }
 
 fn of_pod(pid: u32, number: u8) -> GpuProcess {
-    process(pid, "python3", GpuProcessKind::Compute, Owner::Cgroup(identity(number)))
+    process(pid, "python3", GpuProcessKind::Compute, ProcessOwner::Cgroup(identity(number)))
 }
 
 fn unknown(pid: u32) -> GpuProcess {
-    process(pid, "", GpuProcessKind::Compute, Owner::Unknown)
+    process(pid, "", GpuProcessKind::Compute, ProcessOwner::Unknown)
 }
 
 /// The pod that stands beside an undivided GPU after each of these lists.
@@ -116,23 +116,23 @@ fn servers_take_no_name_away_and_other_programs_of_the_host_do() {
     use GpuProcessKind::{Compute, Graphics, Mps};
     let pods = [pod(1, &[]), pod(2, &[])];
     for (other, named) in [
-        (process(9, "Xorg", Graphics, Owner::Host), true),
-        (process(9, "gnome-shell", Graphics, Owner::Host), true),
-        (process(9, "nvidia-cuda-mps", Compute, Owner::Host), true),
-        (process(9, "blender", Graphics, Owner::Host), false),
-        (process(9, "Xorg", Compute, Owner::Host), false),
-        (process(9, "train", Compute, Owner::Host), false),
-        (process(9, "Xorg", Graphics, Owner::Cgroup(identity(2))), false),
+        (process(9, "Xorg", Graphics, ProcessOwner::Host), true),
+        (process(9, "gnome-shell", Graphics, ProcessOwner::Host), true),
+        (process(9, "nvidia-cuda-mps", Compute, ProcessOwner::Host), true),
+        (process(9, "blender", Graphics, ProcessOwner::Host), false),
+        (process(9, "Xorg", Compute, ProcessOwner::Host), false),
+        (process(9, "train", Compute, ProcessOwner::Host), false),
+        (process(9, "Xorg", Graphics, ProcessOwner::Cgroup(identity(2))), false),
         // In a pod it serves somebody, or it is no server.
-        (process(9, "nvidia-cuda-mps", Compute, Owner::Cgroup(identity(2))), false),
-        (process(9, "nvidia-cuda-mps", Mps, Owner::Cgroup(identity(2))), false),
+        (process(9, "nvidia-cuda-mps", Compute, ProcessOwner::Cgroup(identity(2))), false),
+        (process(9, "nvidia-cuda-mps", Mps, ProcessOwner::Cgroup(identity(2))), false),
     ] {
         let list = [of_pod(1, 1), other];
         assert_eq!(after_each(&[&list], &pods), [named.then(|| uid(1))], "{list:?}");
     }
     let served = [
-        process(1, "python3", Mps, Owner::Cgroup(identity(1))),
-        process(9, "nvidia-cuda-mps", Compute, Owner::Cgroup(identity(2))),
+        process(1, "python3", Mps, ProcessOwner::Cgroup(identity(1))),
+        process(9, "nvidia-cuda-mps", Compute, ProcessOwner::Cgroup(identity(2))),
     ];
     assert_eq!(after_each(&[&served], &pods), [Some(uid(1))], "the server's pod is not a second one");
 }
@@ -175,8 +175,10 @@ fn an_idle_instance_has_the_pod_that_kubelet_gave_it_to_and_the_whole_gpu_has_no
     assert_eq!(alone.card, None, "a pod on the only instance does not have the power of the whole GPU");
     assert_eq!(alone.instances, [(1, SoleHolder { pod: uid(1), container: Some("main".into()) })]);
     // Somebody else who computes there takes the name away, one who computes in another instance does not.
-    let stranger =
-        |mig: &str| GpuProcess { mig: Some(device(mig)), ..process(9, "train", GpuProcessKind::Compute, Owner::Host) };
+    let stranger = |mig: &str| GpuProcess {
+        mig: Some(device(mig)),
+        ..process(9, "train", GpuProcessKind::Compute, ProcessOwner::Host)
+    };
     occupants.told(&[stranger("MIG-5-0")], 0);
     let whose = occupants.whose(&divided, &pods, |_| true);
     assert_eq!(whose.instances.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1]);
@@ -189,7 +191,7 @@ fn what_is_gone_has_no_part_and_what_is_beyond_the_bound_may() {
     occupants.told(&[of_pod(1, 1), of_pod(2, 2)], 0);
     let living = |identity: &CgroupIdentity| identity.pod() == Some(&uid(1));
     assert_eq!(occupants.whose(&gpu(&[]), &pods, living).card.unwrap().container.as_deref(), Some("main"));
-    assert_eq!(occupants.whose(&gpu(&[]), &pods, |_| false), Whose::default());
+    assert_eq!(occupants.whose(&gpu(&[]), &pods, |_| false), SoleHolders::default());
     occupants.told(&[of_pod(1, 1)], 3);
-    assert_eq!(occupants.whose(&gpu(&[]), &pods, living), Whose::default());
+    assert_eq!(occupants.whose(&gpu(&[]), &pods, living), SoleHolders::default());
 }

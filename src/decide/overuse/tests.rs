@@ -4,7 +4,7 @@ use super::*;
 use crate::unread;
 use model::cgroup::CgroupSample;
 use model::reading::Absence;
-use model::view::{GpuShare, Rates};
+use model::view::{ContainerRates, GpuUse};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -28,14 +28,14 @@ fn card(list: Reading<()>) -> GpuView {
 }
 
 fn pod(used: Option<Reading<Bytes>>) -> PodView {
-    let share = |memory_used| GpuShare { gpu: device(), mig: None, processes: 1, memory_used, sm: Reading::NOT_YET };
+    let share = |memory_used| GpuUse { gpu: device(), mig: None, processes: 1, memory_used, sm: Reading::NOT_YET };
     PodView {
         uid: uid(),
         name: None,
         qos: None,
         cgroup: None,
         sample: CgroupSample::default(),
-        rates: Rates::default(),
+        rates: ContainerRates::default(),
         network: Reading::NOT_YET,
         containers: Vec::new(),
         gpus: used.map(share).into_iter().collect(),
@@ -44,7 +44,7 @@ fn pod(used: Option<Reading<Bytes>>) -> PodView {
 
 fn over_uses() -> OverUses {
     let mut over = OverUses::default();
-    over.promised(Arc::from([PodPromise { pod: uid(), device: device(), memory: Bytes(PROMISED) }]));
+    over.promised(Arc::from([PodMemoryClaim { pod: uid(), device: device(), memory: Bytes(PROMISED) }]));
     over
 }
 

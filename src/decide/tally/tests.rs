@@ -1,10 +1,11 @@
 use super::*;
 use crate::unread;
+use model::claim::{ContainerClaim, DeviceShare};
 use model::gpu::GpuSample;
-use model::plugin::{Histogram, Isolation, Moves, Standing};
-use model::share::{Claim, ContainerKey, Portion};
-use model::unit::{Bytes, Percent};
-use model::view::GpuShare;
+use model::id::ContainerKey;
+use model::plugin::{ClaimMoves, DeviceIsolation, Histogram, RegistrationState};
+use model::unit::{Bytes, CorePercent, Percent};
+use model::view::GpuUse;
 use proptest::prelude::*;
 
 fn at(seconds: u64) -> Monotonic {
@@ -35,19 +36,19 @@ fn gpu(joules: Option<u64>, holders: &[u8], strangers: f64) -> GpuView {
 fn pod(number: u8, sm: f64) -> PodView {
     let mut pod = crate::pods::bare(&uid(number));
     let sm = Reading::Measured(Percent(sm), at(1));
-    pod.gpus = vec![GpuShare { gpu: card(), mig: None, processes: 1, memory_used: Reading::NOT_YET, sm }];
+    pod.gpus = vec![GpuUse { gpu: card(), mig: None, processes: 1, memory_used: Reading::NOT_YET, sm }];
     pod
 }
 
 /// Claims on the card: pod, memory, cores.
 fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
-    let claim = |(pod, memory, cores): &(u8, Option<u64>, Option<u32>)| Claim {
+    let claim = |(pod, memory, cores): &(u8, Option<u64>, Option<u32>)| ContainerClaim {
         holder: ContainerKey { pod: uid(*pod), container: "main".into() },
-        portions: vec![Portion { device: card(), memory: memory.map(Bytes), cores: *cores }],
+        device_shares: vec![DeviceShare { device: card(), memory: memory.map(Bytes), cores: cores.map(CorePercent) }],
     };
     PluginView {
         resource: "nvidia.com/gpu".into(),
-        standing: Standing::Follows,
+        standing: RegistrationState::Follows,
         registrations: 0,
         slots: Arc::default(),
         claims: of.iter().map(claim).collect(),
@@ -56,9 +57,9 @@ fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
         waited: Vec::new(),
         differing: 0,
         without_gpu: 0,
-        moves: Moves::default(),
+        moves: ClaimMoves::default(),
         files: Arc::default(),
-        isolation: Isolation::Holds,
+        isolation: DeviceIsolation::Holds,
         guards: Vec::new(),
         allocate: Histogram::default(),
         start: Histogram::default(),
@@ -67,7 +68,7 @@ fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
 
 /// Seconds and joules of each pod.
 fn told(tallies: &Tallies) -> Vec<(PodUid, u64, u64)> {
-    let whole = |tally: &Tally| (tally.pod.clone(), tally.held.0 / 1_000_000_000, tally.energy.0 / 1000);
+    let whole = |tally: &GpuTally| (tally.pod.clone(), tally.held.0 / 1_000_000_000, tally.energy.0 / 1000);
     tallies.sums().iter().map(whole).collect()
 }
 
@@ -132,7 +133,7 @@ fn an_earlier_life_is_added_to_and_nothing_is_kept_or_shown_before_it_is_known()
     tallies.pass(&held(0), &pods, None, at(1));
     tallies.pass(&held(5), &pods, None, at(3));
     assert!(tallies.sums().is_empty(), "it would be written over");
-    let before = Tally { pod: uid(1), gpu: card(), held: Nanos(100_000_000_000), energy: Millijoules(7000) };
+    let before = GpuTally { pod: uid(1), gpu: card(), held: Nanos(100_000_000_000), energy: Millijoules(7000) };
     tallies.recalled(&[before], at(3));
     assert_eq!(told(&tallies), [(uid(1), 102, 12)]);
     assert!(tallies.shown().is_empty(), "not kept yet");
@@ -158,7 +159,7 @@ fn a_pod_that_is_gone_is_forgotten_after_a_while() {
 #[test]
 fn no_more_is_kept_than_the_bound() {
     let mut tallies = Tallies::default();
-    let many = |number: usize| Tally {
+    let many = |number: usize| GpuTally {
         pod: PodUid::parse(&format!("{number:032x}")).unwrap(),
         gpu: card(),
         held: Nanos(1),
@@ -186,7 +187,7 @@ proptest! {
             drawn += joules.zip(last).map_or(0, |(joules, last)| joules.saturating_sub(last));
             last = joules;
             let sums = tallies.sums();
-            let find = |tally: &Tally| sums.iter().find(|other| other.pod == tally.pod);
+            let find = |tally: &GpuTally| sums.iter().find(|other| other.pod == tally.pod);
             for tally in &before {
                 // One that was forgotten begins anew.
                 if let Some(after) = find(tally) {

@@ -1,8 +1,8 @@
 //! Who may ask the admin port: requests whose `Host` is ours, and with a token those that carry it. Certificates of callers
 //! are looked at before, when the connection is made.
 
-use super::door::Local;
-use crate::caller::{self, Hosts};
+use super::connections::LocalAddress;
+use crate::caller::{self, AllowedHosts};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::WWW_AUTHENTICATE;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 /// What is asked of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
-    hosts: Hosts,
+    hosts: AllowedHosts,
     token: Option<Arc<str>>,
 }
 
 impl Guard {
-    pub(super) fn new(hosts: Hosts, token: Option<Arc<str>>) -> Guard {
+    pub(super) fn new(hosts: AllowedHosts, token: Option<Arc<str>>) -> Guard {
         Guard { hosts, token }
     }
 }
@@ -41,7 +41,7 @@ pub(super) async fn operator(State(token): State<Option<Arc<str>>>, request: Req
 
 /// Hands the request on, or refuses it.
 pub(super) async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    let local = request.extensions().get::<Local>().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.0);
+    let local = request.extensions().get::<LocalAddress>().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.0);
     if let Err(why) = guard.hosts.check(request.uri(), request.headers(), local) {
         return (StatusCode::FORBIDDEN, format!("{why}\n")).into_response();
     }

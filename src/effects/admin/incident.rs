@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::delete;
 use model::id::GpuUuid;
-use model::incident::Condition;
+use model::incident::GpuCondition;
 use std::fmt::Write;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -21,15 +21,15 @@ pub const QUEUE: usize = 4;
 
 /// The question, to whoever owns the node's state.
 #[derive(Debug)]
-pub struct Clear {
+pub struct ClearIncident {
     /// Which GPU; `None` for all.
     pub gpu: Option<GpuUuid>,
     /// Takes each GPU of which something was cleared, with what is left.
-    pub answer: oneshot::Sender<Vec<(GpuUuid, Condition)>>,
+    pub answer: oneshot::Sender<Vec<(GpuUuid, GpuCondition)>>,
 }
 
 /// The route.
-pub fn router(owner: mpsc::Sender<Clear>) -> Router {
+pub fn router(owner: mpsc::Sender<ClearIncident>) -> Router {
     let clear = async move |Path(which): Path<String>| {
         let gpu = match which.as_str() {
             ALL => None,
@@ -39,7 +39,7 @@ pub fn router(owner: mpsc::Sender<Clear>) -> Router {
             },
         };
         let (answer, answered) = oneshot::channel();
-        if owner.try_send(Clear { gpu, answer }).is_err() {
+        if owner.try_send(ClearIncident { gpu, answer }).is_err() {
             return unanswered();
         }
         match timeout(PATIENCE, answered).await {
@@ -54,7 +54,7 @@ fn unanswered() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, "the agent is busy or ends; try again\n").into_response()
 }
 
-fn told(which: &str, cleared: &[(GpuUuid, Condition)]) -> Response {
+fn told(which: &str, cleared: &[(GpuUuid, GpuCondition)]) -> Response {
     if cleared.is_empty() {
         return (StatusCode::NOT_FOUND, format!("nothing has happened that could be cleared ({which})\n"))
             .into_response();

@@ -5,7 +5,7 @@ use axum::extract::RawQuery;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use model::hold::Hold;
+use model::driver_hold::DriverHold;
 use model::time::Monotonic;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,19 +20,19 @@ pub const LONGEST: Duration = Duration::from_secs(600);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The driver, as the admin port needs it; the front door implements it.
-pub trait Driver: Send + Sync {
+pub trait DriverControl: Send + Sync {
     /// Asks for it to be let go of, for so long.
     fn release(&self, span: Duration);
     /// Lets it be opened again.
     fn take_back(&self);
     /// How it stands, and every change of that.
-    fn hold(&self) -> watch::Receiver<Hold>;
+    fn hold(&self) -> watch::Receiver<DriverHold>;
     /// How long it is until then.
     fn left(&self, until: Monotonic) -> Duration;
 }
 
 /// The route.
-pub fn router(driver: Arc<dyn Driver>) -> Router {
+pub fn router(driver: Arc<dyn DriverControl>) -> Router {
     let (asked, ended) = (Arc::clone(&driver), Arc::clone(&driver));
     Router::new().route(
         "/nvml/release",
@@ -45,14 +45,14 @@ pub fn router(driver: Arc<dyn Driver>) -> Router {
     )
 }
 
-async fn release(driver: &dyn Driver, query: Option<&str>) -> Response {
+async fn release(driver: &dyn DriverControl, query: Option<&str>) -> Response {
     let Some(span) = span(query.unwrap_or_default()) else {
         let most = LONGEST.as_secs();
         return (StatusCode::BAD_REQUEST, format!("?seconds= is a number from 1 to {most}\n")).into_response();
     };
     let mut hold = driver.hold();
     driver.release(span);
-    let settled = hold.wait_for(|hold| !matches!(hold, Hold::LettingGo { .. }));
+    let settled = hold.wait_for(|hold| !matches!(hold, DriverHold::LettingGo { .. }));
     match timeout(PATIENCE, settled).await {
         Ok(Ok(hold)) => {
             let hold = *hold;
@@ -74,22 +74,22 @@ fn span(query: &str) -> Option<Duration> {
     (span >= Duration::from_secs(1) && span <= LONGEST).then_some(span)
 }
 
-fn told(driver: &dyn Driver, hold: Hold) -> Response {
+fn told(driver: &dyn DriverControl, hold: DriverHold) -> Response {
     let seconds = |until| driver.left(until).as_secs_f64().ceil();
     match hold {
-        Hold::Held { refused: None } => "the agent holds the GPU driver\n".into_response(),
-        Hold::Held { refused: Some(why) } => {
+        DriverHold::Held { refused: None } => "the agent holds the GPU driver\n".into_response(),
+        DriverHold::Held { refused: Some(why) } => {
             (StatusCode::CONFLICT, format!("the agent holds the GPU driver and could not let go: {why}\n"))
                 .into_response()
         }
-        Hold::LettingGo { until } => {
+        DriverHold::LettingGo { until } => {
             let left = seconds(until);
             let text = format!(
                 "a call to the GPU driver has not returned; the agent lets go when it does, unless that is in more than {left} s\n"
             );
             (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
-        Hold::Released { until } => {
+        DriverHold::Released { until } => {
             let left = seconds(until);
             format!("the agent has let go of the GPU driver for {left} s; DELETE takes it back\n").into_response()
         }

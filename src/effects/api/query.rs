@@ -5,7 +5,7 @@
 
 /// What the query asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct ApiFilter {
     /// Only this namespace.
     pub namespace: Option<String>,
     /// Only pods of this name.
@@ -25,13 +25,13 @@ pub enum BadQuery {
     BadEncoding(String),
 }
 
-impl Filter {
+impl ApiFilter {
     /// From what stands behind `?`.
     ///
     /// # Errors
     /// [`BadQuery`], a sentence for the caller.
-    pub fn parse(query: &str) -> Result<Filter, BadQuery> {
-        let mut filter = Filter::default();
+    pub fn parse(query: &str) -> Result<ApiFilter, BadQuery> {
+        let mut filter = ApiFilter::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let place = match key {
@@ -70,24 +70,24 @@ mod tests {
 
     #[test]
     fn queries_are_decoded_and_misspelt_keys_are_told() {
-        let filter = Filter::parse("namespace=ml%2Fx&pod=a+b&gpu=3").unwrap();
+        let filter = ApiFilter::parse("namespace=ml%2Fx&pod=a+b&gpu=3").unwrap();
         assert_eq!(filter.namespace.as_deref(), Some("ml/x"));
         assert_eq!(filter.pod.as_deref(), Some("a b"));
         assert_eq!(filter.gpu.as_deref(), Some("3"));
-        assert_eq!(Filter::parse("").unwrap(), Filter::default());
+        assert_eq!(ApiFilter::parse("").unwrap(), ApiFilter::default());
         for (query, sentence) in [
             ("pods=a", "query key \"pods\" is not known: use namespace, pod or gpu"),
             ("pod=%f", "value of query key \"pod\" is not percent-encoded UTF-8"),
             ("pod=%ff", "value of query key \"pod\" is not percent-encoded UTF-8"),
         ] {
-            assert_eq!(Filter::parse(query).unwrap_err().to_string(), sentence);
+            assert_eq!(ApiFilter::parse(query).unwrap_err().to_string(), sentence);
         }
     }
 
     proptest::proptest! {
         #[test]
         fn no_query_panics(query in ".*") {
-            let _ = Filter::parse(&query);
+            let _ = ApiFilter::parse(&query);
         }
     }
 }

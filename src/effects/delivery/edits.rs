@@ -1,12 +1,12 @@
 //! The edits that make a container see its share and nothing else. The runtime applies them last, so that neither the
 //! pod's own variables nor the image's stand against them.
 
-use super::limiter::{self, Limiter};
+use super::limiter::{self, LimiterLibrary};
 use model::id::GpuUuid;
-use model::promise::ContainerPromise;
+use model::limits::ContainerLimits;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use wire::cdi::{DeviceNode, Edits, Mount, Version};
+use wire::cdi::{CdiDeviceNode, CdiEdits, CdiMount, CdiVersion};
 use wire::limits;
 
 /// Limits by index that HAMi-core reads: 16 devices, as many as it has room for.
@@ -14,7 +14,7 @@ const INDEXES: usize = 16;
 
 /// A device node of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct HostDeviceNode {
     /// Where the container sees it.
     pub path: String,
     /// Where it is.
@@ -23,19 +23,19 @@ pub struct Node {
 
 /// What containers of this node are given beside their promise.
 #[derive(Clone, Debug)]
-pub struct Kit {
+pub struct NodeKit {
     /// Nodes of each device.
-    pub nodes: BTreeMap<GpuUuid, Vec<Node>>,
+    pub nodes: BTreeMap<GpuUuid, Vec<HostDeviceNode>>,
     /// What the host's CDI spec says of each device. A path that it names is taken from it and not from `nodes`.
-    pub own: BTreeMap<GpuUuid, Edits>,
+    pub own: BTreeMap<GpuUuid, CdiEdits>,
     /// Nodes that every container with a GPU gets.
-    pub shared_nodes: Vec<Node>,
+    pub shared_nodes: Vec<HostDeviceNode>,
     /// The host's own edits for every container with a GPU (libraries, hooks), inlined from its CDI spec.
-    pub common: Edits,
+    pub common: CdiEdits,
     /// The version of the spec that these came from.
-    pub carried: Version,
+    pub carried: CdiVersion,
     /// The library that limits containers, if there is one.
-    pub limiter: Option<Limiter>,
+    pub limiter: Option<LimiterLibrary>,
     /// Whether the runtime injects devices by `NVIDIA_VISIBLE_DEVICES`, so that we give none.
     pub runtime_injects: bool,
     /// Whether more memory is promised than the cards have.
@@ -46,14 +46,14 @@ pub struct Kit {
     pub core_policy: &'static str,
 }
 
-impl Default for Kit {
-    fn default() -> Kit {
-        Kit {
+impl Default for NodeKit {
+    fn default() -> NodeKit {
+        NodeKit {
             nodes: BTreeMap::new(),
             own: BTreeMap::new(),
             shared_nodes: Vec::new(),
-            common: Edits::default(),
-            carried: Version::OLDEST,
+            common: CdiEdits::default(),
+            carried: CdiVersion::OLDEST,
             limiter: None,
             runtime_injects: false,
             oversubscribed: false,
@@ -63,11 +63,11 @@ impl Default for Kit {
     }
 }
 
-impl Kit {
+impl NodeKit {
     /// All edits for one container. `limits_file` is its file on the host.
     #[must_use]
-    pub fn edits(&self, promise: &ContainerPromise, limits_file: &Path) -> Edits {
-        let mut edits = Edits::default();
+    pub fn edits(&self, promise: &ContainerLimits, limits_file: &Path) -> CdiEdits {
+        let mut edits = CdiEdits::default();
         if !self.runtime_injects {
             edits.add(&self.common);
             for own in promise.devices.iter().filter_map(|device| self.own.get(&device.uuid)) {
@@ -75,36 +75,36 @@ impl Kit {
             }
             let own = promise.devices.iter().filter_map(|device| self.nodes.get(&device.uuid)).flatten();
             // Where the driver lives in a container of its own, only the host's spec knows where its nodes are.
-            let nodes: Vec<DeviceNode> = own
+            let nodes: Vec<CdiDeviceNode> = own
                 .chain(&self.shared_nodes)
                 .filter(|node| edits.device_nodes.iter().all(|there| there.path != node.path))
-                .map(|node| DeviceNode {
+                .map(|node| CdiDeviceNode {
                     host_path: Some(node.host.display().to_string()),
-                    ..DeviceNode::at(&node.path)
+                    ..CdiDeviceNode::at(&node.path)
                 })
                 .collect();
-            edits.add(&Edits { device_nodes: nodes, ..Edits::default() });
+            edits.add(&CdiEdits { device_nodes: nodes, ..CdiEdits::default() });
         }
         if let Some((limiter, folder)) = self.limiter_for(promise).zip(limits_file.parent()) {
             edits.add(&limiter.edits(folder, promise.uid.as_str()));
         }
         // Last: what limits must stand against everything else.
-        edits.add(&Edits {
+        edits.add(&CdiEdits {
             env: self.variables(promise),
-            mounts: vec![Mount::read_only(&limits_file.display().to_string(), limits::PATH)],
-            ..Edits::default()
+            mounts: vec![CdiMount::read_only(&limits_file.display().to_string(), limits::PATH)],
+            ..CdiEdits::default()
         });
         edits
     }
 
     /// MIG instances are limited by the card itself.
-    pub(super) fn limiter_for(&self, promise: &ContainerPromise) -> Option<&Limiter> {
+    pub(super) fn limiter_for(&self, promise: &ContainerLimits) -> Option<&LimiterLibrary> {
         let whole = |uuid: &GpuUuid| !uuid.as_str().starts_with("MIG-");
         self.limiter.as_ref().filter(|_| promise.devices.iter().any(|device| whole(&device.uuid)))
     }
 
     /// Every variable that limits rest on, each with a value, so that none is left for the pod to fill.
-    fn variables(&self, promise: &ContainerPromise) -> Vec<String> {
+    fn variables(&self, promise: &ContainerLimits) -> Vec<String> {
         let uuids: Vec<&str> = promise.devices.iter().map(|device| device.uuid.as_str()).collect();
         let visible = if self.runtime_injects { uuids.join(",") } else { "void".into() };
         let mut env = vec![
@@ -117,7 +117,7 @@ impl Kit {
     }
 
     /// Those that HAMi-core reads.
-    pub(super) fn limits(&self, promise: &ContainerPromise) -> Vec<String> {
+    pub(super) fn limits(&self, promise: &ContainerLimits) -> Vec<String> {
         let mut env = vec![
             "CUDA_DISABLE_CONTROL=false".into(),
             format!("GPU_CORE_UTILIZATION_POLICY={}", self.core_policy),

@@ -18,12 +18,12 @@
 //! What must never happen here: a library is changed or removed under a name that a container may still open; half a file
 //! has a name.
 
-use super::file::{Failed, failed, make_folder, put};
+use super::file::{DeliveryError, failed, make_folder, put};
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use wire::cdi::{Edits, Mount};
+use wire::cdi::{CdiEdits, CdiMount};
 
 /// HAMi-core's directory in containers, writable: processes of one container find each other in a file in it.
 const CACHE: &str = "/usr/local/vgpu";
@@ -48,17 +48,17 @@ const MAX_VERSIONS: usize = 1024;
 
 /// One version of the library, and what it needs beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limiter {
+pub struct LimiterLibrary {
     library: PathBuf,
     preload: PathBuf,
 }
 
-impl Limiter {
+impl LimiterLibrary {
     /// Keeps what is at `library` now as the newest version. Doing it again with the same content changes nothing.
     ///
     /// # Errors
     /// When it is no library, or cannot be read or kept.
-    pub fn keep(state: &Path, library: &Path) -> Result<Limiter, Failed> {
+    pub fn keep(state: &Path, library: &Path) -> Result<LimiterLibrary, DeliveryError> {
         let folder = folder(state);
         let bytes = read(library).map_err(failed("read the limiter's library", library))?;
         make_folder(&folder)?;
@@ -75,7 +75,7 @@ impl Limiter {
         if fs::read(&kept).ok().as_ref() != Some(&bytes) {
             put(&kept, &bytes)?;
         }
-        Ok(Limiter { library: kept, preload })
+        Ok(LimiterLibrary { library: kept, preload })
     }
 
     /// The version's file.
@@ -85,7 +85,7 @@ impl Limiter {
     }
 
     /// Puts what one container needs into its folder; `variables` are those that limits rest on, `name` is that of its cache file.
-    pub(super) fn fill(&self, folder: &Path, variables: &[String], name: &str) -> Result<(), Failed> {
+    pub(super) fn fill(&self, folder: &Path, variables: &[String], name: &str) -> Result<(), DeliveryError> {
         for writable in WRITABLE.map(|writable| folder.join(writable)) {
             make_folder(&writable)?;
             // Not by the mode of its making, which the program's own mask would cut.
@@ -107,22 +107,22 @@ impl Limiter {
     }
 
     /// What the runtime does with it.
-    pub(super) fn edits(&self, folder: &Path, name: &str) -> Edits {
+    pub(super) fn edits(&self, folder: &Path, name: &str) -> CdiEdits {
         let path = |path: &Path| path.display().to_string();
-        let writable = |host: &Path, container: &str| Mount {
+        let writable = |host: &Path, container: &str| CdiMount {
             options: ["rw", "nosuid", "nodev", "noexec", "bind"].map(str::to_owned).into(),
-            ..Mount::read_only(&path(host), container)
+            ..CdiMount::read_only(&path(host), container)
         };
-        Edits {
+        CdiEdits {
             env: vec![shared_cache(name)],
             mounts: vec![
                 writable(&folder.join(WRITABLE[0]), CACHE),
-                Mount::read_only(&path(&folder.join("libvgpu.so")), LIBRARY),
-                Mount::read_only(&path(&self.preload), PRELOAD),
-                Mount::read_only(&path(&folder.join("overrideEnv")), OVERRIDE),
+                CdiMount::read_only(&path(&folder.join("libvgpu.so")), LIBRARY),
+                CdiMount::read_only(&path(&self.preload), PRELOAD),
+                CdiMount::read_only(&path(&folder.join("overrideEnv")), OVERRIDE),
                 writable(&folder.join(WRITABLE[1]), LOCK),
             ],
-            ..Edits::default()
+            ..CdiEdits::default()
         }
     }
 }

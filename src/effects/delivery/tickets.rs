@@ -1,15 +1,15 @@
 //! Tickets on disk: a folder for each, with what was given out for it, and with the limits that its container mounts where
 //! everything was given at `Allocate`.
 
-use super::file::{Failed, failed, make_folder, put};
+use super::file::{DeliveryError, failed, make_folder, put};
 use super::trash::Trash;
 use model::id::Ticket;
-use model::share::Issued;
+use model::ticket::IssuedTicket;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use wire::issued;
+use wire::issued_ticket;
 
 /// Tickets that are looked at: twice as many as are kept in memory.
 const MAX_ENTRIES: usize = 16_384;
@@ -18,15 +18,15 @@ const RECORD: &str = "ticket.json";
 
 /// The folders.
 #[derive(Clone, Debug)]
-pub struct Tickets {
+pub struct TicketFolders {
     root: PathBuf,
 }
 
-impl Tickets {
+impl TicketFolders {
     /// Under the state directory.
     #[must_use]
-    pub fn new(state: &Path) -> Tickets {
-        Tickets { root: state.join("tickets") }
+    pub fn new(state: &Path) -> TicketFolders {
+        TicketFolders { root: state.join("tickets") }
     }
 
     /// The folder of a ticket.
@@ -39,11 +39,11 @@ impl Tickets {
     ///
     /// # Errors
     /// What could not be written.
-    pub fn keep(&self, issued: &Issued) -> Result<(), Failed> {
+    pub fn keep(&self, issued: &IssuedTicket) -> Result<(), DeliveryError> {
         let folder = self.folder(&issued.ticket);
         make_folder(&folder)?;
         let path = folder.join(RECORD);
-        let text = issued::encode(issued)
+        let text = issued_ticket::encode(issued)
             .map_err(|fault| failed("make the text of", &path)(io::Error::other(fault.to_string())))?;
         // A power loss may take it: what was given stands in the kubelet's checkpoint too.
         put(&path, text.as_bytes())
@@ -51,14 +51,14 @@ impl Tickets {
 
     /// All that was kept. What cannot be read is left out and told in the log.
     #[must_use]
-    pub fn recall(&self) -> Vec<Issued> {
+    pub fn recall(&self) -> Vec<IssuedTicket> {
         let mut recalled = Vec::new();
         for (ticket, folder) in self.all() {
             let path = folder.join(RECORD);
             let read = || {
                 let mut bytes = Vec::new();
-                fs::File::open(&path)?.take(issued::MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-                issued::decode(&bytes).map_err(|fault| io::Error::other(fault.to_string()))
+                fs::File::open(&path)?.take(issued_ticket::MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+                issued_ticket::decode(&bytes).map_err(|fault| io::Error::other(fault.to_string()))
             };
             match read() {
                 Ok(issued) if issued.ticket == ticket => recalled.push(issued),
@@ -89,8 +89,8 @@ mod tests {
     use super::*;
     use std::time::{Duration, SystemTime};
 
-    fn issued(n: u8) -> Issued {
-        Issued {
+    fn issued(n: u8) -> IssuedTicket {
+        IssuedTicket {
             ticket: Ticket::of_random([n; 16]),
             order: u64::from(n),
             ids: vec!["GPU-a-1".into()],
@@ -103,22 +103,22 @@ mod tests {
     #[test]
     fn what_is_kept_is_recalled_and_what_is_torn_hides_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let tickets = Tickets::new(folder.path());
+        let tickets = TicketFolders::new(folder.path());
         assert_eq!(tickets.recall(), []);
         for n in [1, 2, 3] {
             tickets.keep(&issued(n)).unwrap();
         }
-        tickets.keep(&Issued { order: 9, ..issued(1) }).unwrap();
+        tickets.keep(&IssuedTicket { order: 9, ..issued(1) }).unwrap();
         fs::remove_file(tickets.folder(&issued(2).ticket).join(RECORD)).unwrap();
         fs::rename(tickets.folder(&issued(3).ticket), tickets.folder(&issued(4).ticket)).unwrap();
         fs::create_dir(folder.path().join("tickets/strange")).unwrap();
-        assert_eq!(tickets.recall(), [Issued { order: 9, ..issued(1) }]);
+        assert_eq!(tickets.recall(), [IssuedTicket { order: 9, ..issued(1) }]);
     }
 
     #[test]
     fn a_sweep_leaves_what_is_kept_whatever_the_wall_clock_says() {
         let folder = tempfile::tempdir().unwrap();
-        let tickets = Tickets::new(folder.path());
+        let tickets = TicketFolders::new(folder.path());
         let hour = Duration::from_secs(3600);
         for (n, changed) in [(1, SystemTime::now() - hour), (2, SystemTime::now() + hour), (3, SystemTime::now())] {
             tickets.keep(&issued(n)).unwrap();
@@ -135,9 +135,9 @@ mod tests {
     #[test]
     fn a_record_that_is_empty_cut_or_full_of_zeros_costs_only_itself() {
         let folder = tempfile::tempdir().unwrap();
-        let tickets = Tickets::new(folder.path());
+        let tickets = TicketFolders::new(folder.path());
         tickets.keep(&issued(1)).unwrap();
-        tickets.keep(&Issued { given: Some(Vec::new()), ..issued(2) }).unwrap();
+        tickets.keep(&IssuedTicket { given: Some(Vec::new()), ..issued(2) }).unwrap();
         let path = tickets.folder(&issued(1).ticket).join(RECORD);
         let whole = fs::read(&path).unwrap();
         for left in [&[][..], &[0; 4096], &whole[..whole.len() / 2], &[&whole[..], &[0; 10]].concat()] {

@@ -14,7 +14,7 @@
 //!
 //! What must never happen here: a link is followed, a mount point is entered, a call that recurses with the tree.
 
-use super::file::{Failed, failed};
+use super::file::{DeliveryError, failed};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, open, openat, openat2, renameat, statat,
     unlinkat,
@@ -64,7 +64,7 @@ pub struct Trash {
 
 /// What came of emptying the trash.
 #[derive(Debug, Default)]
-pub struct Emptied {
+pub struct EmptiedTrash {
     /// Entries that are gone.
     pub removed: u64,
     /// Entries that could not be removed.
@@ -80,7 +80,7 @@ impl Trash {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn new(state: &Path) -> Result<Trash, Failed> {
+    pub fn new(state: &Path) -> Result<Trash, DeliveryError> {
         let path = state.join(FOLDER);
         let made = fs::create_dir(&path).or_else(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => Ok(()),
@@ -120,12 +120,12 @@ impl Trash {
 
     /// Removes what is here. Calls `pause` after every 1,024 entries. Returns when all is gone, when nothing more can be removed, or
     /// after some rounds in which everything here had its visit: then it says that there is more.
-    pub fn empty(&self, pause: &mut dyn FnMut()) -> Emptied {
+    pub fn empty(&self, pause: &mut dyn FnMut()) -> EmptiedTrash {
         self.rounds(MAX_ROUNDS, pause)
     }
 
-    fn rounds(&self, most: usize, pause: &mut dyn FnMut()) -> Emptied {
-        let emptied = Emptied::default();
+    fn rounds(&self, most: usize, pause: &mut dyn FnMut()) -> EmptiedTrash {
+        let emptied = EmptiedTrash::default();
         let mut removal = Removal { trash: self, pause, since_pause: 0, visit: 0, moved: Vec::new(), emptied };
         for _ in 0..most {
             let before = removal.emptied.removed;
@@ -169,7 +169,7 @@ struct Removal<'a> {
     visit: u32,
     /// Folders that were moved up and were not looked into yet.
     moved: Vec<u64>,
-    emptied: Emptied,
+    emptied: EmptiedTrash,
 }
 
 impl Removal<'_> {

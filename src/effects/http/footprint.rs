@@ -1,6 +1,6 @@
 //! What this program costs, from `/proc/self`. The only thing this room reads: it is about itself, not about the world.
 
-use crate::metrics::Footprint;
+use crate::metrics::ProcessFootprint;
 use model::time::{Monotonic, Now};
 use model::unit::{Bytes, Count};
 use model::{Absence, Reading};
@@ -11,12 +11,12 @@ use wire::proc_file::stat;
 use wire::proc_line::status;
 
 /// Reads it; some 50 µs.
-pub(super) fn read(now: Now) -> Footprint {
+pub(super) fn read(now: Now) -> ProcessFootprint {
     let at = now.monotonic;
     let reading = |value: Option<u64>| Reading::from_result(value.ok_or(Absence::Unreadable), at);
     let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |key: &str| reading(status(&text, key).and_then(|kib| kib.checked_mul(1024))).map(Bytes);
-    Footprint {
+    ProcessFootprint {
         started_seconds: Reading::from_result(started(now).ok_or(Absence::Unreadable), at),
         cpu_seconds: Reading::from_result(cpu_seconds().ok_or(Absence::Unreadable), at),
         resident: kib("VmRSS:"),

@@ -1,6 +1,6 @@
 //! Which text a scraper wants, and whether compressed: `Accept` and `Accept-Encoding` with their weights (RFC 9110, 12.5).
 
-use crate::exposition::Format;
+use crate::exposition::ExpositionFormat;
 
 /// The form with the larger weight; classic where both weigh the same or nothing is asked.
 /// OpenMetrics is only given to who asks for it by name (`*/*` is every browser).
@@ -8,7 +8,7 @@ use crate::exposition::Format;
 /// `classic_is_better`: there is something in the text that only classic text can say. Then OpenMetrics is for those who take nothing
 /// else.
 #[must_use]
-pub(super) fn format(accept: &str, classic_is_better: bool) -> Format {
+pub(super) fn format(accept: &str, classic_is_better: bool) -> ExpositionFormat {
     let mut classic: Option<u16> = None;
     let mut open: Option<u16> = None;
     for range in accept.split(',') {
@@ -33,8 +33,8 @@ pub(super) fn format(accept: &str, classic_is_better: bool) -> Format {
         }
     }
     match (open.unwrap_or(0), classic.unwrap_or(0)) {
-        (open, classic) if open > classic && !(classic_is_better && classic > 0) => Format::OpenMetrics,
-        _ => Format::Classic,
+        (open, classic) if open > classic && !(classic_is_better && classic > 0) => ExpositionFormat::OpenMetrics,
+        _ => ExpositionFormat::Classic,
     }
 }
 
@@ -73,26 +73,26 @@ mod tests {
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         for (accept, format_wanted) in [
-            ("", Format::Classic),
-            ("*/*", Format::Classic),
-            ("text/html,application/xhtml+xml,*/*;q=0.8", Format::Classic),
-            (prometheus, Format::OpenMetrics),
-            ("application/openmetrics-text", Format::OpenMetrics),
-            ("Application/OpenMetrics-Text; Version=1.0.0; Q=0.9, text/plain;q=0.3", Format::OpenMetrics),
-            ("application/openmetrics-text;q=0.2,text/plain;version=0.0.4;q=0.8", Format::Classic),
-            ("application/openmetrics-text;q=0", Format::Classic),
-            ("application/openmetrics-text;q=zero", Format::Classic),
-            ("application/openmetrics-text;version=2.0.0", Format::Classic),
-            ("application/vnd.google.protobuf;q=1,text/plain;q=0.5", Format::Classic),
+            ("", ExpositionFormat::Classic),
+            ("*/*", ExpositionFormat::Classic),
+            ("text/html,application/xhtml+xml,*/*;q=0.8", ExpositionFormat::Classic),
+            (prometheus, ExpositionFormat::OpenMetrics),
+            ("application/openmetrics-text", ExpositionFormat::OpenMetrics),
+            ("Application/OpenMetrics-Text; Version=1.0.0; Q=0.9, text/plain;q=0.3", ExpositionFormat::OpenMetrics),
+            ("application/openmetrics-text;q=0.2,text/plain;version=0.0.4;q=0.8", ExpositionFormat::Classic),
+            ("application/openmetrics-text;q=0", ExpositionFormat::Classic),
+            ("application/openmetrics-text;q=zero", ExpositionFormat::Classic),
+            ("application/openmetrics-text;version=2.0.0", ExpositionFormat::Classic),
+            ("application/vnd.google.protobuf;q=1,text/plain;q=0.5", ExpositionFormat::Classic),
         ] {
             assert_eq!(format(accept, false), format_wanted, "{accept}");
         }
         for (accept, format_wanted) in [
-            (prometheus, Format::Classic),
-            ("application/openmetrics-text;version=1.0.0,*/*;q=0.1", Format::Classic),
-            ("application/openmetrics-text", Format::OpenMetrics),
-            ("application/openmetrics-text,text/plain;q=0", Format::OpenMetrics),
-            ("application/openmetrics-text,text/html;q=0.5", Format::OpenMetrics),
+            (prometheus, ExpositionFormat::Classic),
+            ("application/openmetrics-text;version=1.0.0,*/*;q=0.1", ExpositionFormat::Classic),
+            ("application/openmetrics-text", ExpositionFormat::OpenMetrics),
+            ("application/openmetrics-text,text/plain;q=0", ExpositionFormat::OpenMetrics),
+            ("application/openmetrics-text,text/html;q=0.5", ExpositionFormat::OpenMetrics),
         ] {
             assert_eq!(format(accept, true), format_wanted, "{accept}");
         }

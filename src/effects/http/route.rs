@@ -5,16 +5,16 @@ use super::footprint;
 use super::negotiate;
 use super::queue::{Line, Queue};
 use super::settings::{Limits, Readiness, Settings};
-use crate::api::{self, Document, Filter};
+use crate::api::{self, ApiDocument, ApiFilter};
 use crate::caller;
-use crate::exposition::Format;
-use crate::metrics::{self, Own, Scene, Set};
+use crate::exposition::ExpositionFormat;
+use crate::metrics::{self, MetricSet, MetricsInput, ServerCounts};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use model::guard::Guard;
+use model::guard::PolicyGuard;
 use model::observation::GpuSourceState;
-use model::plugin::{Isolation, PluginView, Standing};
+use model::plugin::{DeviceIsolation, PluginView, RegistrationState};
 use model::view::NodeView;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -46,8 +46,8 @@ enum Place {
     Index,
     Health,
     Ready,
-    Metrics(Vec<Set>),
-    Api(Document),
+    Metrics(Vec<MetricSet>),
+    Api(ApiDocument),
 }
 
 /// Both ends of a connection.
@@ -68,7 +68,7 @@ pub(super) struct Server {
     queue: Queue,
     buffers: Buffers,
     /// Counters of this server.
-    pub(super) own: Arc<Own>,
+    pub(super) own: Arc<ServerCounts>,
 }
 
 impl Server {
@@ -115,23 +115,25 @@ impl Server {
             "/metrics" => {
                 let sets = self.settings.sets;
                 let more = [
-                    (sets.dcgm, Set::Dcgm),
-                    (sets.dcgm && sets.dcgm_renamed, Set::DcgmRenamed),
-                    (sets.hami, Set::Hami),
-                    (sets.cadvisor, Set::Cadvisor),
+                    (sets.dcgm, MetricSet::Dcgm),
+                    (sets.dcgm && sets.dcgm_renamed, MetricSet::DcgmRenamed),
+                    (sets.hami, MetricSet::Hami),
+                    (sets.cadvisor, MetricSet::Cadvisor),
                 ];
                 let more = more.into_iter().filter_map(|(on, set)| on.then_some(set));
-                Place::Metrics(std::iter::once(Set::Own).chain(more).collect())
+                Place::Metrics(std::iter::once(MetricSet::Own).chain(more).collect())
             }
-            "/metrics/gpu" => Place::Metrics(vec![Set::Gpu]),
-            "/metrics/dcgm" if self.settings.sets.dcgm_renamed => Place::Metrics(vec![Set::Dcgm, Set::DcgmRenamed]),
-            "/metrics/dcgm" => Place::Metrics(vec![Set::Dcgm]),
-            "/metrics/hami" => Place::Metrics(vec![Set::Hami]),
-            "/metrics/cadvisor" => Place::Metrics(vec![Set::Cadvisor]),
-            "/api/v1/node" => Place::Api(Document::Node),
-            "/api/v1/gpus" => Place::Api(Document::Gpus),
-            "/api/v1/pods" => Place::Api(Document::Pods),
-            "/api/v1/processes" => Place::Api(Document::Processes),
+            "/metrics/gpu" => Place::Metrics(vec![MetricSet::Gpu]),
+            "/metrics/dcgm" if self.settings.sets.dcgm_renamed => {
+                Place::Metrics(vec![MetricSet::Dcgm, MetricSet::DcgmRenamed])
+            }
+            "/metrics/dcgm" => Place::Metrics(vec![MetricSet::Dcgm]),
+            "/metrics/hami" => Place::Metrics(vec![MetricSet::Hami]),
+            "/metrics/cadvisor" => Place::Metrics(vec![MetricSet::Cadvisor]),
+            "/api/v1/node" => Place::Api(ApiDocument::Node),
+            "/api/v1/gpus" => Place::Api(ApiDocument::Gpus),
+            "/api/v1/pods" => Place::Api(ApiDocument::Pods),
+            "/api/v1/processes" => Place::Api(ApiDocument::Processes),
             _ => return None,
         })
     }
@@ -155,10 +157,10 @@ impl Server {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
             let standing = match &plugin.standing {
-                Standing::Registered(way) => format!("registered ({way})"),
-                Standing::Waiting(_) => "not registered".to_owned(),
-                Standing::Follows => format!("not registered: {}", Standing::FOLLOWS),
-                Standing::Undecided(why) => format!("not registered: {why}"),
+                RegistrationState::Registered(way) => format!("registered ({way})"),
+                RegistrationState::Waiting(_) => "not registered".to_owned(),
+                RegistrationState::Follows => format!("not registered: {}", RegistrationState::FOLLOWS),
+                RegistrationState::Undecided(why) => format!("not registered: {why}"),
             };
             format!("\n{} at kubelet: {standing}{}{}", plugin.resource, isolation(plugin), guard(plugin))
         });
@@ -182,22 +184,22 @@ impl Server {
         }
     }
 
-    async fn metrics(&self, sets: &[Set], headers: &HeaderMap, peer: IpAddr) -> Response<Answer> {
+    async fn metrics(&self, sets: &[MetricSet], headers: &HeaderMap, peer: IpAddr) -> Response<Answer> {
         let Some(mut buffer) = self.buffer(peer).await else { return self.too_many() };
         self.own.scrapes.fetch_add(1, Ordering::Relaxed);
         let view = Arc::clone(&self.view.borrow());
         let now = (self.settings.clock)();
         let foreign = sets.iter().any(|set| set.has_foreign_counters());
         let format = negotiate::format(&values(headers, header::ACCEPT), foreign);
-        let scene = Scene { view: &view, now, own: &self.own, footprint: footprint::read(now) };
+        let scene = MetricsInput { view: &view, now, own: &self.own, footprint: footprint::read(now) };
         metrics::render(sets, &scene, format, &mut buffer.bytes);
         let mut response = self.packed(buffer, headers);
-        set(&mut response, header::CONTENT_TYPE, Format::content_type(format));
+        set(&mut response, header::CONTENT_TYPE, ExpositionFormat::content_type(format));
         response
     }
 
-    async fn api(&self, document: Document, request: &Request<Incoming>, peer: IpAddr) -> Response<Answer> {
-        let filter = match Filter::parse(request.uri().query().unwrap_or_default()) {
+    async fn api(&self, document: ApiDocument, request: &Request<Incoming>, peer: IpAddr) -> Response<Answer> {
+        let filter = match ApiFilter::parse(request.uri().query().unwrap_or_default()) {
             Ok(filter) => filter,
             Err(bad) => return sentence(StatusCode::BAD_REQUEST, &bad.to_string()),
         };
@@ -269,11 +271,11 @@ impl Server {
 /// What is to be known of containers that are not kept from others' GPUs.
 fn isolation(plugin: &PluginView) -> &'static str {
     match plugin.isolation {
-        Isolation::Holds => "",
-        Isolation::GivenUp => {
+        DeviceIsolation::Holds => "",
+        DeviceIsolation::GivenUp => {
             "\nGPUs are not isolated: a pod's own NVIDIA_VISIBLE_DEVICES opens every one (--allow-unisolated-gpus)"
         }
-        Isolation::Refused => {
+        DeviceIsolation::Refused => {
             "\nno container gets GPUs: a pod's own NVIDIA_VISIBLE_DEVICES would open every one (--allow-unisolated-gpus)"
         }
     }
@@ -281,10 +283,14 @@ fn isolation(plugin: &PluginView) -> &'static str {
 
 /// Which of the chart's policies are in force, as far as it is known.
 fn guard(plugin: &PluginView) -> String {
-    let of = |state: Guard| -> Vec<&str> {
+    let of = |state: PolicyGuard| -> Vec<&str> {
         plugin.guards.iter().filter(|(_, guard)| *guard == state).map(|(policy, _)| policy.code()).collect()
     };
-    let words = [(Guard::InForce, "in force"), (Guard::Open, "NOT in force"), (Guard::Hinders, "in this agent's way")];
+    let words = [
+        (PolicyGuard::InForce, "in force"),
+        (PolicyGuard::Open, "NOT in force"),
+        (PolicyGuard::Hinders, "in this agent's way"),
+    ];
     let lists: Vec<String> = words
         .into_iter()
         .map(|(state, word)| (of(state), word))
@@ -318,9 +324,9 @@ mod tests {
     #[test]
     fn with_a_token_everyone_needs_it_and_without_one_only_this_machine_is_answered() {
         let settings = |token: Option<&str>| Settings {
-            sets: super::super::settings::Sets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false },
+            sets: super::super::settings::MetricSets { dcgm: true, dcgm_renamed: false, hami: false, cadvisor: false },
             api_token: token.map(Arc::from),
-            hosts: caller::Hosts::default(),
+            hosts: caller::AllowedHosts::default(),
             clock: crate::sample_view::clock,
         };
         let view = watch::channel(Arc::new(crate::sample_view::small())).1;

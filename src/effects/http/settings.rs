@@ -1,6 +1,6 @@
 //! What the front door tells the server.
 
-use crate::caller::Hosts;
+use crate::caller::AllowedHosts;
 use model::time::Now;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Sets of metric names that `/metrics` carries beside our own.
-    pub sets: Sets,
+    pub sets: MetricSets,
     /// Token that every caller needs for `/api/v1`; without one callers from elsewhere are refused.
     pub api_token: Option<Arc<str>>,
     /// Names under which `/api/v1` may be asked for.
-    pub hosts: Hosts,
+    pub hosts: AllowedHosts,
     /// Both clocks: ages are counted from the moment of an answer.
     pub clock: fn() -> Now,
 }
 
 /// Which foreign names are served at `/metrics` itself. Each set has a path of its own in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sets {
+pub struct MetricSets {
     /// dcgm-exporter's.
     pub dcgm: bool,
     /// The new names that DCGM 4.6 has for some of them, wherever those are.

@@ -5,10 +5,10 @@
 //! totals are on the pod's sandbox. An image that no source told is `unknown`, so that those filters keep the container.
 //! Block I/O is the sum over devices: its `device` is `/dev/*`.
 
-use super::number::{Row, number};
-use super::scene::Scene;
-use super::subject::{Subjects, pod_name};
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use super::input::MetricsInput;
+use super::number::{MetricRow, number};
+use super::subject::{LabelledSubjects, pod_name};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
 use model::time::Now;
@@ -16,64 +16,64 @@ use model::unit::Nanos;
 use model::view::{ContainerView, NodeView, PodView};
 
 #[rustfmt::skip]
-static CGROUP: &[Row<CgroupSample>] = &[
-    Row::counter("container_cpu_usage_seconds_total", "", "Cumulative cpu time consumed in seconds.", |s: &CgroupSample| number(&s.cpu_total)).labelled("cpu=\"total\""),
-    Row::counter("container_cpu_user_seconds_total", "", "Cumulative user cpu time consumed in seconds.", |s| number(&s.cpu_user)),
-    Row::counter("container_cpu_system_seconds_total", "", "Cumulative system cpu time consumed in seconds.", |s| number(&s.cpu_system)),
-    Row::counter("container_cpu_cfs_periods_total", "", "Number of elapsed enforcement period intervals.", |s| number(&s.cfs_periods)),
-    Row::counter("container_cpu_cfs_throttled_periods_total", "", "Number of throttled period intervals.", |s| number(&s.cfs_throttled_periods)),
-    Row::counter("container_cpu_cfs_throttled_seconds_total", "", "Total time duration the container has been throttled.", |s| number(&s.cfs_throttled)),
-    Row::gauge("container_memory_usage_bytes", "", "Current memory usage in bytes, including all memory regardless of when it was accessed.", |s| number(&s.memory_usage)),
-    Row::gauge("container_memory_working_set_bytes", "", "Current working set in bytes.", |s| number(&s.memory_working_set)),
-    Row::gauge("container_memory_rss", "", "Size of RSS in bytes.", |s| number(&s.memory_rss)),
-    Row::gauge("container_memory_cache", "", "Number of bytes of page cache memory.", |s| number(&s.memory_cache)),
-    Row::gauge("container_memory_swap", "", "Container swap usage in bytes.", |s| number(&s.memory_swap)),
-    Row::gauge("container_spec_memory_limit_bytes", "", "Memory limit for the container; 0 for none.", |s| number(&s.memory_limit.map(|limit| limit.map_or(0, |bytes| bytes.0)))),
-    Row::counter("container_oom_events_total", "", "Count of out of memory events observed for the container.", |s| number(&s.oom_kills)),
-    Row::counter("container_fs_reads_bytes_total", "", "Cumulative count of bytes read.", |s: &CgroupSample| number(&s.io_read)).labelled("device=\"/dev/*\""),
-    Row::counter("container_fs_writes_bytes_total", "", "Cumulative count of bytes written.", |s: &CgroupSample| number(&s.io_write)).labelled("device=\"/dev/*\""),
-    Row::counter("container_fs_reads_total", "", "Cumulative count of reads completed.", |s: &CgroupSample| number(&s.io_reads)).labelled("device=\"/dev/*\""),
-    Row::counter("container_fs_writes_total", "", "Cumulative count of writes completed.", |s: &CgroupSample| number(&s.io_writes)).labelled("device=\"/dev/*\""),
-    Row::gauge("container_processes", "", "Number of processes running inside the container.", |s| number(&s.processes)),
-    Row::gauge("container_threads", "", "Number of threads running inside the container.", |s| number(&s.tasks)),
-    Row::counter("container_pressure_cpu_waiting_seconds_total", "", "Total time duration tasks in the container have waited due to CPU congestion.", |s| pressed(s, |p| p.cpu_waiting)),
-    Row::counter("container_pressure_cpu_stalled_seconds_total", "", "Total time duration no tasks in the container could make progress due to CPU congestion.", |s| pressed(s, |p| p.cpu_stalled)),
-    Row::counter("container_pressure_memory_waiting_seconds_total", "", "Total time duration tasks in the container have waited due to memory congestion.", |s| pressed(s, |p| p.memory_waiting)),
-    Row::counter("container_pressure_memory_stalled_seconds_total", "", "Total time duration no tasks in the container could make progress due to memory congestion.", |s| pressed(s, |p| p.memory_stalled)),
-    Row::counter("container_pressure_io_waiting_seconds_total", "", "Total time duration tasks in the container have waited due to IO congestion.", |s| pressed(s, |p| p.io_waiting)),
-    Row::counter("container_pressure_io_stalled_seconds_total", "", "Total time duration no tasks in the container could make progress due to IO congestion.", |s| pressed(s, |p| p.io_stalled)),
+static CGROUP: &[MetricRow<CgroupSample>] = &[
+    MetricRow::counter("container_cpu_usage_seconds_total", "", "Cumulative cpu time consumed in seconds.", |s: &CgroupSample| number(&s.cpu_total)).labelled("cpu=\"total\""),
+    MetricRow::counter("container_cpu_user_seconds_total", "", "Cumulative user cpu time consumed in seconds.", |s| number(&s.cpu_user)),
+    MetricRow::counter("container_cpu_system_seconds_total", "", "Cumulative system cpu time consumed in seconds.", |s| number(&s.cpu_system)),
+    MetricRow::counter("container_cpu_cfs_periods_total", "", "Number of elapsed enforcement period intervals.", |s| number(&s.cfs_periods)),
+    MetricRow::counter("container_cpu_cfs_throttled_periods_total", "", "Number of throttled period intervals.", |s| number(&s.cfs_throttled_periods)),
+    MetricRow::counter("container_cpu_cfs_throttled_seconds_total", "", "Total time duration the container has been throttled.", |s| number(&s.cfs_throttled)),
+    MetricRow::gauge("container_memory_usage_bytes", "", "Current memory usage in bytes, including all memory regardless of when it was accessed.", |s| number(&s.memory_usage)),
+    MetricRow::gauge("container_memory_working_set_bytes", "", "Current working set in bytes.", |s| number(&s.memory_working_set)),
+    MetricRow::gauge("container_memory_rss", "", "Size of RSS in bytes.", |s| number(&s.memory_rss)),
+    MetricRow::gauge("container_memory_cache", "", "Number of bytes of page cache memory.", |s| number(&s.memory_cache)),
+    MetricRow::gauge("container_memory_swap", "", "Container swap usage in bytes.", |s| number(&s.memory_swap)),
+    MetricRow::gauge("container_spec_memory_limit_bytes", "", "Memory limit for the container; 0 for none.", |s| number(&s.memory_limit.map(|limit| limit.map_or(0, |bytes| bytes.0)))),
+    MetricRow::counter("container_oom_events_total", "", "Count of out of memory events observed for the container.", |s| number(&s.oom_kills)),
+    MetricRow::counter("container_fs_reads_bytes_total", "", "Cumulative count of bytes read.", |s: &CgroupSample| number(&s.io_read)).labelled("device=\"/dev/*\""),
+    MetricRow::counter("container_fs_writes_bytes_total", "", "Cumulative count of bytes written.", |s: &CgroupSample| number(&s.io_write)).labelled("device=\"/dev/*\""),
+    MetricRow::counter("container_fs_reads_total", "", "Cumulative count of reads completed.", |s: &CgroupSample| number(&s.io_reads)).labelled("device=\"/dev/*\""),
+    MetricRow::counter("container_fs_writes_total", "", "Cumulative count of writes completed.", |s: &CgroupSample| number(&s.io_writes)).labelled("device=\"/dev/*\""),
+    MetricRow::gauge("container_processes", "", "Number of processes running inside the container.", |s| number(&s.processes)),
+    MetricRow::gauge("container_threads", "", "Number of threads running inside the container.", |s| number(&s.tasks)),
+    MetricRow::counter("container_pressure_cpu_waiting_seconds_total", "", "Total time duration tasks in the container have waited due to CPU congestion.", |s| pressed(s, |p| p.cpu_waiting)),
+    MetricRow::counter("container_pressure_cpu_stalled_seconds_total", "", "Total time duration no tasks in the container could make progress due to CPU congestion.", |s| pressed(s, |p| p.cpu_stalled)),
+    MetricRow::counter("container_pressure_memory_waiting_seconds_total", "", "Total time duration tasks in the container have waited due to memory congestion.", |s| pressed(s, |p| p.memory_waiting)),
+    MetricRow::counter("container_pressure_memory_stalled_seconds_total", "", "Total time duration no tasks in the container could make progress due to memory congestion.", |s| pressed(s, |p| p.memory_stalled)),
+    MetricRow::counter("container_pressure_io_waiting_seconds_total", "", "Total time duration tasks in the container have waited due to IO congestion.", |s| pressed(s, |p| p.io_waiting)),
+    MetricRow::counter("container_pressure_io_stalled_seconds_total", "", "Total time duration no tasks in the container could make progress due to IO congestion.", |s| pressed(s, |p| p.io_stalled)),
 ];
 
 #[rustfmt::skip]
-static NETWORK: &[Row<NetworkSample>] = &[
-    Row::counter("container_network_receive_bytes_total", "", "Cumulative count of bytes received.", |n| counted(n.rx_bytes.0)),
-    Row::counter("container_network_transmit_bytes_total", "", "Cumulative count of bytes transmitted.", |n| counted(n.tx_bytes.0)),
-    Row::counter("container_network_receive_packets_total", "", "Cumulative count of packets received.", |n| counted(n.rx_packets.0)),
-    Row::counter("container_network_transmit_packets_total", "", "Cumulative count of packets transmitted.", |n| counted(n.tx_packets.0)),
-    Row::counter("container_network_receive_errors_total", "", "Cumulative count of errors encountered while receiving.", |n| counted(n.rx_errors.0)),
-    Row::counter("container_network_transmit_errors_total", "", "Cumulative count of errors encountered while transmitting.", |n| counted(n.tx_errors.0)),
-    Row::counter("container_network_receive_packets_dropped_total", "", "Cumulative count of packets dropped while receiving.", |n| counted(n.rx_dropped.0)),
-    Row::counter("container_network_transmit_packets_dropped_total", "", "Cumulative count of packets dropped while transmitting.", |n| counted(n.tx_dropped.0)),
+static NETWORK: &[MetricRow<NetworkSample>] = &[
+    MetricRow::counter("container_network_receive_bytes_total", "", "Cumulative count of bytes received.", |n| counted(n.rx_bytes.0)),
+    MetricRow::counter("container_network_transmit_bytes_total", "", "Cumulative count of bytes transmitted.", |n| counted(n.tx_bytes.0)),
+    MetricRow::counter("container_network_receive_packets_total", "", "Cumulative count of packets received.", |n| counted(n.rx_packets.0)),
+    MetricRow::counter("container_network_transmit_packets_total", "", "Cumulative count of packets transmitted.", |n| counted(n.tx_packets.0)),
+    MetricRow::counter("container_network_receive_errors_total", "", "Cumulative count of errors encountered while receiving.", |n| counted(n.rx_errors.0)),
+    MetricRow::counter("container_network_transmit_errors_total", "", "Cumulative count of errors encountered while transmitting.", |n| counted(n.tx_errors.0)),
+    MetricRow::counter("container_network_receive_packets_dropped_total", "", "Cumulative count of packets dropped while receiving.", |n| counted(n.rx_dropped.0)),
+    MetricRow::counter("container_network_transmit_packets_dropped_total", "", "Cumulative count of packets dropped while transmitting.", |n| counted(n.tx_dropped.0)),
 ];
 
-const LAST_SEEN: Family = Family {
+const LAST_SEEN: MetricFamily = MetricFamily {
     name: "container_last_seen",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "",
     help: "Last time a container was seen by the exporter, in seconds since 1970.",
 };
 
-fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> Nanos) -> Reading<Number> {
+fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> Nanos) -> Reading<SampleValue> {
     number(&sample.pressure.map(pick))
 }
 
 /// The time is the whole sample's and is not shown.
-fn counted(value: u64) -> Reading<Number> {
-    Reading::Measured(Number::Whole(value), model::time::Monotonic(0))
+fn counted(value: u64) -> Reading<SampleValue> {
+    Reading::Measured(SampleValue::Whole(value), model::time::Monotonic(0))
 }
 
 /// Writes all of it.
-pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let cgroups = cgroups(scene.view, subjects);
     for row in CGROUP {
         out.family(&row.family);
@@ -95,18 +95,18 @@ pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_
     }
 }
 
-fn last_seen(now: Now, cgroups: &[(&CgroupSample, Labels)], out: &mut Exposition<'_>) {
+fn last_seen(now: Now, cgroups: &[(&CgroupSample, MetricLabels)], out: &mut Exposition<'_>) {
     out.family(&LAST_SEEN);
     for (sample, labels) in cgroups {
         if let Some(at) = sample.cpu_total.at().or(sample.memory_usage.at()) {
             // Whole seconds, as cAdvisor has them.
-            out.sample(&[labels.as_str()], Number::Whole(now.wall_of(at).0 / 1_000_000));
+            out.sample(&[labels.as_str()], SampleValue::Whole(now.wall_of(at).0 / 1_000_000));
         }
     }
 }
 
 /// Pods' own cgroups, and containers but sandboxes: those use next to nothing and are in the pod's sum.
-fn cgroups<'a>(view: &'a NodeView, subjects: &Subjects<'a>) -> Vec<(&'a CgroupSample, Labels)> {
+fn cgroups<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<(&'a CgroupSample, MetricLabels)> {
     let mut all = Vec::with_capacity(subjects.pods.len() + subjects.containers.len());
     for pod in &view.pods {
         all.push((&pod.sample, of_pod(pod)));
@@ -117,7 +117,7 @@ fn cgroups<'a>(view: &'a NodeView, subjects: &Subjects<'a>) -> Vec<(&'a CgroupSa
     all
 }
 
-fn networks(view: &NodeView) -> Vec<(&NetworkSample, Labels)> {
+fn networks(view: &NodeView) -> Vec<(&NetworkSample, MetricLabels)> {
     let pods = view.pods.iter().filter_map(|pod| {
         let sandbox = pod.containers.iter().find(|container| container.sandbox);
         let labels = sandbox.map_or_else(|| of_pod(pod), |sandbox| of_container(Some(pod), sandbox));
@@ -127,7 +127,7 @@ fn networks(view: &NodeView) -> Vec<(&NetworkSample, Labels)> {
     pods.chain(alone).collect()
 }
 
-fn of_pod(pod: &PodView) -> Labels {
+fn of_pod(pod: &PodView) -> MetricLabels {
     let path = pod.cgroup.as_ref().map_or_else(String::new, |cgroup| cgroup.path.to_string());
     // Without a cgroup of its own the pod is told apart by its UID.
     let id = if path.is_empty() { format!("pod{}", pod.uid) } else { path };
@@ -135,7 +135,7 @@ fn of_pod(pod: &PodView) -> Labels {
     set(["", &id, "", "", namespace, name])
 }
 
-fn of_container(pod: Option<&PodView>, container: &ContainerView) -> Labels {
+fn of_container(pod: Option<&PodView>, container: &ContainerView) -> MetricLabels {
     let (namespace, name) = pod_name(pod);
     let own = if container.sandbox { "" } else { container.name.as_deref().unwrap_or_default() };
     let image = container.image.as_deref().unwrap_or("unknown");
@@ -143,8 +143,8 @@ fn of_container(pod: Option<&PodView>, container: &ContainerView) -> Labels {
 }
 
 /// In the order kubelet writes them.
-fn set([container, id, image, name, namespace, pod]: [&str; 6]) -> Labels {
-    Labels::new()
+fn set([container, id, image, name, namespace, pod]: [&str; 6]) -> MetricLabels {
+    MetricLabels::new()
         .with("container", container)
         .with("id", id)
         .with("image", image)

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters of the server that shows the metrics.
 #[derive(Debug, Default)]
-pub struct Own {
+pub struct ServerCounts {
     /// Scrapes answered.
     pub scrapes: AtomicU64,
     /// Scrapes refused because too many answers were under way.
@@ -20,7 +20,7 @@ pub struct Own {
 
 /// What `/proc/self` says. Every field on its own: what cannot be read has no series.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Footprint {
+pub struct ProcessFootprint {
     /// When the program was started, in seconds since 1970.
     pub started_seconds: Reading<f64>,
     /// Processor time of all threads.
@@ -39,14 +39,14 @@ pub struct Footprint {
 
 /// A connection is open; counted until it is dropped.
 #[derive(Debug)]
-pub struct Open(Arc<Own>);
+pub struct OpenConnection(Arc<ServerCounts>);
 
-impl Own {
+impl ServerCounts {
     /// Counts a connection in.
     #[must_use]
-    pub fn open(self: &Arc<Own>) -> Open {
+    pub fn open(self: &Arc<ServerCounts>) -> OpenConnection {
         self.connections.fetch_add(1, Ordering::Relaxed);
-        Open(Arc::clone(self))
+        OpenConnection(Arc::clone(self))
     }
 
     /// Counts connections that had to go.
@@ -55,7 +55,7 @@ impl Own {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }

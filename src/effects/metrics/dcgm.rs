@@ -7,44 +7,44 @@
 //! (a sum over both would count twice) and the rest for the GPU only, without a pod: its power is not the power of one instance.
 //! As with DCGM an entity is a GPU instance: compute instances in it share its memory and counters and are no series of their own.
 
-use super::number::Row;
-use super::scene::Scene;
+use super::input::MetricsInput;
+use super::number::MetricRow;
 use super::subject::pod_name;
 use super::upkeep;
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::gpu::{GpmSample, MigInstance, MigSample};
 use model::unit::{Bytes, BytesPerSecond, Megahertz, Nanos, Percent, Ratio};
 use model::view::{GpuView, NodeView, SoleHolder};
 
 #[rustfmt::skip]
-static CARD: &[Row<GpuView>] = &[
-    Row::gauge("DCGM_FI_DEV_SM_CLOCK", "", "SM clock frequency (in MHz).", |g| mhz(&g.sample.clock_sm)),
-    Row::gauge("DCGM_FI_DEV_MEM_CLOCK", "", "Memory clock frequency (in MHz).", |g| mhz(&g.sample.clock_memory)),
-    Row::gauge("DCGM_FI_DEV_MEMORY_TEMP", "", "Memory temperature (in C).", |g| g.sample.temperature_memory.map(|t| Number::Real(f64::from(t.0)))),
-    Row::gauge("DCGM_FI_DEV_GPU_TEMP", "", "GPU temperature (in C).", |g| g.sample.temperature.map(|t| Number::Real(f64::from(t.0)))),
-    Row::gauge("DCGM_FI_DEV_POWER_USAGE", "", "Power draw (in W).", |g| g.sample.power.map(|w| Number::Real(w.0))),
-    Row::foreign_counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since the driver was loaded (in mJ).", |g| g.sample.energy.map(|e| Number::Whole(e.0))),
-    Row::foreign_counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries.", |g| g.sample.pcie_replays.map(|c| Number::Whole(c.0))),
-    Row::gauge("DCGM_FI_DEV_GPU_UTIL", "", "GPU utilization (in %).", |g| percent(&g.sample.utilization)),
-    Row::gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "", "Memory utilization (in %).", |g| percent(&g.sample.memory_copy)),
-    Row::gauge("DCGM_FI_DEV_ENC_UTIL", "", "Encoder utilization (in %).", |g| percent(&g.sample.encoder)),
-    Row::gauge("DCGM_FI_DEV_DEC_UTIL", "", "Decoder utilization (in %).", |g| percent(&g.sample.decoder)),
-    Row::foreign_counter("DCGM_FI_DEV_POWER_VIOLATION", "Time throttled by power constraints (in ns).", |g| nanos(&g.sample.violations.power)),
-    Row::foreign_counter("DCGM_FI_DEV_THERMAL_VIOLATION", "Time throttled by thermal constraints (in ns).", |g| nanos(&g.sample.violations.thermal)),
-    Row::foreign_counter("DCGM_FI_DEV_SYNC_BOOST_VIOLATION", "Time throttled by sync-boost constraints (in ns).", |g| nanos(&g.sample.violations.sync_boost)),
-    Row::foreign_counter("DCGM_FI_DEV_BOARD_LIMIT_VIOLATION", "Time throttled by board limit constraints (in ns).", |g| nanos(&g.sample.violations.board_limit)),
-    Row::foreign_counter("DCGM_FI_DEV_LOW_UTIL_VIOLATION", "Time throttled by low utilization (in ns).", |g| nanos(&g.sample.violations.low_utilization)),
-    Row::foreign_counter("DCGM_FI_DEV_RELIABILITY_VIOLATION", "Time throttled by reliability constraints (in ns).", |g| nanos(&g.sample.violations.reliability)),
-    Row::foreign_counter("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Data over all NVLink lanes, both ways, since the reading before (in thousands of KiB per second); a rate, though dcgm-exporter calls it a counter.", |g| g.nvlink_rate.map(nvlink)),
-    Row::foreign_counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors.", |g| g.sample.remapped.uncorrectable.map(|c| Number::Whole(c.0))),
-    Row::foreign_counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors.", |g| g.sample.remapped.correctable.map(|c| Number::Whole(c.0))),
-    Row::gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "", "Whether remapping of rows has failed.", |g| g.sample.remapped.failed.map(|f| Number::Whole(u64::from(f)))),
+static CARD: &[MetricRow<GpuView>] = &[
+    MetricRow::gauge("DCGM_FI_DEV_SM_CLOCK", "", "SM clock frequency (in MHz).", |g| mhz(&g.sample.clock_sm)),
+    MetricRow::gauge("DCGM_FI_DEV_MEM_CLOCK", "", "Memory clock frequency (in MHz).", |g| mhz(&g.sample.clock_memory)),
+    MetricRow::gauge("DCGM_FI_DEV_MEMORY_TEMP", "", "Memory temperature (in C).", |g| g.sample.temperature_memory.map(|t| SampleValue::Real(f64::from(t.0)))),
+    MetricRow::gauge("DCGM_FI_DEV_GPU_TEMP", "", "GPU temperature (in C).", |g| g.sample.temperature.map(|t| SampleValue::Real(f64::from(t.0)))),
+    MetricRow::gauge("DCGM_FI_DEV_POWER_USAGE", "", "Power draw (in W).", |g| g.sample.power.map(|w| SampleValue::Real(w.0))),
+    MetricRow::foreign_counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since the driver was loaded (in mJ).", |g| g.sample.energy.map(|e| SampleValue::Whole(e.0))),
+    MetricRow::foreign_counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries.", |g| g.sample.pcie_replays.map(|c| SampleValue::Whole(c.0))),
+    MetricRow::gauge("DCGM_FI_DEV_GPU_UTIL", "", "GPU utilization (in %).", |g| percent(&g.sample.utilization)),
+    MetricRow::gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "", "Memory utilization (in %).", |g| percent(&g.sample.memory_copy)),
+    MetricRow::gauge("DCGM_FI_DEV_ENC_UTIL", "", "Encoder utilization (in %).", |g| percent(&g.sample.encoder)),
+    MetricRow::gauge("DCGM_FI_DEV_DEC_UTIL", "", "Decoder utilization (in %).", |g| percent(&g.sample.decoder)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_POWER_VIOLATION", "Time throttled by power constraints (in ns).", |g| nanos(&g.sample.violations.power)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_THERMAL_VIOLATION", "Time throttled by thermal constraints (in ns).", |g| nanos(&g.sample.violations.thermal)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_SYNC_BOOST_VIOLATION", "Time throttled by sync-boost constraints (in ns).", |g| nanos(&g.sample.violations.sync_boost)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_BOARD_LIMIT_VIOLATION", "Time throttled by board limit constraints (in ns).", |g| nanos(&g.sample.violations.board_limit)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_LOW_UTIL_VIOLATION", "Time throttled by low utilization (in ns).", |g| nanos(&g.sample.violations.low_utilization)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RELIABILITY_VIOLATION", "Time throttled by reliability constraints (in ns).", |g| nanos(&g.sample.violations.reliability)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "Data over all NVLink lanes, both ways, since the reading before (in thousands of KiB per second); a rate, though dcgm-exporter calls it a counter.", |g| g.nvlink_rate.map(nvlink)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors.", |g| g.sample.remapped.uncorrectable.map(|c| SampleValue::Whole(c.0))),
+    MetricRow::foreign_counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors.", |g| g.sample.remapped.correctable.map(|c| SampleValue::Whole(c.0))),
+    MetricRow::gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "", "Whether remapping of rows has failed.", |g| g.sample.remapped.failed.map(|f| SampleValue::Whole(u64::from(f)))),
 ];
 
-const XID: Family = Family {
+const XID: MetricFamily = MetricFamily {
     name: "DCGM_FI_DEV_XID_ERRORS",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "",
     help: "Value of the last XID error encountered.",
 };
@@ -58,46 +58,46 @@ struct Memory {
 }
 
 #[rustfmt::skip]
-static MEMORY: &[Row<Memory>] = &[
-    Row::gauge("DCGM_FI_DEV_FB_FREE", "", "Framebuffer memory free (in MiB).", |m| mib(&m.free)),
-    Row::gauge("DCGM_FI_DEV_FB_USED", "", "Framebuffer memory used (in MiB).", |m| mib(&m.used)),
-    Row::gauge("DCGM_FI_DEV_FB_RESERVED", "", "Framebuffer memory reserved (in MiB).", |m| mib(&m.reserved)),
+static MEMORY: &[MetricRow<Memory>] = &[
+    MetricRow::gauge("DCGM_FI_DEV_FB_FREE", "", "Framebuffer memory free (in MiB).", |m| mib(&m.free)),
+    MetricRow::gauge("DCGM_FI_DEV_FB_USED", "", "Framebuffer memory used (in MiB).", |m| mib(&m.used)),
+    MetricRow::gauge("DCGM_FI_DEV_FB_RESERVED", "", "Framebuffer memory reserved (in MiB).", |m| mib(&m.reserved)),
 ];
 
 #[rustfmt::skip]
-static PROFILING: &[Row<GpmSample>] = &[
-    Row::gauge("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "", "Ratio of time the graphics engine is active.", |g| ratio(&g.graphics_active)),
-    Row::gauge("DCGM_FI_PROF_SM_ACTIVE", "", "Ratio of cycles an SM has at least 1 warp assigned.", |g| ratio(&g.sm_active)),
-    Row::gauge("DCGM_FI_PROF_SM_OCCUPANCY", "", "Ratio of number of warps resident on an SM.", |g| ratio(&g.sm_occupancy)),
-    Row::gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "", "Ratio of cycles the tensor (HMMA) pipe is active.", |g| ratio(&g.tensor_active)),
-    Row::gauge("DCGM_FI_PROF_DRAM_ACTIVE", "", "Ratio of cycles the device memory interface is active sending or receiving data.", |g| ratio(&g.dram_active)),
-    Row::gauge("DCGM_FI_PROF_PIPE_FP64_ACTIVE", "", "Ratio of cycles the fp64 pipes are active.", |g| ratio(&g.fp64_active)),
-    Row::gauge("DCGM_FI_PROF_PIPE_FP32_ACTIVE", "", "Ratio of cycles the fp32 pipes are active.", |g| ratio(&g.fp32_active)),
-    Row::gauge("DCGM_FI_PROF_PIPE_FP16_ACTIVE", "", "Ratio of cycles the fp16 pipes are active.", |g| ratio(&g.fp16_active)),
-    Row::gauge("DCGM_FI_PROF_PCIE_TX_BYTES", "", "Rate of data transmitted over the PCIe bus (in bytes per second).", |g| speed(&g.pcie_tx)),
-    Row::gauge("DCGM_FI_PROF_PCIE_RX_BYTES", "", "Rate of data received over the PCIe bus (in bytes per second).", |g| speed(&g.pcie_rx)),
-    Row::gauge("DCGM_FI_PROF_NVLINK_TX_BYTES", "", "Rate of data transmitted over NVLink (in bytes per second).", |g| speed(&g.nvlink_tx)),
-    Row::gauge("DCGM_FI_PROF_NVLINK_RX_BYTES", "", "Rate of data received over NVLink (in bytes per second).", |g| speed(&g.nvlink_rx)),
+static PROFILING: &[MetricRow<GpmSample>] = &[
+    MetricRow::gauge("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "", "Ratio of time the graphics engine is active.", |g| ratio(&g.graphics_active)),
+    MetricRow::gauge("DCGM_FI_PROF_SM_ACTIVE", "", "Ratio of cycles an SM has at least 1 warp assigned.", |g| ratio(&g.sm_active)),
+    MetricRow::gauge("DCGM_FI_PROF_SM_OCCUPANCY", "", "Ratio of number of warps resident on an SM.", |g| ratio(&g.sm_occupancy)),
+    MetricRow::gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "", "Ratio of cycles the tensor (HMMA) pipe is active.", |g| ratio(&g.tensor_active)),
+    MetricRow::gauge("DCGM_FI_PROF_DRAM_ACTIVE", "", "Ratio of cycles the device memory interface is active sending or receiving data.", |g| ratio(&g.dram_active)),
+    MetricRow::gauge("DCGM_FI_PROF_PIPE_FP64_ACTIVE", "", "Ratio of cycles the fp64 pipes are active.", |g| ratio(&g.fp64_active)),
+    MetricRow::gauge("DCGM_FI_PROF_PIPE_FP32_ACTIVE", "", "Ratio of cycles the fp32 pipes are active.", |g| ratio(&g.fp32_active)),
+    MetricRow::gauge("DCGM_FI_PROF_PIPE_FP16_ACTIVE", "", "Ratio of cycles the fp16 pipes are active.", |g| ratio(&g.fp16_active)),
+    MetricRow::gauge("DCGM_FI_PROF_PCIE_TX_BYTES", "", "Rate of data transmitted over the PCIe bus (in bytes per second).", |g| speed(&g.pcie_tx)),
+    MetricRow::gauge("DCGM_FI_PROF_PCIE_RX_BYTES", "", "Rate of data received over the PCIe bus (in bytes per second).", |g| speed(&g.pcie_rx)),
+    MetricRow::gauge("DCGM_FI_PROF_NVLINK_TX_BYTES", "", "Rate of data transmitted over NVLink (in bytes per second).", |g| speed(&g.nvlink_tx)),
+    MetricRow::gauge("DCGM_FI_PROF_NVLINK_RX_BYTES", "", "Rate of data received over NVLink (in bytes per second).", |g| speed(&g.nvlink_rx)),
 ];
 
-fn mhz(reading: &Reading<Megahertz>) -> Reading<Number> {
-    reading.map(|clock| Number::Whole(u64::from(clock.0)))
+fn mhz(reading: &Reading<Megahertz>) -> Reading<SampleValue> {
+    reading.map(|clock| SampleValue::Whole(u64::from(clock.0)))
 }
 
-fn percent(reading: &Reading<Percent>) -> Reading<Number> {
-    reading.map(|share| Number::Real(share.0))
+fn percent(reading: &Reading<Percent>) -> Reading<SampleValue> {
+    reading.map(|share| SampleValue::Real(share.0))
 }
 
-fn ratio(reading: &Reading<Ratio>) -> Reading<Number> {
-    reading.map(|share| Number::Real(share.0))
+fn ratio(reading: &Reading<Ratio>) -> Reading<SampleValue> {
+    reading.map(|share| SampleValue::Real(share.0))
 }
 
-fn nanos(reading: &Reading<Nanos>) -> Reading<Number> {
-    reading.map(|time| Number::Whole(time.0))
+fn nanos(reading: &Reading<Nanos>) -> Reading<SampleValue> {
+    reading.map(|time| SampleValue::Whole(time.0))
 }
 
-fn speed(reading: &Reading<BytesPerSecond>) -> Reading<Number> {
-    reading.map(|rate| Number::Real(rate.0))
+fn speed(reading: &Reading<BytesPerSecond>) -> Reading<SampleValue> {
+    reading.map(|rate| SampleValue::Real(rate.0))
 }
 
 /// DCGM takes the difference of NVML's counters of KiB, divides by the seconds between and by 1,000, and cuts the rest off.
@@ -106,13 +106,13 @@ fn speed(reading: &Reading<BytesPerSecond>) -> Reading<Number> {
     clippy::cast_sign_loss,
     reason = "a rate is not negative, and `as` saturates"
 )]
-fn nvlink(rate: BytesPerSecond) -> Number {
-    Number::Whole((rate.0 / 1024.0 / 1000.0) as u64)
+fn nvlink(rate: BytesPerSecond) -> SampleValue {
+    SampleValue::Whole((rate.0 / 1024.0 / 1000.0) as u64)
 }
 
 /// Whole MiB, as NVML's own tools and dcgm-exporter print them.
-fn mib(reading: &Reading<Bytes>) -> Reading<Number> {
-    reading.map(|bytes| Number::Whole(bytes.0 / Bytes::MIB))
+fn mib(reading: &Reading<Bytes>) -> Reading<SampleValue> {
+    reading.map(|bytes| SampleValue::Whole(bytes.0 / Bytes::MIB))
 }
 
 /// 0 where none was seen, as dcgm-exporter has it; none for a card that does not answer.
@@ -123,7 +123,7 @@ fn last_xid(gpu: &GpuView) -> Option<u32> {
 
 /// Which of DCGM's names are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Names {
+pub enum DcgmNames {
     /// Those that dcgm-exporter has always had.
     Known,
     /// Those that DCGM 4.6 has given to some of the same fields; the old ones are macros there, called deprecated. Values, units
@@ -161,14 +161,14 @@ const RENAMED: [(&str, &str); 25] = [
     ("DCGM_FI_PROF_PIPE_FP16_ACTIVE", "DCGM_FI_PROF_FP16_UTIL_RATIO"),
 ];
 
-impl Names {
+impl DcgmNames {
     /// The family under these names; none where it has no new one.
-    fn of(self, family: &Family) -> Option<Family> {
+    fn of(self, family: &MetricFamily) -> Option<MetricFamily> {
         match self {
-            Names::Known => Some(*family),
-            Names::Renamed => {
+            DcgmNames::Known => Some(*family),
+            DcgmNames::Renamed => {
                 let (_, name) = RENAMED.iter().find(|(known, _)| *known == family.name)?;
-                Some(Family { name, ..*family })
+                Some(MetricFamily { name, ..*family })
             }
         }
     }
@@ -177,11 +177,11 @@ impl Names {
 /// A card or a MIG instance with its labels.
 struct Entity<'a, T> {
     seen: &'a T,
-    labels: Labels,
+    labels: MetricLabels,
 }
 
 /// Writes all that has such a name.
-pub fn write(scene: &Scene<'_>, names: Names, out: &mut Exposition<'_>) {
+pub fn write(scene: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_>) {
     let view = scene.view;
     let cards: Vec<Entity<'_, GpuView>> = view.gpus.iter().map(|gpu| card(view, gpu)).collect();
     let mut memories = Vec::new();
@@ -208,7 +208,7 @@ pub fn write(scene: &Scene<'_>, names: Names, out: &mut Exposition<'_>) {
 }
 
 /// The number is the value and, with what it means, in labels: `err_code`, `err_msg`. The words for a number are our own.
-fn xids(cards: &[Entity<'_, GpuView>], names: Names, out: &mut Exposition<'_>) {
+fn xids(cards: &[Entity<'_, GpuView>], names: DcgmNames, out: &mut Exposition<'_>) {
     let Some(family) = names.of(&XID) else { return };
     out.family(&family);
     for entity in cards {
@@ -217,14 +217,14 @@ fn xids(cards: &[Entity<'_, GpuView>], names: Names, out: &mut Exposition<'_>) {
             0 => "No Error",
             _ => model::xid::find(code).map_or("Unknown Error", |entry| entry.meaning),
         };
-        let more = Labels::new().with("err_code", &code.to_string()).with("err_msg", meaning);
-        out.sample(&[entity.labels.as_str(), more.as_str()], Number::Whole(code.into()));
+        let more = MetricLabels::new().with("err_code", &code.to_string()).with("err_msg", meaning);
+        out.sample(&[entity.labels.as_str(), more.as_str()], SampleValue::Whole(code.into()));
     }
 }
 
 fn table<'a, S: 'a>(
-    (rows, names): (&'static [Row<S>], Names),
-    all: impl Iterator<Item = (&'a S, &'a Labels)> + Clone,
+    (rows, names): (&'static [MetricRow<S>], DcgmNames),
+    all: impl Iterator<Item = (&'a S, &'a MetricLabels)> + Clone,
     out: &mut Exposition<'_>,
 ) {
     for row in rows {
@@ -259,7 +259,7 @@ fn card<'a>(view: &NodeView, gpu: &'a GpuView) -> Entity<'a, GpuView> {
     Entity { seen: gpu, labels: held(host(view, identity(gpu)), view, gpu.whose.card.as_ref()) }
 }
 
-fn instance_labels(view: &NodeView, gpu: &GpuView, instance: &MigInstance) -> Labels {
+fn instance_labels(view: &NodeView, gpu: &GpuView, instance: &MigInstance) -> MetricLabels {
     let labels = identity(gpu)
         .with("GPU_I_PROFILE", instance.gpu_profile())
         .with("GPU_I_ID", &instance.gpu_instance.to_string());
@@ -267,10 +267,10 @@ fn instance_labels(view: &NodeView, gpu: &GpuView, instance: &MigInstance) -> La
     held(host(view, labels), view, holder.map(|(_, holder)| holder))
 }
 
-fn identity(gpu: &GpuView) -> Labels {
+fn identity(gpu: &GpuView) -> MetricLabels {
     let bus = gpu.gpu.pci_bus_id.value().map_or("", |id| id);
     let device = gpu.gpu.minor.get().unwrap_or(gpu.gpu.index);
-    Labels::new()
+    MetricLabels::new()
         .with("gpu", &gpu.gpu.index.to_string())
         .with("UUID", gpu.gpu.uuid.as_str())
         .with("pci_bus_id", bus)
@@ -278,7 +278,7 @@ fn identity(gpu: &GpuView) -> Labels {
         .with("modelName", &gpu.gpu.model)
 }
 
-fn host(view: &NodeView, labels: Labels) -> Labels {
+fn host(view: &NodeView, labels: MetricLabels) -> MetricLabels {
     let labels = labels.with("Hostname", view.name.as_str()).with("hostname", view.name.as_str());
     match &view.driver {
         Some(driver) => labels.with("DCGM_FI_DRIVER_VERSION", driver),
@@ -287,7 +287,7 @@ fn host(view: &NodeView, labels: Labels) -> Labels {
 }
 
 /// `container` (where it is exactly one), `namespace`, `pod`.
-fn held(labels: Labels, view: &NodeView, holder: Option<&SoleHolder>) -> Labels {
+fn held(labels: MetricLabels, view: &NodeView, holder: Option<&SoleHolder>) -> MetricLabels {
     let Some((holder, pod)) = holder.and_then(|holder| Some((holder, view.pod(&holder.pod)?))) else { return labels };
     let (namespace, name) = pod_name(Some(pod));
     labels

@@ -1,13 +1,13 @@
 //! GPUs and MIG instances under our own names.
 
-use super::number::{Row, number};
-use super::scene::Scene;
-use super::subject::Subjects;
+use super::input::MetricsInput;
+use super::number::{MetricRow, number};
+use super::subject::LabelledSubjects;
 use super::upkeep;
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::gpu::{MigInstance, MigSample, THROTTLE_REASONS};
 use model::time::Monotonic;
-use model::view::{GpuView, Health};
+use model::view::{GpuHealth, GpuView};
 use model::{Absence, Reading};
 
 const PREFIX: &str = "gpu_steward_gpu_";
@@ -16,139 +16,145 @@ const VIOLATED: &str = "Time for which the clocks were held below what was asked
 
 /// Readings of a card. The first one that is measured dates the sample.
 #[rustfmt::skip]
-static CARD: &[Row<GpuView>] = &[
-    Row::gauge("memory_total_bytes", "bytes", "All memory of the card, with what the driver reserves.", |g| number(&g.gpu.memory_total)),
-    Row::gauge("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.", |g| number(&g.sample.memory_used)),
-    Row::gauge("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.", |g| number(&g.sample.memory_reserved)),
-    Row::gauge("memory_free_bytes", "bytes", "Memory nobody holds.", |g| number(&g.sample.memory_free)),
-    Row::gauge("utilization_ratio", "ratio", "Share of time with a kernel running.", |g| number(&g.sample.utilization)),
-    Row::gauge("memory_copy_ratio", "ratio", "Share of time with device memory being read or written.", |g| number(&g.sample.memory_copy)),
-    Row::gauge("encoder_ratio", "ratio", "Use of the video encoder.", |g| number(&g.sample.encoder)),
-    Row::gauge("decoder_ratio", "ratio", "Use of the video decoder.", |g| number(&g.sample.decoder)),
-    Row::gauge("power_watts", "watts", "Power drawn by the card.", |g| number(&g.sample.power)),
-    Row::gauge("power_limit_watts", "watts", "Limit of power that is enforced: the lowest of what was set and what the board or its slot allows.", |g| number(&g.gpu.power_limit)),
-    Row::counter("energy_joules_total", "joules", "Energy drawn since the driver was loaded.", |g| number(&g.sample.energy)),
-    Row::gauge("clock_sm_hertz", "hertz", "Clock of the multiprocessors.", |g| number(&g.sample.clock_sm)),
-    Row::gauge("clock_memory_hertz", "hertz", "Clock of the memory.", |g| number(&g.sample.clock_memory)),
-    Row::gauge("clock_throttle_reasons", "", "NVML's bit set of reasons why the clocks are not higher.", |g| number(&g.sample.throttle_reasons)),
-    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.power)).labelled("policy=\"power\""),
-    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.thermal)).labelled("policy=\"thermal\""),
-    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.sync_boost)).labelled("policy=\"sync_boost\""),
-    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.board_limit)).labelled("policy=\"board_limit\""),
-    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.low_utilization)).labelled("policy=\"low_utilization\""),
-    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.reliability)).labelled("policy=\"reliability\""),
-    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.application_clocks)).labelled("policy=\"application_clocks\""),
-    Row::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.base_clocks)).labelled("policy=\"base_clocks\""),
-    Row::gauge("temperature_celsius", "celsius", "Temperature of the chip.", |g| number(&g.sample.temperature)),
-    Row::gauge("memory_temperature_celsius", "celsius", "Temperature of the memory.", |g| number(&g.sample.temperature_memory)),
-    Row::gauge("pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe by the card.", |g| number(&g.sample.pcie_tx)),
-    Row::gauge("pcie_receive_bytes_per_second", "bytes_per_second", "Received over PCIe by the card.", |g| number(&g.sample.pcie_rx)),
-    Row::counter("pcie_replays_total", "", "PCIe packets sent again.", |g| number(&g.sample.pcie_replays)),
-    Row::counter("nvlink_bytes_total", "bytes", "Bytes over all NVLinks, both ways.", |g| number(&g.sample.nvlink_bytes)),
-    Row::gauge("nvlinks_active", "", "NVLinks that are up.", |g| number(&g.gpu.nvlinks_active)),
-    Row::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.corrected)).labelled("type=\"corrected\""),
-    Row::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.uncorrected)).labelled("type=\"uncorrected\""),
-    Row::counter("ecc_aggregate_errors_total", "", "ECC errors in the life of the card.", |g: &GpuView| number(&g.sample.ecc_aggregate.corrected)).labelled("type=\"corrected\""),
-    Row::counter("ecc_aggregate_errors_total", "", "ECC errors in the life of the card.", |g: &GpuView| number(&g.sample.ecc_aggregate.uncorrected)).labelled("type=\"uncorrected\""),
-    Row::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.correctable)).labelled("cause=\"corrected\""),
-    Row::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.uncorrectable)).labelled("cause=\"uncorrected\""),
-    Row::gauge("row_remap_pending", "", "1 while a row remapping waits for a reset.", |g| number(&g.sample.remapped.pending)),
-    Row::gauge("row_remap_failed", "", "1 after a row remapping failed.", |g| number(&g.sample.remapped.failed)),
-    Row::gauge("recovery_action", "", "What NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 recover IMEX domain, 6 reset PCIe bus, 7 reboot system.", |g| number(&g.sample.recovery)),
-    Row::gauge("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM).", |g| number(&g.sample.gpm.graphics_active)),
-    Row::gauge("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM).", |g| number(&g.sample.gpm.sm_active)),
-    Row::gauge("sm_occupancy_ratio", "ratio", "Resident warps, of what could be (GPM).", |g| number(&g.sample.gpm.sm_occupancy)),
-    Row::gauge("tensor_active_ratio", "ratio", "Tensor pipes active (GPM).", |g| number(&g.sample.gpm.tensor_active)),
-    Row::gauge("dram_active_ratio", "ratio", "Device memory interface active (GPM).", |g| number(&g.sample.gpm.dram_active)),
-    Row::gauge("fp64_active_ratio", "ratio", "FP64 pipe active (GPM).", |g| number(&g.sample.gpm.fp64_active)),
-    Row::gauge("fp32_active_ratio", "ratio", "FP32 pipe active (GPM).", |g| number(&g.sample.gpm.fp32_active)),
-    Row::gauge("fp16_active_ratio", "ratio", "FP16 pipe active (GPM).", |g| number(&g.sample.gpm.fp16_active)),
-    Row::gauge("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_tx)),
-    Row::gauge("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Received over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_rx)),
-    Row::gauge("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Sent over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_tx)),
-    Row::gauge("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Received over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_rx)),
-    Row::gauge("processes", "", "Processes on the card.", |g| match &g.processes {
-        Reading::Measured(list, at) => Reading::Measured(Number::Whole(list.len() as u64 + u64::from(g.processes_left_out)), *at),
+static CARD: &[MetricRow<GpuView>] = &[
+    MetricRow::gauge("memory_total_bytes", "bytes", "All memory of the card, with what the driver reserves.", |g| number(&g.gpu.memory_total)),
+    MetricRow::gauge("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.", |g| number(&g.sample.memory_used)),
+    MetricRow::gauge("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.", |g| number(&g.sample.memory_reserved)),
+    MetricRow::gauge("memory_free_bytes", "bytes", "Memory nobody holds.", |g| number(&g.sample.memory_free)),
+    MetricRow::gauge("utilization_ratio", "ratio", "Share of time with a kernel running.", |g| number(&g.sample.utilization)),
+    MetricRow::gauge("memory_copy_ratio", "ratio", "Share of time with device memory being read or written.", |g| number(&g.sample.memory_copy)),
+    MetricRow::gauge("encoder_ratio", "ratio", "Use of the video encoder.", |g| number(&g.sample.encoder)),
+    MetricRow::gauge("decoder_ratio", "ratio", "Use of the video decoder.", |g| number(&g.sample.decoder)),
+    MetricRow::gauge("power_watts", "watts", "Power drawn by the card.", |g| number(&g.sample.power)),
+    MetricRow::gauge("power_limit_watts", "watts", "Limit of power that is enforced: the lowest of what was set and what the board or its slot allows.", |g| number(&g.gpu.power_limit)),
+    MetricRow::counter("energy_joules_total", "joules", "Energy drawn since the driver was loaded.", |g| number(&g.sample.energy)),
+    MetricRow::gauge("clock_sm_hertz", "hertz", "Clock of the multiprocessors.", |g| number(&g.sample.clock_sm)),
+    MetricRow::gauge("clock_memory_hertz", "hertz", "Clock of the memory.", |g| number(&g.sample.clock_memory)),
+    MetricRow::gauge("clock_throttle_reasons", "", "NVML's bit set of reasons why the clocks are not higher.", |g| number(&g.sample.throttle_reasons)),
+    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.power)).labelled("policy=\"power\""),
+    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.thermal)).labelled("policy=\"thermal\""),
+    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.sync_boost)).labelled("policy=\"sync_boost\""),
+    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.board_limit)).labelled("policy=\"board_limit\""),
+    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.low_utilization)).labelled("policy=\"low_utilization\""),
+    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.reliability)).labelled("policy=\"reliability\""),
+    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.application_clocks)).labelled("policy=\"application_clocks\""),
+    MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.base_clocks)).labelled("policy=\"base_clocks\""),
+    MetricRow::gauge("temperature_celsius", "celsius", "Temperature of the chip.", |g| number(&g.sample.temperature)),
+    MetricRow::gauge("memory_temperature_celsius", "celsius", "Temperature of the memory.", |g| number(&g.sample.temperature_memory)),
+    MetricRow::gauge("pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe by the card.", |g| number(&g.sample.pcie_tx)),
+    MetricRow::gauge("pcie_receive_bytes_per_second", "bytes_per_second", "Received over PCIe by the card.", |g| number(&g.sample.pcie_rx)),
+    MetricRow::counter("pcie_replays_total", "", "PCIe packets sent again.", |g| number(&g.sample.pcie_replays)),
+    MetricRow::counter("nvlink_bytes_total", "bytes", "Bytes over all NVLinks, both ways.", |g| number(&g.sample.nvlink_bytes)),
+    MetricRow::gauge("nvlinks_active", "", "NVLinks that are up.", |g| number(&g.gpu.nvlinks_active)),
+    MetricRow::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.corrected)).labelled("type=\"corrected\""),
+    MetricRow::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.uncorrected)).labelled("type=\"uncorrected\""),
+    MetricRow::counter("ecc_aggregate_errors_total", "", "ECC errors in the life of the card.", |g: &GpuView| number(&g.sample.ecc_aggregate.corrected)).labelled("type=\"corrected\""),
+    MetricRow::counter("ecc_aggregate_errors_total", "", "ECC errors in the life of the card.", |g: &GpuView| number(&g.sample.ecc_aggregate.uncorrected)).labelled("type=\"uncorrected\""),
+    MetricRow::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.correctable)).labelled("cause=\"corrected\""),
+    MetricRow::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.uncorrectable)).labelled("cause=\"uncorrected\""),
+    MetricRow::gauge("row_remap_pending", "", "1 while a row remapping waits for a reset.", |g| number(&g.sample.remapped.pending)),
+    MetricRow::gauge("row_remap_failed", "", "1 after a row remapping failed.", |g| number(&g.sample.remapped.failed)),
+    MetricRow::gauge("recovery_action", "", "What NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 recover IMEX domain, 6 reset PCIe bus, 7 reboot system.", |g| number(&g.sample.recovery)),
+    MetricRow::gauge("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM).", |g| number(&g.sample.gpm.graphics_active)),
+    MetricRow::gauge("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM).", |g| number(&g.sample.gpm.sm_active)),
+    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps, of what could be (GPM).", |g| number(&g.sample.gpm.sm_occupancy)),
+    MetricRow::gauge("tensor_active_ratio", "ratio", "Tensor pipes active (GPM).", |g| number(&g.sample.gpm.tensor_active)),
+    MetricRow::gauge("dram_active_ratio", "ratio", "Device memory interface active (GPM).", |g| number(&g.sample.gpm.dram_active)),
+    MetricRow::gauge("fp64_active_ratio", "ratio", "FP64 pipe active (GPM).", |g| number(&g.sample.gpm.fp64_active)),
+    MetricRow::gauge("fp32_active_ratio", "ratio", "FP32 pipe active (GPM).", |g| number(&g.sample.gpm.fp32_active)),
+    MetricRow::gauge("fp16_active_ratio", "ratio", "FP16 pipe active (GPM).", |g| number(&g.sample.gpm.fp16_active)),
+    MetricRow::gauge("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_tx)),
+    MetricRow::gauge("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Received over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_rx)),
+    MetricRow::gauge("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Sent over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_tx)),
+    MetricRow::gauge("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Received over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_rx)),
+    MetricRow::gauge("processes", "", "Processes on the card.", |g| match &g.processes {
+        Reading::Measured(list, at) => Reading::Measured(SampleValue::Whole(list.len() as u64 + u64::from(g.processes_left_out)), *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }),
-    Row::gauge("mig_instances", "", "MIG instances on the card.", |g| match &g.gpu.mig {
-        Reading::Measured(list, at) => Reading::Measured(Number::Whole(list.len() as u64), *at),
+    MetricRow::gauge("mig_instances", "", "MIG instances on the card.", |g| match &g.gpu.mig {
+        Reading::Measured(list, at) => Reading::Measured(SampleValue::Whole(list.len() as u64), *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }),
-    Row::gauge("unattributed_memory_bytes", "bytes", "Memory in use beyond the sum of the pods' processes.", |g| number(&g.unattributed_memory)),
-    Row::gauge("unattributed_sm_ratio", "ratio", "SM use of processes that belong to no pod.", |g| number(&g.unattributed_sm)),
+    MetricRow::gauge("unattributed_memory_bytes", "bytes", "Memory in use beyond the sum of the pods' processes.", |g| number(&g.unattributed_memory)),
+    MetricRow::gauge("unattributed_sm_ratio", "ratio", "SM use of processes that belong to no pod.", |g| number(&g.unattributed_sm)),
 ];
 
-const INFO: Family = family("info", Kind::Info, "", "Who the card is.");
-const HEALTH: Family = family(
+const INFO: MetricFamily = family("info", MetricType::Info, "", "Who the card is.");
+const HEALTH: MetricFamily = family(
     "health",
-    Kind::Gauge,
+    MetricType::Gauge,
     "",
     "1 for the state the card is in: healthy, degraded (recovering), unhealthy, unknown.",
 );
-const INCIDENT: Family =
-    family("incident", Kind::Gauge, "", "1 for each reason for which the card gets no new containers.");
-const FIT_IN: Family = family(
+const INCIDENT: MetricFamily =
+    family("incident", MetricType::Gauge, "", "1 for each reason for which the card gets no new containers.");
+const FIT_IN: MetricFamily = family(
     "fit_in_seconds",
-    Kind::Gauge,
+    MetricType::Gauge,
     "seconds",
     "Time until the card gets new containers again if nothing more happens; no series while something stands.",
 );
-const STRANGERS: Family = family("strangers", Kind::Gauge, "", "Processes on the card that belong to no pod.");
-const HOLDERS: Family = family(
+const STRANGERS: MetricFamily =
+    family("strangers", MetricType::Gauge, "", "Processes on the card that belong to no pod.");
+const HOLDERS: MetricFamily = family(
     "holders",
-    Kind::Gauge,
+    MetricType::Gauge,
     "",
     "Pods that have a process on the card or hold it by their claim, or without a claim by a slot that kubelet gave them.",
 );
-const XIDS: Family = family(
+const XIDS: MetricFamily = family(
     "xids_total",
-    Kind::Counter,
+    MetricType::Counter,
     "",
     "Driver errors since the program started, by XID; those that condemn the card from 0 on.",
 );
-const XID_EVENTS: Family =
-    family("xid_events_total", Kind::Counter, "", "Driver errors since the program started, of all XIDs together.");
-const REASON: Family = family(
+const XID_EVENTS: MetricFamily = family(
+    "xid_events_total",
+    MetricType::Counter,
+    "",
+    "Driver errors since the program started, of all XIDs together.",
+);
+const REASON: MetricFamily = family(
     "clock_throttle_reason",
-    Kind::Gauge,
+    MetricType::Gauge,
     "",
     "1 for each reason why the clocks are not higher, 0 for the others that NVML knows.",
 );
-const AGE: Family = family("sample_age_seconds", Kind::Gauge, "seconds", "Age of the card's newest reading.");
-const LIST_AGE: Family =
-    family("processes_age_seconds", Kind::Gauge, "seconds", "Age of the list of the card's processes.");
-const ABSENT: Family =
-    family("reading_absent", Kind::Gauge, "", "1 for each reading of the card that is absent, with the reason.");
+const AGE: MetricFamily =
+    family("sample_age_seconds", MetricType::Gauge, "seconds", "Age of the card's newest reading.");
+const LIST_AGE: MetricFamily =
+    family("processes_age_seconds", MetricType::Gauge, "seconds", "Age of the list of the card's processes.");
+const ABSENT: MetricFamily =
+    family("reading_absent", MetricType::Gauge, "", "1 for each reading of the card that is absent, with the reason.");
 
 const MIG_PREFIX: &str = "gpu_steward_mig_";
-const MIG_INFO: Family = family("info", Kind::Info, "", "Who the MIG instance is.");
-const MIG_TOTAL: Family = family("memory_total_bytes", Kind::Gauge, "bytes", "Memory of the MIG instance.");
-const MIG_ABSENT: Family = family(
+const MIG_INFO: MetricFamily = family("info", MetricType::Info, "", "Who the MIG instance is.");
+const MIG_TOTAL: MetricFamily = family("memory_total_bytes", MetricType::Gauge, "bytes", "Memory of the MIG instance.");
+const MIG_ABSENT: MetricFamily = family(
     "reading_absent",
-    Kind::Gauge,
+    MetricType::Gauge,
     "",
     "1 for each reading of the MIG instance that is absent, with the reason.",
 );
 
 #[rustfmt::skip]
-static MIG: &[Row<MigSample>] = &[
-    Row::gauge("memory_used_bytes", "bytes", "Memory that processes hold in the MIG instance.", |m| number(&m.memory_used)),
-    Row::gauge("memory_reserved_bytes", "bytes", "Memory reserved in the MIG instance.", |m| number(&m.memory_reserved)),
-    Row::gauge("memory_free_bytes", "bytes", "Memory nobody holds in the MIG instance.", |m| number(&m.memory_free)),
-    Row::gauge("graphics_active_ratio", "ratio", "Compute engine of the instance active (GPM).", |m| number(&m.gpm.graphics_active)),
-    Row::gauge("sm_active_ratio", "ratio", "Multiprocessors of the instance with at least one warp (GPM).", |m| number(&m.gpm.sm_active)),
-    Row::gauge("sm_occupancy_ratio", "ratio", "Resident warps of the instance, of what could be (GPM).", |m| number(&m.gpm.sm_occupancy)),
-    Row::gauge("tensor_active_ratio", "ratio", "Tensor pipes of the instance active (GPM).", |m| number(&m.gpm.tensor_active)),
-    Row::gauge("dram_active_ratio", "ratio", "Memory interface of the instance active (GPM).", |m| number(&m.gpm.dram_active)),
+static MIG: &[MetricRow<MigSample>] = &[
+    MetricRow::gauge("memory_used_bytes", "bytes", "Memory that processes hold in the MIG instance.", |m| number(&m.memory_used)),
+    MetricRow::gauge("memory_reserved_bytes", "bytes", "Memory reserved in the MIG instance.", |m| number(&m.memory_reserved)),
+    MetricRow::gauge("memory_free_bytes", "bytes", "Memory nobody holds in the MIG instance.", |m| number(&m.memory_free)),
+    MetricRow::gauge("graphics_active_ratio", "ratio", "Compute engine of the instance active (GPM).", |m| number(&m.gpm.graphics_active)),
+    MetricRow::gauge("sm_active_ratio", "ratio", "Multiprocessors of the instance with at least one warp (GPM).", |m| number(&m.gpm.sm_active)),
+    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps of the instance, of what could be (GPM).", |m| number(&m.gpm.sm_occupancy)),
+    MetricRow::gauge("tensor_active_ratio", "ratio", "Tensor pipes of the instance active (GPM).", |m| number(&m.gpm.tensor_active)),
+    MetricRow::gauge("dram_active_ratio", "ratio", "Memory interface of the instance active (GPM).", |m| number(&m.gpm.dram_active)),
 ];
 
-const fn family(name: &'static str, kind: Kind, unit: &'static str, help: &'static str) -> Family {
-    Family { name, kind, unit, help }
+const fn family(name: &'static str, kind: MetricType, unit: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind, unit, help }
 }
 
 /// Writes all of it.
-pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     identity(scene, subjects, out);
     for row in CARD.iter().chain(upkeep::CARD) {
         out.prefixed(PREFIX, &row.family);
@@ -168,14 +174,14 @@ pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_
     mig(subjects, out);
 }
 
-fn identity(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn identity(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &INFO);
     for gpu in &subjects.gpus {
         let known = &gpu.seen.gpu;
         let text =
             |reading: &Reading<std::sync::Arc<str>>| reading.value().map_or_else(String::new, ToString::to_string);
         let number = |reading: &Reading<u32>| reading.get().map_or_else(String::new, |number| number.to_string());
-        let more = Labels::new()
+        let more = MetricLabels::new()
             .with("model", &known.model)
             .with("pci_bus_id", &text(&known.pci_bus_id))
             .with("architecture", &text(&known.architecture))
@@ -183,7 +189,7 @@ fn identity(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>
             .with("minor", &number(&known.minor))
             .with("mig", mig_mode(&known.mig_mode))
             .with("simulated", if scene.view.gpu_source.simulated() { "true" } else { "false" });
-        out.sample(&[gpu.labels.as_str(), more.as_str()], Number::Whole(1));
+        out.sample(&[gpu.labels.as_str(), more.as_str()], SampleValue::Whole(1));
     }
 }
 
@@ -196,96 +202,96 @@ fn mig_mode(mode: &Reading<bool>) -> &'static str {
     }
 }
 
-fn state(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn state(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &HEALTH);
     for gpu in &subjects.gpus {
-        for state in [Health::Healthy, Health::Degraded, Health::Unhealthy, Health::Unknown] {
-            let label = Labels::new().with("state", state.code());
-            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(u64::from(gpu.seen.health == state)));
+        for state in [GpuHealth::Healthy, GpuHealth::Degraded, GpuHealth::Unhealthy, GpuHealth::Unknown] {
+            let label = MetricLabels::new().with("state", state.code());
+            out.sample(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(u64::from(gpu.seen.health == state)));
         }
     }
     out.prefixed(PREFIX, &HOLDERS);
     for gpu in &subjects.gpus {
-        out.sample(&[gpu.labels.as_str()], Number::Whole(gpu.seen.holders.len() as u64));
+        out.sample(&[gpu.labels.as_str()], SampleValue::Whole(gpu.seen.holders.len() as u64));
     }
     out.prefixed(PREFIX, &STRANGERS);
     for gpu in subjects.gpus.iter().filter(|gpu| gpu.seen.processes.value().is_some()) {
-        out.sample(&[gpu.labels.as_str()], Number::Whole(u64::from(gpu.seen.strangers)));
+        out.sample(&[gpu.labels.as_str()], SampleValue::Whole(u64::from(gpu.seen.strangers)));
     }
 }
 
 /// Counted by the program, so from 0 on and since its start. A series that is born with its first error has no increase.
-fn xids(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn xids(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let since = scene.footprint.started_seconds.get();
     out.prefixed(PREFIX, &XID_EVENTS);
     for gpu in &subjects.gpus {
-        out.counted(&[gpu.labels.as_str()], Number::Whole(gpu.seen.xid_count), since);
+        out.counted(&[gpu.labels.as_str()], SampleValue::Whole(gpu.seen.xid_count), since);
     }
     out.prefixed(PREFIX, &XIDS);
     for gpu in &subjects.gpus {
         for (code, count) in &gpu.seen.xids {
-            let label = Labels::new().with("xid", &code.to_string());
-            out.counted(&[gpu.labels.as_str(), label.as_str()], Number::Whole(*count), since);
+            let label = MetricLabels::new().with("xid", &code.to_string());
+            out.counted(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(*count), since);
         }
     }
 }
 
 /// Each bit of `nvmlClocksThrottleReason…`; bits that are newer than this program show in the whole set only.
-fn throttling(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
-    let reasons: Vec<(u64, Labels)> =
-        THROTTLE_REASONS.iter().map(|(bit, word)| (*bit, Labels::new().with("reason", word))).collect();
+fn throttling(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
+    let reasons: Vec<(u64, MetricLabels)> =
+        THROTTLE_REASONS.iter().map(|(bit, word)| (*bit, MetricLabels::new().with("reason", word))).collect();
     out.prefixed(PREFIX, &REASON);
     for gpu in &subjects.gpus {
         let Some(set) = gpu.seen.sample.throttle_reasons.get() else { continue };
         for (bit, label) in &reasons {
-            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(u64::from(set & bit != 0)));
+            out.sample(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(u64::from(set & bit != 0)));
         }
     }
 }
 
 /// A wait that is over and not yet judged is no negative time.
-fn incidents(now: Monotonic, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn incidents(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &INCIDENT);
     for gpu in &subjects.gpus {
         for (incident, _) in &gpu.seen.condition.incidents {
-            let label = Labels::new().with("incident", &incident.code());
-            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(1));
+            let label = MetricLabels::new().with("incident", &incident.code());
+            out.sample(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(1));
         }
     }
     out.prefixed(PREFIX, &FIT_IN);
     for gpu in &subjects.gpus {
         if let Some(at) = gpu.seen.condition.fit_at {
-            out.sample(&[gpu.labels.as_str()], Number::Real(at.since(now).as_secs_f64()));
+            out.sample(&[gpu.labels.as_str()], SampleValue::Real(at.since(now).as_secs_f64()));
         }
     }
 }
 
-fn ages(now: Monotonic, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn ages(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &AGE);
     for gpu in &subjects.gpus {
         // Facts of the card are read once; only what is read again and again tells how fresh the sample is.
         let sample = &gpu.seen.sample;
         let read = [sample.memory_used.at(), sample.utilization.at(), sample.power.at(), sample.temperature.at()];
         if let Some(at) = read.into_iter().flatten().max() {
-            out.sample(&[gpu.labels.as_str()], Number::Real(now.since(at).as_secs_f64()));
+            out.sample(&[gpu.labels.as_str()], SampleValue::Real(now.since(at).as_secs_f64()));
         }
     }
     out.prefixed(PREFIX, &LIST_AGE);
     for gpu in &subjects.gpus {
         if let Some(at) = gpu.seen.processes.at() {
-            out.sample(&[gpu.labels.as_str()], Number::Real(now.since(at).as_secs_f64()));
+            out.sample(&[gpu.labels.as_str()], SampleValue::Real(now.since(at).as_secs_f64()));
         }
     }
 }
 
-fn absences(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn absences(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &ABSENT);
     for gpu in &subjects.gpus {
         for row in CARD.iter().chain(upkeep::CARD) {
             if let Reading::Absent(why) = (row.read)(gpu.seen) {
-                let label = Labels::new().with("reading", row.family.name.trim_end_matches("_total"));
-                let reason = Labels::new().with("reason", why.code());
-                out.sample(&[gpu.labels.as_str(), label.as_str(), row.labels, reason.as_str()], Number::Whole(1));
+                let label = MetricLabels::new().with("reading", row.family.name.trim_end_matches("_total"));
+                let reason = MetricLabels::new().with("reason", why.code());
+                out.sample(&[gpu.labels.as_str(), label.as_str(), row.labels, reason.as_str()], SampleValue::Whole(1));
             }
         }
         upkeep::absences(gpu.seen, &gpu.labels, out);
@@ -294,16 +300,16 @@ fn absences(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
 
 /// What is measured is of GPU instances, so it stands once for each of them, under its first compute instance: a sum over all
 /// series is what the GPU has.
-fn mig(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn mig(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(MIG_PREFIX, &MIG_INFO);
     for gpu in &subjects.gpus {
         for instance in gpu.seen.gpu.instances() {
             let labels = of_instance(&gpu.labels, instance);
-            let more = Labels::new()
+            let more = MetricLabels::new()
                 .with("profile", &instance.profile)
                 .with("gpu_instance", &instance.gpu_instance.to_string())
                 .with("compute_instance", &instance.compute_instance.to_string());
-            out.sample(&[labels.as_str(), more.as_str()], Number::Whole(1));
+            out.sample(&[labels.as_str(), more.as_str()], SampleValue::Whole(1));
         }
     }
     let firsts = subjects.gpus.iter().flat_map(|gpu| {
@@ -316,12 +322,12 @@ fn mig(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     measured(&firsts.collect::<Vec<_>>(), out);
 }
 
-fn of_instance(gpu: &Labels, instance: &MigInstance) -> Labels {
+fn of_instance(gpu: &MetricLabels, instance: &MigInstance) -> MetricLabels {
     gpu.clone().with("mig_uuid", instance.uuid.as_str())
 }
 
-fn measured(instances: &[(&MigInstance, Option<&MigSample>, Labels)], out: &mut Exposition<'_>) {
-    let mut absent: Vec<(&Labels, &'static str, Absence)> = Vec::new();
+fn measured(instances: &[(&MigInstance, Option<&MigSample>, MetricLabels)], out: &mut Exposition<'_>) {
+    let mut absent: Vec<(&MetricLabels, &'static str, Absence)> = Vec::new();
     out.prefixed(MIG_PREFIX, &MIG_TOTAL);
     for (instance, _, labels) in instances {
         match number(&instance.memory_total) {
@@ -340,7 +346,7 @@ fn measured(instances: &[(&MigInstance, Option<&MigSample>, Labels)], out: &mut 
     }
     out.prefixed(MIG_PREFIX, &MIG_ABSENT);
     for (labels, reading, why) in absent {
-        let more = Labels::new().with("reading", reading).with("reason", why.code());
-        out.sample(&[labels.as_str(), more.as_str()], Number::Whole(1));
+        let more = MetricLabels::new().with("reading", reading).with("reason", why.code());
+        out.sample(&[labels.as_str(), more.as_str()], SampleValue::Whole(1));
     }
 }

@@ -7,54 +7,57 @@
 //! `Device_memory_desc_of_container`, whose labels are those kinds. Every series carries `zone="vGPU"`, and ratios are 0 to
 //! 100, as in HAMi.
 
-use super::scene::Scene;
-use super::subject::{Subjects, pod_name};
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use super::input::MetricsInput;
+use super::subject::{LabelledSubjects, pod_name};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
+use model::claim::{ContainerClaim, DeviceShare};
 use model::id::GpuUuid;
-use model::share::{Claim, Portion};
 use model::unit::{Bytes, Percent};
-use model::view::{GpuShare, GpuView, NodeView};
+use model::view::{GpuUse, GpuView, NodeView};
 
-const HOST_MEMORY: Family = gauge("hami_host_gpu_memory_used_bytes", "GPU memory in use on the host.");
-const HOST_UTIL: Family = gauge("hami_host_gpu_utilization_ratio", "GPU utilization on the host, 0 to 100.");
-const HOST_COPY: Family =
+const HOST_MEMORY: MetricFamily = gauge("hami_host_gpu_memory_used_bytes", "GPU memory in use on the host.");
+const HOST_UTIL: MetricFamily = gauge("hami_host_gpu_utilization_ratio", "GPU utilization on the host, 0 to 100.");
+const HOST_COPY: MetricFamily =
     gauge("hami_host_gpu_memory_controller_utilization_ratio", "Memory controller utilization on the host, 0 to 100.");
-const MEMORY: Family = gauge("hami_vgpu_memory_used_bytes", "GPU memory that the container's processes hold.");
-const LIMIT: Family = gauge(
+const MEMORY: MetricFamily = gauge("hami_vgpu_memory_used_bytes", "GPU memory that the container's processes hold.");
+const LIMIT: MetricFamily = gauge(
     "hami_vgpu_memory_limit_bytes",
     "GPU memory that the container was promised; no series where it is not limited.",
 );
-const DEVICE_MEMORY: Family = gauge("hami_container_device_memory_bytes", "The same as hami_vgpu_memory_used_bytes.");
-const DEVICE_UTIL: Family =
+const DEVICE_MEMORY: MetricFamily =
+    gauge("hami_container_device_memory_bytes", "The same as hami_vgpu_memory_used_bytes.");
+const DEVICE_UTIL: MetricFamily =
     gauge("hami_container_device_utilization_ratio", "SM use of the container's processes, 0 to 100.");
-const MIG: Family = gauge("hami_mig_device_info", "1 for each MIG instance that a container uses.");
-const OLD_HOST_MEMORY: Family = gauge("HostGPUMemoryUsage", "GPU memory in use on the host (bytes; legacy name).");
-const OLD_HOST_UTIL: Family = gauge("HostCoreUtilization", "GPU utilization on the host (0 to 100; legacy name).");
-const OLD_MEMORY: Family =
+const MIG: MetricFamily = gauge("hami_mig_device_info", "1 for each MIG instance that a container uses.");
+const OLD_HOST_MEMORY: MetricFamily =
+    gauge("HostGPUMemoryUsage", "GPU memory in use on the host (bytes; legacy name).");
+const OLD_HOST_UTIL: MetricFamily =
+    gauge("HostCoreUtilization", "GPU utilization on the host (0 to 100; legacy name).");
+const OLD_MEMORY: MetricFamily =
     gauge("vGPU_device_memory_usage_in_bytes", "GPU memory that the container's processes hold (legacy name).");
-const OLD_LIMIT: Family =
+const OLD_LIMIT: MetricFamily =
     gauge("vGPU_device_memory_limit_in_bytes", "GPU memory that the container was promised (legacy name).");
-const OLD_UTIL: Family =
+const OLD_UTIL: MetricFamily =
     gauge("Device_utilization_desc_of_container", "SM use of the container's processes (0 to 100; legacy name).");
-const OLD_MIG: Family = gauge("MigInfo", "1 for each MIG instance that a container uses (legacy name).");
+const OLD_MIG: MetricFamily = gauge("MigInfo", "1 for each MIG instance that a container uses (legacy name).");
 
-const fn gauge(name: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Gauge, unit: "", help }
+const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
 }
 
 /// A container on one device, in both spellings of its labels.
 struct Slot<'a> {
     /// What its processes do there, if it has any.
-    share: Option<&'a GpuShare>,
+    share: Option<&'a GpuUse>,
     /// What it was promised there.
-    portion: Option<&'a Portion>,
-    new: Labels,
-    old: Labels,
+    portion: Option<&'a DeviceShare>,
+    new: MetricLabels,
+    old: MetricLabels,
 }
 
 /// Writes all of it.
-pub fn write(scene: &Scene<'_>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     hosts(scene.view, out);
     let slots = slots(scene.view, subjects);
     shares(&MEMORY, &slots, |slot| &slot.new, memory, out);
@@ -73,7 +76,7 @@ fn hosts(view: &NodeView, out: &mut Exposition<'_>) {
     let named = |gpu: &GpuView| device(gpu).with("node", node).with("zone", "vGPU");
     let nameless = |gpu: &GpuView| device(gpu).with("zone", "vGPU");
     let legacy = |gpu: &GpuView| {
-        Labels::new()
+        MetricLabels::new()
             .with("deviceidx", &gpu.gpu.index.to_string())
             .with("devicetype", &product(gpu))
             .with("deviceuuid", gpu.gpu.uuid.as_str())
@@ -87,8 +90,8 @@ fn hosts(view: &NodeView, out: &mut Exposition<'_>) {
     cards(&OLD_HOST_UTIL, view, legacy, |gpu| percent(&gpu.sample.utilization), out);
 }
 
-fn device(gpu: &GpuView) -> Labels {
-    Labels::new()
+fn device(gpu: &GpuView) -> MetricLabels {
+    MetricLabels::new()
         .with("device_index", &gpu.gpu.index.to_string())
         .with("device_type", &product(gpu))
         .with("device_uuid", gpu.gpu.uuid.as_str())
@@ -100,10 +103,10 @@ fn product(gpu: &GpuView) -> String {
 }
 
 fn cards(
-    family: &Family,
+    family: &MetricFamily,
     view: &NodeView,
-    labels: impl Fn(&GpuView) -> Labels,
-    read: impl Fn(&GpuView) -> Option<Number>,
+    labels: impl Fn(&GpuView) -> MetricLabels,
+    read: impl Fn(&GpuView) -> Option<SampleValue>,
     out: &mut Exposition<'_>,
 ) {
     out.family(family);
@@ -116,7 +119,7 @@ fn cards(
 
 /// Only containers of pods, by name, as HAMi has it. The virtual device's index is the place in the container's claim, and
 /// behind it the place among the other devices that its processes use.
-fn slots<'a>(view: &'a NodeView, subjects: &Subjects<'a>) -> Vec<Slot<'a>> {
+fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a>> {
     let mut slots = Vec::new();
     for pod in &subjects.pods {
         let (namespace, name) = pod_name(Some(pod.seen));
@@ -130,14 +133,14 @@ fn slots<'a>(view: &'a NodeView, subjects: &Subjects<'a>) -> Vec<Slot<'a>> {
                     (None, None) => continue,
                 };
                 let index = index.to_string();
-                let new = Labels::new()
+                let new = MetricLabels::new()
                     .with("container", own)
                     .with("device_uuid", uuid)
                     .with("namespace", namespace)
                     .with("pod", name)
                     .with("vdevice_index", &index)
                     .with("zone", "vGPU");
-                let old = Labels::new()
+                let old = MetricLabels::new()
                     .with("ctrname", own)
                     .with("deviceuuid", uuid)
                     .with("podname", name)
@@ -152,12 +155,12 @@ fn slots<'a>(view: &'a NodeView, subjects: &Subjects<'a>) -> Vec<Slot<'a>> {
 }
 
 /// One place on a device: what was promised there, and what processes do there.
-type Place<'a> = (Option<&'a Portion>, Option<&'a GpuShare>);
+type Place<'a> = (Option<&'a DeviceShare>, Option<&'a GpuUse>);
 
 /// The devices of a claim in its order, each with what the container's processes do there; then those that no claim names.
-fn places<'a>(claim: Option<&'a Claim>, shares: &'a [GpuShare]) -> Vec<Place<'a>> {
-    let on = |share: &GpuShare, device: &GpuUuid| share.mig.as_ref().unwrap_or(&share.gpu) == device;
-    let portions = claim.map_or(&[][..], |claim| &claim.portions);
+fn places<'a>(claim: Option<&'a ContainerClaim>, shares: &'a [GpuUse]) -> Vec<Place<'a>> {
+    let on = |share: &GpuUse, device: &GpuUuid| share.mig.as_ref().unwrap_or(&share.gpu) == device;
+    let portions = claim.map_or(&[][..], |claim| &claim.device_shares);
     let promised = portions.iter().map(|portion| {
         let share = shares.iter().find(|share| on(share, &portion.device));
         (Some(portion), share)
@@ -178,10 +181,10 @@ fn short(uuid: &GpuUuid) -> &str {
 }
 
 fn shares(
-    family: &Family,
+    family: &MetricFamily,
     slots: &[Slot<'_>],
-    labels: impl for<'s> Fn(&'s Slot<'_>) -> &'s Labels,
-    read: impl Fn(&Slot<'_>) -> Option<Number>,
+    labels: impl for<'s> Fn(&'s Slot<'_>) -> &'s MetricLabels,
+    read: impl Fn(&Slot<'_>) -> Option<SampleValue>,
     out: &mut Exposition<'_>,
 ) {
     out.family(family);
@@ -192,7 +195,7 @@ fn shares(
     }
 }
 
-fn migs(family: &Family, view: &NodeView, slots: &[Slot<'_>], legacy: bool, out: &mut Exposition<'_>) {
+fn migs(family: &MetricFamily, view: &NodeView, slots: &[Slot<'_>], legacy: bool, out: &mut Exposition<'_>) {
     out.family(family);
     for slot in slots {
         let Some(uuid) = slot.share.and_then(|share| share.mig.as_ref()) else { continue };
@@ -208,26 +211,26 @@ fn migs(family: &Family, view: &NodeView, slots: &[Slot<'_>], legacy: bool, out:
                 .with("gpu_instance_id", &instance.gpu_instance.to_string())
                 .with("compute_instance_id", &instance.compute_instance.to_string())
         };
-        out.sample(&[labels.as_str()], Number::Whole(1));
+        out.sample(&[labels.as_str()], SampleValue::Whole(1));
     }
 }
 
-fn memory(slot: &Slot<'_>) -> Option<Number> {
+fn memory(slot: &Slot<'_>) -> Option<SampleValue> {
     bytes(&slot.share?.memory_used)
 }
 
-fn limit(slot: &Slot<'_>) -> Option<Number> {
-    slot.portion?.memory.map(|memory| Number::Whole(memory.0))
+fn limit(slot: &Slot<'_>) -> Option<SampleValue> {
+    slot.portion?.memory.map(|memory| SampleValue::Whole(memory.0))
 }
 
-fn sm(slot: &Slot<'_>) -> Option<Number> {
+fn sm(slot: &Slot<'_>) -> Option<SampleValue> {
     percent(&slot.share?.sm)
 }
 
-fn bytes(reading: &Reading<Bytes>) -> Option<Number> {
-    reading.get().map(|bytes| Number::Whole(bytes.0))
+fn bytes(reading: &Reading<Bytes>) -> Option<SampleValue> {
+    reading.get().map(|bytes| SampleValue::Whole(bytes.0))
 }
 
-fn percent(reading: &Reading<Percent>) -> Option<Number> {
-    reading.get().map(|share| Number::Real(share.0))
+fn percent(reading: &Reading<Percent>) -> Option<SampleValue> {
+    reading.get().map(|share| SampleValue::Real(share.0))
 }

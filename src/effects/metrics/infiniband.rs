@@ -1,42 +1,42 @@
 //! InfiniBand ports, and the GPUs that are near them.
 
-use super::number::{Row, number};
-use super::subject::Subjects;
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use super::number::{MetricRow, number};
+use super::subject::LabelledSubjects;
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
-use model::infiniband::{Affinity, Port};
+use model::infiniband::{DeviceAffinity, InfinibandPort};
 use model::view::{GpuView, NodeView};
 
 const PREFIX: &str = "gpu_steward_infiniband_";
 
 #[rustfmt::skip]
-static PORT: &[Row<Port>] = &[
-    Row::gauge("active", "", "1 while the port is active.", |p| number(&p.active)),
-    Row::counter("receive_bytes_total", "bytes", "Bytes received by the port.", |p| number(&p.received)),
-    Row::counter("transmit_bytes_total", "bytes", "Bytes sent by the port.", |p| number(&p.sent)),
-    Row::counter("receive_packets_total", "", "Packets received by the port.", |p| number(&p.packets_received)),
-    Row::counter("transmit_packets_total", "", "Packets sent by the port.", |p| number(&p.packets_sent)),
-    Row::counter("receive_errors_total", "", "Packets received with errors.", |p| number(&p.receive_errors)),
-    Row::counter("transmit_discards_total", "", "Packets that could not be sent.", |p| number(&p.send_discards)),
-    Row::counter("symbol_errors_total", "", "Errors of single symbols on the link.", |p| number(&p.symbol_errors)),
-    Row::counter("link_recoveries_total", "", "Times that the link was trained anew without going down.", |p| number(&p.recoveries)),
-    Row::counter("link_downs_total", "", "Times that the link went down.", |p| number(&p.downs)),
+static PORT: &[MetricRow<InfinibandPort>] = &[
+    MetricRow::gauge("active", "", "1 while the port is active.", |p| number(&p.active)),
+    MetricRow::counter("receive_bytes_total", "bytes", "Bytes received by the port.", |p| number(&p.received)),
+    MetricRow::counter("transmit_bytes_total", "bytes", "Bytes sent by the port.", |p| number(&p.sent)),
+    MetricRow::counter("receive_packets_total", "", "Packets received by the port.", |p| number(&p.packets_received)),
+    MetricRow::counter("transmit_packets_total", "", "Packets sent by the port.", |p| number(&p.packets_sent)),
+    MetricRow::counter("receive_errors_total", "", "Packets received with errors.", |p| number(&p.receive_errors)),
+    MetricRow::counter("transmit_discards_total", "", "Packets that could not be sent.", |p| number(&p.send_discards)),
+    MetricRow::counter("symbol_errors_total", "", "Errors of single symbols on the link.", |p| number(&p.symbol_errors)),
+    MetricRow::counter("link_recoveries_total", "", "Times that the link was trained anew without going down.", |p| number(&p.recoveries)),
+    MetricRow::counter("link_downs_total", "", "Times that the link went down.", |p| number(&p.downs)),
 ];
 
-const AFFINITY: Family = Family {
+const AFFINITY: MetricFamily = MetricFamily {
     name: "gpu_steward_gpu_infiniband_affinity",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "",
     help: "1 for each GPU that is nearest to an InfiniBand device, and what they have in common: pcie_switch, host_bridge, numa.",
 };
 
 /// Writes all of it.
-pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     for row in PORT {
         out.prefixed(PREFIX, &row.family);
         for port in view.infiniband.iter() {
             if let Reading::Measured(value, _) = (row.read)(port) {
-                let labels = Labels::new().with("device", &port.device).with("port", &port.number.to_string());
+                let labels = MetricLabels::new().with("device", &port.device).with("port", &port.number.to_string());
                 out.sample(&[labels.as_str()], value);
             }
         }
@@ -50,12 +50,12 @@ pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>)
         }
         let near = |gpu: &GpuView| {
             let paths = (&gpu.gpu.board.pci_path, &port.pci_path);
-            Affinity::of(paths, (gpu.gpu.numa_node, port.numa_node))
+            DeviceAffinity::of(paths, (gpu.gpu.numa_node, port.numa_node))
         };
         let Some(nearest) = subjects.gpus.iter().filter_map(|gpu| near(gpu.seen)).min() else { continue };
         for gpu in subjects.gpus.iter().filter(|gpu| near(gpu.seen) == Some(nearest)) {
-            let labels = Labels::new().with("device", &port.device).with("path", nearest.code());
-            out.sample(&[gpu.labels.as_str(), labels.as_str()], Number::Whole(1));
+            let labels = MetricLabels::new().with("device", &port.device).with("path", nearest.code());
+            out.sample(&[gpu.labels.as_str(), labels.as_str()], SampleValue::Whole(1));
         }
     }
 }

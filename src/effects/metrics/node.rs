@@ -1,8 +1,8 @@
 //! The machine under our own names.
 
-use super::number::{Row, number};
-use super::scene::Scene;
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use super::input::MetricsInput;
+use super::number::{MetricRow, number};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::cgroup::NetworkSample;
 use model::host::{HostPressure, HostSample};
@@ -13,93 +13,98 @@ use model::view::NodeView;
 const PREFIX: &str = "gpu_steward_node_";
 
 #[rustfmt::skip]
-static HOST: &[Row<HostSample>] = &[
-    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_user)).labelled("mode=\"user\""),
-    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_system)).labelled("mode=\"system\""),
-    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_idle)).labelled("mode=\"idle\""),
-    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_iowait)).labelled("mode=\"iowait\""),
-    Row::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_steal)).labelled("mode=\"steal\""),
-    Row::gauge("processors", "", "Processors on line.", |h| number(&h.processors)),
-    Row::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[0]))).labelled("period=\"1m\""),
-    Row::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[1]))).labelled("period=\"5m\""),
-    Row::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[2]))).labelled("period=\"15m\""),
-    Row::gauge("memory_total_bytes", "bytes", "Installed memory.", |h| number(&h.memory_total)),
-    Row::gauge("memory_available_bytes", "bytes", "Memory for new work without swapping.", |h| number(&h.memory_available)),
-    Row::gauge("memory_working_set_bytes", "bytes", "Installed memory without what is available.", |h| number(&h.memory_working_set)),
-    Row::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |h| number(&h.memory_rss)),
-    Row::gauge("memory_cache_bytes", "bytes", "Page cache and buffers.", |h| number(&h.memory_cache)),
-    Row::gauge("swap_used_bytes", "bytes", "Swap in use.", |h| number(&h.swap_used)),
-    Row::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |h| number(&h.oom_kills)),
-    Row::counter("disk_read_bytes_total", "bytes", "Bytes read from whole disks.", |h| number(&h.disk_read)),
-    Row::counter("disk_write_bytes_total", "bytes", "Bytes written to whole disks.", |h| number(&h.disk_write)),
-    Row::counter("disk_reads_total", "", "Reads from whole disks.", |h| number(&h.disk_reads)),
-    Row::counter("disk_writes_total", "", "Writes to whole disks.", |h| number(&h.disk_writes)),
-    Row::counter("network_receive_bytes_total", "bytes", "Bytes received on interfaces with a device behind them, each byte once.", |h| total(h, |n| n.rx_bytes.0)),
-    Row::counter("network_transmit_bytes_total", "bytes", "Bytes sent on interfaces with a device behind them, each byte once.", |h| total(h, |n| n.tx_bytes.0)),
-    Row::counter("network_receive_packets_total", "", "Packets received on the same interfaces.", |h| total(h, |n| n.rx_packets.0)),
-    Row::counter("network_transmit_packets_total", "", "Packets sent on the same interfaces.", |h| total(h, |n| n.tx_packets.0)),
-    Row::counter("network_receive_errors_total", "", "Received packets with errors.", |h| total(h, |n| n.rx_errors.0)),
-    Row::counter("network_transmit_errors_total", "", "Sent packets with errors.", |h| total(h, |n| n.tx_errors.0)),
-    Row::counter("network_receive_dropped_total", "", "Received packets dropped.", |h| total(h, |n| n.rx_dropped.0)),
-    Row::counter("network_transmit_dropped_total", "", "Packets dropped before they were sent.", |h| total(h, |n| n.tx_dropped.0)),
-    Row::gauge("tasks", "", "Processes and threads.", |h| number(&h.tasks)),
-    Row::gauge("processes", "", "Processes.", |h| number(&h.processes)),
-    Row::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |h| pressed(h, |p| p.cpu_waiting)),
-    Row::counter("pressure_memory_waiting_seconds_total", "seconds", "Time some task waited for memory.", |h| pressed(h, |p| p.memory_waiting)),
-    Row::counter("pressure_memory_stalled_seconds_total", "seconds", "Time all tasks waited for memory.", |h| pressed(h, |p| p.memory_stalled)),
-    Row::counter("pressure_io_waiting_seconds_total", "seconds", "Time some task waited for I/O.", |h| pressed(h, |p| p.io_waiting)),
-    Row::counter("pressure_io_stalled_seconds_total", "seconds", "Time all tasks waited for I/O.", |h| pressed(h, |p| p.io_stalled)),
+static HOST: &[MetricRow<HostSample>] = &[
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_user)).labelled("mode=\"user\""),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_system)).labelled("mode=\"system\""),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_idle)).labelled("mode=\"idle\""),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_iowait)).labelled("mode=\"iowait\""),
+    MetricRow::counter("cpu_seconds_total", "seconds", "Time of all processors since boot, by mode.", |h: &HostSample| number(&h.cpu_steal)).labelled("mode=\"steal\""),
+    MetricRow::gauge("processors", "", "Processors on line.", |h| number(&h.processors)),
+    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[0]))).labelled("period=\"1m\""),
+    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[1]))).labelled("period=\"5m\""),
+    MetricRow::gauge("load", "", "Load average, by period.", |h: &HostSample| number(&h.load.map(|load| load[2]))).labelled("period=\"15m\""),
+    MetricRow::gauge("memory_total_bytes", "bytes", "Installed memory.", |h| number(&h.memory_total)),
+    MetricRow::gauge("memory_available_bytes", "bytes", "Memory for new work without swapping.", |h| number(&h.memory_available)),
+    MetricRow::gauge("memory_working_set_bytes", "bytes", "Installed memory without what is available.", |h| number(&h.memory_working_set)),
+    MetricRow::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |h| number(&h.memory_rss)),
+    MetricRow::gauge("memory_cache_bytes", "bytes", "Page cache and buffers.", |h| number(&h.memory_cache)),
+    MetricRow::gauge("swap_used_bytes", "bytes", "Swap in use.", |h| number(&h.swap_used)),
+    MetricRow::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |h| number(&h.oom_kills)),
+    MetricRow::counter("disk_read_bytes_total", "bytes", "Bytes read from whole disks.", |h| number(&h.disk_read)),
+    MetricRow::counter("disk_write_bytes_total", "bytes", "Bytes written to whole disks.", |h| number(&h.disk_write)),
+    MetricRow::counter("disk_reads_total", "", "Reads from whole disks.", |h| number(&h.disk_reads)),
+    MetricRow::counter("disk_writes_total", "", "Writes to whole disks.", |h| number(&h.disk_writes)),
+    MetricRow::counter("network_receive_bytes_total", "bytes", "Bytes received on interfaces with a device behind them, each byte once.", |h| total(h, |n| n.rx_bytes.0)),
+    MetricRow::counter("network_transmit_bytes_total", "bytes", "Bytes sent on interfaces with a device behind them, each byte once.", |h| total(h, |n| n.tx_bytes.0)),
+    MetricRow::counter("network_receive_packets_total", "", "Packets received on the same interfaces.", |h| total(h, |n| n.rx_packets.0)),
+    MetricRow::counter("network_transmit_packets_total", "", "Packets sent on the same interfaces.", |h| total(h, |n| n.tx_packets.0)),
+    MetricRow::counter("network_receive_errors_total", "", "Received packets with errors.", |h| total(h, |n| n.rx_errors.0)),
+    MetricRow::counter("network_transmit_errors_total", "", "Sent packets with errors.", |h| total(h, |n| n.tx_errors.0)),
+    MetricRow::counter("network_receive_dropped_total", "", "Received packets dropped.", |h| total(h, |n| n.rx_dropped.0)),
+    MetricRow::counter("network_transmit_dropped_total", "", "Packets dropped before they were sent.", |h| total(h, |n| n.tx_dropped.0)),
+    MetricRow::gauge("tasks", "", "Processes and threads.", |h| number(&h.tasks)),
+    MetricRow::gauge("processes", "", "Processes.", |h| number(&h.processes)),
+    MetricRow::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |h| pressed(h, |p| p.cpu_waiting)),
+    MetricRow::counter("pressure_memory_waiting_seconds_total", "seconds", "Time some task waited for memory.", |h| pressed(h, |p| p.memory_waiting)),
+    MetricRow::counter("pressure_memory_stalled_seconds_total", "seconds", "Time all tasks waited for memory.", |h| pressed(h, |p| p.memory_stalled)),
+    MetricRow::counter("pressure_io_waiting_seconds_total", "seconds", "Time some task waited for I/O.", |h| pressed(h, |p| p.io_waiting)),
+    MetricRow::counter("pressure_io_stalled_seconds_total", "seconds", "Time all tasks waited for I/O.", |h| pressed(h, |p| p.io_stalled)),
 ];
 
-const INFO: Family = Family { name: "info", kind: Kind::Info, unit: "", help: "The machine." };
-const GPUS: Family = Family { name: "gpu_steward_gpus", kind: Kind::Gauge, unit: "", help: "GPUs that are known." };
-const UNIDENTIFIED: Family = Family {
+const INFO: MetricFamily = MetricFamily { name: "info", kind: MetricType::Info, unit: "", help: "The machine." };
+const GPUS: MetricFamily =
+    MetricFamily { name: "gpu_steward_gpus", kind: MetricType::Gauge, unit: "", help: "GPUs that are known." };
+const UNIDENTIFIED: MetricFamily = MetricFamily {
     name: "gpu_steward_gpus_unidentified",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "",
     help: "1 for each GPU that is counted but could not be identified since the start, by index and reason.",
 };
-const EVENTS_HANG: Family = Family {
+const EVENTS_HANG: MetricFamily = MetricFamily {
     name: "gpu_steward_gpu_events_hang",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "",
     help: "1 while the wait for the driver's events does not return: XIDs come from the kernel log only.",
 };
-const SIMULATED: Family = Family {
+const SIMULATED: MetricFamily = MetricFamily {
     name: "gpu_steward_gpus_simulated",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "",
     help: "1 when the GPUs and all their readings are made up (--gpus simulated).",
 };
-const DRIVER: Family =
-    Family { name: "gpu_steward_driver_info", kind: Kind::Info, unit: "", help: "Versions of the NVIDIA driver." };
-const SOURCE: Family = Family {
+const DRIVER: MetricFamily = MetricFamily {
+    name: "gpu_steward_driver_info",
+    kind: MetricType::Info,
+    unit: "",
+    help: "Versions of the NVIDIA driver.",
+};
+const SOURCE: MetricFamily = MetricFamily {
     name: "gpu_steward_gpu_source",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "",
     help: "1 for the state in which GPUs are seen: working, starting, missing, hanging, released, switched_off.",
 };
 
-fn total(host: &HostSample, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<Number> {
+fn total(host: &HostSample, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<SampleValue> {
     match &host.network {
-        Reading::Measured(network, at) => Reading::Measured(Number::Whole(pick(network)), *at),
+        Reading::Measured(network, at) => Reading::Measured(SampleValue::Whole(pick(network)), *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }
 }
 
-fn pressed(host: &HostSample, pick: impl FnOnce(HostPressure) -> Nanos) -> Reading<Number> {
+fn pressed(host: &HostSample, pick: impl FnOnce(HostPressure) -> Nanos) -> Reading<SampleValue> {
     number(&host.pressure.map(pick))
 }
 
 /// Writes all of it.
-pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
+pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let view = scene.view;
     out.prefixed(PREFIX, &INFO);
-    let info = Labels::new()
+    let info = MetricLabels::new()
         .with("node", view.name.as_str())
         .with("kernel", &view.facts.kernel)
         .with("cgroups", view.facts.cgroups.get().map_or("", |version| version.code()));
-    out.sample(&[info.as_str()], Number::Whole(1));
+    out.sample(&[info.as_str()], SampleValue::Whole(1));
     for row in HOST {
         out.prefixed(PREFIX, &row.family);
         if let Reading::Measured(value, _) = (row.read)(&view.host) {
@@ -112,28 +117,28 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
 /// Writes which GPUs are seen, and how.
 pub fn write_gpus(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&GPUS);
-    out.sample(&[], Number::Whole(view.gpus.len() as u64));
+    out.sample(&[], SampleValue::Whole(view.gpus.len() as u64));
     out.family(&UNIDENTIFIED);
     for gpu in &view.gpus_unidentified {
-        let labels = Labels::new().with("gpu", &gpu.index.to_string()).with("reason", gpu.why.code());
-        out.sample(&[labels.as_str()], Number::Whole(1));
+        let labels = MetricLabels::new().with("gpu", &gpu.index.to_string()).with("reason", gpu.why.code());
+        out.sample(&[labels.as_str()], SampleValue::Whole(1));
     }
     out.family(&SIMULATED);
-    out.sample(&[], Number::Whole(u64::from(view.gpu_source.simulated())));
+    out.sample(&[], SampleValue::Whole(u64::from(view.gpu_source.simulated())));
     source(&view.gpu_source, out);
     out.family(&EVENTS_HANG);
-    out.sample(&[], Number::Whole(u64::from(view.gpu_events_hang)));
+    out.sample(&[], SampleValue::Whole(u64::from(view.gpu_events_hang)));
 }
 
 fn source(state: &GpuSourceState, out: &mut Exposition<'_>) {
     out.family(&DRIVER);
     if let GpuSourceState::Working { driver, nvml, cuda, simulated } = state {
-        let labels = Labels::new()
+        let labels = MetricLabels::new()
             .with("driver", driver)
             .with("nvml", nvml)
             .with("cuda", cuda.as_deref().unwrap_or_default())
             .with("simulated", if *simulated { "true" } else { "false" });
-        out.sample(&[labels.as_str()], Number::Whole(1));
+        out.sample(&[labels.as_str()], SampleValue::Whole(1));
     }
     let (word, reason) = match state {
         GpuSourceState::SwitchedOff => ("switched_off", ""),
@@ -144,5 +149,5 @@ fn source(state: &GpuSourceState, out: &mut Exposition<'_>) {
         GpuSourceState::Released { .. } => ("released", ""),
     };
     out.family(&SOURCE);
-    out.sample(&[Labels::new().with("state", word).with("reason", reason).as_str()], Number::Whole(1));
+    out.sample(&[MetricLabels::new().with("state", word).with("reason", reason).as_str()], SampleValue::Whole(1));
 }

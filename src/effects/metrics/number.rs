@@ -1,6 +1,6 @@
 //! Values of the model as numbers in base units.
 
-use crate::exposition::{Family, Kind, Number};
+use crate::exposition::{MetricFamily, MetricType, SampleValue};
 use model::Reading;
 use model::gpu::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
@@ -8,13 +8,13 @@ use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Milli
 /// A value that has a number in base units: bytes, seconds, joules, hertz, shares of one.
 pub trait Measure {
     /// That number.
-    fn number(self) -> Number;
+    fn number(self) -> SampleValue;
 }
 
 macro_rules! measure {
     ($($noun:ty => |$value:ident| $change:expr;)*) => {
         $(impl Measure for $noun {
-            fn number(self) -> Number {
+            fn number(self) -> SampleValue {
                 let $value = self;
                 $change
             }
@@ -23,22 +23,22 @@ macro_rules! measure {
 }
 
 measure! {
-    Bytes => |it| Number::Whole(it.0);
-    Count => |it| Number::Whole(it.0);
-    Percent => |it| Number::Real(it.ratio().0);
-    Ratio => |it| Number::Real(it.0);
-    Watts => |it| Number::Real(it.0);
-    Cores => |it| Number::Real(it.0);
-    BytesPerSecond => |it| Number::Real(it.0);
-    Millijoules => |it| Number::Real(thousandths(it.0));
-    Megahertz => |it| Number::Whole(u64::from(it.0) * 1_000_000);
-    Celsius => |it| Number::Real(f64::from(it.0));
-    Nanos => |it| Number::Real(it.as_seconds());
-    u32 => |it| Number::Whole(u64::from(it));
-    u64 => |it| Number::Whole(it);
-    f64 => |it| Number::Real(it);
-    bool => |it| Number::Whole(u64::from(it));
-    RecoveryAction => |it| Number::Whole(u64::from(it.number()));
+    Bytes => |it| SampleValue::Whole(it.0);
+    Count => |it| SampleValue::Whole(it.0);
+    Percent => |it| SampleValue::Real(it.ratio().0);
+    Ratio => |it| SampleValue::Real(it.0);
+    Watts => |it| SampleValue::Real(it.0);
+    Cores => |it| SampleValue::Real(it.0);
+    BytesPerSecond => |it| SampleValue::Real(it.0);
+    Millijoules => |it| SampleValue::Real(thousandths(it.0));
+    Megahertz => |it| SampleValue::Whole(u64::from(it.0) * 1_000_000);
+    Celsius => |it| SampleValue::Real(f64::from(it.0));
+    Nanos => |it| SampleValue::Real(it.as_seconds());
+    u32 => |it| SampleValue::Whole(u64::from(it));
+    u64 => |it| SampleValue::Whole(it);
+    f64 => |it| SampleValue::Real(it);
+    bool => |it| SampleValue::Whole(u64::from(it));
+    RecoveryAction => |it| SampleValue::Whole(u64::from(it.number()));
 }
 
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 mJ, which a 1 kW card reaches after 285 years")]
@@ -47,30 +47,30 @@ fn thousandths(value: u64) -> f64 {
 }
 
 /// The reading as a number.
-pub fn number<T: Measure + Copy>(reading: &Reading<T>) -> Reading<Number> {
+pub fn number<T: Measure + Copy>(reading: &Reading<T>) -> Reading<SampleValue> {
     reading.map(Measure::number)
 }
 
 /// A line of a table: a family, fixed labels, and where the value is found in `S`.
 #[derive(Clone, Copy, Debug)]
-pub struct Row<S> {
+pub struct MetricRow<S> {
     /// The name.
-    pub family: Family,
+    pub family: MetricFamily,
     /// Fixed `name="value"` pairs, escaped by hand.
     pub labels: &'static str,
     /// Where the value is.
-    pub read: fn(&S) -> Reading<Number>,
+    pub read: fn(&S) -> Reading<SampleValue>,
 }
 
-impl<S> Row<S> {
+impl<S> MetricRow<S> {
     /// A gauge.
     pub const fn gauge(
         name: &'static str,
         unit: &'static str,
         help: &'static str,
-        read: fn(&S) -> Reading<Number>,
+        read: fn(&S) -> Reading<SampleValue>,
     ) -> Self {
-        Row { family: Family { name, kind: Kind::Gauge, unit, help }, labels: "", read }
+        MetricRow { family: MetricFamily { name, kind: MetricType::Gauge, unit, help }, labels: "", read }
     }
 
     /// A counter; its name ends in `_total`.
@@ -78,14 +78,14 @@ impl<S> Row<S> {
         name: &'static str,
         unit: &'static str,
         help: &'static str,
-        read: fn(&S) -> Reading<Number>,
+        read: fn(&S) -> Reading<SampleValue>,
     ) -> Self {
-        Row { family: Family { name, kind: Kind::Counter, unit, help }, labels: "", read }
+        MetricRow { family: MetricFamily { name, kind: MetricType::Counter, unit, help }, labels: "", read }
     }
 
     /// A counter that others named without `_total`.
-    pub const fn foreign_counter(name: &'static str, help: &'static str, read: fn(&S) -> Reading<Number>) -> Self {
-        Row { family: Family { name, kind: Kind::ForeignCounter, unit: "", help }, labels: "", read }
+    pub const fn foreign_counter(name: &'static str, help: &'static str, read: fn(&S) -> Reading<SampleValue>) -> Self {
+        MetricRow { family: MetricFamily { name, kind: MetricType::ForeignCounter, unit: "", help }, labels: "", read }
     }
 
     /// The same row with fixed labels; rows of one family stand together in their table.

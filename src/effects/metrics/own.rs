@@ -1,64 +1,71 @@
 //! The program itself: what it costs, what went wrong, who asked.
 
-use super::counts::Footprint;
-use super::number::{Row, number};
-use super::scene::Scene;
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use super::counts::ProcessFootprint;
+use super::input::MetricsInput;
+use super::number::{MetricRow, number};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::view::NodeView;
 use std::sync::atomic::Ordering;
 use wire::api::node::trouble_word;
 
 #[rustfmt::skip]
-static PROCESS: &[Row<Footprint>] = &[
-    Row::gauge("process_start_time_seconds", "seconds", "When this program was started, in seconds since 1970.", |f| number(&f.started_seconds)),
-    Row::counter("process_cpu_seconds_total", "seconds", "Processor time of this program.", |f| number(&f.cpu_seconds)),
-    Row::gauge("process_resident_memory_bytes", "bytes", "Resident memory of this program.", |f| number(&f.resident)),
-    Row::gauge("process_virtual_memory_bytes", "bytes", "Address space of this program.", |f| number(&f.address_space)),
-    Row::gauge("process_open_fds", "", "Files this program has open.", |f| number(&f.files)),
-    Row::gauge("process_max_fds", "", "Files this program may have open.", |f| number(&f.files_limit)),
-    Row::gauge("process_threads", "", "Threads of this program.", |f| number(&f.threads)),
+static PROCESS: &[MetricRow<ProcessFootprint>] = &[
+    MetricRow::gauge("process_start_time_seconds", "seconds", "When this program was started, in seconds since 1970.", |f| number(&f.started_seconds)),
+    MetricRow::counter("process_cpu_seconds_total", "seconds", "Processor time of this program.", |f| number(&f.cpu_seconds)),
+    MetricRow::gauge("process_resident_memory_bytes", "bytes", "Resident memory of this program.", |f| number(&f.resident)),
+    MetricRow::gauge("process_virtual_memory_bytes", "bytes", "Address space of this program.", |f| number(&f.address_space)),
+    MetricRow::gauge("process_open_fds", "", "Files this program has open.", |f| number(&f.files)),
+    MetricRow::gauge("process_max_fds", "", "Files this program may have open.", |f| number(&f.files_limit)),
+    MetricRow::gauge("process_threads", "", "Threads of this program.", |f| number(&f.threads)),
 ];
 
-const BUILD: Family =
-    Family { name: "gpu_steward_build_info", kind: Kind::Info, unit: "", help: "The version of this program." };
-const TROUBLES: Family = counter("gpu_steward_troubles_total", "What went wrong since the start, by kind.");
-const PASS: Family = gauge("gpu_steward_sampling_pass_seconds", "seconds", "How long the last pass over cgroups took.");
-const MISSED: Family = counter("gpu_steward_sampling_deadlines_missed_total", "Sampling deadlines missed.");
-const LEFT_OUT: Family = gauge("gpu_steward_left_out", "", "Things beyond a bound that are counted and not shown.");
-const WATCHING: Family = gauge(
+const BUILD: MetricFamily = MetricFamily {
+    name: "gpu_steward_build_info",
+    kind: MetricType::Info,
+    unit: "",
+    help: "The version of this program.",
+};
+const TROUBLES: MetricFamily = counter("gpu_steward_troubles_total", "What went wrong since the start, by kind.");
+const PASS: MetricFamily =
+    gauge("gpu_steward_sampling_pass_seconds", "seconds", "How long the last pass over cgroups took.");
+const MISSED: MetricFamily = counter("gpu_steward_sampling_deadlines_missed_total", "Sampling deadlines missed.");
+const LEFT_OUT: MetricFamily =
+    gauge("gpu_steward_left_out", "", "Things beyond a bound that are counted and not shown.");
+const WATCHING: MetricFamily = gauge(
     "gpu_steward_pod_watch_up",
     "",
     "1 while this node's pods are followed at the API server, 0 while they cannot be.",
 );
-const WATCH_AGE: Family = gauge(
+const WATCH_AGE: MetricFamily = gauge(
     "gpu_steward_pod_watch_age_seconds",
     "seconds",
     "Time since the API server last said anything about this node's pods.",
 );
-const VIEW_AGE: Family = gauge("gpu_steward_view_age_seconds", "seconds", "Age of the view that this text shows.");
-const SCRAPES: Family = counter("gpu_steward_scrapes_total", "Answered requests for metrics, this one included.");
-const REFUSED: Family =
+const VIEW_AGE: MetricFamily =
+    gauge("gpu_steward_view_age_seconds", "seconds", "Age of the view that this text shows.");
+const SCRAPES: MetricFamily = counter("gpu_steward_scrapes_total", "Answered requests for metrics, this one included.");
+const REFUSED: MetricFamily =
     counter("gpu_steward_scrapes_refused_total", "Requests refused because too many answers were under way.");
-const CONNECTIONS: Family = gauge("gpu_steward_http_connections", "", "Connections that are open.");
-const CUT: Family = counter("gpu_steward_http_connections_cut_total", "Connections closed for want of room.");
+const CONNECTIONS: MetricFamily = gauge("gpu_steward_http_connections", "", "Connections that are open.");
+const CUT: MetricFamily = counter("gpu_steward_http_connections_cut_total", "Connections closed for want of room.");
 
-const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Gauge, unit, help }
+const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind: MetricType::Gauge, unit, help }
 }
 
-const fn counter(name: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Counter, unit: "", help }
+const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind: MetricType::Counter, unit: "", help }
 }
 
 /// Writes all of it.
-pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
+pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     out.family(&BUILD);
-    out.sample(&[Labels::new().with("version", env!("CARGO_PKG_VERSION")).as_str()], Number::Whole(1));
+    out.sample(&[MetricLabels::new().with("version", env!("CARGO_PKG_VERSION")).as_str()], SampleValue::Whole(1));
     sampling(scene.view, out);
     pod_watch(scene, out);
     out.family(&VIEW_AGE);
-    out.sample(&[], Number::Real(scene.now.monotonic.since(scene.view.now.monotonic).as_secs_f64()));
+    out.sample(&[], SampleValue::Real(scene.now.monotonic.since(scene.view.now.monotonic).as_secs_f64()));
     for (family, count) in [
         (&SCRAPES, &scene.own.scrapes),
         (&REFUSED, &scene.own.scrapes_refused),
@@ -66,7 +73,7 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
         (&CUT, &scene.own.connections_cut),
     ] {
         out.family(family);
-        out.sample(&[], Number::Whole(count.load(Ordering::Relaxed)));
+        out.sample(&[], SampleValue::Whole(count.load(Ordering::Relaxed)));
     }
     for row in PROCESS {
         out.family(&row.family);
@@ -79,12 +86,12 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
 fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&TROUBLES);
     for (kind, count) in &view.troubles {
-        out.sample(&[Labels::new().with("kind", trouble_word(*kind)).as_str()], Number::Whole(*count));
+        out.sample(&[MetricLabels::new().with("kind", trouble_word(*kind)).as_str()], SampleValue::Whole(*count));
     }
     out.family(&PASS);
-    out.sample(&[], Number::Real(std::time::Duration::from_micros(view.pass_us).as_secs_f64()));
+    out.sample(&[], SampleValue::Real(std::time::Duration::from_micros(view.pass_us).as_secs_f64()));
     out.family(&MISSED);
-    out.sample(&[], Number::Whole(view.deadlines_missed));
+    out.sample(&[], SampleValue::Whole(view.deadlines_missed));
     out.family(&LEFT_OUT);
     let api_pods = view.pod_watch.as_ref().map(|watch| ("api_pods", watch.left_out));
     let known = [
@@ -93,19 +100,19 @@ fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
         ("tallies", view.tallies_left_out),
     ];
     for (what, count) in known.into_iter().chain(api_pods) {
-        out.sample(&[Labels::new().with("what", what).as_str()], Number::Whole(u64::from(count)));
+        out.sample(&[MetricLabels::new().with("what", what).as_str()], SampleValue::Whole(u64::from(count)));
     }
 }
 
 /// No series where the API server is not asked, and no age before it has said anything.
-fn pod_watch(scene: &Scene<'_>, out: &mut Exposition<'_>) {
+fn pod_watch(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let watch = scene.view.pod_watch.as_ref().map(|view| &view.watch);
     out.family(&WATCHING);
     if let Some(watch) = watch {
-        out.sample(&[], Number::Whole(u64::from(watch.heard.is_some() && watch.broken.is_none())));
+        out.sample(&[], SampleValue::Whole(u64::from(watch.heard.is_some() && watch.broken.is_none())));
     }
     out.family(&WATCH_AGE);
     if let Some(heard) = watch.and_then(|watch| watch.heard) {
-        out.sample(&[], Number::Real(scene.now.monotonic.since(heard).as_secs_f64()));
+        out.sample(&[], SampleValue::Real(scene.now.monotonic.since(heard).as_secs_f64()));
     }
 }

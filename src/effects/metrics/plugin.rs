@@ -1,87 +1,87 @@
 //! The device plugin: how it stands with kubelet, what was asked of it, what became of it.
 
-use super::scene::Scene;
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
-use model::plugin::{DeviceSlots, PluginView, PodFiles, Standing};
+use super::input::MetricsInput;
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
+use model::plugin::{DeviceSlots, PluginView, PodFiles, RegistrationState};
 
-const REGISTERED: Family = gauge(
+const REGISTERED: MetricFamily = gauge(
     "gpu_steward_plugin_registered",
     "1 while kubelet watches our list of devices, and which way it came to know us.",
 );
-const REGISTRATIONS: Family =
+const REGISTRATIONS: MetricFamily =
     counter("gpu_steward_plugin_registrations_total", "How often kubelet came to know the plugin.");
-const SLOTS: Family = gauge(
+const SLOTS: MetricFamily = gauge(
     "gpu_steward_plugin_slots",
     "Slots of a GPU or MIG instance: free, used, unhealthy (free and not to be handed out), used_unhealthy.",
 );
-const CLAIMS: Family = gauge(
+const CLAIMS: MetricFamily = gauge(
     "gpu_steward_plugin_claims",
     "Pods that were promised something of a GPU or MIG instance and have not ended; healthy says whether it can be trusted.",
 );
-const CORDONED: Family =
+const CORDONED: MetricFamily =
     gauge("gpu_steward_plugin_cordoned", "1 while an operator keeps the GPU or MIG instance from new containers.");
-const ALLOCATIONS: Family = counter("gpu_steward_plugin_allocations_total", "Containers that kubelet allocated.");
-const STARTS: Family = counter(
+const ALLOCATIONS: MetricFamily = counter("gpu_steward_plugin_allocations_total", "Containers that kubelet allocated.");
+const STARTS: MetricFamily = counter(
     "gpu_steward_plugin_starts_total",
     "Starts of containers that were answered: filled, refused, late (waited for in vain), failed (could not be written), foreign.",
 );
-const WAITED: Family =
+const WAITED: MetricFamily =
     counter("gpu_steward_plugin_starts_waited_total", "Starts that had to wait, by what they waited for.");
-const DIFFERING: Family = counter(
+const DIFFERING: MetricFamily = counter(
     "gpu_steward_plugin_ids_differing_total",
     "Containers for which kubelet counts other devices than those of the claim, which holds.",
 );
-const WITHOUT_GPU: Family = gauge(
+const WITHOUT_GPU: MetricFamily = gauge(
     "gpu_steward_plugin_pods_without_gpu",
     "Pods that run and hold a GPU or MIG instance that this node does not list.",
 );
-const MOVED: Family = counter(
+const MOVED: MetricFamily = counter(
     "gpu_steward_plugin_claims_moved_total",
     "Containers that got other devices than their claim named, with the same numbers: exchanged with another claim, or alone.",
 );
-const FILES_BYTES: Family = Family {
+const FILES_BYTES: MetricFamily = MetricFamily {
     unit: "bytes",
     ..gauge(
         "gpu_steward_plugin_pod_files_bytes",
         "Room on the node's disk that a pod takes by what it wrote into the folders that the limiter needs writable.",
     )
 };
-const FILES: Family = gauge(
+const FILES: MetricFamily = gauge(
     "gpu_steward_plugin_pod_files",
     "Files and folders that a pod wrote into the folders that the limiter needs writable; over says whether that is too much.",
 );
-const GUARD: Family = gauge(
+const GUARD: MetricFamily = gauge(
     "gpu_steward_guard",
     "1 for what was found of a policy of the chart: in_force, open (it lets through what must not be written), hinders (it refuses what this agent has to write).",
 );
-const ALLOCATE: Family =
+const ALLOCATE: MetricFamily =
     histogram("gpu_steward_plugin_allocate_seconds", "Allocate, from kubelet's request to our answer.");
-const START: Family =
+const START: MetricFamily =
     histogram("gpu_steward_plugin_start_seconds", "PreStartContainer, from kubelet's request to our answer.");
 
-const fn gauge(name: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Gauge, unit: "", help }
+const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
 }
 
-const fn counter(name: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Counter, unit: "", help }
+const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind: MetricType::Counter, unit: "", help }
 }
 
-const fn histogram(name: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Histogram, unit: "seconds", help }
+const fn histogram(name: &'static str, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind: MetricType::Histogram, unit: "seconds", help }
 }
 
 /// Writes all of it; nothing where GPUs are not shared.
-pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
+pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let plugin = scene.view.plugin.as_deref();
     out.family(&REGISTERED);
     if let Some(plugin) = plugin {
         let way = match plugin.standing {
-            Standing::Registered(way) => way,
-            Standing::Waiting(_) | Standing::Follows | Standing::Undecided(_) => "",
+            RegistrationState::Registered(way) => way,
+            RegistrationState::Waiting(_) | RegistrationState::Follows | RegistrationState::Undecided(_) => "",
         };
-        let labels = Labels::new().with("resource", &plugin.resource).with("way", way);
-        out.sample(&[labels.as_str()], Number::Whole(u64::from(!way.is_empty())));
+        let labels = MetricLabels::new().with("resource", &plugin.resource).with("way", way);
+        out.sample(&[labels.as_str()], SampleValue::Whole(u64::from(!way.is_empty())));
     }
     devices(plugin, out);
     counts(plugin, out);
@@ -97,10 +97,10 @@ pub fn write(scene: &Scene<'_>, out: &mut Exposition<'_>) {
 }
 
 fn devices(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
-    let devices: Vec<(Labels, &DeviceSlots)> = plugin
+    let devices: Vec<(MetricLabels, &DeviceSlots)> = plugin
         .into_iter()
         .flat_map(|plugin| plugin.slots.iter())
-        .map(|slots| (Labels::new().with("uuid", slots.device.as_str()), slots))
+        .map(|slots| (MetricLabels::new().with("uuid", slots.device.as_str()), slots))
         .collect();
     out.family(&SLOTS);
     for (labels, slots) in &devices {
@@ -110,40 +110,40 @@ fn devices(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
             ("state=\"unhealthy\"", slots.unhealthy),
             ("state=\"used_unhealthy\"", slots.used_unhealthy),
         ] {
-            out.sample(&[labels.as_str(), state], Number::Whole(u64::from(count)));
+            out.sample(&[labels.as_str(), state], SampleValue::Whole(u64::from(count)));
         }
     }
     out.family(&CLAIMS);
     for (labels, slots) in &devices {
         let health = if slots.healthy { "healthy=\"true\"" } else { "healthy=\"false\"" };
-        out.sample(&[labels.as_str(), health], Number::Whole(u64::from(slots.claims)));
+        out.sample(&[labels.as_str(), health], SampleValue::Whole(u64::from(slots.claims)));
     }
     out.family(&CORDONED);
     for (labels, slots) in &devices {
-        out.sample(&[labels.as_str()], Number::Whole(u64::from(slots.cordoned)));
+        out.sample(&[labels.as_str()], SampleValue::Whole(u64::from(slots.cordoned)));
     }
 }
 
 fn files(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
     let labels = |files: &PodFiles| {
-        let labels = Labels::new().with("namespace", &files.pod.namespace).with("pod", &files.pod.name);
+        let labels = MetricLabels::new().with("namespace", &files.pod.namespace).with("pod", &files.pod.name);
         labels.with("pod_uid", files.uid.as_str())
     };
-    let files: Vec<(Labels, &PodFiles)> =
+    let files: Vec<(MetricLabels, &PodFiles)> =
         plugin.into_iter().flat_map(|plugin| plugin.files.iter()).map(|files| (labels(files), files)).collect();
     out.family(&FILES_BYTES);
     for (labels, files) in &files {
-        out.sample(&[labels.as_str()], Number::Whole(files.bytes.0));
+        out.sample(&[labels.as_str()], SampleValue::Whole(files.bytes.0));
     }
     out.family(&FILES);
     for (labels, files) in &files {
         let over = if files.over { "over=\"true\"" } else { "over=\"false\"" };
-        out.sample(&[labels.as_str(), over], Number::Whole(files.files));
+        out.sample(&[labels.as_str(), over], SampleValue::Whole(files.files));
     }
 }
 
 fn counts(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
-    let whole = |pick: fn(&PluginView) -> u64| plugin.map(|plugin| Number::Whole(pick(plugin)));
+    let whole = |pick: fn(&PluginView) -> u64| plugin.map(|plugin| SampleValue::Whole(pick(plugin)));
     for (family, count) in [
         (&REGISTRATIONS, whole(|plugin| plugin.registrations)),
         (&ALLOCATIONS, whole(|plugin| plugin.allocations)),
@@ -157,21 +157,21 @@ fn counts(plugin: Option<&PluginView>, out: &mut Exposition<'_>) {
     }
     out.family(&GUARD);
     for (policy, guard) in plugin.into_iter().flat_map(|plugin| &plugin.guards) {
-        let labels = Labels::new().with("policy", policy.code()).with("state", guard.code());
-        out.sample(&[labels.as_str()], Number::Whole(1));
+        let labels = MetricLabels::new().with("policy", policy.code()).with("state", guard.code());
+        out.sample(&[labels.as_str()], SampleValue::Whole(1));
     }
     out.family(&MOVED);
     if let Some(plugin) = plugin {
-        out.sample(&["how=\"exchanged\""], Number::Whole(plugin.moves.exchanged));
-        out.sample(&["how=\"alone\""], Number::Whole(plugin.moves.alone));
+        out.sample(&["how=\"exchanged\""], SampleValue::Whole(plugin.moves.exchanged));
+        out.sample(&["how=\"alone\""], SampleValue::Whole(plugin.moves.alone));
     }
     out.family(&STARTS);
     for (how, count) in plugin.into_iter().flat_map(|plugin| &plugin.starts) {
-        let labels = Labels::new().with("outcome", how.code()).with("reason", how.reason());
-        out.sample(&[labels.as_str()], Number::Whole(*count));
+        let labels = MetricLabels::new().with("outcome", how.code()).with("reason", how.reason());
+        out.sample(&[labels.as_str()], SampleValue::Whole(*count));
     }
     out.family(&WAITED);
     for (what, count) in plugin.into_iter().flat_map(|plugin| &plugin.waited) {
-        out.sample(&[Labels::new().with("what", what).as_str()], Number::Whole(*count));
+        out.sample(&[MetricLabels::new().with("what", what).as_str()], SampleValue::Whole(*count));
     }
 }

@@ -1,15 +1,15 @@
 //! Pods and containers under our own names.
 
-use super::number::{Measure, Row, number};
-use super::subject::Subjects;
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use super::number::{Measure, MetricRow, number};
+use super::subject::LabelledSubjects;
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::cgroup::{CgroupSample, NetworkSample};
 use model::id::PodUid;
-use model::tally::Tally;
+use model::tally::GpuTally;
 use model::time::Monotonic;
 use model::unit::Nanos;
-use model::view::{ContainerView, GpuShare, NodeView, PodView};
+use model::view::{ContainerView, GpuUse, NodeView, PodView};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -18,101 +18,101 @@ const CONTAINER: &str = "gpu_steward_container_";
 
 /// What a cgroup counts.
 #[rustfmt::skip]
-static CGROUP: &[Row<CgroupSample>] = &[
-    Row::counter("cpu_seconds_total", "seconds", "CPU time.", |s| number(&s.cpu_total)),
-    Row::counter("cpu_user_seconds_total", "seconds", "CPU time in user mode.", |s| number(&s.cpu_user)),
-    Row::counter("cpu_system_seconds_total", "seconds", "CPU time in the kernel.", |s| number(&s.cpu_system)),
-    Row::gauge("cpu_limit_cores", "cores", "CPU limit; no series where there is none.", |s| limit(&s.cpu_limit, Number::Real)),
-    Row::counter("cpu_cfs_periods_total", "", "Enforcement periods with something to run.", |s| number(&s.cfs_periods)),
-    Row::counter("cpu_cfs_throttled_periods_total", "", "Enforcement periods in which the quota was used up.", |s| number(&s.cfs_throttled_periods)),
-    Row::counter("cpu_cfs_throttled_seconds_total", "seconds", "Time spent waiting for the next enforcement period.", |s| number(&s.cfs_throttled)),
-    Row::gauge("memory_usage_bytes", "bytes", "Memory charged, page cache included.", |s| number(&s.memory_usage)),
-    Row::gauge("memory_working_set_bytes", "bytes", "Memory without inactive file pages: what kubelet evicts by.", |s| number(&s.memory_working_set)),
-    Row::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |s| number(&s.memory_rss)),
-    Row::gauge("memory_cache_bytes", "bytes", "Page cache.", |s| number(&s.memory_cache)),
-    Row::gauge("memory_swap_bytes", "bytes", "Memory swapped out; no series where the kernel does not account for swap.", |s| number(&s.memory_swap)),
-    Row::gauge("memory_limit_bytes", "bytes", "Memory limit; no series where there is none.", |s| limit(&s.memory_limit, |bytes| Number::Whole(bytes.0))),
-    Row::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |s| number(&s.oom_kills)),
-    Row::counter("io_read_bytes_total", "bytes", "Bytes read from block devices.", |s| number(&s.io_read)),
-    Row::counter("io_write_bytes_total", "bytes", "Bytes written to block devices.", |s| number(&s.io_write)),
-    Row::counter("io_reads_total", "", "Reads from block devices.", |s| number(&s.io_reads)),
-    Row::counter("io_writes_total", "", "Writes to block devices.", |s| number(&s.io_writes)),
-    Row::gauge("process_io_read_bytes", "bytes", "Bytes that the living processes read from storage; loses those that ended.", |s| number(&s.process_io.map(|io| io.read))),
-    Row::gauge("process_io_write_bytes", "bytes", "Bytes that the living processes wrote to storage; loses those that ended.", |s| number(&s.process_io.map(|io| io.write))),
-    Row::gauge("tasks", "", "Processes and threads.", |s| number(&s.tasks)),
-    Row::gauge("processes", "", "Processes.", |s| number(&s.processes)),
-    Row::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |s| pressed(s, |p| p.cpu_waiting)),
-    Row::counter("pressure_cpu_stalled_seconds_total", "seconds", "Time all tasks waited for a processor.", |s| pressed(s, |p| p.cpu_stalled)),
-    Row::counter("pressure_memory_waiting_seconds_total", "seconds", "Time some task waited for memory.", |s| pressed(s, |p| p.memory_waiting)),
-    Row::counter("pressure_memory_stalled_seconds_total", "seconds", "Time all tasks waited for memory.", |s| pressed(s, |p| p.memory_stalled)),
-    Row::counter("pressure_io_waiting_seconds_total", "seconds", "Time some task waited for I/O.", |s| pressed(s, |p| p.io_waiting)),
-    Row::counter("pressure_io_stalled_seconds_total", "seconds", "Time all tasks waited for I/O.", |s| pressed(s, |p| p.io_stalled)),
+static CGROUP: &[MetricRow<CgroupSample>] = &[
+    MetricRow::counter("cpu_seconds_total", "seconds", "CPU time.", |s| number(&s.cpu_total)),
+    MetricRow::counter("cpu_user_seconds_total", "seconds", "CPU time in user mode.", |s| number(&s.cpu_user)),
+    MetricRow::counter("cpu_system_seconds_total", "seconds", "CPU time in the kernel.", |s| number(&s.cpu_system)),
+    MetricRow::gauge("cpu_limit_cores", "cores", "CPU limit; no series where there is none.", |s| limit(&s.cpu_limit, SampleValue::Real)),
+    MetricRow::counter("cpu_cfs_periods_total", "", "Enforcement periods with something to run.", |s| number(&s.cfs_periods)),
+    MetricRow::counter("cpu_cfs_throttled_periods_total", "", "Enforcement periods in which the quota was used up.", |s| number(&s.cfs_throttled_periods)),
+    MetricRow::counter("cpu_cfs_throttled_seconds_total", "seconds", "Time spent waiting for the next enforcement period.", |s| number(&s.cfs_throttled)),
+    MetricRow::gauge("memory_usage_bytes", "bytes", "Memory charged, page cache included.", |s| number(&s.memory_usage)),
+    MetricRow::gauge("memory_working_set_bytes", "bytes", "Memory without inactive file pages: what kubelet evicts by.", |s| number(&s.memory_working_set)),
+    MetricRow::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |s| number(&s.memory_rss)),
+    MetricRow::gauge("memory_cache_bytes", "bytes", "Page cache.", |s| number(&s.memory_cache)),
+    MetricRow::gauge("memory_swap_bytes", "bytes", "Memory swapped out; no series where the kernel does not account for swap.", |s| number(&s.memory_swap)),
+    MetricRow::gauge("memory_limit_bytes", "bytes", "Memory limit; no series where there is none.", |s| limit(&s.memory_limit, |bytes| SampleValue::Whole(bytes.0))),
+    MetricRow::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |s| number(&s.oom_kills)),
+    MetricRow::counter("io_read_bytes_total", "bytes", "Bytes read from block devices.", |s| number(&s.io_read)),
+    MetricRow::counter("io_write_bytes_total", "bytes", "Bytes written to block devices.", |s| number(&s.io_write)),
+    MetricRow::counter("io_reads_total", "", "Reads from block devices.", |s| number(&s.io_reads)),
+    MetricRow::counter("io_writes_total", "", "Writes to block devices.", |s| number(&s.io_writes)),
+    MetricRow::gauge("process_io_read_bytes", "bytes", "Bytes that the living processes read from storage; loses those that ended.", |s| number(&s.process_io.map(|io| io.read))),
+    MetricRow::gauge("process_io_write_bytes", "bytes", "Bytes that the living processes wrote to storage; loses those that ended.", |s| number(&s.process_io.map(|io| io.write))),
+    MetricRow::gauge("tasks", "", "Processes and threads.", |s| number(&s.tasks)),
+    MetricRow::gauge("processes", "", "Processes.", |s| number(&s.processes)),
+    MetricRow::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |s| pressed(s, |p| p.cpu_waiting)),
+    MetricRow::counter("pressure_cpu_stalled_seconds_total", "seconds", "Time all tasks waited for a processor.", |s| pressed(s, |p| p.cpu_stalled)),
+    MetricRow::counter("pressure_memory_waiting_seconds_total", "seconds", "Time some task waited for memory.", |s| pressed(s, |p| p.memory_waiting)),
+    MetricRow::counter("pressure_memory_stalled_seconds_total", "seconds", "Time all tasks waited for memory.", |s| pressed(s, |p| p.memory_stalled)),
+    MetricRow::counter("pressure_io_waiting_seconds_total", "seconds", "Time some task waited for I/O.", |s| pressed(s, |p| p.io_waiting)),
+    MetricRow::counter("pressure_io_stalled_seconds_total", "seconds", "Time all tasks waited for I/O.", |s| pressed(s, |p| p.io_stalled)),
 ];
 
 /// What a network namespace counts.
 #[rustfmt::skip]
-static NETWORK: &[Row<Reading<NetworkSample>>] = &[
-    Row::counter("network_receive_bytes_total", "bytes", "Bytes received on all interfaces but lo.", |n| total(n, |n| n.rx_bytes.0)),
-    Row::counter("network_transmit_bytes_total", "bytes", "Bytes sent on all interfaces but lo.", |n| total(n, |n| n.tx_bytes.0)),
-    Row::counter("network_receive_packets_total", "", "Packets received.", |n| total(n, |n| n.rx_packets.0)),
-    Row::counter("network_transmit_packets_total", "", "Packets sent.", |n| total(n, |n| n.tx_packets.0)),
-    Row::counter("network_receive_errors_total", "", "Received packets with errors.", |n| total(n, |n| n.rx_errors.0)),
-    Row::counter("network_transmit_errors_total", "", "Sent packets with errors.", |n| total(n, |n| n.tx_errors.0)),
-    Row::counter("network_receive_dropped_total", "", "Received packets dropped.", |n| total(n, |n| n.rx_dropped.0)),
-    Row::counter("network_transmit_dropped_total", "", "Packets dropped before they were sent.", |n| total(n, |n| n.tx_dropped.0)),
+static NETWORK: &[MetricRow<Reading<NetworkSample>>] = &[
+    MetricRow::counter("network_receive_bytes_total", "bytes", "Bytes received on all interfaces but lo.", |n| total(n, |n| n.rx_bytes.0)),
+    MetricRow::counter("network_transmit_bytes_total", "bytes", "Bytes sent on all interfaces but lo.", |n| total(n, |n| n.tx_bytes.0)),
+    MetricRow::counter("network_receive_packets_total", "", "Packets received.", |n| total(n, |n| n.rx_packets.0)),
+    MetricRow::counter("network_transmit_packets_total", "", "Packets sent.", |n| total(n, |n| n.tx_packets.0)),
+    MetricRow::counter("network_receive_errors_total", "", "Received packets with errors.", |n| total(n, |n| n.rx_errors.0)),
+    MetricRow::counter("network_transmit_errors_total", "", "Sent packets with errors.", |n| total(n, |n| n.tx_errors.0)),
+    MetricRow::counter("network_receive_dropped_total", "", "Received packets dropped.", |n| total(n, |n| n.rx_dropped.0)),
+    MetricRow::counter("network_transmit_dropped_total", "", "Packets dropped before they were sent.", |n| total(n, |n| n.tx_dropped.0)),
 ];
 
 /// What its processes do on a GPU.
 #[rustfmt::skip]
-static SHARE: &[Row<GpuShare>] = &[
-    Row::gauge("gpu_memory_used_bytes", "bytes", "GPU memory of its processes, by GPU.", |s| number(&s.memory_used)),
-    Row::gauge("gpu_sm_ratio", "ratio", "SM use of its processes, by GPU.", |s| number(&s.sm)),
-    Row::gauge("gpu_processes", "", "Its processes, by GPU.", |s| Reading::Measured(Number::Whole(u64::from(s.processes)), Monotonic(0))),
+static SHARE: &[MetricRow<GpuUse>] = &[
+    MetricRow::gauge("gpu_memory_used_bytes", "bytes", "GPU memory of its processes, by GPU.", |s| number(&s.memory_used)),
+    MetricRow::gauge("gpu_sm_ratio", "ratio", "SM use of its processes, by GPU.", |s| number(&s.sm)),
+    MetricRow::gauge("gpu_processes", "", "Its processes, by GPU.", |s| Reading::Measured(SampleValue::Whole(u64::from(s.processes)), Monotonic(0))),
 ];
 
-const PROMISED: Family = Family {
+const PROMISED: MetricFamily = MetricFamily {
     name: "gpu_memory_promised_bytes",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "bytes",
     help: "GPU memory that its containers together were promised, by GPU or MIG instance; no series where it is not limited.",
 };
 
-const OVER_USE: Family = Family {
+const OVER_USE: MetricFamily = MetricFamily {
     name: "over_use_bytes",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "bytes",
     help: "GPU memory that it holds beyond its promise, once it has for half a minute; no series otherwise.",
 };
 
-const OWNER: Family = Family {
+const OWNER: MetricFamily = MetricFamily {
     name: "owner_info",
-    kind: Kind::Info,
+    kind: MetricType::Info,
     unit: "",
     help: "Who made the pod, by the controller among its ownerReferences; no series for a pod that nobody made.",
 };
 
-const LABELS: Family = Family {
+const LABELS: MetricFamily = MetricFamily {
     name: "labels_info",
-    kind: Kind::Info,
+    kind: MetricType::Info,
     unit: "",
     help: "Labels of the pod, those that --pod-labels names; no series for a pod that has none of them.",
 };
 
 /// What it has had of GPUs so far.
 #[rustfmt::skip]
-static TALLY: &[Row<Tally>] = &[
-    Row::counter("gpu_seconds_total", "seconds", "GPU time that it held, by GPU: a second of a GPU is divided among its holders. Goes on over restarts of the agent.", |t| Reading::Measured(t.held.number(), Monotonic(0))),
-    Row::counter("gpu_energy_joules_total", "joules", "Its part of what its GPUs drew, by GPU: by SM use, else as its GPU time. Goes on over restarts of the agent.", |t| Reading::Measured(t.energy.number(), Monotonic(0))),
+static TALLY: &[MetricRow<GpuTally>] = &[
+    MetricRow::counter("gpu_seconds_total", "seconds", "GPU time that it held, by GPU: a second of a GPU is divided among its holders. Goes on over restarts of the agent.", |t| Reading::Measured(t.held.number(), Monotonic(0))),
+    MetricRow::counter("gpu_energy_joules_total", "joules", "Its part of what its GPUs drew, by GPU: by SM use, else as its GPU time. Goes on over restarts of the agent.", |t| Reading::Measured(t.energy.number(), Monotonic(0))),
 ];
 
-const REASON: Family = Family {
+const REASON: MetricFamily = MetricFamily {
     name: "network_absent",
-    kind: Kind::Gauge,
+    kind: MetricType::Gauge,
     unit: "",
     help: "1 where the network totals are absent, with the reason.",
 };
 
-fn limit<T: Copy>(reading: &Reading<Option<T>>, number: impl FnOnce(T) -> Number) -> Reading<Number> {
+fn limit<T: Copy>(reading: &Reading<Option<T>>, number: impl FnOnce(T) -> SampleValue) -> Reading<SampleValue> {
     match reading {
         Reading::Measured(Some(value), at) => Reading::Measured(number(*value), *at),
         Reading::Measured(None, _) => Reading::Absent(model::Absence::SwitchedOff),
@@ -120,13 +120,13 @@ fn limit<T: Copy>(reading: &Reading<Option<T>>, number: impl FnOnce(T) -> Number
     }
 }
 
-fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> Nanos) -> Reading<Number> {
+fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> Nanos) -> Reading<SampleValue> {
     number(&sample.pressure.map(pick))
 }
 
-fn total(network: &Reading<NetworkSample>, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<Number> {
+fn total(network: &Reading<NetworkSample>, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<SampleValue> {
     match network {
-        Reading::Measured(sample, at) => Reading::Measured(Number::Whole(pick(sample)), *at),
+        Reading::Measured(sample, at) => Reading::Measured(SampleValue::Whole(pick(sample)), *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }
 }
@@ -135,7 +135,7 @@ fn total(network: &Reading<NetworkSample>, pick: impl FnOnce(&NetworkSample) -> 
 trait Holds {
     fn sample(&self) -> &CgroupSample;
     fn network(&self) -> &Reading<NetworkSample>;
-    fn gpus(&self) -> &[GpuShare];
+    fn gpus(&self) -> &[GpuUse];
 }
 
 impl Holds for PodView {
@@ -145,7 +145,7 @@ impl Holds for PodView {
     fn network(&self) -> &Reading<NetworkSample> {
         &self.network
     }
-    fn gpus(&self) -> &[GpuShare] {
+    fn gpus(&self) -> &[GpuUse] {
         &self.gpus
     }
 }
@@ -157,21 +157,21 @@ impl Holds for ContainerView {
     fn network(&self) -> &Reading<NetworkSample> {
         &self.network
     }
-    fn gpus(&self) -> &[GpuShare] {
+    fn gpus(&self) -> &[GpuUse] {
         &self.gpus
     }
 }
 
 /// Writes all of it.
-pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
     let containers: Vec<_> = subjects.containers.iter().map(|it| (it.seen, it.labels.as_str())).collect();
     one(POD, &pods, subjects, out);
     out.prefixed(POD, &REASON);
     for (pod, labels) in &pods {
         if let Reading::Absent(why) = pod.network {
-            let reason = Labels::new().with("reason", why.code());
-            out.sample(&[labels, reason.as_str()], Number::Whole(1));
+            let reason = MetricLabels::new().with("reason", why.code());
+            out.sample(&[labels, reason.as_str()], SampleValue::Whole(1));
         }
     }
     against_promises(view, subjects, out);
@@ -180,50 +180,50 @@ pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>)
 }
 
 /// Writes what pods have of GPUs, and nothing else of them.
-pub fn write_shares(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write_shares(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
     shares(POD, &pods, subjects, out);
     against_promises(view, subjects, out);
     tallies(view, &labels_of(subjects), subjects, out);
 }
 
-fn labels_of<'a>(subjects: &'a Subjects<'_>) -> HashMap<&'a PodUid, &'a str> {
+fn labels_of<'a>(subjects: &'a LabelledSubjects<'_>) -> HashMap<&'a PodUid, &'a str> {
     subjects.pods.iter().map(|pod| (&pod.seen.uid, pod.labels.as_str())).collect()
 }
 
-fn against_promises(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn against_promises(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let labels = |uid: &PodUid| subjects.pods.iter().find(|pod| &pod.seen.uid == uid).map(|pod| pod.labels.as_str());
     out.prefixed(POD, &PROMISED);
     for promise in view.promises.iter() {
         if let Some(pod) = labels(&promise.pod) {
-            out.sample(&[pod, subjects.device(&promise.device).as_str()], Number::Whole(promise.memory.0));
+            out.sample(&[pod, subjects.device(&promise.device).as_str()], SampleValue::Whole(promise.memory.0));
         }
     }
     out.prefixed(POD, &OVER_USE);
     for over in &view.over_uses {
         if let (Some(pod), Some(used)) = (labels(&over.pod), over.used.value()) {
             let beyond = used.0.saturating_sub(over.promised.0);
-            out.sample(&[pod, subjects.device(&over.device).as_str()], Number::Whole(beyond));
+            out.sample(&[pod, subjects.device(&over.device).as_str()], SampleValue::Whole(beyond));
         }
     }
 }
 
 /// Who made each pod, and what it has had so far.
-fn over_time(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn over_time(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let labels = labels_of(subjects);
     out.prefixed(POD, &OWNER);
     for (uid, owner) in view.pod_owners.iter() {
         if let Some(pod) = labels.get(uid) {
-            let owner = Labels::new().with("owner_kind", &owner.kind).with("owner_name", &owner.name);
-            out.sample(&[pod, owner.as_str()], Number::Whole(1));
+            let owner = MetricLabels::new().with("owner_kind", &owner.kind).with("owner_name", &owner.name);
+            out.sample(&[pod, owner.as_str()], SampleValue::Whole(1));
         }
     }
     out.prefixed(POD, &LABELS);
     for (uid, wanted) in view.pod_labels.iter() {
         if let Some(pod) = labels.get(uid) {
-            let add = |to: Labels, (key, value): &(Arc<str>, Arc<str>)| to.with(&label_name(key), value);
-            let wanted = wanted.iter().fold(Labels::new(), add);
-            out.sample(&[pod, wanted.as_str()], Number::Whole(1));
+            let add = |to: MetricLabels, (key, value): &(Arc<str>, Arc<str>)| to.with(&label_name(key), value);
+            let wanted = wanted.iter().fold(MetricLabels::new(), add);
+            out.sample(&[pod, wanted.as_str()], SampleValue::Whole(1));
         }
     }
     tallies(view, &labels, subjects, out);
@@ -236,7 +236,12 @@ fn label_name(key: &str) -> String {
 }
 
 /// What pods have had of GPUs so far.
-fn tallies(view: &NodeView, labels: &HashMap<&PodUid, &str>, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn tallies(
+    view: &NodeView,
+    labels: &HashMap<&PodUid, &str>,
+    subjects: &LabelledSubjects<'_>,
+    out: &mut Exposition<'_>,
+) {
     for row in TALLY {
         out.prefixed(POD, &row.family);
         for tally in view.tallies.iter() {
@@ -247,7 +252,7 @@ fn tallies(view: &NodeView, labels: &HashMap<&PodUid, &str>, subjects: &Subjects
     }
 }
 
-fn one<T: Holds>(prefix: &'static str, all: &[(&T, &str)], subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn one<T: Holds>(prefix: &'static str, all: &[(&T, &str)], subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     for row in CGROUP {
         out.prefixed(prefix, &row.family);
         for (it, labels) in all {
@@ -267,7 +272,12 @@ fn one<T: Holds>(prefix: &'static str, all: &[(&T, &str)], subjects: &Subjects<'
     shares(prefix, all, subjects, out);
 }
 
-fn shares<T: Holds>(prefix: &'static str, all: &[(&T, &str)], subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn shares<T: Holds>(
+    prefix: &'static str,
+    all: &[(&T, &str)],
+    subjects: &LabelledSubjects<'_>,
+    out: &mut Exposition<'_>,
+) {
     for row in SHARE {
         out.prefixed(prefix, &row.family);
         for (it, labels) in all {

@@ -1,8 +1,8 @@
 //! Who a line is about: label sets that are escaped once and copied into every line.
 
-use crate::exposition::Labels;
+use crate::exposition::MetricLabels;
 use model::id::{ContainerId, GpuUuid};
-use model::view::{ContainerView, GpuShare, GpuView, NodeView, PodView};
+use model::view::{ContainerView, GpuUse, GpuView, NodeView, PodView};
 use std::collections::{HashMap, HashSet};
 
 /// Digits of a container's id that runtimes print and people type. Of half a billion nodes with a thousand containers
@@ -11,63 +11,64 @@ const SHORT: usize = 12;
 
 /// Everybody in a view.
 #[derive(Debug)]
-pub struct Subjects<'a> {
+pub struct LabelledSubjects<'a> {
     /// GPUs by index.
-    pub gpus: Vec<Subject<'a, GpuView>>,
+    pub gpus: Vec<LabelledSubject<'a, GpuView>>,
     /// Pods.
-    pub pods: Vec<Subject<'a, PodView>>,
+    pub pods: Vec<LabelledSubject<'a, PodView>>,
     /// Containers of pods (without sandboxes), then those of no pod.
-    pub containers: Vec<Subject<'a, ContainerView>>,
+    pub containers: Vec<LabelledSubject<'a, ContainerView>>,
     indices: HashMap<&'a GpuUuid, u32>,
     cards: HashMap<&'a GpuUuid, &'a GpuUuid>,
 }
 
 /// One of them, with its labels.
 #[derive(Debug)]
-pub struct Subject<'a, T> {
+pub struct LabelledSubject<'a, T> {
     /// What is believed of it.
     pub seen: &'a T,
     /// `gpu,uuid` or `namespace,pod,pod_uid` or `namespace,pod,container,id`.
-    pub labels: Labels,
+    pub labels: MetricLabels,
 }
 
-impl<'a> Subjects<'a> {
+impl<'a> LabelledSubjects<'a> {
     /// Of `view`.
     #[must_use]
-    pub fn of(view: &'a NodeView) -> Subjects<'a> {
-        let gpus = view.gpus.iter().map(|seen| Subject { seen, labels: of_gpu(seen) }).collect();
-        let pods = view.pods.iter().map(|seen| Subject { seen, labels: of_pod(seen) }).collect();
+    pub fn of(view: &'a NodeView) -> LabelledSubjects<'a> {
+        let gpus = view.gpus.iter().map(|seen| LabelledSubject { seen, labels: of_gpu(seen) }).collect();
+        let pods = view.pods.iter().map(|seen| LabelledSubject { seen, labels: of_pod(seen) }).collect();
         let twins = &twins(view);
         let inside = view.pods.iter().flat_map(|pod| {
             let containers = pod.containers.iter().filter(|container| !container.sandbox);
-            containers.map(move |seen| Subject { seen, labels: of_container(Some(pod), seen, twins) })
+            containers.map(move |seen| LabelledSubject { seen, labels: of_container(Some(pod), seen, twins) })
         });
-        let alone = view.containers.iter().map(|seen| Subject { seen, labels: of_container(None, seen, twins) });
+        let alone =
+            view.containers.iter().map(|seen| LabelledSubject { seen, labels: of_container(None, seen, twins) });
         let indices = view.gpus.iter().map(|gpu| (&gpu.gpu.uuid, gpu.gpu.index)).collect();
         let instances = |gpu: &'a GpuView| gpu.gpu.instances().iter().map(|mig| (&mig.uuid, &gpu.gpu.uuid));
         let cards = view.gpus.iter().flat_map(instances).collect();
-        Subjects { gpus, pods, containers: inside.chain(alone).collect(), indices, cards }
+        LabelledSubjects { gpus, pods, containers: inside.chain(alone).collect(), indices, cards }
     }
 
     /// `gpu,uuid` of a share, and `mig_uuid` where there is one.
     #[must_use]
-    pub fn share(&self, share: &GpuShare) -> Labels {
+    pub fn share(&self, share: &GpuUse) -> MetricLabels {
         self.place(&share.gpu, share.mig.as_ref())
     }
 
     /// The same of a GPU or MIG instance.
     #[must_use]
-    pub fn device(&self, device: &GpuUuid) -> Labels {
+    pub fn device(&self, device: &GpuUuid) -> MetricLabels {
         match self.cards.get(device) {
             Some(card) => self.place(card, Some(device)),
             None => self.place(device, None),
         }
     }
 
-    fn place(&self, gpu: &GpuUuid, mig: Option<&GpuUuid>) -> Labels {
+    fn place(&self, gpu: &GpuUuid, mig: Option<&GpuUuid>) -> MetricLabels {
         let labels = match self.indices.get(gpu) {
-            Some(index) => Labels::new().with("gpu", &index.to_string()),
-            None => Labels::new(),
+            Some(index) => MetricLabels::new().with("gpu", &index.to_string()),
+            None => MetricLabels::new(),
         };
         let labels = labels.with("uuid", gpu.as_str());
         match mig {
@@ -77,8 +78,8 @@ impl<'a> Subjects<'a> {
     }
 }
 
-fn of_gpu(gpu: &GpuView) -> Labels {
-    Labels::new().with("gpu", &gpu.gpu.index.to_string()).with("uuid", gpu.gpu.uuid.as_str())
+fn of_gpu(gpu: &GpuView) -> MetricLabels {
+    MetricLabels::new().with("gpu", &gpu.gpu.index.to_string()).with("uuid", gpu.gpu.uuid.as_str())
 }
 
 /// `namespace` and `pod`, empty while nobody has told them.
@@ -87,9 +88,9 @@ pub fn pod_name(pod: Option<&PodView>) -> (&str, &str) {
     pod.and_then(|pod| pod.name.as_ref()).map_or(("", ""), |name| (&*name.namespace, &*name.name))
 }
 
-fn of_pod(pod: &PodView) -> Labels {
+fn of_pod(pod: &PodView) -> MetricLabels {
     let (namespace, name) = pod_name(Some(pod));
-    Labels::new().with("namespace", namespace).with("pod", name).with("pod_uid", pod.uid.as_str())
+    MetricLabels::new().with("namespace", namespace).with("pod", name).with("pod_uid", pod.uid.as_str())
 }
 
 fn short(id: &ContainerId) -> &str {
@@ -105,11 +106,11 @@ fn twins(view: &NodeView) -> HashSet<&str> {
 
 /// While nobody has told names the id alone tells containers apart, so one that is like another's at its beginning stands
 /// whole.
-fn of_container(pod: Option<&PodView>, container: &ContainerView, twins: &HashSet<&str>) -> Labels {
+fn of_container(pod: Option<&PodView>, container: &ContainerView, twins: &HashSet<&str>) -> MetricLabels {
     let (namespace, name) = pod_name(pod);
     let id = short(&container.id);
     let id = if twins.contains(id) { container.id.as_str() } else { id };
-    Labels::new()
+    MetricLabels::new()
         .with("namespace", namespace)
         .with("pod", name)
         .with("container", container.name.as_deref().unwrap_or_default())

@@ -1,11 +1,11 @@
 //! NVSwitches, as far as the kernel's log tells of them.
 
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::view::NodeView;
 
-const SXIDS: Family = Family {
+const SXIDS: MetricFamily = MetricFamily {
     name: "gpu_steward_nvswitch_errors_total",
-    kind: Kind::Counter,
+    kind: MetricType::Counter,
     unit: "",
     help: "Errors of NVSwitches (SXids) in the kernel's log since the program started, by code and whether fatal.",
 };
@@ -15,11 +15,11 @@ pub fn write(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&SXIDS);
     for switch in &view.switches {
         for (code, fatal, count) in &switch.sxids {
-            let labels = Labels::new()
+            let labels = MetricLabels::new()
                 .with("pci_bus_id", &switch.pci_bus_id)
                 .with("sxid", &code.to_string())
                 .with("fatal", if *fatal { "true" } else { "false" });
-            out.sample(&[labels.as_str()], Number::Whole(*count));
+            out.sample(&[labels.as_str()], SampleValue::Whole(*count));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! What is read rarely of a card: its plate and limits, its slot, worn memory, links and fabric; under our own names and
 //! under those that dcgm-exporter has for the same thing.
 
-use super::number::{Row, number};
-use super::subject::Subjects;
-use crate::exposition::{Exposition, Family, Kind, Labels, Number};
+use super::number::{MetricRow, number};
+use super::subject::LabelledSubjects;
+use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::Reading;
 use model::unit::Count;
 use model::upkeep::{FabricState, LinkError, NvLink};
@@ -13,23 +13,23 @@ const PREFIX: &str = "gpu_steward_gpu_";
 
 /// Readings with one value for a card.
 #[rustfmt::skip]
-pub static CARD: &[Row<GpuView>] = &[
-    Row::gauge("power_limit_default_watts", "watts", "Limit of power that the card starts with.", |g| number(&g.gpu.board.power_default)),
-    Row::gauge("power_limit_minimum_watts", "watts", "The least limit of power that may be set.", |g| number(&g.gpu.board.power_least)),
-    Row::gauge("power_limit_maximum_watts", "watts", "The highest limit of power that may be set.", |g| number(&g.gpu.board.power_most)),
-    Row::gauge("pcie_link_generation", "", "PCIe generation of the card's slot now; falls while the card idles.", |g| number(&g.sample.upkeep.pcie_generation)),
-    Row::gauge("pcie_link_generation_maximum", "", "The highest PCIe generation that card and slot can do together.", |g| number(&g.gpu.board.pcie_generation_most)),
-    Row::gauge("pcie_link_width", "", "PCIe lanes in use now.", |g| number(&g.sample.upkeep.pcie_width)),
-    Row::gauge("pcie_link_width_maximum", "", "The most PCIe lanes that card and slot have in common.", |g| number(&g.gpu.board.pcie_width_most)),
-    Row::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.correctable)).labelled("severity=\"correctable\""),
-    Row::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.nonfatal)).labelled("severity=\"nonfatal\""),
-    Row::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.fatal)).labelled("severity=\"fatal\""),
-    Row::counter("retired_pages_total", "", "Memory pages given up, by the errors that caused it (cards before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.corrected)).labelled("cause=\"corrected\""),
-    Row::counter("retired_pages_total", "", "Memory pages given up, by the errors that caused it (cards before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.uncorrected)).labelled("cause=\"uncorrected\""),
-    Row::gauge("retired_pages_pending", "", "1 while pages wait for a reset to be given up.", |g| number(&g.sample.upkeep.retired.pending)),
-    Row::gauge("nvlinks", "", "NVLinks of the card, up or down.", |g| links(g).map(|all| Number::Whole(all.len() as u64))),
-    Row::gauge("fabric_error", "", "NVML's code of how the fabric manager ended with the card: 0 is well. No series before it ended.", |g| match g.sample.upkeep.fabric {
-        Reading::Measured(fabric, at) if fabric.state == FabricState::Completed => Reading::Measured(Number::Whole(fabric.outcome.into()), at),
+pub static CARD: &[MetricRow<GpuView>] = &[
+    MetricRow::gauge("power_limit_default_watts", "watts", "Limit of power that the card starts with.", |g| number(&g.gpu.board.power_default)),
+    MetricRow::gauge("power_limit_minimum_watts", "watts", "The least limit of power that may be set.", |g| number(&g.gpu.board.power_least)),
+    MetricRow::gauge("power_limit_maximum_watts", "watts", "The highest limit of power that may be set.", |g| number(&g.gpu.board.power_most)),
+    MetricRow::gauge("pcie_link_generation", "", "PCIe generation of the card's slot now; falls while the card idles.", |g| number(&g.sample.upkeep.pcie_generation)),
+    MetricRow::gauge("pcie_link_generation_maximum", "", "The highest PCIe generation that card and slot can do together.", |g| number(&g.gpu.board.pcie_generation_most)),
+    MetricRow::gauge("pcie_link_width", "", "PCIe lanes in use now.", |g| number(&g.sample.upkeep.pcie_width)),
+    MetricRow::gauge("pcie_link_width_maximum", "", "The most PCIe lanes that card and slot have in common.", |g| number(&g.gpu.board.pcie_width_most)),
+    MetricRow::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.correctable)).labelled("severity=\"correctable\""),
+    MetricRow::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.nonfatal)).labelled("severity=\"nonfatal\""),
+    MetricRow::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.fatal)).labelled("severity=\"fatal\""),
+    MetricRow::counter("retired_pages_total", "", "Memory pages given up, by the errors that caused it (cards before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.corrected)).labelled("cause=\"corrected\""),
+    MetricRow::counter("retired_pages_total", "", "Memory pages given up, by the errors that caused it (cards before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.uncorrected)).labelled("cause=\"uncorrected\""),
+    MetricRow::gauge("retired_pages_pending", "", "1 while pages wait for a reset to be given up.", |g| number(&g.sample.upkeep.retired.pending)),
+    MetricRow::gauge("nvlinks", "", "NVLinks of the card, up or down.", |g| links(g).map(|all| SampleValue::Whole(all.len() as u64))),
+    MetricRow::gauge("fabric_error", "", "NVML's code of how the fabric manager ended with the card: 0 is well. No series before it ended.", |g| match g.sample.upkeep.fabric {
+        Reading::Measured(fabric, at) if fabric.state == FabricState::Completed => Reading::Measured(SampleValue::Whole(fabric.outcome.into()), at),
         Reading::Measured(..) => Reading::NOT_YET,
         Reading::Absent(why) => Reading::Absent(why),
     }),
@@ -37,48 +37,48 @@ pub static CARD: &[Row<GpuView>] = &[
 
 /// dcgm-exporter's names.
 #[rustfmt::skip]
-pub static DCGM: &[Row<GpuView>] = &[
-    Row::foreign_counter("DCGM_FI_DEV_RETIRED_SBE", "Total number of retired pages due to single-bit errors.", |g| number(&g.sample.upkeep.retired.corrected)),
-    Row::foreign_counter("DCGM_FI_DEV_RETIRED_DBE", "Total number of retired pages due to double-bit errors.", |g| number(&g.sample.upkeep.retired.uncorrected)),
-    Row::foreign_counter("DCGM_FI_DEV_RETIRED_PENDING", "Total number of pages pending retirement.", |g| number(&g.sample.upkeep.retired.pending)),
-    Row::foreign_counter("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Total number of NVLink flow-control CRC errors.", |g| sum(g, LinkError::CrcFlit)),
-    Row::foreign_counter("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Total number of NVLink data CRC errors.", |g| sum(g, LinkError::CrcData)),
-    Row::foreign_counter("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Total number of NVLink retries.", |g| sum(g, LinkError::Replay)),
-    Row::foreign_counter("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Total number of NVLink recovery errors.", |g| sum(g, LinkError::Recovery)),
+pub static DCGM: &[MetricRow<GpuView>] = &[
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_SBE", "Total number of retired pages due to single-bit errors.", |g| number(&g.sample.upkeep.retired.corrected)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_DBE", "Total number of retired pages due to double-bit errors.", |g| number(&g.sample.upkeep.retired.uncorrected)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_PENDING", "Total number of pages pending retirement.", |g| number(&g.sample.upkeep.retired.pending)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Total number of NVLink flow-control CRC errors.", |g| sum(g, LinkError::CrcFlit)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Total number of NVLink data CRC errors.", |g| sum(g, LinkError::CrcData)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Total number of NVLink retries.", |g| sum(g, LinkError::Replay)),
+    MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Total number of NVLink recovery errors.", |g| sum(g, LinkError::Recovery)),
 ];
 
-const BOARD: Family = family("board_info", Kind::Info, "What is on the card's plate.");
-const JOB: Family = family(
+const BOARD: MetricFamily = family("board_info", MetricType::Info, "What is on the card's plate.");
+const JOB: MetricFamily = family(
     "slurm_job_info",
-    Kind::Info,
+    MetricType::Info,
     "A job of Slurm with a process on the card that is in no pod, by the cgroup that Slurm made for it.",
 );
-const UP: Family = family("nvlink_up", Kind::Gauge, "1 while the NVLink is up, 0 while it is down.");
-const ERRORS: Family = family(
+const UP: MetricFamily = family("nvlink_up", MetricType::Gauge, "1 while the NVLink is up, 0 while it is down.");
+const ERRORS: MetricFamily = family(
     "nvlink_errors_total",
-    Kind::Counter,
+    MetricType::Counter,
     "What went wrong on an NVLink since the driver was loaded; which kinds are counted is a matter of the architecture.",
 );
-const FABRIC: Family = family(
+const FABRIC: MetricFamily = family(
     "fabric_info",
-    Kind::Info,
+    MetricType::Info,
     "The NVLink fabric that the card is of: cards of one cluster and clique reach each other.",
 );
-const STATE: Family = family(
+const STATE: MetricFamily = family(
     "fabric_state",
-    Kind::Gauge,
+    MetricType::Gauge,
     "1 for how far the fabric manager has come with the card; CUDA starts when it is completed.",
 );
-const FAULT: Family =
-    family("fabric_fault", Kind::Gauge, "1 for what is wrong in the card's fabric, 0 for what is not.");
-const SUMMARY: Family = family(
+const FAULT: MetricFamily =
+    family("fabric_fault", MetricType::Gauge, "1 for what is wrong in the card's fabric, 0 for what is not.");
+const SUMMARY: MetricFamily = family(
     "fabric_health",
-    Kind::Gauge,
+    MetricType::Gauge,
     "1 for NVML's judgement of the card's fabric: healthy, unhealthy, limited_capacity.",
 );
 
-const fn family(name: &'static str, kind: Kind, help: &'static str) -> Family {
-    Family { name, kind, unit: "", help }
+const fn family(name: &'static str, kind: MetricType, help: &'static str) -> MetricFamily {
+    MetricFamily { name, kind, unit: "", help }
 }
 
 fn links(gpu: &GpuView) -> Reading<&[NvLink]> {
@@ -89,7 +89,7 @@ fn links(gpu: &GpuView) -> Reading<&[NvLink]> {
 }
 
 /// Over the links that count it; absent where none does.
-fn sum(gpu: &GpuView, kind: LinkError) -> Reading<Number> {
+fn sum(gpu: &GpuView, kind: LinkError) -> Reading<SampleValue> {
     let all = match links(gpu) {
         Reading::Measured(all, _) => all.iter().map(|link| link.errors(kind)),
         Reading::Absent(why) => return Reading::Absent(why),
@@ -105,27 +105,27 @@ fn sum(gpu: &GpuView, kind: LinkError) -> Reading<Number> {
 }
 
 /// Writes what has more than one value for a card.
-pub fn write(view: &NodeView, subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &JOB);
     for (gpu, job) in &view.slurm_jobs {
         let label =
-            Labels::new().with("job", &job.job.to_string()).with("step", job.step.as_deref().unwrap_or_default());
-        out.sample(&[subjects.device(gpu).as_str(), label.as_str()], Number::Whole(1));
+            MetricLabels::new().with("job", &job.job.to_string()).with("step", job.step.as_deref().unwrap_or_default());
+        out.sample(&[subjects.device(gpu).as_str(), label.as_str()], SampleValue::Whole(1));
     }
     out.prefixed(PREFIX, &BOARD);
     for gpu in &subjects.gpus {
         let board = &gpu.seen.gpu.board;
         if board.serial.value().is_some() || board.vbios.value().is_some() {
             let text = |reading: &Reading<std::sync::Arc<str>>| reading.value().map_or("", |text| text).to_owned();
-            let label = Labels::new().with("serial", &text(&board.serial)).with("vbios", &text(&board.vbios));
-            out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(1));
+            let label = MetricLabels::new().with("serial", &text(&board.serial)).with("vbios", &text(&board.vbios));
+            out.sample(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(1));
         }
     }
     by_link(subjects, out);
     fabric(subjects, out);
 }
 
-fn by_link(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn by_link(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let all = || {
         subjects
             .gpus
@@ -134,59 +134,59 @@ fn by_link(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
     };
     out.prefixed(PREFIX, &UP);
     for (gpu, link) in all() {
-        let label = Labels::new().with("link", &link.number.to_string());
-        out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(u64::from(link.up)));
+        let label = MetricLabels::new().with("link", &link.number.to_string());
+        out.sample(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(u64::from(link.up)));
     }
     out.prefixed(PREFIX, &ERRORS);
     for (gpu, link) in all() {
         for kind in LinkError::ALL {
             if let Reading::Measured(count, _) = link.errors(kind) {
-                let label = Labels::new().with("link", &link.number.to_string()).with("type", kind.code());
-                out.sample(&[gpu.labels.as_str(), label.as_str()], Number::Whole(count.0));
+                let label = MetricLabels::new().with("link", &link.number.to_string()).with("type", kind.code());
+                out.sample(&[gpu.labels.as_str(), label.as_str()], SampleValue::Whole(count.0));
             }
         }
     }
 }
 
-fn fabric(subjects: &Subjects<'_>, out: &mut Exposition<'_>) {
+fn fabric(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let all =
         || subjects.gpus.iter().filter_map(|gpu| Some((gpu.labels.as_str(), gpu.seen.sample.upkeep.fabric.get()?)));
     out.prefixed(PREFIX, &FABRIC);
     for (labels, fabric) in all() {
         let cluster = fabric.cluster().unwrap_or_default();
-        let label = Labels::new().with("cluster", &cluster).with("clique", &fabric.clique.to_string());
-        out.sample(&[labels, label.as_str()], Number::Whole(1));
+        let label = MetricLabels::new().with("cluster", &cluster).with("clique", &fabric.clique.to_string());
+        out.sample(&[labels, label.as_str()], SampleValue::Whole(1));
     }
     out.prefixed(PREFIX, &STATE);
     for (labels, fabric) in all() {
-        let label = Labels::new().with("state", fabric.state.code());
-        out.sample(&[labels, label.as_str()], Number::Whole(1));
+        let label = MetricLabels::new().with("state", fabric.state.code());
+        out.sample(&[labels, label.as_str()], SampleValue::Whole(1));
     }
     out.prefixed(PREFIX, &FAULT);
     for (labels, fabric) in all() {
         for (fault, is) in fabric.faults() {
-            let label = Labels::new().with("fault", fault);
-            out.sample(&[labels, label.as_str()], Number::Whole(u64::from(is)));
+            let label = MetricLabels::new().with("fault", fault);
+            out.sample(&[labels, label.as_str()], SampleValue::Whole(u64::from(is)));
         }
     }
     out.prefixed(PREFIX, &SUMMARY);
     for (labels, fabric) in all() {
         if let Some(summary) = fabric.summary {
-            let label = Labels::new().with("state", summary.code());
-            out.sample(&[labels, label.as_str()], Number::Whole(1));
+            let label = MetricLabels::new().with("state", summary.code());
+            out.sample(&[labels, label.as_str()], SampleValue::Whole(1));
         }
     }
 }
 
 /// Lines of the family of absent readings for kinds of link errors that no link of the card counts.
-pub fn absences(gpu: &GpuView, labels: &Labels, out: &mut Exposition<'_>) {
+pub fn absences(gpu: &GpuView, labels: &MetricLabels, out: &mut Exposition<'_>) {
     let links = links(gpu).value().copied().unwrap_or_default();
     for kind in LinkError::ALL {
         let counted = links.iter().any(|link| link.errors(kind).value().is_some());
         if let Some(why) = links.first().filter(|_| !counted).and_then(|link| link.errors(kind).absence()) {
-            let label = Labels::new().with("reading", "nvlink_errors").with("type", kind.code());
-            let reason = Labels::new().with("reason", why.code());
-            out.sample(&[labels.as_str(), label.as_str(), reason.as_str()], Number::Whole(1));
+            let label = MetricLabels::new().with("reading", "nvlink_errors").with("type", kind.code());
+            let reason = MetricLabels::new().with("reason", why.code());
+            out.sample(&[labels.as_str(), label.as_str(), reason.as_str()], SampleValue::Whole(1));
         }
     }
 }

@@ -5,14 +5,14 @@
 //! file is large, and before one more line that would not fit.
 
 use model::id::Ticket;
-use model::share::Issued;
+use model::ticket::IssuedTicket;
 use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use wire::issued;
+use wire::issued_ticket;
 
 /// Beside the folders of the tickets.
 const FILE: &str = "given-out";
@@ -23,7 +23,7 @@ const MUCH: u64 = 64 << 10;
 
 /// The file. The gRPC task adds lines and the writer thread removes them: a mutex is held for one line, or for one writing anew.
 #[derive(Debug)]
-pub struct Journal {
+pub struct TicketJournal {
     path: PathBuf,
     state: Mutex<State>,
 }
@@ -56,15 +56,15 @@ impl State {
     }
 }
 
-impl Journal {
+impl TicketJournal {
     /// Under the state directory.
     #[must_use]
-    pub fn new(state: &Path) -> Journal {
-        Journal { path: state.join(FILE), state: Mutex::default() }
+    pub fn new(state: &Path) -> TicketJournal {
+        TicketJournal { path: state.join(FILE), state: Mutex::default() }
     }
 
     /// Tickets of an earlier life with their ids, in the order in which they were given out. They stay until they are
-    /// [`Journal::kept`]. What cannot be read is left out and told in the log.
+    /// [`TicketJournal::kept`]. What cannot be read is left out and told in the log.
     #[must_use]
     pub fn recall(&self) -> Vec<(Ticket, Vec<Arc<str>>)> {
         let mut bytes = Vec::new();
@@ -80,7 +80,7 @@ impl Journal {
         let mut state = self.state.lock();
         // Zeros are what a disk had nothing for yet when its power went.
         for line in bytes.split(|byte| matches!(byte, b'\n' | 0)).filter(|line| !line.is_empty()) {
-            match issued::decode(line) {
+            match issued_ticket::decode(line) {
                 Ok(issued) => {
                     state.open.push((issued.ticket.clone(), format!("\n{}", String::from_utf8_lossy(line))));
                     found.push((issued.ticket, issued.ids));
@@ -99,10 +99,16 @@ impl Journal {
     /// # Errors
     /// It is not kept: the disk is full or gone.
     pub fn note(&self, ticket: &Ticket, ids: &[Arc<str>]) -> io::Result<()> {
-        let issued =
-            Issued { ticket: ticket.clone(), order: 0, ids: ids.to_vec(), meant: None, holder: None, given: None };
+        let issued = IssuedTicket {
+            ticket: ticket.clone(),
+            order: 0,
+            ids: ids.to_vec(),
+            meant: None,
+            holder: None,
+            given: None,
+        };
         // The end of the line before it may have been torn off.
-        let text = issued::encode(&issued).map_err(|fault| io::Error::other(fault.to_string()))?;
+        let text = issued_ticket::encode(&issued).map_err(|fault| io::Error::other(fault.to_string()))?;
         let line = format!("\n{text}");
         let mut state = self.state.lock();
         let length = line.len() as u64;
@@ -154,7 +160,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let ids: Vec<Arc<str>> = vec!["GPU-a-1".into()];
         let given = |n: u8| (ticket(n), ids.clone());
-        let journal = Journal::new(folder.path());
+        let journal = TicketJournal::new(folder.path());
         assert_eq!(journal.recall(), []);
         for n in [3, 1, 2] {
             journal.note(&ticket(n), &ids).unwrap();
@@ -166,17 +172,17 @@ mod tests {
             .unwrap()
             .write_all(b"{\"version\":1,")
             .unwrap();
-        let journal = Journal::new(folder.path());
+        let journal = TicketJournal::new(folder.path());
         assert_eq!(journal.recall(), [given(3), given(1), given(2)]);
         journal.note(&ticket(5), &ids).unwrap();
         journal.kept(&ticket(3));
         journal.kept(&ticket(1));
-        assert_eq!(Journal::new(folder.path()).recall(), [given(3), given(1), given(2), given(5)]);
+        assert_eq!(TicketJournal::new(folder.path()).recall(), [given(3), given(1), given(2), given(5)]);
         journal.kept(&ticket(2));
         journal.kept(&ticket(5));
-        assert_eq!(Journal::new(folder.path()).recall(), []);
+        assert_eq!(TicketJournal::new(folder.path()).recall(), []);
         journal.note(&ticket(4), &ids).unwrap();
-        assert_eq!(Journal::new(folder.path()).recall(), [given(4)]);
+        assert_eq!(TicketJournal::new(folder.path()).recall(), [given(4)]);
     }
 
     #[test]
@@ -185,7 +191,7 @@ mod tests {
         let path = folder.path().join(FILE);
         let ids: Vec<Arc<str>> = vec!["GPU-a-1".into()];
         let many = |n: u32| Ticket::of_random((u128::from(n) + 1000).to_be_bytes());
-        let journal = Journal::new(folder.path());
+        let journal = TicketJournal::new(folder.path());
         journal.note(&ticket(1), &ids).unwrap();
         let line = fs::metadata(&path).unwrap().len();
         let count = u32::try_from(3 * MAX_BYTES / line).unwrap();
@@ -199,20 +205,20 @@ mod tests {
             most = most.max(fs::metadata(&path).unwrap().len());
         }
         assert!(most <= MUCH + 4 * line, "{most}");
-        let recalled = Journal::new(folder.path()).recall();
+        let recalled = TicketJournal::new(folder.path()).recall();
         assert_eq!(recalled.first(), Some(&(ticket(1), ids.clone())), "the oldest is first");
         // The next life goes on with it.
-        let journal = Journal::new(folder.path());
+        let journal = TicketJournal::new(folder.path());
         let before = journal.recall().len();
         journal.note(&ticket(2), &ids).unwrap();
-        assert_eq!(Journal::new(folder.path()).recall().len(), before + 1);
+        assert_eq!(TicketJournal::new(folder.path()).recall().len(), before + 1);
     }
 
     /// Nobody has noted that they were kept until the file is full.
     #[test]
     fn a_full_file_is_written_anew_where_that_makes_room() {
         let folder = tempfile::tempdir().unwrap();
-        let journal = Journal::new(folder.path());
+        let journal = TicketJournal::new(folder.path());
         let ids: Vec<Arc<str>> = (0..500).map(|n| format!("GPU-{n}-{}", "x".repeat(50)).into()).collect();
         let full = (0..100).find(|n| journal.note(&ticket(*n), &ids).is_err()).unwrap();
         assert!(full > 2);
@@ -220,7 +226,8 @@ mod tests {
         journal.kept(&ticket(1));
         assert!(journal.note(&ticket(full), &ids).is_ok(), "there is room for it now");
         assert!(journal.note(&ticket(full + 1), &ids).is_err(), "and for no other");
-        let left: Vec<Ticket> = Journal::new(folder.path()).recall().into_iter().map(|(ticket, _)| ticket).collect();
+        let left: Vec<Ticket> =
+            TicketJournal::new(folder.path()).recall().into_iter().map(|(ticket, _)| ticket).collect();
         assert_eq!(left, (0..=full).filter(|n| *n != 1).map(ticket).collect::<Vec<_>>());
         assert!(fs::metadata(folder.path().join(FILE)).unwrap().len() <= MAX_BYTES);
     }
@@ -231,7 +238,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         let ids: Vec<Arc<str>> = vec!["GPU-a-1".into()];
-        let journal = Journal::new(folder.path());
+        let journal = TicketJournal::new(folder.path());
         journal.note(&ticket(1), &ids).unwrap();
         let line = fs::read(&path).unwrap();
         for (left, known) in [
@@ -242,17 +249,17 @@ mod tests {
             ([&vec![0; 100][..], &line[..]].concat(), 1),
         ] {
             fs::write(&path, &left).unwrap();
-            let journal = Journal::new(folder.path());
+            let journal = TicketJournal::new(folder.path());
             assert_eq!(journal.recall().len(), known, "{left:?}");
             journal.note(&ticket(2), &ids).unwrap();
-            assert_eq!(Journal::new(folder.path()).recall().len(), known + 1);
+            assert_eq!(TicketJournal::new(folder.path()).recall().len(), known + 1);
         }
     }
 
     #[test]
     fn it_has_a_bound_and_says_so() {
         let folder = tempfile::tempdir().unwrap();
-        let journal = Journal::new(folder.path());
+        let journal = TicketJournal::new(folder.path());
         let ids: Vec<Arc<str>> = (0..500).map(|n| format!("GPU-{n}-{}", "x".repeat(50)).into()).collect();
         let refused = (0..100).map(|n| journal.note(&ticket(n), &ids)).find_map(Result::err);
         assert!(refused.is_some_and(|error| error.to_string().contains("full")));

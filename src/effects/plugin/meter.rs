@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 /// Calls of both kinds since the program began.
 #[derive(Debug, Default)]
-pub struct Meter {
+pub struct CallMeter {
     pub(super) allocate: Timer,
     pub(super) start: Timer,
 }
 
-impl Meter {
+impl CallMeter {
     /// `Allocate`.
     #[must_use]
     pub fn allocate(&self) -> Histogram {

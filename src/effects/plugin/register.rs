@@ -22,14 +22,14 @@
 //! Both ways end in an open `ListAndWatch`. When the last one ends and we did not end it, kubelet has lost us (its restart,
 //! or the end of an older registration that took ours with it), and the whole way is gone again.
 
-use super::call::{Calls, Device};
+use super::call::{PluginCallSender, PluginDevice};
 use super::notice::{Notice, Progress};
 use super::rival;
 use super::service::{MAX_LIST, Service, Watches, encoded_len, options};
-use super::settings::{Course, Entry, Registration, Settings};
+use super::settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
 use super::site::{MAX_REQUEST, Site};
 use super::socket_name;
-use model::plugin::{SecondConnection, Standing};
+use model::plugin::{RegistrationState, SecondConnection};
 use proto::device_plugin::RegisterRequest;
 use proto::device_plugin::device_plugin_server::DevicePluginServer;
 use proto::device_plugin::registration_client::RegistrationClient;
@@ -76,10 +76,10 @@ const STANDS_FOR: Duration = Duration::from_secs(10);
 /// where we are to: we would take the resource from each other.
 pub async fn serve(
     settings: Settings,
-    list: watch::Receiver<Arc<[Device]>>,
-    calls: Calls,
-    state: watch::Sender<Standing>,
-    course: Course,
+    list: watch::Receiver<Arc<[PluginDevice]>>,
+    calls: PluginCallSender,
+    state: watch::Sender<RegistrationState>,
+    course: RegistrationCourse,
 ) -> io::Result<()> {
     let len = encoded_len(&list.borrow());
     if len > MAX_LIST {
@@ -89,7 +89,7 @@ pub async fn serve(
             settings.resource
         )));
     }
-    let following = course.entry != Entry::Fresh;
+    let following = course.entry != RegistrationStart::Fresh;
     let [plugin, beside, _] = settings.socket_paths();
     let endpoint = if following && UnixStream::connect(&plugin).await.is_ok() { beside } else { plugin };
     let desk = Desk { settings, endpoint, list, calls, state, course };
@@ -132,18 +132,18 @@ struct Desk {
     settings: Settings,
     /// Our socket in the plugin folder.
     endpoint: PathBuf,
-    list: watch::Receiver<Arc<[Device]>>,
-    calls: Calls,
-    state: watch::Sender<Standing>,
-    course: Course,
+    list: watch::Receiver<Arc<[PluginDevice]>>,
+    calls: PluginCallSender,
+    state: watch::Sender<RegistrationState>,
+    course: RegistrationCourse,
 }
 
 impl Desk {
     /// Registers again and again, until the end.
     async fn serve(&self) -> io::Result<()> {
-        let following = self.course.entry != Entry::Fresh;
+        let following = self.course.entry != RegistrationStart::Fresh;
         let mut tries = Tries { way: self.first_way(), next: BACK_OFF.0, at_once: AT_ONCE_TIMES };
-        let by_classic_only = self.course.entry == Entry::Beside(SecondConnection::DroppedWithTheFirst);
+        let by_classic_only = self.course.entry == RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
         if tries.way == Way::Watcher && by_classic_only {
             tokio::select! {
                 () = self.course.stop.cancelled() => return Ok(()),
@@ -177,15 +177,15 @@ impl Desk {
 
     fn first_way(&self) -> Way {
         match self.settings.registration {
-            Registration::Watcher => Way::Watcher,
-            Registration::Auto if self.course.entry == Entry::Fresh => Way::Watcher,
-            Registration::Auto | Registration::Classic => Way::Classic,
+            RegistrationMethod::Watcher => Way::Watcher,
+            RegistrationMethod::Auto if self.course.entry == RegistrationStart::Fresh => Way::Watcher,
+            RegistrationMethod::Auto | RegistrationMethod::Classic => Way::Classic,
         }
     }
 
     /// How long until the next try, and by which way, after a registration that was begun so long `ago`. `None` at the end.
     fn pause_after(&self, end: End, ago: Duration, tries: &mut Tries) -> Option<Duration> {
-        let auto = self.settings.registration == Registration::Auto;
+        let auto = self.settings.registration == RegistrationMethod::Auto;
         match end {
             End::Stopped => return None,
             // kubelet has nothing of ours that it could drop.
@@ -221,7 +221,7 @@ impl Desk {
     }
 
     /// Another agent where we are to listen. One that we follow has some time to close.
-    async fn second(&self, following: bool) -> Option<rival::Second> {
+    async fn second(&self, following: bool) -> Option<rival::SecondAgent> {
         let paths = self.settings.socket_paths();
         if following { rival::find_second(&paths).await } else { rival::listening(&paths).await }
     }
@@ -237,7 +237,7 @@ impl Desk {
 
     fn wait_for(&self, what: &str) {
         let changed = self.state.send_if_modified(|state| {
-            let new = Standing::Waiting(what.into());
+            let new = RegistrationState::Waiting(what.into());
             let changed = *state != new;
             *state = new;
             changed
@@ -250,7 +250,7 @@ impl Desk {
     fn registered(&self, way: &'static str) {
         let devices = self.list.borrow().len();
         tracing::info!(resource = &*self.settings.resource, way, devices, "registered with kubelet");
-        self.state.send_replace(Standing::Registered(way));
+        self.state.send_replace(RegistrationState::Registered(way));
     }
 
     /// A fresh service with its own end: nothing of an earlier registration is shared.

@@ -17,7 +17,7 @@ pub(super) const MAX_SOCKETS: usize = 64;
 
 /// A plugin that hands out what we are to hand out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rival {
+pub struct RivalPlugin {
     /// Its socket.
     pub socket: PathBuf,
     /// Its process, where the kernel tells one.
@@ -28,7 +28,7 @@ pub struct Rival {
     pub example: String,
 }
 
-impl std::fmt::Display for Rival {
+impl std::fmt::Display for RivalPlugin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} ({} devices such as {}", self.socket.display(), self.devices, self.example)?;
         match self.pid {
@@ -40,7 +40,7 @@ impl std::fmt::Display for Rival {
 
 /// The first living plugin in `folder`, other than the sockets named in `but`, that lists GPUs or any of the ids that kubelet
 /// has `registered` for our resource: NVIDIA's plugin can be told to name GPUs by their index.
-pub async fn find(folder: &Path, but: &[String], registered: &[Arc<str>]) -> Option<Rival> {
+pub async fn find(folder: &Path, but: &[String], registered: &[Arc<str>]) -> Option<RivalPlugin> {
     let registered: BTreeSet<&str> = registered.iter().map(|id| &**id).collect();
     let entries = std::fs::read_dir(folder).ok()?;
     for entry in entries.take(MAX_SOCKETS).flatten() {
@@ -63,12 +63,12 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// An agent that listens where we are to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Second {
+pub struct SecondAgent {
     socket: PathBuf,
     pid: Option<i32>,
 }
 
-impl std::fmt::Display for Second {
+impl std::fmt::Display for SecondAgent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "another agent already shares GPUs on this node: it listens at {}", self.socket.display())?;
         if let Some(pid) = self.pid {
@@ -78,15 +78,15 @@ impl std::fmt::Display for Second {
     }
 }
 
-impl From<Second> for std::io::Error {
-    fn from(second: Second) -> std::io::Error {
+impl From<SecondAgent> for std::io::Error {
+    fn from(second: SecondAgent) -> std::io::Error {
         std::io::Error::new(std::io::ErrorKind::AddrInUse, second.to_string())
     }
 }
 
 /// Whoever still listens at one of these sockets, which are to be ours, after the time that a predecessor needs to end. An agent
 /// that was killed listens no more.
-pub async fn find_second(sockets: &[PathBuf]) -> Option<Second> {
+pub async fn find_second(sockets: &[PathBuf]) -> Option<SecondAgent> {
     let until = Instant::now() + CLOSES_WITHIN;
     loop {
         let second = listening(sockets).await?;
@@ -98,22 +98,22 @@ pub async fn find_second(sockets: &[PathBuf]) -> Option<Second> {
 }
 
 /// Whoever listens at one of these sockets now.
-pub(super) async fn listening(sockets: &[PathBuf]) -> Option<Second> {
+pub(super) async fn listening(sockets: &[PathBuf]) -> Option<SecondAgent> {
     for socket in sockets {
         if let Ok(stream) = UnixStream::connect(socket).await {
             let pid = stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|pid| *pid > 0);
-            return Some(Second { socket: socket.clone(), pid });
+            return Some(SecondAgent { socket: socket.clone(), pid });
         }
     }
     None
 }
 
-async fn ask(path: &Path, registered: &BTreeSet<&str>) -> Option<Rival> {
+async fn ask(path: &Path, registered: &BTreeSet<&str>) -> Option<RivalPlugin> {
     let pid = UnixStream::connect(path).await.ok()?.peer_cred().ok()?.pid();
     let endpoint = tonic::transport::Endpoint::try_from(format!("unix://{}", path.display())).ok()?;
     let mut client = DevicePluginClient::new(endpoint.connect().await.ok()?);
     let list = client.list_and_watch(Empty {}).await.ok()?.into_inner().message().await.ok()??;
     let ours = |id: &&String| id.starts_with("GPU-") || id.starts_with("MIG-") || registered.contains(id.as_str());
     let example = list.devices.iter().map(|device| &device.id).find(ours)?;
-    Some(Rival { socket: path.to_owned(), pid, devices: list.devices.len(), example: example.clone() })
+    Some(RivalPlugin { socket: path.to_owned(), pid, devices: list.devices.len(), example: example.clone() })
 }

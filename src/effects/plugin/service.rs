@@ -1,6 +1,6 @@
 //! `v1beta1.DevicePlugin` as kubelet calls it.
 
-use super::call::{Answer, Call, Calls, Device, Field, Refused};
+use super::call::{AllocateAnswer, CallRefused, ContainerField, PluginCall, PluginCallSender, PluginDevice};
 use super::under_way::Kind;
 use prost::Message;
 use proto::device_plugin as v1beta1;
@@ -26,9 +26,9 @@ pub(super) fn options() -> v1beta1::DevicePluginOptions {
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     /// To the owner.
-    pub calls: Calls,
+    pub calls: PluginCallSender,
     /// The list, always the newest.
-    pub list: watch::Receiver<Arc<[Device]>>,
+    pub list: watch::Receiver<Arc<[PluginDevice]>>,
     /// How kubelet watches the list.
     pub watched: watch::Sender<Watches>,
     /// The end of this registration: streams end with it, and kubelet then hangs up.
@@ -62,8 +62,8 @@ impl Drop for Watching {
     }
 }
 
-fn message(list: &[Device]) -> v1beta1::ListAndWatchResponse {
-    let device = |device: &Device| v1beta1::Device {
+fn message(list: &[PluginDevice]) -> v1beta1::ListAndWatchResponse {
+    let device = |device: &PluginDevice| v1beta1::Device {
         id: device.id.to_string(),
         health: if device.healthy { "Healthy" } else { "Unhealthy" }.into(),
         topology: device
@@ -74,7 +74,7 @@ fn message(list: &[Device]) -> v1beta1::ListAndWatchResponse {
 }
 
 /// How many bytes the list takes on the wire.
-pub(super) fn encoded_len(list: &[Device]) -> usize {
+pub(super) fn encoded_len(list: &[PluginDevice]) -> usize {
     message(list).encoded_len()
 }
 
@@ -86,27 +86,27 @@ fn gone() -> Status {
     Status::unavailable("gpu-steward is stopping")
 }
 
-fn refused(Refused(why): Refused) -> Status {
+fn refused(CallRefused(why): CallRefused) -> Status {
     Status::failed_precondition(why)
 }
 
-fn container(answer: Answer) -> v1beta1::ContainerAllocateResponse {
+fn container(answer: AllocateAnswer) -> v1beta1::ContainerAllocateResponse {
     let mut response = v1beta1::ContainerAllocateResponse {
         cdi_devices: answer.cdi.into_iter().map(|name| v1beta1::CdiDevice { name }).collect(),
         ..Default::default()
     };
     for field in answer.fields {
         match field {
-            Field::Env(name, value) => {
+            ContainerField::Env(name, value) => {
                 response.envs.insert(name, value);
             }
-            Field::Annotation(key, value) => {
+            ContainerField::Annotation(key, value) => {
                 response.annotations.insert(key, value);
             }
-            Field::Device(container_path, host_path) => {
+            ContainerField::Device(container_path, host_path) => {
                 response.devices.push(v1beta1::DeviceSpec { container_path, host_path, permissions: "rw".into() });
             }
-            Field::Mount(container_path, host_path, read_only) => {
+            ContainerField::Mount(container_path, host_path, read_only) => {
                 response.mounts.push(v1beta1::Mount { container_path, host_path, read_only });
             }
         }
@@ -158,7 +158,7 @@ impl DevicePlugin for Service {
             let (available, must) = (ids(asked.available_device_ids), ids(asked.must_include_device_ids));
             let size = usize::try_from(asked.allocation_size).unwrap_or(0);
             let chosen =
-                self.calls.ask(|reply| Call::Prefer { available, must, size, reply }).await.ok_or_else(gone)?;
+                self.calls.ask(|reply| PluginCall::Prefer { available, must, size, reply }).await.ok_or_else(gone)?;
             let device_ids = chosen.iter().map(ToString::to_string).collect();
             responses.push(v1beta1::ContainerPreferredAllocationResponse { device_ids });
         }
@@ -186,7 +186,7 @@ impl DevicePlugin for Service {
     ) -> Result<Response<v1beta1::PreStartContainerResponse>, Status> {
         let _under_way = self.calls.begin(Kind::Start);
         let (ids, since) = (ids(request.into_inner().device_ids), Instant::now());
-        let answer = self.calls.ask(|reply| Call::Start { ids, reply }).await.ok_or_else(gone)?;
+        let answer = self.calls.ask(|reply| PluginCall::Start { ids, reply }).await.ok_or_else(gone)?;
         self.calls.meter().start.answered(since);
         answer.map_err(refused)?;
         Ok(Response::new(v1beta1::PreStartContainerResponse {}))

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 /// How serving kubelet begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum RegistrationStart {
     /// No agent was here, or it has been away for a while.
     Fresh,
     /// The agent before this one has closed just now. Its socket in the registry may still be there.
@@ -22,9 +22,9 @@ pub enum Entry {
 
 /// How serving kubelet begins and ends.
 #[derive(Clone, Debug)]
-pub struct Course {
+pub struct RegistrationCourse {
     /// The begin.
-    pub entry: Entry,
+    pub entry: RegistrationStart,
     /// The end: calls that are under way are answered, then all is closed.
     pub stop: CancellationToken,
     /// The end of the agent before this one.
@@ -35,7 +35,7 @@ pub struct Course {
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Registration {
+pub enum RegistrationMethod {
     /// The watcher, and the classic way where it comes to nothing.
     Auto,
     /// The watcher only.
@@ -50,7 +50,7 @@ pub struct Settings {
     /// `nvidia.com/gpu`.
     pub resource: Arc<str>,
     /// Which way.
-    pub registration: Registration,
+    pub registration: RegistrationMethod,
     /// `/var/lib/kubelet/plugins_registry`.
     pub registry: PathBuf,
     /// `/var/lib/kubelet/device-plugins`.

@@ -1,11 +1,11 @@
 //! Registration by both ways, with a kubelet whose requests are the bytes that the real one sends.
 
-use super::call::{Asked, Call, Calls, Device};
+use super::call::{PluginCall, PluginCallReceiver, PluginCallSender, PluginDevice};
 use super::register::serve;
-use super::settings::{Course, Entry, Registration, Settings};
+use super::settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
 use super::socket_name;
 use super::socket_name::tests::authority;
-use model::plugin::{SecondConnection, Standing};
+use model::plugin::{RegistrationState, SecondConnection};
 use proto::device_plugin as v1beta1;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
 use proto::device_plugin::registration_server::{Registration as Register, RegistrationServer};
@@ -38,23 +38,23 @@ const PROTOCOL_ERROR: u32 = 1;
 struct Node {
     plugins: PathBuf,
     registry: PathBuf,
-    state: watch::Receiver<Standing>,
+    state: watch::Receiver<RegistrationState>,
     stop: CancellationToken,
     alone: CancellationToken,
     followed: Arc<AtomicBool>,
     served: JoinHandle<std::io::Result<()>>,
-    list: watch::Sender<Arc<[Device]>>,
-    asked: Asked,
+    list: watch::Sender<Arc<[PluginDevice]>>,
+    asked: PluginCallReceiver,
     _folder: tempfile::TempDir,
 }
 
 impl Node {
     /// `kubelet` does something before the plugin looks.
-    fn with(registration: Registration, kubelet: impl FnOnce(&Path)) -> Node {
-        Node::entering(Entry::Fresh, registration, kubelet)
+    fn with(registration: RegistrationMethod, kubelet: impl FnOnce(&Path)) -> Node {
+        Node::entering(RegistrationStart::Fresh, registration, kubelet)
     }
 
-    fn entering(entry: Entry, registration: Registration, kubelet: impl FnOnce(&Path)) -> Node {
+    fn entering(entry: RegistrationStart, registration: RegistrationMethod, kubelet: impl FnOnce(&Path)) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let (plugins, registry) = (folder.path().join("device-plugins"), folder.path().join("plugins_registry"));
         for folder in [&plugins, &registry] {
@@ -63,13 +63,14 @@ impl Node {
         kubelet(&plugins);
         let settings =
             Settings { resource: RESOURCE.into(), registration, registry: registry.clone(), plugins: plugins.clone() };
-        let device = Device { id: "GPU-1-0".into(), healthy: true, numa: None };
+        let device = PluginDevice { id: "GPU-1-0".into(), healthy: true, numa: None };
         let (list, listed) = watch::channel(Arc::from([device]));
-        let (tell, state) = watch::channel(Standing::Waiting("the start".into()));
+        let (tell, state) = watch::channel(RegistrationState::Waiting("the start".into()));
         let (stop, followed) = (CancellationToken::new(), Arc::<AtomicBool>::default());
-        let (calls, asked) = Calls::channel();
+        let (calls, asked) = PluginCallSender::channel();
         let alone = CancellationToken::new();
-        let course = Course { entry, stop: stop.clone(), alone: alone.clone(), followed: Arc::clone(&followed) };
+        let course =
+            RegistrationCourse { entry, stop: stop.clone(), alone: alone.clone(), followed: Arc::clone(&followed) };
         let served = tokio::spawn(serve(settings, listed, calls, tell, course));
         Node { plugins, registry, state, stop, alone, followed, served, list, asked, _folder: folder }
     }
@@ -92,7 +93,7 @@ impl Node {
         self.plugins.join(socket_name::plugin(RESOURCE))
     }
 
-    async fn stands(&mut self, standing: Standing) {
+    async fn stands(&mut self, standing: RegistrationState) {
         soon(&format!("{standing:?}"), self.state.wait_for(|now| *now == standing)).await.unwrap();
     }
 
@@ -200,9 +201,9 @@ async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
 /// What the name of the socket is for: the same question of the same server, in the bytes of kubelet's client.
 #[tokio::test]
 async fn a_path_as_authority_is_heard_where_our_sockets_name_stands_and_refused_elsewhere() {
-    let mut node = Node::with(Registration::Watcher, |_| {});
+    let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
     let missing = format!("kubelet, which does not listen on {}", node.plugins.join("kubelet.sock").display());
-    node.stands(Standing::Waiting(missing.into())).await;
+    node.stands(RegistrationState::Waiting(missing.into())).await;
     let socket = node.socket(node.in_registry()).await;
     let (kind, _) = soon("an answer", ask(&socket, &authority(&socket))).await;
     assert_eq!(kind, HEADERS);
@@ -216,7 +217,7 @@ async fn a_path_as_authority_is_heard_where_our_sockets_name_stands_and_refused_
 #[tokio::test]
 async fn a_kubelet_that_asks_is_never_registered_with() {
     let mut registered = None;
-    let mut node = Node::with(Registration::Auto, |plugins| registered = Some(kubelet(plugins)));
+    let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
     let socket = node.socket(node.in_registry()).await;
     let mut client = watcher(&socket).await;
     let info = client.get_info(InfoRequest {}).await.unwrap().into_inner();
@@ -225,19 +226,19 @@ async fn a_kubelet_that_asks_is_never_registered_with() {
     let list = watched(&socket).await;
     let status = RegistrationStatus { plugin_registered: true, error: String::new() };
     let _ = client.notify_registration_status(status).await.unwrap();
-    node.stands(Standing::Registered("watcher")).await;
+    node.stands(RegistrationState::Registered("watcher")).await;
     assert!(!node.in_plugins().exists(), "one socket at a time");
 
     // Its end is seen, and the socket is offered anew.
     drop((list, client));
-    soon("the loss", node.state.wait_for(|now| matches!(now, Standing::Waiting(_)))).await.unwrap();
+    soon("the loss", node.state.wait_for(|now| matches!(now, RegistrationState::Waiting(_)))).await.unwrap();
     let socket = node.socket(node.in_registry()).await;
     let mut client = watcher(&socket).await;
     let _ = client.get_info(InfoRequest {}).await.unwrap();
     let _list = watched(&socket).await;
     let status = RegistrationStatus { plugin_registered: true, error: String::new() };
     let _ = client.notify_registration_status(status).await.unwrap();
-    node.stands(Standing::Registered("watcher")).await;
+    node.stands(RegistrationState::Registered("watcher")).await;
     assert!(registered.unwrap().try_recv().is_err(), "nobody called Register");
     node.end().await;
 }
@@ -246,7 +247,7 @@ async fn a_kubelet_that_asks_is_never_registered_with() {
 #[tokio::test]
 async fn one_whose_question_cannot_be_understood_is_registered_with() {
     let mut registered = None;
-    let mut node = Node::with(Registration::Auto, |plugins| registered = Some(kubelet(plugins)));
+    let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
     let socket = node.socket(node.in_registry()).await;
     let (kind, _) = soon("an answer", ask(&socket, socket.to_str().unwrap())).await;
     assert_eq!(kind, RST_STREAM);
@@ -254,7 +255,7 @@ async fn one_whose_question_cannot_be_understood_is_registered_with() {
     assert_eq!(endpoint, socket_name::plugin(RESOURCE));
     assert!(!node.in_registry().exists(), "one socket at a time");
     let _list = watched(&node.socket(node.in_plugins()).await).await;
-    node.stands(Standing::Registered("classic")).await;
+    node.stands(RegistrationState::Registered("classic")).await;
     node.end().await;
 }
 
@@ -262,7 +263,7 @@ async fn one_whose_question_cannot_be_understood_is_registered_with() {
 #[tokio::test]
 async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
     let mut registered = None;
-    let mut node = Node::with(Registration::Auto, |plugins| registered = Some(kubelet(plugins)));
+    let mut node = Node::with(RegistrationMethod::Auto, |plugins| registered = Some(kubelet(plugins)));
     let socket = node.socket(node.in_registry()).await;
     let mut client = watcher(&socket).await;
     let _ = client.get_info(InfoRequest {}).await.unwrap();
@@ -270,7 +271,7 @@ async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
     let status = RegistrationStatus { plugin_registered: false, error: "no handler registered".into() };
     let _ = client.notify_registration_status(status).await.unwrap();
     let why = "kubelet refused us: no handler registered".into();
-    node.stands(Standing::Waiting(why)).await;
+    node.stands(RegistrationState::Waiting(why)).await;
     let _ = soon("Register", registered.unwrap().recv()).await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(2), "kubelet would drop the new one with the old: {began:?}");
     node.end().await;
@@ -279,7 +280,7 @@ async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
 /// A kubelet that speaks garbage, and one whose numbers cannot be.
 #[tokio::test]
 async fn garbage_from_kubelet_harms_nobody() {
-    let mut node = Node::with(Registration::Watcher, |_| {});
+    let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
     let socket = node.socket(node.in_registry()).await;
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff"]
     {
@@ -294,7 +295,7 @@ async fn garbage_from_kubelet_harms_nobody() {
     };
     let request = v1beta1::PreferredAllocationRequest { container_requests: vec![odd] };
     let owner = async {
-        let Some(Call::Prefer { available, must, size, reply }) = node.asked.calls.recv().await else {
+        let Some(PluginCall::Prefer { available, must, size, reply }) = node.asked.calls.recv().await else {
             panic!("no call")
         };
         reply.send(Vec::new()).unwrap();
@@ -310,10 +311,10 @@ async fn garbage_from_kubelet_harms_nobody() {
 /// As a GPU that is plugged in while the agent runs can make it: kubelet would end the stream at such a message.
 #[tokio::test]
 async fn a_list_that_grows_beyond_what_kubelet_takes_stays_as_it_was() {
-    let node = Node::with(Registration::Watcher, |_| {});
+    let node = Node::with(RegistrationMethod::Watcher, |_| {});
     let mut told = watched(&node.socket(node.in_registry()).await).await;
-    let of = |count: usize| -> Arc<[Device]> {
-        (0..count).map(|slot| Device { id: format!("GPU-1-{slot}").into(), healthy: true, numa: None }).collect()
+    let of = |count: usize| -> Arc<[PluginDevice]> {
+        (0..count).map(|slot| PluginDevice { id: format!("GPU-1-{slot}").into(), healthy: true, numa: None }).collect()
     };
     node.list.send_replace(of(300_000));
     // This runtime has one thread: after some turns everybody who waits for a list has seen this one.
@@ -331,7 +332,7 @@ async fn a_list_that_grows_beyond_what_kubelet_takes_stays_as_it_was() {
 async fn what_an_agent_of_another_resource_left_is_taken_away_and_a_living_ones_is_not() {
     let bind = |path: PathBuf| std::os::unix::net::UnixListener::bind(path).unwrap();
     let mut living = None;
-    let node = Node::with(Registration::Watcher, |plugins| {
+    let node = Node::with(RegistrationMethod::Watcher, |plugins| {
         let registry = plugins.with_file_name("plugins_registry");
         drop(bind(registry.join(socket_name::registry("example.com/vgpu"))));
         drop(bind(plugins.join(socket_name::plugin("example.com/vgpu"))));
@@ -352,7 +353,7 @@ async fn what_an_agent_of_another_resource_left_is_taken_away_and_a_living_ones_
 /// kubelet's call is under way when the agent is told to end: it is answered, and the list ends after that.
 #[tokio::test]
 async fn an_admission_under_way_at_the_end_is_answered() {
-    let mut node = Node::with(Registration::Watcher, |_| {});
+    let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
     let socket = node.socket(node.in_registry()).await;
     let mut list = watched(&socket).await;
     let mut plugin = DevicePluginClient::new(dial(&socket, "localhost").await);
@@ -361,11 +362,13 @@ async fn an_admission_under_way_at_the_end_is_answered() {
         let request = v1beta1::AllocateRequest { container_requests: vec![container] };
         plugin.allocate(request).await
     });
-    let Some(Call::Allocate { reply, .. }) = soon("the call", node.asked.calls.recv()).await else { panic!("no call") };
+    let Some(PluginCall::Allocate { reply, .. }) = soon("the call", node.asked.calls.recv()).await else {
+        panic!("no call")
+    };
     node.stop.cancel();
     assert!(timeout(Duration::from_millis(300), list.message()).await.is_err(), "the list ends after the answer");
     assert!(!node.served.is_finished());
-    reply.send(Ok(super::Answer { cdi: vec!["nvidia.com/gpu=x".into()], fields: Vec::new() })).unwrap();
+    reply.send(Ok(super::AllocateAnswer { cdi: vec!["nvidia.com/gpu=x".into()], fields: Vec::new() })).unwrap();
     let answer = soon("the answer", asked).await.unwrap().expect("an answer");
     assert_eq!(answer.into_inner().container_responses[0].cdi_devices[0].name, "nvidia.com/gpu=x");
     assert!(!matches!(soon("the end of the list", list.message()).await, Ok(Some(_))));
@@ -379,8 +382,8 @@ async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_r
     for alive in [false, true] {
         let mut registered = None;
         let mut left = None;
-        let entry = if alive { Entry::Beside(SecondConnection::Kept) } else { Entry::After };
-        let mut node = Node::entering(entry, Registration::Auto, |plugins| {
+        let entry = if alive { RegistrationStart::Beside(SecondConnection::Kept) } else { RegistrationStart::After };
+        let mut node = Node::entering(entry, RegistrationMethod::Auto, |plugins| {
             registered = Some(kubelet(plugins));
             let registry = plugins.with_file_name("plugins_registry").join(socket_name::registry(RESOURCE));
             let bind = |path: &Path| std::os::unix::net::UnixListener::bind(path).unwrap();
@@ -393,7 +396,7 @@ async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_r
         let expect = if alive { socket_name::plugin_beside(RESOURCE) } else { socket_name::plugin(RESOURCE) };
         assert_eq!(endpoint, expect);
         let _list = watched(&node.plugins.join(endpoint)).await;
-        node.stands(Standing::Registered("classic")).await;
+        node.stands(RegistrationState::Registered("classic")).await;
         assert!(node.in_registry().exists(), "kubelet would drop us with it");
         drop(left);
         node.end().await;
@@ -405,8 +408,8 @@ async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_r
 async fn beside_another_agent_kubelet_forgets_whom_it_would_drop_and_remembers_us_later() {
     let mut registered = None;
     let mut theirs = None;
-    let entry = Entry::Beside(SecondConnection::DroppedWithTheFirst);
-    let mut node = Node::entering(entry, Registration::Auto, |plugins| {
+    let entry = RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
+    let mut node = Node::entering(entry, RegistrationMethod::Auto, |plugins| {
         registered = Some(kubelet(plugins));
         theirs = Some(std::os::unix::net::UnixListener::bind(plugins.join(socket_name::plugin(RESOURCE))).unwrap());
     });
@@ -416,7 +419,7 @@ async fn beside_another_agent_kubelet_forgets_whom_it_would_drop_and_remembers_u
     assert_eq!(beside, socket_name::plugin_beside(RESOURCE));
     let first = watched(&node.plugins.join(&beside)).await;
     assert_eq!(next().await, socket_name::unanswering(RESOURCE), "this registration fails");
-    node.stands(Standing::Registered("classic")).await;
+    node.stands(RegistrationState::Registered("classic")).await;
     assert!(!node.plugins.join(socket_name::unanswering(RESOURCE)).exists());
     drop(theirs);
     node.alone.cancel();
@@ -427,13 +430,13 @@ async fn beside_another_agent_kubelet_forgets_whom_it_would_drop_and_remembers_u
     drop(first);
     assert_eq!(next().await, beside, "it registers anew");
     let _third = watched(&node.plugins.join(&beside)).await;
-    node.stands(Standing::Registered("classic")).await;
+    node.stands(RegistrationState::Registered("classic")).await;
     node.end().await;
 }
 
 #[tokio::test]
 async fn one_that_is_followed_leaves_its_socket_in_the_registry() {
-    let node = Node::with(Registration::Watcher, |_| {});
+    let node = Node::with(RegistrationMethod::Watcher, |_| {});
     let socket = node.socket(node.in_registry()).await;
     node.followed.store(true, Ordering::Relaxed);
     node.stop.cancel();

@@ -9,7 +9,7 @@
 //! can fault. Nothing is unwound in this process, so nothing has to be prepared before the first signal, and a thread may
 //! allocate, panic, spawn or load a library while it is interrupted.
 
-use super::order::{Snapshot, Tag};
+use super::order::{StackLabel, ThreadSnapshot};
 use std::cell::UnsafeCell;
 use std::fs::File;
 use std::io;
@@ -47,11 +47,11 @@ pub enum Error {
 
 /// The right to sample. There is one; dropped, it is free again and the timer is off.
 #[derive(Debug)]
-pub struct Turn(());
+pub struct SamplingTurn(());
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-impl Turn {
+impl SamplingTurn {
     /// Takes the right, if nobody has it.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Turn {
         if TAKEN.swap(true, Ordering::AcqRel) {
             return Err(Error::Busy);
         }
-        let mut turn = Turn(());
+        let mut turn = SamplingTurn(());
         prepare()?;
         // What a late handler of the turn before left behind.
         turn.ready(|_, _| {});
@@ -79,7 +79,7 @@ impl Turn {
     }
 
     /// Hands out what is ready: the thread, its registers and its stack, without values.
-    pub fn ready(&mut self, mut sink: impl FnMut(i32, Snapshot)) {
+    pub fn ready(&mut self, mut sink: impl FnMut(i32, ThreadSnapshot)) {
         RING.iter().filter_map(Slot::take_ready).for_each(|(thread, snapshot)| sink(thread, snapshot));
     }
 
@@ -91,7 +91,7 @@ impl Turn {
 
     /// Interrupts one thread and waits for its snapshot; `None` if it does not answer in time. The system call it sleeps
     /// in ends with `EINTR` unless it restarts: ask only threads that take that as nothing.
-    pub fn of_thread(&mut self, thread: i32) -> Option<Snapshot> {
+    pub fn of_thread(&mut self, thread: i32) -> Option<ThreadSnapshot> {
         ARMED.store(true, Ordering::Release);
         let mut found = None;
         if interrupt(thread) {
@@ -106,7 +106,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for SamplingTurn {
     fn drop(&mut self) {
         ARMED.store(false, Ordering::Release);
         // Only fails for an invalid timer or interval.
@@ -162,7 +162,7 @@ impl Slot {
     }
 
     #[expect(unsafe_code, reason = "reads what the handler has filled")]
-    fn take_ready(&self) -> Option<(i32, Snapshot)> {
+    fn take_ready(&self) -> Option<(i32, ThreadSnapshot)> {
         if self.state.load(Ordering::Acquire) != READY {
             return None;
         }
@@ -170,8 +170,8 @@ impl Slot {
         let body = unsafe { &*self.body.get() };
         let Registers { pc, sp, fp, lr } = body.registers;
         let stack = body.stack[..body.length.min(STACK_BYTES)].to_vec();
-        let labels = vec![Tag::new("thread", &thread_name(body.thread))];
-        let taken = (body.thread, Snapshot { pc, sp, fp, lr, stack, labels, values: Vec::new() });
+        let labels = vec![StackLabel::new("thread", &thread_name(body.thread))];
+        let taken = (body.thread, ThreadSnapshot { pc, sp, fp, lr, stack, labels, values: Vec::new() });
         self.state.store(FREE, Ordering::Release);
         Some(taken)
     }
@@ -286,10 +286,10 @@ mod tests {
 
     #[test]
     fn only_one_has_the_turn_and_the_next_one_gets_a_snapshot() {
-        let turn = Turn::take().unwrap();
-        assert!(matches!(Turn::take(), Err(Error::Busy)));
+        let turn = SamplingTurn::take().unwrap();
+        assert!(matches!(SamplingTurn::take(), Err(Error::Busy)));
         drop(turn);
-        let mut turn = Turn::take().unwrap();
+        let mut turn = SamplingTurn::take().unwrap();
         // SAFETY: gettid takes nothing and cannot fail.
         #[expect(unsafe_code, reason = "the number of this thread")]
         let here = unsafe { libc::gettid() };

@@ -4,9 +4,9 @@
 //!   capture ─snapshots, every 10 ms─▶ record ─orders─▶ child ─▶ profile
 //! ```
 
-use super::capture::{self, Turn};
-use super::order::{Begin, End, Form, Snapshot, Step, Value};
-use super::worker::{self, Worker};
+use super::capture::{self, SamplingTurn};
+use super::order::{OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue, ThreadSnapshot};
+use super::worker::{self, SymbolizeWorker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
@@ -35,12 +35,12 @@ pub enum Error {
 /// # Errors
 /// When sampling cannot begin, the child fails, or the request is given up.
 pub fn record(
-    mut turn: Turn,
+    mut turn: SamplingTurn,
     length: Duration,
     given_up: &CancellationToken,
     started: impl FnOnce(),
 ) -> Result<Vec<u8>, Error> {
-    let mut worker = Worker::start(begin(), given_up.clone())?;
+    let mut worker = SymbolizeWorker::start(begin(), given_up.clone())?;
     let from = Instant::now();
     turn.sample_every(PERIOD)?;
     started();
@@ -53,31 +53,31 @@ pub fn record(
         }
         forward(&mut turn, &mut worker)?;
     }
-    let end = End { duration_nanos: nanos(from.elapsed()), lost: turn.lost() };
+    let end = OrderEnd { duration_nanos: nanos(from.elapsed()), lost: turn.lost() };
     // The timer stops here; naming what was seen may take seconds.
     drop(turn);
     Ok(worker.finish(end)?)
 }
 
-fn forward(turn: &mut Turn, worker: &mut Worker) -> Result<(), Error> {
+fn forward(turn: &mut SamplingTurn, worker: &mut SymbolizeWorker) -> Result<(), Error> {
     let mut seen = Vec::new();
     turn.ready(|_, snapshot| seen.push(snapshot));
     for snapshot in seen {
-        worker.order(Step::Snapshot(Snapshot { values: vec![1, nanos(PERIOD)], ..snapshot }))?;
+        worker.order(OrderStep::Snapshot(ThreadSnapshot { values: vec![1, nanos(PERIOD)], ..snapshot }))?;
     }
     Ok(())
 }
 
-fn begin() -> Begin {
+fn begin() -> OrderBegin {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Begin {
-        form: Form::Profile.into(),
-        values: vec![Value::new("samples", "count"), Value::new("cpu", "nanoseconds")],
-        period_type: Some(Value::new("cpu", "nanoseconds")),
+    OrderBegin {
+        form: ProfileForm::Profile.into(),
+        values: vec![ProfileValue::new("samples", "count"), ProfileValue::new("cpu", "nanoseconds")],
+        period_type: Some(ProfileValue::new("cpu", "nanoseconds")),
         period: nanos(PERIOD),
         time_nanos: nanos(now),
         title: "cpu".to_owned(),
-        ..Begin::default()
+        ..OrderBegin::default()
     }
 }
 

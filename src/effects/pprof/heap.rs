@@ -1,8 +1,8 @@
 //! Who holds memory, and who allocated it: jemalloc's own samples, one for each 512 KiB on average.
 
 use super::cpu::nanos;
-use super::order::{Begin, End, Form, Stack, Step, Value};
-use super::worker::{self, Worker};
+use super::order::{CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue};
+use super::worker::{self, SymbolizeWorker};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tikv_jemalloc_ctl::raw;
 use tokio_util::sync::CancellationToken;
-use wire::heap_dump::{self, Estimate, HeapDump, HeapDumpError};
+use wire::heap_dump::{self, HeapDump, HeapDumpError, HeapEstimate};
 
 /// Largest dump read; 100,000 stacks of depth 60 are about 110 MiB, a real one about 1 MiB.
 const MAX_DUMP: u64 = 128 << 20;
@@ -23,7 +23,7 @@ const DROP_FRAMES: &str = "(_rjem_je_|je_)?prof_.*|_?(rjem_)?(je_)?(malloc|callo
 
 /// Which of the values is shown first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum HeapValue {
     /// What is alive (`heap`).
     InUse,
     /// What was ever allocated (`allocs`).
@@ -93,48 +93,48 @@ pub fn dump() -> Result<HeapDump, Error> {
 pub fn profile(
     now: &HeapDump,
     earlier: Option<(&HeapDump, Duration)>,
-    shown: Shown,
-    form: Form,
+    shown: HeapValue,
+    form: ProfileForm,
     given_up: &CancellationToken,
 ) -> Result<Vec<u8>, Error> {
-    let mut worker = Worker::start(begin(now.rate, shown, form), given_up.clone())?;
+    let mut worker = SymbolizeWorker::start(begin(now.rate, shown, form), given_up.clone())?;
     let stacks = match earlier {
         Some((earlier, _)) => now.since(earlier),
         None => now.estimates(),
     };
     send(&mut worker, stacks)?;
     let duration_nanos = earlier.map_or(0, |(_, elapsed)| nanos(elapsed));
-    Ok(worker.finish(End { duration_nanos, lost: 0 })?)
+    Ok(worker.finish(OrderEnd { duration_nanos, lost: 0 })?)
 }
 
-fn send(worker: &mut Worker, stacks: HashMap<Vec<u64>, Estimate>) -> Result<(), Error> {
+fn send(worker: &mut SymbolizeWorker, stacks: HashMap<Vec<u64>, HeapEstimate>) -> Result<(), Error> {
     for (addresses, estimate) in stacks {
-        worker.order(Step::Stack(Stack {
+        worker.order(OrderStep::Stack(CapturedStack {
             // All of them are return addresses: one less lies in the call.
             addresses: addresses.into_iter().map(|address| address.saturating_sub(1)).collect(),
             values: vec![estimate.all_objects, estimate.all_bytes, estimate.live_objects, estimate.live_bytes],
-            ..Stack::default()
+            ..CapturedStack::default()
         }))?;
     }
     Ok(())
 }
 
-fn begin(rate: u64, shown: Shown, form: Form) -> Begin {
+fn begin(rate: u64, shown: HeapValue, form: ProfileForm) -> OrderBegin {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let (shown, title) = match shown {
-        Shown::InUse => ("inuse_space", "heap"),
-        Shown::Allocated => ("alloc_space", "allocs"),
+        HeapValue::InUse => ("inuse_space", "heap"),
+        HeapValue::Allocated => ("alloc_space", "allocs"),
     };
-    Begin {
+    OrderBegin {
         form: form.into(),
         values: vec![
-            Value::new("alloc_objects", "count"),
-            Value::new("alloc_space", "bytes"),
-            Value::new("inuse_objects", "count"),
-            Value::new("inuse_space", "bytes"),
+            ProfileValue::new("alloc_objects", "count"),
+            ProfileValue::new("alloc_space", "bytes"),
+            ProfileValue::new("inuse_objects", "count"),
+            ProfileValue::new("inuse_space", "bytes"),
         ],
         shown: shown.to_owned(),
-        period_type: Some(Value::new("space", "bytes")),
+        period_type: Some(ProfileValue::new("space", "bytes")),
         period: i64::try_from(rate).unwrap_or(i64::MAX),
         time_nanos: nanos(now),
         drop_frames: DROP_FRAMES.to_owned(),

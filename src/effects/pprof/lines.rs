@@ -2,33 +2,33 @@
 //! names) and the symbol table. Only in the child.
 
 use super::order::Module;
-use super::profile::Spot;
+use super::profile::SourceLine;
 use addr2line::Loader;
 use std::collections::HashMap;
 
 /// What is known of addresses.
-pub struct Lines {
+pub struct LineTable {
     modules: Vec<Module>,
     files: Vec<Option<Loader>>,
-    known: HashMap<u64, Vec<Spot>>,
+    known: HashMap<u64, Vec<SourceLine>>,
 }
 
-impl std::fmt::Debug for Lines {
+impl std::fmt::Debug for LineTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lines").field("modules", &self.modules).finish_non_exhaustive()
     }
 }
 
-impl Lines {
+impl LineTable {
     /// Opens the files. One that cannot be opened leaves its addresses without names.
     #[must_use]
     pub fn new(modules: &[Module]) -> Self {
         let files = modules.iter().map(|module| Loader::new(&module.open).ok()).collect();
-        Lines { modules: modules.to_vec(), files, known: HashMap::new() }
+        LineTable { modules: modules.to_vec(), files, known: HashMap::new() }
     }
 
     /// The lines of an address, the innermost inlined call first; never empty.
-    pub fn of(&mut self, address: u64) -> Vec<Spot> {
+    pub fn of(&mut self, address: u64) -> Vec<SourceLine> {
         if let Some(spots) = self.known.get(&address) {
             return spots.clone();
         }
@@ -37,7 +37,7 @@ impl Lines {
         spots
     }
 
-    fn look_up(&self, address: u64) -> Vec<Spot> {
+    fn look_up(&self, address: u64) -> Vec<SourceLine> {
         let at = self.modules.iter().position(|module| module.start <= address && address < module.end);
         let Some(at) = at else { return vec![unknown("no file")] };
         let module = &self.modules[at];
@@ -51,27 +51,34 @@ impl Lines {
                     outermost.name = demangled(symbol);
                     outermost.system_name = symbol.to_owned();
                 }
-                None => spots.push(Spot { name: demangled(symbol), system_name: symbol.to_owned(), ..Spot::default() }),
+                None => spots.push(SourceLine {
+                    name: demangled(symbol),
+                    system_name: symbol.to_owned(),
+                    ..SourceLine::default()
+                }),
             }
         }
         for spot in &mut spots {
             if spot.name.is_empty() {
-                *spot =
-                    Spot { file: std::mem::take(&mut spot.file), line: spot.line, ..unknown(base_name(&module.path)) };
+                *spot = SourceLine {
+                    file: std::mem::take(&mut spot.file),
+                    line: spot.line,
+                    ..unknown(base_name(&module.path))
+                };
             }
         }
         if spots.is_empty() { vec![unknown(base_name(&module.path))] } else { spots }
     }
 }
 
-fn inlined(file: &Loader, probe: u64) -> Vec<Spot> {
+fn inlined(file: &Loader, probe: u64) -> Vec<SourceLine> {
     let mut spots = Vec::new();
     let Ok(mut frames) = file.find_frames(probe) else { return spots };
     while let Ok(Some(frame)) = frames.next() {
         let raw = frame.function.as_ref().and_then(|function| function.raw_name().ok().map(|name| name.into_owned()));
         let raw = raw.unwrap_or_default();
         let location = frame.location.as_ref();
-        spots.push(Spot {
+        spots.push(SourceLine {
             name: demangled(&raw),
             system_name: raw,
             file: location.and_then(|location| location.file).unwrap_or_default().to_owned(),
@@ -86,8 +93,8 @@ fn demangled(name: &str) -> String {
     format!("{:#}", rustc_demangle::demangle(name))
 }
 
-fn unknown(place: &str) -> Spot {
-    Spot { name: format!("[{place}]"), ..Spot::default() }
+fn unknown(place: &str) -> SourceLine {
+    SourceLine { name: format!("[{place}]"), ..SourceLine::default() }
 }
 
 fn base_name(path: &str) -> &str {
@@ -102,7 +109,7 @@ mod tests {
     #[test]
     fn an_address_of_this_test_has_its_name_file_and_line() {
         let here = an_address_of_this_test_has_its_name_file_and_line as *const () as u64;
-        let spots = Lines::new(&module::loaded()).of(here);
+        let spots = LineTable::new(&module::loaded()).of(here);
         let outermost = spots.last().unwrap();
         assert!(outermost.name.ends_with("an_address_of_this_test_has_its_name_file_and_line"), "{spots:?}");
         assert!(outermost.file.ends_with("src/effects/pprof/lines.rs") && outermost.line > 0, "{spots:?}");
@@ -111,7 +118,7 @@ mod tests {
 
     #[test]
     fn an_address_in_no_file_says_so() {
-        let mut lines = Lines::new(&module::loaded());
+        let mut lines = LineTable::new(&module::loaded());
         assert_eq!(lines.of(16)[0].name, "[no file]");
     }
 }

@@ -3,22 +3,22 @@
 
 /// A whole profile.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Profile {
+pub struct ProfileMessage {
     /// What the values of each sample are.
     #[prost(message, repeated, tag = "1")]
     pub sample_type: Vec<ValueType>,
     /// What was seen.
     #[prost(message, repeated, tag = "2")]
-    pub sample: Vec<Sample>,
+    pub sample: Vec<SampleMessage>,
     /// Files that addresses lie in; the program itself first.
     #[prost(message, repeated, tag = "3")]
-    pub mapping: Vec<Mapping>,
+    pub mapping: Vec<MappingMessage>,
     /// Addresses with their lines.
     #[prost(message, repeated, tag = "4")]
-    pub location: Vec<Location>,
+    pub location: Vec<LocationMessage>,
     /// Functions that lines belong to.
     #[prost(message, repeated, tag = "5")]
-    pub function: Vec<Function>,
+    pub function: Vec<FunctionMessage>,
     /// All strings; the first is empty.
     #[prost(string, repeated, tag = "6")]
     pub string_table: Vec<String>,
@@ -58,7 +58,7 @@ pub struct ValueType {
 
 /// One stack and its values.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Sample {
+pub struct SampleMessage {
     /// The leaf first.
     #[prost(uint64, repeated, tag = "1")]
     pub location_id: Vec<u64>,
@@ -67,12 +67,12 @@ pub struct Sample {
     pub value: Vec<i64>,
     /// Such as the thread's name.
     #[prost(message, repeated, tag = "3")]
-    pub label: Vec<Label>,
+    pub label: Vec<LabelMessage>,
 }
 
 /// A key and its text.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub struct Label {
+pub struct LabelMessage {
     /// Key.
     #[prost(int64, tag = "1")]
     pub key: i64,
@@ -83,7 +83,7 @@ pub struct Label {
 
 /// A file and where it lies in memory.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Mapping {
+pub struct MappingMessage {
     /// Number, from 1.
     #[prost(uint64, tag = "1")]
     pub id: u64,
@@ -118,7 +118,7 @@ pub struct Mapping {
 
 /// An address.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Location {
+pub struct LocationMessage {
     /// Number, from 1.
     #[prost(uint64, tag = "1")]
     pub id: u64,
@@ -130,12 +130,12 @@ pub struct Location {
     pub address: u64,
     /// Lines: several if calls were inlined, the innermost first.
     #[prost(message, repeated, tag = "4")]
-    pub line: Vec<Line>,
+    pub line: Vec<LineMessage>,
 }
 
 /// A line of a function.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub struct Line {
+pub struct LineMessage {
     /// The function.
     #[prost(uint64, tag = "1")]
     pub function_id: u64,
@@ -146,7 +146,7 @@ pub struct Line {
 
 /// A function.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub struct Function {
+pub struct FunctionMessage {
     /// Number, from 1.
     #[prost(uint64, tag = "1")]
     pub id: u64,

@@ -9,47 +9,47 @@ const MAX_ORDER: u64 = 1 << 20;
 
 /// One order.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Order {
+pub struct SymbolizeOrder {
     /// Which.
-    #[prost(oneof = "Step", tags = "1, 2, 3, 4, 5")]
-    pub step: Option<Step>,
+    #[prost(oneof = "OrderStep", tags = "1, 2, 3, 4, 5")]
+    pub step: Option<OrderStep>,
 }
 
 /// What is ordered.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Step {
+pub enum OrderStep {
     /// The first order.
     #[prost(message, tag = "1")]
-    Begin(Begin),
+    Begin(OrderBegin),
     /// Files in memory; replaces what was told before.
     #[prost(message, tag = "2")]
     Modules(Modules),
     /// A thread's registers and stack, to be unwound.
     #[prost(message, tag = "3")]
-    Snapshot(Snapshot),
+    Snapshot(ThreadSnapshot),
     /// Addresses.
     #[prost(message, tag = "4")]
-    Stack(Stack),
+    Stack(CapturedStack),
     /// The last order: answer.
     #[prost(message, tag = "5")]
-    End(End),
+    End(OrderEnd),
 }
 
 /// What is to be made.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Begin {
+pub struct OrderBegin {
     /// In which form.
-    #[prost(enumeration = "Form", tag = "1")]
+    #[prost(enumeration = "ProfileForm", tag = "1")]
     pub form: i32,
     /// Kinds of values.
     #[prost(message, repeated, tag = "2")]
-    pub values: Vec<Value>,
+    pub values: Vec<ProfileValue>,
     /// The kind shown unless asked; empty for the last.
     #[prost(string, tag = "3")]
     pub shown: String,
     /// What lies between two samples.
     #[prost(message, optional, tag = "4")]
-    pub period_type: Option<Value>,
+    pub period_type: Option<ProfileValue>,
     /// How much of it.
     #[prost(int64, tag = "5")]
     pub period: i64,
@@ -67,7 +67,7 @@ pub struct Begin {
 /// Forms of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
-pub enum Form {
+pub enum ProfileForm {
     /// A compressed profile.
     Profile = 0,
     /// Stacks as text (`debug=1`).
@@ -78,7 +78,7 @@ pub enum Form {
 
 /// A kind of value.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Value {
+pub struct ProfileValue {
     /// `cpu`.
     #[prost(string, tag = "1")]
     pub kind: String,
@@ -87,11 +87,11 @@ pub struct Value {
     pub unit: String,
 }
 
-impl Value {
+impl ProfileValue {
     /// A kind of value and its unit.
     #[must_use]
     pub fn new(kind: &str, unit: &str) -> Self {
-        Value { kind: kind.to_owned(), unit: unit.to_owned() }
+        ProfileValue { kind: kind.to_owned(), unit: unit.to_owned() }
     }
 }
 
@@ -128,7 +128,7 @@ pub struct Module {
 
 /// A thread at one moment.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Snapshot {
+pub struct ThreadSnapshot {
     /// Program counter.
     #[prost(uint64, tag = "1")]
     pub pc: u64,
@@ -149,12 +149,12 @@ pub struct Snapshot {
     pub values: Vec<i64>,
     /// Labels.
     #[prost(message, repeated, tag = "7")]
-    pub labels: Vec<Tag>,
+    pub labels: Vec<StackLabel>,
 }
 
 /// Addresses, the leaf first, each inside the call (a return address minus one).
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Stack {
+pub struct CapturedStack {
     /// Addresses.
     #[prost(uint64, repeated, tag = "1")]
     pub addresses: Vec<u64>,
@@ -163,7 +163,7 @@ pub struct Stack {
     pub values: Vec<i64>,
     /// Labels.
     #[prost(message, repeated, tag = "3")]
-    pub labels: Vec<Tag>,
+    pub labels: Vec<StackLabel>,
     /// Shown instead of a stack where there is none: `[running]`.
     #[prost(string, tag = "4")]
     pub instead: String,
@@ -171,7 +171,7 @@ pub struct Stack {
 
 /// A label.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct Tag {
+pub struct StackLabel {
     /// Key.
     #[prost(string, tag = "1")]
     pub key: String,
@@ -180,17 +180,17 @@ pub struct Tag {
     pub text: String,
 }
 
-impl Tag {
+impl StackLabel {
     /// A label.
     #[must_use]
     pub fn new(key: &str, text: &str) -> Self {
-        Tag { key: key.to_owned(), text: text.to_owned() }
+        StackLabel { key: key.to_owned(), text: text.to_owned() }
     }
 }
 
 /// The end.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub struct End {
+pub struct OrderEnd {
     /// How long was looked, in nanoseconds.
     #[prost(int64, tag = "1")]
     pub duration_nanos: i64,
@@ -201,15 +201,15 @@ pub struct End {
 
 /// Bytes of an order, its length before it.
 #[must_use]
-pub fn encode(step: Step) -> Vec<u8> {
-    Order { step: Some(step) }.encode_length_delimited_to_vec()
+pub fn encode(step: OrderStep) -> Vec<u8> {
+    SymbolizeOrder { step: Some(step) }.encode_length_delimited_to_vec()
 }
 
 /// The next order, `None` at the end of the input.
 ///
 /// # Errors
 /// When the input breaks off inside an order, or is not an order.
-pub fn read(input: &mut impl Read) -> io::Result<Option<Step>> {
+pub fn read(input: &mut impl Read) -> io::Result<Option<OrderStep>> {
     let Some(length) = read_length(input)? else { return Ok(None) };
     if length > MAX_ORDER {
         return Err(invalid(format!("an order of {length} bytes, at most {MAX_ORDER} are taken")));
@@ -219,8 +219,8 @@ pub fn read(input: &mut impl Read) -> io::Result<Option<Step>> {
     if bytes.len() as u64 != length {
         return Err(invalid(format!("an order of {length} bytes broke off after {}", bytes.len())));
     }
-    let order =
-        Order::decode(bytes.as_slice()).map_err(|error| invalid(format!("an order cannot be read: {error}")))?;
+    let order = SymbolizeOrder::decode(bytes.as_slice())
+        .map_err(|error| invalid(format!("an order cannot be read: {error}")))?;
     Ok(order.step)
 }
 
@@ -250,22 +250,22 @@ mod tests {
 
     #[test]
     fn an_order_is_read_back_as_it_was_written() {
-        let step = Step::Stack(Stack {
+        let step = OrderStep::Stack(CapturedStack {
             addresses: vec![1, u64::MAX],
             values: vec![-1],
-            labels: vec![Tag::new("thread", "poll")],
+            labels: vec![StackLabel::new("thread", "poll")],
             instead: String::new(),
         });
-        let bytes = [encode(step.clone()), encode(Step::End(End { duration_nanos: 7, lost: 0 }))].concat();
+        let bytes = [encode(step.clone()), encode(OrderStep::End(OrderEnd { duration_nanos: 7, lost: 0 }))].concat();
         let mut input = bytes.as_slice();
         assert_eq!(read(&mut input).unwrap(), Some(step));
-        assert!(matches!(read(&mut input).unwrap(), Some(Step::End(_))));
+        assert!(matches!(read(&mut input).unwrap(), Some(OrderStep::End(_))));
         assert_eq!(read(&mut input).unwrap(), None);
     }
 
     #[test]
     fn an_order_that_breaks_off_is_an_error() {
-        let bytes = encode(Step::End(End { duration_nanos: 7, lost: 1 }));
+        let bytes = encode(OrderStep::End(OrderEnd { duration_nanos: 7, lost: 1 }));
         for cut in 1..bytes.len() {
             assert!(read(&mut &bytes[..cut]).is_err(), "cut at {cut}");
         }

@@ -1,8 +1,11 @@
 //! Counts stacks, then writes them as a profile: every function, line and inlined call is named, so that the reader needs
 //! neither the program nor a second request.
 
-use super::message::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
-use super::order::{Begin, Module, Tag, Value};
+use super::message::{
+    FunctionMessage, LabelMessage, LineMessage, LocationMessage, MappingMessage, ProfileMessage, SampleMessage,
+    ValueType,
+};
+use super::order::{Module, OrderBegin, ProfileValue, StackLabel};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
@@ -18,7 +21,7 @@ const LEFT_OUT: &str = "[stacks beyond the bound]";
 
 /// One line of a frame: what the debug information or the symbol table says of an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Spot {
+pub struct SourceLine {
     /// Name for people.
     pub name: String,
     /// The linker's name.
@@ -31,26 +34,26 @@ pub struct Spot {
 
 /// A stack: addresses, labels, and what is shown if there are no addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Key {
+pub struct StackKey {
     /// The leaf first.
     pub addresses: Vec<u64>,
     /// Labels.
-    pub labels: Vec<Tag>,
+    pub labels: Vec<StackLabel>,
     /// Shown where there are no addresses.
     pub instead: String,
 }
 
 /// Stacks and their values.
 #[derive(Debug, Default)]
-pub struct Tally {
-    stacks: HashMap<Key, Vec<i64>>,
+pub struct StackTally {
+    stacks: HashMap<StackKey, Vec<i64>>,
 }
 
-impl Tally {
+impl StackTally {
     /// Adds values to a stack.
-    pub fn add(&mut self, key: Key, values: &[i64]) {
+    pub fn add(&mut self, key: StackKey, values: &[i64]) {
         let room = self.stacks.len() < MAX_STACKS || self.stacks.contains_key(&key);
-        let key = if room { key } else { Key { instead: LEFT_OUT.to_owned(), ..Key::default() } };
+        let key = if room { key } else { StackKey { instead: LEFT_OUT.to_owned(), ..StackKey::default() } };
         let sums = self.stacks.entry(key).or_default();
         sums.resize(sums.len().max(values.len()), 0);
         for (sum, value) in sums.iter_mut().zip(values) {
@@ -60,7 +63,7 @@ impl Tally {
 
     /// All stacks, the largest first; equal ones in the order of their addresses, so that two runs look alike.
     #[must_use]
-    pub fn sorted(&self) -> Vec<(&Key, &[i64])> {
+    pub fn sorted(&self) -> Vec<(&StackKey, &[i64])> {
         let mut all: Vec<_> = self.stacks.iter().map(|(key, values)| (key, values.as_slice())).collect();
         all.sort_by(|a, b| {
             let size = |values: &[i64]| values.last().copied().unwrap_or(0).saturating_abs();
@@ -72,9 +75,9 @@ impl Tally {
 
 /// What the profile says beside its samples.
 #[derive(Debug)]
-pub struct Frame<'a> {
+pub struct ProfileHead<'a> {
     /// Kinds of values, time, period.
-    pub begin: &'a Begin,
+    pub begin: &'a OrderBegin,
     /// Files in memory, the program first.
     pub modules: &'a [Module],
     /// How long was looked.
@@ -87,17 +90,25 @@ pub struct Frame<'a> {
 ///
 /// # Errors
 /// As the compressor says; it writes into memory.
-pub fn compressed(frame: &Frame<'_>, tally: &Tally, lines: impl FnMut(u64) -> Vec<Spot>) -> io::Result<Vec<u8>> {
+pub fn compressed(
+    frame: &ProfileHead<'_>,
+    tally: &StackTally,
+    lines: impl FnMut(u64) -> Vec<SourceLine>,
+) -> io::Result<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(&profile(frame, tally, lines).encode_to_vec())?;
     encoder.finish()
 }
 
 /// The profile.
-pub fn profile(frame: &Frame<'_>, tally: &Tally, lines: impl FnMut(u64) -> Vec<Spot>) -> Profile {
+pub fn profile(
+    frame: &ProfileHead<'_>,
+    tally: &StackTally,
+    lines: impl FnMut(u64) -> Vec<SourceLine>,
+) -> ProfileMessage {
     let mut writer = Writer::new(frame.modules, lines);
     let begin = frame.begin;
-    let mut profile = Profile {
+    let mut profile = ProfileMessage {
         sample_type: begin.values.iter().map(|value| writer.strings.value_type(value)).collect(),
         time_nanos: begin.time_nanos,
         duration_nanos: frame.duration_nanos,
@@ -106,7 +117,7 @@ pub fn profile(frame: &Frame<'_>, tally: &Tally, lines: impl FnMut(u64) -> Vec<S
         drop_frames: writer.strings.index(&begin.drop_frames),
         default_sample_type: writer.strings.index(&begin.shown),
         comment: frame.comment.iter().map(|text| writer.strings.index(text)).collect(),
-        ..Profile::default()
+        ..ProfileMessage::default()
     };
     for (key, values) in tally.sorted() {
         if values.iter().any(|value| *value != 0) {
@@ -124,14 +135,14 @@ struct Writer<'a, L> {
     strings: Strings,
     modules: &'a [Module],
     lines: L,
-    locations: Vec<Location>,
+    locations: Vec<LocationMessage>,
     by_address: HashMap<u64, u64>,
     by_text: HashMap<String, u64>,
-    functions: Vec<Function>,
+    functions: Vec<FunctionMessage>,
     by_function: HashMap<(i64, i64, i64), u64>,
 }
 
-impl<'a, L: FnMut(u64) -> Vec<Spot>> Writer<'a, L> {
+impl<'a, L: FnMut(u64) -> Vec<SourceLine>> Writer<'a, L> {
     fn new(modules: &'a [Module], lines: L) -> Self {
         Writer {
             strings: Strings::new(),
@@ -145,7 +156,7 @@ impl<'a, L: FnMut(u64) -> Vec<Spot>> Writer<'a, L> {
         }
     }
 
-    fn sample(&mut self, key: &Key, values: &[i64]) -> Sample {
+    fn sample(&mut self, key: &StackKey, values: &[i64]) -> SampleMessage {
         let location_id = if key.addresses.is_empty() && !key.instead.is_empty() {
             vec![self.text(&key.instead)]
         } else {
@@ -154,9 +165,9 @@ impl<'a, L: FnMut(u64) -> Vec<Spot>> Writer<'a, L> {
         let label = key
             .labels
             .iter()
-            .map(|tag| Label { key: self.strings.index(&tag.key), str: self.strings.index(&tag.text) })
+            .map(|tag| LabelMessage { key: self.strings.index(&tag.key), str: self.strings.index(&tag.text) })
             .collect();
-        Sample { location_id, value: values.to_vec(), label }
+        SampleMessage { location_id, value: values.to_vec(), label }
     }
 
     fn location(&mut self, address: u64) -> u64 {
@@ -174,37 +185,39 @@ impl<'a, L: FnMut(u64) -> Vec<Spot>> Writer<'a, L> {
         if let Some(id) = self.by_text.get(text) {
             return *id;
         }
-        let spot = Spot { name: text.to_owned(), ..Spot::default() };
+        let spot = SourceLine { name: text.to_owned(), ..SourceLine::default() };
         let id = self.push(0, 0, &[spot]);
         self.by_text.insert(text.to_owned(), id);
         id
     }
 
-    fn push(&mut self, address: u64, mapping_id: u64, spots: &[Spot]) -> u64 {
-        let line =
-            spots.iter().map(|spot| Line { function_id: self.function(spot), line: i64::from(spot.line) }).collect();
+    fn push(&mut self, address: u64, mapping_id: u64, spots: &[SourceLine]) -> u64 {
+        let line = spots
+            .iter()
+            .map(|spot| LineMessage { function_id: self.function(spot), line: i64::from(spot.line) })
+            .collect();
         let id = self.locations.len() as u64 + 1;
-        self.locations.push(Location { id, mapping_id, address, line });
+        self.locations.push(LocationMessage { id, mapping_id, address, line });
         id
     }
 
-    fn function(&mut self, spot: &Spot) -> u64 {
+    fn function(&mut self, spot: &SourceLine) -> u64 {
         let name = self.strings.index(&spot.name);
         let system_name = self.strings.index(&spot.system_name);
         let filename = self.strings.index(&spot.file);
         let next = self.functions.len() as u64 + 1;
         let id = *self.by_function.entry((name, system_name, filename)).or_insert(next);
         if id == next {
-            self.functions.push(Function { id, name, system_name, filename });
+            self.functions.push(FunctionMessage { id, name, system_name, filename });
         }
         id
     }
 
-    fn mappings(&mut self) -> Vec<Mapping> {
+    fn mappings(&mut self) -> Vec<MappingMessage> {
         let modules = self.modules;
         let mut mappings = Vec::new();
         for (at, module) in modules.iter().enumerate() {
-            mappings.push(Mapping {
+            mappings.push(MappingMessage {
                 id: at as u64 + 1,
                 memory_start: module.start,
                 memory_limit: module.end,
@@ -243,7 +256,7 @@ impl Strings {
         index
     }
 
-    fn value_type(&mut self, value: &Value) -> ValueType {
+    fn value_type(&mut self, value: &ProfileValue) -> ValueType {
         ValueType { r#type: self.index(&value.kind), unit: self.index(&value.unit) }
     }
 }
@@ -252,23 +265,26 @@ impl Strings {
 mod tests {
     use super::*;
 
-    fn key(addresses: &[u64]) -> Key {
-        Key { addresses: addresses.to_vec(), ..Key::default() }
+    fn key(addresses: &[u64]) -> StackKey {
+        StackKey { addresses: addresses.to_vec(), ..StackKey::default() }
     }
 
-    fn begin() -> Begin {
-        Begin { values: vec![Value::new("samples", "count"), Value::new("cpu", "nanoseconds")], ..Begin::default() }
+    fn begin() -> OrderBegin {
+        OrderBegin {
+            values: vec![ProfileValue::new("samples", "count"), ProfileValue::new("cpu", "nanoseconds")],
+            ..OrderBegin::default()
+        }
     }
 
     #[test]
     fn equal_stacks_are_one_sample_and_an_inlined_call_is_a_second_line() {
         let begin = begin();
-        let mut tally = Tally::default();
+        let mut tally = StackTally::default();
         tally.add(key(&[16, 32]), &[1, 10]);
         tally.add(key(&[16, 32]), &[1, 10]);
         tally.add(key(&[32]), &[1, 10]);
-        let spot = |name: &str, line| Spot { name: name.to_owned(), line, ..Spot::default() };
-        let frame = Frame { begin: &begin, modules: &[], duration_nanos: 5, comment: None };
+        let spot = |name: &str, line| SourceLine { name: name.to_owned(), line, ..SourceLine::default() };
+        let frame = ProfileHead { begin: &begin, modules: &[], duration_nanos: 5, comment: None };
         let made = profile(&frame, &tally, |address| match address {
             16 => vec![spot("inlined", 3), spot("leaf", 9)],
             _ => vec![spot("root", 1)],
@@ -290,7 +306,7 @@ mod tests {
 
     #[test]
     fn stacks_beyond_the_bound_are_counted_not_kept() {
-        let mut tally = Tally::default();
+        let mut tally = StackTally::default();
         for address in 0..MAX_STACKS as u64 + 10 {
             tally.add(key(&[address + 1]), &[1]);
         }
@@ -301,10 +317,10 @@ mod tests {
     #[test]
     fn a_stack_whose_values_are_all_zero_is_left_out() {
         let begin = begin();
-        let mut tally = Tally::default();
+        let mut tally = StackTally::default();
         tally.add(key(&[1]), &[1, 5]);
         tally.add(key(&[1]), &[-1, -5]);
-        let frame = Frame { begin: &begin, modules: &[], duration_nanos: 0, comment: None };
+        let frame = ProfileHead { begin: &begin, modules: &[], duration_nanos: 0, comment: None };
         assert!(profile(&frame, &tally, |_| Vec::new()).sample.is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! `/debug/pprof/`: what may be asked, and with which bounds.
 
-use super::order::{Begin, End, Form, Stack, Step};
-use super::worker::Worker;
+use super::order::{CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm};
+use super::worker::SymbolizeWorker;
 use super::{asked, capture, cpu, heap, threads};
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -42,18 +42,18 @@ pub fn router() -> Router {
         .route("/debug/pprof", get(to_the_index))
         .route("/debug/pprof/", get(async || Html(INDEX)))
         .route("/debug/pprof/profile", get(profile))
-        .route("/debug/pprof/heap", get(async |children, query| memory(heap::Shown::InUse, children, query).await))
+        .route("/debug/pprof/heap", get(async |children, query| memory(heap::HeapValue::InUse, children, query).await))
         .route(
             "/debug/pprof/allocs",
-            get(async |children, query| memory(heap::Shown::Allocated, children, query).await),
+            get(async |children, query| memory(heap::HeapValue::Allocated, children, query).await),
         )
         .route(
             "/debug/pprof/goroutine",
-            get(async |children, query| tasks(threads::Kind::Stacks, children, query).await),
+            get(async |children, query| tasks(threads::ThreadProfileKind::Stacks, children, query).await),
         )
         .route(
             "/debug/pprof/threadcreate",
-            get(async |children, query| tasks(threads::Kind::Names, children, query).await),
+            get(async |children, query| tasks(threads::ThreadProfileKind::Names, children, query).await),
         )
         .route("/debug/pprof/block", get(async |children| nothing("block", children).await))
         .route("/debug/pprof/mutex", get(async |children| nothing("mutex", children).await))
@@ -89,19 +89,19 @@ impl Asked {
         }
     }
 
-    fn form(&self) -> Form {
+    fn form(&self) -> ProfileForm {
         match self.debug.as_deref() {
-            None | Some("" | "0") => Form::Profile,
-            Some(_) => Form::Text,
+            None | Some("" | "0") => ProfileForm::Profile,
+            Some(_) => ProfileForm::Text,
         }
     }
 }
 
 /// The sampler, which a look at the threads' stacks uses for a moment too: only another profile is worth a refusal.
-async fn sampler() -> Result<capture::Turn, capture::Error> {
+async fn sampler() -> Result<capture::SamplingTurn, capture::Error> {
     let patience = tokio::time::Instant::now() + THREADS_TAKE;
     loop {
-        match capture::Turn::take() {
+        match capture::SamplingTurn::take() {
             Err(capture::Error::Busy) if tokio::time::Instant::now() < patience => {
                 tokio::time::sleep(THREADS_TAKE / 40).await;
             }
@@ -138,7 +138,7 @@ async fn profile(Query(asked): Query<Asked>) -> Response {
     }
 }
 
-async fn memory(shown: heap::Shown, State(children): State<Children>, Query(asked): Query<Asked>) -> Response {
+async fn memory(shown: heap::HeapValue, State(children): State<Children>, Query(asked): Query<Asked>) -> Response {
     let length = match asked.seconds() {
         Ok(length) => length,
         Err(refusal) => return *refusal,
@@ -165,31 +165,35 @@ async fn memory(shown: heap::Shown, State(children): State<Children>, Query(aske
         let error = work.answer().await.err().unwrap_or_else(|| "there is no heap profile".to_owned());
         return refuse(StatusCode::INTERNAL_SERVER_ERROR, error);
     }
-    let name = if shown == heap::Shown::InUse { "heap" } else { "allocs" };
+    let name = if shown == heap::HeapValue::InUse { "heap" } else { "allocs" };
     deliver(name, form, work)
 }
 
-async fn tasks(kind: threads::Kind, State(children): State<Children>, Query(asked): Query<Asked>) -> Response {
+async fn tasks(
+    kind: threads::ThreadProfileKind,
+    State(children): State<Children>,
+    Query(asked): Query<Asked>,
+) -> Response {
     let form = asked.form();
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
     let work = Work::start(move |given_up| {
         let _seat = seat;
         threads::profile(kind, form, given_up).map_err(|error| sentence(&error))
     });
-    let name = if kind == threads::Kind::Stacks { "goroutine" } else { "threadcreate" };
+    let name = if kind == threads::ThreadProfileKind::Stacks { "goroutine" } else { "threadcreate" };
     deliver(name, form, work)
 }
 
 /// Waiting for locks and channels is not measured: profiles without samples, so that the client's menus work.
 async fn nothing(name: &'static str, State(children): State<Children>) -> Response {
-    use super::order::Value;
+    use super::order::ProfileValue;
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
-    let values = vec![Value::new("contentions", "count"), Value::new("delay", "nanoseconds")];
-    let begin = Begin { values, period: 1, title: name.to_owned(), ..Begin::default() };
+    let values = vec![ProfileValue::new("contentions", "count"), ProfileValue::new("delay", "nanoseconds")];
+    let begin = OrderBegin { values, period: 1, title: name.to_owned(), ..OrderBegin::default() };
     let work = Work::start(move |given_up| {
         let _seat = seat;
-        let worker = Worker::start(begin, given_up.clone()).map_err(|error| sentence(&error))?;
-        worker.finish(End::default()).map_err(|error| sentence(&error))
+        let worker = SymbolizeWorker::start(begin, given_up.clone()).map_err(|error| sentence(&error))?;
+        worker.finish(OrderEnd::default()).map_err(|error| sentence(&error))
     });
     download(name, work)
 }
@@ -199,13 +203,13 @@ async fn symbol(State(children): State<Children>, body: Bytes) -> Response {
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
     let work = Work::start(move |given_up| {
         let _seat = seat;
-        let begin = Begin { form: Form::Symbols.into(), ..Begin::default() };
-        let mut worker = Worker::start(begin, given_up.clone()).map_err(|error| sentence(&error))?;
-        let stack = Stack { addresses, values: vec![1], ..Stack::default() };
-        worker.order(Step::Stack(stack)).map_err(|error| sentence(&error))?;
-        worker.finish(End::default()).map_err(|error| sentence(&error))
+        let begin = OrderBegin { form: ProfileForm::Symbols.into(), ..OrderBegin::default() };
+        let mut worker = SymbolizeWorker::start(begin, given_up.clone()).map_err(|error| sentence(&error))?;
+        let stack = CapturedStack { addresses, values: vec![1], ..CapturedStack::default() };
+        worker.order(OrderStep::Stack(stack)).map_err(|error| sentence(&error))?;
+        worker.finish(OrderEnd::default()).map_err(|error| sentence(&error))
     });
-    deliver("symbol", Form::Symbols, work)
+    deliver("symbol", ProfileForm::Symbols, work)
 }
 
 async fn cmdline() -> Response {
@@ -237,10 +241,10 @@ fn too_many() -> Response {
     )
 }
 
-fn deliver(name: &str, form: Form, work: Work) -> Response {
+fn deliver(name: &str, form: ProfileForm, work: Work) -> Response {
     match form {
-        Form::Profile => download(name, work),
-        Form::Text | Form::Symbols => {
+        ProfileForm::Profile => download(name, work),
+        ProfileForm::Text | ProfileForm::Symbols => {
             ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from_stream(work)).into_response()
         }
     }

@@ -1,10 +1,10 @@
 //! The child: takes orders on its input, unwinds and names, and writes one answer to its output.
 
-use super::lines::Lines;
-use super::order::{self, Begin, End, Form, Module, Snapshot, Stack, Step};
-use super::profile::{self, Frame, Key, Tally};
+use super::lines::LineTable;
+use super::order::{self, CapturedStack, Module, OrderBegin, OrderEnd, OrderStep, ProfileForm, ThreadSnapshot};
+use super::profile::{self, ProfileHead, StackKey, StackTally};
 use super::text;
-use super::unwind::Frames;
+use super::unwind::FrameTables;
 use std::io::{self, BufReader, Read, Write};
 
 /// Runs the hidden subcommand `symbolize`: orders on standard input, the answer on standard output.
@@ -23,17 +23,17 @@ pub fn run_child() -> io::Result<()> {
 /// # Errors
 /// When the orders do not begin with `Begin` or do not end with `End`.
 pub fn answer(input: &mut impl Read) -> io::Result<Vec<u8>> {
-    let Some(Step::Begin(begin)) = order::read(input)? else {
+    let Some(OrderStep::Begin(begin)) = order::read(input)? else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the first order is not a beginning"));
     };
-    let mut work = Work { frames: None, modules: Vec::new(), tally: Tally::default() };
+    let mut work = Work { frames: None, modules: Vec::new(), tally: StackTally::default() };
     while let Some(step) = order::read(input)? {
         match step {
-            Step::Modules(list) => work.replace_modules(list.modules),
-            Step::Snapshot(snapshot) => work.snapshot(&snapshot),
-            Step::Stack(stack) => work.stack(stack),
-            Step::End(end) => return work.finish(&begin, end),
-            Step::Begin(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "a second beginning")),
+            OrderStep::Modules(list) => work.replace_modules(list.modules),
+            OrderStep::Snapshot(snapshot) => work.snapshot(&snapshot),
+            OrderStep::Stack(stack) => work.stack(stack),
+            OrderStep::End(end) => return work.finish(&begin, end),
+            OrderStep::Begin(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "a second beginning")),
         }
     }
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the orders break off before their end"))
@@ -41,9 +41,9 @@ pub fn answer(input: &mut impl Read) -> io::Result<Vec<u8>> {
 
 struct Work {
     /// Made at the first snapshot: heap profiles need none.
-    frames: Option<Frames>,
+    frames: Option<FrameTables>,
     modules: Vec<Module>,
-    tally: Tally,
+    tally: StackTally,
 }
 
 impl Work {
@@ -52,31 +52,31 @@ impl Work {
         self.frames = None;
     }
 
-    fn snapshot(&mut self, snapshot: &Snapshot) {
-        let frames = self.frames.get_or_insert_with(|| Frames::new(&self.modules));
+    fn snapshot(&mut self, snapshot: &ThreadSnapshot) {
+        let frames = self.frames.get_or_insert_with(|| FrameTables::new(&self.modules));
         let addresses = frames.addresses(snapshot);
-        let key = Key { addresses, labels: snapshot.labels.clone(), instead: String::new() };
+        let key = StackKey { addresses, labels: snapshot.labels.clone(), instead: String::new() };
         self.tally.add(key, &snapshot.values);
     }
 
-    fn stack(&mut self, stack: Stack) {
-        let Stack { addresses, values, labels, instead } = stack;
-        self.tally.add(Key { addresses, labels, instead }, &values);
+    fn stack(&mut self, stack: CapturedStack) {
+        let CapturedStack { addresses, values, labels, instead } = stack;
+        self.tally.add(StackKey { addresses, labels, instead }, &values);
     }
 
-    fn finish(mut self, begin: &Begin, end: End) -> io::Result<Vec<u8>> {
+    fn finish(mut self, begin: &OrderBegin, end: OrderEnd) -> io::Result<Vec<u8>> {
         // Frame tables are not needed any more; the line tables are about to come.
         self.frames = None;
-        let mut lines = Lines::new(&self.modules);
+        let mut lines = LineTable::new(&self.modules);
         let name = |address| lines.of(address);
         match begin.form() {
-            Form::Text => Ok(text::stacks(&begin.title, &self.tally, name).into_bytes()),
-            Form::Symbols => Ok(text::symbols(&self.tally, name).into_bytes()),
-            Form::Profile => {
+            ProfileForm::Text => Ok(text::stacks(&begin.title, &self.tally, name).into_bytes()),
+            ProfileForm::Symbols => Ok(text::symbols(&self.tally, name).into_bytes()),
+            ProfileForm::Profile => {
                 let comment =
                     (end.lost > 0).then(|| format!("{} samples found no free place and are missing", end.lost));
                 let duration_nanos = end.duration_nanos;
-                let frame = Frame { begin, modules: &self.modules, duration_nanos, comment };
+                let frame = ProfileHead { begin, modules: &self.modules, duration_nanos, comment };
                 profile::compressed(&frame, &self.tally, name)
             }
         }
@@ -94,10 +94,14 @@ mod tests {
     fn an_address_of_this_program_is_answered_with_its_name() {
         let here = an_address_of_this_program_is_answered_with_its_name as *const () as u64;
         let input = [
-            encode(Step::Begin(Begin { form: Form::Symbols.into(), ..Begin::default() })),
-            encode(Step::Modules(Modules { modules: module::loaded() })),
-            encode(Step::Stack(Stack { addresses: vec![here], values: vec![1], ..Stack::default() })),
-            encode(Step::End(End::default())),
+            encode(OrderStep::Begin(OrderBegin { form: ProfileForm::Symbols.into(), ..OrderBegin::default() })),
+            encode(OrderStep::Modules(Modules { modules: module::loaded() })),
+            encode(OrderStep::Stack(CapturedStack {
+                addresses: vec![here],
+                values: vec![1],
+                ..CapturedStack::default()
+            })),
+            encode(OrderStep::End(OrderEnd::default())),
         ]
         .concat();
         let answer = String::from_utf8(answer(&mut input.as_slice()).unwrap()).unwrap();

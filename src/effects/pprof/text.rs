@@ -1,10 +1,10 @@
 //! Stacks as text, in the manner of Go's `debug=1`, and answers to `/debug/pprof/symbol`.
 
-use super::profile::{Key, Spot, Tally};
+use super::profile::{SourceLine, StackKey, StackTally};
 use std::fmt::Write;
 
 /// `values @ addresses`, labels, then a line for each frame.
-pub fn stacks(title: &str, tally: &Tally, mut lines: impl FnMut(u64) -> Vec<Spot>) -> String {
+pub fn stacks(title: &str, tally: &StackTally, mut lines: impl FnMut(u64) -> Vec<SourceLine>) -> String {
     let sorted = tally.sorted();
     let total: i64 = sorted.iter().filter_map(|(_, values)| values.first()).sum();
     let mut text = format!("{title} profile: total {total}\n");
@@ -15,7 +15,7 @@ pub fn stacks(title: &str, tally: &Tally, mut lines: impl FnMut(u64) -> Vec<Spot
 }
 
 // Writing to a String cannot fail, so the results of `write!` are dropped in this file.
-fn stack(text: &mut String, key: &Key, values: &[i64], lines: &mut impl FnMut(u64) -> Vec<Spot>) {
+fn stack(text: &mut String, key: &StackKey, values: &[i64], lines: &mut impl FnMut(u64) -> Vec<SourceLine>) {
     let values: Vec<String> = values.iter().map(ToString::to_string).collect();
     let _ = write!(text, "{} @", values.join(" "));
     for address in &key.addresses {
@@ -38,7 +38,7 @@ fn stack(text: &mut String, key: &Key, values: &[i64], lines: &mut impl FnMut(u6
 }
 
 /// `num_symbols`, then `0xaddress name` for each address whose name is known.
-pub fn symbols(tally: &Tally, mut lines: impl FnMut(u64) -> Vec<Spot>) -> String {
+pub fn symbols(tally: &StackTally, mut lines: impl FnMut(u64) -> Vec<SourceLine>) -> String {
     let mut text = "num_symbols: 1\n".to_owned();
     for (key, _) in tally.sorted() {
         for address in &key.addresses {
@@ -53,19 +53,20 @@ pub fn symbols(tally: &Tally, mut lines: impl FnMut(u64) -> Vec<Spot>) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::order::Tag;
+    use crate::pprof::order::StackLabel;
 
-    fn spot(address: u64) -> Vec<Spot> {
-        let spot = |name: &str, line| Spot { name: name.into(), file: "a.rs".into(), line, ..Spot::default() };
+    fn spot(address: u64) -> Vec<SourceLine> {
+        let spot =
+            |name: &str, line| SourceLine { name: name.into(), file: "a.rs".into(), line, ..SourceLine::default() };
         if address == 16 { vec![spot("in", 1), spot("out", 2)] } else { Vec::new() }
     }
 
     #[test]
     fn a_thread_is_its_stack_and_its_labels() {
-        let mut tally = Tally::default();
-        let labels = vec![Tag::new("thread", "poll")];
-        tally.add(Key { addresses: vec![16], labels, instead: String::new() }, &[1]);
-        tally.add(Key { instead: "[running]".into(), ..Key::default() }, &[1]);
+        let mut tally = StackTally::default();
+        let labels = vec![StackLabel::new("thread", "poll")];
+        tally.add(StackKey { addresses: vec![16], labels, instead: String::new() }, &[1]);
+        tally.add(StackKey { instead: "[running]".into(), ..StackKey::default() }, &[1]);
         let text = stacks("goroutine", &tally, spot);
         assert!(text.starts_with("goroutine profile: total 2\n"), "{text}");
         assert!(
@@ -76,8 +77,8 @@ mod tests {
 
     #[test]
     fn a_symbol_is_the_outermost_function_and_an_unknown_address_has_none() {
-        let mut tally = Tally::default();
-        tally.add(Key { addresses: vec![16, 17], ..Key::default() }, &[1]);
+        let mut tally = StackTally::default();
+        tally.add(StackKey { addresses: vec![16, 17], ..StackKey::default() }, &[1]);
         assert_eq!(symbols(&tally, spot), "num_symbols: 1\n0x10 out\n");
     }
 }

@@ -5,10 +5,12 @@
 //! failure, is left alone: `/proc/self/task/<id>/syscall` has its program counter and stack pointer, and its stack is
 //! copied from outside; without the frame pointer it may break off early. A thread that runs shows only its name.
 
-use super::capture::{STACK_BYTES, Turn};
+use super::capture::{STACK_BYTES, SamplingTurn};
 use super::cpu::nanos;
-use super::order::{Begin, End, Form, Snapshot, Stack, Step, Tag, Value};
-use super::worker::{self, Worker};
+use super::order::{
+    CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue, StackLabel, ThreadSnapshot,
+};
+use super::worker::{self, SymbolizeWorker};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -27,7 +29,7 @@ const HARMLESS: [libc::c_long; 3] = [libc::SYS_futex, libc::SYS_epoll_pwait, lib
 
 /// Which profile is made of the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ThreadProfileKind {
     /// Each with its stack.
     Stacks,
     /// Only how many of each name.
@@ -38,11 +40,15 @@ pub enum Kind {
 ///
 /// # Errors
 /// When the child fails or the request is given up.
-pub fn profile(kind: Kind, form: Form, given_up: &CancellationToken) -> Result<Vec<u8>, worker::Error> {
-    let mut worker = Worker::start(begin(kind, form), given_up.clone())?;
+pub fn profile(
+    kind: ThreadProfileKind,
+    form: ProfileForm,
+    given_up: &CancellationToken,
+) -> Result<Vec<u8>, worker::Error> {
+    let mut worker = SymbolizeWorker::start(begin(kind, form), given_up.clone())?;
     let memory = File::open("/proc/self/mem").ok();
     // While a CPU profile is being taken, all are looked at from outside.
-    let mut turn = Turn::take().ok();
+    let mut turn = SamplingTurn::take().ok();
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten().take(MAX_THREADS);
     for task in tasks {
         // A thread that ended in between has no files left and is left out.
@@ -51,39 +57,49 @@ pub fn profile(kind: Kind, form: Form, given_up: &CancellationToken) -> Result<V
         }
     }
     drop(turn);
-    worker.finish(End::default())
+    worker.finish(OrderEnd::default())
 }
 
-fn begin(kind: Kind, form: Form) -> Begin {
+fn begin(kind: ThreadProfileKind, form: ProfileForm) -> OrderBegin {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let name = match kind {
-        Kind::Stacks => "goroutine",
-        Kind::Names => "threadcreate",
+        ThreadProfileKind::Stacks => "goroutine",
+        ThreadProfileKind::Names => "threadcreate",
     };
-    let value = Value::new(name, "count");
-    Begin {
+    let value = ProfileValue::new(name, "count");
+    OrderBegin {
         form: form.into(),
         values: vec![value.clone()],
         period_type: Some(value),
         period: 1,
         time_nanos: nanos(now),
         title: name.to_owned(),
-        ..Begin::default()
+        ..OrderBegin::default()
     }
 }
 
-fn thread(task: &Path, kind: Kind, memory: Option<&File>, turn: Option<&mut Turn>) -> Option<Step> {
+fn thread(
+    task: &Path,
+    kind: ThreadProfileKind,
+    memory: Option<&File>,
+    turn: Option<&mut SamplingTurn>,
+) -> Option<OrderStep> {
     let name = String::from_utf8_lossy(&fs::read(task.join("comm")).ok()?).trim_end().to_owned();
-    if kind == Kind::Names {
-        return Some(Step::Stack(Stack { values: vec![1], instead: name, ..Stack::default() }));
+    if kind == ThreadProfileKind::Names {
+        return Some(OrderStep::Stack(CapturedStack { values: vec![1], instead: name, ..CapturedStack::default() }));
     }
     let state = state(&fs::read(task.join("stat")).ok()?);
-    let labels = vec![Tag::new("thread", &name), Tag::new("state", state)];
+    let labels = vec![StackLabel::new("thread", &name), StackLabel::new("state", state)];
     let asked = turn.filter(|_| may_be_interrupted(task)).and_then(|turn| turn.of_thread(number(task)?));
     let snapshot = asked.or_else(|| sleeping(task, memory?));
     Some(match snapshot {
-        Some(snapshot) => Step::Snapshot(Snapshot { labels, values: vec![1], ..snapshot }),
-        None => Step::Stack(Stack { values: vec![1], labels, instead: format!("[{state}]"), ..Stack::default() }),
+        Some(snapshot) => OrderStep::Snapshot(ThreadSnapshot { labels, values: vec![1], ..snapshot }),
+        None => OrderStep::Stack(CapturedStack {
+            values: vec![1],
+            labels,
+            instead: format!("[{state}]"),
+            ..CapturedStack::default()
+        }),
     })
 }
 
@@ -112,7 +128,7 @@ fn may_be_interrupted(task: &Path) -> bool {
     call.is_some_and(|call| HARMLESS.contains(&call))
 }
 
-fn sleeping(task: &Path, memory: &File) -> Option<Snapshot> {
+fn sleeping(task: &Path, memory: &File) -> Option<ThreadSnapshot> {
     let path = task.join("syscall");
     let before = fs::read_to_string(&path).ok()?;
     let (sp, pc) = wire::proc_line::registers(&before)?;
@@ -120,12 +136,12 @@ fn sleeping(task: &Path, memory: &File) -> Option<Snapshot> {
     let read = memory.read_at(&mut stack, sp).ok()?;
     stack.truncate(read);
     // It may have run in between: then the copy is of two moments and worth nothing.
-    (fs::read_to_string(&path).ok()? == before).then(|| Snapshot {
+    (fs::read_to_string(&path).ok()? == before).then(|| ThreadSnapshot {
         pc,
         sp,
         stack,
         values: vec![1],
-        ..Snapshot::default()
+        ..ThreadSnapshot::default()
     })
 }
 

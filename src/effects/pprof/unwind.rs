@@ -1,6 +1,6 @@
 //! From registers and a copy of a stack to return addresses, by the frame tables in the files. Only in the child.
 
-use super::order::{Module, Snapshot};
+use super::order::{Module, ThreadSnapshot};
 use framehop::{
     CacheNative, ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Module as Tables, UnwindRegsNative, Unwinder,
     UnwinderNative,
@@ -15,18 +15,18 @@ const MAX_DEPTH: usize = 512;
 type Native = UnwinderNative<Vec<u8>, MayAllocateDuringUnwind>;
 
 /// Frame tables of the files in memory.
-pub struct Frames {
+pub struct FrameTables {
     unwinder: Native,
     cache: CacheNative<MayAllocateDuringUnwind>,
 }
 
-impl std::fmt::Debug for Frames {
+impl std::fmt::Debug for FrameTables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Frames").finish_non_exhaustive()
     }
 }
 
-impl Frames {
+impl FrameTables {
     /// Reads the tables. A file that cannot be read has none: stacks through it go by frame pointers or end there.
     #[must_use]
     pub fn new(modules: &[Module]) -> Self {
@@ -38,12 +38,12 @@ impl Frames {
                 unwinder.add_module(Tables::new(module.path.clone(), range, module.bias, sections));
             }
         }
-        Frames { unwinder, cache: CacheNative::default() }
+        FrameTables { unwinder, cache: CacheNative::default() }
     }
 
     /// Addresses, the leaf first; those of callers lie inside the call (the return address minus one).
     #[must_use]
-    pub fn addresses(&mut self, snapshot: &Snapshot) -> Vec<u64> {
+    pub fn addresses(&mut self, snapshot: &ThreadSnapshot) -> Vec<u64> {
         let mut read = |address: u64| word(snapshot, address).ok_or(());
         let mut frames = self.unwinder.iter_frames(snapshot.pc, registers(snapshot), &mut self.cache, &mut read);
         let mut addresses = Vec::new();
@@ -58,16 +58,16 @@ impl Frames {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn registers(snapshot: &Snapshot) -> UnwindRegsNative {
+fn registers(snapshot: &ThreadSnapshot) -> UnwindRegsNative {
     UnwindRegsNative::new(snapshot.pc, snapshot.sp, snapshot.fp)
 }
 
 #[cfg(target_arch = "aarch64")]
-fn registers(snapshot: &Snapshot) -> UnwindRegsNative {
+fn registers(snapshot: &ThreadSnapshot) -> UnwindRegsNative {
     UnwindRegsNative::new(snapshot.lr, snapshot.sp, snapshot.fp)
 }
 
-fn word(snapshot: &Snapshot, address: u64) -> Option<u64> {
+fn word(snapshot: &ThreadSnapshot, address: u64) -> Option<u64> {
     let at = usize::try_from(address.checked_sub(snapshot.sp)?).ok()?;
     let bytes = snapshot.stack.get(at..at.checked_add(8)?)?;
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
@@ -103,15 +103,15 @@ mod tests {
     proptest! {
         #[test]
         fn any_stack_is_walked_to_an_end(pc: u64, sp: u64, fp: u64, stack: Vec<u8>) {
-            let mut frames = Frames::new(&[]);
-            let snapshot = Snapshot { pc, sp, fp, stack, ..Snapshot::default() };
+            let mut frames = FrameTables::new(&[]);
+            let snapshot = ThreadSnapshot { pc, sp, fp, stack, ..ThreadSnapshot::default() };
             prop_assert!(frames.addresses(&snapshot).len() <= MAX_DEPTH);
         }
     }
 
     #[test]
     fn a_word_outside_the_copy_is_not_read() {
-        let snapshot = Snapshot { sp: 100, stack: vec![1; 16], ..Snapshot::default() };
+        let snapshot = ThreadSnapshot { sp: 100, stack: vec![1; 16], ..ThreadSnapshot::default() };
         for (address, known) in [(99, false), (100, true), (108, true), (109, false), (u64::MAX, false)] {
             assert_eq!(word(&snapshot, address).is_some(), known, "{address}");
         }

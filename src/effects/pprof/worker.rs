@@ -1,7 +1,7 @@
 //! This process's side of its child: starts it, feeds it, waits for its answer with a bound, and never leaves it behind.
 
 use super::module;
-use super::order::{self, Begin, End, Module, Modules, Step};
+use super::order::{self, Module, Modules, OrderBegin, OrderEnd, OrderStep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::io::{self, Read, Write};
@@ -45,19 +45,19 @@ pub enum Error {
 
 /// A child at work. Dropped, it is killed.
 #[derive(Debug)]
-pub struct Worker {
+pub struct SymbolizeWorker {
     child: Child,
     input: Option<ChildStdin>,
     told: Vec<Module>,
     given_up: CancellationToken,
 }
 
-impl Worker {
+impl SymbolizeWorker {
     /// Starts a child and tells it what is to be made.
     ///
     /// # Errors
     /// When it does not start, or takes no order.
-    pub fn start(begin: Begin, given_up: CancellationToken) -> Result<Self, Error> {
+    pub fn start(begin: OrderBegin, given_up: CancellationToken) -> Result<Self, Error> {
         let mut child = Command::new("/proc/self/exe")
             .arg(SUBCOMMAND)
             .stdin(Stdio::piped())
@@ -65,9 +65,9 @@ impl Worker {
             .spawn()
             .map_err(Error::Start)?;
         let input = child.stdin.take();
-        let mut worker = Worker { child, input, told: Vec::new(), given_up };
+        let mut worker = SymbolizeWorker { child, input, told: Vec::new(), given_up };
         worker.make_nonblocking().map_err(|source| Error::Child { what: "preparing its pipes", source })?;
-        worker.order(Step::Begin(begin))?;
+        worker.order(OrderStep::Begin(begin))?;
         worker.tell_modules()?;
         Ok(worker)
     }
@@ -90,7 +90,7 @@ impl Worker {
         let modules = module::loaded();
         if modules != self.told {
             self.told.clone_from(&modules);
-            self.order(Step::Modules(Modules { modules }))?;
+            self.order(OrderStep::Modules(Modules { modules }))?;
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl Worker {
     ///
     /// # Errors
     /// When the child does not take it, or the request was given up.
-    pub fn order(&mut self, step: Step) -> Result<(), Error> {
+    pub fn order(&mut self, step: OrderStep) -> Result<(), Error> {
         let bytes = order::encode(step);
         let failed = |source| Error::Child { what: "giving it an order", source };
         let Some(input) = &mut self.input else { return Err(Error::NoAnswer) };
@@ -128,9 +128,9 @@ impl Worker {
     ///
     /// # Errors
     /// When there is none, or the request was given up.
-    pub fn finish(mut self, end: End) -> Result<Vec<u8>, Error> {
+    pub fn finish(mut self, end: OrderEnd) -> Result<Vec<u8>, Error> {
         self.tell_modules()?;
-        self.order(Step::End(end))?;
+        self.order(OrderStep::End(end))?;
         self.input = None;
         let failed = |source| Error::Child { what: "reading its answer", source };
         let Some(mut output) = self.child.stdout.take() else { return Err(Error::NoAnswer) };
@@ -159,7 +159,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for SymbolizeWorker {
     fn drop(&mut self) {
         // Both fail only if the child has already been waited for.
         let _ = self.child.kill();

@@ -5,7 +5,7 @@ use model::observation::GpuSourceState;
 use model::reading::{Absence, Reading};
 use model::time::Now;
 use model::unit::{Bytes, Percent};
-use model::view::{GpuShare, GpuView, Health, NodeView, PodView};
+use model::view::{GpuHealth, GpuUse, GpuView, NodeView, PodView};
 use proto::usage as say;
 use proto::usage::gpu_source::State;
 
@@ -101,7 +101,7 @@ impl Telling {
         }
     }
 
-    fn share(self, pod: &PodView, share: &GpuShare) -> say::PodShare {
+    fn share(self, pod: &PodView, share: &GpuUse) -> say::PodShare {
         say::PodShare {
             pod_uid: pod.uid.to_string(),
             namespace: pod.name.as_ref().map(|name| name.namespace.to_string()),
@@ -150,12 +150,12 @@ fn absence(why: Absence) -> say::Absence {
     say::Absence { code: why.code().to_owned(), reason: why.to_string() }
 }
 
-fn health(health: Health) -> say::Health {
+fn health(health: GpuHealth) -> say::Health {
     match health {
-        Health::Unknown => say::Health::Unknown,
-        Health::Healthy => say::Health::Healthy,
-        Health::Degraded => say::Health::Degraded,
-        Health::Unhealthy => say::Health::Unhealthy,
+        GpuHealth::Unknown => say::Health::Unknown,
+        GpuHealth::Healthy => say::Health::Healthy,
+        GpuHealth::Degraded => say::Health::Degraded,
+        GpuHealth::Unhealthy => say::Health::Unhealthy,
     }
 }
 
@@ -185,7 +185,7 @@ pub(super) mod tests {
     use model::gpu::{Gpu, GpuSample};
     use model::id::{GpuUuid, NodeName, PodRef, PodUid};
     use model::time::{Monotonic, WallTime};
-    use model::view::{Rates, Whose};
+    use model::view::{ContainerRates, SoleHolders};
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -211,14 +211,14 @@ pub(super) mod tests {
         }
     }
 
-    fn pod(share: GpuShare) -> PodView {
+    fn pod(share: GpuUse) -> PodView {
         PodView {
             uid: PodUid::parse("0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11").unwrap(),
             name: Some(PodRef { namespace: "ml".into(), name: "train-0".into() }),
             qos: None,
             cgroup: None,
             sample: CgroupSample::default(),
-            rates: Rates::default(),
+            rates: ContainerRates::default(),
             network: Reading::<NetworkSample>::NOT_YET,
             containers: Vec::new(),
             gpus: vec![share],
@@ -231,7 +231,7 @@ pub(super) mod tests {
         let at = Monotonic(59_500_000_000);
         let sample =
             GpuSample { memory_used: Reading::Measured(Bytes(used), at), ..GpuSample::absent(Absence::NotSupported) };
-        let share = GpuShare {
+        let share = GpuUse {
             gpu: uuid.clone(),
             mig: None,
             processes: 2,
@@ -243,12 +243,12 @@ pub(super) mod tests {
             gpus: vec![GpuView {
                 gpu: Arc::new(gpu(&uuid)),
                 sample: Arc::new(sample),
-                health: Health::Healthy,
-                condition: model::incident::Condition::default(),
+                health: GpuHealth::Healthy,
+                condition: model::incident::GpuCondition::default(),
                 processes: Reading::Measured(Arc::from([]), at),
                 processes_left_out: 2,
                 holders: Vec::new(),
-                whose: Whose::default(),
+                whose: SoleHolders::default(),
                 nvlink_rate: Reading::NOT_YET,
                 strangers: 0,
                 unattributed_memory: Reading::Absent(Absence::MigEnabled),

@@ -9,27 +9,27 @@
 //!
 //! What must never happen here: more files open than there is room for, a log line for each file that is odd.
 
-use crate::cgroup::layout::{Controller, Layout, Trees};
+use crate::cgroup::layout::{CgroupController, CgroupLayout, CgroupTrees};
 use crate::cgroup::members::{members, members_in};
 use crate::clock;
-use crate::kernel_file::{Failure, Reader};
-use crate::procfs::process::Fault;
-use crate::procfs::sight::Sight;
+use crate::kernel_file::{KernelFileReader, ReadFailure};
+use crate::procfs::process::ProcError;
+use crate::procfs::visibility::ProcVisibility;
 use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
-use wire::cgroup_file::Malformed;
+use wire::cgroup_file::MalformedCgroupFile;
 
 /// What reading needs, and what it found out on the way.
 #[derive(Debug)]
-pub struct Kernel {
+pub struct CgroupFileReader {
     /// Files are read with this.
-    pub reader: Reader,
+    pub reader: KernelFileReader,
     /// `/proc`.
     pub procfs: Vec<u8>,
     /// Whether the numbers in lists of processes are all, and mean the same in `/proc`.
-    pub sight: Sight,
+    pub sight: ProcVisibility,
     /// The trees.
-    pub layout: Layout,
+    pub layout: CgroupLayout,
     /// One clock tick.
     pub nanos_a_tick: u64,
     /// Majors of devices that lie on others.
@@ -60,20 +60,26 @@ pub(super) enum Kept {
 #[derive(Debug, Default)]
 pub(super) struct Directories(pub(super) [Kept; CONTROLLERS]);
 
-/// Slots of [`Directories`]: one for each [`Controller`]. In a v2 tree they are one directory, held once.
+/// Slots of [`Directories`]: one for each [`CgroupController`]. In a v2 tree they are one directory, held once.
 const CONTROLLERS: usize = 6;
 
 /// A cgroup that is not there any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gone;
+pub struct CgroupGone;
 
-impl Kernel {
+impl CgroupFileReader {
     /// For these trees; `room` files may be kept open.
     #[must_use]
-    pub fn new(mut reader: Reader, procfs: Vec<u8>, layout: Layout, stacked: Vec<u32>, room: usize) -> Self {
+    pub fn new(
+        mut reader: KernelFileReader,
+        procfs: Vec<u8>,
+        layout: CgroupLayout,
+        stacked: Vec<u32>,
+        room: usize,
+    ) -> Self {
         let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
-        Kernel {
-            sight: Sight::detect(&mut reader, &procfs),
+        CgroupFileReader {
+            sight: ProcVisibility::detect(&mut reader, &procfs),
             reader,
             procfs,
             layout,
@@ -91,11 +97,11 @@ impl Kernel {
     pub(super) fn take<T>(
         &mut self,
         directories: &mut Directories,
-        (controller, path, name): (Controller, &str, &str),
-        parse: impl FnOnce(&[u8]) -> Result<T, Malformed>,
+        (controller, path, name): (CgroupController, &str, &str),
+        parse: impl FnOnce(&[u8]) -> Result<T, MalformedCgroupFile>,
     ) -> Reading<T> {
         let Some(tree) = self.layout.tree(controller) else { return Reading::Absent(Absence::NoSuchFile) };
-        let slot = if matches!(self.layout.trees, Trees::One(_)) { 0 } else { controller as usize };
+        let slot = if matches!(self.layout.trees, CgroupTrees::One(_)) { 0 } else { controller as usize };
         let held = &mut directories.0[slot];
         hold(&mut self.reader, &mut self.room, held, &[tree, path.as_bytes()]);
         let text = match held {
@@ -120,8 +126,8 @@ impl Kernel {
         let tree = self.layout.walked();
         // Both are 0 in a v2 tree; else memory's is the one that is walked, and held already, wherever it is mounted.
         let held = &mut directories.0
-            [if matches!(self.layout.trees, Trees::One(_)) { 0 } else { Controller::Memory as usize }];
-        let own = self.layout.tree(Controller::Memory) == Some(tree);
+            [if matches!(self.layout.trees, CgroupTrees::One(_)) { 0 } else { CgroupController::Memory as usize }];
+        let own = self.layout.tree(CgroupController::Memory) == Some(tree);
         if own {
             hold(&mut self.reader, &mut self.room, held, &[tree, path.as_bytes()]);
         }
@@ -134,17 +140,17 @@ impl Kernel {
             self.close(held);
         }
         listed.map_err(|fault| {
-            self.missed |= fault == Fault::File(Failure::NotFound);
+            self.missed |= fault == ProcError::File(ReadFailure::NotFound);
             fault.absence()
         })
     }
 
-    /// As [`Kernel::take`], from a file that is kept open while there is room.
+    /// As [`CgroupFileReader::take`], from a file that is kept open while there is room.
     pub(super) fn keep<T>(
         &mut self,
         (kept, directories): (&mut Kept, &mut Directories),
-        (controller, path, name): (Controller, &str, &str),
-        parse: impl FnOnce(&[u8]) -> Result<T, Malformed>,
+        (controller, path, name): (CgroupController, &str, &str),
+        parse: impl FnOnce(&[u8]) -> Result<T, MalformedCgroupFile>,
     ) -> Reading<T> {
         if let (Kept::Closed, Some(tree), 1..) = (&*kept, self.layout.tree(controller), self.room)
             && let Ok(file) = self.reader.open(&[tree, path.as_bytes(), name.as_bytes()])
@@ -169,7 +175,12 @@ impl Kernel {
         }
     }
 
-    fn reading<T>(&mut self, result: Result<Result<T, Malformed>, Failure>, path: &str, name: &str) -> Reading<T> {
+    fn reading<T>(
+        &mut self,
+        result: Result<Result<T, MalformedCgroupFile>, ReadFailure>,
+        path: &str,
+        name: &str,
+    ) -> Reading<T> {
         match result {
             Ok(Ok(value)) => Reading::Measured(value, clock::monotonic()),
             Ok(Err(malformed)) => {
@@ -181,26 +192,26 @@ impl Kernel {
                 Reading::Absent(Absence::Unreadable)
             }
             Err(failure) => {
-                self.missed |= failure == Failure::NotFound;
+                self.missed |= failure == ReadFailure::NotFound;
                 Reading::Absent(failure.absence())
             }
         }
     }
 
     /// Whether the cgroup is gone, asked only after a file of it was not there.
-    pub(super) fn gone(&mut self, path: &str) -> Result<(), Gone> {
+    pub(super) fn gone(&mut self, path: &str) -> Result<(), CgroupGone> {
         if !std::mem::take(&mut self.missed) {
             return Ok(());
         }
         match self.reader.directory_links(&[self.layout.walked(), path.as_bytes()]) {
-            Err(Failure::NotFound) => Err(Gone),
+            Err(ReadFailure::NotFound) => Err(CgroupGone),
             _ => Ok(()),
         }
     }
 }
 
 /// Holds a directory from now on, if there is room.
-fn hold(reader: &mut Reader, room: &mut usize, held: &mut Kept, path: &[&[u8]]) {
+fn hold(reader: &mut KernelFileReader, room: &mut usize, held: &mut Kept, path: &[&[u8]]) {
     if let (Kept::Closed, 1..) = (&*held, *room)
         && let Ok(directory) = reader.directory(path)
     {

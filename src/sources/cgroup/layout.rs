@@ -1,6 +1,6 @@
 //! How the cgroup hierarchies are laid out under a root.
 
-use crate::kernel_file::Reader;
+use crate::kernel_file::KernelFileReader;
 use crate::procfs::process;
 use crate::roots::{HostRoots, part};
 use model::host::CgroupVersion;
@@ -18,25 +18,25 @@ pub struct NoCgroups {
 
 /// Where the trees are. Paths have no slash at their end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct CgroupLayout {
     /// What is mounted.
     pub version: CgroupVersion,
     /// Which tree counts what.
-    pub trees: Trees,
+    pub trees: CgroupTrees,
 }
 
 /// The trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trees {
+pub enum CgroupTrees {
     /// v2: one tree for all.
     One(Vec<u8>),
     /// v1: one for each controller.
-    Many(Box<Controllers>),
+    Many(Box<ControllerTrees>),
 }
 
 /// What counts something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Controller {
+pub enum CgroupController {
     /// Limits and throttling.
     Cpu,
     /// CPU time.
@@ -53,7 +53,7 @@ pub enum Controller {
 
 /// v1: where each controller's tree is, if it is mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Controllers {
+pub struct ControllerTrees {
     /// Limits and throttling.
     pub cpu: Option<Vec<u8>>,
     /// CPU time.
@@ -68,20 +68,20 @@ pub struct Controllers {
     pub unified: Option<Vec<u8>>,
 }
 
-impl Layout {
+impl CgroupLayout {
     /// Looks at the root.
     ///
     /// # Errors
     /// [`NoCgroups`].
-    pub fn detect(reader: &mut Reader, roots: &HostRoots) -> Result<Layout, NoCgroups> {
+    pub fn detect(reader: &mut KernelFileReader, roots: &HostRoots) -> Result<CgroupLayout, NoCgroups> {
         let root = part(&roots.cgroup);
-        let v2 = |reader: &mut Reader, tree: &[u8]| reader.open(&[tree, b"/cgroup.controllers"]).is_ok();
+        let v2 = |reader: &mut KernelFileReader, tree: &[u8]| reader.open(&[tree, b"/cgroup.controllers"]).is_ok();
         if v2(reader, &root) {
-            return Ok(Layout { version: CgroupVersion::V2, trees: Trees::One(root) });
+            return Ok(CgroupLayout { version: CgroupVersion::V2, trees: CgroupTrees::One(root) });
         }
         let unified = [&root[..], b"/unified"].concat();
         let unified = v2(reader, &unified).then_some(unified);
-        let mut found = Controllers::default();
+        let mut found = ControllerTrees::default();
         for (name, tree) in controllers(reader, &root) {
             if let Some(slot) = found.slot(&name) {
                 *slot = Some(tree);
@@ -91,23 +91,25 @@ impl Layout {
         let version = match (found.any().is_some(), &found.unified) {
             (true, Some(_)) => CgroupVersion::Hybrid,
             (true, None) => CgroupVersion::V1,
-            (false, Some(tree)) => return Ok(Layout { version: CgroupVersion::V2, trees: Trees::One(tree.clone()) }),
+            (false, Some(tree)) => {
+                return Ok(CgroupLayout { version: CgroupVersion::V2, trees: CgroupTrees::One(tree.clone()) });
+            }
             (false, None) => return Err(NoCgroups { root: roots.cgroup.clone() }),
         };
-        Ok(Layout { version, trees: Trees::Many(Box::new(found)) })
+        Ok(CgroupLayout { version, trees: CgroupTrees::Many(Box::new(found)) })
     }
 
     /// The tree that counts this, if it is mounted.
     #[must_use]
-    pub fn tree(&self, controller: Controller) -> Option<&[u8]> {
+    pub fn tree(&self, controller: CgroupController) -> Option<&[u8]> {
         let tree = match (&self.trees, controller) {
-            (Trees::One(tree), _) => return Some(tree),
-            (Trees::Many(found), Controller::Cpu) => &found.cpu,
-            (Trees::Many(found), Controller::CpuAccounting) => &found.cpuacct,
-            (Trees::Many(found), Controller::Memory) => &found.memory,
-            (Trees::Many(found), Controller::BlockIo) => &found.blkio,
-            (Trees::Many(found), Controller::Pids) => &found.pids,
-            (Trees::Many(found), Controller::Pressure) => &found.unified,
+            (CgroupTrees::One(tree), _) => return Some(tree),
+            (CgroupTrees::Many(found), CgroupController::Cpu) => &found.cpu,
+            (CgroupTrees::Many(found), CgroupController::CpuAccounting) => &found.cpuacct,
+            (CgroupTrees::Many(found), CgroupController::Memory) => &found.memory,
+            (CgroupTrees::Many(found), CgroupController::BlockIo) => &found.blkio,
+            (CgroupTrees::Many(found), CgroupController::Pids) => &found.pids,
+            (CgroupTrees::Many(found), CgroupController::Pressure) => &found.unified,
         };
         tree.as_deref()
     }
@@ -116,13 +118,13 @@ impl Layout {
     #[must_use]
     pub fn walked(&self) -> &[u8] {
         match &self.trees {
-            Trees::One(tree) => tree,
-            Trees::Many(controllers) => controllers.any().unwrap_or_default(),
+            CgroupTrees::One(tree) => tree,
+            CgroupTrees::Many(controllers) => controllers.any().unwrap_or_default(),
         }
     }
 }
 
-impl Controllers {
+impl ControllerTrees {
     /// Memory first: every runtime joins it, and kubelet itself judges by it.
     fn any(&self) -> Option<&[u8]> {
         [&self.memory, &self.cpuacct, &self.cpu, &self.pids, &self.blkio]
@@ -146,7 +148,7 @@ impl Controllers {
 
 /// Controllers and their trees: directories named `memory` or `cpu,cpuacct`. The links `cpu -> cpu,cpuacct` that usually
 /// lie beside the latter are not needed.
-fn controllers(reader: &mut Reader, root: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+fn controllers(reader: &mut KernelFileReader, root: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut names = Vec::new();
     // A root that cannot be listed holds nothing that could be read: the caller says so.
     let _ = reader.subdirectories(&[root, b"/"], |name| names.push(name.to_vec()));
@@ -157,7 +159,7 @@ fn controllers(reader: &mut Reader, root: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
 
 /// What our cgroup namespace does to what we see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Namespace {
+pub struct CgroupNamespace {
     /// Whether it is not the host's; `None` if the kernel does not tell.
     pub private: Option<bool>,
     /// Whether the mounted hierarchy begins above our namespace's root: then `/proc/<pid>/cgroup` speaks of other paths
@@ -168,9 +170,9 @@ pub struct Namespace {
 /// The number of the first cgroup namespace, fixed in the kernel (`PROC_CGROUP_INIT_INO`, include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFB;
 
-impl Namespace {
+impl CgroupNamespace {
     /// Looks at our own namespace and at how the hierarchy is mounted.
-    pub fn detect(reader: &mut Reader, roots: &HostRoots) -> Namespace {
+    pub fn detect(reader: &mut KernelFileReader, roots: &HostRoots) -> CgroupNamespace {
         let proc = part(&roots.procfs);
         let ours = process::namespace(reader, &proc, b"self", "cgroup").ok();
         let cgroup = part(&roots.cgroup);
@@ -184,18 +186,18 @@ impl Namespace {
                 mounted_above |= here && kind && (mount.root == b"/.." || mount.root.starts_with(b"/../"));
             });
         }
-        Namespace { private: ours.map(|number| number != FIRST_NAMESPACE), mounted_above }
+        CgroupNamespace { private: ours.map(|number| number != FIRST_NAMESPACE), mounted_above }
     }
 }
 
 /// Major numbers of devices that lie on others, of this machine; none where `/proc/devices` cannot be read.
-pub fn stacked_majors(reader: &mut Reader, roots: &HostRoots) -> Vec<u32> {
+pub fn stacked_majors(reader: &mut KernelFileReader, roots: &HostRoots) -> Vec<u32> {
     let text = reader.read(&[&part(&roots.procfs), b"/devices"]).unwrap_or_default();
     wire::proc_file::stacked_majors(text).unwrap_or_default()
 }
 
 /// The kernel's release.
-pub fn kernel_release(reader: &mut Reader, roots: &HostRoots) -> String {
+pub fn kernel_release(reader: &mut KernelFileReader, roots: &HostRoots) -> String {
     let text = reader.read(&[&part(&roots.procfs), b"/sys/kernel/osrelease"]).unwrap_or_default();
     String::from_utf8_lossy(fields(text).next().unwrap_or_default()).into_owned()
 }
@@ -232,19 +234,22 @@ mod tests {
             (vec!["cgroup/systemd/cgroup.procs", unified], CgroupVersion::V2, "cgroup/unified"),
         ] {
             let (base, roots) = tree(&files);
-            let layout = Layout::detect(&mut Reader::default(), &roots).unwrap();
+            let layout = CgroupLayout::detect(&mut KernelFileReader::default(), &roots).unwrap();
             assert_eq!(layout.version, version, "{files:?}");
             assert_eq!(layout.walked(), part(&base.path().join(walked)));
         }
         let (_base, roots) = tree(&["cgroup/readme/x"]);
-        let error = Layout::detect(&mut Reader::default(), &roots).unwrap_err();
+        let error = CgroupLayout::detect(&mut KernelFileReader::default(), &roots).unwrap_err();
         assert!(error.to_string().contains(roots.cgroup.to_str().unwrap()));
     }
 
     #[test]
     fn joined_controllers_share_a_tree() {
         let (base, roots) = tree(&["cgroup/cpu,cpuacct/cgroup.procs"]);
-        let Trees::Many(found) = Layout::detect(&mut Reader::default(), &roots).unwrap().trees else { panic!() };
+        let CgroupTrees::Many(found) = CgroupLayout::detect(&mut KernelFileReader::default(), &roots).unwrap().trees
+        else {
+            panic!()
+        };
         assert_eq!(found.cpu, Some(part(&base.path().join("cgroup/cpu,cpuacct"))));
         assert_eq!((&found.cpu, &found.memory), (&found.cpuacct, &None));
     }
@@ -262,12 +267,12 @@ mod tests {
         ] {
             fs::write(base.path().join("proc/self/mountinfo"), format!("1 2 0:3 {root} {point} rw - cgroup2 x rw\n"))
                 .unwrap();
-            let namespace = Namespace::detect(&mut Reader::default(), &roots);
-            assert_eq!(namespace, Namespace { private: Some(true), mounted_above: above }, "{root} {point}");
+            let namespace = CgroupNamespace::detect(&mut KernelFileReader::default(), &roots);
+            assert_eq!(namespace, CgroupNamespace { private: Some(true), mounted_above: above }, "{root} {point}");
         }
         assert_eq!(
-            Namespace::detect(&mut Reader::default(), &super::tests::roots(Path::new("/none"))),
-            Namespace::default()
+            CgroupNamespace::detect(&mut KernelFileReader::default(), &super::tests::roots(Path::new("/none"))),
+            CgroupNamespace::default()
         );
     }
 }

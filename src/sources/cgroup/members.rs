@@ -1,10 +1,10 @@
 //! The processes in one cgroup and in what is nested in it.
 
-use crate::kernel_file::{Failure, Reader};
-use crate::procfs::process::Fault;
+use crate::kernel_file::{KernelFileReader, ReadFailure};
+use crate::procfs::process::ProcError;
 use rustix::fd::AsFd;
 use wire::cgroup_file::processes;
-use wire::cgroup_path::{Place, place};
+use wire::cgroup_path::{CgroupPlace, place};
 
 /// Processes of one cgroup that are counted and known by number: the kernel's own default limit of PIDs.
 pub const MAX_MEMBERS: usize = 32_768;
@@ -16,9 +16,9 @@ const MAX_NESTED: usize = 256;
 /// they live outside our PID namespace.
 ///
 /// # Errors
-/// [`Fault`] when the cgroup's own list cannot be read; lists of nested cgroups that cannot are passed over, because
+/// [`ProcError`] when the cgroup's own list cannot be read; lists of nested cgroups that cannot are passed over, because
 /// those come and go.
-pub fn members(reader: &mut Reader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<u32, Fault> {
+pub fn members(reader: &mut KernelFileReader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<u32, ProcError> {
     let directory = reader.directory(&[tree, path.as_bytes()])?;
     members_in(reader, &directory, (tree, path, 0), pids)
 }
@@ -29,11 +29,11 @@ pub fn members(reader: &mut Reader, tree: &[u8], path: &str, pids: &mut Vec<u32>
 /// # Errors
 /// As there.
 pub fn members_in(
-    reader: &mut Reader,
+    reader: &mut KernelFileReader,
     directory: impl AsFd,
     (tree, path, others): (&[u8], &str, u64),
     pids: &mut Vec<u32>,
-) -> Result<u32, Fault> {
+) -> Result<u32, ProcError> {
     pids.clear();
     let mut hidden = add(reader.read_records_in(&directory, b"cgroup.procs")?, pids)?;
     if reader.directory_links_in(&directory, &[]).is_ok_and(|links| links.count == 2 + others) {
@@ -43,7 +43,7 @@ pub fn members_in(
     let mut at = 0;
     while let Some(child) = nested.get(at).cloned() {
         // A threaded cgroup refuses to list processes (EOPNOTSUPP); its domain above lists them.
-        let text = reader.read(&[tree, child.as_bytes(), b"/cgroup.procs"]).map_err(Fault::from);
+        let text = reader.read(&[tree, child.as_bytes(), b"/cgroup.procs"]).map_err(ProcError::from);
         hidden += text.and_then(|text| add(text, pids)).unwrap_or(0);
         if nested.len() < MAX_NESTED {
             nested.append(&mut children(reader, tree, &child, path));
@@ -54,7 +54,7 @@ pub fn members_in(
     Ok(hidden)
 }
 
-fn add(text: &[u8], pids: &mut Vec<u32>) -> Result<u32, Fault> {
+fn add(text: &[u8], pids: &mut Vec<u32>) -> Result<u32, ProcError> {
     let hidden = processes(text, |pid| {
         if pids.len() < MAX_MEMBERS {
             pids.push(pid);
@@ -64,12 +64,12 @@ fn add(text: &[u8], pids: &mut Vec<u32>) -> Result<u32, Fault> {
 }
 
 /// Cgroups in `parent` that belong to the cgroup at `owner`.
-fn children(reader: &mut Reader, tree: &[u8], parent: &str, owner: &str) -> Vec<String> {
+fn children(reader: &mut KernelFileReader, tree: &[u8], parent: &str, owner: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let _: Result<(), Failure> = reader.subdirectories(&[tree, parent.as_bytes()], |name| {
+    let _: Result<(), ReadFailure> = reader.subdirectories(&[tree, parent.as_bytes()], |name| {
         if let Ok(name) = std::str::from_utf8(name) {
             let child = format!("{parent}/{name}");
-            if found.len() < MAX_NESTED && matches!(place(&child), Place::Inside { path, .. } if path == owner) {
+            if found.len() < MAX_NESTED && matches!(place(&child), CgroupPlace::Inside { path, .. } if path == owner) {
                 found.push(child);
             }
         }
@@ -98,7 +98,7 @@ mod tests {
             fs::create_dir_all(base.path().join(&path[1..])).unwrap();
             fs::write(base.path().join(&path[1..]).join("cgroup.procs"), text).unwrap();
         }
-        let (tree, mut reader, mut pids) = (part(base.path()), Reader::default(), Vec::new());
+        let (tree, mut reader, mut pids) = (part(base.path()), KernelFileReader::default(), Vec::new());
         for (path, expected, hidden) in [(container.as_str(), vec![2, 3, 4, 5], 1), (pod, vec![1, 6], 0)] {
             assert_eq!(members(&mut reader, &tree, path, &mut pids), Ok(hidden));
             pids.sort_unstable();
@@ -111,6 +111,6 @@ mod tests {
             assert_eq!(pids, expected, "{others}");
         }
         let gone = members(&mut reader, &tree, "/kubepods/none", &mut pids);
-        assert_eq!(gone, Err(Fault::File(Failure::NotFound)));
+        assert_eq!(gone, Err(ProcError::File(ReadFailure::NotFound)));
     }
 }

@@ -1,14 +1,14 @@
 //! All pods and containers: found, read, forgotten, reported.
 
-use crate::cgroup::kernel::Kernel;
-use crate::cgroup::layout::{Layout, stacked_majors};
+use crate::cgroup::kernel::CgroupFileReader;
+use crate::cgroup::layout::{CgroupLayout, stacked_majors};
 use crate::cgroup::members::members;
-use crate::cgroup::tracked::Tracked;
-use crate::cgroup::walk::{Found, Walk};
-use crate::kernel_file::Reader;
-use crate::procfs::network::{Namespaces, Net, Totals};
+use crate::cgroup::tracked::TrackedCgroup;
+use crate::cgroup::walk::{CgroupWalk, FoundCgroup};
+use crate::kernel_file::KernelFileReader;
+use crate::procfs::network::{NetworkNamespaces, NetworkReader, NetworkTotals};
 use crate::procfs::process;
-use crate::procfs::sight::Sight;
+use crate::procfs::visibility::ProcVisibility;
 use crate::roots::{HostRoots, part};
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupReport, MAX_CGROUPS, ProcessIo};
 use model::unit::Count;
@@ -24,17 +24,17 @@ const TRIES_A_CONTAINER: usize = 2;
 
 /// All of them.
 #[derive(Debug)]
-pub struct Table {
-    kernel: Kernel,
-    walk: Walk,
-    cgroups: BTreeMap<Arc<str>, Tracked>,
+pub struct CgroupTable {
+    kernel: CgroupFileReader,
+    walk: CgroupWalk,
+    cgroups: BTreeMap<Arc<str>, TrackedCgroup>,
     /// Passes in one slow period.
     turns: u64,
     pass: u64,
     left_out: u32,
     /// Found once and kept; while it is not found, no pod's network is read.
-    namespaces: Option<Namespaces>,
-    found: Vec<Found>,
+    namespaces: Option<NetworkNamespaces>,
+    found: Vec<FoundCgroup>,
     due: Vec<Arc<str>>,
     pids: Vec<u32>,
     candidates: Vec<(u64, u32)>,
@@ -42,15 +42,15 @@ pub struct Table {
     hidden: bool,
 }
 
-impl Table {
+impl CgroupTable {
     /// Nothing has been looked at yet. `turns` passes make a slow period; `room` files may be kept open.
     #[must_use]
-    pub fn new(roots: &HostRoots, layout: Layout, turns: u64, room: usize) -> Self {
-        let mut reader = Reader::default();
+    pub fn new(roots: &HostRoots, layout: CgroupLayout, turns: u64, room: usize) -> Self {
+        let mut reader = KernelFileReader::default();
         let stacked = stacked_majors(&mut reader, roots);
-        let walk = Walk::new(layout.walked());
-        Table {
-            kernel: Kernel::new(reader, part(&roots.procfs), layout, stacked, room),
+        let walk = CgroupWalk::new(layout.walked());
+        CgroupTable {
+            kernel: CgroupFileReader::new(reader, part(&roots.procfs), layout, stacked, room),
             walk,
             cgroups: BTreeMap::new(),
             turns: turns.max(1),
@@ -104,7 +104,7 @@ impl Table {
 
     /// Whether something was found.
     fn find(&mut self, full: bool) -> bool {
-        let Table { kernel, walk, cgroups, found, turns, .. } = self;
+        let CgroupTable { kernel, walk, cgroups, found, turns, .. } = self;
         let refused = walk.look(&mut kernel.reader, full, |one| {
             let room = cgroups.len() + found.len() < MAX_CGROUPS;
             if room {
@@ -114,11 +114,11 @@ impl Table {
         });
         self.left_out = refused;
         let news = !found.is_empty();
-        for Found { path, kind } in found.drain(..) {
+        for FoundCgroup { path, kind } in found.drain(..) {
             let turn = cgroups.len() as u64 % *turns;
             let identity = Arc::new(CgroupIdentity { path: Arc::clone(&path), kind });
             // A path that is found again before it was missed is another cgroup of the same name.
-            if let Some(mut before) = cgroups.insert(path, Tracked::new(identity, turn)) {
+            if let Some(mut before) = cgroups.insert(path, TrackedCgroup::new(identity, turn)) {
                 before.release(kernel);
             }
         }
@@ -138,7 +138,7 @@ impl Table {
 
     /// Whether something is gone.
     fn read(&mut self, turn: u64) -> bool {
-        let Table { kernel, walk, cgroups, due, .. } = self;
+        let CgroupTable { kernel, walk, cgroups, due, .. } = self;
         let before = cgroups.len();
         due.clear();
         cgroups.retain(|path, tracked| {
@@ -162,7 +162,7 @@ impl Table {
 
     fn read_networks(&mut self) {
         if self.namespaces.is_none() {
-            self.namespaces = Namespaces::find(&mut self.kernel.reader, &self.kernel.procfs).ok();
+            self.namespaces = NetworkNamespaces::find(&mut self.kernel.reader, &self.kernel.procfs).ok();
         }
         let due = std::mem::take(&mut self.due);
         for path in &due {
@@ -176,12 +176,12 @@ impl Table {
         self.due = due;
     }
 
-    fn read_network(&mut self, path: &str, totals: &mut Totals) -> Reading<model::cgroup::NetworkSample> {
-        if self.kernel.sight == Sight::Mounted {
+    fn read_network(&mut self, path: &str, totals: &mut NetworkTotals) -> Reading<model::cgroup::NetworkSample> {
+        if self.kernel.sight == ProcVisibility::Mounted {
             return Reading::Absent(Absence::ProcessesHidden);
         }
         let Some(namespaces) = self.namespaces else { return Reading::Absent(Absence::NeedsPtrace) };
-        let net = Net { procfs: &self.kernel.procfs, namespaces };
+        let net = NetworkReader { procfs: &self.kernel.procfs, namespaces };
         if let Some(reading) = totals.read_again(&mut self.kernel.reader, net) {
             return reading;
         }
@@ -190,11 +190,11 @@ impl Table {
         self.pids.clear();
         self.pids.extend(candidates.iter().map(|(_, pid)| *pid));
         self.candidates = candidates;
-        let net = Net { procfs: &self.kernel.procfs, namespaces };
+        let net = NetworkReader { procfs: &self.kernel.procfs, namespaces };
         let reading = totals.read_through(&mut self.kernel.reader, net, &self.pids);
         match reading.absence() {
             // Process 1 is not the machine's: that somebody shares its network says nothing of the host's.
-            Some(Absence::NoLivingProcess | Absence::HostNetwork) if self.kernel.sight == Sight::Private => {
+            Some(Absence::NoLivingProcess | Absence::HostNetwork) if self.kernel.sight == ProcVisibility::Private => {
                 Reading::Absent(Absence::ProcessesHidden)
             }
             Some(Absence::NoLivingProcess) if self.hidden => Reading::Absent(Absence::ProcessesHidden),
@@ -205,7 +205,7 @@ impl Table {
     /// Living processes of a pod with their start times, the oldest first: that is the sandbox's, which holds the
     /// namespace, while a container may have made one of its own.
     fn find_candidates(&mut self, path: &str, candidates: &mut Vec<(u64, u32)>) {
-        let Table { kernel, cgroups, pids, hidden, .. } = self;
+        let CgroupTable { kernel, cgroups, pids, hidden, .. } = self;
         candidates.clear();
         *hidden = false;
         let parts = cgroups
@@ -268,15 +268,15 @@ fn plus<T>(one: Reading<T>, other: Reading<T>, sum: impl Fn(T, T) -> T) -> Readi
 }
 
 #[cfg(test)]
-impl Table {
+impl CgroupTable {
     /// As if every cgroup had run since its last slow reading: what a node costs on which nobody rests.
     pub(crate) fn forget_stillness(&mut self) {
-        self.cgroups.values_mut().for_each(Tracked::forget_stillness);
+        self.cgroups.values_mut().for_each(TrackedCgroup::forget_stillness);
     }
 
     /// As if the links that tell namespaces apart might not be read.
     pub(crate) fn tell_namespaces_by_counters(&mut self) {
-        self.namespaces = Namespaces::by_counters(&mut self.kernel.reader, &self.kernel.procfs).ok();
+        self.namespaces = NetworkNamespaces::by_counters(&mut self.kernel.reader, &self.kernel.procfs).ok();
     }
 }
 

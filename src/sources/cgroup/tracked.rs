@@ -13,20 +13,20 @@
 //! its own processes can change is still what it was, and is stamped anew without being read. Half of the cgroups of a
 //! usual node (every sandbox among them) are so.
 
-use crate::cgroup::kernel::{Directories, Gone, Kept, Kernel};
-use crate::cgroup::layout::{Controller, Trees};
+use crate::cgroup::kernel::{CgroupFileReader, CgroupGone, Directories, Kept};
+use crate::cgroup::layout::{CgroupController, CgroupTrees};
 use crate::clock;
-use crate::kernel_file::{Failure, Reader};
-use crate::procfs::network::Totals;
-use crate::procfs::sight::Sight;
+use crate::kernel_file::{KernelFileReader, ReadFailure};
+use crate::procfs::network::NetworkTotals;
+use crate::procfs::visibility::ProcVisibility;
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo};
 use model::time::Monotonic;
 use model::unit::{Bytes, Count, Nanos};
 use model::{Absence, Reading};
 use std::sync::Arc;
 use wire::cgroup_file::{
-    self as file, BlockIo, Malformed, blkio, cpu_stat, cpuacct_stat, io_stat, memory_limit, memory_stat, number,
-    oom_kills, process_io,
+    self as file, BlockIo, MalformedCgroupFile, blkio, cpu_stat, cpuacct_stat, io_stat, memory_limit, memory_stat,
+    number, oom_kills, process_io,
 };
 
 /// Slow readings between two looks at the limits.
@@ -44,7 +44,7 @@ struct SlowFiles {
 
 /// One cgroup.
 #[derive(Debug)]
-pub struct Tracked {
+pub struct TrackedCgroup {
     /// Who.
     pub identity: Arc<CgroupIdentity>,
     /// What was read last.
@@ -52,7 +52,7 @@ pub struct Tracked {
     /// The network, if this has one of its own.
     pub network: Reading<NetworkSample>,
     /// Totals of it.
-    pub totals: Totals,
+    pub totals: NetworkTotals,
     /// Which of the turns of a slow period is this one's.
     pub turn: u64,
     /// Containers that lie directly in it and are known by themselves.
@@ -67,15 +67,15 @@ pub struct Tracked {
     block_io_counts: bool,
 }
 
-impl Tracked {
+impl TrackedCgroup {
     /// A cgroup of which nothing has been read yet; the slow readings of different `turn`s are spread over time.
     #[must_use]
     pub fn new(identity: Arc<CgroupIdentity>, turn: u64) -> Self {
-        Tracked {
+        TrackedCgroup {
             identity,
             sample: CgroupSample::default(),
             network: Reading::NOT_YET,
-            totals: Totals::default(),
+            totals: NetworkTotals::default(),
             turn,
             containers: 0,
             cpu: Kept::Closed,
@@ -100,7 +100,7 @@ impl Tracked {
     }
 
     /// Gives its kept-open files back.
-    pub fn release(&mut self, kernel: &mut Kernel) {
+    pub fn release(&mut self, kernel: &mut CgroupFileReader) {
         kernel.close(&mut self.cpu);
         kernel.close(&mut self.memory);
         kernel.close(&mut self.slow.memory);
@@ -112,44 +112,47 @@ impl Tracked {
     /// CPU time and memory usage.
     ///
     /// # Errors
-    /// [`Gone`].
-    pub fn read_use(&mut self, kernel: &mut Kernel) -> Result<(), Gone> {
+    /// [`CgroupGone`].
+    pub fn read_use(&mut self, kernel: &mut CgroupFileReader) -> Result<(), CgroupGone> {
         let path = &*self.identity.path;
         let memory = match kernel.layout.trees {
-            Trees::One(_) => {
-                let stat =
-                    kernel.keep((&mut self.cpu, &mut self.directories), (Controller::Cpu, path, "/cpu.stat"), |text| {
+            CgroupTrees::One(_) => {
+                let stat = kernel.keep(
+                    (&mut self.cpu, &mut self.directories),
+                    (CgroupController::Cpu, path, "/cpu.stat"),
+                    |text| {
                         let stat = cpu_stat(text)?;
-                        Ok((stat.used.ok_or(Malformed::Missing("usage_usec"))?, stat.throttled))
-                    });
+                        Ok((stat.used.ok_or(MalformedCgroupFile::Missing("usage_usec"))?, stat.throttled))
+                    },
+                );
                 self.sample.cpu_total = stat.map(|(used, _)| used.0);
                 self.sample.cpu_user = stat.map(|(used, _)| used.1);
                 self.sample.cpu_system = stat.map(|(used, _)| used.2);
                 throttling(&mut self.sample, stat.map(|(_, throttled)| throttled));
                 "/memory.current"
             }
-            Trees::Many(_) => {
-                let file = (Controller::CpuAccounting, path, "/cpuacct.usage");
+            CgroupTrees::Many(_) => {
+                let file = (CgroupController::CpuAccounting, path, "/cpuacct.usage");
                 self.sample.cpu_total = kernel.keep((&mut self.cpu, &mut self.directories), file, number).map(Nanos);
                 "/memory.usage_in_bytes"
             }
         };
-        let file = (Controller::Memory, path, memory);
+        let file = (CgroupController::Memory, path, memory);
         self.sample.memory_usage = kernel.keep((&mut self.memory, &mut self.directories), file, number).map(Bytes);
         kernel.gone(path)
     }
 
-    /// All else but the network. [`Tracked::read_use`] comes first: the working set is made of its reading.
+    /// All else but the network. [`TrackedCgroup::read_use`] comes first: the working set is made of its reading.
     ///
     /// # Errors
-    /// [`Gone`].
-    pub fn read_rest(&mut self, kernel: &mut Kernel) -> Result<(), Gone> {
+    /// [`CgroupGone`].
+    pub fn read_rest(&mut self, kernel: &mut CgroupFileReader) -> Result<(), CgroupGone> {
         let limits = self.slow_readings.is_multiple_of(LIMITS_EVERY);
         self.slow_readings += 1;
         let now = self.sample.cpu_total.get().zip(self.sample.memory_usage.get());
         let still = now.is_some() && now == self.then && !limits;
         self.then = now;
-        let v2 = matches!(kernel.layout.trees, Trees::One(_));
+        let v2 = matches!(kernel.layout.trees, CgroupTrees::One(_));
         if still {
             stamp(&mut self.sample, v2, clock::monotonic());
         } else {
@@ -176,16 +179,19 @@ impl Tracked {
     }
 
     /// A kernel without swap accounting has no v2 file for it: asked again with the limits.
-    fn read_memory(&mut self, kernel: &mut Kernel, v2: bool, limits: bool) {
+    fn read_memory(&mut self, kernel: &mut CgroupFileReader, v2: bool, limits: bool) {
         let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
-        let stat =
-            kernel.keep((&mut self.slow.memory, directories), (Controller::Memory, path, "/memory.stat"), memory_stat);
+        let stat = kernel.keep(
+            (&mut self.slow.memory, directories),
+            (CgroupController::Memory, path, "/memory.stat"),
+            memory_stat,
+        );
         sample.memory_rss = stat.map(|stat| stat.rss);
         sample.memory_cache = stat.map(|stat| stat.cache);
         if !v2 {
             sample.memory_swap = optional_with(stat.map(|stat| stat.swap), Absence::KernelDoesNotCount);
         } else if limits || sample.memory_swap.absence() != Some(Absence::NoSuchFile) {
-            let file = (Controller::Memory, path, "/memory.swap.current");
+            let file = (CgroupController::Memory, path, "/memory.swap.current");
             sample.memory_swap = kernel.take(directories, file, number).map(Bytes);
         }
         sample.memory_working_set = match (stat, sample.memory_usage) {
@@ -195,26 +201,26 @@ impl Tracked {
             (Reading::Absent(why), _) | (_, Reading::Absent(why)) => Reading::Absent(why),
         };
         let name = if v2 { "/memory.events" } else { "/memory.oom_control" };
-        sample.oom_kills = optional(kernel.take(directories, (Controller::Memory, path, name), oom_kills));
+        sample.oom_kills = optional(kernel.take(directories, (CgroupController::Memory, path, name), oom_kills));
     }
 
-    fn read_limits(&mut self, kernel: &mut Kernel, v2: bool) {
+    fn read_limits(&mut self, kernel: &mut CgroupFileReader, v2: bool) {
         let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
         let name = if v2 { "/memory.max" } else { "/memory.limit_in_bytes" };
-        sample.memory_limit = kernel.take(directories, (Controller::Memory, path, name), memory_limit);
+        sample.memory_limit = kernel.take(directories, (CgroupController::Memory, path, name), memory_limit);
         sample.cpu_limit = if v2 {
-            kernel.take(directories, (Controller::Cpu, path, "/cpu.max"), file::cpu_max)
+            kernel.take(directories, (CgroupController::Cpu, path, "/cpu.max"), file::cpu_max)
         } else {
             let mut kept = [0; 24];
-            let quota = kernel.take(directories, (Controller::Cpu, path, "/cpu.cfs_quota_us"), |text| {
-                let kept = kept.get_mut(..text.len()).ok_or(Malformed::NotANumber("quota"))?;
+            let quota = kernel.take(directories, (CgroupController::Cpu, path, "/cpu.cfs_quota_us"), |text| {
+                let kept = kept.get_mut(..text.len()).ok_or(MalformedCgroupFile::NotANumber("quota"))?;
                 kept.copy_from_slice(text);
                 Ok(text.len())
             });
             match quota {
                 Reading::Absent(why) => Reading::Absent(why),
                 Reading::Measured(length, _) => {
-                    kernel.take(directories, (Controller::Cpu, path, "/cpu.cfs_period_us"), |period| {
+                    kernel.take(directories, (CgroupController::Cpu, path, "/cpu.cfs_period_us"), |period| {
                         file::cfs_limit(&kept[..length], period)
                     })
                 }
@@ -222,13 +228,13 @@ impl Tracked {
         };
     }
 
-    fn read_cpu_v1(&mut self, kernel: &mut Kernel, limits: bool) {
+    fn read_cpu_v1(&mut self, kernel: &mut CgroupFileReader, limits: bool) {
         let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
         let tick = kernel.nanos_a_tick;
         let nanos = |ticks: u64| Nanos(ticks.saturating_mul(tick));
         let times = kernel.keep(
             (&mut self.slow.times, directories),
-            (Controller::CpuAccounting, path, "/cpuacct.stat"),
+            (CgroupController::CpuAccounting, path, "/cpuacct.stat"),
             cpuacct_stat,
         );
         sample.cpu_user = times.map(|times| nanos(times.0));
@@ -242,15 +248,15 @@ impl Tracked {
             return;
         }
         let throttled =
-            kernel.take(directories, (Controller::Cpu, path, "/cpu.stat"), cpu_stat).map(|stat| stat.throttled);
+            kernel.take(directories, (CgroupController::Cpu, path, "/cpu.stat"), cpu_stat).map(|stat| stat.throttled);
         throttling(sample, throttled);
     }
 
     /// Tasks, processes, and what those read and wrote where the kernel does not count it by cgroup.
-    fn read_tasks(&mut self, kernel: &mut Kernel) {
+    fn read_tasks(&mut self, kernel: &mut CgroupFileReader) {
         let (path, directories) = (&*self.identity.path, &mut self.directories);
         self.sample.tasks = kernel
-            .keep((&mut self.slow.tasks, directories), (Controller::Pids, path, "/pids.current"), number)
+            .keep((&mut self.slow.tasks, directories), (CgroupController::Pids, path, "/pids.current"), number)
             .map(Count);
         let mut pids = std::mem::take(&mut kernel.pids);
         let listed = kernel.members(directories, (path, self.containers), &mut pids);
@@ -258,7 +264,7 @@ impl Tracked {
         self.sample.processes = Reading::from_result(listed, clock::monotonic());
         self.sample.process_io = match (&kernel.layout.trees, listed) {
             // Counted by cgroup, so not added up from processes.
-            (Trees::One(_), _) => Reading::Absent(Absence::SwitchedOff),
+            (CgroupTrees::One(_), _) => Reading::Absent(Absence::SwitchedOff),
             _ if self.block_io_counts => Reading::Absent(Absence::SwitchedOff),
             (_, Ok(_)) => Reading::from_result(sum_io(kernel, &pids), clock::monotonic()),
             (_, Err(why)) => Reading::Absent(why),
@@ -267,25 +273,26 @@ impl Tracked {
     }
 
     /// How many processes there are, if none of them is hidden from us.
-    fn all_listed(&self, sight: Sight, hidden: u32, listed: u64) -> Result<Count, Absence> {
+    fn all_listed(&self, sight: ProcVisibility, hidden: u32, listed: u64) -> Result<Count, Absence> {
         let left_out = match sight {
-            Sight::Machine => false,
+            ProcVisibility::Machine => false,
             // v1 lists do not say that they leave processes out: an empty one says nothing, unless there is no task. A
             // pod's own list is empty in any case, and its tasks are those of its containers.
-            Sight::Private => {
+            ProcVisibility::Private => {
                 let container = matches!(self.identity.kind, CgroupKind::Container { .. });
                 container && listed == 0 && self.sample.tasks.get() != Some(Count(0))
             }
-            Sight::Mounted => true,
+            ProcVisibility::Mounted => true,
         };
         if hidden > 0 || left_out { Err(Absence::ProcessesHidden) } else { Ok(Count(listed)) }
     }
 
-    fn read_block_io_v2(&mut self, kernel: &mut Kernel) {
+    fn read_block_io_v2(&mut self, kernel: &mut CgroupFileReader) {
         let stacked = std::mem::take(&mut kernel.stacked);
         let directories = &mut self.directories;
-        let io = kernel
-            .take(directories, (Controller::BlockIo, &self.identity.path, "/io.stat"), |text| io_stat(text, &stacked));
+        let io = kernel.take(directories, (CgroupController::BlockIo, &self.identity.path, "/io.stat"), |text| {
+            io_stat(text, &stacked)
+        });
         kernel.stacked = stacked;
         self.sample.io_read = io.map(|io| Bytes(io.read));
         self.sample.io_write = io.map(|io| Bytes(io.write));
@@ -295,13 +302,15 @@ impl Tracked {
 
     /// v1: kernels of today show `Total 0` whatever is read and written, so a 0 is believed only of a file that names
     /// devices or has been seen to move.
-    fn read_block_io_v1(&mut self, kernel: &mut Kernel) {
+    fn read_block_io_v1(&mut self, kernel: &mut CgroupFileReader) {
         let (path, directories) = (&*self.identity.path, &mut self.directories);
         let mut of = |names: [&str; 2]| {
             let stacked = std::mem::take(&mut kernel.stacked);
-            let mut io = kernel.take(directories, (Controller::BlockIo, path, names[0]), |text| blkio(text, &stacked));
+            let mut io =
+                kernel.take(directories, (CgroupController::BlockIo, path, names[0]), |text| blkio(text, &stacked));
             if io.absence() == Some(Absence::NoSuchFile) {
-                io = kernel.take(directories, (Controller::BlockIo, path, names[1]), |text| blkio(text, &stacked));
+                io =
+                    kernel.take(directories, (CgroupController::BlockIo, path, names[1]), |text| blkio(text, &stacked));
             }
             kernel.stacked = stacked;
             io
@@ -327,9 +336,9 @@ impl Tracked {
         self.sample.io_writes = operations.map(|io| Count(io.write));
     }
 
-    fn read_pressure(&mut self, kernel: &mut Kernel) {
+    fn read_pressure(&mut self, kernel: &mut CgroupFileReader) {
         let (path, directories) = (&*self.identity.path, &mut self.directories);
-        let mut of = |name| kernel.take(directories, (Controller::Pressure, path, name), file::pressure);
+        let mut of = |name| kernel.take(directories, (CgroupController::Pressure, path, name), file::pressure);
         self.sample.pressure = match of("/cpu.pressure") {
             Reading::Absent(why) => Reading::Absent(why),
             Reading::Measured(cpu, _) => match (of("/memory.pressure"), of("/io.pressure")) {
@@ -351,22 +360,22 @@ impl Tracked {
 }
 
 /// Sums `/proc/<pid>/io`; processes that end meanwhile are not in the sum.
-fn sum_io(kernel: &mut Kernel, pids: &[u32]) -> Result<ProcessIo, Absence> {
+fn sum_io(kernel: &mut CgroupFileReader, pids: &[u32]) -> Result<ProcessIo, Absence> {
     if pids.len() > MAX_IO_PROCESSES {
         return Err(Absence::NotAttributable);
     }
     let (mut sum, mut found) = (ProcessIo::default(), pids.is_empty());
     for &pid in pids {
         let mut digits = [0; 10];
-        let path: [&[u8]; 4] = [&kernel.procfs, b"/", Reader::decimal(pid, &mut digits), b"/io"];
+        let path: [&[u8]; 4] = [&kernel.procfs, b"/", KernelFileReader::decimal(pid, &mut digits), b"/io"];
         match kernel.reader.read_piece(&path).map(process_io) {
             Ok(Ok(io)) => {
                 found = true;
                 sum = ProcessIo { read: sum.read.plus(io.read), write: sum.write.plus(io.write) };
             }
             Ok(Err(_)) => return Err(Absence::Unreadable),
-            Err(Failure::NotFound | Failure::Gone) => {}
-            Err(Failure::Refused) => return Err(Absence::NeedsPtrace),
+            Err(ReadFailure::NotFound | ReadFailure::Gone) => {}
+            Err(ReadFailure::Refused) => return Err(Absence::NeedsPtrace),
             Err(failure) => return Err(failure.absence()),
         }
     }

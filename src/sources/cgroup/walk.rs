@@ -6,12 +6,12 @@
 //! root to each pod anew is most of what such a `stat` costs. What that cannot show (a child of no interest goes while
 //! another comes) is found at a thorough look, which lists everything.
 
-use crate::kernel_file::{Failure, Links, Reader};
+use crate::kernel_file::{DirectoryLinks, KernelFileReader, ReadFailure};
 use model::cgroup::CgroupKind;
 use rustix::fd::OwnedFd;
 use std::collections::HashSet;
 use std::sync::Arc;
-use wire::cgroup_path::{Place, place};
+use wire::cgroup_path::{CgroupPlace, place};
 
 /// Directories that are watched for pods and containers: pods ([`model::cgroup::MAX_CGROUPS`] at most) and as many of
 /// the host's own (a host has some hundred services).
@@ -27,7 +27,7 @@ const THOROUGH_EVERY: u64 = 6;
 
 /// A pod or container that was not known before.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct FoundCgroup {
     /// Its path below the hierarchy's root.
     pub path: Arc<str>,
     /// What it is.
@@ -50,7 +50,7 @@ struct Directory {
     path: Arc<str>,
     below: Below,
     /// As it was when it was listed; `None` makes the next look list it.
-    links: Option<Links>,
+    links: Option<DirectoryLinks>,
     /// The directory that it lies in.
     above: Option<Arc<OwnedFd>>,
     /// Itself, held for those in it.
@@ -58,7 +58,7 @@ struct Directory {
 }
 
 impl Directory {
-    fn links(&self, reader: &mut Reader, tree: &[u8]) -> Result<Links, Failure> {
+    fn links(&self, reader: &mut KernelFileReader, tree: &[u8]) -> Result<DirectoryLinks, ReadFailure> {
         match (&self.above, self.path.rsplit_once('/')) {
             (Some(above), Some((_, name))) => reader.directory_links_in(above, &[name.as_bytes()]),
             _ => reader.directory_links(&[tree, self.path.as_bytes(), b"/"]),
@@ -68,7 +68,7 @@ impl Directory {
 
 /// The walk: what it knows of the tree.
 #[derive(Debug)]
-pub struct Walk {
+pub struct CgroupWalk {
     tree: Vec<u8>,
     directories: Vec<Directory>,
     seen: HashSet<Arc<str>>,
@@ -78,12 +78,12 @@ pub struct Walk {
     child: String,
 }
 
-impl Walk {
+impl CgroupWalk {
     /// Nothing has been looked at yet.
     #[must_use]
     pub fn new(tree: &[u8]) -> Self {
         let root = Directory { path: Arc::from(""), below: Below::Anything, links: None, above: None, held: None };
-        Walk {
+        CgroupWalk {
             tree: tree.to_vec(),
             directories: vec![root],
             seen: HashSet::new(),
@@ -97,7 +97,12 @@ impl Walk {
     /// Looks for what is new where something changed; `full` also where the file system does not count subdirectories,
     /// and everywhere at times. `keep` says whether there is room for one more. Returns how many found no room; a look
     /// that is not thorough repeats the number of the last one that was.
-    pub fn look(&mut self, reader: &mut Reader, full: bool, mut keep: impl FnMut(Found) -> bool) -> u32 {
+    pub fn look(
+        &mut self,
+        reader: &mut KernelFileReader,
+        full: bool,
+        mut keep: impl FnMut(FoundCgroup) -> bool,
+    ) -> u32 {
         // As long as there is no room for all, every full look counts those left out anew.
         let thorough = full && (self.full_looks.is_multiple_of(THOROUGH_EVERY) || self.refused > 0);
         self.full_looks += u64::from(full);
@@ -153,8 +158,8 @@ impl Walk {
         at - before
     }
 
-    fn list(&mut self, reader: &mut Reader, at: usize, keep: &mut impl FnMut(Found) -> bool) -> u32 {
-        let Walk { tree, directories, seen, child, .. } = self;
+    fn list(&mut self, reader: &mut KernelFileReader, at: usize, keep: &mut impl FnMut(FoundCgroup) -> bool) -> u32 {
+        let CgroupWalk { tree, directories, seen, child, .. } = self;
         let Directory { path, below, .. } = directories[at].clone();
         let (mut refused, first) = (0, directories.len());
         let listed = reader.subdirectories(&[tree, path.as_bytes(), b"/"], |name| {
@@ -173,7 +178,7 @@ impl Walk {
             }
             let path: Arc<str> = Arc::from(child.as_str());
             if let Some(kind) = found
-                && !keep(Found { path: Arc::clone(&path), kind })
+                && !keep(FoundCgroup { path: Arc::clone(&path), kind })
             {
                 refused += 1;
                 return;
@@ -186,7 +191,7 @@ impl Walk {
             }
             seen.insert(path);
         });
-        if listed.is_err_and(|failure| failure != Failure::Refused) {
+        if listed.is_err_and(|failure| failure != ReadFailure::Refused) {
             directories[at].links = None; // the next look tries again
         }
         if directories.len() > first {
@@ -196,8 +201,8 @@ impl Walk {
     }
 
     /// Holds a directory for those in it that were found, the ones from `first` on.
-    fn hold(&mut self, reader: &mut Reader, at: usize, first: usize) {
-        let Walk { tree, directories, .. } = self;
+    fn hold(&mut self, reader: &mut KernelFileReader, at: usize, first: usize) {
+        let CgroupWalk { tree, directories, .. } = self;
         let held = directories.iter().filter(|directory| directory.held.is_some()).count();
         let directory = &mut directories[at];
         if directory.held.is_none() && held < MAX_HELD {
@@ -212,9 +217,9 @@ impl Walk {
 fn judge(child: &str, below: Below) -> (Option<CgroupKind>, Option<Below>) {
     let shallow = child.bytes().filter(|b| *b == b'/').count() <= MAX_DEPTH;
     match place(child) {
-        Place::Foreign => (None, None),
-        Place::Host => (None, (below == Below::Anything && shallow).then_some(Below::Anything)),
-        Place::Inside { path, kind } if path == child => {
+        CgroupPlace::Foreign => (None, None),
+        CgroupPlace::Host => (None, (below == Below::Anything && shallow).then_some(Below::Anything)),
+        CgroupPlace::Inside { path, kind } if path == child => {
             let follow = match &kind {
                 CgroupKind::Pod { .. } => Some(Below::Containers),
                 CgroupKind::Container { pod: None, .. } => Some(Below::Kubelet),
@@ -223,11 +228,11 @@ fn judge(child: &str, below: Below) -> (Option<CgroupKind>, Option<Below>) {
             (Some(kind), follow)
         }
         // Nested in a container of no pod: followed only where it looks like a kubelet's.
-        Place::Inside { path, kind: CgroupKind::Container { pod: None, .. } } => {
+        CgroupPlace::Inside { path, kind: CgroupKind::Container { pod: None, .. } } => {
             let kubelet = shallow && child.get(path.len()..).is_some_and(|rest| rest.contains("kube"));
             (None, kubelet.then_some(Below::Kubelet))
         }
-        Place::Inside { .. } => (None, None),
+        CgroupPlace::Inside { .. } => (None, None),
     }
 }
 
@@ -243,9 +248,9 @@ mod tests {
         format!("{n:064x}")
     }
 
-    fn look(walk: &mut Walk, full: bool) -> Vec<String> {
+    fn look(walk: &mut CgroupWalk, full: bool) -> Vec<String> {
         let mut found = Vec::new();
-        walk.look(&mut Reader::default(), full, |one| {
+        walk.look(&mut KernelFileReader::default(), full, |one| {
             found.push(one.path.to_string());
             true
         });
@@ -264,7 +269,7 @@ mod tests {
         make(&format!("{docker}/kubelet/kubepods/pod{UID}/{}", id(3)));
         make(&format!("{docker}/init.scope/{}", id(4)));
         std::os::unix::fs::symlink(base.path(), base.path().join("loop")).unwrap();
-        let mut walk = Walk::new(&part(base.path()));
+        let mut walk = CgroupWalk::new(&part(base.path()));
         let first = look(&mut walk, false);
         let inner = format!("{docker}/kubelet/kubepods/pod{UID}");
         let container = format!("{pod}/{}", id(1));
@@ -288,7 +293,7 @@ mod tests {
         let pod = |n: u32| format!("/kubepods/burstable/pod{UID}{n}").replace("d11", "d");
         let make = |path: &str| fs::create_dir_all(base.path().join(&path[1..])).unwrap();
         make(&format!("{}/{}", pod(10), id(1)));
-        let mut walk = Walk::new(&part(base.path()));
+        let mut walk = CgroupWalk::new(&part(base.path()));
         assert_eq!(look(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(1))]);
         // As many of everything as before, one of them under its old name.
         fs::rename(base.path().join("kubepods/burstable"), base.path().join("old")).unwrap();
@@ -308,16 +313,16 @@ mod tests {
         for n in 0..5 {
             fs::create_dir_all(base.path().join("docker").join(id(n))).unwrap();
         }
-        let mut walk = Walk::new(&part(base.path()));
+        let mut walk = CgroupWalk::new(&part(base.path()));
         let mut room = 2;
         let mut keep = |_| {
             let kept = room > 0;
             room -= i32::from(kept);
             kept
         };
-        assert_eq!(walk.look(&mut Reader::default(), true, &mut keep), 3);
-        assert_eq!(walk.look(&mut Reader::default(), true, &mut keep), 3, "counted, not added up");
+        assert_eq!(walk.look(&mut KernelFileReader::default(), true, &mut keep), 3);
+        assert_eq!(walk.look(&mut KernelFileReader::default(), true, &mut keep), 3, "counted, not added up");
         assert_eq!(look(&mut walk, true).len(), 3);
-        assert_eq!(walk.look(&mut Reader::default(), true, &mut keep), 0);
+        assert_eq!(walk.look(&mut KernelFileReader::default(), true, &mut keep), 0);
     }
 }

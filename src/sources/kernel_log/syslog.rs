@@ -6,7 +6,7 @@
 //! later time are new; without times (`printk.time=0`) none of them is told, because old errors would be told again.
 
 use crate::report::Reporter;
-use model::observation::Trouble;
+use model::observation::ErrorCounter;
 use std::io::{Error, Result};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -57,7 +57,7 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, tell: &im
         let (text, from) = match look(&seen) {
             Ok(look) => look,
             Err(error) => {
-                reporter.trouble(Trouble::KernelLogFailed);
+                reporter.trouble(ErrorCounter::KernelLogFailed);
                 tracing::warn!(%error, "kernel log cannot be read by syslog(2) any more");
                 return;
             }
@@ -67,7 +67,7 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, tell: &im
             continue;
         }
         if from.is_none() {
-            reporter.trouble(Trouble::KernelLogFailed);
+            reporter.trouble(ErrorCounter::KernelLogFailed);
             if !std::mem::replace(&mut overtaken, true) {
                 tracing::warn!("kernel log overtook its reader or was cleared, XIDs in it may be missed");
             }

@@ -18,7 +18,7 @@ const VARIABLE: &str = "KUBECONFIG";
 
 /// A way to the API server. Nothing has been asked yet.
 #[derive(Clone)]
-pub struct Connection {
+pub struct ApiConnection {
     /// The client; cheap to clone, shares its connections.
     pub client: Client,
     /// Address, for people.
@@ -27,7 +27,7 @@ pub struct Connection {
     pub from: Arc<str>,
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for ApiConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("server", &self.server).field("from", &self.from).finish_non_exhaustive()
     }
@@ -73,7 +73,7 @@ pub enum NotConnected {
 ///
 /// # Errors
 /// [`NotConnected`]: a sentence for people.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<Connection, NotConnected> {
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<ApiConnection, NotConnected> {
     let (from, mut config) = find(kubeconfig).await?;
     config.connect_timeout = Some(CONNECT);
     // Whoever asks counts failures and waits between them; a second back-off below it would hide them.
@@ -81,7 +81,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Connection, NotConnect
     let server = config.cluster_url.to_string();
     let client =
         Client::try_from(config).map_err(|why| NotConnected::Client { from: from.clone(), why: why.into() })?;
-    Ok(Connection { client, server: server.into(), from: from.into() })
+    Ok(ApiConnection { client, server: server.into(), from: from.into() })
 }
 
 async fn find(given: Option<&Path>) -> Result<(String, Config), NotConnected> {

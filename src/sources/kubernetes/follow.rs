@@ -6,18 +6,18 @@
 //!    └── 410, garbage ◀─┘
 //! ```
 
-use super::ask::{Age, Answer, Asker, SILENCE, Unanswered};
-use super::connect::Connection;
+use super::connect::ApiConnection;
+use super::pods_client::{Age, Answer, PodsClient, SILENCE, Unanswered};
 use super::store::Store;
+use crate::backoff::{Backoff, FailureSeverity};
 use crate::clock;
 use crate::report::Reporter;
-use crate::spell::{Failure, Spell};
-use model::observation::{Observation, Trouble};
-use model::pod::PodWatch;
+use model::observation::{ErrorCounter, Observation};
+use model::pod::PodWatchState;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
-use wire::watch::{Event, Stream, Unreadable};
+use wire::watch::{UnreadablePod, WatchEvent, WatchLines};
 
 /// A watch lasts this long and up to as long again, so that the agents of a cluster do not come back all at once, and a
 /// connection that died without a word is noticed.
@@ -34,7 +34,7 @@ const BEHIND: u32 = 3;
 
 /// Follows the pods of one node.
 pub(super) struct Follower {
-    asker: Asker,
+    asker: PodsClient,
     store: Store,
     /// From where a watch goes on; `None` when a list is due.
     version: Option<String>,
@@ -44,8 +44,8 @@ pub(super) struct Follower {
     behind: u32,
     /// The server did not know that version any more: no failure, unless it happens again before a watch works.
     forgot: bool,
-    watch: PodWatch,
-    spell: Spell,
+    watch: PodWatchState,
+    spell: Backoff,
     reporter: Reporter,
     untold: Untold,
 }
@@ -58,7 +58,7 @@ struct Untold {
 }
 
 impl Follower {
-    pub(super) fn of(asker: Asker, reporter: Reporter, spell: Spell) -> Follower {
+    pub(super) fn of(asker: PodsClient, reporter: Reporter, spell: Backoff) -> Follower {
         Follower {
             asker,
             store: Store::default(),
@@ -66,7 +66,7 @@ impl Follower {
             seen: None,
             behind: 0,
             forgot: false,
-            watch: PodWatch::default(),
+            watch: PodWatchState::default(),
             spell,
             reporter,
             untold: Untold::default(),
@@ -75,7 +75,7 @@ impl Follower {
 
     /// For ever.
     pub(super) async fn run(mut self) {
-        let Connection { server, from, .. } = self.asker.connection().clone();
+        let ApiConnection { server, from, .. } = self.asker.connection().clone();
         tracing::info!(server = &*server, credentials = &*from, "following this node's pods at the API server");
         self.tell();
         loop {
@@ -95,7 +95,7 @@ impl Follower {
 
     /// Says and counts a failure, and waits.
     async fn pause(&mut self, why: &Unanswered) {
-        let (trouble, pause) = self.spell.failed(Failure::Broken, why);
+        let (trouble, pause) = self.spell.failed(FailureSeverity::Broken, why);
         trouble.inspect(|trouble| self.reporter.trouble(*trouble));
         self.watch.broken = Some(why.to_string().into());
         self.tell();
@@ -145,7 +145,7 @@ impl Follower {
 
     /// Takes in what a watch says until it ends.
     async fn listen(&mut self, answer: &mut Answer, begun: Instant, end: Instant) -> Result<(), Unanswered> {
-        let mut stream = Stream::new(self.asker.label_keys());
+        let mut stream = WatchLines::new(self.asker.label_keys());
         let mut works = false;
         loop {
             let tell_at = self.untold.since.map_or(end, |since| since + TOGETHER);
@@ -159,7 +159,7 @@ impl Follower {
                 piece = timeout_at(end, answer.piece()) => match piece {
                     Ok(Ok(Some(piece))) => {
                         for line in stream.feed(piece.as_ref()).map_err(|why| answer.garbage(why))? {
-                            if let Event::Error(refusal) = line.event {
+                            if let WatchEvent::Error(refusal) = line.event {
                                 return Err(answer.refused(refusal));
                             }
                             self.version = line.version.or_else(|| self.version.take());
@@ -180,17 +180,17 @@ impl Follower {
         }
     }
 
-    fn happened(&mut self, event: Event) {
-        self.untold.pods |= matches!(event, Event::Applied(_) | Event::Deleted(_));
+    fn happened(&mut self, event: WatchEvent) {
+        self.untold.pods |= matches!(event, WatchEvent::Applied(_) | WatchEvent::Deleted(_));
         if let Some(bad) = self.store.happened(event) {
             self.unreadable(&bad);
         }
     }
 
-    fn unreadable(&self, bad: &Unreadable) {
+    fn unreadable(&self, bad: &UnreadablePod) {
         let lost = "its names come from other sources, and what else it says is not known";
         tracing::warn!(pod = bad.name.as_deref().unwrap_or_default(), error = %bad.why, lost, "a pod cannot be read");
-        self.reporter.trouble(Trouble::PodUnreadable);
+        self.reporter.trouble(ErrorCounter::PodUnreadable);
     }
 
     fn heard(&mut self) {

@@ -1,12 +1,12 @@
 //! Our own Node object, its metadata only: from the API server's cache, or as it is now.
 
-use super::Connection;
+use super::ApiConnection;
 use http_body_util::BodyExt;
 use kube::client::Body;
 use model::id::NodeName;
 use std::time::Duration;
 use tokio::time::timeout;
-use wire::node::{self, Node};
+use wire::node::{self, NodeObject};
 
 /// A server that is silent for longer hangs.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -24,23 +24,23 @@ const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=met
 
 /// Looks at our Node.
 #[derive(Clone, Debug)]
-pub struct OwnNode {
-    connection: Connection,
+pub struct OwnNodeReader {
+    connection: ApiConnection,
     node: NodeName,
 }
 
-impl OwnNode {
+impl OwnNodeReader {
     /// Our Node at this server.
     #[must_use]
-    pub fn new(connection: Connection, node: NodeName) -> OwnNode {
-        OwnNode { connection, node }
+    pub fn new(connection: ApiConnection, node: NodeName) -> OwnNodeReader {
+        OwnNodeReader { connection, node }
     }
 
     /// Looks once, at what may be as old as the API server's cache: cheap enough to be done every few seconds.
     ///
     /// # Errors
     /// A sentence for the log.
-    pub async fn look(&self) -> Result<Node, String> {
+    pub async fn look(&self) -> Result<NodeObject, String> {
         self.ask("?resourceVersion=0").await
     }
 
@@ -49,11 +49,11 @@ impl OwnNode {
     ///
     /// # Errors
     /// A sentence for the log.
-    pub async fn look_now(&self) -> Result<Node, String> {
+    pub async fn look_now(&self) -> Result<NodeObject, String> {
         self.ask("").await
     }
 
-    async fn ask(&self, query: &str) -> Result<Node, String> {
+    async fn ask(&self, query: &str) -> Result<NodeObject, String> {
         let path = format!("/api/v1/nodes/{}{query}", self.node);
         let bytes = get(&self.connection, &path, METADATA).await.map_err(|failed| failed.to_string());
         let told = |why: String| format!("node {} at {}: {why}", self.node, self.connection.server);
@@ -65,7 +65,7 @@ impl OwnNode {
 ///
 /// # Errors
 /// A sentence for people.
-pub async fn node_now(connection: &Connection, name: &NodeName) -> Result<Option<Node>, String> {
+pub async fn node_now(connection: &ApiConnection, name: &NodeName) -> Result<Option<NodeObject>, String> {
     let told = |why: String| format!("node {name} at {}: {why}", connection.server);
     match get(connection, &format!("/api/v1/nodes/{name}"), METADATA).await {
         Ok(bytes) => node::decode(&bytes).map(Some).map_err(|error| told(error.to_string())),
@@ -78,7 +78,7 @@ pub async fn node_now(connection: &Connection, name: &NodeName) -> Result<Option
 ///
 /// # Errors
 /// A sentence for people.
-pub async fn nodes_now(connection: &Connection) -> Result<Vec<Node>, String> {
+pub async fn nodes_now(connection: &ApiConnection) -> Result<Vec<NodeObject>, String> {
     let told = |why: String| format!("list of Nodes at {}: {why}", connection.server);
     let (mut nodes, mut more) = (Vec::new(), String::new());
     loop {
@@ -109,7 +109,7 @@ enum Failed {
     Other(String),
 }
 
-async fn get(connection: &Connection, path: &str, accept: &str) -> Result<Vec<u8>, Failed> {
+async fn get(connection: &ApiConnection, path: &str, accept: &str) -> Result<Vec<u8>, Failed> {
     let told = |why: &dyn std::fmt::Display| Failed::Other(why.to_string());
     let request = http::Request::get(path).header("accept", accept).body(Body::empty());
     let request = request.map_err(|error| told(&error))?;

@@ -11,7 +11,7 @@ use model::pod::{MAX_POD_OBJECTS, Pod, PodList};
 use model::time::{Arrival, WallTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use wire::watch::{Event, Unreadable};
+use wire::watch::{UnreadablePod, WatchEvent};
 
 /// What is known.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub(super) struct Store {
 
 impl Store {
     /// A whole list takes the place of all that was. Gives what could not be read.
-    pub(super) fn listed(&mut self, mut pods: Vec<Result<Pod, Unreadable>>) -> Vec<Unreadable> {
+    pub(super) fn listed(&mut self, mut pods: Vec<Result<Pod, UnreadablePod>>) -> Vec<UnreadablePod> {
         let before = std::mem::take(self);
         self.last = before.last;
         let mut bad = Vec::new();
@@ -51,9 +51,9 @@ impl Store {
     }
 
     /// One event. Gives what could not be read, if it was that.
-    pub(super) fn happened(&mut self, event: Event) -> Option<Unreadable> {
+    pub(super) fn happened(&mut self, event: WatchEvent) -> Option<UnreadablePod> {
         match event {
-            Event::Applied(pod) => match *pod {
+            WatchEvent::Applied(pod) => match *pod {
                 Ok(pod) => {
                     let known = self.pods.get(&pod.uid).and_then(|known| known.arrival);
                     self.keep(pod, known);
@@ -63,13 +63,13 @@ impl Store {
                     return Some(why);
                 }
             },
-            Event::Deleted(Some(uid)) => {
+            WatchEvent::Deleted(Some(uid)) => {
                 self.unreadable.remove(&uid);
                 if self.pods.remove(&uid).is_none() {
                     self.left_out = self.left_out.saturating_sub(1);
                 }
             }
-            Event::Deleted(None) | Event::Bookmark | Event::Error(_) => {}
+            WatchEvent::Deleted(None) | WatchEvent::Bookmark | WatchEvent::Error(_) => {}
         }
         None
     }
@@ -101,7 +101,7 @@ impl Store {
         self.pods.insert(pod.uid.clone(), Arc::new(pod));
     }
 
-    fn mark(&mut self, why: &Unreadable) {
+    fn mark(&mut self, why: &UnreadablePod) {
         if let Some(uid) = why.uid.clone().filter(|_| self.unreadable.len() < MAX_POD_OBJECTS) {
             self.unreadable.insert(uid);
         }
@@ -109,7 +109,7 @@ impl Store {
 }
 
 /// What a list is sorted by.
-fn by_age(pod: &Result<Pod, Unreadable>) -> Option<(Option<WallTime>, Option<u64>, &PodUid)> {
+fn by_age(pod: &Result<Pod, UnreadablePod>) -> Option<(Option<WallTime>, Option<u64>, &PodUid)> {
     pod.as_ref().ok().map(|pod| (pod.created_at, pod.version, &pod.uid))
 }
 
@@ -117,16 +117,16 @@ fn by_age(pod: &Result<Pod, Unreadable>) -> Option<(Option<WallTime>, Option<u64
 mod tests {
     use super::*;
 
-    fn pod(number: usize, phase: &str) -> Result<Pod, Unreadable> {
+    fn pod(number: usize, phase: &str) -> Result<Pod, UnreadablePod> {
         let json = format!(
             r#"{{"metadata":{{"name":"p{number}","namespace":"ml","uid":"{number:032x}"}},"status":{{"phase":"{phase}"}}}}"#
         );
         Ok(wire::pod::decode(json.as_bytes()).unwrap())
     }
 
-    fn unreadable(number: usize) -> Result<Pod, Unreadable> {
+    fn unreadable(number: usize) -> Result<Pod, UnreadablePod> {
         let why = wire::pod::decode(b"{}").unwrap_err();
-        Err(Unreadable { uid: PodUid::parse(&format!("{number:032x}")).ok(), name: None, why })
+        Err(UnreadablePod { uid: PodUid::parse(&format!("{number:032x}")).ok(), name: None, why })
     }
 
     fn names(store: &Store) -> Vec<String> {
@@ -138,8 +138,8 @@ mod tests {
         let mut store = Store::default();
         store.listed(vec![pod(1, "Running"), pod(2, "Running")]);
         assert_eq!(names(&store), ["p1", "p2"]);
-        store.happened(Event::Applied(Box::new(pod(3, "Pending"))));
-        store.happened(Event::Deleted(PodUid::parse(&format!("{:032x}", 1)).ok()));
+        store.happened(WatchEvent::Applied(Box::new(pod(3, "Pending"))));
+        store.happened(WatchEvent::Deleted(PodUid::parse(&format!("{:032x}", 1)).ok()));
         assert_eq!(names(&store), ["p2", "p3"]);
         store.listed(vec![pod(4, "Running")]);
         assert_eq!((names(&store), store.list().left_out), (vec!["p4".to_owned()], 0));
@@ -152,7 +152,7 @@ mod tests {
         pods.iter().map(|pod| pod.name.name.to_string()).collect()
     }
 
-    fn made(number: usize, second: u32, version: &str) -> Result<Pod, Unreadable> {
+    fn made(number: usize, second: u32, version: &str) -> Result<Pod, UnreadablePod> {
         let json = format!(
             r#"{{"metadata":{{"name":"p{number}","namespace":"ml","uid":"{number:032x}","resourceVersion":"{version}",
             "creationTimestamp":"2026-11-21T10:00:{second:02}Z"}}}}"#
@@ -167,16 +167,16 @@ mod tests {
         store.listed(vec![made(1, 9, "100"), made(2, 8, "300"), made(3, 8, "99"), made(4, 9, "20")]);
         assert_eq!(order(&store), ["p3", "p2", "p4", "p1"]);
         for (number, second) in [(7, 9), (5, 9), (6, 1)] {
-            store.happened(Event::Applied(Box::new(made(number, second, "400"))));
+            store.happened(WatchEvent::Applied(Box::new(made(number, second, "400"))));
         }
         // Another version of a pod changes nothing, whichever way it comes.
-        store.happened(Event::Applied(Box::new(made(3, 8, "401"))));
+        store.happened(WatchEvent::Applied(Box::new(made(3, 8, "401"))));
         assert_eq!(order(&store), ["p3", "p2", "p4", "p1", "p7", "p5", "p6"]);
         store.listed(vec![made(8, 1, "9"), made(6, 1, "1"), made(5, 9, "500"), made(7, 9, "501"), unreadable(1)]);
         assert_eq!(order(&store), ["p1", "p7", "p5", "p6", "p8"], "who is new comes last");
         // One that goes and comes again is another.
-        store.happened(Event::Deleted(PodUid::parse(&format!("{:032x}", 7)).ok()));
-        store.happened(Event::Applied(Box::new(made(7, 9, "502"))));
+        store.happened(WatchEvent::Deleted(PodUid::parse(&format!("{:032x}", 7)).ok()));
+        store.happened(WatchEvent::Applied(Box::new(made(7, 9, "502"))));
         assert_eq!(order(&store), ["p1", "p5", "p6", "p8", "p7"]);
     }
 
@@ -184,12 +184,12 @@ mod tests {
     fn an_unreadable_version_leaves_the_older_one_and_is_counted_until_it_can_be_read() {
         let mut store = Store::default();
         store.listed(vec![pod(1, "Running")]);
-        assert!(store.happened(Event::Applied(Box::new(unreadable(1)))).is_some());
+        assert!(store.happened(WatchEvent::Applied(Box::new(unreadable(1)))).is_some());
         assert_eq!((names(&store).len(), store.list().unreadable), (1, 1));
         assert_eq!(store.listed(vec![unreadable(1), unreadable(2)]).len(), 2);
         assert_eq!((names(&store).len(), store.list().unreadable), (1, 2));
-        store.happened(Event::Applied(Box::new(pod(1, "Running"))));
-        store.happened(Event::Deleted(PodUid::parse(&format!("{:032x}", 2)).ok()));
+        store.happened(WatchEvent::Applied(Box::new(pod(1, "Running"))));
+        store.happened(WatchEvent::Deleted(PodUid::parse(&format!("{:032x}", 2)).ok()));
         assert_eq!((names(&store).len(), store.list().unreadable), (1, 0));
     }
 
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!((list.pods.len(), list.left_out), (MAX_POD_OBJECTS, 3));
         assert!(list.pods.iter().all(|pod| !pod.ended()));
         for number in 0..MAX_POD_OBJECTS + 3 {
-            store.happened(Event::Deleted(PodUid::parse(&format!("{number:032x}")).ok()));
+            store.happened(WatchEvent::Deleted(PodUid::parse(&format!("{number:032x}")).ok()));
         }
         assert_eq!((store.list().pods.len(), store.list().left_out), (0, 0));
     }

@@ -1,12 +1,12 @@
 //! What runs on our Node, by its own word: the versions of kubelet and of the container runtime.
 
-use super::Connection;
+use super::ApiConnection;
 use http_body_util::BodyExt;
 use kube::client::Body;
 use model::id::NodeName;
 use std::time::Duration;
 use tokio::time::timeout;
-use wire::versions::{self, Versions};
+use wire::versions::{self, NodeVersions};
 
 /// A server that is silent for longer hangs.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -15,7 +15,7 @@ const MAX_BYTES: usize = 4 << 20;
 
 /// Why the versions are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unknown {
+pub enum VersionsUnknown {
     /// No kubelet has written them: there is no such Node, or it does not name them. kubelet has no pods before.
     #[error("{0}")]
     NoKubelet(String),
@@ -28,9 +28,10 @@ pub enum Unknown {
 ///
 /// # Errors
 /// A sentence for the log.
-pub async fn of_own_node(connection: &Connection, node: &NodeName) -> Result<Versions, Unknown> {
-    let told =
-        |why: &dyn std::fmt::Display| Unknown::Unanswered(format!("node {node} at {}: {why}", connection.server));
+pub async fn of_own_node(connection: &ApiConnection, node: &NodeName) -> Result<NodeVersions, VersionsUnknown> {
+    let told = |why: &dyn std::fmt::Display| {
+        VersionsUnknown::Unanswered(format!("node {node} at {}: {why}", connection.server))
+    };
     let request = http::Request::get(format!("/api/v1/nodes/{node}?resourceVersion=0"))
         .body(Body::empty())
         .map_err(|error| told(&error))?;
@@ -38,7 +39,7 @@ pub async fn of_own_node(connection: &Connection, node: &NodeName) -> Result<Ver
         let answer = connection.client.send(request).await.map_err(|error| told(&error))?;
         let code = answer.status();
         if code == http::StatusCode::NOT_FOUND {
-            return Err(Unknown::NoKubelet(format!("there is no node {node} at {} yet", connection.server)));
+            return Err(VersionsUnknown::NoKubelet(format!("there is no node {node} at {} yet", connection.server)));
         }
         if !code.is_success() {
             return Err(told(&code));
@@ -48,7 +49,7 @@ pub async fn of_own_node(connection: &Connection, node: &NodeName) -> Result<Ver
         let versions = versions.map_err(|error| told(&error))?;
         if versions.kubelet.is_empty() || versions.runtime.is_empty() {
             let server = &connection.server;
-            return Err(Unknown::NoKubelet(format!("node {node} at {server} does not name its versions yet")));
+            return Err(VersionsUnknown::NoKubelet(format!("node {node} at {server} does not name its versions yet")));
         }
         Ok(versions)
     };

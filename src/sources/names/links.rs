@@ -1,7 +1,7 @@
 //! kubelet's links to container logs: names for every container it made, from nothing but a list of file names.
 
+use crate::backoff::{Backoff, FailureSeverity, SourceName};
 use crate::report::Reporter;
-use crate::spell::{Failure, Source, Spell};
 use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
 use model::observation::Observation;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
@@ -26,7 +26,7 @@ const MAX_ENTRIES: usize = 5 * MAX_CGROUPS;
 
 /// Reads the folder for ever, whenever it changes.
 pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
-    let mut spell = Spell::of(Source {
+    let mut spell = Backoff::of(SourceName {
         what: "folder of the kubelet's log links",
         lost: "without it containers have no names where the container runtime does not tell them",
         advice: "if the links are elsewhere, name the folder with --log-links",
@@ -50,7 +50,8 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
                 watch = settle(watch).await;
             }
             Err(error) => {
-                let failure = if error.kind() == ErrorKind::NotFound { Failure::Absent } else { Failure::Broken };
+                let failure =
+                    if error.kind() == ErrorKind::NotFound { FailureSeverity::Absent } else { FailureSeverity::Broken };
                 let said = format!("tried to read {}: {error}", folder.display());
                 watch = None;
                 sleep(spell.failed(failure, &said).1).await;

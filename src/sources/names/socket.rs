@@ -1,7 +1,7 @@
 //! One question at a time to a gRPC service on a unix socket, with limits in time and size.
 
+use crate::backoff::{Backoff, FailureSeverity};
 use crate::report::Reporter;
-use crate::spell::{Failure, Spell};
 use hyper_util::rt::TokioIo;
 use std::future::Future;
 use std::io::ErrorKind;
@@ -56,10 +56,12 @@ pub(super) enum Unanswered {
 }
 
 impl Unanswered {
-    fn failure(&self) -> Failure {
+    fn failure(&self) -> FailureSeverity {
         match self {
-            Unanswered::Absent { .. } => Failure::Absent,
-            Unanswered::Connect { .. } | Unanswered::Slow { .. } | Unanswered::Refused { .. } => Failure::Broken,
+            Unanswered::Absent { .. } => FailureSeverity::Absent,
+            Unanswered::Connect { .. } | Unanswered::Slow { .. } | Unanswered::Refused { .. } => {
+                FailureSeverity::Broken
+            }
         }
     }
 }
@@ -73,7 +75,7 @@ pub(super) trait Ask {
 }
 
 /// Asks for ever.
-pub(super) async fn keep_asking(mut source: impl Ask, mut spell: Spell, reporter: Reporter) {
+pub(super) async fn keep_asking(mut source: impl Ask, mut spell: Backoff, reporter: Reporter) {
     loop {
         let pause = match source.ask().await {
             Ok(()) => {

@@ -308,7 +308,7 @@ async fn a_socket_that_was_asked_for_and_is_not_there_is_counted() {
             }
         }
     };
-    assert_eq!(timeout(LIMIT, counted).await.unwrap(), Trouble::CriFailed);
+    assert_eq!(timeout(LIMIT, counted).await.unwrap(), ErrorCounter::CriFailed);
     running.abort();
 }
 

@@ -6,7 +6,7 @@
 use crate::clock::monotonic;
 use crate::infiniband::pci_path;
 use crate::nvml::absence::lasting;
-use crate::nvml::look::Look;
+use crate::nvml::poll_round::PollRound;
 use model::unit::Watts;
 use model::upkeep::Board;
 use model::{Absence, Reading};
@@ -18,7 +18,7 @@ use wire::kernel_log::{PciSlot, pci_slot};
 
 /// Reads what is not known yet; `before` is what earlier looks at this card found.
 pub(super) fn read(
-    look: &mut Look<'_>,
+    look: &mut PollRound<'_>,
     device: &Device<'static>,
     (slot, sysfs): (&Reading<Arc<str>>, &Path),
     before: Option<&Board>,

@@ -12,15 +12,15 @@ mod reading;
 mod upkeep;
 mod release;
 
-use crate::nvml::{Gate, Patience, Settings, spawn};
+use crate::nvml::{DriverGate, DriverPatience, Settings, spawn};
 use crate::report::{Observations, Reporter};
 use crate::roots::HostRoots;
 pub(super) use lab::scenario::{
-    Card, Code, FakeNvml, Fault, Quantity, Scenario, SickLink, Value, Which, XidEvent, cards,
+    CallFault, Code, FakeGpu, FakeNvml, ReadingKind, Scenario, SickLink, Value, Which, XidEvent, cards,
 };
-use model::gpu::{Gpu, GpuSample, Unidentified};
+use model::gpu::{Gpu, GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
-use model::observation::{GpuSourceState, Observation, Trouble};
+use model::observation::{ErrorCounter, GpuSourceState, Observation};
 use model::process::GpuProcesses;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -37,10 +37,10 @@ pub(super) struct Drill {
     pub(super) scenario: Scenario,
     pub(super) seen: Seen,
     /// Twenty times less than in earnest would fail calls on a busy machine.
-    pub(super) patience: Patience,
+    pub(super) patience: DriverPatience,
     directory: TempDir,
     queue: Option<Observations>,
-    pub(super) gate: Gate,
+    pub(super) gate: DriverGate,
     stop: CancellationToken,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Seen {
     /// GPUs of which all was absent once, and why.
     pub(super) absent: BTreeSet<(GpuUuid, model::Absence)>,
     pub(super) gpus: Option<Vec<Gpu>>,
-    pub(super) unidentified: Vec<Unidentified>,
+    pub(super) unidentified: Vec<UnidentifiedGpu>,
     pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
     pub(super) processes: BTreeMap<GpuUuid, GpuProcesses>,
     pub(super) xids: Vec<model::gpu::Xid>,
@@ -82,13 +82,13 @@ impl Drill {
             std::fs::create_dir(directory.path().join(tree)).unwrap();
         }
         std::fs::write(directory.path().join("kmsg"), "").unwrap();
-        let patience = Patience {
+        let patience = DriverPatience {
             absent_after: Duration::from_millis(700),
             hang_after: Duration::from_millis(1500),
             open_hangs_after: Duration::from_millis(1500),
             first_retry: Duration::from_millis(100),
         };
-        let (stop, gate) = (CancellationToken::new(), Gate::default());
+        let (stop, gate) = (CancellationToken::new(), DriverGate::default());
         Drill { fake, scenario, seen: Seen::default(), patience, gate, directory, queue: None, stop }
     }
 
@@ -221,7 +221,7 @@ impl Seen {
             }
             Observation::XidProcess(xid) => self.named.push(xid),
             Observation::Sxid(sxid) => self.sxids.push(sxid),
-            Observation::Trouble(Trouble::NvmlFailed) => self.failures += 1,
+            Observation::Trouble(ErrorCounter::NvmlFailed) => self.failures += 1,
             _ => {}
         }
     }
@@ -233,24 +233,24 @@ impl Seen {
 }
 
 /// A scenario of these cards.
-pub(super) fn of(gpus: Vec<Card>) -> Scenario {
+pub(super) fn of(gpus: Vec<FakeGpu>) -> Scenario {
     Scenario { gpus, ..Scenario::default() }
 }
 
 /// A card with these numbers.
-pub(super) fn with(card: Card, values: &[(Quantity, f64)]) -> Card {
+pub(super) fn with(card: FakeGpu, values: &[(ReadingKind, f64)]) -> FakeGpu {
     let values = values.iter().map(|(quantity, value)| (*quantity, Value::Constant(*value))).collect();
-    Card { values, ..card }
+    FakeGpu { values, ..card }
 }
 
 /// A call on a card that goes wrong.
-pub(super) fn error(call: &str, gpu: u32, code: u32) -> Fault {
-    Fault { call: call.into(), gpu: Some(Which::Place(gpu)), error: Some(Code(code)), ..Fault::default() }
+pub(super) fn error(call: &str, gpu: u32, code: u32) -> CallFault {
+    CallFault { call: call.into(), gpu: Some(Which::Place(gpu)), error: Some(Code(code)), ..CallFault::default() }
 }
 
 /// A call on a card that does not return.
-pub(super) fn hang(call: &str, gpu: u32) -> Fault {
-    Fault { call: call.into(), gpu: Some(Which::Place(gpu)), hang: true, ..Fault::default() }
+pub(super) fn hang(call: &str, gpu: u32) -> CallFault {
+    CallFault { call: call.into(), gpu: Some(Which::Place(gpu)), hang: true, ..CallFault::default() }
 }
 
 /// Writes a file, and the folders above it.

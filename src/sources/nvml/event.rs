@@ -1,5 +1,5 @@
 //! The thread that waits for NVML's events: XIDs, and changes of the MIG layout. Every call it makes is under the heartbeat
-//! of [`Pulse`], so that the supervisor sees one that does not return.
+//! of [`Heartbeat`], so that the supervisor sees one that does not return.
 //!
 //! ```text
 //!   set of all GPUs ──wait──▶ event, or none ──▶ wait again
@@ -13,15 +13,15 @@
 
 use crate::clock::monotonic;
 use crate::nvml::absence::reason;
+use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::inventory::Known;
 use crate::nvml::message::Message;
-use crate::nvml::pulse::Pulse;
 use crate::nvml::raw::{self, Told};
 use crate::nvml::xid::instance;
 use crate::report::Reporter;
 use model::gpu::{Xid, XidSource};
 use model::id::GpuUuid;
-use model::observation::{Observation, Trouble};
+use model::observation::{ErrorCounter, Observation};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{EventSet, Nvml};
@@ -48,7 +48,7 @@ pub(super) struct Events {
     pub(super) lists: Receiver<Vec<Known>>,
     pub(super) tell: SyncSender<Message>,
     pub(super) reporter: Reporter,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) pulse: Arc<Heartbeat>,
     pub(super) stop: CancellationToken,
     /// Time between two attempts to hear a GPU that is lost.
     pub(super) again: Duration,
@@ -103,7 +103,7 @@ impl Events {
                     next = Some(then);
                 }
                 Err(error) if next.is_none() => {
-                    self.reporter.trouble(Trouble::NvmlFailed);
+                    self.reporter.trouble(ErrorCounter::NvmlFailed);
                     tracing::warn!(%error, "NVML gives no event set, so XIDs come from the kernel log only");
                     return;
                 }
@@ -173,7 +173,7 @@ impl Events {
 
     /// A wait failed: counted, said once, and told when it goes on.
     fn failed(&self, error: &NvmlError, waits: &mut Waits) {
-        self.reporter.trouble(Trouble::NvmlFailed);
+        self.reporter.trouble(ErrorCounter::NvmlFailed);
         if waits.failed == 0 {
             tracing::warn!(%error, "waiting for NVML's events failed, said once");
         }
@@ -244,14 +244,14 @@ impl Events {
             source: XidSource::Nvml,
         };
         if self.tell.try_send(Message::Event(xid)).is_err() {
-            self.reporter.trouble(Trouble::QueueFull);
+            self.reporter.trouble(ErrorCounter::QueueFull);
         }
     }
 }
 
 impl Registered {
     /// Takes a new list; registers what is new in it.
-    fn renew(&mut self, known: Vec<Known>, set: &EventSet<'static>, pulse: &Pulse) {
+    fn renew(&mut self, known: Vec<Known>, set: &EventSet<'static>, pulse: &Heartbeat) {
         self.known = known;
         let still = |uuid: &GpuUuid| self.known.iter().any(|known| known.gpu.uuid == *uuid);
         self.done.retain(|uuid| still(uuid));
@@ -261,7 +261,7 @@ impl Registered {
     }
 
     /// Registers the GPUs that are not in the set yet, each for what it offers; those that were lost only `with_lost`.
-    fn retry(&mut self, set: &EventSet<'static>, pulse: &Pulse, with_lost: bool) {
+    fn retry(&mut self, set: &EventSet<'static>, pulse: &Heartbeat, with_lost: bool) {
         let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::MIG_CONFIG_CHANGE;
         for known in &self.known {
             let (uuid, gpu) = (&known.gpu.uuid, known.key());

@@ -5,34 +5,34 @@
 //!                         └──the poller cannot close it──▶ Held, with why
 //! ```
 
-use model::hold::Hold;
+use model::driver_hold::DriverHold;
 use model::time::Monotonic;
 use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Shared by operators, the supervisor and the pollers.
 #[derive(Clone, Debug, Default)]
-pub struct Gate(Arc<watch::Sender<Hold>>);
+pub struct DriverGate(Arc<watch::Sender<DriverHold>>);
 
-impl Gate {
+impl DriverGate {
     /// Asks for the library to be closed until then; where it is closed already, this is the new end of it.
     pub fn release(&self, until: Monotonic) {
         self.0.send_modify(|hold| {
             *hold = match *hold {
-                Hold::Released { .. } => Hold::Released { until },
-                Hold::Held { .. } | Hold::LettingGo { .. } => Hold::LettingGo { until },
+                DriverHold::Released { .. } => DriverHold::Released { until },
+                DriverHold::Held { .. } | DriverHold::LettingGo { .. } => DriverHold::LettingGo { until },
             }
         });
     }
 
     /// Lets it be opened again.
     pub fn take_back(&self) {
-        self.0.send_replace(Hold::default());
+        self.0.send_replace(DriverHold::default());
     }
 
     /// How it stands, and every change of that.
     #[must_use]
-    pub fn seen(&self) -> watch::Receiver<Hold> {
+    pub fn seen(&self) -> watch::Receiver<DriverHold> {
         self.0.subscribe()
     }
 
@@ -44,8 +44,8 @@ impl Gate {
     /// The library is closed. Says until when, unless that is over.
     pub(super) fn released(&self, now: Monotonic) -> Option<Monotonic> {
         self.0.send_if_modified(|hold| match hold.wanted(now) {
-            Some(until) if *hold != (Hold::Released { until }) => {
-                *hold = Hold::Released { until };
+            Some(until) if *hold != (DriverHold::Released { until }) => {
+                *hold = DriverHold::Released { until };
                 true
             }
             _ => false,
@@ -55,15 +55,15 @@ impl Gate {
 
     /// The library cannot be closed.
     pub(super) fn refuse(&self, why: &'static str) {
-        self.0.send_replace(Hold::Held { refused: Some(why) });
+        self.0.send_replace(DriverHold::Held { refused: Some(why) });
     }
 
     /// The time is over.
     pub(super) fn expire(&self, now: Monotonic) {
         self.0.send_if_modified(|hold| {
-            let over = !matches!(hold, Hold::Held { .. }) && hold.wanted(now).is_none();
+            let over = !matches!(hold, DriverHold::Held { .. }) && hold.wanted(now).is_none();
             if over {
-                *hold = Hold::default();
+                *hold = DriverHold::default();
             }
             over
         });
@@ -76,28 +76,28 @@ mod tests {
 
     #[test]
     fn it_is_closed_from_the_asking_until_the_time_is_over_or_it_is_taken_back() {
-        let gate = Gate::default();
+        let gate = DriverGate::default();
         let at = Monotonic;
         assert_eq!((gate.closed(at(0)), gate.released(at(0))), (None, None), "nobody has asked");
         gate.release(at(10));
-        assert_eq!(*gate.seen().borrow(), Hold::LettingGo { until: at(10) });
+        assert_eq!(*gate.seen().borrow(), DriverHold::LettingGo { until: at(10) });
         assert_eq!((gate.closed(at(9)), gate.closed(at(10))), (Some(at(10)), None));
         assert_eq!(gate.released(at(5)), Some(at(10)));
-        assert_eq!(*gate.seen().borrow(), Hold::Released { until: at(10) });
+        assert_eq!(*gate.seen().borrow(), DriverHold::Released { until: at(10) });
         gate.release(at(20));
-        assert_eq!(*gate.seen().borrow(), Hold::Released { until: at(20) }, "longer");
+        assert_eq!(*gate.seen().borrow(), DriverHold::Released { until: at(20) }, "longer");
         gate.expire(at(19));
         assert_eq!(gate.closed(at(19)), Some(at(20)));
         gate.expire(at(20));
-        assert_eq!(*gate.seen().borrow(), Hold::default());
+        assert_eq!(*gate.seen().borrow(), DriverHold::default());
         gate.release(at(30));
         gate.take_back();
         assert_eq!((gate.closed(at(21)), gate.released(at(21))), (None, None), "taken back meanwhile");
         gate.release(at(30));
         gate.refuse("a call hangs");
         gate.expire(at(99));
-        assert_eq!(*gate.seen().borrow(), Hold::Held { refused: Some("a call hangs") });
+        assert_eq!(*gate.seen().borrow(), DriverHold::Held { refused: Some("a call hangs") });
         gate.release(at(30));
-        assert_eq!(*gate.seen().borrow(), Hold::LettingGo { until: at(30) }, "asked again");
+        assert_eq!(*gate.seen().borrow(), DriverHold::LettingGo { until: at(30) }, "asked again");
     }
 }

@@ -1,7 +1,7 @@
 //! The profiling unit of Hopper and later: shares of time and rates between two samples, of the whole GPU and of each MIG
 //! instance.
 
-use crate::nvml::card::Card;
+use crate::nvml::polled_gpu::PolledGpu;
 use model::gpu::GpmSample as Counters;
 use model::time::Monotonic;
 use model::unit::{Bytes, BytesPerSecond, Ratio};
@@ -31,7 +31,7 @@ const METRICS: [GpmMetricId; 12] = [
 const WITHOUT: [&str; 7] = ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada"];
 
 /// Takes a sample of the whole GPU and of its instances, and reads the counters since the samples before.
-pub(super) fn read(card: &mut Card, at: Monotonic) {
+pub(super) fn read(card: &mut PolledGpu, at: Monotonic) {
     if let Err(why) = offered(card) {
         card.gpm = None;
         card.gpm_mig.clear();
@@ -51,7 +51,7 @@ pub(super) fn read(card: &mut Card, at: Monotonic) {
     instances(card, at);
 }
 
-fn instances(card: &mut Card, at: Monotonic) {
+fn instances(card: &mut PolledGpu, at: Monotonic) {
     let mut before = std::mem::take(&mut card.gpm_mig);
     for place in 0..card.known.instances.len().min(card.sample.mig.len()) {
         let Some(instance) = card.known.instances.get(place) else { continue };
@@ -68,7 +68,7 @@ fn instances(card: &mut Card, at: Monotonic) {
 }
 
 /// Whether this GPU has the unit.
-fn offered(card: &mut Card) -> Result<(), Absence> {
+fn offered(card: &mut PolledGpu) -> Result<(), Absence> {
     if card.gpm.is_some() {
         return Ok(());
     }
@@ -84,7 +84,7 @@ fn offered(card: &mut Card) -> Result<(), Absence> {
 
 /// The counters between two samples.
 fn between(
-    card: &Card,
+    card: &PolledGpu,
     older: Option<&GpmSample<'static>>,
     newer: Result<&GpmSample<'static>, &Absence>,
     at: Monotonic,

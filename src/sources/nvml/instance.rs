@@ -2,7 +2,7 @@
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{INVALID_ARGUMENT, NOT_FOUND};
-use crate::nvml::look::{Look, settle};
+use crate::nvml::poll_round::{PollRound, settle};
 use crate::nvml::raw;
 use model::gpu::{MAX_MIG, MigInstance};
 use model::id::GpuUuid;
@@ -32,7 +32,7 @@ impl Clone for Instance {
 /// # Errors
 /// When it cannot be said of one of its slots what is in it: a list without that one would look whole.
 pub(super) fn list(
-    look: &mut Look<'_>,
+    look: &mut PollRound<'_>,
     device: &Device<'static>,
     total: Option<Bytes>,
 ) -> Result<Vec<Instance>, Absence> {
@@ -50,7 +50,7 @@ pub(super) fn list(
 
 /// Who an instance is. One that goes away meanwhile is an error, and the next look knows.
 fn identify(
-    look: &mut Look<'_>,
+    look: &mut PollRound<'_>,
     device: &Device<'static>,
     index: u32,
     total: Option<Bytes>,

@@ -3,11 +3,11 @@
 use crate::clock::monotonic;
 use crate::nvml::absence::{NOT_FOUND, none_of_it};
 use crate::nvml::board;
+use crate::nvml::heartbeat::{GpuKey, Heartbeat};
 use crate::nvml::instance::{self, Instance};
-use crate::nvml::look::{Failed, Look, renew, settle};
-use crate::nvml::pulse::{GpuKey, Pulse};
+use crate::nvml::poll_round::{Failed, PollRound, renew, settle};
 use crate::nvml::raw;
-use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, Unidentified};
+use model::gpu::{ComputeCapability, Gpu, MAX_GPUS, MigInstance, UnidentifiedGpu};
 use model::id::GpuUuid;
 use model::unit::{Bytes, Watts};
 use model::upkeep::Board;
@@ -44,7 +44,7 @@ impl Known {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) nvml: &'static Nvml,
-    pub(super) pulse: &'a Pulse,
+    pub(super) pulse: &'a Heartbeat,
     pub(super) sysfs: &'a Path,
 }
 
@@ -117,7 +117,7 @@ impl Round<'_> {
 
     fn by_slot(&self, known: &Known) -> Result<(Known, Failed), Absence> {
         let slot = known.gpu.pci_bus_id.value().ok_or(Absence::NotYet)?;
-        let mut look = Look::new(self.place.pulse, known.key());
+        let mut look = PollRound::new(self.place.pulse, known.key());
         let device = look.ask("handle by slot", || self.place.nvml.device_by_pci_bus_id(&**slot))?;
         let index = look.ask("index", || device.index())?;
         identify(self.place, (look, index), device, self.before)
@@ -153,7 +153,7 @@ impl Round<'_> {
 
     /// Asks who is at an index.
     fn ask(&mut self, index: u32) {
-        let look = Look::new(self.place.pulse, GpuKey::Index(index));
+        let look = PollRound::new(self.place.pulse, GpuKey::Index(index));
         match self.at(look, index) {
             Ok((known, failed)) => {
                 self.silent.retain(|silent| silent.gpu.uuid != known.gpu.uuid);
@@ -170,7 +170,7 @@ impl Round<'_> {
         }
     }
 
-    fn at(&self, mut look: Look<'_>, index: u32) -> Result<(Known, Failed), Absence> {
+    fn at(&self, mut look: PollRound<'_>, index: u32) -> Result<(Known, Failed), Absence> {
         let device = look.ask("handle", || self.place.nvml.device_by_index(index))?;
         identify(self.place, (look, index), device, self.before)
     }
@@ -191,7 +191,7 @@ impl Round<'_> {
 /// Who the GPU of a handle is.
 fn identify(
     place: Place<'_>,
-    (mut look, index): (Look<'_>, u32),
+    (mut look, index): (PollRound<'_>, u32),
     device: Device<'static>,
     before: &[Known],
 ) -> Result<(Known, Failed), Absence> {
@@ -238,7 +238,7 @@ pub(super) fn unlisted(procfs: &Path, known: &[Known]) -> BTreeSet<PciSlot> {
 }
 
 /// GPUs that could not be identified, each with its slot where only one is left. NVML's indices do not tell slots.
-pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<Unidentified> {
+pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<UnidentifiedGpu> {
     if found.unidentified.is_empty() {
         return Vec::new();
     }
@@ -249,12 +249,13 @@ pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<Unidentified> {
         }
         _ => Reading::Absent(Absence::NotAttributable),
     };
-    let one = |(index, why): &(u32, Absence)| Unidentified { index: *index, pci_bus_id: pci_bus_id.clone(), why: *why };
+    let one =
+        |(index, why): &(u32, Absence)| UnidentifiedGpu { index: *index, pci_bus_id: pci_bus_id.clone(), why: *why };
     found.unidentified.iter().map(one).collect()
 }
 
 /// Reads an identity, all but MIG instances and links.
-fn read(look: &mut Look<'_>, sysfs: &Path, device: &Device<'static>, (uuid, index): (GpuUuid, u32)) -> Gpu {
+fn read(look: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid, index): (GpuUuid, u32)) -> Gpu {
     let at = monotonic();
     let text = |answer: Result<String, Absence>| Reading::from_result(answer.map(Arc::<str>::from), at);
     let pci_bus_id = text(look.ask("PCI slot", || device.pci_info()).map(|pci| pci.bus_id));

@@ -1,7 +1,7 @@
 //! Opening the library, and what to tell people when that fails.
 
 use crate::nvml::absence::{UNINITIALIZED, VERSION_MISMATCH};
-use crate::nvml::pulse::Pulse;
+use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::raw;
 use model::Absence;
 use model::observation::GpuSourceState;
@@ -25,7 +25,7 @@ pub(super) struct Missing {
 pub(super) fn open(
     path: Option<&Path>,
     loaded: Option<&'static Nvml>,
-    pulse: &Pulse,
+    pulse: &Heartbeat,
 ) -> Result<&'static Nvml, Missing> {
     let mut said = String::new();
     let opened = pulse.open(|| {
@@ -47,7 +47,7 @@ fn load(path: Option<&Path>) -> Result<Nvml, NvmlError> {
 }
 
 /// What NVML says of itself.
-pub(super) fn versions(nvml: &'static Nvml, pulse: &Pulse) -> GpuSourceState {
+pub(super) fn versions(nvml: &'static Nvml, pulse: &Heartbeat) -> GpuSourceState {
     let unknown = |_| "unknown".to_owned();
     let driver = pulse.call(None, || nvml.sys_driver_version()).unwrap_or_else(unknown);
     let version = pulse.call(None, || nvml.sys_nvml_version()).unwrap_or_else(unknown);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_is_library_not_found() {
-        let missing = open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), None, &Pulse::default()).unwrap_err();
+        let missing = open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), None, &Heartbeat::default()).unwrap_err();
         assert_eq!(missing.why, Absence::LibraryNotFound);
         assert!(missing.advice.contains("/nonexistent/libnvidia-ml.so.1"), "{}", missing.advice);
         assert!(missing.advice.contains("--nvml-library"), "{}", missing.advice);

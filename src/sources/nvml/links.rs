@@ -6,7 +6,7 @@
 //! What must never happen here: an error that was not counted shown as none.
 
 use crate::nvml::absence::{INVALID_ARGUMENT, lasting, reason};
-use crate::nvml::card::{Card, of_field};
+use crate::nvml::polled_gpu::{PolledGpu, of_field};
 use crate::nvml::raw;
 use model::time::Monotonic;
 use model::unit::Count;
@@ -40,7 +40,7 @@ const COUNTERS: [(&str, u32, LinkError); 4] = [
 ];
 
 /// Reads all links, or why there are none.
-pub(super) fn read(card: &mut Card, at: Monotonic) -> Reading<Arc<[NvLink]>> {
+pub(super) fn read(card: &mut PolledGpu, at: Monotonic) -> Reading<Arc<[NvLink]>> {
     let device = &card.known.device;
     let states = card.asker.ask("nvlink states", || {
         let mut states = Vec::new();
@@ -71,7 +71,7 @@ fn untold(number: u32, up: bool) -> NvLink {
     NvLink { number, up, errors: [Reading::Absent(Absence::NotSupported); LinkError::ALL.len()] }
 }
 
-fn by_fields(card: &mut Card, links: &mut [NvLink], at: Monotonic) {
+fn by_fields(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
     let (mut ids, mut kinds) = (Vec::new(), Vec::new());
     for (id, kind) in FIELDS {
         match card.asker.unknown_link_field(id) {
@@ -129,7 +129,7 @@ fn unknown_to_all(links: &[Result<Vec<Result<u64, Absence>>, Absence>], place: u
     answers.all(|answer| answer.is_err_and(unknown)).then_some(first)
 }
 
-fn by_counters(card: &mut Card, links: &mut [NvLink], at: Monotonic) {
+fn by_counters(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
     let device = &card.known.device;
     for (name, number, kind) in COUNTERS {
         // What a field has told already is the same count.

@@ -1,24 +1,24 @@
-//! The thread that polls NVML. Every call it makes is under the heartbeat of [`Pulse`]; it ends when it is dismissed.
+//! The thread that polls NVML. Every call it makes is under the heartbeat of [`Heartbeat`]; it ends when it is dismissed.
 
 use crate::clock::{self, monotonic};
 use crate::nvml::allowance::Allowance;
-use crate::nvml::card::{Asker, Card};
+use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::inventory::{self, Known, Place};
 use crate::nvml::library::{self, Missing};
-use crate::nvml::look::Failed;
 use crate::nvml::message::Message;
+use crate::nvml::poll_round::Failed;
+use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::process::{self, Clients};
-use crate::nvml::pulse::Pulse;
 use crate::nvml::session::{Open, Session};
 use crate::nvml::settings::Settings;
 use crate::nvml::tie::tie;
 use crate::nvml::{gpm, read};
-use crate::owner::Owners;
+use crate::owner::OwnerReader;
 use crate::report::Reporter;
-use model::gpu::{GpuSample, Unidentified};
+use model::gpu::{GpuSample, UnidentifiedGpu};
 use model::id::GpuUuid;
-use model::observation::{GpuSourceState, Observation, Trouble};
-use model::process::{GpuProcesses, MAX_GPU_PROCESSES, MAX_JOBS, Owner, SlurmJob};
+use model::observation::{ErrorCounter, GpuSourceState, Observation};
+use model::process::{GpuProcesses, MAX_GPU_PROCESSES, MAX_JOBS, ProcessOwner, SlurmJob};
 use model::time::Monotonic;
 use model::unit::Bytes;
 use model::{Absence, Reading};
@@ -50,15 +50,15 @@ const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;
 pub(super) struct Poller {
     settings: Arc<Settings>,
     reporter: Reporter,
-    pulse: Arc<Pulse>,
+    pulse: Arc<Heartbeat>,
     tell: SyncSender<Message>,
     session: Session,
-    owners: Owners,
+    owners: OwnerReader,
     desks: Vec<Desk>,
     /// Process lists out of turn, of all GPUs.
     out_of_turn: Allowance,
     /// As they were last reported.
-    unidentified: Vec<Unidentified>,
+    unidentified: Vec<UnidentifiedGpu>,
     /// There are others than at the last look for slots that NVML does not list.
     unidentified_anew: bool,
     inventory_failed: Option<Absence>,
@@ -71,7 +71,7 @@ pub(super) struct Poller {
 
 /// One GPU and when what is next to be done with it.
 struct Desk {
-    card: Card,
+    card: PolledGpu,
     clients: Clients,
     seldom_due: Monotonic,
     processes_due: Monotonic,
@@ -87,11 +87,11 @@ impl Poller {
     pub(super) fn new(
         settings: Arc<Settings>,
         reporter: Reporter,
-        pulse: Arc<Pulse>,
+        pulse: Arc<Heartbeat>,
         tell: SyncSender<Message>,
         open: Open,
     ) -> Self {
-        let owners = Owners::new(settings.roots.clone());
+        let owners = OwnerReader::new(settings.roots.clone());
         let every = settings.process_period / LISTS_OF_ALL_IN_A_PERIOD;
         let session = Session::new(Arc::clone(&settings), reporter.clone(), Arc::clone(&pulse), tell.clone(), open);
         Poller {
@@ -182,7 +182,7 @@ impl Poller {
                         self.session.close();
                         return Some(library::over(self.settings.library.as_deref(), why));
                     }
-                    self.reporter.trouble(Trouble::NvmlFailed);
+                    self.reporter.trouble(ErrorCounter::NvmlFailed);
                     if self.inventory_failed.replace(why) != Some(why) {
                         tracing::warn!(reason = %why, "NVML does not list the GPUs, said once");
                     }
@@ -271,7 +271,7 @@ impl Poller {
         for (uuid, calls) in &failed {
             let old = before.iter().find(|(known, _)| known == uuid).map(|(_, calls)| calls);
             for (call, why) in calls {
-                self.reporter.trouble(Trouble::NvmlFailed);
+                self.reporter.trouble(ErrorCounter::NvmlFailed);
                 if old.is_none_or(|old| old.get(call) != Some(why)) {
                     tracing::warn!(gpu_uuid = %uuid, call, reason = %why, "NVML call failed, said once");
                 }
@@ -282,15 +282,15 @@ impl Poller {
 
     /// Reports the GPUs that NVML counts but does not let us know when they are others than before, or may have been
     /// forgotten since; logs each once for each reason.
-    fn unidentified(&mut self, now: Vec<Unidentified>, new_session: bool) {
-        let same = |one: &Unidentified, other: &Unidentified| {
+    fn unidentified(&mut self, now: Vec<UnidentifiedGpu>, new_session: bool) {
+        let same = |one: &UnidentifiedGpu, other: &UnidentifiedGpu| {
             (one.index, one.why, one.pci_bus_id.value()) == (other.index, other.why, other.pci_bus_id.value())
         };
         for gpu in &now {
             let before = self.unidentified.iter().find(|before| before.index == gpu.index);
             self.unidentified_anew |= before.is_none();
             if before.is_none_or(|before| before.why != gpu.why) {
-                self.reporter.trouble(Trouble::NvmlFailed);
+                self.reporter.trouble(ErrorCounter::NvmlFailed);
                 tracing::warn!(
                     gpu_index = gpu.index, reason = %gpu.why, pci = gpu.pci_bus_id.value().map(|slot| &**slot),
                     "GPU cannot be identified, so only its index is shown (is its device node passed to this container?)"
@@ -321,9 +321,9 @@ impl Poller {
                     self.desks.push(desk);
                 }
                 None => {
-                    let asker = Asker::new(Arc::clone(&self.pulse), self.reporter.clone(), &known);
+                    let asker = GpuCaller::new(Arc::clone(&self.pulse), self.reporter.clone(), &known);
                     self.desks.push(Desk {
-                        card: Card::new(known, asker),
+                        card: PolledGpu::new(known, asker),
                         clients: Clients::default(),
                         seldom_due: Monotonic::default(),
                         processes_due: Monotonic::default(),
@@ -400,8 +400,9 @@ impl Poller {
 
 impl Desk {
     /// Tells which jobs of Slurm have a process here, when they are others than before. What runs in a pod is no job.
-    fn tell_jobs(&mut self, processes: &GpuProcesses, owners: &mut Owners, reporter: &Reporter) {
-        let of_host = processes.list.value().into_iter().flatten().filter(|process| process.owner == Owner::Host);
+    fn tell_jobs(&mut self, processes: &GpuProcesses, owners: &mut OwnerReader, reporter: &Reporter) {
+        let of_host =
+            processes.list.value().into_iter().flatten().filter(|process| process.owner == ProcessOwner::Host);
         let jobs = of_host.filter_map(|process| owners.slurm_job(process.key?)).take(MAX_GPU_PROCESSES);
         let mut jobs: BTreeSet<SlurmJob> = jobs.collect();
         while jobs.len() > MAX_JOBS {

@@ -6,11 +6,11 @@
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{INSUFFICIENT_SIZE, none_of_it};
-use crate::nvml::card::{Asker, Card};
+use crate::nvml::polled_gpu::{GpuCaller, PolledGpu};
 use crate::nvml::process_use::{Use, UseMeter, Uses};
-use crate::owner::{Identified, Owners};
+use crate::owner::{IdentifiedProcess, OwnerReader};
 use model::gpu::MigInstance;
-use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, MAX_GPU_PROCESSES, Owner};
+use model::process::{GpuProcess, GpuProcessKind, GpuProcesses, MAX_GPU_PROCESSES, ProcessOwner};
 use model::time::{Now, WallTime};
 use model::unit::Bytes;
 use model::{Absence, Reading};
@@ -31,7 +31,7 @@ const UNEXPLAINED: Bytes = Bytes(32 * Bytes::MIB);
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     /// Who had each number when it was looked at after the last list.
-    identities: BTreeMap<u32, Identified>,
+    identities: BTreeMap<u32, IdentifiedProcess>,
     /// What each process did when that was measured last.
     uses: BTreeMap<u32, Use>,
     meter: UseMeter,
@@ -40,7 +40,7 @@ pub(super) struct Clients {
 
 impl Clients {
     /// What is done every second: asks what the processes did.
-    pub(super) fn measure(&mut self, card: &mut Card, now: Now) {
+    pub(super) fn measure(&mut self, card: &mut PolledGpu, now: Now) {
         self.meter.collect(card, now);
     }
 }
@@ -84,7 +84,7 @@ struct Listed {
 }
 
 /// Lists the processes of one GPU.
-pub(super) fn list(card: &mut Card, clients: &mut Clients, owners: &mut Owners, now: Now) -> GpuProcesses {
+pub(super) fn list(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader, now: Now) -> GpuProcesses {
     let gpu = card.known.gpu.uuid.clone();
     let (listed, befores, afters) = match settled(card, clients, owners) {
         Ok(lists) => lists,
@@ -128,13 +128,13 @@ fn what_it_did(pid: u32, uses: &Uses, before: &BTreeMap<u32, Use>) -> (Use, Opti
     }
 }
 
-type Lists = (BTreeMap<u32, Listed>, BTreeMap<u32, Identified>, BTreeMap<u32, Identified>);
+type Lists = (BTreeMap<u32, Listed>, BTreeMap<u32, IdentifiedProcess>, BTreeMap<u32, IdentifiedProcess>);
 
 /// NVML's list with the identities before and after it.
-fn settled(card: &mut Card, clients: &mut Clients, owners: &mut Owners) -> Result<Lists, Absence> {
+fn settled(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader) -> Result<Lists, Absence> {
     let mut listed = lists(card, clients)?;
     let mut befores = clients.identities.clone();
-    let mut afters: BTreeMap<u32, Identified> =
+    let mut afters: BTreeMap<u32, IdentifiedProcess> =
         listed.keys().filter_map(|pid| Some((*pid, owners.identify_told(*pid, befores.get(pid))?))).collect();
     let news: Vec<u32> = listed.keys().copied().filter(|pid| befores.get(pid) != afters.get(pid)).collect();
     if !news.is_empty() {
@@ -162,7 +162,7 @@ fn settled(card: &mut Card, clients: &mut Clients, owners: &mut Owners) -> Resul
 ///
 /// # Errors
 /// When one of them is not known: what is left would look like all.
-fn lists(card: &mut Card, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
+fn lists(card: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
     let device = &card.known.device;
     let asker = &mut card.asker;
     let compute = whole(asker, "compute processes", || device.running_compute_processes())?;
@@ -195,7 +195,7 @@ fn unexplained(used: Option<Bytes>, listed: &BTreeMap<u32, Listed>) -> Option<u6
 
 /// Asks for a list, and once more if it grew meanwhile.
 fn whole(
-    asker: &mut Asker,
+    asker: &mut GpuCaller,
     name: &'static str,
     call: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>,
 ) -> Result<Vec<ProcessInfo>, Absence> {
@@ -230,24 +230,24 @@ fn put(all: &mut BTreeMap<u32, Listed>, info: &ProcessInfo, kind: GpuProcessKind
 
 /// Who has the number, if nothing speaks against it.
 fn agree<'a>(
-    before: Option<&Identified>,
-    after: Option<&'a Identified>,
+    before: Option<&IdentifiedProcess>,
+    after: Option<&'a IdentifiedProcess>,
     newest: Option<WallTime>,
     started: Option<WallTime>,
-) -> Option<&'a Identified> {
+) -> Option<&'a IdentifiedProcess> {
     let (before, after) = (before?, after?);
     // Samples that end before this process began are of an earlier one, which the driver may still be tearing down.
     let older = matches!((newest, started), (Some(newest), Some(started)) if newest < started);
     (before.key == after.key && before.owner == after.owner && !older).then_some(after)
 }
 
-fn process(card: &Card, pid: u32, entry: &Listed, who: Option<&Identified>, uses: Use) -> GpuProcess {
+fn process(card: &PolledGpu, pid: u32, entry: &Listed, who: Option<&IdentifiedProcess>, uses: Use) -> GpuProcess {
     let without = if card.divided() { Absence::MigEnabled } else { Absence::NotSupported };
     GpuProcess {
         pid,
         key: who.map(|who| who.key),
         command: who.map_or_else(|| Arc::from(""), |who| Arc::clone(&who.command)),
-        owner: who.map_or(Owner::Unknown, |who| who.owner.clone()),
+        owner: who.map_or(ProcessOwner::Unknown, |who| who.owner.clone()),
         kind: entry.kind,
         mig: entry.instance.and_then(|ids| instance(card.known.gpu.instances(), ids)).map(|mig| mig.uuid.clone()),
         memory_used: entry.memory.map_or(Reading::Absent(without), |bytes| Reading::Measured(bytes, monotonic())),
@@ -268,8 +268,8 @@ mod tests {
     use super::*;
     use model::id::ProcessKey;
 
-    fn who(start_ticks: u64, owner: Owner) -> Identified {
-        Identified { key: ProcessKey { pid: 7, start_ticks }, command: "x".into(), owner }
+    fn who(start_ticks: u64, owner: ProcessOwner) -> IdentifiedProcess {
+        IdentifiedProcess { key: ProcessKey { pid: 7, start_ticks }, command: "x".into(), owner }
     }
 
     #[test]
@@ -305,9 +305,9 @@ mod tests {
     /// Promise 7 in docs/specification.md.
     #[test]
     fn a_number_is_somebody_only_if_nothing_speaks_against_it() {
-        let one = who(10, Owner::Host);
-        let reused = who(99, Owner::Host);
-        let moved = who(10, Owner::Unknown);
+        let one = who(10, ProcessOwner::Host);
+        let reused = who(99, ProcessOwner::Host);
+        let moved = who(10, ProcessOwner::Unknown);
         let stamp = |at| Some(WallTime(at));
         for (name, before, after, newest, started, agreed) in [
             ("the same before and after", Some(&one), Some(&one), None, stamp(5), true),

@@ -9,7 +9,7 @@
 //! than the GPU says that it did.
 
 use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
-use crate::nvml::card::{BUFFERS, Card, OwnUse};
+use crate::nvml::polled_gpu::{BUFFERS, OwnUse, PolledGpu};
 use crate::nvml::utilization::Buffer;
 use model::process::MAX_GPU_PROCESSES;
 use model::time::{Monotonic, Now, WallTime};
@@ -102,7 +102,7 @@ struct Record {
 
 impl UseMeter {
     /// Asks NVML what is new. A GPU that says that it did nothing is not asked what its processes did.
-    pub(super) fn collect(&mut self, card: &mut Card, now: Now) {
+    pub(super) fn collect(&mut self, card: &mut PolledGpu, now: Now) {
         let latest = card.skew.latest(now);
         let idle_until = now.wall.0.saturating_sub(LONGEST_REFRESH);
         if self.record.to == 0 || self.record.to > latest {
@@ -147,7 +147,7 @@ impl UseMeter {
     }
 
     /// What each process did since the last list; `started` says since when a number is this process.
-    pub(super) fn take(&mut self, card: &mut Card, started: impl Fn(u32) -> Option<WallTime>, now: Now) -> Uses {
+    pub(super) fn take(&mut self, card: &mut PolledGpu, started: impl Fn(u32) -> Option<WallTime>, now: Now) -> Uses {
         let since = self.taken.map(|at| now.monotonic.since(at));
         if since.is_some_and(|since| since < SHORTEST_WINDOW) {
             return Uses::Early;
@@ -188,7 +188,7 @@ impl UseMeter {
 }
 
 /// Whether the GPU says that no part of it did anything.
-fn idle(card: &Card) -> bool {
+fn idle(card: &PolledGpu) -> bool {
     let sample = &card.sample;
     [sample.utilization, sample.encoder, sample.decoder].iter().all(|part| part.get() == Some(Percent(0.0)))
 }

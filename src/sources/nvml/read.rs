@@ -1,7 +1,7 @@
 //! The readings of one GPU: the cheap ones every second, the rest seldom.
 
 use crate::clock;
-use crate::nvml::card::Card;
+use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::raw;
 use crate::nvml::{upkeep, utilization};
 use model::gpu::{EccErrors, GpmSample, GpuSample, MigSample, RecoveryAction, RemappedRows, Violations};
@@ -25,7 +25,7 @@ const PCIE_UNIT: f64 = 1024.0;
 const NVLINK_UNIT: u64 = 1024;
 
 /// The cheap calls: microseconds each. `false`: the GPU says that it is lost.
-pub(super) fn often(card: &mut Card, now: Now) -> bool {
+pub(super) fn often(card: &mut PolledGpu, now: Now) -> bool {
     let at = now.monotonic;
     let _ = card.asker.take_lost();
     card.skew.look(now);
@@ -57,7 +57,7 @@ pub(super) fn often(card: &mut Card, now: Now) -> bool {
     !card.asker.take_lost()
 }
 
-fn memory(card: &mut Card, at: Monotonic) {
+fn memory(card: &mut PolledGpu, at: Monotonic) {
     let info = card.asker.ask("memory", || card.known.device.memory_info());
     let sample = &mut card.sample;
     match info {
@@ -75,7 +75,7 @@ fn memory(card: &mut Card, at: Monotonic) {
 }
 
 /// Memory of the MIG instances; their profiling counters stay as they were last read.
-fn instances(card: &mut Card, at: Monotonic) {
+fn instances(card: &mut PolledGpu, at: Monotonic) {
     let mut samples = Vec::with_capacity(card.known.instances.len());
     for instance in &card.known.instances {
         let uuid = &instance.identity.uuid;
@@ -101,7 +101,7 @@ fn instances(card: &mut Card, at: Monotonic) {
 }
 
 /// The dear calls and those whose answer seldom changes.
-pub(super) fn seldom(card: &mut Card, sysfs: &Path) {
+pub(super) fn seldom(card: &mut PolledGpu, sysfs: &Path) {
     let at = clock::monotonic();
     let device = &card.known.device;
     let asker = &mut card.asker;
@@ -138,7 +138,7 @@ pub(super) fn seldom(card: &mut Card, sysfs: &Path) {
 }
 
 /// `nvml.h`: nanoseconds since the driver was loaded.
-fn violations(card: &mut Card, at: Monotonic) {
+fn violations(card: &mut PolledGpu, at: Monotonic) {
     let device = &card.known.device;
     let asker = &mut card.asker;
     let mut held = |name, policy| {
@@ -157,7 +157,7 @@ fn violations(card: &mut Card, at: Monotonic) {
     };
 }
 
-fn ecc(card: &mut Card, at: Monotonic) {
+fn ecc(card: &mut PolledGpu, at: Monotonic) {
     let device = &card.known.device;
     let asker = &mut card.asker;
     let mut count = |name, error, counter| {
@@ -175,7 +175,7 @@ fn ecc(card: &mut Card, at: Monotonic) {
 
 /// PCIe throughput where the profiling unit does not count it. The library measures for 20 ms in each direction while we
 /// wait, and sees nothing of the time between two rounds.
-fn throughput(card: &mut Card) {
+fn throughput(card: &mut PolledGpu) {
     if card.sample.gpm.pcie_tx.get().is_some() && card.sample.gpm.pcie_rx.get().is_some() {
         return;
     }

@@ -9,14 +9,14 @@
 //! that is gone; a pause that begins anew before a list of GPUs was read.
 
 use crate::nvml::absence::VERSION_MISMATCH;
+use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::library::{self, Missing};
 use crate::nvml::message::Message;
-use crate::nvml::pulse::Pulse;
 use crate::nvml::raw;
-use crate::nvml::settings::{Patience, Settings};
+use crate::nvml::settings::{DriverPatience, Settings};
 use crate::report::Reporter;
 use model::Absence;
-use model::observation::{GpuSourceState, Observation, Trouble};
+use model::observation::{ErrorCounter, GpuSourceState, Observation};
 use nvml_wrapper::Nvml;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
@@ -41,7 +41,7 @@ pub(super) struct Open {
 pub(super) struct Session {
     settings: Arc<Settings>,
     reporter: Reporter,
-    pulse: Arc<Pulse>,
+    pulse: Arc<Heartbeat>,
     tell: SyncSender<Message>,
     /// The library, once it was initialised; it is never unloaded again.
     loaded: Option<&'static Nvml>,
@@ -61,7 +61,7 @@ impl Session {
     pub(super) fn new(
         settings: Arc<Settings>,
         reporter: Reporter,
-        pulse: Arc<Pulse>,
+        pulse: Arc<Heartbeat>,
         tell: SyncSender<Message>,
         open: Open,
     ) -> Self {
@@ -137,7 +137,7 @@ impl Session {
             return Err("the wait for events does not return");
         }
         self.pulse.call(None, || raw::shut_down_all(nvml)).map_err(|why| {
-            self.reporter.trouble(Trouble::NvmlFailed);
+            self.reporter.trouble(ErrorCounter::NvmlFailed);
             tracing::warn!(reason = %why, "NVML could not be closed");
             "the driver's library refuses to be closed"
         })?;
@@ -150,7 +150,7 @@ impl Session {
     /// `false` when it stayed open.
     pub(super) fn reopen(&mut self, nvml: &'static Nvml) -> bool {
         if !self.leave() {
-            self.reporter.trouble(Trouble::NvmlFailed);
+            self.reporter.trouble(ErrorCounter::NvmlFailed);
             tracing::warn!("a GPU was plugged in, but NVML cannot be opened anew while a wait for events hangs");
             return false;
         }
@@ -160,7 +160,7 @@ impl Session {
         match again {
             Ok(()) => self.tell(Message::Session(nvml)),
             Err(why) => {
-                self.reporter.trouble(Trouble::NvmlFailed);
+                self.reporter.trouble(ErrorCounter::NvmlFailed);
                 tracing::warn!(reason = %why, "NVML could not be opened anew");
             }
         }
@@ -186,7 +186,7 @@ impl Session {
             self.tell(Message::Source(GpuSourceState::Missing { why, advice }));
         }
         let pause = self.retry;
-        self.retry = (pause * 2).min(Patience::LAST_RETRY);
+        self.retry = (pause * 2).min(DriverPatience::LAST_RETRY);
         pause
     }
 

@@ -2,7 +2,7 @@
 //!
 //! What must never happen here: a GPU that is told to hang because of a call that only stalls, or because its neighbour hangs.
 
-use crate::nvml::pulse::{GpuKey, Stuck};
+use crate::nvml::heartbeat::{GpuKey, Stuck};
 use model::Absence;
 use model::id::GpuUuid;
 use std::collections::BTreeMap;

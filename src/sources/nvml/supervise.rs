@@ -16,19 +16,19 @@
 
 use crate::clock::monotonic;
 use crate::nvml::event::{self, Events};
+use crate::nvml::heartbeat::{GpuKey, Heartbeat, Stuck};
 use crate::nvml::inventory::Known;
 use crate::nvml::message::{Message, QUEUE};
 use crate::nvml::poll::{Poller, absent};
-use crate::nvml::pulse::{GpuKey, Pulse, Stuck};
 use crate::nvml::session::Open;
 use crate::nvml::settings::Settings;
 use crate::nvml::stall::{Reach, Stalls};
 use crate::nvml::xid::{News, Recent, from_log, of_switch};
 use crate::report::Reporter;
+use model::driver_hold::DriverHold;
 use model::gpu::Xid;
-use model::hold::Hold;
 use model::id::GpuUuid;
-use model::observation::{GpuSourceState, Observation, Trouble};
+use model::observation::{ErrorCounter, GpuSourceState, Observation};
 use model::time::Monotonic;
 use nvml_wrapper::Nvml;
 use std::collections::BTreeSet;
@@ -57,7 +57,7 @@ pub(super) struct Supervisor {
     stop: CancellationToken,
     inbox: Receiver<Message>,
     tell: SyncSender<Message>,
-    hold: watch::Receiver<Hold>,
+    hold: watch::Receiver<DriverHold>,
     seats: Vec<Seat>,
     session: Option<&'static Nvml>,
     known: Vec<Known>,
@@ -70,7 +70,7 @@ pub(super) struct Supervisor {
     /// The event thread's.
     lists: Option<mpsc::Sender<Vec<Known>>>,
     listener: Option<JoinHandle<()>>,
-    events: Arc<Pulse>,
+    events: Arc<Heartbeat>,
     /// When the event thread is to be started again after it panicked.
     listen_due: Option<Monotonic>,
     /// The event thread hangs in a call.
@@ -82,7 +82,7 @@ pub(super) struct Supervisor {
 
 /// A poller's thread, as seen from outside.
 struct Seat {
-    pulse: Arc<Pulse>,
+    pulse: Arc<Heartbeat>,
     thread: JoinHandle<()>,
     stuck: Option<Stuck>,
     /// It was told on whom that call counts.
@@ -135,7 +135,7 @@ impl Supervisor {
     /// # Errors
     /// When the operating system has no thread to give.
     pub(super) fn seat(&mut self, skipped: BTreeSet<GpuKey>) -> std::io::Result<()> {
-        let pulse = Arc::new(Pulse::skipping(skipped));
+        let pulse = Arc::new(Heartbeat::skipping(skipped));
         let proven = matches!(self.source, GpuSourceState::Working { .. });
         let open = Open { nvml: self.session, proven, worked: self.worked };
         let poller =
@@ -187,7 +187,7 @@ impl Supervisor {
             Message::Log(line) => self.pass_on(from_log(&line, &self.known, monotonic())),
             Message::Switch(line) => {
                 if !self.reporter.report(Observation::Sxid(of_switch(&line, monotonic()))) {
-                    self.reporter.trouble(Trouble::QueueFull);
+                    self.reporter.trouble(ErrorCounter::QueueFull);
                 }
             }
             Message::LookAgain => self.look_again(),
@@ -217,7 +217,7 @@ impl Supervisor {
             News::None => return,
         };
         if !self.reporter.report(observation) {
-            self.reporter.trouble(Trouble::QueueFull);
+            self.reporter.trouble(ErrorCounter::QueueFull);
         }
     }
 
@@ -293,7 +293,7 @@ impl Supervisor {
     /// Says that a call stalls or hangs.
     fn say(&self, stuck: &Stuck, first: bool) {
         if first {
-            self.reporter.trouble(Trouble::NvmlFailed);
+            self.reporter.trouble(ErrorCounter::NvmlFailed);
         }
         let (uuid, index) = named(&self.known, stuck.gpu.as_ref());
         if stuck.hangs {
@@ -350,7 +350,7 @@ impl Supervisor {
         if thread.join().is_ok() {
             return;
         }
-        self.reporter.trouble(Trouble::NvmlFailed);
+        self.reporter.trouble(ErrorCounter::NvmlFailed);
         tracing::error!(
             again_seconds = RESTART.as_secs(),
             "the thread nvml-events panicked: XIDs come from the kernel log only until it is started again"
@@ -375,7 +375,7 @@ impl Supervisor {
         self.deaf = deaf;
         self.reporter.report(Observation::GpuEventsHang(deaf));
         if deaf {
-            self.reporter.trouble(Trouble::NvmlFailed);
+            self.reporter.trouble(ErrorCounter::NvmlFailed);
             tracing::error!(
                 after_seconds = after.as_secs_f64(),
                 "the wait for NVML's events does not return, so XIDs come from the kernel log only until it does"

@@ -5,9 +5,9 @@
 use crate::clock::monotonic;
 use crate::nvml::absence::{INVALID_ARGUMENT, none_of_it};
 use crate::nvml::inventory::{Known, Place};
-use crate::nvml::look::{Failed, Look, renew, settle};
+use crate::nvml::poll_round::{Failed, PollRound, renew, settle};
 use crate::nvml::raw;
-use model::gpu::{Link, Path};
+use model::gpu::{GpuLink, GpuPath};
 use model::id::GpuUuid;
 use model::upkeep::MAX_NVLINKS;
 use model::{Absence, Reading};
@@ -37,7 +37,7 @@ pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed
     let cards: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
     for here in 0..known.len() {
         let Some(one) = known.get(here) else { continue };
-        let mut look = Look::new(place.pulse, one.key());
+        let mut look = PollRound::new(place.pulse, one.key());
         let hangs = place.pulse.skips(&one.key());
         let ends = if hangs { Err(Absence::CallHangs) } else { nvlinks(&mut look, one) };
         let others = known.iter().enumerate().filter(|(there, _)| *there != here);
@@ -47,7 +47,7 @@ pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed
             let path = if asked { nearest(&mut look, one, other) } else { Err(Absence::CallHangs) };
             let path = Reading::from_result(path, monotonic());
             let nvlinks = Reading::from_result(direct(&ends, other, &cards), monotonic());
-            Link {
+            GpuLink {
                 peer: other.gpu.uuid.clone(),
                 path: before.map_or(path, |before| settle(before.path, path)),
                 nvlinks: before.map_or(nvlinks, |before| renew(before.nvlinks, nvlinks)),
@@ -65,20 +65,20 @@ pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed
 }
 
 /// The nearest common place of two GPUs.
-fn nearest(look: &mut Look<'_>, one: &Known, other: &Known) -> Result<Path, Absence> {
+fn nearest(look: &mut PollRound<'_>, one: &Known, other: &Known) -> Result<GpuPath, Absence> {
     let level = look.ask("topology", || one.device.topology_common_ancestor(raw::again(&other.device)))?;
     Ok(match level {
-        TopologyLevel::Internal => Path::Internal,
-        TopologyLevel::Single => Path::SingleSwitch,
-        TopologyLevel::Multiple => Path::MultipleSwitches,
-        TopologyLevel::HostBridge => Path::HostBridge,
-        TopologyLevel::Node => Path::NumaNode,
-        TopologyLevel::System => Path::System,
+        TopologyLevel::Internal => GpuPath::Internal,
+        TopologyLevel::Single => GpuPath::SingleSwitch,
+        TopologyLevel::Multiple => GpuPath::MultipleSwitches,
+        TopologyLevel::HostBridge => GpuPath::HostBridge,
+        TopologyLevel::Node => GpuPath::NumaNode,
+        TopologyLevel::System => GpuPath::System,
     })
 }
 
 /// The NVLinks that are up, each with where it ends.
-fn nvlinks(look: &mut Look<'_>, one: &Known) -> Result<Vec<Result<End, Absence>>, Absence> {
+fn nvlinks(look: &mut PollRound<'_>, one: &Known) -> Result<Vec<Result<End, Absence>>, Absence> {
     let mut ends = Vec::new();
     for number in 0..MAX_NVLINKS {
         // The first link that does not exist ends the list; if that is the very first, there are none at all.
@@ -93,7 +93,7 @@ fn nvlinks(look: &mut Look<'_>, one: &Known) -> Result<Vec<Result<End, Absence>>
 }
 
 /// Where a link ends.
-fn end(look: &mut Look<'_>, one: &Known, number: u32) -> Result<End, Absence> {
+fn end(look: &mut PollRound<'_>, one: &Known, number: u32) -> Result<End, Absence> {
     let untold = match look.ask("NVLink far end", || raw::far_end(&one.device, number)) {
         Ok(SWITCH) => return Ok(End::Switch),
         Ok(_) => None,

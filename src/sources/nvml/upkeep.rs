@@ -3,7 +3,7 @@
 
 use crate::clock::monotonic;
 use crate::nvml::board::device_of_slot;
-use crate::nvml::card::Card;
+use crate::nvml::polled_gpu::PolledGpu;
 use crate::nvml::{links, raw};
 use model::time::Monotonic;
 use model::unit::Count;
@@ -20,7 +20,7 @@ use wire::sysfs_file::aer_total;
 const EVERY: u32 = 4;
 
 /// Reads it.
-pub(super) fn read(card: &mut Card, sysfs: &Path) {
+pub(super) fn read(card: &mut PolledGpu, sysfs: &Path) {
     let at = monotonic();
     slot(card, at);
     card.sample.upkeep.pcie_errors = match &card.known.gpu.pci_bus_id {
@@ -35,7 +35,7 @@ pub(super) fn read(card: &mut Card, sysfs: &Path) {
     card.rounds = card.rounds.wrapping_add(1);
 }
 
-fn slot(card: &mut Card, at: Monotonic) {
+fn slot(card: &mut PolledGpu, at: Monotonic) {
     let (device, asker, upkeep) = (&card.known.device, &mut card.asker, &mut card.sample.upkeep);
     let generation = asker.ask("pcie generation", || device.current_pcie_link_gen());
     upkeep.pcie_generation = Reading::from_result(generation, at);
@@ -59,7 +59,7 @@ fn pcie_errors(sysfs: &Path, bus_id: &str, at: Monotonic) -> PcieErrors {
     }
 }
 
-fn retired(card: &mut Card, at: Monotonic) {
+fn retired(card: &mut PolledGpu, at: Monotonic) {
     let (device, asker) = (&card.known.device, &mut card.asker);
     let mut pages = |name, cause| {
         let count = asker.ask(name, || raw::retired_pages(device, cause));
@@ -71,7 +71,7 @@ fn retired(card: &mut Card, at: Monotonic) {
     card.sample.upkeep.retired = RetiredPages { corrected, uncorrected, pending: Reading::from_result(pending, at) };
 }
 
-fn fabric(card: &mut Card, at: Monotonic) {
+fn fabric(card: &mut PolledGpu, at: Monotonic) {
     let device = &card.known.device;
     let told = card.asker.ask("fabric", || told(device));
     card.sample.upkeep.fabric = Reading::from_result(told, at);

@@ -1,7 +1,7 @@
 //! Utilisation from NVML's sample buffers: each sample counts once, by the stamp NVML gave it, however often it is read.
 
 use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
-use crate::nvml::card::{BUFFERS, Card};
+use crate::nvml::polled_gpu::{BUFFERS, PolledGpu};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::Percent;
 use model::{Absence, Reading};
@@ -38,7 +38,7 @@ struct Mean {
 }
 
 /// Reads all four utilisations of a card into its sample.
-pub(super) fn read(card: &mut Card, now: Now) {
+pub(super) fn read(card: &mut PolledGpu, now: Now) {
     whole(card, now);
     card.sample.memory_copy = part(card, Buffer::Memory, card.sample.memory_copy, now);
     card.sample.encoder = part(card, Buffer::Encoder, card.sample.encoder, now);
@@ -46,7 +46,7 @@ pub(super) fn read(card: &mut Card, now: Now) {
 }
 
 /// The GPU's own utilisation, with its stamp and the number of samples.
-fn whole(card: &mut Card, now: Now) {
+fn whole(card: &mut PolledGpu, now: Now) {
     let at = now.monotonic;
     card.sample.utilization_samples = 0;
     match newer(card, Buffer::Gpu, now) {
@@ -64,7 +64,7 @@ fn whole(card: &mut Card, now: Now) {
     }
 }
 
-fn part(card: &mut Card, buffer: Buffer, before: Reading<Percent>, now: Now) -> Reading<Percent> {
+fn part(card: &mut PolledGpu, buffer: Buffer, before: Reading<Percent>, now: Now) -> Reading<Percent> {
     match newer(card, buffer, now) {
         Ok(mean) => Reading::Measured(Percent(mean.percent), now.monotonic),
         Err(why) if stands(card, buffer, why, now.monotonic) => before,
@@ -73,13 +73,13 @@ fn part(card: &mut Card, buffer: Buffer, before: Reading<Percent>, now: Now) -> 
 }
 
 /// Whether the buffer's last mean may be shown a while longer: nothing newer has come, and it came lately.
-fn stands(card: &Card, buffer: Buffer, why: Absence, now: Monotonic) -> bool {
+fn stands(card: &PolledGpu, buffer: Buffer, why: Absence, now: Monotonic) -> bool {
     let lately = card.fed[buffer as usize].is_some_and(|fed| now.since(fed) < STANDS);
     lately && matches!(why, NOT_FOUND | NO_DATA | INSUFFICIENT_SIZE)
 }
 
 /// The plain call, for GPUs whose sample buffers are missing or run dry: whatever NVML last made of it.
-fn rate(card: &mut Card, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
+fn rate(card: &mut PolledGpu, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
     let device = &card.known.device;
     let answer = match buffer {
         Buffer::Gpu => card.asker.ask("utilization rates", || device.utilization_rates()).map(|rates| rates.gpu),
@@ -98,7 +98,7 @@ fn rate(card: &mut Card, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
 }
 
 /// Reads what is new in one buffer. A buffer that answers with old samples only has as little as one that says so.
-fn newer(card: &mut Card, buffer: Buffer, now: Now) -> Result<Mean, Absence> {
+fn newer(card: &mut PolledGpu, buffer: Buffer, now: Now) -> Result<Mean, Absence> {
     let (name, kind) = match buffer {
         Buffer::Gpu => ("utilization samples", Sampling::GpuUtilization),
         Buffer::Memory => ("memory copy samples", Sampling::MemoryUtilization),

@@ -49,16 +49,16 @@ fn a_process_is_identified_with_its_container() {
     tree.process(12, 502, b"far", "0::/../../kubepods/x\n");
     tree.process(13, 503, b"torn", "0::/user.slice");
     tree.process(14, 504, b"only systemd knows", &format!("5:memory:/\n1:name=systemd:{path}\n"));
-    let mut owners = Owners::new(tree.roots());
+    let mut owners = OwnerReader::new(tree.roots());
     let first = owners.identify(10).unwrap();
     assert_eq!((first.key, &*first.command), (ProcessKey { pid: 10, start_ticks: 500 }, "train"));
-    let Owner::Cgroup(identity) = &first.owner else { panic!("{first:?}") };
+    let ProcessOwner::Cgroup(identity) = &first.owner else { panic!("{first:?}") };
     assert_eq!(*identity.path, *path);
-    let Some(Identified { owner: Owner::Cgroup(again), .. }) = owners.identify(10) else { panic!() };
+    let Some(IdentifiedProcess { owner: ProcessOwner::Cgroup(again), .. }) = owners.identify(10) else { panic!() };
     assert!(Arc::ptr_eq(identity, &again), "the same path has one identity");
     let named = owners.identify(11).unwrap();
-    assert_eq!((&*named.command, named.owner), ("a) R (\u{fffd}", Owner::Host));
-    for (pid, owner) in [(12, Owner::Unknown), (13, Owner::Unknown), (14, first.owner.clone())] {
+    assert_eq!((&*named.command, named.owner), ("a) R (\u{fffd}", ProcessOwner::Host));
+    for (pid, owner) in [(12, ProcessOwner::Unknown), (13, ProcessOwner::Unknown), (14, first.owner.clone())] {
         assert_eq!(owners.identify(pid).unwrap().owner, owner, "{pid}");
     }
     assert_eq!(owners.identify(99), None);
@@ -69,13 +69,13 @@ fn a_torn_stat_is_no_process() {
     let tree = Tree::new();
     tree.process(10, 500, b"x", "0::/\n");
     tree.write("proc/10/stat", "10 (x) S 1 1");
-    assert_eq!(Owners::new(tree.roots()).identify(10), None);
+    assert_eq!(OwnerReader::new(tree.roots()).identify(10), None);
 }
 
 #[test]
 fn start_times_are_told_on_the_wall_clock() {
     let tree = Tree::new();
-    let mut owners = Owners::new(tree.roots());
+    let mut owners = OwnerReader::new(tree.roots());
     let second = rustix::param::clock_ticks_per_second();
     let started = owners.boot().and_then(|boot| boot.started_at(3 * second));
     assert_eq!(started, Some(WallTime(1_003_000_000)));
@@ -88,7 +88,7 @@ fn names_of_a_million_cgroups_take_no_more_room_than_the_bound() {
     let mut known = HashMap::new();
     for n in 0..3 * u32::try_from(MAX_CGROUPS).unwrap() {
         let path = container(n);
-        let Place::Inside { kind, .. } = place(&path) else { panic!() };
+        let CgroupPlace::Inside { kind, .. } = place(&path) else { panic!() };
         intern(&mut known, &path, || CgroupIdentity { path: Arc::from(path.as_str()), kind });
         assert!(known.len() <= MAX_CGROUPS);
     }
@@ -109,13 +109,19 @@ fn where_paths_lie_processes_are_found_in_the_mounted_hierarchy() {
     }
     // Began after any walk that this test can see.
     tree.process(13, u64::MAX / 2_000_000_000, b"young", "0::/\n");
-    let mut owners = Owners::new(tree.roots());
+    let mut owners = OwnerReader::new(tree.roots());
     for pid in [10, 11] {
-        let Some(Identified { owner: Owner::Cgroup(identity), .. }) = owners.identify(pid) else { panic!("{pid}") };
+        let Some(IdentifiedProcess { owner: ProcessOwner::Cgroup(identity), .. }) = owners.identify(pid) else {
+            panic!("{pid}")
+        };
         assert_eq!(*identity.path, *path);
     }
-    assert_eq!(owners.identify(12).unwrap().owner, Owner::Host, "in the hierarchy, but in no pod or container");
-    assert_eq!(owners.identify(13).unwrap().owner, Owner::Unknown, "not said of a process younger than the walk");
+    assert_eq!(owners.identify(12).unwrap().owner, ProcessOwner::Host, "in the hierarchy, but in no pod or container");
+    assert_eq!(
+        owners.identify(13).unwrap().owner,
+        ProcessOwner::Unknown,
+        "not said of a process younger than the walk"
+    );
 }
 
 #[test]
@@ -124,7 +130,7 @@ fn where_paths_lie_and_nothing_is_mounted_nobody_is_known() {
     let at = tree.roots().cgroup;
     tree.write("proc/self/mountinfo", format!("1 2 0:3 /.. {} rw - cgroup2 x rw\n", at.display()));
     tree.process(10, 500, b"x", "0::/\n");
-    assert_eq!(Owners::new(tree.roots()).identify(10).unwrap().owner, Owner::Unknown);
+    assert_eq!(OwnerReader::new(tree.roots()).identify(10).unwrap().owner, ProcessOwner::Unknown);
 }
 
 #[test]
@@ -149,11 +155,11 @@ fn a_number_that_is_used_again_between_two_reads_is_never_tied_to_another_ones_c
                 fs::remove_dir_all(base.join(format!("lives/{}", life - 1))).unwrap();
             }
         });
-        let mut owners = Owners::new(tree.roots());
+        let mut owners = OwnerReader::new(tree.roots());
         let (mut tied, mut last) = (0, 0);
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while (tied < 500 || last < 200) && std::time::Instant::now() < deadline {
-            if let Some(Identified { key, owner: Owner::Cgroup(identity), .. }) = owners.identify(10) {
+            if let Some(IdentifiedProcess { key, owner: ProcessOwner::Cgroup(identity), .. }) = owners.identify(10) {
                 let expected = container(u32::try_from(key.start_ticks).unwrap());
                 if *identity.path != *expected {
                     stop.store(true, Ordering::Relaxed);

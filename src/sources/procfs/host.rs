@@ -2,18 +2,18 @@
 //! period.
 
 use crate::clock;
-use crate::kernel_file::{Failure, Reader};
+use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::carried::Carried;
 use crate::procfs::interfaces::{Interfaces, MAX_INTERFACES};
-use crate::procfs::process::Fault;
-use crate::procfs::sight::Sight;
+use crate::procfs::process::ProcError;
+use crate::procfs::visibility::ProcVisibility;
 use crate::roots::{HostRoots, part};
 use model::cgroup::NetworkSample;
 use model::host::{HostPressure, HostSample};
 use model::unit::{Bytes, Count, Nanos};
 use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
-use wire::cgroup_file::{self, Malformed};
+use wire::cgroup_file::{self, MalformedCgroupFile};
 use wire::proc_file::{DiskIo, HostStat, MemInfo, diskstats, host_stat, loadavg, meminfo, net_dev};
 
 /// Whole disks that are told apart; a storage server has some hundred.
@@ -21,7 +21,7 @@ const MAX_DISKS: usize = 1024;
 
 /// Reads the machine.
 #[derive(Debug)]
-pub struct Host {
+pub struct HostReader {
     procfs: Vec<u8>,
     block: Vec<u8>,
     nanos_a_tick: u64,
@@ -33,7 +33,7 @@ pub struct Host {
     read_and_written: Carried<4>,
     interfaces: Interfaces,
     received_and_sent: Carried<8>,
-    sight: Sight,
+    sight: ProcVisibility,
     logged: bool,
     /// Files that could not be understood since the start.
     pub faults: u64,
@@ -52,15 +52,15 @@ enum File {
     IoPressure,
 }
 
-impl Host {
+impl HostReader {
     /// Under these roots.
     #[must_use]
     pub fn new(roots: &HostRoots) -> Self {
         let procfs = part(&roots.procfs);
         let nanos_a_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         let block = [&part(&roots.sysfs)[..], b"/block/"].concat();
-        Host {
-            sight: Sight::detect(&mut Reader::default(), &procfs),
+        HostReader {
+            sight: ProcVisibility::detect(&mut KernelFileReader::default(), &procfs),
             procfs,
             block,
             nanos_a_tick,
@@ -78,7 +78,7 @@ impl Host {
 
     /// Looks which whole disks there are: what `/sys/block` lists, partitions being listed below their disks, without
     /// those that lie on others or in memory and would count twice or are no disk at all.
-    pub fn find_disks(&mut self, reader: &mut Reader) {
+    pub fn find_disks(&mut self, reader: &mut KernelFileReader) {
         let mut disks: Vec<Box<[u8]>> = Vec::new();
         // Entries of /sys/block are links; in a tree made by hand they may be directories.
         let listed = reader.names(&[&self.block], |name| {
@@ -101,12 +101,12 @@ impl Host {
     }
 
     /// Looks which interfaces there are that count.
-    pub fn find_interfaces(&mut self, reader: &mut Reader) {
+    pub fn find_interfaces(&mut self, reader: &mut KernelFileReader) {
         self.interfaces.find(reader);
     }
 
-    /// What is worth a look now and then; [`Host::read`] repeats it, with the time of this look.
-    pub fn read_slow(&mut self, reader: &mut Reader) {
+    /// What is worth a look now and then; [`HostReader::read`] repeats it, with the time of this look.
+    pub fn read_slow(&mut self, reader: &mut KernelFileReader) {
         self.oom_kills = match self.take(reader, File::Vm, cgroup_file::oom_kills) {
             Reading::Measured(Some(kills), at) => Reading::Measured(kills, at),
             Reading::Measured(None, _) => Reading::Absent(Absence::NotSupported), // a kernel before 4.13
@@ -115,7 +115,7 @@ impl Host {
         self.pressure = self.pressure(reader);
     }
 
-    fn pressure(&mut self, reader: &mut Reader) -> Reading<HostPressure> {
+    fn pressure(&mut self, reader: &mut KernelFileReader) -> Reading<HostPressure> {
         let mut of = |file| self.take(reader, file, cgroup_file::pressure);
         match (of(File::CpuPressure), of(File::MemoryPressure), of(File::IoPressure)) {
             (Reading::Measured((cpu_waiting, _), _), Reading::Measured(memory, _), Reading::Measured(io, at)) => {
@@ -133,7 +133,7 @@ impl Host {
     }
 
     /// One look.
-    pub fn read(&mut self, reader: &mut Reader) -> HostSample {
+    pub fn read(&mut self, reader: &mut KernelFileReader) -> HostSample {
         let mut sample = HostSample::default();
         let tick = self.nanos_a_tick;
         let nanos = |ticks: u64| Nanos(ticks.saturating_mul(tick));
@@ -169,7 +169,7 @@ impl Host {
         sample
     }
 
-    fn disks(&mut self, reader: &mut Reader) -> Reading<DiskIo> {
+    fn disks(&mut self, reader: &mut KernelFileReader) -> Reading<DiskIo> {
         let there = match &self.disks {
             Ok(there) => there.clone(),
             Err(why) => return Reading::Absent(*why),
@@ -192,9 +192,9 @@ impl Host {
         })
     }
 
-    fn network(&mut self, reader: &mut Reader) -> Reading<NetworkSample> {
+    fn network(&mut self, reader: &mut KernelFileReader) -> Reading<NetworkSample> {
         // Process 1 is our own container's, and so is its network.
-        if self.sight == Sight::Private {
+        if self.sight == ProcVisibility::Private {
             return Reading::Absent(Absence::ProcessesHidden);
         }
         let mut found: Vec<(Box<[u8]>, NetworkSample)> = Vec::new();
@@ -218,9 +218,9 @@ impl Host {
 
     fn take<T>(
         &mut self,
-        reader: &mut Reader,
+        reader: &mut KernelFileReader,
         file: File,
-        parse: impl FnOnce(&[u8]) -> Result<T, Malformed>,
+        parse: impl FnOnce(&[u8]) -> Result<T, MalformedCgroupFile>,
     ) -> Reading<T> {
         let text = match self.text(reader, file) {
             Ok(text) => text,
@@ -230,13 +230,13 @@ impl Host {
         Reading::from_result(
             parse(text).map_err(|malformed| {
                 self.faults += 1;
-                Fault::from(malformed).absence()
+                ProcError::from(malformed).absence()
             }),
             at,
         )
     }
 
-    fn text<'r>(&mut self, reader: &'r mut Reader, file: File) -> Result<&'r [u8], Failure> {
+    fn text<'r>(&mut self, reader: &'r mut KernelFileReader, file: File) -> Result<&'r [u8], ReadFailure> {
         let kept = &mut self.kept[file as usize];
         if kept.is_none() {
             let name: &[u8] = match file {
@@ -255,7 +255,7 @@ impl Host {
         }
         match kept {
             Some(kept) => reader.read_open(kept),
-            None => Err(Failure::NotFound),
+            None => Err(ReadFailure::NotFound),
         }
     }
 }
@@ -284,9 +284,9 @@ mod tests {
     fn what_disks_and_interfaces_counted_stays_in_the_sum_when_they_go() {
         let base = tempfile::tempdir().unwrap();
         let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
-        let mut reader = Reader::default();
+        let mut reader = KernelFileReader::default();
         counted(&roots.procfs, &[("sda", 2), ("sdb", 8)], &[("lo", 5), ("eth0", 10), ("eth1", 30)]);
-        let mut host = Host::new(&roots);
+        let mut host = HostReader::new(&roots);
         host.find_disks(&mut reader);
         for _ in 0..2 {
             let lost = host.read(&mut reader);
@@ -327,12 +327,12 @@ mod tests {
                     symlink("../../../0000:65:00.0", at.join("device")).unwrap();
                 }
             }
-            let (mut host, mut reader) = (Host::new(&roots), Reader::default());
+            let (mut host, mut reader) = (HostReader::new(&roots), KernelFileReader::default());
             host.find_interfaces(&mut reader);
             let sample = host.read(&mut reader);
             assert_eq!(sample.network.value().map(|sum| sum.rx_bytes.0), Some(3000), "{with_devices}");
             counted(&roots.procfs, &[], &[("lo", 7), ("bond0", 3000)]);
-            let sample = Host::new(&roots).read(&mut reader);
+            let sample = HostReader::new(&roots).read(&mut reader);
             assert_eq!(sample.network.absence(), Some(Absence::NotSupported), "no 0 where nothing is counted");
         }
     }
@@ -346,7 +346,7 @@ mod tests {
         fs::create_dir_all(base.path().join(format!("{own}/ns"))).unwrap();
         symlink(own.to_string(), base.path().join("self")).unwrap();
         symlink("pid:[4026532999]", base.path().join("self/ns/pid")).unwrap();
-        let sample = Host::new(&roots).read(&mut Reader::default());
+        let sample = HostReader::new(&roots).read(&mut KernelFileReader::default());
         assert_eq!(sample.network.absence(), Some(Absence::ProcessesHidden));
     }
 
@@ -368,7 +368,7 @@ mod tests {
         fs::write(roots.procfs.join("stat"), "cpu  1 2 3 4 5 6 7 8 9 9\ncpu0 1 2 3 4 5 6 7 8 9 9\nbtime 7\n").unwrap();
         fs::write(roots.procfs.join("meminfo"), "MemTotal: 10 kB\nCached: 1 kB\n").unwrap();
         fs::write(roots.procfs.join("loadavg"), "0.5 1.0").unwrap();
-        let (mut host, mut reader) = (Host::new(&roots), Reader::default());
+        let (mut host, mut reader) = (HostReader::new(&roots), KernelFileReader::default());
         host.find_disks(&mut reader);
         let sample = host.read(&mut reader);
         assert_eq!((sample.disk_read.get(), sample.disk_write.get()), (Some(Bytes(2048)), Some(Bytes(4096))));
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(sample.tasks.absence(), Some(Absence::Unreadable), "torn");
         assert_eq!(host.faults, 1);
         fs::remove_dir_all(&roots.procfs).unwrap();
-        assert_eq!(Host::new(&roots).read(&mut reader).cpu_user.absence(), Some(Absence::NoSuchFile));
+        assert_eq!(HostReader::new(&roots).read(&mut reader).cpu_user.absence(), Some(Absence::NoSuchFile));
     }
 
     #[test]
@@ -394,7 +394,7 @@ mod tests {
         let write = |name: &str, text: &str| fs::write(roots.procfs.join(name), text).unwrap();
         write("meminfo", "MemTotal: 10 kB\nMemAvailable: 4 kB\nCached: 1 kB\nAnonPages: 3 kB\n");
         write("loadavg", "0.00 0.01 0.05 2/345 6789\n");
-        let (mut host, mut reader) = (Host::new(&roots), Reader::default());
+        let (mut host, mut reader) = (HostReader::new(&roots), KernelFileReader::default());
         let sample = host.read(&mut reader);
         assert_eq!(sample.memory_working_set.get(), Some(Bytes(6 * 1024)), "total without available");
         assert_eq!((sample.memory_rss.get(), sample.tasks.get()), (Some(Bytes(3 * 1024)), Some(Count(345))));
@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_read() {
-        let (mut host, mut reader) = (Host::new(&HostRoots::default()), Reader::default());
+        let (mut host, mut reader) = (HostReader::new(&HostRoots::default()), KernelFileReader::default());
         host.find_disks(&mut reader);
         for _ in 0..2 {
             host.read_slow(&mut reader);

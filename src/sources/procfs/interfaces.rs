@@ -9,7 +9,7 @@
 //! Where sysfs names no device at all (it is not mounted, it shows another network than process 1's, the machine is a
 //! container itself and its `eth0` is one end of a pair), names are all there is to go by.
 
-use crate::kernel_file::Reader;
+use crate::kernel_file::KernelFileReader;
 use crate::procfs::process::namespace;
 use crate::roots::{HostRoots, part};
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ impl Interfaces {
     }
 
     /// Looks which have a device.
-    pub(crate) fn find(&mut self, reader: &mut Reader) {
+    pub(crate) fn find(&mut self, reader: &mut KernelFileReader) {
         if !self.mounted && !same_network(reader, &self.procfs) {
             return;
         }
@@ -65,13 +65,13 @@ impl Interfaces {
         if self.by_device { self.devices.contains(name) } else { outer_by_name(name) }
     }
 
-    fn has_device(&self, reader: &mut Reader, name: &[u8]) -> bool {
+    fn has_device(&self, reader: &mut KernelFileReader, name: &[u8]) -> bool {
         let device: [&[u8]; 3] = [&self.net, name, b"/device"];
         reader.link(&device).is_ok()
     }
 
     /// Enslaved to an interface that has a device itself, and so counts for both.
-    fn is_below_another(&self, reader: &mut Reader, name: &[u8]) -> bool {
+    fn is_below_another(&self, reader: &mut KernelFileReader, name: &[u8]) -> bool {
         let Ok(master) = reader.link(&[&self.net, name, b"/master"]) else { return false };
         let master = master.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
         self.has_device(reader, &master)
@@ -79,15 +79,15 @@ impl Interfaces {
 
     /// The host's end of a virtual function or subfunction, which the kernel calls `pf0vf1` at its port; the port to the
     /// wire is `p0`.
-    fn is_representor(&self, reader: &mut Reader, name: &[u8]) -> bool {
+    fn is_representor(&self, reader: &mut KernelFileReader, name: &[u8]) -> bool {
         reader.read(&[&self.net, name, b"/phys_port_name"]).is_ok_and(|port| port.starts_with(b"pf"))
     }
 }
 
 /// Whether we live in process 1's network, which a `/sys` of our own shows. By the link if we may read it, else by the
 /// file of counters, which is one for each network.
-fn same_network(reader: &mut Reader, procfs: &[u8]) -> bool {
-    let by_link = |reader: &mut Reader, process| namespace(reader, procfs, process, "net");
+fn same_network(reader: &mut KernelFileReader, procfs: &[u8]) -> bool {
+    let by_link = |reader: &mut KernelFileReader, process| namespace(reader, procfs, process, "net");
     if let Ok(host) = by_link(reader, b"1") {
         return by_link(reader, b"self") == Ok(host);
     }
@@ -147,7 +147,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let roots = HostRoots { procfs: base.path().join("p"), cgroup: "/".into(), sysfs: base.path().join("s") };
         let mut interfaces = Interfaces::new(&roots);
-        let mut reader = Reader::default();
+        let mut reader = KernelFileReader::default();
         interfaces.find(&mut reader);
         let by_name = ["eth0", "eth1", "vf0", "rep0", "custom"];
         assert_eq!(counted(&interfaces, &ALL), by_name, "without sysfs their names are gone by");
@@ -202,7 +202,7 @@ mod tests {
     fn a_sysfs_of_another_network_is_not_asked() {
         let base = tempfile::tempdir().unwrap();
         let procfs = part(base.path());
-        let mut reader = Reader::default();
+        let mut reader = KernelFileReader::default();
         let write = |process: &str| {
             fs::create_dir_all(base.path().join(process).join("net")).unwrap();
             fs::write(base.path().join(process).join("net/dev"), "").unwrap();

@@ -8,8 +8,8 @@
 //! whole machine's traffic.
 
 use crate::clock;
-use crate::kernel_file::{Failure, Reader};
-use crate::procfs::process::{Fault, namespace};
+use crate::kernel_file::{KernelFileReader, ReadFailure};
+use crate::procfs::process::{ProcError, namespace};
 use model::cgroup::NetworkSample;
 use model::{Absence, Reading};
 use wire::proc_file::net_dev;
@@ -19,7 +19,7 @@ const MAX_INTERFACES: usize = 256;
 
 /// One pod's totals since its namespace was made, carried on over a new one.
 #[derive(Clone, Debug, Default)]
-pub struct Totals {
+pub struct NetworkTotals {
     namespace: Option<u64>,
     process: Option<u32>,
     interfaces: Vec<Interface>,
@@ -37,7 +37,7 @@ struct Interface {
 /// How namespaces are told apart, and which is the host's. Numbers of the two ways are not of one kind, so a run keeps
 /// to the way that it found first: changing it would look like a new namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Namespaces {
+pub struct NetworkNamespaces {
     way: Way,
     host: u64,
 }
@@ -50,34 +50,34 @@ enum Way {
     Counters,
 }
 
-impl Namespaces {
+impl NetworkNamespaces {
     /// By the link where the host's (process 1's) may be read, else by the file of counters.
     ///
     /// # Errors
-    /// [`Failure`] of the second way, when neither tells which namespace is the host's.
-    pub fn find(reader: &mut Reader, procfs: &[u8]) -> Result<Self, Failure> {
+    /// [`ReadFailure`] of the second way, when neither tells which namespace is the host's.
+    pub fn find(reader: &mut KernelFileReader, procfs: &[u8]) -> Result<Self, ReadFailure> {
         Self::by_links(reader, procfs).or_else(|_| Self::by_counters(reader, procfs))
     }
 
     /// By the link, whether or not it may be read of other processes than 1.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn by_links(reader: &mut Reader, procfs: &[u8]) -> Result<Self, Failure> {
-        Way::Link.number(reader, procfs, b"1").map(|host| Namespaces { way: Way::Link, host })
+    /// [`ReadFailure`].
+    pub fn by_links(reader: &mut KernelFileReader, procfs: &[u8]) -> Result<Self, ReadFailure> {
+        Way::Link.number(reader, procfs, b"1").map(|host| NetworkNamespaces { way: Way::Link, host })
     }
 
     /// By the file of counters, for which no capability is needed.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub fn by_counters(reader: &mut Reader, procfs: &[u8]) -> Result<Self, Failure> {
-        Way::Counters.number(reader, procfs, b"1").map(|host| Namespaces { way: Way::Counters, host })
+    /// [`ReadFailure`].
+    pub fn by_counters(reader: &mut KernelFileReader, procfs: &[u8]) -> Result<Self, ReadFailure> {
+        Way::Counters.number(reader, procfs, b"1").map(|host| NetworkNamespaces { way: Way::Counters, host })
     }
 }
 
 impl Way {
-    fn number(self, reader: &mut Reader, procfs: &[u8], process: &[u8]) -> Result<u64, Failure> {
+    fn number(self, reader: &mut KernelFileReader, procfs: &[u8], process: &[u8]) -> Result<u64, ReadFailure> {
         match self {
             Way::Link => namespace(reader, procfs, process, "net"),
             Way::Counters => reader.inode(&[procfs, b"/", process, b"/net/dev"]),
@@ -87,24 +87,28 @@ impl Way {
 
 /// Where to look, and how namespaces are told apart there.
 #[derive(Clone, Copy, Debug)]
-pub struct Net<'a> {
+pub struct NetworkReader<'a> {
     /// `/proc`.
     pub procfs: &'a [u8],
     /// How namespaces are told apart.
-    pub namespaces: Namespaces,
+    pub namespaces: NetworkNamespaces,
 }
 
-impl Net<'_> {
+impl NetworkReader<'_> {
     /// The number of a process's namespace.
-    fn number(self, reader: &mut Reader, pid: u32) -> Result<u64, Failure> {
-        self.namespaces.way.number(reader, self.procfs, Reader::decimal(pid, &mut [0; 10]))
+    fn number(self, reader: &mut KernelFileReader, pid: u32) -> Result<u64, ReadFailure> {
+        self.namespaces.way.number(reader, self.procfs, KernelFileReader::decimal(pid, &mut [0; 10]))
     }
 }
 
-impl Totals {
+impl NetworkTotals {
     /// Reads through the process that was good the last time. `None` when it is not in that namespace any more: the
     /// caller finds another.
-    pub fn read_again(&mut self, reader: &mut Reader, net: Net<'_>) -> Option<Reading<NetworkSample>> {
+    pub fn read_again(
+        &mut self,
+        reader: &mut KernelFileReader,
+        net: NetworkReader<'_>,
+    ) -> Option<Reading<NetworkSample>> {
         let (pid, known) = (self.process?, self.namespace?);
         // A pod in the host's namespace would find itself there through any stranger that got the number.
         if known == net.namespaces.host {
@@ -117,13 +121,18 @@ impl Totals {
     }
 
     /// Reads through the first of these processes that can be read through.
-    pub fn read_through(&mut self, reader: &mut Reader, net: Net<'_>, pids: &[u32]) -> Reading<NetworkSample> {
+    pub fn read_through(
+        &mut self,
+        reader: &mut KernelFileReader,
+        net: NetworkReader<'_>,
+        pids: &[u32],
+    ) -> Reading<NetworkSample> {
         let mut why = Absence::NoLivingProcess;
         for &pid in pids {
             match self.read(reader, net, pid) {
                 Ok(()) => return self.reading(),
-                Err(Fault::File(Failure::NotFound | Failure::Gone)) => {}
-                Err(Fault::File(Failure::Refused)) => why = Absence::NeedsPtrace,
+                Err(ProcError::File(ReadFailure::NotFound | ReadFailure::Gone)) => {}
+                Err(ProcError::File(ReadFailure::Refused)) => why = Absence::NeedsPtrace,
                 Err(fault) => why = fault.absence(),
             }
         }
@@ -138,7 +147,7 @@ impl Totals {
     }
 
     /// One look through one process. After `Ok`, no process is kept if it lives in the host's namespace.
-    fn read(&mut self, reader: &mut Reader, net: Net<'_>, pid: u32) -> Result<(), Fault> {
+    fn read(&mut self, reader: &mut KernelFileReader, net: NetworkReader<'_>, pid: u32) -> Result<(), ProcError> {
         let before = net.number(reader, pid)?;
         if before == net.namespaces.host {
             (self.namespace, self.process) = (Some(before), None);
@@ -149,16 +158,22 @@ impl Totals {
 
     /// Reads the counters through a process that was seen in this namespace, if it still is in it afterwards. Where the file
     /// itself tells the namespace, its inode says all, and nothing can change while it is read.
-    fn read_in(&mut self, reader: &mut Reader, net: Net<'_>, pid: u32, here: u64) -> Result<(), Fault> {
+    fn read_in(
+        &mut self,
+        reader: &mut KernelFileReader,
+        net: NetworkReader<'_>,
+        pid: u32,
+        here: u64,
+    ) -> Result<(), ProcError> {
         let mut digits = [0; 10];
-        let process = Reader::decimal(pid, &mut digits);
+        let process = KernelFileReader::decimal(pid, &mut digits);
         let mut text = std::mem::take(&mut self.text);
         text.clear();
         let (read, inode) = reader.read_records_with_inode(&[net.procfs, b"/", process, b"/net/dev"])?;
         text.extend_from_slice(read);
         let there = if net.namespaces.way == Way::Counters { inode } else { net.number(reader, pid)? };
         if there != here {
-            return Err(Failure::Gone.into());
+            return Err(ReadFailure::Gone.into());
         }
         net_dev(&text, |_, _| {})?; // all of it can be understood before any of it is added
         if self.namespace != Some(here) {
@@ -171,8 +186,8 @@ impl Totals {
         added
     }
 
-    fn add(&mut self, text: &[u8]) -> Result<(), Fault> {
-        let Totals { interfaces, total, .. } = self;
+    fn add(&mut self, text: &[u8]) -> Result<(), ProcError> {
+        let NetworkTotals { interfaces, total, .. } = self;
         interfaces.iter_mut().for_each(|interface| interface.there = false);
         net_dev(text, |name, now| {
             if name == b"lo" {
@@ -220,9 +235,9 @@ mod tests {
     }
 
     /// Bytes received in total, after a look through these processes.
-    fn look(totals: &mut Totals, root: &Path, pids: &[u32]) -> Result<u64, Absence> {
-        let (mut reader, procfs) = (Reader::default(), part(root));
-        let net = Net { procfs: &procfs, namespaces: Namespaces { way: Way::Link, host: 1 } };
+    fn look(totals: &mut NetworkTotals, root: &Path, pids: &[u32]) -> Result<u64, Absence> {
+        let (mut reader, procfs) = (KernelFileReader::default(), part(root));
+        let net = NetworkReader { procfs: &procfs, namespaces: NetworkNamespaces { way: Way::Link, host: 1 } };
         let reading = totals.read_again(&mut reader, net);
         match reading.unwrap_or_else(|| totals.read_through(&mut reader, net, pids)) {
             Reading::Measured(sample, _) => Ok(sample.rx_bytes.0),
@@ -233,7 +248,7 @@ mod tests {
     #[test]
     fn totals_carry_on_over_resets_new_namespaces_and_lost_interfaces() {
         let root = tempfile::tempdir().unwrap();
-        let (root, mut totals) = (root.path(), Totals::default());
+        let (root, mut totals) = (root.path(), NetworkTotals::default());
         for (inode, interfaces, total, why) in [
             (7, vec![("lo", 9999), ("eth0", 100)], 100, "loopback does not count"),
             (7, vec![("lo", 9999), ("eth0", 150)], 150, "grows"),
@@ -250,7 +265,7 @@ mod tests {
     #[test]
     fn any_living_process_will_do() {
         let root = tempfile::tempdir().unwrap();
-        let (root, mut totals) = (root.path(), Totals::default());
+        let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100)]);
         process(root, 11, 7, &[("eth0", 130)]);
         assert_eq!(look(&mut totals, root, &[9, 10, 11]), Ok(100));
@@ -265,7 +280,7 @@ mod tests {
     #[test]
     fn the_hosts_namespace_is_not_a_pods() {
         let root = tempfile::tempdir().unwrap();
-        let (root, mut totals) = (root.path(), Totals::default());
+        let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 1, &[("eth0", 100)]);
         for _ in 0..2 {
             assert_eq!(look(&mut totals, root, &[10]), Err(Absence::HostNetwork));
@@ -275,13 +290,17 @@ mod tests {
     #[test]
     fn where_the_links_are_not_shown_namespaces_are_told_apart_by_their_files_of_counters() {
         let root = tempfile::tempdir().unwrap();
-        let (root, procfs, mut totals) = (root.path(), part(root.path()), Totals::default());
-        let mut reader = Reader::default();
-        assert_eq!(Namespaces::find(&mut reader, &procfs), Err(Failure::NotFound), "nothing tells which is the host's");
+        let (root, procfs, mut totals) = (root.path(), part(root.path()), NetworkTotals::default());
+        let mut reader = KernelFileReader::default();
+        assert_eq!(
+            NetworkNamespaces::find(&mut reader, &procfs),
+            Err(ReadFailure::NotFound),
+            "nothing tells which is the host's"
+        );
         for (pid, bytes) in [(1, 5_000_000), (20, 100), (22, 7)] {
             process(root, pid, u64::from(pid), &[("eth0", bytes)]);
         }
-        assert_eq!(Namespaces::find(&mut reader, &procfs), Ok(Namespaces { way: Way::Link, host: 1 }));
+        assert_eq!(NetworkNamespaces::find(&mut reader, &procfs), Ok(NetworkNamespaces { way: Way::Link, host: 1 }));
         for (pid, other) in [(10, 1), (21, 20)] {
             fs::create_dir_all(root.join(format!("{pid}/net"))).unwrap();
             fs::hard_link(root.join(format!("{other}/net/dev")), root.join(format!("{pid}/net/dev"))).unwrap();
@@ -289,7 +308,7 @@ mod tests {
         for pid in [1, 20, 22] {
             fs::remove_dir_all(root.join(format!("{pid}/ns"))).unwrap();
         }
-        let net = Net { procfs: &procfs, namespaces: Namespaces::find(&mut reader, &procfs).unwrap() };
+        let net = NetworkReader { procfs: &procfs, namespaces: NetworkNamespaces::find(&mut reader, &procfs).unwrap() };
         let mut look = |pid| match totals.read_again(&mut reader, net) {
             Some(reading) => reading,
             None => totals.read_through(&mut reader, net, &[pid]),
@@ -306,7 +325,7 @@ mod tests {
     #[test]
     fn a_number_that_is_used_again_is_not_read_through() {
         let root = tempfile::tempdir().unwrap();
-        let (root, mut totals) = (root.path(), Totals::default());
+        let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100)]);
         assert_eq!(look(&mut totals, root, &[10]), Ok(100));
         process(root, 10, 99, &[("eth0", 5_000_000)]);
@@ -316,7 +335,7 @@ mod tests {
     #[test]
     fn a_torn_file_adds_nothing() {
         let root = tempfile::tempdir().unwrap();
-        let (root, mut totals) = (root.path(), Totals::default());
+        let (root, mut totals) = (root.path(), NetworkTotals::default());
         process(root, 10, 7, &[("eth0", 100), ("eth1", 1)]);
         assert_eq!(look(&mut totals, root, &[10]), Ok(101));
         process(root, 10, 7, &[("eth0", 200), ("eth1", 1)]);

@@ -1,30 +1,30 @@
 //! One process: its `stat`, its name, its namespaces.
 
-use crate::kernel_file::{Failure, Reader};
+use crate::kernel_file::{KernelFileReader, ReadFailure};
 use model::Absence;
 use model::id::ProcessKey;
 use std::sync::Arc;
-use wire::cgroup_file::Malformed;
-use wire::proc_file::{self, Stat};
+use wire::cgroup_file::MalformedCgroupFile;
+use wire::proc_file::{self, ProcStat};
 
 /// Why something under `/proc` is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum ProcError {
     /// The file could not be read.
     #[error("{0}")]
-    File(#[from] Failure),
+    File(#[from] ReadFailure),
     /// Its text could not be understood.
     #[error("{0}")]
-    Text(#[from] Malformed),
+    Text(#[from] MalformedCgroupFile),
 }
 
-impl Fault {
+impl ProcError {
     /// The reason of a reading that should have come from it.
     #[must_use]
     pub fn absence(self) -> Absence {
         match self {
-            Fault::File(failure) => failure.absence(),
-            Fault::Text(_) => Absence::Unreadable,
+            ProcError::File(failure) => failure.absence(),
+            ProcError::Text(_) => Absence::Unreadable,
         }
     }
 }
@@ -32,22 +32,22 @@ impl Fault {
 /// `/proc/<pid>/stat`, now.
 ///
 /// # Errors
-/// [`Fault`].
-pub fn stat<'r>(reader: &'r mut Reader, procfs: &[u8], pid: u32) -> Result<Stat<'r>, Fault> {
-    let text = reader.read_piece(&[procfs, b"/", Reader::decimal(pid, &mut [0; 10]), b"/stat"])?;
+/// [`ProcError`].
+pub fn stat<'r>(reader: &'r mut KernelFileReader, procfs: &[u8], pid: u32) -> Result<ProcStat<'r>, ProcError> {
+    let text = reader.read_piece(&[procfs, b"/", KernelFileReader::decimal(pid, &mut [0; 10]), b"/stat"])?;
     Ok(proc_file::stat(text)?)
 }
 
 /// Number and start time.
 #[must_use]
-pub fn key(stat: &Stat<'_>) -> ProcessKey {
+pub fn key(stat: &ProcStat<'_>) -> ProcessKey {
     ProcessKey { pid: stat.pid, start_ticks: stat.start_ticks }
 }
 
 /// A process's name, with replacement characters for what is not UTF-8 and for control characters, which would break
 /// the lines it is shown in.
 #[must_use]
-pub fn command(stat: &Stat<'_>) -> Arc<str> {
+pub fn command(stat: &ProcStat<'_>) -> Arc<str> {
     match std::str::from_utf8(stat.command) {
         Ok(name) if !name.contains(char::is_control) => Arc::from(name),
         _ => String::from_utf8_lossy(stat.command).replace(char::is_control, "\u{fffd}").into(),
@@ -57,8 +57,8 @@ pub fn command(stat: &Stat<'_>) -> Arc<str> {
 /// The number of a process's namespace of this kind (`net`, `cgroup`).
 ///
 /// # Errors
-/// [`Failure`]; reading another user's needs `CAP_SYS_PTRACE`.
-pub fn namespace(reader: &mut Reader, procfs: &[u8], process: &[u8], kind: &str) -> Result<u64, Failure> {
+/// [`ReadFailure`]; reading another user's needs `CAP_SYS_PTRACE`.
+pub fn namespace(reader: &mut KernelFileReader, procfs: &[u8], process: &[u8], kind: &str) -> Result<u64, ReadFailure> {
     let link = reader.link(&[procfs, b"/", process, b"/ns/", kind.as_bytes()])?;
-    wire::proc_line::namespace(link, kind).ok_or(Failure::NotAFile)
+    wire::proc_line::namespace(link, kind).ok_or(ReadFailure::NotAFile)
 }

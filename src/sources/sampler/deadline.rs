@@ -19,7 +19,7 @@ pub struct Deadlines {
 
 /// The next point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Next {
+pub struct NextDeadline {
     /// When.
     pub at: Monotonic,
     /// Points that passed since the last one and were skipped.
@@ -34,12 +34,12 @@ impl Deadlines {
     }
 
     /// The first point of the grid that lies ahead.
-    pub fn next(&mut self, now: Monotonic) -> Next {
+    pub fn next(&mut self, now: Monotonic) -> NextDeadline {
         let period = u64::try_from(self.period.as_nanos()).unwrap_or(u64::MAX);
         let missed = now.0.saturating_sub(self.last.0) / period;
         let steps = missed.saturating_add(1);
         self.last = Monotonic(self.last.0.saturating_add(period.saturating_mul(steps)));
-        Next { at: self.last, missed: u32::try_from(missed).unwrap_or(u32::MAX) }
+        NextDeadline { at: self.last, missed: u32::try_from(missed).unwrap_or(u32::MAX) }
     }
 }
 
@@ -54,20 +54,20 @@ impl Wake for Unpark {
 
 /// A cancellation as a thread sees it: no runtime, no waking up to look.
 #[derive(Debug)]
-pub struct Stop {
+pub struct ThreadStop {
     token: CancellationToken,
     /// Kept, because dropping it would take the waker back.
     _cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl Stop {
+impl ThreadStop {
     /// For the thread that calls this.
     #[must_use]
     pub fn new(token: CancellationToken) -> Self {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut cancelled = Box::pin(token.clone().cancelled_owned());
         let _: Poll<()> = cancelled.as_mut().poll(&mut Context::from_waker(&waker));
-        Stop { token, _cancelled: cancelled }
+        ThreadStop { token, _cancelled: cancelled }
     }
 
     /// Whether it is over.
@@ -107,7 +107,7 @@ mod tests {
             (100 * second, 101 * second, 93),
             (50 * second, 102 * second, 0),
         ] {
-            assert_eq!(deadlines.next(Monotonic(now)), Next { at: Monotonic(at), missed }, "at {now}");
+            assert_eq!(deadlines.next(Monotonic(now)), NextDeadline { at: Monotonic(at), missed }, "at {now}");
         }
     }
 
@@ -117,7 +117,7 @@ mod tests {
         let ours = token.clone();
         let (ready, started) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let stop = Stop::new(ours);
+            let stop = ThreadStop::new(ours);
             ready.send(()).unwrap();
             stop.wait_until(clock::monotonic().after(Duration::from_secs(600)))
         });
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_sleep_ends_at_its_time() {
-        let stop = Stop::new(CancellationToken::new());
+        let stop = ThreadStop::new(CancellationToken::new());
         assert!(!stop.wait_until(clock::monotonic().after(Duration::from_millis(5))));
         assert!(!stop.wait_until(Monotonic(0)));
     }

@@ -10,20 +10,20 @@
 //! process is forgotten at the end of the first pass that does not see it.
 
 use crate::clock;
-use crate::kernel_file::{Failure, Reader};
-use crate::owner::Owners;
-use crate::procfs::process::{self, Fault};
+use crate::kernel_file::{KernelFileReader, ReadFailure};
+use crate::owner::OwnerReader;
+use crate::procfs::process::{self, ProcError};
 use crate::roots::{HostRoots, part};
 use model::cgroup::ProcessIo;
 use model::id::ProcessKey;
-use model::process::{HostProcess, MAX_PROCESSES, Owner, ProcessPass};
+use model::process::{HostProcess, MAX_PROCESSES, ProcessOwner, ProcessPass};
 use model::time::Monotonic;
 use model::unit::{Bytes, Count, Nanos};
 use model::{Absence, Reading};
 use std::collections::HashMap;
 use std::time::Duration;
 use wire::cgroup_file::{digits, process_io};
-use wire::proc_file::Stat;
+use wire::proc_file::ProcStat;
 
 /// A pass that took this long in all is followed by a pause this many times as long: a quarter of a percent of a core.
 pub const SHARE: u32 = 400;
@@ -45,10 +45,10 @@ const MAX_KNOWN: usize = 32_768;
 
 /// The passes over processes.
 #[derive(Debug)]
-pub struct Processes {
+pub struct ProcessPasses {
     procfs: Vec<u8>,
-    reader: Reader,
-    owners: Owners,
+    reader: KernelFileReader,
+    owners: OwnerReader,
     nanos_a_tick: u64,
     page: u64,
     period: Duration,
@@ -76,7 +76,7 @@ struct Known {
 
 impl Known {
     /// Takes its name in, and says whether it is another: then it has executed another program.
-    fn renamed(&mut self, stat: &Stat<'_>) -> bool {
+    fn renamed(&mut self, stat: &ProcStat<'_>) -> bool {
         let known = &mut self.process.command;
         if *known.as_bytes() == *stat.command {
             return false;
@@ -94,14 +94,14 @@ fn share(period: Duration) -> u32 {
     u32::try_from(part).unwrap_or(SHARE).max(LEAST_SHARE)
 }
 
-impl Processes {
+impl ProcessPasses {
     /// Under these roots, a pass every `period` or, where that would cost too much, slower.
     #[must_use]
     pub fn new(roots: &HostRoots, period: Duration) -> Self {
-        Processes {
+        ProcessPasses {
             procfs: part(&roots.procfs),
-            reader: Reader::default(),
-            owners: Owners::new(roots.clone()),
+            reader: KernelFileReader::default(),
+            owners: OwnerReader::new(roots.clone()),
             nanos_a_tick: 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1),
             page: rustix::param::page_size() as u64,
             period,
@@ -163,7 +163,7 @@ impl Processes {
             pids.extend(digits(name).and_then(|pid| u32::try_from(pid).ok()));
         });
         // We are a process ourselves: a /proc without any is none.
-        let listed = if pids.is_empty() { listed.and(Err(Failure::NotFound)) } else { listed };
+        let listed = if pids.is_empty() { listed.and(Err(ReadFailure::NotFound)) } else { listed };
         if let Err(failure) = listed {
             self.malformed = self.malformed.saturating_add(1);
             if !std::mem::replace(&mut self.list_failed, true) {
@@ -179,14 +179,14 @@ impl Processes {
     }
 
     fn look(&mut self, pid: u32, io: &mut usize) {
-        let Processes { reader, procfs, nanos_a_tick, page, known, pass, .. } = self;
+        let ProcessPasses { reader, procfs, nanos_a_tick, page, known, pass, .. } = self;
         let stat = match process::stat(reader, procfs, pid) {
             Ok(stat) => stat,
-            Err(Fault::File(_)) => {
+            Err(ProcError::File(_)) => {
                 self.total = self.total.saturating_sub(1); // it ended
                 return;
             }
-            Err(Fault::Text(malformed)) => {
+            Err(ProcError::Text(malformed)) => {
                 self.malformed = self.malformed.saturating_add(1);
                 if !self.logged {
                     self.logged = true;
@@ -207,7 +207,7 @@ impl Processes {
             let process = HostProcess {
                 key,
                 command: process::command(&stat),
-                owner: Owner::Unknown,
+                owner: ProcessOwner::Unknown,
                 cpu_user: user,
                 cpu_system: system,
                 rss,
@@ -220,7 +220,7 @@ impl Processes {
         }
         let mut look_again = (*pass).wrapping_add(u64::from(pid)).is_multiple_of(OWNER_EVERY);
         if let Some(known) = known.get_mut(&pid) {
-            look_again |= known.process.owner == Owner::Unknown;
+            look_again |= known.process.owner == ProcessOwner::Unknown;
             look_again |= known.renamed(&stat);
         }
         let owner = look_again.then(|| self.owner(key));
@@ -241,14 +241,14 @@ impl Processes {
     }
 
     /// Whose a process is, if its number still is its own after that was read. What was known already needs no proof.
-    fn owner(&mut self, key: ProcessKey) -> Owner {
+    fn owner(&mut self, key: ProcessKey) -> ProcessOwner {
         let owner = self.owners.owner(key);
         if self.known.get(&key.pid).is_some_and(|known| known.process.key == key && known.process.owner == owner) {
             return owner;
         }
         match process::stat(&mut self.reader, &self.procfs, key.pid) {
             Ok(again) if process::key(&again) == key => owner,
-            _ => Owner::Unknown,
+            _ => ProcessOwner::Unknown,
         }
     }
 
@@ -271,13 +271,13 @@ impl Processes {
     }
 }
 
-fn read_io(reader: &mut Reader, procfs: &[u8], pid: u32) -> Result<ProcessIo, Absence> {
-    let text = reader.read_piece(&[procfs, b"/", Reader::decimal(pid, &mut [0; 10]), b"/io"]);
+fn read_io(reader: &mut KernelFileReader, procfs: &[u8], pid: u32) -> Result<ProcessIo, Absence> {
+    let text = reader.read_piece(&[procfs, b"/", KernelFileReader::decimal(pid, &mut [0; 10]), b"/io"]);
     match text.map(process_io) {
         Ok(Ok(io)) => Ok(io),
         Ok(Err(_)) => Err(Absence::Unreadable),
-        Err(Failure::Refused) => Err(Absence::NeedsPtrace),
-        Err(Failure::NotFound | Failure::Gone) => Err(Absence::Vanished),
+        Err(ReadFailure::Refused) => Err(Absence::NeedsPtrace),
+        Err(ReadFailure::NotFound | ReadFailure::Gone) => Err(Absence::Vanished),
         Err(failure) => Err(failure.absence()),
     }
 }
@@ -302,12 +302,12 @@ mod tests {
         tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
     }
 
-    fn passes(root: &Path) -> Processes {
+    fn passes(root: &Path) -> ProcessPasses {
         let roots = HostRoots { procfs: root.into(), cgroup: "/none".into(), sysfs: "/none".into() };
-        Processes::new(&roots, Duration::ZERO)
+        ProcessPasses::new(&roots, Duration::ZERO)
     }
 
-    fn pass(processes: &mut Processes) -> ProcessPass {
+    fn pass(processes: &mut ProcessPasses) -> ProcessPass {
         loop {
             if let Some(pass) = processes.some(Monotonic(u64::MAX / 2)) {
                 return pass.unwrap();
@@ -342,8 +342,8 @@ mod tests {
 
     fn path(process: &HostProcess) -> Option<String> {
         match &process.owner {
-            Owner::Cgroup(identity) => Some(identity.path.to_string()),
-            Owner::Host | Owner::Unknown => None,
+            ProcessOwner::Cgroup(identity) => Some(identity.path.to_string()),
+            ProcessOwner::Host | ProcessOwner::Unknown => None,
         }
     }
 
@@ -361,15 +361,18 @@ mod tests {
         let mut processes = passes(root.path());
         let mut owner = || pass(&mut processes).processes[0].owner.clone();
         cgroup("0::/docker/");
-        assert_eq!(owner(), Owner::Unknown, "torn");
+        assert_eq!(owner(), ProcessOwner::Unknown, "torn");
         cgroup("0::/system.slice/runtime.service\n");
-        assert_eq!(owner(), Owner::Host, "read again while it is not known");
+        assert_eq!(owner(), ProcessOwner::Host, "read again while it is not known");
         cgroup(&format!("0::{}\n", container(1)));
         run("job");
-        assert!(matches!(owner(), Owner::Cgroup(identity) if *identity.path == *container(1)), "it became a program");
+        assert!(
+            matches!(owner(), ProcessOwner::Cgroup(identity) if *identity.path == *container(1)),
+            "it became a program"
+        );
         cgroup(&format!("0::{}\n", container(2)));
-        let turns =
-            (1..=OWNER_EVERY).find(|_| matches!(owner(), Owner::Cgroup(identity) if *identity.path == *container(2)));
+        let turns = (1..=OWNER_EVERY)
+            .find(|_| matches!(owner(), ProcessOwner::Cgroup(identity) if *identity.path == *container(2)));
         assert!(turns.is_some(), "and if nothing tells of the move, it is seen by turns");
     }
 

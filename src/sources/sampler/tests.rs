@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::report::Observations;
-use model::observation::Delivery;
+use model::observation::DeliveryClass;
 use std::time::Instant;
 use tokio::sync::mpsc::error::TryRecvError;
 
@@ -64,7 +64,8 @@ fn a_machine_with_nothing_to_see_is_reported_as_absent() {
     let mut sampler = Sampler::new(Settings { roots, ..settings() }, 10);
     assert_eq!(sampler.facts().cgroups.absence(), Some(Absence::NoSuchFile));
     sampler.pass(3, &reporter);
-    let mut samples = std::iter::from_fn(|| queue.try_recv().ok()).filter(|told| told.delivery() == Delivery::Sample);
+    let mut samples =
+        std::iter::from_fn(|| queue.try_recv().ok()).filter(|told| told.delivery() == DeliveryClass::Sample);
     let Some(Observation::Cgroups(pass)) = samples.next() else { panic!() };
     assert_eq!((pass.reports.len(), pass.missed), (0, 3));
     let Some(Observation::Host(host)) = samples.next() else { panic!() };
@@ -78,8 +79,8 @@ fn a_full_queue_is_counted_and_never_waited_for() {
     let mut sampler = Sampler::new(settings(), 10);
     sampler.pass(0, &reporter);
     let told: Vec<Observation> = std::iter::from_fn(|| queue.try_recv().ok()).collect();
-    let full = told.iter().filter(|told| matches!(told, Observation::Trouble(Trouble::QueueFull))).count();
+    let full = told.iter().filter(|told| matches!(told, Observation::Trouble(ErrorCounter::QueueFull))).count();
     assert!(full > 0, "what did not fit is told beside the queue that is full");
-    let samples = told.iter().filter(|told| told.delivery() == Delivery::Sample).count();
+    let samples = told.iter().filter(|told| told.delivery() == DeliveryClass::Sample).count();
     assert_eq!(samples, crate::report::QUEUE);
 }

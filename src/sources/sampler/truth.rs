@@ -1,14 +1,14 @@
 //! What the eyes report, held against independent readings: real cgroups, processes, interfaces, namespaces. As root.
 
-use crate::cgroup::layout::{Layout, Namespace};
-use crate::cgroup::table::Table;
-use crate::kernel_file::Reader;
-use crate::owner::Owners;
+use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
+use crate::cgroup::table::CgroupTable;
+use crate::kernel_file::KernelFileReader;
+use crate::owner::OwnerReader;
 use crate::roots::HostRoots;
-use lab::pods::{MARK, Pod, Pods};
+use lab::pods::{FakePod, MARK, Pods};
 use model::Absence;
 use model::cgroup::{CgroupReport, NetworkSample};
-use model::process::Owner;
+use model::process::ProcessOwner;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{HashSet, VecDeque};
@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 const TASK: &str = "GPU_STEWARD_TEST_TASK";
 const HELD: usize = 64 << 20;
 
-fn table(turns: u64) -> Table {
+fn table(turns: u64) -> CgroupTable {
     let roots = HostRoots::default();
-    let layout = Layout::detect(&mut Reader::default(), &roots).unwrap();
-    Table::new(&roots, layout, turns, 4096)
+    let layout = CgroupLayout::detect(&mut KernelFileReader::default(), &roots).unwrap();
+    CgroupTable::new(&roots, layout, turns, 4096)
 }
 
 /// The directories of a cgroup in all trees.
@@ -86,14 +86,14 @@ fn no_test_but_the_entry_of_a_child() {
             std::io::stdin().read_line(&mut line).unwrap();
         }
         "owner" => {
-            let namespace = Namespace::detect(&mut Reader::default(), &HostRoots::default());
-            let (mut owners, pid) = (Owners::new(HostRoots::default()), line.trim().parse().unwrap());
+            let namespace = CgroupNamespace::detect(&mut KernelFileReader::default(), &HostRoots::default());
+            let (mut owners, pid) = (OwnerReader::new(HostRoots::default()), line.trim().parse().unwrap());
             let began = Instant::now();
             let path = loop {
                 match owners.identify(pid).unwrap().owner {
-                    Owner::Cgroup(identity) => break identity.path.to_string(),
+                    ProcessOwner::Cgroup(identity) => break identity.path.to_string(),
                     // One that began just before the walk is nobody's until the next.
-                    Owner::Unknown if began.elapsed() < Duration::from_secs(30) => {
+                    ProcessOwner::Unknown if began.elapsed() < Duration::from_secs(30) => {
                         std::thread::sleep(Duration::from_millis(50));
                     }
                     other => break format!("{other:?}"),
@@ -180,7 +180,7 @@ fn ip(arguments: &str) {
 #[ignore = "needs root: tests/run"]
 fn bytes_over_a_veth_pair_are_what_the_other_end_counted() {
     let mut pods = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
-    let Pod { uid, containers } = pods.add(1, 2, &["sleep", "1000"]).unwrap();
+    let FakePod { uid, containers } = pods.add(1, 2, &["sleep", "1000"]).unwrap();
     let (path, pid) = (format!("/kubepods/burstable/pod{uid}"), containers[0].pid);
     let _ = Command::new("ip").args(["link", "del", "gsveth0"]).output();
     ip(&format!("link add gsveth0 type veth peer name eth0 netns {pid}"));
@@ -200,8 +200,9 @@ fn bytes_over_a_veth_pair_are_what_the_other_end_counted() {
 /// A datagram of 1,000 bytes with its headers.
 const FRAME: f64 = 1042.0;
 
-fn compare_with_the_other_end(table: &mut Table, path: &str, pid: u32) {
-    let network = |table: &mut Table| -> NetworkSample { sample(&table.pass(), path).network.value().unwrap().clone() };
+fn compare_with_the_other_end(table: &mut CgroupTable, path: &str, pid: u32) {
+    let network =
+        |table: &mut CgroupTable| -> NetworkSample { sample(&table.pass(), path).network.value().unwrap().clone() };
     let other_end = |name: &str| -> f64 {
         let text = fs::read_to_string(format!("/sys/class/net/gsveth0/statistics/{name}")).unwrap();
         f64::from(text.trim().parse::<u32>().unwrap())

@@ -8,9 +8,9 @@
 //! ```
 
 use super::clean::{self, Ours};
-use super::sharing::cards;
+use super::sharing::devices;
 use crate::settings::value::RegisterFormat;
-use decide::announce::{Announce, Bare, Question, Said, Write, next_look};
+use decide::announce::{AnnouncedState, AnnouncementWrite, Announcer, GpusGone, HandshakeQuestion, next_look};
 use decide::labels::{self, Labelling};
 use effects::apiserver::{ApiServer, NotWritten};
 use model::id::GpuUuid;
@@ -19,7 +19,7 @@ use model::reading::Absence;
 use model::registered::RegisteredGpu;
 use model::unit::{CorePercent, Mib};
 use model::view::NodeView;
-use sources::kubernetes::own_node::OwnNode;
+use sources::kubernetes::own_node::OwnNodeReader;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 use wire::handshake::{self, Handshake};
-use wire::node::Node;
+use wire::node::NodeObject;
 use wire::{cordon, key, register};
 
 /// What it needs.
@@ -48,7 +48,7 @@ pub(crate) struct Announcing {
     /// What is seen of the node.
     pub view: watch::Receiver<Arc<NodeView>>,
     /// Our Node, as the API server has it.
-    pub node: OwnNode,
+    pub node: OwnNodeReader,
     /// Who writes.
     pub api: ApiServer,
     /// To who shares the GPUs: those that an operator keeps from new containers.
@@ -58,8 +58,8 @@ pub(crate) struct Announcing {
 impl Announcing {
     /// Runs until `stop` is cancelled.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut announce = Announce::new(self.handshakes);
-        let mut bare = Bare::after(self.quiet);
+        let mut announce = Announcer::new(self.handshakes);
+        let mut bare = GpusGone::after(self.quiet);
         let (mut refused, mut unlabelled) = (false, false);
         let mut cordon = Cordon::default();
         let work = async {
@@ -69,7 +69,7 @@ impl Announcing {
                 let is_bare = bare.is(none_left(&self.view.borrow()), sources::clock::monotonic());
                 if is_bare {
                     // A GPU that comes is announced as in a new life.
-                    announce = Announce::new(self.handshakes);
+                    announce = Announcer::new(self.handshakes);
                 } else {
                     announce.register_is(register);
                 }
@@ -97,7 +97,7 @@ impl Announcing {
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
     }
 
-    async fn write(&self, announce: &mut Announce, seen: &Node, refused: &mut bool) {
+    async fn write(&self, announce: &mut Announcer, seen: &NodeObject, refused: &mut bool) {
         let said = said(seen);
         let Some(write) = announce.due(&said, sources::clock::now(), fraction()) else { return };
         let shake = write.handshake.map(handshake::encode);
@@ -124,7 +124,7 @@ impl Announcing {
     }
 
     /// No GPU is left: nothing on our Node is to say that there is one. Another try is made at the next look.
-    async fn clean(&self, seen: &Node, refused: &mut bool) {
+    async fn clean(&self, seen: &NodeObject, refused: &mut bool) {
         let ours = Ours::on(seen);
         if ours.is_empty() {
             return;
@@ -145,11 +145,11 @@ impl Announcing {
     }
 
     /// Labels that are not as they should be; another try is made at the next look.
-    async fn label(&self, seen: &Node, unlabelled: &mut bool) {
+    async fn label(&self, seen: &NodeObject, unlabelled: &mut bool) {
         let wanted = {
             let view = self.view.borrow();
-            let slots = |card: decide::share::Card| u32::from(card.slots);
-            let replicas = cards::of(&view, &self.config, &self.split_counts).into_iter().map(slots).max();
+            let slots = |card: decide::allocator::SharedDevice| u32::from(card.slots);
+            let replicas = devices::of(&view, &self.config, &self.split_counts).into_iter().map(slots).max();
             wire::labels::of(&view, replicas.unwrap_or(1))
         };
         let standing = clean::standing(seen);
@@ -178,7 +178,7 @@ impl Announcing {
             return None;
         }
         let gpus: Vec<RegisteredGpu> =
-            cards::of(&view, &self.config, &self.split_counts).into_iter().map(registered).collect();
+            devices::of(&view, &self.config, &self.split_counts).into_iter().map(registered).collect();
         let text = match self.format {
             RegisterFormat::Json => register::encode(&gpus),
             RegisterFormat::Colon => register::encode_colons(&gpus),
@@ -233,7 +233,7 @@ impl Cordon {
     }
 }
 
-fn registered(card: decide::share::Card) -> RegisteredGpu {
+fn registered(card: decide::allocator::SharedDevice) -> RegisteredGpu {
     RegisteredGpu {
         uuid: card.device,
         index: card.index,
@@ -248,15 +248,15 @@ fn registered(card: decide::share::Card) -> RegisteredGpu {
     }
 }
 
-fn said(seen: &Node) -> Said {
+fn said(seen: &NodeObject) -> AnnouncedState {
     let question = match seen.annotation(key::HANDSHAKE).map(handshake::decode) {
-        Some(Handshake::Requesting { stated }) => Question::Asked(stated),
-        _ => Question::None,
+        Some(Handshake::Requesting { stated }) => HandshakeQuestion::Asked(stated),
+        _ => HandshakeQuestion::None,
     };
-    Said { register: seen.annotation(key::REGISTER).map(Arc::from), question }
+    AnnouncedState { register: seen.annotation(key::REGISTER).map(Arc::from), question }
 }
 
-fn told(write: &Write, refused: &mut bool) {
+fn told(write: &AnnouncementWrite, refused: &mut bool) {
     if std::mem::take(refused) {
         tracing::info!("our Node can be written on again");
     }

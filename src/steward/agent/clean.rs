@@ -6,15 +6,15 @@
 //!   a running agent            its own, when the last GPU is gone
 //! ```
 
-use decide::labels::{self, Labelling, Standing};
+use decide::labels::{self, Labelling, PresentLabel};
 use effects::apiserver::{ANNOTATOR, ApiServer, LABELLER, NotWritten};
 use model::id::NodeName;
-use sources::kubernetes::Connection;
+use sources::kubernetes::ApiConnection;
 use sources::kubernetes::own_node::{node_now, nodes_now};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use wire::key;
-use wire::node::Node;
+use wire::node::NodeObject;
 
 /// Tries for a Node that changes meanwhile: the kubelet writes on it every few seconds at most.
 const TRIES: usize = 5;
@@ -40,7 +40,7 @@ pub(super) struct Ours {
 impl Ours {
     /// What stands on this Node and was written by agents. HAMi's scheduler writes its question over our handshake; it is left
     /// to whoever answers it where the list of GPUs is not ours.
-    pub(super) fn on(node: &Node) -> Ours {
+    pub(super) fn on(node: &NodeObject) -> Ours {
         let register = node.annotated_by(key::REGISTER, ANNOTATOR);
         let asked = register && node.annotation(key::HANDSHAKE).is_some();
         let rows = [(register, key::REGISTER), (asked || node.annotated_by(key::HANDSHAKE, ANNOTATOR), key::HANDSHAKE)];
@@ -57,16 +57,16 @@ impl Ours {
     }
 
     /// Takes it away from the Node that it was seen on.
-    pub(super) async fn remove(&self, api: &ApiServer, seen: &Node) -> Result<(), NotWritten> {
+    pub(super) async fn remove(&self, api: &ApiServer, seen: &NodeObject) -> Result<(), NotWritten> {
         api.clean_node((&self.annotations, &self.labels), &seen.version).await
     }
 }
 
 /// Labels of a Node that we might write, and whose each is.
-pub(super) fn standing(node: &Node) -> BTreeMap<&'static str, Standing> {
+pub(super) fn standing(node: &NodeObject) -> BTreeMap<&'static str, PresentLabel> {
     let one = |key: &&'static str| {
         let (ours, others) = (node.written_by(key, LABELLER), node.written_by_another(key, LABELLER).is_some());
-        Some((*key, Standing { value: node.label(key)?.to_owned(), ours, others }))
+        Some((*key, PresentLabel { value: node.label(key)?.to_owned(), ours, others }))
     };
     key::LABELS.into_iter().flatten().filter_map(one).collect()
 }
@@ -75,7 +75,7 @@ pub(super) fn standing(node: &Node) -> BTreeMap<&'static str, Standing> {
 ///
 /// # Errors
 /// A sentence that says what could not be done, and what to do.
-pub(crate) async fn clean(connection: &Connection, scope: &Scope) -> Result<usize, String> {
+pub(crate) async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, String> {
     let cleaned = round(connection, scope).await?;
     let who = match scope {
         Scope::One(_) => "the agent of this node",
@@ -101,7 +101,7 @@ pub(crate) async fn clean(connection: &Connection, scope: &Scope) -> Result<usiz
     }
 }
 
-async fn round(connection: &Connection, scope: &Scope) -> Result<usize, String> {
+async fn round(connection: &ApiConnection, scope: &Scope) -> Result<usize, String> {
     let mut cleaned = 0;
     let mut last = None;
     for _ in 0..TRIES {
@@ -134,7 +134,7 @@ async fn round(connection: &Connection, scope: &Scope) -> Result<usize, String> 
     last.map_or(Ok(cleaned), |error| Err(error.to_string()))
 }
 
-async fn list(connection: &Connection, scope: &Scope) -> Result<Vec<Node>, String> {
+async fn list(connection: &ApiConnection, scope: &Scope) -> Result<Vec<NodeObject>, String> {
     match scope {
         Scope::One(name) => Ok(node_now(connection, name).await?.into_iter().collect()),
         Scope::All => nodes_now(connection).await,

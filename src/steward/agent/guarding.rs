@@ -1,9 +1,9 @@
 //! The task that finds out whether the chart's policies are in force, at the start and every hour, by writes that the API server judges and
 //! does not make (`dryRun=All`): for each policy one that it must refuse, and what the agent writes itself.
 
-use decide::guard::{Tried, judge};
-use effects::apiserver::{Annotations, ApiServer, Dry, NotWritten};
-use model::guard::{Guard, Policy};
+use decide::guard::{TriedWrite, judge};
+use effects::apiserver::{AnnotationPatch, ApiServer, DryRun, NotWritten};
+use model::guard::{AdmissionPolicy, PolicyGuard};
 use model::id::{PodRef, PodUid};
 use model::pod::PodList;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(600);
 const HOURLY: Duration = Duration::from_secs(3600);
 
 /// What is known of each policy.
-pub(crate) type Guards = BTreeMap<Policy, Guard>;
+pub(crate) type Guards = BTreeMap<AdmissionPolicy, PolicyGuard>;
 
 /// What was found last, and how long it is to the next look.
 #[derive(Debug)]
@@ -41,13 +41,13 @@ impl Default for Looks {
 impl Looks {
     /// What counts of a look. A policy that is not in force counts when it was found so twice: the chart may be in the middle of
     /// its installation.
-    fn counts<'a>(&self, found: &'a Guards) -> impl Iterator<Item = (&'a Policy, &'a Guard)> {
-        found.iter().filter(|(policy, guard)| **guard == Guard::InForce || self.last.get(policy) == Some(guard))
+    fn counts<'a>(&self, found: &'a Guards) -> impl Iterator<Item = (&'a AdmissionPolicy, &'a PolicyGuard)> {
+        found.iter().filter(|(policy, guard)| **guard == PolicyGuard::InForce || self.last.get(policy) == Some(guard))
     }
 
     /// Until the next look. A look that found nothing reached no API server, and says nothing of the guard.
     fn pause(&mut self, found: Guards, guarded: bool) -> Duration {
-        let holds = guarded && !found.is_empty() && found.values().all(|guard| *guard == Guard::InForce);
+        let holds = guarded && !found.is_empty() && found.values().all(|guard| *guard == PolicyGuard::InForce);
         self.last = found;
         let pause = if holds { HOURLY } else { self.pause };
         self.pause = if holds { FIRST } else { LONGEST.min(self.pause * 2) };
@@ -82,31 +82,31 @@ impl Guarding {
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
     }
 
-    fn policies(&self) -> impl Iterator<Item = Policy> {
+    fn policies(&self) -> impl Iterator<Item = AdmissionPolicy> {
         let evicts = self.evicts;
-        Policy::ALL.into_iter().filter(move |policy| *policy != Policy::Evictions || evicts)
+        AdmissionPolicy::ALL.into_iter().filter(move |policy| *policy != AdmissionPolicy::Evictions || evicts)
     }
 
     /// Whether each policy counts as in force.
     fn is_guarded(&self) -> bool {
         let known = self.say.borrow();
-        self.policies().all(|policy| known.get(&policy) == Some(&Guard::InForce))
+        self.policies().all(|policy| known.get(&policy) == Some(&PolicyGuard::InForce))
     }
 
-    fn tell<'a>(&self, found: impl Iterator<Item = (&'a Policy, &'a Guard)>) {
+    fn tell<'a>(&self, found: impl Iterator<Item = (&'a AdmissionPolicy, &'a PolicyGuard)>) {
         for (policy, guard) in found {
             if self.say.borrow().get(policy) == Some(guard) {
                 continue;
             }
             let name = policy.code();
             match guard {
-                Guard::InForce => tracing::info!(policy = name, "this policy of the chart is in force"),
-                Guard::Open => tracing::warn!(
+                PolicyGuard::InForce => tracing::info!(policy = name, "this policy of the chart is in force"),
+                PolicyGuard::Open => tracing::warn!(
                     policy = name,
                     "the cluster is not guarded: {}; install the chart with guard.enabled=true",
                     open(*policy)
                 ),
-                Guard::Hinders => tracing::warn!(
+                PolicyGuard::Hinders => tracing::warn!(
                     policy = name,
                     "a policy of the chart refuses what this agent has to write; is its token bound to its Node or to a pod there, \
                      and may its account own systemkeys.gpu-steward.io?"
@@ -121,23 +121,23 @@ impl Guarding {
     /// Tries every policy once.
     async fn look(&self) -> Guards {
         // Both would change something if they were made; which value does not matter.
-        let forbidden: Annotations<'_> = &[(key::GUARD_CHECK, Some("1"))];
-        let mut tried: Vec<(Policy, Tried, Tried)> = Vec::new();
+        let forbidden: AnnotationPatch<'_> = &[(key::GUARD_CHECK, Some("1"))];
+        let mut tried: Vec<(AdmissionPolicy, TriedWrite, TriedWrite)> = Vec::new();
         let sign = self.api.try_node(&[(key::HANDSHAKE, Some("0"))]).await;
         let sign = answer("a sign of life on our Node", sign);
         let on_node = answer("an annotation that no agent writes on its Node", self.api.try_node(forbidden).await);
-        tried.push((Policy::Nodes, on_node, sign));
+        tried.push((AdmissionPolicy::Nodes, on_node, sign));
         let keys = self.api.try_node(&[(key::GUARD_CHECK_KEYS, Some("1"))]).await;
-        tried.push((Policy::Keys, answer("a system-owned key that nobody writes", keys), sign));
+        tried.push((AdmissionPolicy::Keys, answer("a system-owned key that nobody writes", keys), sign));
         if let Some((uid, pod)) = self.a_pod() {
             let mark = self.api.try_pod(&uid, &pod, &[(key::EVICT, Some("guard-check"))]).await;
             let other = self.api.try_pod(&uid, &pod, forbidden).await;
             let other = answer("an annotation that no agent writes on pods", other);
-            tried.push((Policy::Pods, other, answer("a mark on a pod of our node", mark)));
+            tried.push((AdmissionPolicy::Pods, other, answer("a mark on a pod of our node", mark)));
             if self.evicts {
                 let none =
                     answer("the eviction of a pod that is not there", self.api.try_eviction(&pod.namespace).await);
-                tried.push((Policy::Evictions, none, Tried::Unknown));
+                tried.push((AdmissionPolicy::Evictions, none, TriedWrite::Unknown));
             }
         }
         tried.into_iter().filter_map(|(policy, no, yes)| Some((policy, judge(policy, no, yes)?))).collect()
@@ -152,39 +152,39 @@ impl Guarding {
 }
 
 /// What is lost without it.
-fn open(policy: Policy) -> &'static str {
+fn open(policy: AdmissionPolicy) -> &'static str {
     match policy {
-        Policy::Nodes => "with this agent's token every field of every Node can be written",
-        Policy::Pods => "with this agent's token every pod of the cluster can be changed",
-        Policy::Keys => "whoever may write to pods can take any GPU",
-        Policy::Evictions => "with this agent's token every pod of the cluster can be evicted",
+        AdmissionPolicy::Nodes => "with this agent's token every field of every Node can be written",
+        AdmissionPolicy::Pods => "with this agent's token every pod of the cluster can be changed",
+        AdmissionPolicy::Keys => "whoever may write to pods can take any GPU",
+        AdmissionPolicy::Evictions => "with this agent's token every pod of the cluster can be evicted",
     }
 }
 
-fn answer(what: &'static str, written: Result<(), NotWritten>) -> Tried {
+fn answer(what: &'static str, written: Result<(), NotWritten>) -> TriedWrite {
     match &written {
-        Ok(()) => Tried::Passes,
+        Ok(()) => TriedWrite::Passes,
         // The policies are asked before the pod is looked for.
-        Err(NotWritten::Refused { code: 404, text, .. }) if text.contains(Dry::NO_POD) => Tried::Passes,
+        Err(NotWritten::Refused { code: 404, text, .. }) if text.contains(DryRun::NO_POD) => TriedWrite::Passes,
         Err(NotWritten::Refused { text, .. }) => refused_by(text).map_or_else(
             || {
                 tracing::debug!(what, why = &**text, "cannot be tried");
-                Tried::Unknown
+                TriedWrite::Unknown
             },
-            Tried::RefusedBy,
+            TriedWrite::RefusedBy,
         ),
         Err(error @ (NotWritten::Slow { .. } | NotWritten::Broken(..))) => {
             tracing::debug!(what, %error, "cannot be tried");
-            Tried::Unknown
+            TriedWrite::Unknown
         }
     }
 }
 
 /// The policy that refuses, by the end of its name: what it begins with is the chart's release.
-fn refused_by(text: &str) -> Option<Policy> {
+fn refused_by(text: &str) -> Option<AdmissionPolicy> {
     let (_, named) = text.split_once("ValidatingAdmissionPolicy '")?;
     let (name, _) = named.split_once('\'')?;
-    Policy::ALL.into_iter().find(|policy| name.ends_with(policy.code()))
+    AdmissionPolicy::ALL.into_iter().find(|policy| name.ends_with(policy.code()))
 }
 
 #[cfg(test)]
@@ -193,19 +193,19 @@ mod tests {
 
     #[test]
     fn a_policy_that_goes_away_later_is_noticed_at_the_next_hour_and_counts_at_the_look_after_it() {
-        let look = |pods| Guards::from([(Policy::Nodes, Guard::InForce), (Policy::Pods, pods)]);
+        let look = |pods| Guards::from([(AdmissionPolicy::Nodes, PolicyGuard::InForce), (AdmissionPolicy::Pods, pods)]);
         let pods = |looks: &Looks, found: &Guards| {
-            looks.counts(found).find(|(policy, _)| **policy == Policy::Pods).map(|(_, guard)| *guard)
+            looks.counts(found).find(|(policy, _)| **policy == AdmissionPolicy::Pods).map(|(_, guard)| *guard)
         };
         let mut looks = Looks::default();
         for (found, guarded, counts, pause) in [
-            (look(Guard::Open), false, None, FIRST),
-            (look(Guard::InForce), true, Some(Guard::InForce), HOURLY),
-            (look(Guard::InForce), true, Some(Guard::InForce), HOURLY),
-            (look(Guard::Open), true, None, FIRST),
-            (look(Guard::Open), false, Some(Guard::Open), FIRST * 2),
-            (look(Guard::Open), false, Some(Guard::Open), FIRST * 4),
-            (look(Guard::InForce), true, Some(Guard::InForce), HOURLY),
+            (look(PolicyGuard::Open), false, None, FIRST),
+            (look(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
+            (look(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
+            (look(PolicyGuard::Open), true, None, FIRST),
+            (look(PolicyGuard::Open), false, Some(PolicyGuard::Open), FIRST * 2),
+            (look(PolicyGuard::Open), false, Some(PolicyGuard::Open), FIRST * 4),
+            (look(PolicyGuard::InForce), true, Some(PolicyGuard::InForce), HOURLY),
             (Guards::new(), true, None, FIRST),
         ] {
             assert_eq!(pods(&looks, &found), counts, "{found:?}");
@@ -228,20 +228,20 @@ mod tests {
             )
         };
         for (code, text, expected) in [
-            (403, by("gpu-steward-agent-nodes"), Tried::RefusedBy(Policy::Nodes)),
-            (422, by("other-release-agent-pods"), Tried::RefusedBy(Policy::Pods)),
-            (403, by("gpu-steward-system-keys"), Tried::RefusedBy(Policy::Keys)),
-            (403, by("gpu-steward-agent-evictions"), Tried::RefusedBy(Policy::Evictions)),
-            (403, by("somebody-elses"), Tried::Unknown),
-            (403, "User \"system:serviceaccount:a:b\" cannot patch resource \"nodes\"".into(), Tried::Unknown),
-            (400, "admission webhook \"a.b.c\" does not support dry run".into(), Tried::Unknown),
-            (404, "nodes \"n\" not found".into(), Tried::Unknown),
-            (404, "pods \"gpu-steward-guard-check\" not found".into(), Tried::Passes),
-            (403, "ValidatingAdmissionPolicy 'torn".into(), Tried::Unknown),
+            (403, by("gpu-steward-agent-nodes"), TriedWrite::RefusedBy(AdmissionPolicy::Nodes)),
+            (422, by("other-release-agent-pods"), TriedWrite::RefusedBy(AdmissionPolicy::Pods)),
+            (403, by("gpu-steward-system-keys"), TriedWrite::RefusedBy(AdmissionPolicy::Keys)),
+            (403, by("gpu-steward-agent-evictions"), TriedWrite::RefusedBy(AdmissionPolicy::Evictions)),
+            (403, by("somebody-elses"), TriedWrite::Unknown),
+            (403, "User \"system:serviceaccount:a:b\" cannot patch resource \"nodes\"".into(), TriedWrite::Unknown),
+            (400, "admission webhook \"a.b.c\" does not support dry run".into(), TriedWrite::Unknown),
+            (404, "nodes \"n\" not found".into(), TriedWrite::Unknown),
+            (404, "pods \"gpu-steward-guard-check\" not found".into(), TriedWrite::Passes),
+            (403, "ValidatingAdmissionPolicy 'torn".into(), TriedWrite::Unknown),
         ] {
             assert_eq!(refused(code, &text), expected, "{code} {text}");
         }
-        assert_eq!(answer("a write", Ok(())), Tried::Passes);
-        assert_eq!(answer("a write", Err(NotWritten::Slow { what: "a write".into() })), Tried::Unknown);
+        assert_eq!(answer("a write", Ok(())), TriedWrite::Passes);
+        assert_eq!(answer("a write", Err(NotWritten::Slow { what: "a write".into() })), TriedWrite::Unknown);
     }
 }

@@ -2,8 +2,8 @@
 //! GPU that its forerunner had condemned.
 
 use crate::settings::Settings;
-use effects::incidents::{Found, IncidentFile};
-use model::incident::Kept;
+use effects::incidents::{FoundIncidents, IncidentFile};
+use model::incident::KeptIncidents;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ pub(super) struct IncidentKeeper {
     /// `None` where it is not known which boot this is.
     file: Option<IncidentFile>,
     /// What was found.
-    pub(super) found: Vec<Kept>,
+    pub(super) found: Vec<KeptIncidents>,
 }
 
 impl IncidentKeeper {
@@ -35,15 +35,15 @@ impl IncidentKeeper {
             }
         };
         let found = match file.read() {
-            Found::Kept(kept) => {
+            FoundIncidents::Kept(kept) => {
                 for one in &kept {
                     let incidents: Vec<String> = one.incidents.iter().map(|(incident, _)| incident.code()).collect();
                     tracing::warn!(gpu_uuid = %one.gpu, ?incidents, "this has happened to the GPU before the agent was started");
                 }
                 kept
             }
-            Found::Nothing => Vec::new(),
-            Found::Unreadable(why) => {
+            FoundIncidents::Nothing => Vec::new(),
+            FoundIncidents::Unreadable(why) => {
                 tracing::warn!("what has happened to GPUs before the agent was started is not known: {why}");
                 Vec::new()
             }
@@ -57,7 +57,7 @@ impl IncidentKeeper {
     /// None: what cannot be written is told and tried again.
     pub(super) async fn run(
         self,
-        mut kept: watch::Receiver<Arc<[Kept]>>,
+        mut kept: watch::Receiver<Arc<[KeptIncidents]>>,
         stop: CancellationToken,
     ) -> std::io::Result<()> {
         let Some(file) = self.file else {

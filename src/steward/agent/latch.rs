@@ -7,7 +7,7 @@
 //! ```
 
 use model::observation::{GpuSourceState, Observation};
-use model::plugin::Isolation;
+use model::plugin::DeviceIsolation;
 use std::sync::Arc;
 
 /// How far an agent is with sharing GPUs.
@@ -60,7 +60,7 @@ impl Latch {
             }
             Observation::GpuEventsHang(hang) => self.events_hang = *hang,
             Observation::GpuEventsFail(fail) => self.events_fail = *fail,
-            Observation::Plugin(plugin) => self.unisolated = plugin.isolation == Isolation::Refused,
+            Observation::Plugin(plugin) => self.unisolated = plugin.isolation == DeviceIsolation::Refused,
             Observation::Pods(_) => {
                 self.pods.replace(true);
             }
@@ -110,7 +110,7 @@ impl Latch {
 mod tests {
     use super::*;
     use model::observation::CgroupPass;
-    use model::pod::{PodList, PodWatch};
+    use model::pod::{PodList, PodWatchState};
     use model::reading::Absence;
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         assert!(!latch.opened() && latch.readiness().is_err_and(|why| why.ends_with("first list of pods")));
         latch.see(&Observation::Pods(PodList::default()));
         assert!(latch.opened());
-        let broken = PodWatch { heard: None, broken: Some("away".into()) };
+        let broken = PodWatchState { heard: None, broken: Some("away".into()) };
         latch.see(&Observation::PodWatch(broken));
         assert_eq!(latch.readiness(), Ok(()));
     }

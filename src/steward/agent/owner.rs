@@ -4,9 +4,9 @@ use super::latch::{Latch, Progress};
 use super::tell::tell;
 use crate::notify;
 use crate::telemetry::repeats::Repeats;
-use decide::node::Node;
-use effects::admin::Clear;
-use model::incident::Kept;
+use decide::node::NodeState;
+use effects::admin::ClearIncident;
+use model::incident::KeptIncidents;
 use model::observation::Observation;
 use model::pod::PodList;
 use model::view::NodeView;
@@ -28,7 +28,7 @@ const BATCH: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Owner {
     /// The state.
-    pub node: Node,
+    pub node: NodeState,
     /// What is waited for before we are ready.
     pub latch: Latch,
     /// From the eyes.
@@ -40,9 +40,9 @@ pub(crate) struct Owner {
     /// To whoever shares GPUs out.
     pub pods: watch::Sender<Option<Arc<PodList>>>,
     /// Operators who say that something is mended.
-    pub clears: mpsc::Receiver<Clear>,
+    pub clears: mpsc::Receiver<ClearIncident>,
     /// What is to be kept over the end of the program.
-    pub kept: watch::Sender<Arc<[Kept]>>,
+    pub kept: watch::Sender<Arc<[KeptIncidents]>>,
     /// To the servers.
     pub view: watch::Sender<Arc<NodeView>>,
     /// To whoever ends the program.
@@ -123,7 +123,7 @@ impl Owner {
         }
     }
 
-    fn clear(&mut self, clear: Clear) {
+    fn clear(&mut self, clear: ClearIncident) {
         let (cleared, remarks) = self.node.clear_incidents(clear.gpu.as_ref());
         for (gpu, _) in &cleared {
             tracing::warn!(gpu_uuid = %gpu, "an operator has cleared what had happened to the GPU");

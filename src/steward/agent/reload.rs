@@ -2,10 +2,10 @@
 //! it needs a restart, with the old value and the new one. A bad file changes nothing.
 
 use crate::settings::key::KEYS;
-use crate::settings::layer::{Said, Spoken};
+use crate::settings::layer::{RawSettings, RawValue};
 use crate::settings::{Live, Settings};
 use crate::telemetry::level::Level;
-use effects::caller::Hosts;
+use effects::caller::AllowedHosts;
 use effects::http;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -19,11 +19,11 @@ const MAX_TOKEN: u64 = 4096;
 /// What holds now, and what a new file is compared with.
 #[derive(Debug)]
 pub(crate) struct Reload {
-    spoken: Spoken,
+    spoken: RawSettings,
     /// As of the start, or the last file that was good; settings that need a restart stay as of the start.
-    said: BTreeMap<&'static str, Said>,
+    said: BTreeMap<&'static str, RawValue>,
     live: Live,
-    hosts: Hosts,
+    hosts: AllowedHosts,
     http: watch::Sender<http::Settings>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Reload {
 ///
 /// # Errors
 /// A sentence about the token's file.
-pub(crate) fn http_settings(live: &Live, hosts: Hosts) -> Result<http::Settings, String> {
+pub(crate) fn http_settings(live: &Live, hosts: AllowedHosts) -> Result<http::Settings, String> {
     let api_token = live.api_token_file.as_deref().map(|path| token("API", path)).transpose()?;
     Ok(http::Settings { sets: live.sets, api_token, hosts, clock: sources::clock::now })
 }
@@ -54,7 +54,12 @@ pub(crate) fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
 
 impl Reload {
     /// What was said at the start, and the way to the HTTP server.
-    pub(crate) fn new(spoken: Spoken, live: Live, hosts: Hosts, http: watch::Sender<http::Settings>) -> Self {
+    pub(crate) fn new(
+        spoken: RawSettings,
+        live: Live,
+        hosts: AllowedHosts,
+        http: watch::Sender<http::Settings>,
+    ) -> Self {
         let said = spoken.layer().said;
         Reload { spoken, said, live, hosts, http }
     }
@@ -87,7 +92,7 @@ impl Reload {
     }
 
     /// Says what changed; returns how many settings did so while running.
-    fn compare(&mut self, mut said: BTreeMap<&'static str, Said>) -> usize {
+    fn compare(&mut self, mut said: BTreeMap<&'static str, RawValue>) -> usize {
         let mut changed = 0;
         for key in KEYS {
             let (Some(old), Some(new)) = (self.said.get(key.name), said.remove(key.name)) else { continue };

@@ -1,7 +1,7 @@
 //! The servers, each as a task that must not end.
 
 use super::latch::Progress;
-use crate::agent::doors::Doors;
+use crate::agent::listeners::Listeners;
 use effects::http;
 use model::view::NodeView;
 use std::io::ErrorKind;
@@ -44,7 +44,7 @@ pub(crate) struct Shown {
 /// # Errors
 /// When the thread cannot be started, or a port cannot be used.
 pub(crate) async fn ports(
-    (doors, settings): (Doors, watch::Receiver<http::Settings>),
+    (doors, settings): (Listeners, watch::Receiver<http::Settings>),
     admin: effects::admin::Settings,
     shown: Shown,
 ) -> std::io::Result<()> {

@@ -7,7 +7,7 @@
 //! ```
 
 pub(crate) mod host;
-pub(crate) mod cards;
+pub(crate) mod devices;
 mod promise;
 mod config;
 mod counts;
@@ -15,20 +15,20 @@ mod missing;
 mod health;
 mod kubelet_config;
 mod topology;
-mod binding;
+mod binding_mode;
 mod listing;
 mod arrival;
 mod waiting;
 mod overuse;
 mod writing;
-mod told;
+mod sent_events;
 mod late;
-mod tell;
+mod pod_status;
 mod keeper;
 mod emptier;
 mod file_counter;
-mod tenants;
-mod ahead;
+mod gpu_pods;
+mod prefetch;
 mod owner;
 mod isolation;
 mod allocation;
@@ -38,6 +38,6 @@ mod serving;
 mod start;
 
 pub(crate) use config::check;
+pub(crate) use pod_status::PodStatusWriter;
 pub(crate) use serving::Run;
 pub(crate) use start::open;
-pub(crate) use tell::Teller;

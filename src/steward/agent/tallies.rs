@@ -10,7 +10,7 @@
 
 use effects::tallies::TallyFile;
 use model::observation::Observation;
-use model::tally::Tally;
+use model::tally::GpuTally;
 use model::view::NodeView;
 use sources::report::Reporter;
 use std::io;
@@ -42,7 +42,7 @@ impl TallyKeeper {
         let before = tokio::task::spawn_blocking(move || file.recall()).await.unwrap_or_default();
         self.reporter.report(Observation::TalliesRecalled(before.into()));
         let mut failing = false;
-        let mut kept: Arc<[Tally]> = Arc::default();
+        let mut kept: Arc<[GpuTally]> = Arc::default();
         loop {
             let last = tokio::select! { () = stop.cancelled() => true, () = tokio::time::sleep(self.every) => false };
             let now = Arc::clone(&self.view.borrow().tallies_to_keep);
@@ -75,8 +75,8 @@ mod tests {
     use model::id::{GpuUuid, PodUid};
     use model::unit::{Millijoules, Nanos};
 
-    fn tally(pod: u8, held: u64, energy: u64) -> Tally {
-        Tally {
+    fn tally(pod: u8, held: u64, energy: u64) -> GpuTally {
+        GpuTally {
             pod: PodUid::parse(&format!("{pod:032x}")).unwrap(),
             gpu: GpuUuid::parse("GPU-1").unwrap(),
             held: Nanos(held),

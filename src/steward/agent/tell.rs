@@ -1,7 +1,7 @@
 //! Remarks of the node's state, written to the log: a sentence that says what and why, and the values as fields, which
 //! journald keeps as `GPU_UUID`, `POD`, `NAMESPACE`.
 
-use decide::remark::{Remark, Weight};
+use decide::node_event::{NodeEvent, Severity};
 use model::gpu::Xid;
 use model::id::{GpuUuid, PodRef};
 use model::incident::HOW_TO_CLEAR;
@@ -10,31 +10,31 @@ use model::switch::Sxid;
 use model::view::NodeView;
 
 /// Writes one log line. The view helps to say which pod a process of an XID belongs to.
-pub(crate) fn tell(remark: &Remark, view: &NodeView) {
+pub(crate) fn tell(remark: &NodeEvent, view: &NodeView) {
     match remark {
-        Remark::GpuSource(state) => gpu_source(state),
-        Remark::GpuAppeared { gpu, model, index } => {
+        NodeEvent::GpuSource(state) => gpu_source(state),
+        NodeEvent::GpuAppeared { gpu, model, index } => {
             tracing::info!(gpu_uuid = %gpu, model = &**model, index, "GPU found");
         }
-        Remark::GpuDisappeared(gpu) => tracing::warn!(gpu_uuid = %gpu, "GPU is not in the driver's list any more"),
-        Remark::GpuSick(gpu, why) => tracing::error!(gpu_uuid = %gpu, reason = %why, "GPU cannot be read: {why}"),
-        Remark::GpuWell(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU can be read again"),
-        Remark::GpuCondemned(gpu, incident) => {
+        NodeEvent::GpuDisappeared(gpu) => tracing::warn!(gpu_uuid = %gpu, "GPU is not in the driver's list any more"),
+        NodeEvent::GpuSick(gpu, why) => tracing::error!(gpu_uuid = %gpu, reason = %why, "GPU cannot be read: {why}"),
+        NodeEvent::GpuWell(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU can be read again"),
+        NodeEvent::GpuCondemned(gpu, incident) => {
             tracing::error!(gpu_uuid = %gpu, incident = incident.code(), advice = incident.advice(), "GPU gets no new containers: {incident}; {}", incident.advice());
         }
-        Remark::GpuAwaitsReset(gpu) => tracing::warn!(gpu_uuid = %gpu, "{HOW_TO_CLEAR}"),
-        Remark::GpuFit(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU gets new containers again"),
-        Remark::Xid(told) => xid(told, view),
-        Remark::XidProcess(told) => xid_process(told, view),
-        Remark::Sxid(told) => sxid(told),
-        Remark::LeftOut { what, count } => {
+        NodeEvent::GpuAwaitsReset(gpu) => tracing::warn!(gpu_uuid = %gpu, "{HOW_TO_CLEAR}"),
+        NodeEvent::GpuFit(gpu) => tracing::info!(gpu_uuid = %gpu, "GPU gets new containers again"),
+        NodeEvent::Xid(told) => xid(told, view),
+        NodeEvent::XidProcess(told) => xid_process(told, view),
+        NodeEvent::Sxid(told) => sxid(told),
+        NodeEvent::LeftOut { what, count } => {
             tracing::warn!(what, count, "more than can be kept; the rest is left out of what is served");
         }
         #[expect(unreachable_patterns, reason = "remarks may be added by another room before this one names them")]
         other => match other.weight() {
-            Weight::Error => tracing::error!(remark = ?other, "remark"),
-            Weight::Warning => tracing::warn!(remark = ?other, "remark"),
-            Weight::Info => tracing::info!(remark = ?other, "remark"),
+            Severity::Error => tracing::error!(remark = ?other, "remark"),
+            Severity::Warning => tracing::warn!(remark = ?other, "remark"),
+            Severity::Info => tracing::info!(remark = ?other, "remark"),
         },
     }
 }

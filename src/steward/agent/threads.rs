@@ -6,9 +6,9 @@ use crate::settings::value::Gpus;
 use model::id::NodeName;
 use model::observation::{GpuSourceState, Observation};
 use model::view::NodeView;
-use sources::nvml::Gate;
+use sources::nvml::DriverGate;
 use sources::report::Reporter;
-use sources::simulated::{Holder, Holders};
+use sources::simulated::{SimulatedHolder, SimulatedHolders};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(super) type Thread = (&'static str, JoinHandle<()>);
 /// What could not be done, and why.
 pub(super) fn open(
     settings: &Settings,
-    (name, view, gate): (&NodeName, &watch::Receiver<Arc<NodeView>>, &Gate),
+    (name, view, gate): (&NodeName, &watch::Receiver<Arc<NodeView>>, &DriverGate),
     reporter: &Reporter,
     stop: &CancellationToken,
 ) -> Result<Vec<Thread>, (String, std::io::Error)> {
@@ -54,7 +54,7 @@ pub(super) fn open(
                 roots,
                 period,
                 process_period,
-                patience: sources::nvml::Patience::default(),
+                patience: sources::nvml::DriverPatience::default(),
                 kernel_log: settings.kernel_log.clone(),
                 gate: gate.clone(),
             };
@@ -75,16 +75,16 @@ pub(super) fn open(
 }
 
 /// Who holds which GPU by the newest view: what is made up of a GPU is done by them.
-fn holders(view: watch::Receiver<Arc<NodeView>>) -> Holders {
-    Holders(Box::new(move || {
+fn holders(view: watch::Receiver<Arc<NodeView>>) -> SimulatedHolders {
+    SimulatedHolders(Box::new(move || {
         let view = Arc::clone(&view.borrow());
         let of_pods = view.pods.iter().flat_map(|pod| pod.containers.iter().map(move |container| (pod, container)));
         let holds = of_pods.flat_map(|(pod, container)| {
             let claim = container.name.as_ref().and_then(|name| view.plugin.as_ref()?.claim(&pod.uid, name));
             container.holds.iter().map(move |gpu| {
-                let portion = claim.and_then(|claim| claim.portions.iter().find(|portion| portion.device == *gpu));
-                let memory = portion.and_then(|portion| portion.memory).filter(|memory| memory.0 > 0);
-                Holder { container: container.id.clone(), gpu: gpu.clone(), memory }
+                let share = claim.and_then(|claim| claim.device_shares.iter().find(|share| share.device == *gpu));
+                let memory = share.and_then(|share| share.memory).filter(|memory| memory.0 > 0);
+                SimulatedHolder { container: container.id.clone(), gpu: gpu.clone(), memory }
             })
         });
         holds.collect()
@@ -93,20 +93,20 @@ fn holders(view: watch::Receiver<Arc<NodeView>>) -> Holders {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Agent, Door, Reload, reload, runtime, told};
+    use super::super::{Agent, DriverDoor, Reload, reload, runtime, told};
     use super::*;
     use crate::agent::latch::Progress;
     use crate::exit::Exit;
-    use crate::settings::layer::Spoken;
+    use crate::settings::layer::RawSettings;
     use crate::settings::value::LogFormat;
     use crate::telemetry;
-    use effects::caller::Hosts;
+    use effects::caller::AllowedHosts;
     use tokio::sync::mpsc;
     use tokio::task::JoinSet;
 
     fn settings(gpus: &str) -> Settings {
         let environment = [("GPU_STEWARD_GPUS".to_owned(), gpus.to_owned())].into();
-        Settings::hear(&Spoken { environment, ..Spoken::default() }).unwrap().0
+        Settings::hear(&RawSettings { environment, ..RawSettings::default() }).unwrap().0
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
             let name = NodeName::parse("n1").unwrap();
             let (_view, seen) = watch::channel(Arc::new(NodeView::empty(name.clone(), sources::clock::now())));
             let (stop, (reporter, _observations)) = (CancellationToken::new(), Reporter::channel());
-            let threads = open(&settings, (&name, &seen, &Gate::default()), &reporter, &stop).unwrap();
+            let threads = open(&settings, (&name, &seen, &DriverGate::default()), &reporter, &stop).unwrap();
             let named: Vec<&str> = threads.iter().filter_map(|(_, thread)| thread.thread().name()).collect();
             let watched: Vec<&str> = threads.iter().map(|(name, _)| *name).collect();
             assert_eq!((&watched[..], &named[..]), (expect, expect), "{gpus}");
@@ -134,9 +134,9 @@ mod tests {
     fn a_thread_that_panics_ends_the_agent_and_its_name_is_told() {
         let settings = settings("none");
         let telemetry = telemetry::start(LogFormat::Text, settings.live.verbosity);
-        let hosts = Hosts::new(["n1"]);
+        let hosts = AllowedHosts::new(["n1"]);
         let http = watch::channel(reload::http_settings(&settings.live, hosts.clone()).unwrap()).0;
-        let reload = Reload::new(Spoken::default(), settings.live.clone(), hosts, http);
+        let reload = Reload::new(RawSettings::default(), settings.live.clone(), hosts, http);
         let name = NodeName::parse("n1").unwrap();
         let mut agent = Agent {
             tasks: JoinSet::new(),
@@ -146,7 +146,7 @@ mod tests {
             certificates: Arc::default(),
             replaced: Arc::default(),
             stop: CancellationToken::new(),
-            driver: Door::default(),
+            driver: DriverDoor::default(),
             progress: watch::channel(Progress::Shares).0,
             sharing: None,
         };

@@ -44,7 +44,7 @@ impl fmt::Display for Origin {
 
 /// A value as somebody wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct RawValue {
     /// The text.
     pub text: String,
     /// By whom.
@@ -98,7 +98,7 @@ pub(crate) enum Problem {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layers {
     /// The values; of a line of the file with a fault, what would hold without it.
-    pub said: BTreeMap<&'static str, Said>,
+    pub said: BTreeMap<&'static str, RawValue>,
     /// Every fault of the file.
     pub faults: Vec<Problem>,
     /// Whether the file was read to its end (or there is none): only then is what it does not say known.
@@ -108,7 +108,7 @@ pub(crate) struct Layers {
 /// What was said on the command line and in the environment: it does not change while the program runs, so a reload
 /// needs nothing but this.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Spoken {
+pub(crate) struct RawSettings {
     /// Flags by setting.
     pub flags: BTreeMap<&'static str, String>,
     /// `--config`.
@@ -117,7 +117,7 @@ pub(crate) struct Spoken {
     pub environment: BTreeMap<String, String>,
 }
 
-impl Spoken {
+impl RawSettings {
     /// The file, and whether it must exist (because somebody named it).
     fn file(&self) -> (PathBuf, bool) {
         let named = self.file.clone().or_else(|| self.environment.get(FILE_VARIABLE).map(PathBuf::from));
@@ -147,19 +147,21 @@ impl Spoken {
         let from_file = |key: &Key| {
             let entry = entries.iter().find(|entry| entry.key == key.name)?;
             let origin = Origin::File { path: path.clone(), line: entry.line };
-            Some(Said { text: entry.text.clone(), origin })
+            Some(RawValue { text: entry.text.clone(), origin })
         };
         let decide = |key: &'static Key| {
-            let flag = self.flags.get(key.name).map(|text| Said { text: text.clone(), origin: Origin::Flag });
+            let flag = self.flags.get(key.name).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
             let said = flag.or_else(|| self.environment_says(key)).or_else(|| from_file(key));
-            (key.name, said.unwrap_or_else(|| Said { text: key.default.into(), origin: Origin::Default }))
+            (key.name, said.unwrap_or_else(|| RawValue { text: key.default.into(), origin: Origin::Default }))
         };
         Layers { said: KEYS.iter().map(decide).collect(), faults, whole }
     }
 
-    fn environment_says(&self, key: &Key) -> Option<Said> {
+    fn environment_says(&self, key: &Key) -> Option<RawValue> {
         let variable = key.variable();
-        self.environment.get(&variable).map(|text| Said { text: text.clone(), origin: Origin::Environment(variable) })
+        self.environment
+            .get(&variable)
+            .map(|text| RawValue { text: text.clone(), origin: Origin::Environment(variable) })
     }
 
     /// Environment variables that look like settings and are none, with the nearest setting's variable.
@@ -197,7 +199,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");
         std::fs::write(&path, "v: 2\nperiod: 2s\n\nslow-period: 9s\n").unwrap();
-        let spoken = Spoken {
+        let spoken = RawSettings {
             flags: [("v", "5".to_owned())].into(),
             file: Some(path.clone()),
             environment: [("GPU_STEWARD_V", "4"), ("GPU_STEWARD_PERIOD", "3s")]
@@ -213,13 +215,13 @@ mod tests {
             ("slow-period", "9s", file),
             ("gpus", "nvml", Origin::Default),
         ] {
-            assert_eq!(said[name], Said { text: text.into(), origin }, "{name}");
+            assert_eq!(said[name], RawValue { text: text.into(), origin }, "{name}");
         }
     }
 
     #[test]
     fn a_named_file_must_exist() {
-        let spoken = Spoken { file: Some("/nowhere/x.yaml".into()), ..Spoken::default() };
+        let spoken = RawSettings { file: Some("/nowhere/x.yaml".into()), ..RawSettings::default() };
         let layers = spoken.layer();
         let fault = layers.faults[0].to_string();
         assert!(fault.starts_with("cannot read configuration file /nowhere/x.yaml: No such file"), "{fault}");
@@ -230,7 +232,7 @@ mod tests {
     fn a_misspelt_variable_is_noticed_and_those_of_a_service_are_not() {
         let environment = ["GPU_STEWARD_PERIODS", "GPU_STEWARD_PORT", "GPU_STEWARD_SERVICE_HOST", "HOME"];
         let environment = environment.map(|name| (name.to_owned(), "x".to_owned())).into();
-        let spoken = Spoken { environment, ..Spoken::default() };
+        let spoken = RawSettings { environment, ..RawSettings::default() };
         let near = Some("GPU_STEWARD_PERIOD".to_owned());
         assert_eq!(spoken.strange_variables(), [("GPU_STEWARD_PERIODS".to_owned(), near)]);
     }

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use wire::device_config::Scaling;
+use wire::device_config::DeviceScaling;
 
 /// Where GPUs come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub(crate) fn time(text: &str) -> Result<Duration, Why> {
 
 /// A number of containers that may share a GPU.
 pub(crate) fn split_count(text: &str) -> Result<u32, Why> {
-    let most = u32::from(model::share::MAX_SLOTS_PER_DEVICE);
+    let most = u32::from(model::slot::MAX_SLOTS_PER_DEVICE);
     match text.parse() {
         Ok(count) if (1..=most).contains(&count) => Ok(count),
         _ => Err(format!("expected a whole number from 1 to {most}")),
@@ -111,8 +111,8 @@ pub(crate) fn split_counts(text: &str) -> Result<Vec<(String, u32)>, Why> {
 }
 
 /// A factor above zero. Ten times a card's memory is more than any swapping could serve.
-pub(crate) fn scaling(text: &str) -> Result<Scaling, Why> {
-    let factor = text.parse::<f64>().ok().filter(|factor| *factor <= 10.0).and_then(Scaling::new);
+pub(crate) fn scaling(text: &str) -> Result<DeviceScaling, Why> {
+    let factor = text.parse::<f64>().ok().filter(|factor| *factor <= 10.0).and_then(DeviceScaling::new);
     factor.ok_or_else(|| "expected a factor above 0 and at most 10".into())
 }
 
@@ -138,8 +138,8 @@ pub(crate) fn resource(text: &str) -> Result<String, Why> {
 }
 
 /// How kubelet comes to know the plugin.
-pub(crate) fn registration(text: &str) -> Result<effects::plugin::Registration, Why> {
-    use effects::plugin::Registration::{Auto, Classic, Watcher};
+pub(crate) fn registration(text: &str) -> Result<effects::plugin::RegistrationMethod, Why> {
+    use effects::plugin::RegistrationMethod::{Auto, Classic, Watcher};
     match text {
         "auto" => Ok(Auto),
         "watcher" => Ok(Watcher),
@@ -149,10 +149,10 @@ pub(crate) fn registration(text: &str) -> Result<effects::plugin::Registration, 
 }
 
 /// When a container gets its devices.
-pub(crate) fn binding(text: &str) -> Result<decide::share::Binding, Why> {
+pub(crate) fn binding(text: &str) -> Result<decide::allocator::BindingMode, Why> {
     match text {
-        "late" => Ok(decide::share::Binding::Late),
-        "early" => Ok(decide::share::Binding::Early),
+        "late" => Ok(decide::allocator::BindingMode::Late),
+        "early" => Ok(decide::allocator::BindingMode::Early),
         _ => Err("expected auto, late or early".into()),
     }
 }
@@ -176,8 +176,8 @@ pub(crate) fn topology(text: &str) -> Result<Topology, Why> {
 }
 
 /// What a pod gets that nobody placed.
-pub(crate) fn without_claim(text: &str) -> Result<decide::share::WithoutClaim, Why> {
-    use decide::share::WithoutClaim::{Auto, Refuse, Share};
+pub(crate) fn without_claim(text: &str) -> Result<decide::allocator::WithoutClaim, Why> {
+    use decide::allocator::WithoutClaim::{Auto, Refuse, Share};
     match text {
         "auto" => Ok(Auto),
         "share" => Ok(Share),

@@ -6,10 +6,10 @@ use crate::top::show::{Cells, bar, bytes, cores, percent, share};
 use crate::top::snapshot::Snapshot;
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
 use std::collections::BTreeMap;
-use wire::api::Reading;
-use wire::api::gpus::{Gpu, GpuProcess, Mig, Unidentified};
-use wire::api::pods::{Pod, Share};
-use wire::api::processes::Process;
+use wire::api::ReadingJson;
+use wire::api::gpus::{GpuJson, GpuProcessJson, MigInstanceJson, UnidentifiedGpuJson};
+use wire::api::pods::{GpuUseJson, PodJson};
+use wire::api::processes::ProcessJson;
 
 /// From this many screen columns the bars are long.
 const WIDE: u16 = 132;
@@ -33,7 +33,7 @@ pub(crate) fn line_columns(width: u16) -> [Column; 8] {
 pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
     let wide = width >= WIDE;
     let (util, memory) = if wide { (22, 20) } else { (8, 8) };
-    let line = |gpu: &Gpu| {
+    let line = |gpu: &GpuJson| {
         let mut cells = Cells::default();
         if let Some(reason) = gpu.mig.reason() {
             cells.remark(format!("MIG instances of GPU {}: {reason}", gpu.index));
@@ -55,7 +55,7 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
 }
 
 /// Why it is not known stands where the model would, and in full among the notes.
-fn nameless(gpu: &Unidentified) -> Row {
+fn nameless(gpu: &UnidentifiedGpuJson) -> Row {
     let mut cells = Cells::default();
     cells.text(gpu.index.to_string());
     cells.remark(format!("GPU {} could not be identified: {}", gpu.index, gpu.reason));
@@ -64,7 +64,7 @@ fn nameless(gpu: &Unidentified) -> Row {
     Row { id: format!("unidentified {}", gpu.index), name, cells, head: true, ..Row::default() }
 }
 
-fn instance_line(gpu: &Gpu, mig: &Mig, util: u16, memory: u16) -> Row {
+fn instance_line(gpu: &GpuJson, mig: &MigInstanceJson, util: u16, memory: u16) -> Row {
     let mut cells = Cells::default();
     cells.text(format!("{}:{}", gpu.index, mig.index)).text(format!(" MIG {}", mig.profile));
     let used = cells.note("use", &mig.gpm.sm_active, percent);
@@ -73,7 +73,7 @@ fn instance_line(gpu: &Gpu, mig: &Mig, util: u16, memory: u16) -> Row {
     Row { id: mig.uuid.clone(), name: format!("MIG {}", mig.uuid), cells, head: true, ..Row::default() }
 }
 
-fn memory_cell(cells: &mut Cells, used: &Reading<u64>, total: &Reading<u64>, width: u16) {
+fn memory_cell(cells: &mut Cells, used: &ReadingJson<u64>, total: &ReadingJson<u64>, width: u16) {
     let drawn = bar(share(used, total), width);
     let used = cells.note("memory", used, |it| bytes(*it));
     let total = cells.fact("memory size", total, |it| bytes(*it));
@@ -81,11 +81,11 @@ fn memory_cell(cells: &mut Cells, used: &Reading<u64>, total: &Reading<u64>, wid
 }
 
 /// `H100 80GB HBM3`: the maker's name says nothing here.
-fn model(gpu: &Gpu) -> &str {
+fn model(gpu: &GpuJson) -> &str {
     gpu.model.strip_prefix("NVIDIA ").unwrap_or(&gpu.model)
 }
 
-fn card_name(gpu: &Gpu) -> String {
+fn card_name(gpu: &GpuJson) -> String {
     format!("GPU {} {} {}", gpu.index, gpu.model, gpu.uuid)
 }
 
@@ -102,19 +102,19 @@ pub(crate) const TREE_COLUMNS: [Column; 7] = [
 
 /// Each GPU with the pods on it, their processes below them, then what belongs to no pod.
 pub(crate) fn tree(snapshot: &Snapshot) -> Vec<Row> {
-    let hosts: BTreeMap<u32, &Process> = snapshot.processes.processes.iter().map(|it| (it.pid, it)).collect();
-    let pods: BTreeMap<&str, &Pod> = snapshot.pods.pods.iter().map(|it| (it.uid.as_str(), it)).collect();
+    let hosts: BTreeMap<u32, &ProcessJson> = snapshot.processes.processes.iter().map(|it| (it.pid, it)).collect();
+    let pods: BTreeMap<&str, &PodJson> = snapshot.pods.pods.iter().map(|it| (it.uid.as_str(), it)).collect();
     snapshot.gpus.gpus.iter().map(|gpu| card(gpu, &Seen { snapshot, hosts: &hosts, pods: &pods })).collect()
 }
 
 /// What a card's rows are made from.
 struct Seen<'a> {
     snapshot: &'a Snapshot,
-    hosts: &'a BTreeMap<u32, &'a Process>,
-    pods: &'a BTreeMap<&'a str, &'a Pod>,
+    hosts: &'a BTreeMap<u32, &'a ProcessJson>,
+    pods: &'a BTreeMap<&'a str, &'a PodJson>,
 }
 
-fn card(gpu: &Gpu, seen: &Seen<'_>) -> Row {
+fn card(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
     let mut cells = Cells::default();
     cells.text(format!("{} {}, {}", gpu.index, model(gpu), gpu.health)).text(gpu.index.to_string());
     cells.reading("use", &gpu.utilization_ratio, percent);
@@ -125,7 +125,7 @@ fn card(gpu: &Gpu, seen: &Seen<'_>) -> Row {
         cells.remark(format!("processes: {reason}"));
     }
     let mut strangers: Vec<Row> = Vec::new();
-    let mut taken = BTreeMap::<&str, Vec<&GpuProcess>>::new();
+    let mut taken = BTreeMap::<&str, Vec<&GpuProcessJson>>::new();
     for process in gpu.processes.value().into_iter().flatten() {
         match process.owner.pod_uid.as_deref() {
             Some(uid) => taken.entry(uid).or_default().push(process),
@@ -141,7 +141,7 @@ fn card(gpu: &Gpu, seen: &Seen<'_>) -> Row {
 }
 
 /// What is used by no pod: processes of the host, and memory that no process listed by the driver explains.
-fn no_pod(gpu: &Gpu, strangers: Vec<Row>) -> Option<Row> {
+fn no_pod(gpu: &GpuJson, strangers: Vec<Row>) -> Option<Row> {
     let unattributed = &gpu.unattributed_memory_bytes;
     if strangers.is_empty() && unattributed.value().is_none_or(|it| *it == 0) {
         return None;
@@ -156,15 +156,15 @@ fn no_pod(gpu: &Gpu, strangers: Vec<Row>) -> Option<Row> {
 // === impl Seen ===
 
 impl Seen<'_> {
-    fn pod(&self, gpu: &Gpu, uid: &str, processes: &[&GpuProcess]) -> Row {
+    fn pod(&self, gpu: &GpuJson, uid: &str, processes: &[&GpuProcessJson]) -> Row {
         let mut cells = Cells::default();
         let holder = gpu.holders.iter().find(|holder| holder.pod_uid == uid);
         let names = holder.map(|it| (it.namespace.as_deref(), it.pod.as_deref()));
         let (namespace, pod) = names.unwrap_or_default();
         let name = pod_name(namespace, pod, uid);
         let pod = self.pods.get(uid).copied();
-        let here = |share: &&Share| share.gpu == gpu.uuid;
-        let shares: Vec<&Share> = pod.into_iter().flat_map(|pod| &pod.gpus).filter(here).collect();
+        let here = |share: &&GpuUseJson| share.gpu == gpu.uuid;
+        let shares: Vec<&GpuUseJson> = pod.into_iter().flat_map(|pod| &pod.gpus).filter(here).collect();
         let devices: Vec<_> = shares.iter().map(|it| self.snapshot.device(&it.gpu, it.mig.as_deref())).collect();
         cells.text(format!(" {name}")).text(devices.join(","));
         let mut amounts = Amounts::default();
@@ -199,7 +199,7 @@ impl Seen<'_> {
         }
     }
 
-    fn process(&self, gpu: &Gpu, process: &GpuProcess) -> Row {
+    fn process(&self, gpu: &GpuJson, process: &GpuProcessJson) -> Row {
         let mut cells = Cells::default();
         let owner = owner_name(&process.owner);
         let whose = match process.owner.pod_uid {

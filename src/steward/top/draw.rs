@@ -21,7 +21,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 use std::collections::BTreeSet;
-use wire::api::Reading;
+use wire::api::ReadingJson;
 
 /// Below this the picture cannot be read; the screen says so instead.
 const SMALLEST: (u16, u16) = (40, 8);
@@ -160,7 +160,7 @@ fn host_line(snapshot: &Snapshot, width: u16) -> Line<'static> {
     let used = total.zip(node.memory_available_bytes.value()).map(|(total, free)| total.saturating_sub(*free));
     let size = |known: Option<u64>| known.map_or_else(absent, bytes);
     let load = node.load.value().map_or_else(absent, |load| format!("{:.2} {:.2} {:.2}", load[0], load[1], load[2]));
-    let flow = |reading: &Reading<f64>| reading.value().map_or_else(absent, rate);
+    let flow = |reading: &ReadingJson<f64>| reading.value().map_or_else(absent, rate);
     let parts = [
         format!("CPU {cpu} of {of}"),
         format!("  MEM {} of {}", size(used), size(total.copied())),

@@ -118,10 +118,11 @@ mod tests {
     fn node(cards: usize, pods: usize) -> State {
         let mut snapshot = stage::snapshot();
         let card = snapshot.gpus.gpus[1].clone();
-        let numbered = |n| wire::api::gpus::Gpu { index: n, uuid: format!("GPU-{n}"), ..card.clone() };
+        let numbered = |n| wire::api::gpus::GpuJson { index: n, uuid: format!("GPU-{n}"), ..card.clone() };
         snapshot.gpus.gpus = (0..u32::try_from(cards).unwrap()).map(numbered).collect();
         let pod = snapshot.pods.pods[0].clone();
-        let named = |n| wire::api::pods::Pod { uid: format!("uid-{n}"), name: Some(format!("pod-{n}")), ..pod.clone() };
+        let named =
+            |n| wire::api::pods::PodJson { uid: format!("uid-{n}"), name: Some(format!("pod-{n}")), ..pod.clone() };
         snapshot.pods.pods = (0..pods).map(named).collect();
         let mut state = State::new(Duration::from_secs(1));
         state.apply(Input::Snapshot(Arc::new(snapshot)), Duration::ZERO);
@@ -188,9 +189,9 @@ mod tests {
     fn a_gpu_that_could_not_be_identified_has_its_line() {
         let mut snapshot = stage::snapshot();
         snapshot.gpus.gpus.clear();
-        snapshot.gpus.gpus_unidentified = vec![wire::api::gpus::Unidentified {
+        snapshot.gpus.gpus_unidentified = vec![wire::api::gpus::UnidentifiedGpuJson {
             index: 3,
-            pci_bus_id: wire::api::Reading::Measured { value: "0000:65:00.0".into(), age_seconds: 1.0 },
+            pci_bus_id: wire::api::ReadingJson::Measured { value: "0000:65:00.0".into(), age_seconds: 1.0 },
             absent: "gpu_lost".into(),
             reason: "GPU is lost".into(),
         }];

@@ -3,8 +3,8 @@
 use crate::top::show::{ABSENT, Cells, bytes, cores, percent, rate};
 use crate::top::snapshot::Snapshot;
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
-use wire::api::Reading;
-use wire::api::pods::{Container, Network, Pod, Share, Use};
+use wire::api::ReadingJson;
+use wire::api::pods::{CgroupUseJson, ContainerJson, GpuUseJson, NetworkJson, PodJson};
 
 /// In the order in which [`rows`] fills them.
 pub(crate) const COLUMNS: [Column; 14] = [
@@ -44,7 +44,7 @@ pub(crate) fn container_name(name: Option<&str>, id: &str) -> String {
     name.map_or_else(|| format!("container {}", id.get(..12).unwrap_or(id)), str::to_owned)
 }
 
-fn pod_row(pod: &Pod, snapshot: &Snapshot, containers: bool) -> Row {
+fn pod_row(pod: &PodJson, snapshot: &Snapshot, containers: bool) -> Row {
     let name = pod_name(pod.namespace.as_deref(), pod.name.as_deref(), &pod.uid);
     let mut row = used(&name, &pod.usage, &pod.gpus, Some(&pod.network), snapshot);
     row.cells.text(pod.qos.clone().unwrap_or_default());
@@ -58,7 +58,7 @@ fn pod_row(pod: &Pod, snapshot: &Snapshot, containers: bool) -> Row {
     Row { id: format!("pod {}", pod.uid), ..row }
 }
 
-fn container_row(container: &Container, snapshot: &Snapshot, alone: bool) -> Row {
+fn container_row(container: &ContainerJson, snapshot: &Snapshot, alone: bool) -> Row {
     let name = container_name(container.name.as_deref(), &container.id);
     let network = alone.then_some(&container.network);
     let mut row = used(&name, &container.usage, &container.gpus, network, snapshot);
@@ -69,7 +69,13 @@ fn container_row(container: &Container, snapshot: &Snapshot, alone: bool) -> Row
 }
 
 /// The cells of everything that a cgroup counts, but the last one.
-fn used(name: &str, usage: &Use, shares: &[Share], network: Option<&Reading<Network>>, snapshot: &Snapshot) -> Row {
+fn used(
+    name: &str,
+    usage: &CgroupUseJson,
+    shares: &[GpuUseJson],
+    network: Option<&ReadingJson<NetworkJson>>,
+    snapshot: &Snapshot,
+) -> Row {
     let mut cells = Cells::default();
     cells.text(name);
     let (gpu, gpu_memory) = on_gpus(&mut cells, shares, snapshot);
@@ -77,11 +83,11 @@ fn used(name: &str, usage: &Use, shares: &[Share], network: Option<&Reading<Netw
     let limit = cells.fact("memory limit", &usage.memory_limit_bytes, |it| it.map_or_else(|| "none".to_owned(), bytes));
     cells.text(limit);
     match network {
-        Some(Reading::Absent { reason, .. }) => {
+        Some(ReadingJson::Absent { reason, .. }) => {
             cells.remark(format!("network: {reason}"));
             cells.text(ABSENT).text(ABSENT);
         }
-        Some(Reading::Measured { .. }) => {
+        Some(ReadingJson::Measured { .. }) => {
             cells.reading("received", &usage.net_rx_bytes_per_second, rate);
             cells.reading("sent", &usage.net_tx_bytes_per_second, rate);
         }
@@ -102,7 +108,7 @@ fn used(name: &str, usage: &Use, shares: &[Share], network: Option<&Reading<Netw
 }
 
 /// The three cells about GPUs: which, how much use, how much memory. Sums over all devices; blank where there is none.
-fn on_gpus(cells: &mut Cells, shares: &[Share], snapshot: &Snapshot) -> (Option<f64>, Option<f64>) {
+fn on_gpus(cells: &mut Cells, shares: &[GpuUseJson], snapshot: &Snapshot) -> (Option<f64>, Option<f64>) {
     if shares.is_empty() {
         cells.blank().blank().blank();
         return (None, None);
@@ -117,17 +123,17 @@ fn on_gpus(cells: &mut Cells, shares: &[Share], snapshot: &Snapshot) -> (Option<
 
 /// The sum of readings: absent if one is, as old as the oldest.
 pub(crate) fn sum<'a, T: Clone + 'a>(
-    readings: impl Iterator<Item = &'a Reading<T>>,
+    readings: impl Iterator<Item = &'a ReadingJson<T>>,
     zero: T,
     add: impl Fn(T, &T) -> T,
-) -> Reading<T> {
-    let mut total = Reading::Measured { value: zero, age_seconds: 0.0 };
+) -> ReadingJson<T> {
+    let mut total = ReadingJson::Measured { value: zero, age_seconds: 0.0 };
     for reading in readings {
         total = match (total, reading) {
-            (Reading::Measured { value, age_seconds }, Reading::Measured { value: next, age_seconds: age }) => {
-                Reading::Measured { value: add(value, next), age_seconds: age_seconds.max(*age) }
+            (ReadingJson::Measured { value, age_seconds }, ReadingJson::Measured { value: next, age_seconds: age }) => {
+                ReadingJson::Measured { value: add(value, next), age_seconds: age_seconds.max(*age) }
             }
-            (Reading::Absent { absent, reason }, _) => Reading::Absent { absent, reason },
+            (ReadingJson::Absent { absent, reason }, _) => ReadingJson::Absent { absent, reason },
             (_, absent) => absent.clone(),
         };
     }

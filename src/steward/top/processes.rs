@@ -4,8 +4,8 @@ use crate::top::pods::{container_name, number, pod_name, sum};
 use crate::top::show::{Cells, bytes, cores, percent};
 use crate::top::snapshot::Snapshot;
 use crate::top::table::{Amounts, Column, Row, fill, left, right};
-use wire::api::owner::Owner;
-use wire::api::processes::Process;
+use wire::api::owner::OwnerJson;
+use wire::api::processes::ProcessJson;
 
 /// In the order in which [`rows`] fills them.
 pub(crate) const COLUMNS: [Column; 11] = [
@@ -28,7 +28,7 @@ pub(crate) fn rows(snapshot: &Snapshot) -> Vec<Row> {
 }
 
 /// Whose a process is, in a few words.
-pub(crate) fn owner_name(owner: &Owner) -> String {
+pub(crate) fn owner_name(owner: &OwnerJson) -> String {
     let container = owner.container_id.as_deref().map(|id| container_name(owner.container.as_deref(), id));
     match owner.kind.as_str() {
         "pod" => {
@@ -44,7 +44,7 @@ pub(crate) fn owner_name(owner: &Owner) -> String {
     }
 }
 
-fn row(process: &Process, snapshot: &Snapshot) -> Row {
+fn row(process: &ProcessJson, snapshot: &Snapshot) -> Row {
     let mut cells = Cells::default();
     let owner = owner_name(&process.owner);
     cells.text(process.pid.to_string()).text(&process.command).text(&owner);
@@ -84,15 +84,15 @@ fn row(process: &Process, snapshot: &Snapshot) -> Row {
 mod tests {
     use super::*;
     use model::id::NodeName;
-    use model::process::Owner as Noun;
+    use model::process::ProcessOwner as Noun;
     use model::time::Now;
     use model::view::NodeView;
-    use wire::api::owner::Names;
+    use wire::api::owner::OwnerNames;
 
     #[test]
     fn whose_is_not_known_is_said_to_be_unknown_and_never_the_hosts() {
         let view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
-        let shown = |owner: &Noun| owner_name(&Names::of(&view).whose(owner));
+        let shown = |owner: &Noun| owner_name(&OwnerNames::of(&view).whose(owner));
         assert_eq!((shown(&Noun::Unknown), shown(&Noun::Host)), ("unknown".into(), "host".into()));
     }
 }

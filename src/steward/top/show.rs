@@ -1,6 +1,6 @@
 //! Numbers and readings as the few characters of a cell.
 
-use wire::api::Reading;
+use wire::api::ReadingJson;
 
 /// Stands for a value that could not be read.
 pub(crate) const ABSENT: &str = "–";
@@ -36,7 +36,7 @@ impl Cells {
     pub(crate) fn reading<T>(
         &mut self,
         name: &str,
-        reading: &Reading<T>,
+        reading: &ReadingJson<T>,
         show: impl FnOnce(&T) -> String,
     ) -> &mut Self {
         let text = self.note(name, reading, show);
@@ -50,22 +50,22 @@ impl Cells {
 
     /// As [`Cells::note`], of what somebody set or built: it is read rarely because it rarely changes, so its age says
     /// nothing.
-    pub(crate) fn fact<T>(&mut self, name: &str, fact: &Reading<T>, show: impl FnOnce(&T) -> String) -> String {
+    pub(crate) fn fact<T>(&mut self, name: &str, fact: &ReadingJson<T>, show: impl FnOnce(&T) -> String) -> String {
         match fact {
-            Reading::Measured { value, .. } => show(value),
-            Reading::Absent { .. } => self.note(name, fact, show),
+            ReadingJson::Measured { value, .. } => show(value),
+            ReadingJson::Absent { .. } => self.note(name, fact, show),
         }
     }
 
     /// The text of a reading that is part of a cell; what must be said about it is kept.
-    pub(crate) fn note<T>(&mut self, name: &str, reading: &Reading<T>, show: impl FnOnce(&T) -> String) -> String {
+    pub(crate) fn note<T>(&mut self, name: &str, reading: &ReadingJson<T>, show: impl FnOnce(&T) -> String) -> String {
         match reading {
-            Reading::Measured { value, age_seconds } if *age_seconds > OLD => {
+            ReadingJson::Measured { value, age_seconds } if *age_seconds > OLD => {
                 self.remark(format!("{name} was read {} ago", duration(*age_seconds)));
                 format!("{}{OLD_MARK}", show(value))
             }
-            Reading::Measured { value, .. } => show(value),
-            Reading::Absent { reason, .. } => {
+            ReadingJson::Measured { value, .. } => show(value),
+            ReadingJson::Absent { reason, .. } => {
                 self.remark(format!("{name}: {reason}"));
                 ABSENT.to_owned()
             }
@@ -137,7 +137,7 @@ pub(crate) fn bar(ratio: Option<f64>, width: u16) -> String {
 
 /// `used` of `total`, if both are known and there is a whole.
 #[expect(clippy::cast_precision_loss, reason = "a share for a bar of at most 40 signs")]
-pub(crate) fn share(used: &Reading<u64>, total: &Reading<u64>) -> Option<f64> {
+pub(crate) fn share(used: &ReadingJson<u64>, total: &ReadingJson<u64>) -> Option<f64> {
     let total = total.value().copied().filter(|total| *total > 0)?;
     Some(*used.value()? as f64 / total as f64)
 }
@@ -189,9 +189,9 @@ mod tests {
     fn an_absent_reading_says_why_and_an_old_one_how_old() {
         let mut cells = Cells::default();
         cells
-            .reading("power", &Reading::<f64>::Absent { absent: "x".into(), reason: "call hangs".into() }, percent)
-            .reading("use", &Reading::Measured { value: 0.5, age_seconds: 34.0 }, percent)
-            .reading("use", &Reading::Measured { value: 0.5, age_seconds: 0.4 }, percent);
+            .reading("power", &ReadingJson::<f64>::Absent { absent: "x".into(), reason: "call hangs".into() }, percent)
+            .reading("use", &ReadingJson::Measured { value: 0.5, age_seconds: 34.0 }, percent)
+            .reading("use", &ReadingJson::Measured { value: 0.5, age_seconds: 0.4 }, percent);
         assert_eq!(cells.texts, ["–", "50%*", "50%"]);
         let notes = [(0, "power: call hangs".to_owned()), (1, "use was read 34 s ago".to_owned())];
         assert_eq!(cells.notes, notes);

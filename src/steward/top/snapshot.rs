@@ -1,26 +1,26 @@
 //! What the agent answered at one look: the four documents of `/api/v1`, as they came.
 
 use serde::{Deserialize, Serialize};
-use wire::api::{Head, gpus, node, pods, processes};
+use wire::api::{ViewHeadJson, gpus, node, pods, processes};
 
 /// The documents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Snapshot {
     /// `/api/v1/node`.
-    pub(crate) node: node::Document,
+    pub(crate) node: node::NodeJson,
     /// `/api/v1/gpus`.
-    pub(crate) gpus: gpus::Document,
+    pub(crate) gpus: gpus::GpusJson,
     /// `/api/v1/pods`.
-    pub(crate) pods: pods::Document,
+    pub(crate) pods: pods::PodsJson,
     /// `/api/v1/processes`.
-    pub(crate) processes: processes::Document,
+    pub(crate) processes: processes::ProcessesJson,
 }
 
 // === impl Snapshot ===
 
 impl Snapshot {
     /// Which view the documents are of; they are fetched one after the other, so a later one may be a view younger.
-    pub(crate) fn head(&self) -> &Head {
+    pub(crate) fn head(&self) -> &ViewHeadJson {
         &self.node.view
     }
 

@@ -3,21 +3,23 @@
 
 use crate::top::snapshot::Snapshot;
 use crate::top::state::{Input, State};
-use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Qos, Runtime};
+use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Qos, RuntimeKind};
 use model::gpu::{GpmSample, Gpu, GpuSample, MigInstance, MigSample};
 use model::host::{HostFacts, HostSample};
 use model::id::{ContainerId, GpuUuid, NodeName, PodRef, PodUid, ProcessKey};
 use model::observation::GpuSourceState;
-use model::process::{GpuProcess, GpuProcessKind, HostProcess, Owner};
+use model::process::{GpuProcess, GpuProcessKind, HostProcess, ProcessOwner};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Nanos, Percent, Ratio, Watts};
-use model::view::{ContainerView, GpuShare, GpuView, Health, HostRates, NodeView, PodView, ProcessView, Rates, Whose};
+use model::view::{
+    ContainerRates, ContainerView, GpuHealth, GpuUse, GpuView, HostRates, NodeView, PodView, ProcessView, SoleHolders,
+};
 use model::{Absence, Reading};
 use std::sync::Arc;
 use std::time::Duration;
-use wire::api::owner::Names;
-use wire::api::reading::Ages;
-use wire::api::{Head, gpus, node, pods, processes};
+use wire::api::owner::OwnerNames;
+use wire::api::reading::ReadingAges;
+use wire::api::{ViewHeadJson, gpus, node, pods, processes};
 
 const NOW: Now = Now { monotonic: Monotonic(1_000_400_000_000), wall: WallTime(1_760_000_000_000_000) };
 const GIB: u64 = 1 << 30;
@@ -41,7 +43,7 @@ fn identity(pod: u8, container: Option<char>) -> Arc<CgroupIdentity> {
         Some(c) => CgroupKind::Container {
             pod: Some((uid(pod), Qos::Burstable)),
             id: ContainerId::parse(&c.to_string().repeat(64)).unwrap(),
-            runtime: Runtime::Containerd,
+            runtime: RuntimeKind::Containerd,
         },
     };
     Arc::new(CgroupIdentity { path: Arc::from(format!("/kubepods/{pod}")), kind })
@@ -78,7 +80,7 @@ fn busy(use_percent: f64, used_gib: u64) -> GpuSample {
     }
 }
 
-fn process(pid: u32, command: &str, owner: Owner, memory: u64, sm: Reading<Percent>) -> GpuProcess {
+fn process(pid: u32, command: &str, owner: ProcessOwner, memory: u64, sm: Reading<Percent>) -> GpuProcess {
     GpuProcess {
         pid,
         key: Some(ProcessKey { pid, start_ticks: 7 }),
@@ -97,12 +99,12 @@ fn seen(gpu: Gpu, sample: GpuSample, list: Vec<GpuProcess>, holders: Vec<PodUid>
     GpuView {
         gpu: Arc::new(gpu),
         sample: Arc::new(sample),
-        health: Health::Healthy,
-        condition: model::incident::Condition::default(),
+        health: GpuHealth::Healthy,
+        condition: model::incident::GpuCondition::default(),
         processes: read(Arc::from(list)),
         processes_left_out: 0,
         holders,
-        whose: Whose::default(),
+        whose: SoleHolders::default(),
         nvlink_rate: Reading::NOT_YET,
         strangers: 0,
         unattributed_memory: read(Bytes(0)),
@@ -114,12 +116,12 @@ fn seen(gpu: Gpu, sample: GpuSample, list: Vec<GpuProcess>, holders: Vec<PodUid>
 }
 
 fn cards() -> Vec<GpuView> {
-    let train = Owner::Cgroup(identity(1, Some('a')));
-    let resnet = Owner::Cgroup(identity(2, Some('b')));
+    let train = ProcessOwner::Cgroup(identity(1, Some('a')));
+    let resnet = ProcessOwner::Cgroup(identity(2, Some('b')));
     let first = vec![
         process(4021, "python", train, 60, read(Percent(71.0))),
         process(4077, "python", resnet.clone(), 8, read(Percent(20.0))),
-        process(911, "nvidia-persist", Owner::Host, 1, Reading::Absent(Absence::NotSupported)),
+        process(911, "nvidia-persist", ProcessOwner::Host, 1, Reading::Absent(Absence::NotSupported)),
     ];
     let mut zero = seen(card(0, "NVIDIA H100 80GB HBM3"), busy(93.0, 71), first, vec![uid(1), uid(2)]);
     zero.strangers = 1;
@@ -150,7 +152,7 @@ fn cards() -> Vec<GpuView> {
     let two = seen(divided, sample, Vec::new(), Vec::new());
 
     let mut lost = seen(card(3, "NVIDIA H100 80GB HBM3"), GpuSample::absent(Absence::GpuLost), Vec::new(), Vec::new());
-    lost.health = Health::Unhealthy;
+    lost.health = GpuHealth::Unhealthy;
     lost.processes = Reading::Absent(Absence::GpuLost);
     vec![zero, one, two, lost]
 }
@@ -167,8 +169,8 @@ fn cgroup(memory_gib: u64) -> CgroupSample {
     }
 }
 
-fn rates(cores: f64) -> Rates {
-    Rates {
+fn rates(cores: f64) -> ContainerRates {
+    ContainerRates {
         cpu: read(Cores(cores)),
         io_read: Reading::Absent(Absence::KernelDoesNotCount),
         io_write: Reading::Absent(Absence::KernelDoesNotCount),
@@ -177,7 +179,7 @@ fn rates(cores: f64) -> Rates {
     }
 }
 
-fn pod(n: u8, name: Option<(&str, &str)>, use_of: (f64, u64), gpus: Vec<GpuShare>) -> PodView {
+fn pod(n: u8, name: Option<(&str, &str)>, use_of: (f64, u64), gpus: Vec<GpuUse>) -> PodView {
     let letter = char::from(b'a' + n - 1);
     let identity = identity(n, Some(letter));
     let container = ContainerView {
@@ -206,16 +208,16 @@ fn pod(n: u8, name: Option<(&str, &str)>, use_of: (f64, u64), gpus: Vec<GpuShare
     }
 }
 
-fn on(gpu: u32, memory: u64, sm: f64) -> GpuShare {
+fn on(gpu: u32, memory: u64, sm: f64) -> GpuUse {
     let memory_used = read(Bytes(memory * GIB));
-    GpuShare { gpu: uuid(&format!("GPU-{gpu}")), mig: None, processes: 1, memory_used, sm: read(Percent(sm)) }
+    GpuUse { gpu: uuid(&format!("GPU-{gpu}")), mig: None, processes: 1, memory_used, sm: read(Percent(sm)) }
 }
 
 fn host_process(pid: u32, command: &str, owner: Option<Arc<CgroupIdentity>>, cores: f64, rss_gib: u64) -> ProcessView {
     let process = HostProcess {
         key: ProcessKey { pid, start_ticks: 7 },
         command: Arc::from(command),
-        owner: owner.map_or(Owner::Host, Owner::Cgroup),
+        owner: owner.map_or(ProcessOwner::Host, ProcessOwner::Cgroup),
         cpu_user: Nanos(1),
         cpu_system: Nanos(1),
         rss: Bytes(rss_gib * GIB),
@@ -269,23 +271,32 @@ fn view() -> NodeView {
 /// What the agent of that node answers.
 pub(crate) fn snapshot() -> Snapshot {
     let view = view();
-    let names = Names::of(&view);
-    let ages = Ages(NOW.monotonic);
-    let head = Head::of(&view, NOW);
+    let names = OwnerNames::of(&view);
+    let ages = ReadingAges(NOW.monotonic);
+    let head = ViewHeadJson::of(&view, NOW);
     let rows = processes::rows(&view);
-    let listing =
-        processes::Listing { view: head.clone(), left_out: 0, rows: rows.iter().collect(), names: &names, ages };
+    let listing = processes::ProcessesListing {
+        view: head.clone(),
+        left_out: 0,
+        rows: rows.iter().collect(),
+        names: &names,
+        ages,
+    };
     Snapshot {
-        node: node::Document::of(&view, NOW),
-        gpus: gpus::Document {
+        node: node::NodeJson::of(&view, NOW),
+        gpus: gpus::GpusJson {
             view: head.clone(),
-            gpus: view.gpus.iter().map(|gpu| gpus::Gpu::of(gpu, &names, ages)).collect(),
-            gpus_unidentified: view.gpus_unidentified.iter().map(|gpu| gpus::Unidentified::of(gpu, ages)).collect(),
+            gpus: view.gpus.iter().map(|gpu| gpus::GpuJson::of(gpu, &names, ages)).collect(),
+            gpus_unidentified: view
+                .gpus_unidentified
+                .iter()
+                .map(|gpu| gpus::UnidentifiedGpuJson::of(gpu, ages))
+                .collect(),
         },
-        pods: pods::Document {
+        pods: pods::PodsJson {
             view: head,
             left_out: 0,
-            pods: view.pods.iter().map(|pod| pods::Pod::of(pod, ages)).collect(),
+            pods: view.pods.iter().map(|pod| pods::PodJson::of(pod, ages)).collect(),
             containers: Vec::new(),
         },
         processes: serde_json::from_value(serde_json::to_value(listing).unwrap()).unwrap(),

@@ -1,8 +1,8 @@
 //! `/api/v1/gpus`.
 
-use super::head::Head;
-use super::owner::{Names, Owner};
-use super::reading::{Ages, Reading};
+use super::head::ViewHeadJson;
+use super::owner::{OwnerJson, OwnerNames};
+use super::reading::{ReadingAges, ReadingJson};
 use model::gpu as noun;
 use model::id::PodUid;
 use model::process::{self, GpuProcessKind};
@@ -12,23 +12,23 @@ use serde::{Deserialize, Serialize};
 
 /// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Document {
+pub struct GpusJson {
     /// Which view.
-    pub view: Head,
+    pub view: ViewHeadJson,
     /// Ordered by index.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuJson>,
     /// GPUs that are there and could never be identified, ordered by index.
     #[serde(default)]
-    pub gpus_unidentified: Vec<Unidentified>,
+    pub gpus_unidentified: Vec<UnidentifiedGpuJson>,
 }
 
 /// A GPU that NVML counts and that could never be identified.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Unidentified {
+pub struct UnidentifiedGpuJson {
     /// NVML's index.
     pub index: u32,
     /// Where it sits, where there is only one place it can be.
-    pub pci_bus_id: Reading<String>,
+    pub pci_bus_id: ReadingJson<String>,
     /// A stable short word: see [`model::Absence::code`].
     pub absent: String,
     /// The sentence for people.
@@ -38,74 +38,74 @@ pub struct Unidentified {
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::{Gpu, GpuSample}` with their unit")]
-pub struct Gpu {
+pub struct GpuJson {
     pub uuid: String,
     pub index: u32,
-    pub minor: Reading<u32>,
+    pub minor: ReadingJson<u32>,
     pub model: String,
-    pub pci_bus_id: Reading<String>,
-    pub numa_node: Reading<u32>,
-    pub architecture: Reading<String>,
-    pub mig_mode: Reading<bool>,
+    pub pci_bus_id: ReadingJson<String>,
+    pub numa_node: ReadingJson<u32>,
+    pub architecture: ReadingJson<String>,
+    pub mig_mode: ReadingJson<bool>,
     pub health: String,
     /// Why it gets no new containers.
     #[serde(default)]
-    pub incidents: Vec<Incident>,
+    pub incidents: Vec<IncidentJson>,
     /// When it gets new ones again if nothing more happens; missing while something stands, and where nothing is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit_in_seconds: Option<f64>,
     /// Whether it gets new ones only after a reset of it was seen, or by an operator's word.
     #[serde(default)]
     pub awaits_reset: bool,
-    pub memory_total_bytes: Reading<u64>,
-    pub memory_used_bytes: Reading<u64>,
-    pub memory_reserved_bytes: Reading<u64>,
-    pub memory_free_bytes: Reading<u64>,
-    pub utilization_ratio: Reading<f64>,
+    pub memory_total_bytes: ReadingJson<u64>,
+    pub memory_used_bytes: ReadingJson<u64>,
+    pub memory_reserved_bytes: ReadingJson<u64>,
+    pub memory_free_bytes: ReadingJson<u64>,
+    pub utilization_ratio: ReadingJson<f64>,
     pub utilization_samples: u32,
-    pub memory_copy_ratio: Reading<f64>,
-    pub encoder_ratio: Reading<f64>,
-    pub decoder_ratio: Reading<f64>,
-    pub power_watts: Reading<f64>,
-    pub power_limit_watts: Reading<f64>,
-    pub energy_joules: Reading<f64>,
-    pub clock_sm_hertz: Reading<u64>,
-    pub clock_memory_hertz: Reading<u64>,
-    pub throttle_reasons: Reading<u64>,
-    pub temperature_celsius: Reading<i32>,
-    pub temperature_memory_celsius: Reading<i32>,
-    pub pcie_tx_bytes_per_second: Reading<f64>,
-    pub pcie_rx_bytes_per_second: Reading<f64>,
-    pub pcie_replays: Reading<u64>,
-    pub nvlink_bytes: Reading<u64>,
-    pub nvlinks_active: Reading<u32>,
-    pub ecc: Ecc,
-    pub remapped: Remapped,
-    pub recovery_action: Reading<String>,
-    pub gpm: Gpm,
-    pub xids: Vec<XidCount>,
-    pub last_xid: Option<LastXid>,
+    pub memory_copy_ratio: ReadingJson<f64>,
+    pub encoder_ratio: ReadingJson<f64>,
+    pub decoder_ratio: ReadingJson<f64>,
+    pub power_watts: ReadingJson<f64>,
+    pub power_limit_watts: ReadingJson<f64>,
+    pub energy_joules: ReadingJson<f64>,
+    pub clock_sm_hertz: ReadingJson<u64>,
+    pub clock_memory_hertz: ReadingJson<u64>,
+    pub throttle_reasons: ReadingJson<u64>,
+    pub temperature_celsius: ReadingJson<i32>,
+    pub temperature_memory_celsius: ReadingJson<i32>,
+    pub pcie_tx_bytes_per_second: ReadingJson<f64>,
+    pub pcie_rx_bytes_per_second: ReadingJson<f64>,
+    pub pcie_replays: ReadingJson<u64>,
+    pub nvlink_bytes: ReadingJson<u64>,
+    pub nvlinks_active: ReadingJson<u32>,
+    pub ecc: EccJson,
+    pub remapped: RemappedRowsJson,
+    pub recovery_action: ReadingJson<String>,
+    pub gpm: GpmJson,
+    pub xids: Vec<XidCountJson>,
+    pub last_xid: Option<LastXidJson>,
     /// The way to each other GPU of the node.
-    pub links: Vec<Link>,
-    pub mig: Reading<Vec<Mig>>,
+    pub links: Vec<GpuLinkJson>,
+    pub mig: ReadingJson<Vec<MigInstanceJson>>,
     /// Pods with at least one process here (as far as `processes` is known), and pods whose claim is on it (without a
     /// claim: pods that kubelet gave it to).
-    pub holders: Vec<Holder>,
+    pub holders: Vec<GpuHolderJson>,
     /// Processes here that belong to no pod.
-    pub strangers: Reading<u32>,
+    pub strangers: ReadingJson<u32>,
     /// What is used beyond the sum of the pods' processes.
-    pub unattributed_memory_bytes: Reading<u64>,
+    pub unattributed_memory_bytes: ReadingJson<u64>,
     /// SM use of the strangers.
-    pub unattributed_sm_ratio: Reading<f64>,
+    pub unattributed_sm_ratio: ReadingJson<f64>,
     /// Processes on this GPU.
-    pub processes: Reading<Vec<GpuProcess>>,
+    pub processes: ReadingJson<Vec<GpuProcessJson>>,
     /// Processes beyond the bound.
     pub processes_left_out: u32,
 }
 
 /// One reason for which a GPU gets no new containers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Incident {
+pub struct IncidentJson {
     /// A stable short word, such as `xid_79`.
     pub incident: String,
     /// The same for people.
@@ -119,45 +119,45 @@ pub struct Incident {
 /// ECC errors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it: since the driver was loaded, in the card's life")]
-pub struct Ecc {
-    pub volatile_corrected: Reading<u64>,
-    pub volatile_uncorrected: Reading<u64>,
-    pub aggregate_corrected: Reading<u64>,
-    pub aggregate_uncorrected: Reading<u64>,
+pub struct EccJson {
+    pub volatile_corrected: ReadingJson<u64>,
+    pub volatile_uncorrected: ReadingJson<u64>,
+    pub aggregate_corrected: ReadingJson<u64>,
+    pub aggregate_uncorrected: ReadingJson<u64>,
 }
 
 /// Row remapping.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::RemappedRows`")]
-pub struct Remapped {
-    pub correctable_rows: Reading<u64>,
-    pub uncorrectable_rows: Reading<u64>,
-    pub pending: Reading<bool>,
-    pub failed: Reading<bool>,
+pub struct RemappedRowsJson {
+    pub correctable_rows: ReadingJson<u64>,
+    pub uncorrectable_rows: ReadingJson<u64>,
+    pub pending: ReadingJson<bool>,
+    pub failed: ReadingJson<bool>,
 }
 
 /// Counters of the profiling unit: shares of one, bytes a second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::GpmSample`")]
-pub struct Gpm {
-    pub graphics_active: Reading<f64>,
-    pub sm_active: Reading<f64>,
-    pub sm_occupancy: Reading<f64>,
-    pub tensor_active: Reading<f64>,
-    pub dram_active: Reading<f64>,
-    pub fp64_active: Reading<f64>,
-    pub fp32_active: Reading<f64>,
-    pub fp16_active: Reading<f64>,
-    pub pcie_tx_bytes_per_second: Reading<f64>,
-    pub pcie_rx_bytes_per_second: Reading<f64>,
-    pub nvlink_tx_bytes_per_second: Reading<f64>,
-    pub nvlink_rx_bytes_per_second: Reading<f64>,
+pub struct GpmJson {
+    pub graphics_active: ReadingJson<f64>,
+    pub sm_active: ReadingJson<f64>,
+    pub sm_occupancy: ReadingJson<f64>,
+    pub tensor_active: ReadingJson<f64>,
+    pub dram_active: ReadingJson<f64>,
+    pub fp64_active: ReadingJson<f64>,
+    pub fp32_active: ReadingJson<f64>,
+    pub fp16_active: ReadingJson<f64>,
+    pub pcie_tx_bytes_per_second: ReadingJson<f64>,
+    pub pcie_rx_bytes_per_second: ReadingJson<f64>,
+    pub nvlink_tx_bytes_per_second: ReadingJson<f64>,
+    pub nvlink_rx_bytes_per_second: ReadingJson<f64>,
 }
 
 /// How often one XID was seen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "two plain fields")]
-pub struct XidCount {
+pub struct XidCountJson {
     pub code: u32,
     pub count: u64,
 }
@@ -165,7 +165,7 @@ pub struct XidCount {
 /// The newest XID.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::Xid`")]
-pub struct LastXid {
+pub struct LastXidJson {
     pub code: u32,
     pub age_seconds: f64,
     pub pid: Option<u32>,
@@ -173,35 +173,35 @@ pub struct LastXid {
 
 /// The way to another GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Link {
+pub struct GpuLinkJson {
     /// The other one's UUID.
     pub peer: String,
     /// Word of `nvidia-smi topo -m`.
-    pub path: Reading<String>,
+    pub path: ReadingJson<String>,
     /// NVLinks from one GPU straight to the other: 0 where there are none, `through_switch` where they go through a switch.
-    pub nvlinks: Reading<u32>,
+    pub nvlinks: ReadingJson<u32>,
 }
 
 /// One MIG instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::{MigInstance, MigSample}` with their unit")]
-pub struct Mig {
+pub struct MigInstanceJson {
     pub uuid: String,
     pub index: u32,
     pub gpu_instance: u32,
     pub compute_instance: u32,
     pub profile: String,
-    pub memory_total_bytes: Reading<u64>,
-    pub memory_used_bytes: Reading<u64>,
-    pub memory_free_bytes: Reading<u64>,
-    pub memory_reserved_bytes: Reading<u64>,
-    pub gpm: Gpm,
+    pub memory_total_bytes: ReadingJson<u64>,
+    pub memory_used_bytes: ReadingJson<u64>,
+    pub memory_free_bytes: ReadingJson<u64>,
+    pub memory_reserved_bytes: ReadingJson<u64>,
+    pub gpm: GpmJson,
 }
 
 /// A pod with a process on the GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "names of a pod")]
-pub struct Holder {
+pub struct GpuHolderJson {
     pub pod_uid: String,
     pub namespace: Option<String>,
     pub pod: Option<String>,
@@ -210,32 +210,33 @@ pub struct Holder {
 /// One process on the GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::process::GpuProcess` with their unit")]
-pub struct GpuProcess {
+pub struct GpuProcessJson {
     pub pid: u32,
     pub command: String,
-    pub owner: Owner,
+    pub owner: OwnerJson,
     /// `compute`, `graphics` or `mps`.
     pub kind: String,
     pub mig: Option<String>,
-    pub memory_used_bytes: Reading<u64>,
-    pub sm_ratio: Reading<f64>,
-    pub encoder_ratio: Reading<f64>,
-    pub decoder_ratio: Reading<f64>,
+    pub memory_used_bytes: ReadingJson<u64>,
+    pub sm_ratio: ReadingJson<f64>,
+    pub encoder_ratio: ReadingJson<f64>,
+    pub decoder_ratio: ReadingJson<f64>,
 }
 
 // === conversions ===
 
-impl Gpu {
+impl GpuJson {
     /// The MIG instances that are known.
-    pub fn instances(&self) -> &[Mig] {
+    pub fn instances(&self) -> &[MigInstanceJson] {
         self.mig.value().map_or(&[], Vec::as_slice)
     }
 
     /// One GPU of a view whose names are `names`.
     #[must_use]
-    pub fn of(seen: &GpuView, names: &Names<'_>, ages: Ages) -> Gpu {
-        let (gpu, sample) = (&*seen.gpu, &*seen.sample);
-        Gpu {
+    pub fn of(seen: &GpuView, names: &OwnerNames<'_>, ages: ReadingAges) -> GpuJson {
+        let (gpu, sample, condition) = (&*seen.gpu, &*seen.sample, &seen.condition);
+        let counted = seen.xids.iter().filter(|(_, count)| *count > 0);
+        GpuJson {
             uuid: gpu.uuid.to_string(),
             index: gpu.index,
             minor: ages.of(&gpu.minor),
@@ -245,9 +246,9 @@ impl Gpu {
             architecture: ages.of(&gpu.architecture),
             mig_mode: ages.of(&gpu.mig_mode),
             health: seen.health.code().to_owned(),
-            incidents: seen.condition.incidents.iter().map(|one| Incident::of(*one, &seen.condition, ages)).collect(),
-            fit_in_seconds: seen.condition.fit_at.map(|at| at.since(ages.0).as_secs_f64()),
-            awaits_reset: seen.condition.awaits_reset,
+            incidents: condition.incidents.iter().map(|one| IncidentJson::of(*one, condition, ages)).collect(),
+            fit_in_seconds: condition.fit_at.map(|at| at.since(ages.0).as_secs_f64()),
+            awaits_reset: condition.awaits_reset,
             memory_total_bytes: ages.of(&gpu.memory_total),
             memory_used_bytes: ages.of(&sample.memory_used),
             memory_reserved_bytes: ages.of(&sample.memory_reserved),
@@ -270,36 +271,32 @@ impl Gpu {
             pcie_replays: ages.of(&sample.pcie_replays),
             nvlink_bytes: ages.of(&sample.nvlink_bytes),
             nvlinks_active: ages.of(&gpu.nvlinks_active),
-            ecc: Ecc::of(sample, ages),
-            remapped: Remapped::of(&sample.remapped, ages),
+            ecc: EccJson::of(sample, ages),
+            remapped: RemappedRowsJson::of(&sample.remapped, ages),
             recovery_action: ages.of(&sample.recovery),
-            gpm: Gpm::of(&sample.gpm, ages),
-            xids: seen
-                .xids
-                .iter()
-                .filter(|(_, count)| *count > 0)
-                .map(|&(code, count)| XidCount { code, count })
-                .collect(),
-            last_xid: seen.last_xid.as_ref().map(|xid| LastXid::of(xid, ages)),
-            links: gpu.links.iter().map(|link| Link::of(link, ages)).collect(),
-            mig: ages.with(&gpu.mig, |mig| mig.iter().map(|instance| Mig::of(instance, sample, ages)).collect()),
-            holders: seen.holders.iter().map(|uid| Holder::of(uid, names)).collect(),
+            gpm: GpmJson::of(&sample.gpm, ages),
+            xids: counted.map(|&(code, count)| XidCountJson { code, count }).collect(),
+            last_xid: seen.last_xid.as_ref().map(|xid| LastXidJson::of(xid, ages)),
+            links: gpu.links.iter().map(|link| GpuLinkJson::of(link, ages)).collect(),
+            mig: ages
+                .with(&gpu.mig, |mig| mig.iter().map(|instance| MigInstanceJson::of(instance, sample, ages)).collect()),
+            holders: seen.holders.iter().map(|uid| GpuHolderJson::of(uid, names)).collect(),
             strangers: ages.with(&seen.processes, |_| seen.strangers),
             unattributed_memory_bytes: ages.of(&seen.unattributed_memory),
             unattributed_sm_ratio: ages.of(&seen.unattributed_sm),
             processes: ages.with(&seen.processes, |list| {
-                list.iter().map(|process| GpuProcess::of(process, names, ages)).collect()
+                list.iter().map(|process| GpuProcessJson::of(process, names, ages)).collect()
             }),
             processes_left_out: seen.processes_left_out,
         }
     }
 }
 
-impl Unidentified {
+impl UnidentifiedGpuJson {
     /// One of a view.
     #[must_use]
-    pub fn of(gpu: &noun::Unidentified, ages: Ages) -> Unidentified {
-        Unidentified {
+    pub fn of(gpu: &noun::UnidentifiedGpu, ages: ReadingAges) -> UnidentifiedGpuJson {
+        UnidentifiedGpuJson {
             index: gpu.index,
             pci_bus_id: ages.of(&gpu.pci_bus_id),
             absent: gpu.why.code().to_owned(),
@@ -308,13 +305,13 @@ impl Unidentified {
     }
 }
 
-impl Incident {
+impl IncidentJson {
     fn of(
         (incident, since): (model::incident::Incident, Monotonic),
-        condition: &model::incident::Condition,
-        ages: Ages,
-    ) -> Incident {
-        Incident {
+        condition: &model::incident::GpuCondition,
+        ages: ReadingAges,
+    ) -> IncidentJson {
+        IncidentJson {
             incident: incident.code(),
             what: incident.to_string(),
             advice: condition.advice(incident),
@@ -323,9 +320,9 @@ impl Incident {
     }
 }
 
-impl Ecc {
-    fn of(sample: &noun::GpuSample, ages: Ages) -> Ecc {
-        Ecc {
+impl EccJson {
+    fn of(sample: &noun::GpuSample, ages: ReadingAges) -> EccJson {
+        EccJson {
             volatile_corrected: ages.of(&sample.ecc_volatile.corrected),
             volatile_uncorrected: ages.of(&sample.ecc_volatile.uncorrected),
             aggregate_corrected: ages.of(&sample.ecc_aggregate.corrected),
@@ -334,9 +331,9 @@ impl Ecc {
     }
 }
 
-impl Remapped {
-    fn of(rows: &noun::RemappedRows, ages: Ages) -> Remapped {
-        Remapped {
+impl RemappedRowsJson {
+    fn of(rows: &noun::RemappedRows, ages: ReadingAges) -> RemappedRowsJson {
+        RemappedRowsJson {
             correctable_rows: ages.of(&rows.correctable),
             uncorrectable_rows: ages.of(&rows.uncorrectable),
             pending: ages.of(&rows.pending),
@@ -345,9 +342,9 @@ impl Remapped {
     }
 }
 
-impl Gpm {
-    fn of(gpm: &noun::GpmSample, ages: Ages) -> Gpm {
-        Gpm {
+impl GpmJson {
+    fn of(gpm: &noun::GpmSample, ages: ReadingAges) -> GpmJson {
+        GpmJson {
             graphics_active: ages.of(&gpm.graphics_active),
             sm_active: ages.of(&gpm.sm_active),
             sm_occupancy: ages.of(&gpm.sm_occupancy),
@@ -364,15 +361,15 @@ impl Gpm {
     }
 }
 
-impl LastXid {
-    fn of(xid: &noun::Xid, ages: Ages) -> LastXid {
-        LastXid { code: xid.code, age_seconds: ages.since(xid.at), pid: xid.pid }
+impl LastXidJson {
+    fn of(xid: &noun::Xid, ages: ReadingAges) -> LastXidJson {
+        LastXidJson { code: xid.code, age_seconds: ages.since(xid.at), pid: xid.pid }
     }
 }
 
-impl Link {
-    fn of(link: &noun::Link, ages: Ages) -> Link {
-        Link {
+impl GpuLinkJson {
+    fn of(link: &noun::GpuLink, ages: ReadingAges) -> GpuLinkJson {
+        GpuLinkJson {
             peer: link.peer.to_string(),
             path: ages.with(&link.path, |path| path.code().to_owned()),
             nvlinks: ages.of(&link.nvlinks),
@@ -380,13 +377,13 @@ impl Link {
     }
 }
 
-impl Mig {
-    fn of(instance: &noun::MigInstance, sample: &noun::GpuSample, ages: Ages) -> Mig {
+impl MigInstanceJson {
+    fn of(instance: &noun::MigInstance, sample: &noun::GpuSample, ages: ReadingAges) -> MigInstanceJson {
         let read = sample.mig.iter().find(|mig| mig.uuid == instance.uuid);
         let bytes = |pick: fn(&noun::MigSample) -> &model::Reading<model::unit::Bytes>| {
             ages.of(read.map_or(&model::Reading::NOT_YET, pick))
         };
-        Mig {
+        MigInstanceJson {
             uuid: instance.uuid.to_string(),
             index: instance.index,
             gpu_instance: instance.gpu_instance,
@@ -396,15 +393,15 @@ impl Mig {
             memory_used_bytes: bytes(|mig| &mig.memory_used),
             memory_free_bytes: bytes(|mig| &mig.memory_free),
             memory_reserved_bytes: bytes(|mig| &mig.memory_reserved),
-            gpm: Gpm::of(read.map_or(&noun::GpmSample::default(), |mig| &mig.gpm), ages),
+            gpm: GpmJson::of(read.map_or(&noun::GpmSample::default(), |mig| &mig.gpm), ages),
         }
     }
 }
 
-impl Holder {
-    fn of(uid: &PodUid, names: &Names<'_>) -> Holder {
+impl GpuHolderJson {
+    fn of(uid: &PodUid, names: &OwnerNames<'_>) -> GpuHolderJson {
         let name = names.pod(uid).and_then(|pod| pod.name.as_ref());
-        Holder {
+        GpuHolderJson {
             pod_uid: uid.to_string(),
             namespace: name.map(|name| name.namespace.to_string()),
             pod: name.map(|name| name.name.to_string()),
@@ -422,9 +419,9 @@ pub fn kind_word(kind: GpuProcessKind) -> &'static str {
     }
 }
 
-impl GpuProcess {
-    fn of(process: &process::GpuProcess, names: &Names<'_>, ages: Ages) -> GpuProcess {
-        GpuProcess {
+impl GpuProcessJson {
+    fn of(process: &process::GpuProcess, names: &OwnerNames<'_>, ages: ReadingAges) -> GpuProcessJson {
+        GpuProcessJson {
             pid: process.pid,
             command: process.command.to_string(),
             owner: names.whose(&process.owner),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Which view was shown, of which node, and how old it was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Head {
+pub struct ViewHeadJson {
     /// The node.
     pub node: String,
     /// Number of the view; a larger one is newer. Starts again with the program.
@@ -19,15 +19,15 @@ pub struct Head {
     pub simulated: bool,
 }
 
-impl Head {
+impl ViewHeadJson {
     /// Of `view`, told at `now`.
     #[must_use]
-    pub fn of(view: &NodeView, now: Now) -> Head {
-        Head {
+    pub fn of(view: &NodeView, now: Now) -> ViewHeadJson {
+        ViewHeadJson {
             node: view.name.to_string(),
             sequence: view.sequence,
             time_seconds: now.wall_of(view.now.monotonic).as_seconds(),
-            age_seconds: super::reading::Ages(now.monotonic).since(view.now.monotonic),
+            age_seconds: super::reading::ReadingAges(now.monotonic).since(view.now.monotonic),
             simulated: view.gpu_source.simulated(),
         }
     }

@@ -1,13 +1,13 @@
 //! `/api/v1/node`: the machine, how its GPUs are seen, and how the agent itself fares.
 
-use super::gpus::Unidentified;
-use super::head::Head;
-use super::reading::{Ages, Reading};
+use super::gpus::UnidentifiedGpuJson;
+use super::head::ViewHeadJson;
+use super::reading::{ReadingAges, ReadingJson};
 use model::Absence;
 use model::cgroup::NetworkSample;
 use model::host::HostPressure;
-use model::observation::{GpuSourceState, Trouble};
-use model::plugin::{DeviceSlots, PluginView, PodFiles, Standing};
+use model::observation::{ErrorCounter, GpuSourceState};
+use model::plugin::{DeviceSlots, PluginView, PodFiles, RegistrationState};
 use model::time::Now;
 use model::view::{NodeView, PodWatchView};
 use serde::{Deserialize, Serialize};
@@ -15,68 +15,68 @@ use serde::{Deserialize, Serialize};
 /// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::host` and `model::view` with their unit")]
-pub struct Document {
-    pub view: Head,
-    pub gpu_source: GpuSource,
+pub struct NodeJson {
+    pub view: ViewHeadJson,
+    pub gpu_source: GpuSourceJson,
     #[serde(default)]
     pub gpu_events_hang: bool,
     pub gpus: usize,
     #[serde(default)]
-    pub gpus_unidentified: Vec<Unidentified>,
+    pub gpus_unidentified: Vec<UnidentifiedGpuJson>,
     pub pods: usize,
     pub kernel: String,
     /// `v1`, `v2` or `hybrid`.
-    pub cgroups: Reading<String>,
-    pub private_cgroup_namespace: Reading<bool>,
-    pub processors: Reading<u64>,
-    pub load: Reading<[f64; 3]>,
-    pub cpu_cores: Reading<f64>,
-    pub cpu_user_seconds: Reading<f64>,
-    pub cpu_system_seconds: Reading<f64>,
-    pub cpu_idle_seconds: Reading<f64>,
-    pub cpu_iowait_seconds: Reading<f64>,
-    pub cpu_steal_seconds: Reading<f64>,
-    pub memory_total_bytes: Reading<u64>,
-    pub memory_available_bytes: Reading<u64>,
-    pub memory_working_set_bytes: Reading<u64>,
-    pub memory_rss_bytes: Reading<u64>,
-    pub memory_cache_bytes: Reading<u64>,
-    pub swap_used_bytes: Reading<u64>,
-    pub oom_kills: Reading<u64>,
-    pub disk_read_bytes: Reading<u64>,
-    pub disk_write_bytes: Reading<u64>,
-    pub disk_reads: Reading<u64>,
-    pub disk_writes: Reading<u64>,
-    pub disk_read_bytes_per_second: Reading<f64>,
-    pub disk_write_bytes_per_second: Reading<f64>,
-    pub net_rx_bytes: Reading<u64>,
-    pub net_tx_bytes: Reading<u64>,
-    pub net_rx_bytes_per_second: Reading<f64>,
-    pub net_tx_bytes_per_second: Reading<f64>,
-    pub net_rx_packets: Reading<u64>,
-    pub net_tx_packets: Reading<u64>,
-    pub net_rx_errors: Reading<u64>,
-    pub net_tx_errors: Reading<u64>,
-    pub net_rx_dropped: Reading<u64>,
-    pub net_tx_dropped: Reading<u64>,
-    pub tasks: Reading<u64>,
-    pub processes: Reading<u64>,
-    pub pressure: Reading<Pressure>,
+    pub cgroups: ReadingJson<String>,
+    pub private_cgroup_namespace: ReadingJson<bool>,
+    pub processors: ReadingJson<u64>,
+    pub load: ReadingJson<[f64; 3]>,
+    pub cpu_cores: ReadingJson<f64>,
+    pub cpu_user_seconds: ReadingJson<f64>,
+    pub cpu_system_seconds: ReadingJson<f64>,
+    pub cpu_idle_seconds: ReadingJson<f64>,
+    pub cpu_iowait_seconds: ReadingJson<f64>,
+    pub cpu_steal_seconds: ReadingJson<f64>,
+    pub memory_total_bytes: ReadingJson<u64>,
+    pub memory_available_bytes: ReadingJson<u64>,
+    pub memory_working_set_bytes: ReadingJson<u64>,
+    pub memory_rss_bytes: ReadingJson<u64>,
+    pub memory_cache_bytes: ReadingJson<u64>,
+    pub swap_used_bytes: ReadingJson<u64>,
+    pub oom_kills: ReadingJson<u64>,
+    pub disk_read_bytes: ReadingJson<u64>,
+    pub disk_write_bytes: ReadingJson<u64>,
+    pub disk_reads: ReadingJson<u64>,
+    pub disk_writes: ReadingJson<u64>,
+    pub disk_read_bytes_per_second: ReadingJson<f64>,
+    pub disk_write_bytes_per_second: ReadingJson<f64>,
+    pub net_rx_bytes: ReadingJson<u64>,
+    pub net_tx_bytes: ReadingJson<u64>,
+    pub net_rx_bytes_per_second: ReadingJson<f64>,
+    pub net_tx_bytes_per_second: ReadingJson<f64>,
+    pub net_rx_packets: ReadingJson<u64>,
+    pub net_tx_packets: ReadingJson<u64>,
+    pub net_rx_errors: ReadingJson<u64>,
+    pub net_tx_errors: ReadingJson<u64>,
+    pub net_rx_dropped: ReadingJson<u64>,
+    pub net_tx_dropped: ReadingJson<u64>,
+    pub tasks: ReadingJson<u64>,
+    pub processes: ReadingJson<u64>,
+    pub pressure: ReadingJson<HostPressureJson>,
     pub processes_left_out: u32,
     pub cgroups_left_out: u32,
     pub pass_seconds: f64,
     pub deadlines_missed: u64,
-    pub troubles: Vec<TroubleCount>,
+    pub troubles: Vec<ErrorCountJson>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_watch: Option<PodWatch>,
+    pub pod_watch: Option<PodWatchJson>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plugin: Option<Plugin>,
+    pub plugin: Option<PluginJson>,
 }
 
 /// Time spent waiting, since boot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::host::HostPressure` with their unit")]
-pub struct Pressure {
+pub struct HostPressureJson {
     pub cpu_waiting_seconds: f64,
     pub memory_waiting_seconds: f64,
     pub memory_stalled_seconds: f64,
@@ -86,7 +86,7 @@ pub struct Pressure {
 
 /// What is known of this node's pods at the API server; missing where it is not asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PodWatch {
+pub struct PodWatchJson {
     /// `following`, `waiting` (for the first list) or `broken`.
     pub state: String,
     /// How long ago the API server last said anything; missing before the first list.
@@ -105,7 +105,7 @@ pub struct PodWatch {
 
 /// The device plugin; missing where GPUs are not shared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plugin {
+pub struct PluginJson {
     /// `nvidia.com/gpu`.
     pub resource: String,
     /// Whether kubelet watches our list of devices.
@@ -117,16 +117,16 @@ pub struct Plugin {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
     /// Ordered by device.
-    pub slots: Vec<Slots>,
+    pub slots: Vec<DeviceSlotsJson>,
     /// What pods have written into the folders that the limiter needs writable, ordered by UID.
     #[serde(default)]
-    pub pod_files: Vec<Files>,
+    pub pod_files: Vec<PodFilesJson>,
 }
 
 /// What a pod has written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::plugin::PodFiles`")]
-pub struct Files {
+pub struct PodFilesJson {
     pub uid: String,
     pub namespace: String,
     pub name: String,
@@ -138,7 +138,7 @@ pub struct Files {
 /// Slots and claims of one GPU or MIG instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::plugin::DeviceSlots`")]
-pub struct Slots {
+pub struct DeviceSlotsJson {
     pub uuid: String,
     pub free: u32,
     pub used: u32,
@@ -151,7 +151,7 @@ pub struct Slots {
 
 /// Whether GPUs can be seen.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct GpuSource {
+pub struct GpuSourceJson {
     /// `working`, `starting`, `missing`, `hanging`, `released` or `switched_off`.
     pub state: String,
     /// Driver version.
@@ -174,24 +174,24 @@ pub struct GpuSource {
 /// How often one kind of trouble was met since the start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "two plain fields")]
-pub struct TroubleCount {
+pub struct ErrorCountJson {
     pub kind: String,
     pub count: u64,
 }
 
-impl Document {
+impl NodeJson {
     /// Of `view`, told at `now`.
     #[must_use]
-    pub fn of(view: &NodeView, now: Now) -> Document {
-        let ages = Ages(now.monotonic);
+    pub fn of(view: &NodeView, now: Now) -> NodeJson {
+        let ages = ReadingAges(now.monotonic);
         let (host, rates) = (&view.host, &view.host_rates);
         let network = |pick: fn(&NetworkSample) -> u64| ages.with(&host.network, pick);
-        Document {
-            view: Head::of(view, now),
-            gpu_source: GpuSource::of(&view.gpu_source),
+        NodeJson {
+            view: ViewHeadJson::of(view, now),
+            gpu_source: GpuSourceJson::of(&view.gpu_source),
             gpu_events_hang: view.gpu_events_hang,
             gpus: view.gpus.len(),
-            gpus_unidentified: view.gpus_unidentified.iter().map(|gpu| Unidentified::of(gpu, ages)).collect(),
+            gpus_unidentified: view.gpus_unidentified.iter().map(|gpu| UnidentifiedGpuJson::of(gpu, ages)).collect(),
             pods: view.pods.len(),
             kernel: view.facts.kernel.to_string(),
             cgroups: ages.of(&view.facts.cgroups),
@@ -229,21 +229,21 @@ impl Document {
             net_tx_dropped: network(|network| network.tx_dropped.0),
             tasks: ages.of(&host.tasks),
             processes: ages.of(&host.processes),
-            pressure: ages.with(&host.pressure, Pressure::of),
+            pressure: ages.with(&host.pressure, HostPressureJson::of),
             processes_left_out: view.processes_left_out,
             cgroups_left_out: view.cgroups_left_out,
             pass_seconds: std::time::Duration::from_micros(view.pass_us).as_secs_f64(),
             deadlines_missed: view.deadlines_missed,
-            troubles: view.troubles.iter().map(|&(kind, count)| TroubleCount::of(kind, count)).collect(),
-            pod_watch: view.pod_watch.as_ref().map(|watch| PodWatch::of(watch, now)),
-            plugin: view.plugin.as_deref().map(Plugin::of),
+            troubles: view.troubles.iter().map(|&(kind, count)| ErrorCountJson::of(kind, count)).collect(),
+            pod_watch: view.pod_watch.as_ref().map(|watch| PodWatchJson::of(watch, now)),
+            plugin: view.plugin.as_deref().map(PluginJson::of),
         }
     }
 }
 
-impl Pressure {
-    fn of(pressure: &HostPressure) -> Pressure {
-        Pressure {
+impl HostPressureJson {
+    fn of(pressure: &HostPressure) -> HostPressureJson {
+        HostPressureJson {
             cpu_waiting_seconds: pressure.cpu_waiting.as_seconds(),
             memory_waiting_seconds: pressure.memory_waiting.as_seconds(),
             memory_stalled_seconds: pressure.memory_stalled.as_seconds(),
@@ -253,14 +253,14 @@ impl Pressure {
     }
 }
 
-impl PodWatch {
-    fn of(view: &PodWatchView, now: Now) -> PodWatch {
+impl PodWatchJson {
+    fn of(view: &PodWatchView, now: Now) -> PodWatchJson {
         let state = match (&view.watch.broken, view.watch.heard) {
             (Some(_), _) => "broken",
             (None, Some(_)) => "following",
             (None, None) => "waiting",
         };
-        PodWatch {
+        PodWatchJson {
             state: state.to_owned(),
             age_seconds: view.watch.heard.map(|heard| now.monotonic.since(heard).as_secs_f64()),
             reason: view.watch.broken.as_ref().map(ToString::to_string),
@@ -271,87 +271,87 @@ impl PodWatch {
     }
 }
 
-impl Plugin {
-    fn of(view: &PluginView) -> Plugin {
+impl PluginJson {
+    fn of(view: &PluginView) -> PluginJson {
         let (way, waiting_for) = match &view.standing {
-            Standing::Registered(way) => (Some((*way).to_owned()), None),
-            Standing::Waiting(what) | Standing::Undecided(what) => (None, Some(what.to_string())),
-            Standing::Follows => (None, Some(Standing::FOLLOWS.to_owned())),
+            RegistrationState::Registered(way) => (Some((*way).to_owned()), None),
+            RegistrationState::Waiting(what) | RegistrationState::Undecided(what) => (None, Some(what.to_string())),
+            RegistrationState::Follows => (None, Some(RegistrationState::FOLLOWS.to_owned())),
         };
-        Plugin {
+        PluginJson {
             resource: view.resource.to_string(),
             registered: way.is_some(),
             way,
             waiting_for,
-            slots: view.slots.iter().map(Slots::of).collect(),
-            pod_files: view.files.iter().map(Files::of).collect(),
+            slots: view.slots.iter().map(DeviceSlotsJson::of).collect(),
+            pod_files: view.files.iter().map(PodFilesJson::of).collect(),
         }
     }
 }
 
-impl Files {
-    fn of(files: &PodFiles) -> Files {
+impl PodFilesJson {
+    fn of(files: &PodFiles) -> PodFilesJson {
         let PodFiles { uid, pod, bytes, files, over } = files.clone();
         let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
-        Files { uid: uid.to_string(), namespace, name, bytes: bytes.0, files, over }
+        PodFilesJson { uid: uid.to_string(), namespace, name, bytes: bytes.0, files, over }
     }
 }
 
-impl Slots {
-    fn of(slots: &DeviceSlots) -> Slots {
+impl DeviceSlotsJson {
+    fn of(slots: &DeviceSlots) -> DeviceSlotsJson {
         let DeviceSlots { device, free, used, unhealthy, used_unhealthy, claims, healthy, cordoned } = slots.clone();
-        Slots { uuid: device.to_string(), free, used, unhealthy, used_unhealthy, claims, healthy, cordoned }
+        DeviceSlotsJson { uuid: device.to_string(), free, used, unhealthy, used_unhealthy, claims, healthy, cordoned }
     }
 }
 
-impl GpuSource {
-    fn of(state: &GpuSourceState) -> GpuSource {
-        let named = |word: &str| GpuSource { state: word.to_owned(), ..GpuSource::default() };
+impl GpuSourceJson {
+    fn of(state: &GpuSourceState) -> GpuSourceJson {
+        let named = |word: &str| GpuSourceJson { state: word.to_owned(), ..GpuSourceJson::default() };
         match state {
             GpuSourceState::SwitchedOff => named("switched_off"),
             GpuSourceState::Starting => named("starting"),
             GpuSourceState::Hanging => named("hanging"),
             GpuSourceState::Released { .. } => {
-                GpuSource { reason: Some(Absence::Released.to_string()), ..named("released") }
+                GpuSourceJson { reason: Some(Absence::Released.to_string()), ..named("released") }
             }
-            GpuSourceState::Working { driver, nvml, cuda, simulated: _ } => GpuSource {
+            GpuSourceState::Working { driver, nvml, cuda, simulated: _ } => GpuSourceJson {
                 driver: Some(driver.to_string()),
                 nvml: Some(nvml.to_string()),
                 cuda: cuda.as_ref().map(ToString::to_string),
                 ..named("working")
             },
             GpuSourceState::Missing { why, advice } => {
-                GpuSource { reason: Some(why.to_string()), advice: Some(advice.to_string()), ..named("missing") }
+                GpuSourceJson { reason: Some(why.to_string()), advice: Some(advice.to_string()), ..named("missing") }
             }
         }
     }
 }
 
-impl TroubleCount {
-    fn of(kind: Trouble, count: u64) -> TroubleCount {
-        TroubleCount { kind: trouble_word(kind).to_owned(), count }
+impl ErrorCountJson {
+    fn of(kind: ErrorCounter, count: u64) -> ErrorCountJson {
+        ErrorCountJson { kind: trouble_word(kind).to_owned(), count }
     }
 }
 
 /// A stable short word for a kind of trouble, in JSON and as a label value.
 #[must_use]
-pub fn trouble_word(kind: Trouble) -> &'static str {
+pub fn trouble_word(kind: ErrorCounter) -> &'static str {
     match kind {
-        Trouble::ProcUnreadable => "proc_unreadable",
-        Trouble::CgroupUnreadable => "cgroup_unreadable",
-        Trouble::CriFailed => "cri_failed",
-        Trouble::PodResourcesFailed => "pod_resources_failed",
-        Trouble::PodWatchFailed => "pod_watch_failed",
-        Trouble::PodUnreadable => "pod_unreadable",
-        Trouble::NvmlFailed => "nvml_failed",
-        Trouble::KernelLogFailed => "kernel_log_failed",
-        Trouble::QueueFull => "queue_full",
-        Trouble::HoldersDisagree => "holders_disagree",
-        Trouble::CheckpointUnreadable => "checkpoint_unreadable",
-        Trouble::StartMistaken => "start_mistaken",
-        Trouble::EditsNotApplied => "edits_not_applied",
-        Trouble::NotRemoved => "not_removed",
-        Trouble::NotCounted => "not_counted",
+        ErrorCounter::ProcUnreadable => "proc_unreadable",
+        ErrorCounter::CgroupUnreadable => "cgroup_unreadable",
+        ErrorCounter::CriFailed => "cri_failed",
+        ErrorCounter::PodResourcesFailed => "pod_resources_failed",
+        ErrorCounter::PodWatchFailed => "pod_watch_failed",
+        ErrorCounter::PodUnreadable => "pod_unreadable",
+        ErrorCounter::NvmlFailed => "nvml_failed",
+        ErrorCounter::KernelLogFailed => "kernel_log_failed",
+        ErrorCounter::QueueFull => "queue_full",
+        ErrorCounter::HoldersDisagree => "holders_disagree",
+        ErrorCounter::CheckpointUnreadable => "checkpoint_unreadable",
+        ErrorCounter::StartMistaken => "start_mistaken",
+        ErrorCounter::EditsNotApplied => "edits_not_applied",
+        ErrorCounter::NotRemoved => "not_removed",
+        ErrorCounter::NotCounted => "not_counted",
     }
 }
 
@@ -364,12 +364,12 @@ mod tests {
     fn an_empty_node_is_told_with_reasons_and_comes_back_the_same() {
         let now = Now { monotonic: model::time::Monotonic(5_000_000_000), wall: model::time::WallTime(9_000_000) };
         let view = NodeView::empty(NodeName::parse("n1").unwrap(), Now::default());
-        let told = Document::of(&view, now);
+        let told = NodeJson::of(&view, now);
         assert_eq!(told.gpu_source.state, "starting");
         assert!((told.view.age_seconds - 5.0).abs() < 1e-9 && (told.view.time_seconds - 4.0).abs() < 1e-9);
         assert_eq!(told.memory_total_bytes.reason(), Some("not measured yet"));
         let text = serde_json::to_string(&told).unwrap();
-        assert_eq!(serde_json::from_str::<Document>(&text).unwrap(), told);
+        assert_eq!(serde_json::from_str::<NodeJson>(&text).unwrap(), told);
     }
 
     #[test]
@@ -382,8 +382,8 @@ mod tests {
             (heard, Some("away"), "broken", Some(3.0)),
             (None, Some("away"), "broken", None),
         ] {
-            let watch = model::pod::PodWatch { heard, broken: broken.map(Into::into) };
-            let told = PodWatch::of(&PodWatchView { watch, pods: 2, ..PodWatchView::default() }, now);
+            let watch = model::pod::PodWatchState { heard, broken: broken.map(Into::into) };
+            let told = PodWatchJson::of(&PodWatchView { watch, pods: 2, ..PodWatchView::default() }, now);
             assert_eq!((told.state.as_str(), told.age_seconds, told.reason.as_deref()), (state, age, broken));
         }
     }

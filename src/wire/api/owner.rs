@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// Pod and container of a process; fields that nobody told are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Owner {
+pub struct OwnerJson {
     /// `pod`, `container` (of no pod), `host` or `unknown`.
     pub kind: String,
     /// Pod's UID.
@@ -29,35 +29,35 @@ pub struct Owner {
     pub container_id: Option<String>,
 }
 
-impl Owner {
+impl OwnerJson {
     /// A process of the host.
     #[must_use]
-    pub fn host() -> Owner {
-        Owner { kind: "host".to_owned(), ..Owner::default() }
+    pub fn host() -> OwnerJson {
+        OwnerJson { kind: "host".to_owned(), ..OwnerJson::default() }
     }
 
     /// Nobody knows.
     #[must_use]
-    pub fn unknown() -> Owner {
-        Owner { kind: "unknown".to_owned(), ..Owner::default() }
+    pub fn unknown() -> OwnerJson {
+        OwnerJson { kind: "unknown".to_owned(), ..OwnerJson::default() }
     }
 }
 
 /// The names of a view, found in constant time.
 #[derive(Debug)]
-pub struct Names<'a> {
+pub struct OwnerNames<'a> {
     pods: HashMap<&'a PodUid, &'a PodView>,
     containers: HashMap<&'a ContainerId, &'a ContainerView>,
 }
 
-impl<'a> Names<'a> {
+impl<'a> OwnerNames<'a> {
     /// All pods and containers of `view`.
     #[must_use]
-    pub fn of(view: &'a NodeView) -> Names<'a> {
+    pub fn of(view: &'a NodeView) -> OwnerNames<'a> {
         let pods = view.pods.iter().map(|pod| (&pod.uid, pod)).collect();
         let within = view.pods.iter().flat_map(|pod| &pod.containers);
         let containers = within.chain(&view.containers).map(|container| (&container.id, container)).collect();
-        Names { pods, containers }
+        OwnerNames { pods, containers }
     }
 
     /// The pod of that identity.
@@ -68,21 +68,21 @@ impl<'a> Names<'a> {
 
     /// Whose a process is, by name.
     #[must_use]
-    pub fn whose(&self, owner: &process::Owner) -> Owner {
+    pub fn whose(&self, owner: &process::ProcessOwner) -> OwnerJson {
         match owner {
-            process::Owner::Cgroup(cgroup) => self.owner(cgroup),
-            process::Owner::Host => Owner::host(),
-            process::Owner::Unknown => Owner::unknown(),
+            process::ProcessOwner::Cgroup(cgroup) => self.owner(cgroup),
+            process::ProcessOwner::Host => OwnerJson::host(),
+            process::ProcessOwner::Unknown => OwnerJson::unknown(),
         }
     }
 
     /// Who stands behind a cgroup.
     #[must_use]
-    pub fn owner(&self, cgroup: &CgroupIdentity) -> Owner {
+    pub fn owner(&self, cgroup: &CgroupIdentity) -> OwnerJson {
         let pod = cgroup.pod().and_then(|uid| self.pod(uid));
         let name = pod.and_then(|pod| pod.name.as_ref());
         let container = cgroup.container().and_then(|id| self.containers.get(id));
-        Owner {
+        OwnerJson {
             kind: if cgroup.pod().is_some() { "pod" } else { "container" }.to_owned(),
             pod_uid: cgroup.pod().map(ToString::to_string),
             namespace: name.map(|name| name.namespace.to_string()),

@@ -1,29 +1,29 @@
 //! `/api/v1/pods`: pods with their containers, and containers that belong to no pod.
 
-use super::head::Head;
-use super::reading::{Ages, Reading};
+use super::head::ViewHeadJson;
+use super::reading::{ReadingAges, ReadingJson};
 use model::cgroup::{CgroupSample, NetworkSample, Qos};
-use model::view::{ContainerView, GpuShare, PodView, Rates};
+use model::view::{ContainerRates, ContainerView, GpuUse, PodView};
 use serde::{Deserialize, Serialize, Serializer};
 
 /// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Document {
+pub struct PodsJson {
     /// Which view.
-    pub view: Head,
+    pub view: ViewHeadJson,
     /// Pods and containers that the agent had no room for.
     pub left_out: u32,
     /// Ordered by namespace, name, UID.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<PodJson>,
     /// Containers of no pod, ordered by id.
-    pub containers: Vec<Container>,
+    pub containers: Vec<ContainerJson>,
 }
 
-/// What is written as a [`Document`], converted one pod at a time.
+/// What is written as a [`PodsJson`], converted one pod at a time.
 #[derive(Debug)]
-pub struct Listing<'a> {
+pub struct PodsListing<'a> {
     /// Which view.
-    pub view: Head,
+    pub view: ViewHeadJson,
     /// Beyond the bound.
     pub left_out: u32,
     /// The pods that were asked for.
@@ -31,12 +31,12 @@ pub struct Listing<'a> {
     /// The containers that were asked for.
     pub containers: Vec<&'a ContainerView>,
     /// When the answer is given.
-    pub ages: Ages,
+    pub ages: ReadingAges,
 }
 
 /// One pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Pod {
+pub struct PodJson {
     /// UID.
     pub uid: String,
     /// Namespace, once somebody told it.
@@ -46,18 +46,18 @@ pub struct Pod {
     /// `Guaranteed`, `Burstable` or `BestEffort`.
     pub qos: Option<String>,
     /// What the pod's own cgroup counts.
-    pub usage: Use,
+    pub usage: CgroupUseJson,
     /// Network of the pod.
-    pub network: Reading<Network>,
+    pub network: ReadingJson<NetworkJson>,
     /// GPUs with processes of this pod.
-    pub gpus: Vec<Share>,
+    pub gpus: Vec<GpuUseJson>,
     /// Its containers.
-    pub containers: Vec<Container>,
+    pub containers: Vec<ContainerJson>,
 }
 
 /// One container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Container {
+pub struct ContainerJson {
     /// Id.
     pub id: String,
     /// Name in the pod, once somebody told it.
@@ -67,11 +67,11 @@ pub struct Container {
     /// Image, once somebody told it.
     pub image: Option<String>,
     /// What its cgroup counts.
-    pub usage: Use,
+    pub usage: CgroupUseJson,
     /// Network, of containers that belong to no pod.
-    pub network: Reading<Network>,
+    pub network: ReadingJson<NetworkJson>,
     /// GPUs with processes of this container.
-    pub gpus: Vec<Share>,
+    pub gpus: Vec<GpuUseJson>,
     /// Devices that kubelet says it holds.
     pub devices: Vec<String>,
 }
@@ -79,40 +79,40 @@ pub struct Container {
 /// What a cgroup counts, with the rates of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::cgroup::CgroupSample` and `Rates` with their unit")]
-pub struct Use {
-    pub cpu_cores: Reading<f64>,
-    pub cpu_seconds: Reading<f64>,
-    pub cpu_user_seconds: Reading<f64>,
-    pub cpu_system_seconds: Reading<f64>,
-    pub cpu_limit_cores: Reading<Option<f64>>,
-    pub cfs_periods: Reading<u64>,
-    pub cfs_throttled_periods: Reading<u64>,
-    pub cfs_throttled_seconds: Reading<f64>,
-    pub memory_usage_bytes: Reading<u64>,
-    pub memory_working_set_bytes: Reading<u64>,
-    pub memory_rss_bytes: Reading<u64>,
-    pub memory_cache_bytes: Reading<u64>,
-    pub memory_swap_bytes: Reading<u64>,
-    pub memory_limit_bytes: Reading<Option<u64>>,
-    pub oom_kills: Reading<u64>,
-    pub io_read_bytes: Reading<u64>,
-    pub io_write_bytes: Reading<u64>,
-    pub io_reads: Reading<u64>,
-    pub io_writes: Reading<u64>,
-    pub io_read_bytes_per_second: Reading<f64>,
-    pub io_write_bytes_per_second: Reading<f64>,
-    pub process_io: Reading<ProcessIo>,
-    pub net_rx_bytes_per_second: Reading<f64>,
-    pub net_tx_bytes_per_second: Reading<f64>,
-    pub tasks: Reading<u64>,
-    pub processes: Reading<u64>,
-    pub pressure: Reading<Pressure>,
+pub struct CgroupUseJson {
+    pub cpu_cores: ReadingJson<f64>,
+    pub cpu_seconds: ReadingJson<f64>,
+    pub cpu_user_seconds: ReadingJson<f64>,
+    pub cpu_system_seconds: ReadingJson<f64>,
+    pub cpu_limit_cores: ReadingJson<Option<f64>>,
+    pub cfs_periods: ReadingJson<u64>,
+    pub cfs_throttled_periods: ReadingJson<u64>,
+    pub cfs_throttled_seconds: ReadingJson<f64>,
+    pub memory_usage_bytes: ReadingJson<u64>,
+    pub memory_working_set_bytes: ReadingJson<u64>,
+    pub memory_rss_bytes: ReadingJson<u64>,
+    pub memory_cache_bytes: ReadingJson<u64>,
+    pub memory_swap_bytes: ReadingJson<u64>,
+    pub memory_limit_bytes: ReadingJson<Option<u64>>,
+    pub oom_kills: ReadingJson<u64>,
+    pub io_read_bytes: ReadingJson<u64>,
+    pub io_write_bytes: ReadingJson<u64>,
+    pub io_reads: ReadingJson<u64>,
+    pub io_writes: ReadingJson<u64>,
+    pub io_read_bytes_per_second: ReadingJson<f64>,
+    pub io_write_bytes_per_second: ReadingJson<f64>,
+    pub process_io: ReadingJson<ProcessIoJson>,
+    pub net_rx_bytes_per_second: ReadingJson<f64>,
+    pub net_tx_bytes_per_second: ReadingJson<f64>,
+    pub tasks: ReadingJson<u64>,
+    pub processes: ReadingJson<u64>,
+    pub pressure: ReadingJson<PressureJson>,
 }
 
 /// What the living processes read and wrote; loses those that ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "two plain fields")]
-pub struct ProcessIo {
+pub struct ProcessIoJson {
     pub read_bytes: u64,
     pub write_bytes: u64,
 }
@@ -120,7 +120,7 @@ pub struct ProcessIo {
 /// Time spent waiting, since the cgroup was made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::cgroup::Pressure` with their unit")]
-pub struct Pressure {
+pub struct PressureJson {
     pub cpu_waiting_seconds: f64,
     pub cpu_stalled_seconds: f64,
     pub memory_waiting_seconds: f64,
@@ -132,7 +132,7 @@ pub struct Pressure {
 /// Network totals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::cgroup::NetworkSample`")]
-pub struct Network {
+pub struct NetworkJson {
     pub rx_bytes: u64,
     pub tx_bytes: u64,
     pub rx_packets: u64,
@@ -146,26 +146,26 @@ pub struct Network {
 /// What the processes of a pod or container do on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::view::GpuShare` with their unit")]
-pub struct Share {
+pub struct GpuUseJson {
     pub gpu: String,
     pub mig: Option<String>,
     pub processes: u32,
-    pub memory_used_bytes: Reading<u64>,
-    pub sm_ratio: Reading<f64>,
+    pub memory_used_bytes: ReadingJson<u64>,
+    pub sm_ratio: ReadingJson<f64>,
 }
 
 // === conversions ===
 
-impl Serialize for Listing<'_> {
+impl Serialize for PodsListing<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
         let mut document = serializer.serialize_struct("Document", 4)?;
         document.serialize_field("view", &self.view)?;
         document.serialize_field("left_out", &self.left_out)?;
-        document.serialize_field("pods", &Each(&self.pods, |pod: &PodView| Pod::of(pod, self.ages)))?;
+        document.serialize_field("pods", &Each(&self.pods, |pod: &PodView| PodJson::of(pod, self.ages)))?;
         document.serialize_field(
             "containers",
-            &Each(&self.containers, |it: &ContainerView| Container::of(it, self.ages)),
+            &Each(&self.containers, |it: &ContainerView| ContainerJson::of(it, self.ages)),
         )?;
         document.end()
     }
@@ -180,35 +180,35 @@ impl<T, U: Serialize, F: Fn(&T) -> U> Serialize for Each<'_, T, F> {
     }
 }
 
-impl Pod {
+impl PodJson {
     /// One pod of a view.
     #[must_use]
-    pub fn of(pod: &PodView, ages: Ages) -> Pod {
-        Pod {
+    pub fn of(pod: &PodView, ages: ReadingAges) -> PodJson {
+        PodJson {
             uid: pod.uid.to_string(),
             namespace: pod.name.as_ref().map(|name| name.namespace.to_string()),
             name: pod.name.as_ref().map(|name| name.name.to_string()),
             qos: pod.qos.map(|qos| qos_word(qos).to_owned()),
-            usage: Use::of(&pod.sample, &pod.rates, ages),
-            network: ages.with(&pod.network, Network::of),
-            gpus: pod.gpus.iter().map(|share| Share::of(share, ages)).collect(),
-            containers: pod.containers.iter().map(|container| Container::of(container, ages)).collect(),
+            usage: CgroupUseJson::of(&pod.sample, &pod.rates, ages),
+            network: ages.with(&pod.network, NetworkJson::of),
+            gpus: pod.gpus.iter().map(|share| GpuUseJson::of(share, ages)).collect(),
+            containers: pod.containers.iter().map(|container| ContainerJson::of(container, ages)).collect(),
         }
     }
 }
 
-impl Container {
+impl ContainerJson {
     /// One container of a view.
     #[must_use]
-    pub fn of(container: &ContainerView, ages: Ages) -> Container {
-        Container {
+    pub fn of(container: &ContainerView, ages: ReadingAges) -> ContainerJson {
+        ContainerJson {
             id: container.id.to_string(),
             name: container.name.as_ref().map(ToString::to_string),
             sandbox: container.sandbox,
             image: container.image.as_ref().map(ToString::to_string),
-            usage: Use::of(&container.sample, &container.rates, ages),
-            network: ages.with(&container.network, Network::of),
-            gpus: container.gpus.iter().map(|share| Share::of(share, ages)).collect(),
+            usage: CgroupUseJson::of(&container.sample, &container.rates, ages),
+            network: ages.with(&container.network, NetworkJson::of),
+            gpus: container.gpus.iter().map(|share| GpuUseJson::of(share, ages)).collect(),
             devices: container.devices.iter().map(ToString::to_string).collect(),
         }
     }
@@ -224,9 +224,9 @@ pub fn qos_word(qos: Qos) -> &'static str {
     }
 }
 
-impl Use {
-    fn of(sample: &CgroupSample, rates: &Rates, ages: Ages) -> Use {
-        Use {
+impl CgroupUseJson {
+    fn of(sample: &CgroupSample, rates: &ContainerRates, ages: ReadingAges) -> CgroupUseJson {
+        CgroupUseJson {
             cpu_cores: ages.of(&rates.cpu),
             cpu_seconds: ages.of(&sample.cpu_total),
             cpu_user_seconds: ages.of(&sample.cpu_user),
@@ -249,19 +249,19 @@ impl Use {
             io_read_bytes_per_second: ages.of(&rates.io_read),
             io_write_bytes_per_second: ages.of(&rates.io_write),
             process_io: ages
-                .with(&sample.process_io, |io| ProcessIo { read_bytes: io.read.0, write_bytes: io.write.0 }),
+                .with(&sample.process_io, |io| ProcessIoJson { read_bytes: io.read.0, write_bytes: io.write.0 }),
             net_rx_bytes_per_second: ages.of(&rates.net_rx),
             net_tx_bytes_per_second: ages.of(&rates.net_tx),
             tasks: ages.of(&sample.tasks),
             processes: ages.of(&sample.processes),
-            pressure: ages.with(&sample.pressure, Pressure::of),
+            pressure: ages.with(&sample.pressure, PressureJson::of),
         }
     }
 }
 
-impl Pressure {
-    fn of(pressure: &model::cgroup::Pressure) -> Pressure {
-        Pressure {
+impl PressureJson {
+    fn of(pressure: &model::cgroup::Pressure) -> PressureJson {
+        PressureJson {
             cpu_waiting_seconds: pressure.cpu_waiting.as_seconds(),
             cpu_stalled_seconds: pressure.cpu_stalled.as_seconds(),
             memory_waiting_seconds: pressure.memory_waiting.as_seconds(),
@@ -272,9 +272,9 @@ impl Pressure {
     }
 }
 
-impl Network {
-    fn of(network: &NetworkSample) -> Network {
-        Network {
+impl NetworkJson {
+    fn of(network: &NetworkSample) -> NetworkJson {
+        NetworkJson {
             rx_bytes: network.rx_bytes.0,
             tx_bytes: network.tx_bytes.0,
             rx_packets: network.rx_packets.0,
@@ -287,9 +287,9 @@ impl Network {
     }
 }
 
-impl Share {
-    fn of(share: &GpuShare, ages: Ages) -> Share {
-        Share {
+impl GpuUseJson {
+    fn of(share: &GpuUse, ages: ReadingAges) -> GpuUseJson {
+        GpuUseJson {
             gpu: share.gpu.to_string(),
             mig: share.mig.as_ref().map(ToString::to_string),
             processes: share.processes,

@@ -1,10 +1,10 @@
 //! `/api/v1/processes`: processes of the host, each with its container and what it does on GPUs.
 
 use super::gpus::kind_word;
-use super::head::Head;
-use super::owner::{Names, Owner};
+use super::head::ViewHeadJson;
+use super::owner::{OwnerJson, OwnerNames};
 use super::pods::Each;
-use super::reading::{Ages, Reading};
+use super::reading::{ReadingAges, ReadingJson};
 use model::id::GpuUuid;
 use model::process::{GpuProcess, HostProcess};
 use model::unit::Nanos;
@@ -15,126 +15,127 @@ use std::collections::BTreeMap;
 
 /// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Document {
+pub struct ProcessesJson {
     /// Which view.
-    pub view: Head,
+    pub view: ViewHeadJson,
     /// Processes that the agent had no room for.
     pub left_out: u32,
     /// Those with the most CPU first; at the end those that only a GPU's list knows.
-    pub processes: Vec<Process>,
+    pub processes: Vec<ProcessJson>,
 }
 
-/// What is written as a [`Document`], converted one process at a time.
+/// What is written as a [`ProcessesJson`], converted one process at a time.
 #[derive(Debug)]
-pub struct Listing<'a> {
+pub struct ProcessesListing<'a> {
     /// Which view.
-    pub view: Head,
+    pub view: ViewHeadJson,
     /// Beyond the bound.
     pub left_out: u32,
     /// The processes that were asked for.
-    pub rows: Vec<&'a Row<'a>>,
+    pub rows: Vec<&'a ProcessRow<'a>>,
     /// The view's names.
-    pub names: &'a Names<'a>,
+    pub names: &'a OwnerNames<'a>,
     /// When the answer is given.
-    pub ages: Ages,
+    pub ages: ReadingAges,
 }
 
 /// A process as the host shows it, as GPUs show it, or both.
 #[derive(Debug)]
-pub struct Row<'a> {
+pub struct ProcessRow<'a> {
     /// The host's side.
     pub host: Option<&'a ProcessView>,
     /// One entry for each GPU (and MIG instance) it is on.
-    pub gpus: Places<'a>,
+    pub gpus: GpuEntries<'a>,
 }
 
 /// A process's entries in the lists of GPUs.
-pub type Places<'a> = Vec<(&'a GpuUuid, &'a GpuProcess)>;
+pub type GpuEntries<'a> = Vec<(&'a GpuUuid, &'a GpuProcess)>;
 
 /// One process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::process::HostProcess` with their unit")]
-pub struct Process {
+pub struct ProcessJson {
     pub pid: u32,
     pub start_ticks: Option<u64>,
     pub command: String,
-    pub owner: Owner,
-    pub cpu_cores: Reading<f64>,
-    pub cpu_user_seconds: Reading<f64>,
-    pub cpu_system_seconds: Reading<f64>,
-    pub rss_bytes: Reading<u64>,
-    pub threads: Reading<u64>,
-    pub read_bytes: Reading<u64>,
-    pub write_bytes: Reading<u64>,
+    pub owner: OwnerJson,
+    pub cpu_cores: ReadingJson<f64>,
+    pub cpu_user_seconds: ReadingJson<f64>,
+    pub cpu_system_seconds: ReadingJson<f64>,
+    pub rss_bytes: ReadingJson<u64>,
+    pub threads: ReadingJson<u64>,
+    pub read_bytes: ReadingJson<u64>,
+    pub write_bytes: ReadingJson<u64>,
     /// What it does on GPUs.
-    pub gpus: Vec<OnGpu>,
+    pub gpus: Vec<ProcessOnGpuJson>,
 }
 
 /// A process on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::process::GpuProcess` with their unit")]
-pub struct OnGpu {
+pub struct ProcessOnGpuJson {
     pub gpu: String,
     pub mig: Option<String>,
     /// `compute`, `graphics` or `mps`.
     pub kind: String,
-    pub memory_used_bytes: Reading<u64>,
-    pub sm_ratio: Reading<f64>,
-    pub encoder_ratio: Reading<f64>,
-    pub decoder_ratio: Reading<f64>,
+    pub memory_used_bytes: ReadingJson<u64>,
+    pub sm_ratio: ReadingJson<f64>,
+    pub encoder_ratio: ReadingJson<f64>,
+    pub decoder_ratio: ReadingJson<f64>,
 }
 
 /// Both sides of every process of `view`, joined by number and start time.
 #[must_use]
-pub fn rows(view: &NodeView) -> Vec<Row<'_>> {
-    let mut on_gpu: BTreeMap<(u32, Option<u64>), Places<'_>> = BTreeMap::new();
+pub fn rows(view: &NodeView) -> Vec<ProcessRow<'_>> {
+    let mut on_gpu: BTreeMap<(u32, Option<u64>), GpuEntries<'_>> = BTreeMap::new();
     for gpu in &view.gpus {
         for process in gpu.processes.value().into_iter().flat_map(|list| list.iter()) {
             let key = (process.pid, process.key.map(|key| key.start_ticks));
             on_gpu.entry(key).or_default().push((&gpu.gpu.uuid, process));
         }
     }
-    let mut rows: Vec<Row<'_>> = view
+    let mut rows: Vec<ProcessRow<'_>> = view
         .processes
         .iter()
         .map(|host| {
             let key = host.process.key;
-            Row { host: Some(host), gpus: on_gpu.remove(&(key.pid, Some(key.start_ticks))).unwrap_or_default() }
+            ProcessRow { host: Some(host), gpus: on_gpu.remove(&(key.pid, Some(key.start_ticks))).unwrap_or_default() }
         })
         .collect();
-    rows.extend(on_gpu.into_values().map(|gpus| Row { host: None, gpus }));
+    rows.extend(on_gpu.into_values().map(|gpus| ProcessRow { host: None, gpus }));
     rows
 }
 
 // === conversions ===
 
-impl Serialize for Listing<'_> {
+impl Serialize for ProcessesListing<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
         let mut document = serializer.serialize_struct("Document", 3)?;
         document.serialize_field("view", &self.view)?;
         document.serialize_field("left_out", &self.left_out)?;
-        document.serialize_field("processes", &Each(&self.rows, |row: &Row<'_>| row.show(self.names, self.ages)))?;
+        document
+            .serialize_field("processes", &Each(&self.rows, |row: &ProcessRow<'_>| row.show(self.names, self.ages)))?;
         document.end()
     }
 }
 
-impl Row<'_> {
+impl ProcessRow<'_> {
     /// Whose it is.
     #[must_use]
-    pub fn owner(&self, names: &Names<'_>) -> Owner {
+    pub fn owner(&self, names: &OwnerNames<'_>) -> OwnerJson {
         let host = self.host.map(|host| &host.process.owner);
         let on_gpu = self.gpus.first().map(|(_, process)| &process.owner);
         // The side that knows: the two are read at different times.
-        let known = host.filter(|owner| **owner != model::process::Owner::Unknown);
-        known.or(on_gpu).map_or_else(Owner::unknown, |owner| names.whose(owner))
+        let known = host.filter(|owner| **owner != model::process::ProcessOwner::Unknown);
+        known.or(on_gpu).map_or_else(OwnerJson::unknown, |owner| names.whose(owner))
     }
 
-    fn show(&self, names: &Names<'_>, ages: Ages) -> Process {
+    fn show(&self, names: &OwnerNames<'_>, ages: ReadingAges) -> ProcessJson {
         let first = self.gpus.first().map(|(_, process)| *process);
         let host = self.host.map(|host| &host.process);
         let cpu = |pick: fn(&HostProcess) -> Nanos| ages.of(&read(host, pick));
-        Process {
+        ProcessJson {
             pid: host.map(|it| it.key.pid).or(first.map(|it| it.pid)).unwrap_or_default(),
             start_ticks: host.map(|it| it.key).or(first.and_then(|it| it.key)).map(|key| key.start_ticks),
             command: host
@@ -150,7 +151,7 @@ impl Row<'_> {
             threads: ages.of(&read(host, |it| it.threads)),
             read_bytes: ages.of(&host.map_or(Noun::Absent(Absence::NotAttributable), |it| it.read_bytes)),
             write_bytes: ages.of(&host.map_or(Noun::Absent(Absence::NotAttributable), |it| it.write_bytes)),
-            gpus: self.gpus.iter().map(|(gpu, process)| OnGpu::of(gpu, process, ages)).collect(),
+            gpus: self.gpus.iter().map(|(gpu, process)| ProcessOnGpuJson::of(gpu, process, ages)).collect(),
         }
     }
 }
@@ -160,9 +161,9 @@ fn read<T>(host: Option<&HostProcess>, pick: impl FnOnce(&HostProcess) -> T) -> 
     host.map_or(Noun::Absent(Absence::NotAttributable), |it| Noun::Measured(pick(it), it.at))
 }
 
-impl OnGpu {
-    fn of(gpu: &GpuUuid, process: &GpuProcess, ages: Ages) -> OnGpu {
-        OnGpu {
+impl ProcessOnGpuJson {
+    fn of(gpu: &GpuUuid, process: &GpuProcess, ages: ReadingAges) -> ProcessOnGpuJson {
+        ProcessOnGpuJson {
             gpu: gpu.to_string(),
             mig: process.mig.as_ref().map(ToString::to_string),
             kind: kind_word(process.kind).to_owned(),

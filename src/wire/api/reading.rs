@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// A value with its age, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Reading<T> {
+pub enum ReadingJson<T> {
     /// Measured.
     Measured {
         /// The value, in the unit that the field's name tells.
@@ -27,52 +27,54 @@ pub enum Reading<T> {
     },
 }
 
-impl<T> Reading<T> {
+impl<T> ReadingJson<T> {
     /// The value, if there is one.
     pub fn value(&self) -> Option<&T> {
         match self {
-            Reading::Measured { value, .. } => Some(value),
-            Reading::Absent { .. } => None,
+            ReadingJson::Measured { value, .. } => Some(value),
+            ReadingJson::Absent { .. } => None,
         }
     }
 
     /// Why there is no value, as a sentence.
     pub fn reason(&self) -> Option<&str> {
         match self {
-            Reading::Measured { .. } => None,
-            Reading::Absent { reason, .. } => Some(reason),
+            ReadingJson::Measured { .. } => None,
+            ReadingJson::Absent { reason, .. } => Some(reason),
         }
     }
 
     /// Seconds since it was measured.
     pub fn age_seconds(&self) -> Option<f64> {
         match self {
-            Reading::Measured { age_seconds, .. } => Some(*age_seconds),
-            Reading::Absent { .. } => None,
+            ReadingJson::Measured { age_seconds, .. } => Some(*age_seconds),
+            ReadingJson::Absent { .. } => None,
         }
     }
 }
 
 /// Counts ages from the moment of the answer.
 #[derive(Clone, Copy, Debug)]
-pub struct Ages(
+pub struct ReadingAges(
     /// The moment of the answer.
     pub Monotonic,
 );
 
-impl Ages {
+impl ReadingAges {
     /// The reading as JSON has it.
-    pub fn of<T: Plain>(self, reading: &model::Reading<T>) -> Reading<T::Out> {
-        self.with(reading, Plain::plain)
+    pub fn of<T: PlainJson>(self, reading: &model::Reading<T>) -> ReadingJson<T::Out> {
+        self.with(reading, PlainJson::plain)
     }
 
     /// The same, with a conversion of the caller's.
-    pub fn with<T, U>(self, reading: &model::Reading<T>, plain: impl FnOnce(&T) -> U) -> Reading<U> {
+    pub fn with<T, U>(self, reading: &model::Reading<T>, plain: impl FnOnce(&T) -> U) -> ReadingJson<U> {
         match reading {
             model::Reading::Measured(value, at) => {
-                Reading::Measured { value: plain(value), age_seconds: self.since(*at) }
+                ReadingJson::Measured { value: plain(value), age_seconds: self.since(*at) }
             }
-            model::Reading::Absent(why) => Reading::Absent { absent: why.code().to_owned(), reason: why.to_string() },
+            model::Reading::Absent(why) => {
+                ReadingJson::Absent { absent: why.code().to_owned(), reason: why.to_string() }
+            }
         }
     }
 
@@ -85,7 +87,7 @@ impl Ages {
 }
 
 /// A noun that JSON has as a plain value in base units.
-pub trait Plain {
+pub trait PlainJson {
     /// What it becomes.
     type Out;
     /// In base units.
@@ -94,7 +96,7 @@ pub trait Plain {
 
 macro_rules! plain {
     ($($noun:ty => $out:ty, |$value:ident| $change:expr;)*) => {
-        $(impl Plain for $noun {
+        $(impl PlainJson for $noun {
             type Out = $out;
             fn plain(&self) -> $out {
                 let $value = self;
@@ -151,24 +153,24 @@ mod tests {
 
     #[test]
     fn both_kinds_of_reading_come_back_as_they_were_written() {
-        let ages = Ages(Monotonic(2_500_000_000));
+        let ages = ReadingAges(Monotonic(2_500_000_000));
         let there = ages.of(&model::Reading::Measured(Bytes(7), Monotonic(1_250_000_000)));
         let text = serde_json::to_string(&there).unwrap();
         assert_eq!(text, r#"{"value":7,"age_seconds":1.25}"#);
-        assert_eq!(serde_json::from_str::<Reading<u64>>(&text).unwrap(), there);
+        assert_eq!(serde_json::from_str::<ReadingJson<u64>>(&text).unwrap(), there);
 
         let gone = ages.of(&model::Reading::<Bytes>::Absent(Absence::Nvml(15)));
         let text = serde_json::to_string(&gone).unwrap();
         assert_eq!(text, r#"{"absent":"nvml_error","reason":"NVML error 15"}"#);
-        assert_eq!(serde_json::from_str::<Reading<u64>>(&text).unwrap(), gone);
+        assert_eq!(serde_json::from_str::<ReadingJson<u64>>(&text).unwrap(), gone);
     }
 
     #[test]
     fn no_limit_is_null_and_not_absent() {
-        let none = Ages(Monotonic(0)).of(&model::Reading::Measured(None::<Bytes>, Monotonic(0)));
+        let none = ReadingAges(Monotonic(0)).of(&model::Reading::Measured(None::<Bytes>, Monotonic(0)));
         let text = serde_json::to_string(&none).unwrap();
         assert_eq!(text, r#"{"value":null,"age_seconds":0.0}"#);
-        assert_eq!(serde_json::from_str::<Reading<Option<u64>>>(&text).unwrap(), none);
+        assert_eq!(serde_json::from_str::<ReadingJson<Option<u64>>>(&text).unwrap(), none);
     }
 
     #[test]

@@ -6,19 +6,19 @@ use serde_json::{Map, Value};
 /// A set of edits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Edits {
+pub struct CdiEdits {
     /// `NAME=value`; they win over what the pod says.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Device nodes that are made and allowed.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
-    pub device_nodes: Vec<DeviceNode>,
+    pub device_nodes: Vec<CdiDeviceNode>,
     /// Files and folders of the host.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<CdiMount>,
     /// Programs of the host that the runtime starts.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
-    pub hooks: Vec<Hook>,
+    pub hooks: Vec<CdiHook>,
     /// What is not known here, word for word.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -27,7 +27,7 @@ pub struct Edits {
 /// A device node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct DeviceNode {
+pub struct CdiDeviceNode {
     /// In the container.
     pub path: String,
     /// On the host, where it is another.
@@ -62,7 +62,7 @@ pub struct DeviceNode {
 /// A mount.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Mount {
+pub struct CdiMount {
     /// On the host.
     pub host_path: String,
     /// In the container.
@@ -81,7 +81,7 @@ pub struct Mount {
 /// A hook.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Hook {
+pub struct CdiHook {
     /// When: `createContainer` and others.
     pub hook_name: String,
     /// The program, on the host.
@@ -100,37 +100,37 @@ pub struct Hook {
     pub other: Map<String, Value>,
 }
 
-impl DeviceNode {
+impl CdiDeviceNode {
     /// The node at `path`, the same on the host and in the container.
     #[must_use]
-    pub fn at(path: &str) -> DeviceNode {
-        DeviceNode { path: path.to_owned(), ..DeviceNode::default() }
+    pub fn at(path: &str) -> CdiDeviceNode {
+        CdiDeviceNode { path: path.to_owned(), ..CdiDeviceNode::default() }
     }
 }
 
-impl Mount {
+impl CdiMount {
     /// A file or folder of the host that the container may read and not write.
     #[must_use]
-    pub fn read_only(host_path: &str, container_path: &str) -> Mount {
-        Mount {
+    pub fn read_only(host_path: &str, container_path: &str) -> CdiMount {
+        CdiMount {
             host_path: host_path.to_owned(),
             container_path: container_path.to_owned(),
             options: ["ro", "nosuid", "nodev", "bind"].map(str::to_owned).into(),
-            ..Mount::default()
+            ..CdiMount::default()
         }
     }
 }
 
-impl Edits {
+impl CdiEdits {
     /// Whether nothing is done.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        *self == Edits::default()
+        *self == CdiEdits::default()
     }
 
     /// Puts the edits of `more` behind these. Where both speak of one thing (a variable, a path in the container, an edit that
     /// is not known here), `more` wins; a hook that is there already is not run twice.
-    pub fn add(&mut self, more: &Edits) {
+    pub fn add(&mut self, more: &CdiEdits) {
         put(&mut self.env, &more.env, |one, other| name_of(one) == name_of(other));
         put(&mut self.device_nodes, &more.device_nodes, |one, other| one.path == other.path);
         put(&mut self.mounts, &more.mounts, |one, other| one.container_path == other.container_path);

@@ -3,9 +3,9 @@
 //! Such a file may be older than the driver that runs, and name by index what has another index by now. So nothing of it is
 //! taken that would hand out the node of another GPU.
 
-use super::edits::{DeviceNode, Edits};
-use super::spec::Spec;
-use crate::fault::shown;
+use super::edits::{CdiDeviceNode, CdiEdits};
+use super::spec::CdiSpec;
+use crate::decode_error::shown;
 use std::collections::BTreeSet;
 
 /// The kind of nvidia-ctk's files.
@@ -21,7 +21,7 @@ const CAPABILITIES: &str = "/dev/nvidia-caps/";
 ///
 /// # Errors
 /// The sentence says which node every container would get.
-pub fn for_all(spec: &Spec) -> Result<&Edits, String> {
+pub fn for_all(spec: &CdiSpec) -> Result<&CdiEdits, String> {
     match spec.container_edits.device_nodes.iter().find(|node| card(node).is_some()) {
         Some(node) => Err(format!("gives {} to every container", shown(&node.path))),
         None => Ok(&spec.container_edits),
@@ -34,7 +34,7 @@ pub fn for_all(spec: &Spec) -> Result<&Edits, String> {
 ///
 /// # Errors
 /// The sentence says which other card's node would be given.
-pub fn for_device(spec: &Spec, names: &[String], minor: u32) -> Result<Option<Edits>, String> {
+pub fn for_device(spec: &CdiSpec, names: &[String], minor: u32) -> Result<Option<CdiEdits>, String> {
     if let Some(device) = names.iter().find_map(|name| spec.device(name)) {
         let cards: BTreeSet<u32> = device.container_edits.device_nodes.iter().filter_map(card).collect();
         return match cards.iter().find(|number| **number != minor) {
@@ -43,47 +43,47 @@ pub fn for_device(spec: &Spec, names: &[String], minor: u32) -> Result<Option<Ed
         };
     }
     let Some(all) = spec.device(ALL) else { return Ok(None) };
-    let own = |node: &&DeviceNode| match card(node) {
+    let own = |node: &&CdiDeviceNode| match card(node) {
         Some(number) => number == minor,
         None => !node.path.starts_with(CAPABILITIES),
     };
-    let device_nodes: Vec<DeviceNode> = all.container_edits.device_nodes.iter().filter(own).cloned().collect();
+    let device_nodes: Vec<CdiDeviceNode> = all.container_edits.device_nodes.iter().filter(own).cloned().collect();
     let there = device_nodes.iter().any(|node| card(node).is_some());
-    Ok(there.then(|| Edits { device_nodes, ..Edits::default() }))
+    Ok(there.then(|| CdiEdits { device_nodes, ..CdiEdits::default() }))
 }
 
 /// The number of the card that this node, or the one behind it on the host, is of.
-fn card(node: &DeviceNode) -> Option<u32> {
+fn card(node: &CdiDeviceNode) -> Option<u32> {
     let of = |path: &str| path.rsplit_once(CARD).and_then(|(_, number)| number.parse().ok());
     of(&node.path).or_else(|| node.host_path.as_deref().and_then(of))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Hook, Mount, Version, decode, spec::Device};
+    use super::super::{CdiHook, CdiMount, CdiVersion, decode, spec::CdiSpecDevice};
     use super::*;
     use proptest::prelude::*;
     use serde_json::Map;
 
-    fn device(name: &str, nodes: &[&str]) -> Device {
-        let device_nodes = nodes.iter().map(|path| DeviceNode::at(path)).collect();
-        Device {
+    fn device(name: &str, nodes: &[&str]) -> CdiSpecDevice {
+        let device_nodes = nodes.iter().map(|path| CdiDeviceNode::at(path)).collect();
+        CdiSpecDevice {
             name: name.into(),
             annotations: std::collections::BTreeMap::new(),
-            container_edits: Edits { device_nodes, ..Edits::default() },
+            container_edits: CdiEdits { device_nodes, ..CdiEdits::default() },
             other: Map::new(),
         }
     }
 
-    fn spec(devices: Vec<Device>) -> Spec {
-        Spec { devices, ..Spec::of_device(KIND, "x", Edits::default(), Version::OLDEST) }
+    fn spec(devices: Vec<CdiSpecDevice>) -> CdiSpec {
+        CdiSpec { devices, ..CdiSpec::of_device(KIND, "x", CdiEdits::default(), CdiVersion::OLDEST) }
     }
 
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn paths(edits: &Edits) -> Vec<&str> {
+    fn paths(edits: &CdiEdits) -> Vec<&str> {
         edits.device_nodes.iter().map(|node| node.path.as_str()).collect()
     }
 
@@ -113,7 +113,8 @@ mod tests {
         assert!(for_device(&behind, &names(&["0"]), 0).is_err());
         let mut loose = spec(vec![device("0", &["/dev/nvidia0"])]);
         assert!(for_all(&loose).is_ok());
-        loose.container_edits.device_nodes = vec![DeviceNode::at("/dev/nvidiactl"), DeviceNode::at("/dev/nvidia1")];
+        loose.container_edits.device_nodes =
+            vec![CdiDeviceNode::at("/dev/nvidiactl"), CdiDeviceNode::at("/dev/nvidia1")];
         assert!(for_all(&loose).unwrap_err().contains("/dev/nvidia1"));
     }
 
@@ -143,8 +144,8 @@ mod tests {
                 device(name, &nodes)
             });
             let mut spec = spec(devices.collect());
-            spec.devices[0].container_edits.hooks = vec![Hook::default()];
-            spec.devices[0].container_edits.mounts = vec![Mount::read_only("/a", "/b")];
+            spec.devices[0].container_edits.hooks = vec![CdiHook::default()];
+            spec.devices[0].container_edits.mounts = vec![CdiMount::read_only("/a", "/b")];
             if let Ok(Some(edits)) = for_device(&spec, &wanted, minor) {
                 for path in paths(&edits) {
                     let number = path.rsplit_once("/dev/nvidia").and_then(|(_, number)| number.parse::<u32>().ok());

@@ -1,9 +1,9 @@
 //! What every runtime refuses, found before it is written or trusted: names, variables, paths, hooks, and more of anything
 //! than a container has.
 
-use super::edits::{DeviceNode, Edits, Hook, Mount, name_of};
-use super::spec::Spec;
-use crate::fault::shown;
+use super::edits::{CdiDeviceNode, CdiEdits, CdiHook, CdiMount, name_of};
+use super::spec::CdiSpec;
+use crate::decode_error::shown;
 use std::collections::BTreeSet;
 
 /// Devices of one file: 16 GPUs of 7 MIG instances, each by index and by UUID, and `all`, with room.
@@ -18,7 +18,7 @@ const MAX_CLASS: usize = 63;
 const HOOKS: [&str; 6] = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
 
 /// Checks a whole file; the text says what is wrong and where.
-pub(super) fn check(spec: &Spec) -> Result<(), String> {
+pub(super) fn check(spec: &CdiSpec) -> Result<(), String> {
     let kind = spec.kind.split_once('/').filter(|(vendor, class)| {
         let letter = |name: &str| name.starts_with(|first: char| first.is_ascii_alphabetic());
         letter(vendor) && letter(class) && name(vendor, MAX_NAME, "_-.") && name(class, MAX_CLASS, "_-.")
@@ -54,8 +54,8 @@ fn name(text: &str, longest: usize, marks: &str) -> bool {
     plain(text.bytes().next()) && plain(text.bytes().last()) && text.len() <= longest && text.chars().all(inside)
 }
 
-fn edits(edits: &Edits) -> Result<(), String> {
-    let Edits { env, device_nodes, mounts, hooks, .. } = edits;
+fn edits(edits: &CdiEdits) -> Result<(), String> {
+    let CdiEdits { env, device_nodes, mounts, hooks, .. } = edits;
     let longest = env.len().max(device_nodes.len()).max(mounts.len()).max(hooks.len());
     if longest > MAX_EDITS {
         return Err(format!("has more than {MAX_EDITS} edits of one kind"));
@@ -82,7 +82,7 @@ fn sound_path(what: &str, path: &str) -> Result<(), String> {
     }
 }
 
-fn sound_node(node: &DeviceNode) -> Result<(), String> {
+fn sound_node(node: &CdiDeviceNode) -> Result<(), String> {
     sound_path("path of a device node", &node.path)?;
     if let Some(path) = &node.host_path {
         sound_path("hostPath of a device node", path)?;
@@ -96,14 +96,14 @@ fn sound_node(node: &DeviceNode) -> Result<(), String> {
     }
 }
 
-fn sound_mount(mount: &Mount) -> Result<(), String> {
+fn sound_mount(mount: &CdiMount) -> Result<(), String> {
     if mount.host_path.is_empty() {
         return Err(format!("hostPath of the mount at {} is empty", shown(&mount.container_path)));
     }
     sound_path("containerPath of a mount", &mount.container_path)
 }
 
-fn sound_hook(hook: &Hook) -> Result<(), String> {
+fn sound_hook(hook: &CdiHook) -> Result<(), String> {
     if !HOOKS.contains(&hook.hook_name.as_str()) {
         return Err(format!("hookName is none: {}", shown(&hook.hook_name)));
     }

@@ -24,8 +24,8 @@ fn nvidia() -> Value {
     })
 }
 
-fn ticket(edits: Edits) -> Spec {
-    Spec::of_device("gpu-steward.io/gpu", "t00000000000000000000000000000000", edits, Version::OLDEST)
+fn ticket(edits: CdiEdits) -> CdiSpec {
+    CdiSpec::of_device("gpu-steward.io/gpu", "t00000000000000000000000000000000", edits, CdiVersion::OLDEST)
 }
 
 #[test]
@@ -34,14 +34,14 @@ fn what_all_gpus_share_goes_into_the_file_of_a_ticket() {
     assert_eq!(decode(nvidia().to_string().as_bytes()).unwrap(), source);
     let mut edits = source.container_edits.clone();
     edits.add(&source.device("0").unwrap().container_edits);
-    edits.add(&Edits {
+    edits.add(&CdiEdits {
         env: vec!["NVIDIA_VISIBLE_DEVICES=GPU-a".into(), "CUDA_DEVICE_MEMORY_LIMIT_0=3000m".into()],
-        mounts: vec![Mount::read_only("/run/x/limits.json", "/etc/gpu-steward/limits.json")],
-        ..Edits::default()
+        mounts: vec![CdiMount::read_only("/run/x/limits.json", "/etc/gpu-steward/limits.json")],
+        ..CdiEdits::default()
     });
     edits.add(&source.container_edits.clone());
-    edits.add(&Edits { env: vec!["NVIDIA_VISIBLE_DEVICES=GPU-a".into()], ..Edits::default() });
-    let text = encode(&Spec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version)).unwrap();
+    edits.add(&CdiEdits { env: vec!["NVIDIA_VISIBLE_DEVICES=GPU-a".into()], ..CdiEdits::default() });
+    let text = encode(&CdiSpec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version)).unwrap();
     let expected = concat!(
         r#"{"cdiVersion":"0.5.0","kind":"gpu-steward.io/gpu","devices":[{"name":"t0","containerEdits":{"#,
         r#""env":["CUDA_DEVICE_MEMORY_LIMIT_0=3000m","NVIDIA_VISIBLE_DEVICES=GPU-a"],"#,
@@ -67,7 +67,7 @@ fn what_nvidia_ctk_writes_is_read_and_nothing_is_lost() {
 
     let mut edits = shared.clone();
     edits.add(all);
-    let text = encode(&Spec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version)).unwrap();
+    let text = encode(&CdiSpec::of_device("gpu-steward.io/gpu", "t0", edits, source.cdi_version)).unwrap();
     let again: Value = serde_json::from_str(&text).unwrap();
     let given: Value = serde_json::from_slice(include_bytes!("../../../tests/golden/cdi/nvidia-ctk.json")).unwrap();
     assert_eq!(again["cdiVersion"], given["cdiVersion"]);
@@ -81,8 +81,8 @@ fn what_nvidia_ctk_writes_is_read_and_nothing_is_lost() {
 #[test]
 fn the_lowest_version_that_fits_is_written() {
     let written = |edits: Value| {
-        let edits: Edits = serde_json::from_value(edits).unwrap();
-        let text = encode(&Spec { cdi_version: Version::new(9, 9), ..ticket(edits) }).unwrap();
+        let edits: CdiEdits = serde_json::from_value(edits).unwrap();
+        let text = encode(&CdiSpec { cdi_version: CdiVersion::new(9, 9), ..ticket(edits) }).unwrap();
         serde_json::from_str::<Value>(&text).unwrap()["cdiVersion"].as_str().unwrap().to_owned()
     };
     for (edits, version) in [
@@ -98,12 +98,12 @@ fn the_lowest_version_that_fits_is_written() {
     ] {
         assert_eq!(written(edits.clone()), version, "{edits}");
     }
-    let one = || ticket(Edits { env: vec!["A=b".into()], ..Edits::default() });
-    let of = |spec: Spec| lowest::version(&spec).to_string();
-    assert_eq!(of(Spec { kind: "a/b.c".into(), ..one() }), "0.6.0");
-    assert_eq!(of(Spec { annotations: [("a".to_owned(), "b".to_owned())].into(), ..one() }), "0.6.0");
+    let one = || ticket(CdiEdits { env: vec!["A=b".into()], ..CdiEdits::default() });
+    let of = |spec: CdiSpec| lowest::version(&spec).to_string();
+    assert_eq!(of(CdiSpec { kind: "a/b.c".into(), ..one() }), "0.6.0");
+    assert_eq!(of(CdiSpec { annotations: [("a".to_owned(), "b".to_owned())].into(), ..one() }), "0.6.0");
     assert_eq!(
-        of(Spec { devices: of_value(nvidia()).unwrap().devices, ..one() }),
+        of(CdiSpec { devices: of_value(nvidia()).unwrap().devices, ..one() }),
         "0.5.0",
         "a name that begins with a digit"
     );
@@ -115,20 +115,20 @@ fn edits_that_are_not_known_are_carried_along() {
     value["containerEdits"]["netDevices"] = json!([{"hostInterfaceName": "eth0", "name": "net0"}]);
     value["cdiVersion"] = json!("v1.1.0");
     let spec = of_value(value).unwrap();
-    let mut edits = Edits::default();
+    let mut edits = CdiEdits::default();
     edits.add(&spec.container_edits);
     let again = decode(encode(&ticket(edits)).unwrap().as_bytes()).unwrap();
     assert_eq!(again.devices[0].container_edits.other, spec.container_edits.other);
-    assert_eq!(again.cdi_version, Version::new(1, 1));
+    assert_eq!(again.cdi_version, CdiVersion::new(1, 1));
 }
 
 #[test]
 fn later_edits_win() {
-    let set = |env: &[&str]| Edits { env: env.iter().map(|one| (*one).to_owned()).collect(), ..Edits::default() };
+    let set = |env: &[&str]| CdiEdits { env: env.iter().map(|one| (*one).to_owned()).collect(), ..CdiEdits::default() };
     let mut edits = set(&["A=1", "B=2", "A=3"]);
     edits.add(&set(&["C=4", "A=5", "C=6"]));
     assert_eq!(edits, set(&["B=2", "A=5", "C=6"]));
-    assert!(Edits::default().is_empty() && !edits.is_empty());
+    assert!(CdiEdits::default().is_empty() && !edits.is_empty());
 }
 
 #[test]
@@ -170,8 +170,8 @@ fn what_no_runtime_takes_is_refused_with_its_name() {
     }
     assert!(decode(b"{}").unwrap_err().what.contains("missing field `cdiVersion`"));
     assert!(decode(&vec![b' '; MAX_BYTES + 1]).unwrap_err().what.contains("bytes long"));
-    assert!(encode(&ticket(Edits::default())).unwrap_err().what.contains("has no edits"));
-    let huge = Edits { env: vec![format!("A={}", "b".repeat(MAX_BYTES))], ..Edits::default() };
+    assert!(encode(&ticket(CdiEdits::default())).unwrap_err().what.contains("has no edits"));
+    let huge = CdiEdits { env: vec![format!("A={}", "b".repeat(MAX_BYTES))], ..CdiEdits::default() };
     assert!(encode(&ticket(huge)).unwrap_err().what.contains("bytes long"));
 }
 
@@ -191,15 +191,15 @@ proptest! {
             let written = encode(&spec).unwrap();
             let again = decode(written.as_bytes()).unwrap();
             prop_assert_eq!(&again.devices, &spec.devices);
-            prop_assert!(again.cdi_version <= Version::new(0, 6));
+            prop_assert!(again.cdi_version <= CdiVersion::new(0, 6));
             prop_assert_eq!(encode(&again).unwrap(), written);
         }
     }
 
     #[test]
     fn adding_twice_is_adding_once(env in prop::collection::vec("[ABC]=[0-9]", 0..6), paths in prop::collection::vec("/[abc]", 0..6)) {
-        let more = Edits { env, device_nodes: paths.iter().map(|path| DeviceNode::at(path)).collect(), ..Edits::default() };
-        let mut once = Edits::default();
+        let more = CdiEdits { env, device_nodes: paths.iter().map(|path| CdiDeviceNode::at(path)).collect(), ..CdiEdits::default() };
+        let mut once = CdiEdits::default();
         once.add(&more);
         let mut twice = once.clone();
         twice.add(&more);

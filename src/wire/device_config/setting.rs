@@ -5,16 +5,16 @@ const MAX_SCALING: f64 = 100.0;
 
 /// How much more of a GPU is given away than there is.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub struct Scaling(f64);
+pub struct DeviceScaling(f64);
 
-impl Scaling {
+impl DeviceScaling {
     /// As much as there is.
-    pub const NONE: Scaling = Scaling(1.0);
+    pub const NONE: DeviceScaling = DeviceScaling(1.0);
 
     /// A factor above 0 and up to 100.
     #[must_use]
-    pub fn new(factor: f64) -> Option<Scaling> {
-        if factor > 0.0 && factor <= MAX_SCALING { Some(Scaling(factor)) } else { None }
+    pub fn new(factor: f64) -> Option<DeviceScaling> {
+        if factor > 0.0 && factor <= MAX_SCALING { Some(DeviceScaling(factor)) } else { None }
     }
 
     /// The factor.
@@ -31,7 +31,7 @@ impl Scaling {
         reason = "MiB and percents are exact far beyond any card, and a cast of a number that is not negative saturates"
     )]
     pub(super) fn of(self, whole: u64) -> u64 {
-        if self == Scaling::NONE { whole } else { (whole as f64 * self.0) as u64 }
+        if self == DeviceScaling::NONE { whole } else { (whole as f64 * self.0) as u64 }
     }
 }
 

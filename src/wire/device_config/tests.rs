@@ -1,7 +1,7 @@
 //! HAMi's files as people have them, in YAML, and what cannot be meant.
 
 use super::*;
-use crate::resource::Names;
+use crate::resource::ResourceNames;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -9,8 +9,8 @@ fn yaml(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn scaling(factor: f64) -> Scaling {
-    Scaling::new(factor).unwrap()
+fn scaling(factor: f64) -> DeviceScaling {
+    DeviceScaling::new(factor).unwrap()
 }
 
 /// Settings with the keys and the values that HAMi's chart gives them, `nvidia` among other vendors.
@@ -85,8 +85,9 @@ nvidia:
   devicesplitCounts: 3
 ";
     let (config, warnings) = read(&yaml(text)).unwrap();
-    let names = Names { count: "example.com/gpu".into(), ..Names::default() };
-    let rules = Rules { names, default_memory: Some(Mib(2000)), default_cores: CorePercent(10), memory_factor: 256 };
+    let names = ResourceNames { count: "example.com/gpu".into(), ..ResourceNames::default() };
+    let rules =
+        RequestRules { names, default_memory: Some(Mib(2000)), default_cores: CorePercent(10), memory_factor: 256 };
     let expected = DeviceConfig {
         rules,
         default_count: 0,
@@ -110,8 +111,8 @@ nvidia:
 #[test]
 fn what_is_offered_is_scaled_and_cut() {
     let scaled = |memory, cores| DeviceConfig {
-        memory_scaling: Scaling::new(memory).unwrap(),
-        core_scaling: Scaling::new(cores).unwrap(),
+        memory_scaling: DeviceScaling::new(memory).unwrap(),
+        core_scaling: DeviceScaling::new(cores).unwrap(),
         ..DeviceConfig::default()
     };
     let total = Bytes(81_559 * Bytes::MIB + 5);
@@ -123,7 +124,7 @@ fn what_is_offered_is_scaled_and_cut() {
     );
     assert_eq!(scaled(100.0, 100.0).offered_memory(Bytes(u64::MAX)), Mib(1_759_218_604_441_500), "no overflow");
     for factor in [0.0, -1.0, 100.1, f64::NAN, f64::INFINITY] {
-        assert_eq!(Scaling::new(factor), None);
+        assert_eq!(DeviceScaling::new(factor), None);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Single values of settings. People quote numbers and flags in YAML, and charts do it for them, so both spellings are taken.
 
-use super::setting::{CorePolicy, MigAllowance, Scaling};
-use crate::fault::shown;
+use super::setting::{CorePolicy, DeviceScaling, MigAllowance};
+use crate::decode_error::shown;
 use model::unit::Mib;
 use serde_json::Value;
 
@@ -74,12 +74,12 @@ pub(super) fn memory(value: &Value) -> Result<Option<Mib>, String> {
 }
 
 /// A factor.
-pub(super) fn scaling(value: &Value) -> Result<Scaling, String> {
+pub(super) fn scaling(value: &Value) -> Result<DeviceScaling, String> {
     let factor = match value {
         Value::String(text) => text.parse().ok(),
         other => other.as_f64(),
     };
-    factor.and_then(Scaling::new).ok_or_else(|| format!("is no number above 0 and up to 100: {}", told(value)))
+    factor.and_then(DeviceScaling::new).ok_or_else(|| format!("is no number above 0 and up to 100: {}", told(value)))
 }
 
 /// A policy; an empty text is the default.

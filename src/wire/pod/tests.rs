@@ -77,8 +77,8 @@ fn labels_are_kept_where_they_are_wanted_and_cost_no_pod_where_they_are_none() {
 fn a_whole_pod_is_read_and_nothing_else_is_kept() {
     let pod = read(&whole()).unwrap();
     assert_eq!((pod.uid.as_str(), pod.name.to_string(), &pod.mirror_of), (UID, "ml/train-0".into(), &None));
-    assert_eq!((pod.phase, pod.priority, pod.host_network), (Phase::Running, Some(1000), true));
-    assert_eq!((pod.restart, pod.deleted_at), (Some(Restart::OnFailure), Some(WallTime(1_795_256_130_000_000))));
+    assert_eq!((pod.phase, pod.priority, pod.host_network), (PodPhase::Running, Some(1000), true));
+    assert_eq!((pod.restart, pod.deleted_at), (Some(RestartPolicy::OnFailure), Some(WallTime(1_795_256_130_000_000))));
     assert_eq!((pod.created_at, pod.version), (Some(WallTime(1_795_255_200_000_000)), Some(4711)));
     let keys: Vec<&str> = pod.annotations.iter().map(|(key, _)| &**key).collect();
     let expect =
@@ -123,7 +123,7 @@ fn gpus_are_counted_under_any_name_with_a_domain() {
 fn a_pod_that_was_just_bound_is_read() {
     let value = json!({"metadata": {"name": "a", "namespace": "b", "uid": UID}, "spec": {"containers": [{"name": "c"}]}, "status": null});
     let pod = read(&value).unwrap();
-    assert_eq!((pod.phase, pod.containers.len(), &pod.containers[0].id), (Phase::Unknown, 1, &None));
+    assert_eq!((pod.phase, pod.containers.len(), &pod.containers[0].id), (PodPhase::Unknown, 1, &None));
 }
 
 #[test]

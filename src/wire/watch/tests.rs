@@ -28,7 +28,7 @@ fn a_page_tells_its_pods_its_version_and_what_could_not_be_read() {
 #[test]
 fn an_empty_list_is_written_as_null_and_a_list_without_version_is_none() {
     let empty = page(br#"{"metadata":{"resourceVersion":"7","continue":""},"items":null}"#, &[]).unwrap();
-    assert_eq!(empty, Page { version: "7".into(), ..Page::default() });
+    assert_eq!(empty, PodPage { version: "7".into(), ..PodPage::default() });
     assert!(page(br#"{"items":[]}"#, &[]).is_err());
     assert!(page(b"<html>", &[]).is_err());
 }
@@ -44,43 +44,43 @@ fn each_kind_of_event_is_read() {
         line("BOOKMARK", &json!({"kind": "Pod", "metadata": {"resourceVersion": "9"}})),
         line("ERROR", &gone),
     ];
-    let lines = Stream::default().feed(text.concat().as_bytes()).unwrap();
+    let lines = WatchLines::default().feed(text.concat().as_bytes()).unwrap();
     let versions: Vec<_> = lines.iter().map(|line| line.version.as_deref()).collect();
     assert_eq!(versions, [Some("3"), Some("5"), Some("9"), None]);
-    assert!(matches!(&lines[0].event, Event::Applied(pod) if pod.is_ok()));
-    assert!(matches!(&lines[1].event, Event::Deleted(Some(uid)) if uid.as_str() == UID));
-    assert_eq!(lines[2].event, Event::Bookmark);
-    let refusal = Refusal { code: 410, message: "too old resource version: 1 (2)".into() };
-    assert_eq!(lines[3].event, Event::Error(refusal));
+    assert!(matches!(&lines[0].event, WatchEvent::Applied(pod) if pod.is_ok()));
+    assert!(matches!(&lines[1].event, WatchEvent::Deleted(Some(uid)) if uid.as_str() == UID));
+    assert_eq!(lines[2].event, WatchEvent::Bookmark);
+    let refusal = ApiRefusal { code: 410, message: "too old resource version: 1 (2)".into() };
+    assert_eq!(lines[3].event, WatchEvent::Error(refusal));
 }
 
 #[test]
 fn a_pod_that_cannot_be_read_is_one_event_and_what_is_no_event_ends_the_stream() {
     let bad = json!({"metadata": {"name": "b", "namespace": "ml", "uid": UID, "resourceVersion": "4"}, "spec": {"containers": 7}});
-    let mut stream = Stream::default();
+    let mut stream = WatchLines::default();
     let lines = stream.feed(line("MODIFIED", &bad).as_bytes()).unwrap();
-    let Event::Applied(pod) = &lines[0].event else { panic!("{lines:?}") };
+    let WatchEvent::Applied(pod) = &lines[0].event else { panic!("{lines:?}") };
     assert_eq!(pod.as_ref().as_ref().unwrap_err().uid.as_ref().unwrap().as_str(), UID);
     assert_eq!(lines[0].version.as_deref(), Some("4"));
     for garbage in ["{}\n", "<html>\n", "{\"type\":\"ODD\",\"object\":{}}\n"] {
-        assert!(matches!(Stream::default().feed(garbage.as_bytes()), Err(Garbage::Event(_))), "{garbage}");
+        assert!(matches!(WatchLines::default().feed(garbage.as_bytes()), Err(BadWatchAnswer::Event(_))), "{garbage}");
     }
 }
 
 #[test]
 fn a_line_without_end_is_given_up() {
-    let mut stream = Stream::default();
+    let mut stream = WatchLines::default();
     let piece = vec![b'x'; 1 << 20];
     let outcome = (0..20).find_map(|_| stream.feed(&piece).err());
-    assert_eq!(outcome, Some(Garbage::TooLong));
+    assert_eq!(outcome, Some(BadWatchAnswer::TooLong));
 }
 
 #[test]
 fn a_refusal_is_told_in_the_servers_words_or_in_what_it_sent() {
     let status =
         br#"{"kind":"Status","status":"Failure","message":"pods is forbidden","reason":"Forbidden","code":403}"#;
-    assert_eq!(refusal(403, status), Refusal { code: 403, message: "pods is forbidden".into() });
-    assert_eq!(refusal(502, b"bad\ngateway"), Refusal { code: 502, message: "bad gateway".into() });
+    assert_eq!(refusal(403, status), ApiRefusal { code: 403, message: "pods is forbidden".into() });
+    assert_eq!(refusal(502, b"bad\ngateway"), ApiRefusal { code: 502, message: "bad gateway".into() });
     assert_eq!(refusal(502, &[b'x'; 5000]).message.len(), MAX_MESSAGE);
 }
 
@@ -97,7 +97,7 @@ proptest! {
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = page(&bytes, &["app".into()]);
         let _ = refusal(500, &bytes);
-        let _ = Stream::default().feed(&bytes);
+        let _ = WatchLines::default().feed(&bytes);
     }
 
     #[test]
@@ -105,8 +105,8 @@ proptest! {
         lines in prop::collection::vec(any_line(), 0..6), cuts in prop::collection::vec(1usize..50, 1..40),
     ) {
         let text = lines.concat();
-        let whole = Stream::default().feed(text.as_bytes()).unwrap();
-        let (mut stream, mut rest, mut pieces) = (Stream::default(), text.as_bytes(), Vec::new());
+        let whole = WatchLines::default().feed(text.as_bytes()).unwrap();
+        let (mut stream, mut rest, mut pieces) = (WatchLines::default(), text.as_bytes(), Vec::new());
         for cut in cuts.iter().cycle() {
             let (piece, behind) = rest.split_at((*cut).min(rest.len()));
             pieces.extend(stream.feed(piece).unwrap());

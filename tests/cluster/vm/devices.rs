@@ -4,7 +4,7 @@
 use super::{Machine, SOON};
 use crate::bed::{bare_pod, claimed};
 use crate::devices::{NODES, PAIR, reaches};
-use lab::scenario::{Card, FakeNvml, Scenario};
+use lab::scenario::{FakeGpu, FakeNvml, Scenario};
 use lab::vm::NODE;
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ fn containers_on_cgroup_v2_reach_their_own_gpus_alone() {
     let machine = Machine::up();
     let folder = tempfile::tempdir().expect("a directory");
     let fake = FakeNvml::install(folder.path()).expect("the fake library");
-    let scenario = Scenario { gpus: vec![Card { count: 2, ..Card::default() }], ..Scenario::default() };
+    let scenario = Scenario { gpus: vec![FakeGpu { count: 2, ..FakeGpu::default() }], ..Scenario::default() };
     let scenario = serde_json::to_vec(&scenario).expect("JSON");
     let _ = machine.vm.sh(&format!("rm -rf {FOLDER}; mkdir -p {FOLDER}/dev"));
     machine.vm.put(&std::fs::read(fake.library()).expect("the library"), "644", &format!("{FOLDER}/libnvidia-ml.so.1"));

@@ -2,7 +2,7 @@
 
 use super::{Machine, SOON};
 use crate::bed::{Claim, EVICT, bare_pod, claimed, lost, promised};
-use lab::cluster::Namespace;
+use lab::cluster::TestNamespace;
 use lab::eventually::eventually;
 use lab::vm::NODE;
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ type Share = (&'static str, &'static str, usize, u64);
 /// Pods of a namespace on this machine, each with a claim that no other one has.
 pub(super) struct Pods<'a> {
     machine: &'a Machine,
-    space: Namespace,
+    space: TestNamespace,
     gpus: Vec<String>,
     /// By name.
     pods: Vec<(String, [Share; 2])>,

@@ -4,7 +4,7 @@
 
 use crate::answer::{calls, device, put};
 use crate::code::Code;
-use crate::scenario::Quantity as Q;
+use crate::scenario::ReadingKind as Q;
 use crate::state::{Subject, View};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSupport_t};
 use std::ffi::c_uint;

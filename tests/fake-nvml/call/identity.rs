@@ -5,7 +5,7 @@
 use crate::answer::{calls, device, field, put, put_text};
 use crate::card::small;
 use crate::code::Code;
-use crate::scenario::Quantity;
+use crate::scenario::ReadingKind;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t};
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -87,14 +87,14 @@ calls! {
     }
 
     fn nvmlDeviceGetPerformanceState(handle: nvmlDevice_t, state: *mut c_uint) of device(handle); |view| {
-        put(state, small(view.read(Quantity::PerformanceState)?))
+        put(state, small(view.read(ReadingKind::PerformanceState)?))
     }
 
     fn nvmlDeviceGetComputeMode(handle: nvmlDevice_t, mode: *mut c_uint) of device(handle); |view| {
-        put(mode, small(view.read(Quantity::ComputeMode)?))
+        put(mode, small(view.read(ReadingKind::ComputeMode)?))
     }
 
     fn nvmlDeviceGetPersistenceMode(handle: nvmlDevice_t, mode: *mut c_uint) of device(handle); |view| {
-        put(mode, small(view.read(Quantity::PersistenceMode)?))
+        put(mode, small(view.read(ReadingKind::PersistenceMode)?))
     }
 }

@@ -6,7 +6,7 @@ use super::identity::pci_info;
 use crate::answer::{calls, device, put, version_of};
 use crate::card::{Board, small, whole};
 use crate::code::Code;
-use crate::scenario::{Quantity, Way};
+use crate::scenario::{ReadingKind, Way};
 use crate::state::{Subject, View, enter};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPciInfo_t};
 use std::ffi::{c_uchar, c_uint, c_ulonglong};
@@ -44,7 +44,7 @@ fn far_end(view: &View, link: c_uint) -> Result<Option<&Board>, Code> {
     if link >= 18 {
         return Err(Code::INVALID_ARGUMENT);
     }
-    if link >= small(board.read(Quantity::NvlinksActive, view.time)?) {
+    if link >= small(board.read(ReadingKind::NvlinksActive, view.time)?) {
         return Err(Code::NOT_SUPPORTED);
     }
     let mut first = 0;
@@ -73,7 +73,7 @@ calls! {
         if link >= board.profile.nvlinks.0 {
             return Err(Code::NOT_SUPPORTED);
         }
-        let up = link < small(view.read(Quantity::NvlinksActive)?) && !board.link(link)?.down;
+        let up = link < small(view.read(ReadingKind::NvlinksActive)?) && !board.link(link)?.down;
         put(active, c_uint::from(up))
     }
 
@@ -100,13 +100,13 @@ calls! {
         if !second && !third {
             return Err(Code::VERSION_MISMATCH);
         }
-        (*to).state = c_uchar::try_from(small(view.read(Quantity::FabricState)?)).unwrap_or(c_uchar::MAX);
-        (*to).status = small(view.read(Quantity::FabricStatus)?);
-        (*to).clusterUuid = u128::from(whole(view.read(Quantity::FabricCluster)?)).to_be_bytes();
-        (*to).cliqueId = small(view.read(Quantity::FabricClique)?);
-        (*to).healthMask = small(view.read(Quantity::FabricHealth)?);
+        (*to).state = c_uchar::try_from(small(view.read(ReadingKind::FabricState)?)).unwrap_or(c_uchar::MAX);
+        (*to).status = small(view.read(ReadingKind::FabricStatus)?);
+        (*to).clusterUuid = u128::from(whole(view.read(ReadingKind::FabricCluster)?)).to_be_bytes();
+        (*to).cliqueId = small(view.read(ReadingKind::FabricClique)?);
+        (*to).healthMask = small(view.read(ReadingKind::FabricHealth)?);
         if third {
-            (*to).healthSummary = c_uchar::try_from(small(view.read(Quantity::FabricSummary)?)).unwrap_or(c_uchar::MAX);
+            (*to).healthSummary = c_uchar::try_from(small(view.read(ReadingKind::FabricSummary)?)).unwrap_or(c_uchar::MAX);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 use crate::answer::{calls, device, put_list};
 use crate::card::{NO_INSTANCE, RING, Running, float, whole};
 use crate::code::Code;
-use crate::scenario::{Kind, ProcessSamples};
+use crate::scenario::{ProcessList, ProcessSamples};
 use crate::state::View;
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
@@ -18,7 +18,7 @@ use std::ffi::{c_uint, c_ulonglong};
 const MEMORY_UNKNOWN: c_ulonglong = c_ulonglong::MAX;
 
 /// One of NVML's three lists.
-fn list(view: &View, kind: Kind) -> Result<Vec<nvmlProcessInfo_t>, Code> {
+fn list(view: &View, kind: ProcessList) -> Result<Vec<nvmlProcessInfo_t>, Code> {
     let board = view.board()?;
     let here = |process: &Running| process.kind == kind && (view.instance.is_none() || process.mig == view.instance);
     let processes = board.processes(view.time).into_iter().filter(here);
@@ -116,19 +116,19 @@ calls! {
     fn nvmlDeviceGetComputeRunningProcesses_v3(
         handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
     ) of device(handle); |view| {
-        put_list(count, infos, &list(&view, Kind::Compute)?)
+        put_list(count, infos, &list(&view, ProcessList::Compute)?)
     }
 
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
         handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
     ) of device(handle); |view| {
-        put_list(count, infos, &list(&view, Kind::Graphics)?)
+        put_list(count, infos, &list(&view, ProcessList::Graphics)?)
     }
 
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
         handle: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t,
     ) of device(handle); |view| {
-        put_list(count, infos, &list(&view, Kind::Mps)?)
+        put_list(count, infos, &list(&view, ProcessList::Mps)?)
     }
 
     fn nvmlDeviceGetProcessUtilization(

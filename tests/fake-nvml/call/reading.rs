@@ -5,7 +5,7 @@
 use crate::answer::{calls, device, put, put_list, version_of};
 use crate::card::{Board, RING, float, small, whole};
 use crate::code::Code;
-use crate::scenario::{Quantity as Q, SickLink};
+use crate::scenario::{ReadingKind as Q, SickLink};
 use crate::state::{View, log_call, sums};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlSample_t, nvmlTemperature_t, nvmlUtilization_t,

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's own tools may panic")]
 
-use fake_nvml::scenario::{Card, Clock, Scenario};
+use fake_nvml::scenario::{Clock, FakeGpu, Scenario};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::path::PathBuf;
@@ -61,14 +61,14 @@ impl Bench {
 }
 
 /// A scenario of these cards in which time stands.
-pub(crate) fn still(gpus: Vec<Card>, second: f64) -> Scenario {
+pub(crate) fn still(gpus: Vec<FakeGpu>, second: f64) -> Scenario {
     let clock = Clock { frozen_at_s: Some(second), origin_us: Some(ORIGIN_US), ..Clock::default() };
     Scenario { gpus, clock, ..Scenario::default() }
 }
 
 /// A card of this model.
-pub(crate) fn card(model: &str) -> Card {
-    Card { model: model.into(), ..Card::default() }
+pub(crate) fn card(model: &str) -> FakeGpu {
+    FakeGpu { model: model.into(), ..FakeGpu::default() }
 }
 
 /// Waits until something is so.

@@ -1,13 +1,13 @@
 //! XIDs are delivered once, to whoever has registered the card.
 
 use crate::bench::{Bench, card, eventually, still};
-use fake_nvml::scenario::{Card, Scenario, Which, XidEvent};
+use fake_nvml::scenario::{FakeGpu, Scenario, Which, XidEvent};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 
 fn with(xids: Vec<XidEvent>) -> Scenario {
-    Scenario { xids, ..still(vec![Card { count: 2, ..card("H100") }], 5.0) }
+    Scenario { xids, ..still(vec![FakeGpu { count: 2, ..card("H100") }], 5.0) }
 }
 
 fn xid(id: u64, place: u32, code: u64) -> XidEvent {
@@ -36,7 +36,7 @@ fn each_xid_wakes_one_wait_and_never_another() {
 #[test]
 fn a_set_with_a_lost_card_delivers_its_last_event_and_then_fails_for_all() {
     let lost = |xids| {
-        let cards = vec![Card { lost: true, ..card("H100") }, card("H100")];
+        let cards = vec![FakeGpu { lost: true, ..card("H100") }, card("H100")];
         Scenario { xids, ..still(cards, 5.0) }
     };
     let bench = Bench::new(&with(vec![]));

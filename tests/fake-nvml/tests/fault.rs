@@ -2,14 +2,14 @@
 
 use crate::bench::{Bench, card, eventually, still};
 use fake_nvml::code::{Code, NAMES};
-use fake_nvml::scenario::{Card, Fault, Scenario, Which};
+use fake_nvml::scenario::{CallFault, FakeGpu, Scenario, Which};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-fn with(fault: Fault) -> Scenario {
-    Scenario { faults: vec![fault], ..still(vec![Card { count: 3, ..card("H100") }], 0.0) }
+fn with(fault: CallFault) -> Scenario {
+    Scenario { faults: vec![fault], ..still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0) }
 }
 
 fn power(nvml: &Nvml, index: u32) -> Result<u32, NvmlError> {
@@ -18,12 +18,17 @@ fn power(nvml: &Nvml, index: u32) -> Result<u32, NvmlError> {
 
 #[test]
 fn every_error_number_comes_back_from_the_call_and_card_that_it_is_meant_for() {
-    let bench = Bench::new(&with(Fault::default()));
-    bench.write(&still(vec![Card { count: 3, ..card("H100") }], 0.0));
+    let bench = Bench::new(&with(CallFault::default()));
+    bench.write(&still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     for (name, number) in NAMES.into_iter().filter(|(_, number)| *number != 0) {
         let call = "nvmlDeviceGetPowerUsage".into();
-        bench.write(&with(Fault { call, gpu: Some(Which::Place(1)), error: Some(Code(number)), ..Fault::default() }));
+        bench.write(&with(CallFault {
+            call,
+            gpu: Some(Which::Place(1)),
+            error: Some(Code(number)),
+            ..CallFault::default()
+        }));
         let expected = format!("{:?}", nvml_try(number).unwrap_err());
         eventually(name, || power(&nvml, 1).is_err_and(|error| format!("{error:?}") == expected));
         assert!(power(&nvml, 0).is_ok() && power(&nvml, 2).is_ok(), "{name} touches one card only");
@@ -33,7 +38,8 @@ fn every_error_number_comes_back_from_the_call_and_card_that_it_is_meant_for() {
 
 #[test]
 fn a_fault_of_all_calls_on_a_card_leaves_the_others_alone() {
-    let bench = Bench::new(&with(Fault { gpu: Some(Which::Place(2)), error: Some(Code::UNKNOWN), ..Fault::default() }));
+    let bench =
+        Bench::new(&with(CallFault { gpu: Some(Which::Place(2)), error: Some(Code::UNKNOWN), ..CallFault::default() }));
     let nvml = bench.load().unwrap();
     assert_eq!(nvml.device_count().unwrap(), 3);
     assert!(matches!(nvml.device_by_index(2), Err(NvmlError::Unknown)));
@@ -43,7 +49,8 @@ fn a_fault_of_all_calls_on_a_card_leaves_the_others_alone() {
 #[test]
 fn a_fault_lasts_so_many_calls_after_so_many() {
     let call = "nvmlDeviceGetPower*".to_owned();
-    let bench = Bench::new(&with(Fault { call, error: Some(Code(21)), after: 1, times: Some(2), ..Fault::default() }));
+    let bench =
+        Bench::new(&with(CallFault { call, error: Some(Code(21)), after: 1, times: Some(2), ..CallFault::default() }));
     let nvml = bench.load().unwrap();
     let went_well: Vec<bool> = (0..5).map(|_| power(&nvml, 0).is_ok()).collect();
     assert_eq!(went_well, [true, false, false, true, true]);
@@ -51,7 +58,8 @@ fn a_fault_lasts_so_many_calls_after_so_many() {
 
 #[test]
 fn a_slow_call_takes_its_time() {
-    let bench = Bench::new(&with(Fault { call: "nvmlDeviceGetPowerUsage".into(), latency_ms: 60, ..Fault::default() }));
+    let bench =
+        Bench::new(&with(CallFault { call: "nvmlDeviceGetPowerUsage".into(), latency_ms: 60, ..CallFault::default() }));
     let nvml = bench.load().unwrap();
     let begin = Instant::now();
     assert!(power(&nvml, 0).is_ok());
@@ -60,8 +68,12 @@ fn a_slow_call_takes_its_time() {
 
 #[test]
 fn a_hanging_call_returns_when_its_fault_is_taken_away_and_others_go_on_meanwhile() {
-    let hang =
-        Fault { call: "nvmlDeviceGetPowerUsage".into(), gpu: Some(Which::Place(1)), hang: true, ..Fault::default() };
+    let hang = CallFault {
+        call: "nvmlDeviceGetPowerUsage".into(),
+        gpu: Some(Which::Place(1)),
+        hang: true,
+        ..CallFault::default()
+    };
     let bench = Bench::new(&with(hang));
     let nvml = bench.load().unwrap();
     std::thread::scope(|threads| {
@@ -70,14 +82,14 @@ fn a_hanging_call_returns_when_its_fault_is_taken_away_and_others_go_on_meanwhil
         threads.spawn(move || sender.send(power(nvml, 1)).unwrap());
         assert!(receiver.recv_timeout(Duration::from_millis(100)).is_err(), "it hangs");
         assert!(power(nvml, 0).is_ok() && nvml.device_by_index(1).unwrap().memory_info().is_ok());
-        bench.write(&still(vec![Card { count: 3, ..card("H100") }], 0.0));
+        bench.write(&still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0));
         assert!(receiver.recv_timeout(Duration::from_secs(20)).unwrap().is_ok(), "it returns");
     });
 }
 
 #[test]
 fn a_torn_file_leaves_the_old_scenario() {
-    let bench = Bench::new(&still(vec![Card { count: 3, ..card("H100") }], 0.0));
+    let bench = Bench::new(&still(vec![FakeGpu { count: 3, ..card("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     for torn in ["", "{\"gpus\":[", "{\"gpus\":[{\"model\":\"none\"}]}", "\u{0}\u{1}"] {
         bench.write_text(torn);
@@ -92,7 +104,7 @@ fn a_torn_file_leaves_the_old_scenario() {
 
 #[test]
 fn what_the_file_says_is_not_supported_is_not() {
-    let card = Card { not_supported: vec!["nvmlDeviceGetPower*".into()], ..card("H100") };
+    let card = FakeGpu { not_supported: vec!["nvmlDeviceGetPower*".into()], ..card("H100") };
     let bench = Bench::new(&still(vec![card], 0.0));
     let nvml = bench.load().unwrap();
     assert!(matches!(power(&nvml, 0), Err(NvmlError::NotSupported)));

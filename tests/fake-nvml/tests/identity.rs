@@ -3,7 +3,7 @@
 use crate::bench::{Bench, card, eventually, still};
 use fake_nvml::code::Code;
 use fake_nvml::profile::PROFILES;
-use fake_nvml::scenario::{Card, CardLink, List, Scenario, Way};
+use fake_nvml::scenario::{CardLink, FakeGpu, List, Scenario, Way};
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::error::NvmlError;
 
@@ -26,7 +26,7 @@ fn each_model_tells_its_name_memory_and_architecture() {
 
 #[test]
 fn a_card_is_found_by_index_uuid_and_bus_id() {
-    let named = Card {
+    let named = FakeGpu {
         uuid: Some("GPU-0a1b2c3d-0000-4000-8000-000000000007".into()),
         pci_bus_id: Some("00000000:65:00.0".into()),
         minor: Some(5),
@@ -62,7 +62,7 @@ fn versions_are_told() {
 
 #[test]
 fn sixteen_cards_are_distinct() {
-    let bench = Bench::new(&still(vec![Card { count: 16, ..card("H100") }], 0.0));
+    let bench = Bench::new(&still(vec![FakeGpu { count: 16, ..card("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     let all = (0..16).map(|index| nvml.device_by_index(index).unwrap());
     let mut ids: Vec<_> = all.map(|device| (device.uuid().unwrap(), device.pci_info().unwrap().bus_id)).collect();
@@ -72,8 +72,8 @@ fn sixteen_cards_are_distinct() {
 
 #[test]
 fn ties_between_cards_are_those_of_the_file() {
-    let direct = Card { links: vec![CardLink { peer: 1, path: Way::Pix, nvlinks: 2 }], ..card("V100") };
-    let bench = Bench::new(&still(vec![direct, card("V100"), Card { count: 2, ..card("H100") }], 0.0));
+    let direct = FakeGpu { links: vec![CardLink { peer: 1, path: Way::Pix, nvlinks: 2 }], ..card("V100") };
+    let bench = Bench::new(&still(vec![direct, card("V100"), FakeGpu { count: 2, ..card("H100") }], 0.0));
     let nvml = bench.load().unwrap();
     let at = |index| nvml.device_by_index(index).unwrap();
     for (one, other, level) in [
@@ -95,7 +95,7 @@ fn ties_between_cards_are_those_of_the_file() {
 
 #[test]
 fn a_card_comes_goes_is_lost_and_returns() {
-    let scenario = |present, lost| still(vec![card("L4"), Card { present, lost, ..card("L40S") }], 0.0);
+    let scenario = |present, lost| still(vec![card("L4"), FakeGpu { present, lost, ..card("L40S") }], 0.0);
     let bench = Bench::new(&scenario(false, false));
     let nvml = bench.load().unwrap();
     assert_eq!(nvml.device_count().unwrap(), 1);
@@ -114,7 +114,7 @@ fn a_card_comes_goes_is_lost_and_returns() {
 
 #[test]
 fn with_the_list_of_init_a_new_card_is_seen_by_the_next_init_only() {
-    let scenario = |count| Scenario { list: List::AtInit, ..still(vec![Card { count, ..card("L4") }], 0.0) };
+    let scenario = |count| Scenario { list: List::AtInit, ..still(vec![FakeGpu { count, ..card("L4") }], 0.0) };
     let bench = Bench::new(&scenario(1));
     let nvml = bench.load().unwrap();
     bench.write(&Scenario { driver: "changed".into(), ..scenario(2) });

@@ -1,16 +1,21 @@
 //! MIG instances and the profiling counters.
 
 use crate::bench::{Bench, card, eventually, still};
-use fake_nvml::scenario::{Card, MigSlot, Process, Quantity as Q};
+use fake_nvml::scenario::{FakeGpu, FakeProcess, MigSlot, ReadingKind as Q};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::gpm::{GpmSample, gpm_metrics_get};
 
-fn divided() -> Card {
-    let process =
-        |pid, mig| Process { pid, memory: Some(1e9.into()), sm: 50.0.into(), mig: Some(mig), ..Process::default() };
-    Card {
+fn divided() -> FakeGpu {
+    let process = |pid, mig| FakeProcess {
+        pid,
+        memory: Some(1e9.into()),
+        sm: 50.0.into(),
+        mig: Some(mig),
+        ..FakeProcess::default()
+    };
+    FakeGpu {
         mig: ["3g.40gb", "2g.20gb", "1g.10gb"].map(|profile| MigSlot::Profile(profile.into())).to_vec(),
         processes: vec![process(30, 0), process(31, 2)],
         ..card("H100")
@@ -70,7 +75,7 @@ fn metrics(nvml: &Nvml, first: &GpmSample<'_>, second: &GpmSample<'_>, ids: &[Gp
 #[test]
 fn profiling_counters_are_means_between_two_samples() {
     let values = [(Q::GpmTensorPercent, 42.0.into()), (Q::PcieTxBytesPerSecond, (3.0 * 1_048_576.0).into())].into();
-    let whole = Card { values, ..card("H100") };
+    let whole = FakeGpu { values, ..card("H100") };
     let bench = Bench::new(&still(vec![whole.clone(), divided(), card("A100")], 0.0));
     let nvml = bench.load().unwrap();
     let at = |index| nvml.device_by_index(index).unwrap();

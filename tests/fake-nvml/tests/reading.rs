@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, ORIGIN_US, card, eventually, still};
 use fake_nvml::code::Code;
-use fake_nvml::scenario::{Card, Clock, Quantity as Q, Scenario};
+use fake_nvml::scenario::{Clock, FakeGpu, ReadingKind as Q, Scenario};
 use fake_nvml::value::{Program, Then, Value};
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{
@@ -12,8 +12,8 @@ use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 
-fn with(values: &[(Q, f64)]) -> Card {
-    Card { values: values.iter().map(|(what, number)| (*what, Value::Constant(*number))).collect(), ..card("H100") }
+fn with(values: &[(Q, f64)]) -> FakeGpu {
+    FakeGpu { values: values.iter().map(|(what, number)| (*what, Value::Constant(*number))).collect(), ..card("H100") }
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn fields_are_told_one_by_one() {
 #[test]
 fn utilisation_is_sampled_six_times_a_second_at_stamps_of_its_own() {
     let ramp = Program::Ramp { from: 0.0, to: 100.0, over_s: 100.0, then: Then::Hold, start_s: 0.0 };
-    let card = Card { values: [(Q::UtilizationPercent, ramp.into())].into(), ..card("H100") };
+    let card = FakeGpu { values: [(Q::UtilizationPercent, ramp.into())].into(), ..card("H100") };
     let bench = Bench::new(&still(vec![card], 50.0));
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();
@@ -134,7 +134,7 @@ fn an_a100_refreshes_once_a_second() {
 #[test]
 fn energy_is_the_sum_of_power_and_begins_anew_with_its_epoch() {
     let scenario =
-        |second, power, energy_epoch| still(vec![Card { energy_epoch, ..with(&[(Q::PowerWatts, power)]) }], second);
+        |second, power, energy_epoch| still(vec![FakeGpu { energy_epoch, ..with(&[(Q::PowerWatts, power)]) }], second);
     let bench = Bench::new(&scenario(0.0, 100.0, 0));
     let nvml = bench.load().unwrap();
     let energy = || nvml.device_by_index(0).unwrap().total_energy_consumption().unwrap();
@@ -151,7 +151,7 @@ fn energy_is_the_sum_of_power_and_begins_anew_with_its_epoch() {
 
 #[test]
 fn an_error_in_place_of_a_number_is_what_its_call_returns() {
-    let lost = Card { values: [(Q::PowerWatts, Program::Error(Code(21)).into())].into(), ..card("H100") };
+    let lost = FakeGpu { values: [(Q::PowerWatts, Program::Error(Code(21)).into())].into(), ..card("H100") };
     let bench = Bench::new(&still(vec![lost], 0.0));
     let nvml = bench.load().unwrap();
     let device = nvml.device_by_index(0).unwrap();
@@ -164,7 +164,7 @@ fn an_error_in_place_of_a_number_is_what_its_call_returns() {
 fn time_can_run_fast() {
     let clock = Clock { scale: 100_000.0, ..Clock::default() };
     let ramp = Program::Ramp { from: 0.0, to: 1.0, over_s: 1.0, then: Then::Continue, start_s: 0.0 };
-    let card = Card { values: [(Q::PcieReplays, ramp.into())].into(), ..card("H100") };
+    let card = FakeGpu { values: [(Q::PcieReplays, ramp.into())].into(), ..card("H100") };
     let bench = Bench::new(&Scenario { clock, gpus: vec![card], ..Scenario::default() });
     let nvml = bench.load().unwrap();
     eventually("an hour passes", || nvml.device_by_index(0).unwrap().pcie_replay_counter().unwrap() > 3600);

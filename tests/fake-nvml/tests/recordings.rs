@@ -6,7 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's own tools may panic")]
 
 use crate::bench::{Bench, card, eventually, still};
-use fake_nvml::scenario::{Card, Quantity as Q, Scenario};
+use fake_nvml::scenario::{FakeGpu, ReadingKind as Q, Scenario};
 use fake_nvml::value::{Program, Replay, Value};
 use flate2::read::GzDecoder;
 use nvml_wrapper::{Device, Nvml};
@@ -89,10 +89,10 @@ fn replay(path: &Path, column: &str, filter: Option<(&str, &str)>) -> Replay {
 }
 
 /// A card that replays these.
-fn showing(series: &[Series]) -> Card {
+fn showing(series: &[Series]) -> FakeGpu {
     let values = series.iter().map(|one| (one.what, Program::Replay(one.replay.clone()).into()));
     // Samples at whole seconds: rows of what is sampled are a minute apart.
-    Card { values: values.chain([(Q::SampleMillis, Value::Constant(1000.0))]).collect(), ..card("A100") }
+    FakeGpu { values: values.chain([(Q::SampleMillis, Value::Constant(1000.0))]).collect(), ..card("A100") }
 }
 
 /// Looks at all cards at moments over the whole recording, `late` seconds after a row.

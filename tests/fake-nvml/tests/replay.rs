@@ -1,7 +1,7 @@
 //! Recordings come back as they were: each kind of file that a scenario may name.
 
 use crate::bench::{Bench, card, eventually, still};
-use fake_nvml::scenario::{Card, Clock, Quantity as Q, Scenario};
+use fake_nvml::scenario::{Clock, FakeGpu, ReadingKind as Q, Scenario};
 use fake_nvml::trace::Trace;
 use fake_nvml::value::{Program, Replay, Value};
 use nvml_wrapper::enum_wrappers::device::Clock as ClockKind;
@@ -12,8 +12,8 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/traces").join(name)
 }
 
-fn replaying(what: Q, replay: Replay) -> Card {
-    Card { values: [(what, Program::Replay(replay).into())].into(), ..card("A100") }
+fn replaying(what: Q, replay: Replay) -> FakeGpu {
+    FakeGpu { values: [(what, Program::Replay(replay).into())].into(), ..card("A100") }
 }
 
 #[test]

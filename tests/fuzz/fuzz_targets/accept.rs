@@ -3,7 +3,7 @@
 #![no_main]
 
 mod exposition {
-    pub(crate) enum Format {
+    pub(crate) enum ExpositionFormat {
         Classic,
         OpenMetrics,
     }

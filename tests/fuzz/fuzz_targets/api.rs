@@ -14,8 +14,8 @@ fn read<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    read::<node::Document>(bytes);
-    read::<gpus::Document>(bytes);
-    read::<pods::Document>(bytes);
-    read::<processes::Document>(bytes);
+    read::<node::NodeJson>(bytes);
+    read::<gpus::GpusJson>(bytes);
+    read::<pods::PodsJson>(bytes);
+    read::<processes::ProcessesJson>(bytes);
 });

@@ -8,7 +8,7 @@ mod query;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    if let Ok(filter) = query::Filter::parse(text) {
+    if let Ok(filter) = query::ApiFilter::parse(text) {
         let kept = [filter.namespace, filter.pod, filter.gpu];
         assert!(kept.into_iter().flatten().map(|value| value.len()).sum::<usize>() <= text.len());
     }

@@ -1,6 +1,6 @@
 //! The program under test, a client of its port, and a reader of its profiles.
 
-use effects::pprof::message::{Profile, Sample};
+use effects::pprof::message::{ProfileMessage, SampleMessage};
 use flate2::read::GzDecoder;
 use prost::Message;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -70,7 +70,7 @@ impl Program {
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         let mut bytes = Vec::new();
         GzDecoder::new(answer.body.as_slice()).read_to_end(&mut bytes).unwrap();
-        Opened { profile: Profile::decode(bytes.as_slice()).unwrap() }
+        Opened { profile: ProfileMessage::decode(bytes.as_slice()).unwrap() }
     }
 
     /// Processor time spent so far, as the kernel counts it: fields 14 and 15 of `stat`, in ticks of 10 ms.
@@ -102,7 +102,7 @@ impl Drop for Program {
 
 /// A profile with its strings looked up.
 pub(crate) struct Opened {
-    pub(crate) profile: Profile,
+    pub(crate) profile: ProfileMessage,
 }
 
 impl Opened {
@@ -111,7 +111,7 @@ impl Opened {
     }
 
     /// `function file:line` of each frame of a sample, inlined ones as frames of their own, the leaf first.
-    pub(crate) fn frames(&self, sample: &Sample) -> Vec<(String, String, i64)> {
+    pub(crate) fn frames(&self, sample: &SampleMessage) -> Vec<(String, String, i64)> {
         let mut frames = Vec::new();
         for id in &sample.location_id {
             for line in &self.profile.location[usize::try_from(*id - 1).unwrap()].line {
@@ -126,12 +126,12 @@ impl Opened {
     /// Sum of a value over the samples with a frame whose name ends so.
     pub(crate) fn sum(&self, value: &str, name_end: &str) -> i64 {
         let at = self.profile.sample_type.iter().position(|kind| self.string(kind.r#type) == value).unwrap();
-        let with = |sample: &&Sample| self.frames(sample).iter().any(|(name, _, _)| name.ends_with(name_end));
+        let with = |sample: &&SampleMessage| self.frames(sample).iter().any(|(name, _, _)| name.ends_with(name_end));
         self.profile.sample.iter().filter(with).map(|sample| sample.value[at]).sum()
     }
 
     /// Texts of a label.
-    pub(crate) fn labels(&self, sample: &Sample, key: &str) -> Vec<String> {
+    pub(crate) fn labels(&self, sample: &SampleMessage, key: &str) -> Vec<String> {
         let with = sample.label.iter().filter(|label| self.string(label.key) == key);
         with.map(|label| self.string(label.str).to_owned()).collect()
     }

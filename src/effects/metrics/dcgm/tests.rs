@@ -1,8 +1,8 @@
 //! DCGM's names over every way in which a GPU can be divided, and as dcgm-exporter has them.
 
 use super::*;
-use crate::exposition::Format;
-use crate::metrics::{Footprint, Own, Set, render};
+use crate::exposition::ExpositionFormat;
+use crate::metrics::{MetricSet, ProcessFootprint, ServerCounts, render};
 use crate::sample_view::{self, NOW};
 use model::gpu::XidSource;
 use model::id::GpuUuid;
@@ -15,11 +15,12 @@ const SLICES: u32 = 7;
 /// Slices that a GPU instance or a compute instance may have.
 const PROFILES: [u32; 5] = [7, 4, 3, 2, 1];
 
-fn text(sets: &[Set], view: &NodeView) -> String {
-    let own = Own::default();
-    let footprint = Footprint { started_seconds: Reading::Measured(1.5e9, NOW.monotonic), ..Footprint::default() };
+fn text(sets: &[MetricSet], view: &NodeView) -> String {
+    let own = ServerCounts::default();
+    let footprint =
+        ProcessFootprint { started_seconds: Reading::Measured(1.5e9, NOW.monotonic), ..ProcessFootprint::default() };
     let mut out = Vec::new();
-    render(sets, &Scene { view, now: NOW, own: &own, footprint }, Format::OpenMetrics, &mut out);
+    render(sets, &MetricsInput { view, now: NOW, own: &own, footprint }, ExpositionFormat::OpenMetrics, &mut out);
     String::from_utf8(out).unwrap()
 }
 
@@ -98,7 +99,7 @@ fn whatever_the_layout_no_series_stands_twice_and_sums_are_what_the_gpu_instance
     let all = layouts();
     assert!(all.contains(&vec![(2, vec![1, 1])]) && all.contains(&vec![(1, vec![1]); 7]), "{}", all.len());
     for layout in all {
-        let text = text(&[Set::Own, Set::Dcgm, Set::DcgmRenamed, Set::Hami], &divided(&layout));
+        let text = text(&[MetricSet::Own, MetricSet::Dcgm, MetricSet::DcgmRenamed, MetricSet::Hami], &divided(&layout));
         let mut seen = BTreeSet::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (name, _) = line.rsplit_once(' ').unwrap();
@@ -123,7 +124,7 @@ fn whatever_the_layout_no_series_stands_twice_and_sums_are_what_the_gpu_instance
 
 #[test]
 fn two_compute_instances_are_one_entity_with_the_profile_of_their_gpu_instance() {
-    let text = text(&[Set::Dcgm], &divided(&[(2, vec![1, 1]), (3, vec![2])]));
+    let text = text(&[MetricSet::Dcgm], &divided(&[(2, vec![1, 1]), (3, vec![2])]));
     let told = series(&text, "DCGM_FI_DEV_FB_USED");
     for (labels, (profile, id)) in told.iter().map(|(labels, _)| labels).zip([("2g.20gb", 0), ("3g.30gb", 1)]) {
         assert!(labels.contains(&format!(",GPU_I_PROFILE=\"{profile}\",GPU_I_ID=\"{id}\",")), "{labels}");
@@ -137,7 +138,7 @@ fn a_compute_instance_that_could_not_be_read_does_not_hide_what_another_tells() 
     let mut read = (*view.gpus[2].sample).clone();
     read.mig[0].memory_used = Reading::Absent(model::Absence::NoPermission);
     view.gpus[2].sample = Arc::new(read);
-    assert_eq!(series(&text(&[Set::Dcgm], &view), "DCGM_FI_DEV_FB_USED")[0].1, 1024.0);
+    assert_eq!(series(&text(&[MetricSet::Dcgm], &view), "DCGM_FI_DEV_FB_USED")[0].1, 1024.0);
 }
 
 /// Of `default-counters.csv` of dcgm-exporter 4.5.3-4.8.2, with what stands there as a comment.
@@ -166,7 +167,7 @@ fn types_are_those_of_dcgm_exporter() {
     let families = CARD.iter().chain(upkeep::DCGM).map(|row| &row.family);
     let families = families.chain(MEMORY.iter().map(|row| &row.family)).chain(PROFILING.iter().map(|row| &row.family));
     let kinds: BTreeMap<&str, &str> =
-        families.chain([&XID]).map(|family| (family.name, family.kind.word(Format::Classic))).collect();
+        families.chain([&XID]).map(|family| (family.name, family.kind.word(ExpositionFormat::Classic))).collect();
     for (name, kind) in &kinds {
         let counter = counters.iter().any(|counter| name.strip_prefix("DCGM_FI_DEV_") == Some(counter));
         assert_eq!(*kind, if counter { "counter" } else { "gauge" }, "{name}");
@@ -180,7 +181,7 @@ fn types_are_those_of_dcgm_exporter() {
 #[test]
 fn a_renamed_field_has_the_lines_of_the_known_one() {
     let view = sample_view::small();
-    let (known, renamed) = (text(&[Set::Dcgm], &view), text(&[Set::DcgmRenamed], &view));
+    let (known, renamed) = (text(&[MetricSet::Dcgm], &view), text(&[MetricSet::DcgmRenamed], &view));
     let lines = |text: &str, name: &str| -> Vec<String> {
         let lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{').map(str::to_owned));
         lines.collect()
@@ -195,7 +196,7 @@ fn a_renamed_field_has_the_lines_of_the_known_one() {
 fn an_xid_is_told_with_its_number_and_words_and_none_is_no_error() {
     let mut view = sample_view::small();
     let told = |view: &NodeView, gpu: u32| {
-        let text = text(&[Set::Dcgm], view);
+        let text = text(&[MetricSet::Dcgm], view);
         let begin = format!("DCGM_FI_DEV_XID_ERRORS{{gpu=\"{gpu}\"");
         text.lines().find(|line| line.starts_with(&begin)).map(str::to_owned)
     };
@@ -221,7 +222,7 @@ fn an_xid_is_told_with_its_number_and_words_and_none_is_no_error() {
 fn labels_of_a_gpu_stay_when_its_source_fails() {
     let mut view = sample_view::small();
     let line = |view: &NodeView| {
-        let text = text(&[Set::Dcgm], view);
+        let text = text(&[MetricSet::Dcgm], view);
         let mut lines = text.lines().filter(|line| line.starts_with("DCGM_FI_DEV_XID_ERRORS{gpu=\"0\""));
         lines.next().map(str::to_owned)
     };
@@ -249,7 +250,7 @@ fn labels_of_a_gpu_stay_when_its_source_fails() {
 
 #[test]
 fn nvlink_is_a_rate_as_dcgm_makes_it() {
-    let text = text(&[Set::Dcgm], &sample_view::small());
+    let text = text(&[MetricSet::Dcgm], &sample_view::small());
     let line = text.lines().find(|line| line.starts_with("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{gpu=\"0\"")).unwrap();
     // 2.048·10⁹ bytes a second are 2,000,000 KiB a second.
     assert!(line.ends_with(" 2000"), "{line}");

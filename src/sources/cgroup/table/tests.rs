@@ -49,9 +49,9 @@ impl Tree {
         HostRoots { procfs: self.at("proc"), cgroup: self.at("cgroup"), sysfs: self.at("sys") }
     }
 
-    fn table(&self, turns: u64, room: usize) -> Table {
-        let layout = Layout::detect(&mut Reader::default(), &self.roots()).unwrap();
-        Table::new(&self.roots(), layout, turns, room)
+    fn table(&self, turns: u64, room: usize) -> CgroupTable {
+        let layout = CgroupLayout::detect(&mut KernelFileReader::default(), &self.roots()).unwrap();
+        CgroupTable::new(&self.roots(), layout, turns, room)
     }
 
     fn v2(&self, path: &str, usage: u64, memory: u64) {
@@ -346,7 +346,7 @@ fn no_sum_is_shown_of_processes_of_which_none_can_be_found() {
     let tree = Tree::new(false);
     tree.v1(&container(1), 1, 400);
     tree.write(&format!("cgroup/memory{}/cgroup.procs", container(1)), "20\n21\n");
-    let io = |table: &mut Table| of(&table.pass(), &container(1)).sample.process_io;
+    let io = |table: &mut CgroupTable| of(&table.pass(), &container(1)).sample.process_io;
     assert_eq!(io(&mut tree.table(1, 100)).absence(), Some(Absence::Vanished));
     tree.process(21, 900, 99, 7);
     assert_eq!(io(&mut tree.table(1, 100)).get().map(|io| io.read), Some(Bytes(10)));

@@ -1,12 +1,12 @@
 //! What is asked how often: calls are counted at the driver, and events stand for time.
 
-use super::{Card, Drill, Quantity, Scenario, Value, cards, error, of, put, with};
-use lab::scenario::{Kind, MigSlot, Process, Program, process};
+use super::{Drill, FakeGpu, ReadingKind, Scenario, Value, cards, error, of, put, with};
+use lab::scenario::{FakeProcess, MigSlot, ProcessList, Program, process};
 use model::unit::BytesPerSecond;
 use model::{Absence, Reading};
 
 /// A scenario whose calls are counted.
-fn counted(gpus: Vec<Card>) -> Scenario {
+fn counted(gpus: Vec<FakeGpu>) -> Scenario {
     Scenario { log_calls: true, ..of(gpus) }
 }
 
@@ -19,9 +19,9 @@ const SELDOM: &str = "nvmlDeviceGetRemappedRows";
 const PCIE: &str = "nvmlDeviceGetPcieThroughput";
 
 /// Memory that is another in each round.
-fn churning(count: u32) -> Card {
+fn churning(count: u32) -> FakeGpu {
     let memory = Program::Square { low: 1e9, high: 9e9, period_s: 0.1, duty: 0.5, phase_s: 0.0 };
-    Card { values: [(Quantity::MemoryUsedBytes, Value::Program(memory))].into(), ..cards("H100", count) }
+    FakeGpu { values: [(ReadingKind::MemoryUsedBytes, Value::Program(memory))].into(), ..cards("H100", count) }
 }
 
 /// Waits until so many regular lists were made of a GPU without processes, and counts all of them.
@@ -62,7 +62,8 @@ fn sixteen_gpus_whose_memory_never_rests_share_what_the_node_may_have() {
 
 #[test]
 fn a_list_of_graphics_processes_that_is_empty_is_asked_rarely_and_nobody_is_missed() {
-    let mut drill = Drill::start(counted(vec![Card { processes: vec![process(1, 1 << 30, 5.0)], ..cards("H100", 1) }]));
+    let mut drill =
+        Drill::start(counted(vec![FakeGpu { processes: vec![process(1, 1 << 30, 5.0)], ..cards("H100", 1) }]));
     let fake = drill.fake.clone();
     drill.wait("regular lists", |_| fake.calls(REGULAR, 0) >= 14);
     // A list of somebody is a call for its length and one for itself; that of nobody, the first only.
@@ -71,7 +72,7 @@ fn a_list_of_graphics_processes_that_is_empty_is_asked_rarely_and_nobody_is_miss
     // One that holds memory, and one that holds none and works.
     for (pid, memory, sm) in [(2, 300 << 20, 0.0), (3, 0, 9.0)] {
         let before = fake.calls(COMPUTE, 0);
-        let graphics = Process { kind: Kind::Graphics, ..process(pid, memory, sm) };
+        let graphics = FakeProcess { kind: ProcessList::Graphics, ..process(pid, memory, sm) };
         drill.change(|scenario| scenario.gpus[0].processes.truncate(1));
         drill.change(|scenario| scenario.gpus[0].processes.push(graphics));
         let uuid = drill.uuid(0);
@@ -86,7 +87,7 @@ fn a_list_of_graphics_processes_that_is_empty_is_asked_rarely_and_nobody_is_miss
 
 #[test]
 fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_opened_anew() {
-    let gpu = Card { unknown_fields: vec![230], not_supported: vec!["field:82".into()], ..cards("H100", 1) };
+    let gpu = FakeGpu { unknown_fields: vec![230], not_supported: vec!["field:82".into()], ..cards("H100", 1) };
     let mut drill = Drill::prepare(counted(vec![gpu]));
     put(&drill.path("proc/driver/nvidia/gpus/0000:10:00.0/information"), "Bus Location: 0000:10:00.0\n");
     drill.open();
@@ -105,7 +106,7 @@ fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_ope
 fn fields_of_nvlinks_that_this_driver_does_not_know_are_asked_in_one_round() {
     // The sums of all links, and errors of a link: CRC (one that the driver knows), recovery events, symbol errors.
     const SUMS: [u32; 2] = [138, 139];
-    let gpu = Card { unknown_fields: SUMS.into_iter().chain(208..=221).collect(), ..cards("A100", 1) };
+    let gpu = FakeGpu { unknown_fields: SUMS.into_iter().chain(208..=221).collect(), ..cards("A100", 1) };
     let mut drill = Drill::start(counted(vec![gpu]));
     let fake = drill.fake.clone();
     drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 4);
@@ -124,7 +125,7 @@ fn fields_of_nvlinks_that_this_driver_does_not_know_are_asked_in_one_round() {
 
 #[test]
 fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
-    let traffic = [(Quantity::PcieTxBytesPerSecond, 3e9), (Quantity::PcieRxBytesPerSecond, 1e9)];
+    let traffic = [(ReadingKind::PcieTxBytesPerSecond, 3e9), (ReadingKind::PcieRxBytesPerSecond, 1e9)];
     let mut drill = Drill::start(counted(vec![with(cards("H100", 1), &traffic), with(cards("A100", 1), &traffic)]));
     let fake = drill.fake.clone();
     drill.wait("rounds of what is read seldom", |_| (0..2).all(|place| fake.calls(SELDOM, place) >= 4));
@@ -145,7 +146,7 @@ fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
 #[test]
 fn a_gpu_with_instances_has_its_pcie_traffic_from_the_profiling_unit_too() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    let gpu = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
+    let gpu = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
     let mut drill = Drill::start(counted(vec![gpu]));
     let fake = drill.fake.clone();
     drill.wait("rounds of what is read seldom", |_| fake.calls(SELDOM, 0) >= 3);

@@ -1,6 +1,6 @@
 //! Driver errors, from NVML and from the kernel's log.
 
-use super::{Card, Code, Drill, Which, XidEvent, cards, of};
+use super::{Code, Drill, FakeGpu, Which, XidEvent, cards, of};
 use lab::scenario::MigSlot;
 use model::Absence;
 use model::gpu::{GpuSample, XidSource};
@@ -42,7 +42,7 @@ fn an_xid_is_told_of_its_gpu_and_once_though_two_tell_it() {
 #[test]
 fn an_xid_in_a_mig_instance_is_told_of_that_instance() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    let card = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
+    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) };
     let mut drill = Drill::start(of(vec![card]));
     let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
     drill.change(|scenario| scenario.xids = vec![xid(1, 0, 43, Some(1))]);
@@ -87,8 +87,11 @@ fn a_lost_gpu_deafens_no_other_and_is_heard_again_when_it_answers() {
 
 #[test]
 fn waits_that_fail_one_after_the_other_are_told_and_counted_until_one_succeeds() {
-    let fails =
-        |code| super::Fault { call: "nvmlEventSetWait*".into(), error: Some(Code(code)), ..super::Fault::default() };
+    let fails = |code| super::CallFault {
+        call: "nvmlEventSetWait*".into(),
+        error: Some(Code(code)),
+        ..super::CallFault::default()
+    };
     let mut drill = Drill::start(of(vec![cards("H100", 2)]));
     drill.sample(1, "readings", |sample| sample.power.get().is_some());
     drill.change(|scenario| scenario.faults = vec![fails(999)]);

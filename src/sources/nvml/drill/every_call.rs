@@ -1,8 +1,8 @@
 //! Every call that is made of a GPU, failing with every kind of error: nothing that depends on it may look measured.
 
-use super::{Card, Code, Drill, Fault, Scenario, Seen, cards, error, of};
+use super::{CallFault, Code, Drill, FakeGpu, Scenario, Seen, cards, error, of};
 use lab::scenario::{CardLink, MigSlot, Way, process};
-use model::gpu::{GpmSample, Gpu, GpuSample, Link, MigSample};
+use model::gpu::{GpmSample, Gpu, GpuLink, GpuSample, MigSample};
 use model::process::GpuProcesses;
 use model::upkeep::LinkError;
 use model::{Absence, Reading};
@@ -54,7 +54,7 @@ fn of_instances(told: &Told<'_>, one: fn(&MigSample) -> Vec<Named>) -> Vec<Named
     told.sample.mig.iter().flat_map(one).collect()
 }
 
-fn of_links(told: &Told<'_>, one: fn(&Link) -> Option<Absence>) -> Vec<Named> {
+fn of_links(told: &Told<'_>, one: fn(&GpuLink) -> Option<Absence>) -> Vec<Named> {
     told.gpu.links.iter().map(|link| ("links", one(link))).collect()
 }
 
@@ -218,14 +218,14 @@ const DIVIDED: [Case; 8] = [
     case(&["nvmlGpmMigSampleGet"], &[], |t| of_instances(t, |mig| counters(&mig.gpm))),
 ];
 
-fn whole(place: u32) -> Card {
+fn whole(place: u32) -> FakeGpu {
     let tie = CardLink { peer: (place + 1) % 16, path: Way::Pix, nvlinks: DIRECT };
-    Card { processes: vec![process(4711, 1 << 30, 40.0)], links: vec![tie], ..cards("H100", 1) }
+    FakeGpu { processes: vec![process(4711, 1 << 30, 40.0)], links: vec![tie], ..cards("H100", 1) }
 }
 
-fn divided(_: u32) -> Card {
+fn divided(_: u32) -> FakeGpu {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) }
+    FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) }
 }
 
 /// What was told of the GPU at a place, once everything about it has been asked.
@@ -250,7 +250,7 @@ fn measured(told: &Told<'_>) -> BTreeSet<&'static str> {
 
 /// Runs every case with every code that is a failure of it, as many at a time as there may be cards beside a healthy one: what
 /// depends on the call is absent, everything else of that card and all of its neighbour's is as on a card on which no call fails.
-fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> Card) {
+fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> FakeGpu) {
     let all: Vec<(&Case, u32)> = cases
         .iter()
         .flat_map(|case| CODES.into_iter().filter(|code| !case.answers.contains(code)).map(move |code| (case, code)))
@@ -311,7 +311,7 @@ fn a_call_that_fails_in_the_middle_of_a_list_does_not_end_it() {
         (1, "nvmlDeviceGetMigDeviceHandleByIndex*", 1),
         (2, "nvmlDeviceGetUUID", 2),
     ] {
-        faults.push(Fault { after, ..error(call, gpu, 999) });
+        faults.push(CallFault { after, ..error(call, gpu, 999) });
     }
     let mut drill = Drill::start(Scenario { faults, ..of(vec![whole(0), divided(1), divided(2)]) });
     let gpus = drill.until("all three", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
@@ -326,8 +326,11 @@ fn a_state_that_can_no_longer_be_read_is_absent_and_an_identity_stays() {
     let mut drill = Drill::start(of(vec![whole(0), divided(1)]));
     drill.wait("both", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 2));
     let faults = ["NvLinkState", "EnforcedPowerLimit", "TopologyCommonAncestor", "MaxMigDeviceCount", "MinorNumber"];
-    let faults =
-        faults.map(|call| Fault { call: format!("nvmlDeviceGet{call}"), error: Some(Code(999)), ..Fault::default() });
+    let faults = faults.map(|call| CallFault {
+        call: format!("nvmlDeviceGet{call}"),
+        error: Some(Code(999)),
+        ..CallFault::default()
+    });
     drill.change(|scenario| scenario.faults = faults.into());
     let gpus = drill.until("states that are gone", |seen| {
         let gone = |gpu: &Gpu| gpu.nvlinks_active.absence().and(gpu.power_limit.absence()) == Some(Absence::Nvml(999));
@@ -341,7 +344,7 @@ fn a_state_that_can_no_longer_be_read_is_absent_and_an_identity_stays() {
 #[test]
 fn calls_of_no_card_in_particular_fail_without_a_number_made_up() {
     for call in ["nvmlGpmMetricsGet", "nvmlGpmSampleAlloc"] {
-        let faults = vec![Fault { call: call.into(), error: Some(Code(999)), ..Fault::default() }];
+        let faults = vec![CallFault { call: call.into(), error: Some(Code(999)), ..CallFault::default() }];
         let mut drill = Drill::start(Scenario { faults, ..of(vec![whole(0), divided(1)]) });
         for place in 0..2 {
             drill.sample(place, call, |sample| {

@@ -1,6 +1,6 @@
 //! Every error that NVML knows, on the calls and at the door.
 
-use super::{Card, Code, Drill, Fault, cards, error, of};
+use super::{CallFault, Code, Drill, FakeGpu, cards, error, of};
 use lab::scenario::{List, MigSlot};
 use model::Absence;
 use model::gpu::{GpuSample, MigSample};
@@ -78,7 +78,7 @@ fn whichever_call_fails_only_its_reading_is_absent() {
         ("nvmlDeviceGetName", None),
         ("nvmlDeviceGetMigMode", None),
     ];
-    let faults: Vec<Fault> = (0..).zip(calls).map(|(gpu, (call, _))| error(call, gpu, 999)).collect();
+    let faults: Vec<CallFault> = (0..).zip(calls).map(|(gpu, (call, _))| error(call, gpu, 999)).collect();
     // One without a profiling unit is asked for PCIe throughput.
     let gpus = vec![cards("H100", 6), cards("A100", 1), cards("H100", 9)];
     let mut drill = Drill::start(super::Scenario { faults, ..of(gpus) });
@@ -97,14 +97,14 @@ fn whichever_call_fails_only_its_reading_is_absent() {
 #[test]
 fn what_one_mig_instance_refuses_its_neighbours_still_answer() {
     let slots = ["1g.10gb", "2g.20gb", "1g.10gb"].map(|profile| MigSlot::Profile(profile.into()));
-    let mut drill = Drill::start(of(vec![Card { mig: slots.to_vec(), ..cards("H100", 1) }]));
+    let mut drill = Drill::start(of(vec![FakeGpu { mig: slots.to_vec(), ..cards("H100", 1) }]));
     let read = |mig: &MigSample| mig.memory_used.get().is_some() && mig.gpm.sm_active.get().is_some();
     let whole = drill.sample(0, "all three", |sample| sample.mig.len() == 3 && sample.mig.iter().all(read));
     let middle = whole.mig[1].uuid.to_string();
     for (call, part) in [("nvmlDeviceGetMemoryInfo_v2", 0), ("nvmlGpmMigSampleGet", 1)] {
         let gpu = Some(super::Which::Uuid(middle.clone()));
         drill.change(|scenario| {
-            scenario.faults = vec![Fault { call: call.into(), gpu, error: Some(Code(3)), ..Fault::default() }];
+            scenario.faults = vec![CallFault { call: call.into(), gpu, error: Some(Code(3)), ..CallFault::default() }];
         });
         let reasons = |mig: &MigSample| [mig.memory_used.absence(), mig.gpm.sm_active.absence()];
         let refused = Some(Absence::NotSupported);
@@ -131,9 +131,9 @@ fn a_gpu_that_cannot_be_known_is_told_by_its_index_and_reason_until_it_can() {
 fn a_gpu_that_is_lost_from_the_start_is_told_with_its_slot_and_hides_no_hot_plug() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
     let folder = |drill: &Drill, bus: &str| drill.path(&format!("proc/driver/nvidia/gpus/0000:{bus}:00.0"));
-    let well = Card { pci_bus_id: slot("65"), ..cards("H100", 1) };
-    let lost = Card { pci_bus_id: slot("66"), lost: true, ..cards("H100", 1) };
-    let later = Card { pci_bus_id: slot("67"), present: false, ..cards("L40S", 1) };
+    let well = FakeGpu { pci_bus_id: slot("65"), ..cards("H100", 1) };
+    let lost = FakeGpu { pci_bus_id: slot("66"), lost: true, ..cards("H100", 1) };
+    let later = FakeGpu { pci_bus_id: slot("67"), present: false, ..cards("L40S", 1) };
     let mut drill = Drill::prepare(super::Scenario { list: List::AtInit, ..of(vec![well, lost, later]) });
     for bus in ["65", "66"] {
         std::fs::create_dir_all(folder(&drill, bus)).unwrap();
@@ -180,7 +180,7 @@ const OPENS: &str = "nvmlInit";
 const CLOSES: &str = "nvmlShutdown";
 
 /// A scenario whose calls are counted.
-fn counted(gpus: Vec<Card>) -> super::Scenario {
+fn counted(gpus: Vec<FakeGpu>) -> super::Scenario {
     super::Scenario { log_calls: true, ..of(gpus) }
 }
 
@@ -188,7 +188,7 @@ fn counted(gpus: Vec<Card>) -> super::Scenario {
 #[test]
 fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growing_pauses() {
     for (code, why) in [(9, Absence::DriverNotLoaded), (1, Absence::Nvml(1)), (999, Absence::Nvml(999))] {
-        let counts = Fault { call: "nvmlDeviceGetCount*".into(), error: Some(Code(code)), ..Fault::default() };
+        let counts = CallFault { call: "nvmlDeviceGetCount*".into(), error: Some(Code(code)), ..CallFault::default() };
         let begun = Instant::now();
         let mut drill = Drill::start(super::Scenario { faults: vec![counts], ..counted(vec![cards("H100", 1)]) });
         let fake = drill.fake.clone();
@@ -277,7 +277,7 @@ fn without_a_library_it_says_which_file_was_tried() {
 fn a_driver_that_goes_away_takes_all_readings_with_it_and_brings_them_back() {
     let mut drill = Drill::start(of(vec![cards("H100", 1)]));
     drill.sample(0, "readings", |sample| sample.power.get().is_some());
-    let gone = Fault { call: "*".into(), error: Some(Code(9)), ..Fault::default() };
+    let gone = CallFault { call: "*".into(), error: Some(Code(9)), ..CallFault::default() };
     drill.change(|scenario| scenario.faults = vec![gone]);
     drill.wait("no driver", |seen| {
         matches!(seen.source.last(), Some(GpuSourceState::Missing { why: Absence::DriverNotLoaded, .. }))

@@ -1,6 +1,6 @@
 //! Calls that do not return.
 
-use super::{Drill, Fault, Patience, Scenario, Which, XidEvent, cards, hang, of};
+use super::{CallFault, Drill, DriverPatience, Scenario, Which, XidEvent, cards, hang, of};
 use model::Absence;
 use model::gpu::GpuSample;
 use model::observation::GpuSourceState;
@@ -122,7 +122,7 @@ fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
 
 #[test]
 fn a_library_that_hangs_while_it_is_opened_is_told_and_used_once_it_opens() {
-    let stuck = Fault { call: "nvmlInit_v2".into(), hang: true, ..Fault::default() };
+    let stuck = CallFault { call: "nvmlInit_v2".into(), hang: true, ..CallFault::default() };
     let mut drill = Drill::start(Scenario { faults: vec![stuck], ..of(vec![cards("H100", 1)]) });
     drill.wait("it hangs", |seen| seen.source == [GpuSourceState::Hanging]);
     drill.change(|scenario| scenario.faults.clear());
@@ -143,15 +143,15 @@ fn a_gpu_that_hangs_before_it_is_known_does_not_hide_the_others() {
 }
 
 /// A call that takes so many milliseconds, so often. They are far more than make readings absent: a busy machine may look late.
-fn stall(call: &str, latency_ms: u64, times: u32) -> Fault {
-    Fault { call: call.into(), latency_ms, times: Some(times), ..Fault::default() }
+fn stall(call: &str, latency_ms: u64, times: u32) -> CallFault {
+    CallFault { call: call.into(), latency_ms, times: Some(times), ..CallFault::default() }
 }
 
 #[test]
 fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_condemns_none() {
     let mut drill = Drill::prepare(of(vec![cards("H100", 3)]));
     // As in earnest, so that no other call is late on a busy machine.
-    drill.patience = Patience::default();
+    drill.patience = DriverPatience::default();
     drill.open();
     drill.sample(2, "readings", reads);
     let gpus: Vec<_> = (0..3).map(|place| drill.uuid(place)).collect();
@@ -172,7 +172,7 @@ fn calls_on_one_gpu_that_stall_again_and_again_count_on_it_and_its_neighbours_go
     drill.open();
     drill.sample(1, "readings", reads);
     let [first, slow, third] = [0, 1, 2].map(|place| drill.uuid(place));
-    let thrice = Fault { gpu: Some(Which::Place(1)), ..stall("nvmlDeviceGetPowerUsage", 3000, 3) };
+    let thrice = CallFault { gpu: Some(Which::Place(1)), ..stall("nvmlDeviceGetPowerUsage", 3000, 3) };
     drill.change(|scenario| scenario.faults = vec![thrice]);
     drill.wait("three stalls", |seen| seen.stalled.iter().filter(|gpu| **gpu == slow).count() >= 3);
     drill.rounds_of(&first, 3);
@@ -195,7 +195,7 @@ fn a_library_that_opens_slowly_is_waited_for() {
 
 #[test]
 fn slow_calls_are_no_hanging_ones() {
-    let slow = Fault { call: "nvmlDeviceGetPowerUsage".into(), latency_ms: 200, ..Fault::default() };
+    let slow = CallFault { call: "nvmlDeviceGetPowerUsage".into(), latency_ms: 200, ..CallFault::default() };
     let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![cards("H100", 2)]) });
     drill.sample(1, "readings", reads);
     drill.rounds(1, 4);
@@ -206,7 +206,7 @@ fn slow_calls_are_no_hanging_ones() {
 fn events_that_hang_are_told_and_heard_again_when_the_wait_returns() {
     let mut drill = Drill::start(of(vec![cards("H100", 2)]));
     drill.sample(1, "readings", reads);
-    let stuck = Fault { call: "nvmlEventSetWait*".into(), hang: true, ..Fault::default() };
+    let stuck = CallFault { call: "nvmlEventSetWait*".into(), hang: true, ..CallFault::default() };
     drill.change(|scenario| scenario.faults = vec![stuck]);
     drill.wait("the event thread hangs", |seen| seen.events_hang == [true]);
     drill.rounds(0, 10);
@@ -223,7 +223,7 @@ fn events_that_hang_are_told_and_heard_again_when_the_wait_returns() {
 
 #[test]
 fn events_that_are_registered_slowly_do_not_hang() {
-    let slow = Fault { call: "nvmlDeviceRegisterEvents".into(), latency_ms: 400, ..Fault::default() };
+    let slow = CallFault { call: "nvmlDeviceRegisterEvents".into(), latency_ms: 400, ..CallFault::default() };
     let mut drill = Drill::start(Scenario { faults: vec![slow], ..of(vec![cards("H100", 4)]) });
     drill.sample(3, "readings", reads);
     drill.change(|scenario| {

@@ -1,16 +1,16 @@
 //! Who the GPUs are.
 
-use super::{Card, Drill, Scenario, Which, XidEvent, cards, of, put};
-use lab::scenario::{CardLink, List, MigSlot, Process, Value, Way};
+use super::{Drill, FakeGpu, Scenario, Which, XidEvent, cards, of, put};
+use lab::scenario::{CardLink, FakeProcess, List, MigSlot, Value, Way};
 use model::Absence;
-use model::gpu::{ComputeCapability, Path, RecoveryAction};
+use model::gpu::{ComputeCapability, GpuPath, RecoveryAction};
 use model::observation::GpuSourceState;
 use model::unit::{Bytes, Ratio, Watts};
 
 #[test]
 fn a_gpu_is_told_with_all_that_it_is() {
     let tie = CardLink { peer: 1, path: Way::Pix, nvlinks: 4 };
-    let first = Card { links: vec![tie], pci_bus_id: Some("00000000:65:00.0".into()), ..cards("H100", 1) };
+    let first = FakeGpu { links: vec![tie], pci_bus_id: Some("00000000:65:00.0".into()), ..cards("H100", 1) };
     let mut drill = Drill::prepare(of(vec![first, cards("A100", 1)]));
     put(&drill.path("sys/bus/pci/devices/0000:65:00.0/numa_node"), "1\n");
     drill.open();
@@ -28,9 +28,9 @@ fn a_gpu_is_told_with_all_that_it_is() {
     assert_eq!(one.nvlinks_active.get(), Some(18));
     assert_eq!(one.links.len(), 1);
     let tie = &one.links[0];
-    assert_eq!((&tie.peer, tie.path.get(), tie.nvlinks.get()), (&gpus[1].uuid, Some(Path::SingleSwitch), Some(4)));
+    assert_eq!((&tie.peer, tie.path.get(), tie.nvlinks.get()), (&gpus[1].uuid, Some(GpuPath::SingleSwitch), Some(4)));
     let back = &gpus[1].links[0];
-    assert_eq!((back.path.get(), back.nvlinks.absence()), (Some(Path::SingleSwitch), Some(Absence::ThroughSwitch)));
+    assert_eq!((back.path.get(), back.nvlinks.absence()), (Some(GpuPath::SingleSwitch), Some(Absence::ThroughSwitch)));
     assert_eq!(gpus[1].architecture.value().map(|name| &**name), Some("Ampere"));
     assert_eq!(gpus[1].numa_node.get(), Some(1), "from NVML, for want of a slot in sysfs");
     let expected = GpuSourceState::Working {
@@ -46,15 +46,15 @@ fn a_gpu_is_told_with_all_that_it_is() {
 fn mig_instances_are_told_and_a_new_layout_is_seen() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     // Each instance has a load of its own, and none has the whole card's.
-    let load = |pid, mig, sm, memory| Process {
+    let load = |pid, mig, sm, memory| FakeProcess {
         pid,
         mig: Some(mig),
         sm: Value::Constant(sm),
         memory: Some(Value::Constant(memory)),
-        ..Process::default()
+        ..FakeProcess::default()
     };
     let processes = vec![load(71, 0, 60.0, 7e9), load(72, 1, 20.0, 3e9)];
-    let card = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes, ..cards("H100", 1) };
+    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes, ..cards("H100", 1) };
     let mut drill = Drill::start(of(vec![card]));
     let gpus = drill.until("the GPU", |seen| seen.gpus.clone());
     assert_eq!(gpus[0].mig_mode.get(), Some(true));
@@ -90,7 +90,7 @@ fn mig_instances_are_told_and_a_new_layout_is_seen() {
 /// Promise 12 in docs/specification.md.
 #[test]
 fn a_gpu_that_is_plugged_in_is_seen_and_one_that_is_taken_out_is_gone() {
-    let absent = Card { present: false, ..cards("L40S", 1) };
+    let absent = FakeGpu { present: false, ..cards("L40S", 1) };
     let mut drill = Drill::start(of(vec![cards("H100", 1), absent]));
     drill.wait("one GPU", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == 1));
     drill.change(|scenario| scenario.gpus[1].present = true);
@@ -110,7 +110,7 @@ fn a_lost_gpu_stays_in_the_list_and_comes_back() {
     let before = drill.sample(0, "slow readings", |sample| sample.recovery.get().is_some());
     assert_eq!(before.recovery.get(), Some(RecoveryAction::None));
     drill.change(|scenario| {
-        scenario.gpus = vec![Card { lost: true, ..cards("H100", 1) }, cards("H100", 1)];
+        scenario.gpus = vec![FakeGpu { lost: true, ..cards("H100", 1) }, cards("H100", 1)];
     });
     let lost = drill.sample(0, "absent readings", |sample| sample.power.absence() == Some(Absence::GpuLost));
     assert_eq!(lost, model::gpu::GpuSample::absent(Absence::GpuLost));
@@ -128,8 +128,8 @@ fn a_lost_gpu_stays_in_the_list_and_comes_back() {
 #[test]
 fn a_gpu_that_the_library_sees_only_when_it_is_opened_anew_is_seen() {
     let slot = |bus: &str| Some(format!("00000000:{bus}:00.0"));
-    let first = Card { pci_bus_id: slot("65"), ..cards("H100", 1) };
-    let second = Card { present: false, pci_bus_id: slot("66"), ..cards("L40S", 1) };
+    let first = FakeGpu { pci_bus_id: slot("65"), ..cards("H100", 1) };
+    let second = FakeGpu { present: false, pci_bus_id: slot("66"), ..cards("L40S", 1) };
     let mut drill = Drill::prepare(Scenario { list: List::AtInit, ..of(vec![first, second]) });
     std::fs::create_dir_all(drill.path("proc/driver/nvidia/gpus/0000:65:00.0")).unwrap();
     drill.open();

@@ -1,16 +1,16 @@
 //! Whose processes are on a GPU, and what they do there.
 
-use super::{Card, Drill, Fault, cards, of, put};
+use super::{CallFault, Drill, FakeGpu, cards, of, put};
 use crate::clock::{self, monotonic};
-use crate::nvml::card::{self, Asker};
+use crate::nvml::heartbeat::Heartbeat;
 use crate::nvml::inventory::{self, Place};
 use crate::nvml::library;
+use crate::nvml::polled_gpu::{self, GpuCaller};
 use crate::nvml::process::{Clients, list};
-use crate::nvml::pulse::Pulse;
-use crate::owner::Owners;
+use crate::owner::OwnerReader;
 use crate::report::Reporter;
-use lab::scenario::{MigSlot, Process, process};
-use model::process::{GpuProcess, GpuProcessKind, Owner};
+use lab::scenario::{FakeProcess, MigSlot, process};
+use model::process::{GpuProcess, GpuProcessKind, ProcessOwner};
 use model::unit::Bytes;
 use model::{Absence, Reading};
 use std::path::Path;
@@ -27,7 +27,8 @@ fn listed(drill: &mut Drill, what: &str, wish: impl Fn(&[GpuProcess]) -> bool) -
 
 #[test]
 fn processes_are_listed_with_memory_and_use_and_an_idle_one_is_zero_not_gone() {
-    let card = Card { processes: vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)], ..cards("H100", 1) };
+    let card =
+        FakeGpu { processes: vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)], ..cards("H100", 1) };
     let mut drill = Drill::start(of(vec![card]));
     let list =
         listed(&mut drill, "a measured share", |list| list.len() == 2 && list[0].sm.get().is_some_and(|p| p.0 > 0.0));
@@ -49,8 +50,8 @@ fn a_jump_of_memory_lists_processes_at_once() {
 #[test]
 fn under_mig_the_instance_is_told_and_use_is_not_known() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    let inside = Process { mig: Some(1), ..process(4711, 1 << 30, 40.0) };
-    let card = Card { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes: vec![inside], ..cards("A100", 1) };
+    let inside = FakeProcess { mig: Some(1), ..process(4711, 1 << 30, 40.0) };
+    let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes: vec![inside], ..cards("A100", 1) };
     let mut drill = Drill::start(of(vec![card]));
     let list = listed(&mut drill, "the process", |list| list.len() == 1);
     let instance = drill.until("the instance", |seen| Some(seen.gpus.as_ref()?[0].instances().get(1)?.uuid.clone()));
@@ -71,7 +72,7 @@ fn a_list_that_is_refused_is_absent_with_the_reason() {
 #[test]
 fn more_processes_than_are_kept_are_counted() {
     let processes = (1..=1100).map(|pid| process(pid, u64::from(pid) << 20, 0.0)).collect();
-    let mut drill = Drill::start(of(vec![Card { processes, ..cards("H100", 1) }]));
+    let mut drill = Drill::start(of(vec![FakeGpu { processes, ..cards("H100", 1) }]));
     let uuid = drill.uuid(0);
     let (kept, left_out) = drill.until("the list", |seen| {
         let processes = seen.processes.get(&uuid)?;
@@ -101,7 +102,7 @@ fn booted(drill: &Drill, seconds: u64) {
 /// The container's path, if the process could be tied to one.
 fn container(process: &GpuProcess) -> Option<&str> {
     match &process.owner {
-        Owner::Cgroup(identity) => Some(&identity.path),
+        ProcessOwner::Cgroup(identity) => Some(&identity.path),
         _ => None,
     }
 }
@@ -109,14 +110,18 @@ fn container(process: &GpuProcess) -> Option<&str> {
 #[test]
 fn a_process_is_tied_to_its_container_and_a_number_used_again_to_the_next_one() {
     let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
-    let mut drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
     booted(&drill, 1000);
     alive(&drill, 4711, 500, 1);
     drill.open();
     let list = listed(&mut drill, "its container", |list| list.len() == 2 && container(&list[0]).is_some());
     assert_eq!(container(&list[0]), Some(&*path(1)));
     assert_eq!((list[0].key.map(|key| key.start_ticks), &*list[0].command), (Some(500), "train"));
-    assert_eq!((&list[1].owner, list[1].key), (&Owner::Unknown, None), "a process that cannot be seen is nobody's");
+    assert_eq!(
+        (&list[1].owner, list[1].key),
+        (&ProcessOwner::Unknown, None),
+        "a process that cannot be seen is nobody's"
+    );
     alive(&drill, 4711, 900, 2);
     listed(&mut drill, "the next one", |list| container(&list[0]) == Some(&*path(2)));
 }
@@ -124,26 +129,30 @@ fn a_process_is_tied_to_its_container_and_a_number_used_again_to_the_next_one() 
 #[test]
 fn samples_older_than_the_process_are_of_another() {
     let running = vec![process(4711, 3 << 30, 40.0)];
-    let mut drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
     booted(&drill, clock::now().wall.0 / 1_000_000 + 1000);
     alive(&drill, 4711, 500, 1);
     drill.open();
-    let list = listed(&mut drill, "nobody", |list| list.len() == 1 && list[0].owner == Owner::Unknown);
+    let list = listed(&mut drill, "nobody", |list| list.len() == 1 && list[0].owner == ProcessOwner::Unknown);
     assert_eq!(list[0].memory_used.get(), Some(Bytes(3 << 30)), "shown, but as nobody's");
 }
 
 #[test]
 fn a_number_used_again_between_the_two_looks_is_nobodys() {
     let running = vec![process(4711, 3 << 30, 0.0)];
-    let mut drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
     booted(&drill, 1000);
     alive(&drill, 4711, 500, 1);
     // The first list is two calls; the first of the second list does not return for a while.
-    let stuck =
-        Fault { call: "nvmlDeviceGetComputeRunningProcesses*".into(), hang: true, after: 2, ..Fault::default() };
+    let stuck = CallFault {
+        call: "nvmlDeviceGetComputeRunningProcesses*".into(),
+        hang: true,
+        after: 2,
+        ..CallFault::default()
+    };
     drill.change(|scenario| scenario.faults = vec![stuck]);
     let (mut card, pulse) = opened(drill.fake.library(), &drill.path("sys"));
-    let mut owners = Owners::new(drill.roots());
+    let mut owners = OwnerReader::new(drill.roots());
     let looker = std::thread::spawn(move || {
         let mut clients = Clients::default();
         let first = list(&mut card, &mut clients, &mut owners, clock::now());
@@ -156,7 +165,7 @@ fn a_number_used_again_between_the_two_looks_is_nobodys() {
     alive(&drill, 4711, 900, 2);
     drill.change(|scenario| scenario.faults.clear());
     let [first, second] = looker.join().unwrap();
-    assert_eq!((&first.owner, first.key), (&Owner::Unknown, None));
+    assert_eq!((&first.owner, first.key), (&ProcessOwner::Unknown, None));
     assert_eq!(container(&second), Some(&*path(2)), "the next list knows it");
 }
 
@@ -164,11 +173,11 @@ fn a_number_used_again_between_the_two_looks_is_nobodys() {
 #[test]
 fn a_number_used_again_between_two_lists_brings_no_use_along() {
     let running = vec![process(4711, 3 << 30, 40.0)];
-    let drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    let drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
     booted(&drill, 1000);
     alive(&drill, 4711, 500, 1);
     let (mut card, _pulse) = opened(drill.fake.library(), &drill.path("sys"));
-    let mut owners = Owners::new(drill.roots());
+    let mut owners = OwnerReader::new(drill.roots());
     let mut look = |clients: &mut Clients| {
         let list = list(&mut card, clients, &mut owners, clock::now());
         list.list.value().unwrap()[0].clone()
@@ -190,11 +199,11 @@ fn a_number_used_again_between_two_lists_brings_no_use_along() {
 }
 
 /// The first GPU of a library, without any thread.
-pub(super) fn opened(library: &Path, sysfs: &Path) -> (card::Card, Arc<Pulse>) {
-    let pulse = Arc::new(Pulse::default());
+pub(super) fn opened(library: &Path, sysfs: &Path) -> (polled_gpu::PolledGpu, Arc<Heartbeat>) {
+    let pulse = Arc::new(Heartbeat::default());
     let nvml = library::open(Some(library), None, &pulse).unwrap();
     let known = inventory::take(Place { nvml, pulse: &pulse, sysfs }, &[]).unwrap().known.remove(0);
     let (reporter, _queue) = Reporter::channel();
-    let asker = Asker::new(Arc::clone(&pulse), reporter, &known);
-    (card::Card::new(known, asker), pulse)
+    let asker = GpuCaller::new(Arc::clone(&pulse), reporter, &known);
+    (polled_gpu::PolledGpu::new(known, asker), pulse)
 }

@@ -1,11 +1,11 @@
 //! What processes do on a GPU, with a driver whose clock is moved by hand: a question each second, a list each fifth.
 
 use super::process::opened;
-use super::{Card, Drill, Quantity, Scenario, cards, of, with};
+use super::{Drill, FakeGpu, ReadingKind, Scenario, cards, of, with};
 use crate::nvml::process::{Clients, list};
 use crate::nvml::read;
-use crate::owner::Owners;
-use lab::scenario::{Clock, Process, ProcessSamples, Program, Value, process};
+use crate::owner::OwnerReader;
+use lab::scenario::{Clock, FakeProcess, ProcessSamples, Program, Value, process};
 use model::time::{Monotonic, Now, WallTime};
 use model::unit::Percent;
 use model::{Absence, Reading};
@@ -19,14 +19,14 @@ const ORIGIN: u64 = 1_700_000_000_000_000;
 const LATER: u64 = 50_000;
 
 /// SM use of each process, in the lists of so many seconds but the first one.
-fn lists(gpu: Card, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
+fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
     let clock = |second: u64| {
         let micros = Duration::from_micros(second * 1_000_000 + LATER);
         Clock { frozen_at_s: Some(micros.as_secs_f64()), origin_us: Some(ORIGIN), ..Clock::default() }
     };
     let mut drill = Drill::prepare(Scenario { clock: clock(0), ..of(vec![gpu]) });
     let (mut card, _pulse) = opened(drill.fake.library(), &drill.path("sys"));
-    let (mut clients, mut owners) = (Clients::default(), Owners::new(drill.roots()));
+    let (mut clients, mut owners) = (Clients::default(), OwnerReader::new(drill.roots()));
     let mut lists = Vec::new();
     for second in 1..=seconds {
         drill.change(|scenario| scenario.clock = clock(second));
@@ -65,15 +65,16 @@ fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
         ("A100", ProcessSamples::Newest),
         ("A100", ProcessSamples::Mean),
     ] {
-        let gpu = |process| Card { process_samples, processes: vec![process], ..cards(model, 1) };
+        let gpu = |process| FakeGpu { process_samples, processes: vec![process], ..cards(model, 1) };
         for list in lists(gpu(process(1, 1 << 30, 40.0)), 20) {
             let steady = percent(&list, 1);
             assert!((steady - 40.0).abs() < 0.5, "{model} {process_samples:?}: a steady load reads {steady}");
         }
-        let short: Vec<f64> = lists(gpu(Process { sm: Value::Program(burst.clone()), ..process(1, 1 << 30, 0.0) }), 45)
-            .iter()
-            .map(|list| percent(list, 1))
-            .collect();
+        let short: Vec<f64> =
+            lists(gpu(FakeProcess { sm: Value::Program(burst.clone()), ..process(1, 1 << 30, 0.0) }), 45)
+                .iter()
+                .map(|list| percent(list, 1))
+                .collect();
         // A GPU that takes a sample a second sees a burst of 0.4 s in one second, or not at all.
         let (most, mean) = (short.iter().copied().fold(0.0, f64::max), short.iter().sum::<f64>() / 8.0);
         assert!(
@@ -86,7 +87,7 @@ fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
 #[test]
 fn garbage_is_not_known_and_harms_no_neighbour() {
     let processes = vec![process(1, 2 << 30, 4e9), process(2, 1 << 30, 1.0), process(3, 1 << 30, 0.0)];
-    let gpu = Card { processes, ..with(cards("H100", 1), &[(Quantity::UtilizationPercent, 1.0)]) };
+    let gpu = FakeGpu { processes, ..with(cards("H100", 1), &[(ReadingKind::UtilizationPercent, 1.0)]) };
     for list in lists(gpu, 15) {
         assert_eq!(list[&1].absence(), Some(Absence::Unreadable), "absent, neither 100 nor 0");
         assert!((percent(&list, 2) - 1.0).abs() < 0.05, "{list:?}");
@@ -99,7 +100,8 @@ fn garbage_is_not_known_and_harms_no_neighbour() {
 fn processes_together_do_what_the_gpu_says_and_are_never_scaled_up() {
     let busy = |shares: &[f64], gpu| {
         let processes = shares.iter().zip(1..).map(|(share, pid)| process(pid, 1 << 30, *share)).collect();
-        let lists = lists(Card { processes, ..with(cards("H100", 1), &[(Quantity::UtilizationPercent, gpu)]) }, 10);
+        let lists =
+            lists(FakeGpu { processes, ..with(cards("H100", 1), &[(ReadingKind::UtilizationPercent, gpu)]) }, 10);
         shares.iter().zip(1..).map(|(_, pid)| percent(&lists[0], pid).round()).collect::<Vec<f64>>()
     };
     assert_eq!(
@@ -114,7 +116,7 @@ fn processes_together_do_what_the_gpu_says_and_are_never_scaled_up() {
 fn a_gpu_that_did_nothing_is_not_asked_what_its_processes_did() {
     let scenario = Scenario {
         log_calls: true,
-        ..of(vec![Card { processes: vec![process(1, 1 << 30, 0.0)], ..cards("H100", 1) }])
+        ..of(vec![FakeGpu { processes: vec![process(1, 1 << 30, 0.0)], ..cards("H100", 1) }])
     };
     let mut drill = Drill::start(scenario);
     let uuid = drill.uuid(0);

@@ -1,48 +1,48 @@
 //! Every reading, and when it is absent.
 
-use super::{Card, Drill, Quantity, Scenario, cards, error, of, with};
-use lab::scenario::{MigDetail, MigSlot, Process, process};
+use super::{Drill, FakeGpu, ReadingKind, Scenario, cards, error, of, with};
+use lab::scenario::{FakeProcess, MigDetail, MigSlot, process};
 use model::gpu::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
 use model::{Absence, Reading};
 
 /// A card with a number of its own for everything.
-const VALUES: [(Quantity, f64); 35] = [
-    (Quantity::ViolationPowerNanos, 11e9),
-    (Quantity::ViolationThermalNanos, 12e9),
-    (Quantity::ViolationSyncBoostNanos, 13e9),
-    (Quantity::ViolationBoardLimitNanos, 14e9),
-    (Quantity::ViolationLowUtilizationNanos, 15e9),
-    (Quantity::ViolationReliabilityNanos, 16e9),
-    (Quantity::ViolationApplicationClocksNanos, 17e9),
-    (Quantity::ViolationBaseClocksNanos, 18e9),
-    (Quantity::MemoryUsedBytes, 5e9),
-    (Quantity::MemoryReservedBytes, 6e8),
-    (Quantity::UtilizationPercent, 42.0),
-    (Quantity::MemoryCopyPercent, 17.0),
-    (Quantity::EncoderPercent, 5.0),
-    (Quantity::DecoderPercent, 6.0),
-    (Quantity::PowerWatts, 345.5),
-    (Quantity::EnergyMillijoules, 123_456_789.0),
-    (Quantity::ClockSmMhz, 1755.0),
-    (Quantity::ClockMemoryMhz, 2619.0),
-    (Quantity::ThrottleReasons, 4.0),
-    (Quantity::TemperatureCelsius, 61.0),
-    (Quantity::TemperatureMemoryCelsius, 72.0),
-    (Quantity::PcieTxBytesPerSecond, 3e9),
-    (Quantity::PcieRxBytesPerSecond, 2e9),
-    (Quantity::PcieReplays, 3.0),
-    (Quantity::EccVolatileCorrected, 1.0),
-    (Quantity::EccVolatileUncorrected, 2.0),
-    (Quantity::EccAggregateCorrected, 3.0),
-    (Quantity::EccAggregateUncorrected, 4.0),
-    (Quantity::RemappedCorrectable, 5.0),
-    (Quantity::RemappedUncorrectable, 6.0),
-    (Quantity::RemappedPending, 1.0),
-    (Quantity::RemappedFailed, 0.0),
-    (Quantity::RecoveryAction, 1.0),
-    (Quantity::NvlinkTxBytes, 1024.0 * 5000.0),
-    (Quantity::NvlinkRxBytes, 1024.0 * 7000.0),
+const VALUES: [(ReadingKind, f64); 35] = [
+    (ReadingKind::ViolationPowerNanos, 11e9),
+    (ReadingKind::ViolationThermalNanos, 12e9),
+    (ReadingKind::ViolationSyncBoostNanos, 13e9),
+    (ReadingKind::ViolationBoardLimitNanos, 14e9),
+    (ReadingKind::ViolationLowUtilizationNanos, 15e9),
+    (ReadingKind::ViolationReliabilityNanos, 16e9),
+    (ReadingKind::ViolationApplicationClocksNanos, 17e9),
+    (ReadingKind::ViolationBaseClocksNanos, 18e9),
+    (ReadingKind::MemoryUsedBytes, 5e9),
+    (ReadingKind::MemoryReservedBytes, 6e8),
+    (ReadingKind::UtilizationPercent, 42.0),
+    (ReadingKind::MemoryCopyPercent, 17.0),
+    (ReadingKind::EncoderPercent, 5.0),
+    (ReadingKind::DecoderPercent, 6.0),
+    (ReadingKind::PowerWatts, 345.5),
+    (ReadingKind::EnergyMillijoules, 123_456_789.0),
+    (ReadingKind::ClockSmMhz, 1755.0),
+    (ReadingKind::ClockMemoryMhz, 2619.0),
+    (ReadingKind::ThrottleReasons, 4.0),
+    (ReadingKind::TemperatureCelsius, 61.0),
+    (ReadingKind::TemperatureMemoryCelsius, 72.0),
+    (ReadingKind::PcieTxBytesPerSecond, 3e9),
+    (ReadingKind::PcieRxBytesPerSecond, 2e9),
+    (ReadingKind::PcieReplays, 3.0),
+    (ReadingKind::EccVolatileCorrected, 1.0),
+    (ReadingKind::EccVolatileUncorrected, 2.0),
+    (ReadingKind::EccAggregateCorrected, 3.0),
+    (ReadingKind::EccAggregateUncorrected, 4.0),
+    (ReadingKind::RemappedCorrectable, 5.0),
+    (ReadingKind::RemappedUncorrectable, 6.0),
+    (ReadingKind::RemappedPending, 1.0),
+    (ReadingKind::RemappedFailed, 0.0),
+    (ReadingKind::RecoveryAction, 1.0),
+    (ReadingKind::NvlinkTxBytes, 1024.0 * 5000.0),
+    (ReadingKind::NvlinkRxBytes, 1024.0 * 7000.0),
 ];
 
 #[test]
@@ -97,8 +97,8 @@ fn compute_instances_of_one_gpu_instance_tell_its_memory_and_have_its_number() {
         let profile = "1c.2g.20gb".to_owned();
         MigSlot::Detailed(MigDetail { profile, gpu_instance: Some(gpu_instance), compute_instance, uuid: None })
     };
-    let inside = |pid, memory, mig| Process { mig: Some(mig), ..process(pid, memory, 10.0) };
-    let divided = Card {
+    let inside = |pid, memory, mig| FakeProcess { mig: Some(mig), ..process(pid, memory, 10.0) };
+    let divided = FakeGpu {
         mig: vec![slot(3, 0), slot(5, 0), slot(3, 1)],
         processes: vec![inside(30, 1 << 30, 0), inside(31, 2 << 30, 2)],
         ..cards("H100", 1)
@@ -120,7 +120,7 @@ fn compute_instances_of_one_gpu_instance_tell_its_memory_and_have_its_number() {
 
 #[test]
 fn the_profiling_unit_is_read_where_there_is_one() {
-    use Quantity as Q;
+    use ReadingKind as Q;
     let card =
         with(cards("H100", 1), &[(Q::GpmSmPercent, 80.0), (Q::GpmTensorPercent, 25.0), (Q::PcieTxBytesPerSecond, 1e9)]);
     let mut drill = Drill::start(of(vec![card, cards("A100", 1)]));
@@ -135,7 +135,7 @@ fn the_profiling_unit_is_read_where_there_is_one() {
 
 #[test]
 fn a_sample_of_use_counts_once() {
-    let mut drill = Drill::start(of(vec![with(cards("H100", 1), &[(Quantity::UtilizationPercent, 50.0)])]));
+    let mut drill = Drill::start(of(vec![with(cards("H100", 1), &[(ReadingKind::UtilizationPercent, 50.0)])]));
     let first = drill.sample(0, "a first mean", |sample| sample.utilization_samples > 0);
     assert!(first.utilization_samples <= 6, "of the last second only, though the buffer holds more");
     drill.change(|scenario| scenario.clock.frozen_at_s = Some(1000.0));
@@ -152,7 +152,7 @@ const NOTHING_NEWER: [u32; 3] = [6, 7, 21];
 
 #[test]
 fn a_sample_buffer_that_never_has_anything_is_replaced_by_the_plain_call() {
-    let busy = with(cards("H100", 4), &[(Quantity::UtilizationPercent, 42.0), (Quantity::EncoderPercent, 5.0)]);
+    let busy = with(cards("H100", 4), &[(ReadingKind::UtilizationPercent, 42.0), (ReadingKind::EncoderPercent, 5.0)]);
     let mut faults: Vec<_> =
         (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
     faults.extend([error("nvmlDeviceGetSamples", 3, 6), error("nvmlDeviceGetUtilizationRates", 3, 999)]);
@@ -170,12 +170,12 @@ fn a_sample_buffer_that_never_has_anything_is_replaced_by_the_plain_call() {
 
 #[test]
 fn a_sample_buffer_that_runs_dry_lets_no_old_reading_stand_for_long() {
-    let mut drill = Drill::start(of(vec![with(cards("H100", 4), &[(Quantity::UtilizationPercent, 55.0)])]));
+    let mut drill = Drill::start(of(vec![with(cards("H100", 4), &[(ReadingKind::UtilizationPercent, 55.0)])]));
     for place in 0..4 {
         drill.sample(place, "a mean", |sample| sample.utilization.get() == Some(Percent(55.0)));
     }
     drill.change(|scenario| {
-        scenario.gpus = vec![with(cards("H100", 4), &[(Quantity::UtilizationPercent, 5.0)])];
+        scenario.gpus = vec![with(cards("H100", 4), &[(ReadingKind::UtilizationPercent, 5.0)])];
         scenario.faults =
             (0..).zip(NOTHING_NEWER).map(|(gpu, code)| error("nvmlDeviceGetSamples", gpu, code)).collect();
         scenario.faults.extend([error("nvmlDeviceGetSamples", 3, 21), error("nvmlDeviceGetUtilizationRates", 3, 999)]);

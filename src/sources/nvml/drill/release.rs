@@ -1,10 +1,10 @@
 //! The driver is let go of for an operator, and taken back.
 
-use super::{Drill, Fault, Scenario, Which, XidEvent, cards, hang, of};
+use super::{CallFault, Drill, Scenario, Which, XidEvent, cards, hang, of};
 use crate::clock::monotonic;
 use model::Absence;
+use model::driver_hold::DriverHold;
 use model::gpu::GpuSample;
-use model::hold::Hold;
 use model::observation::GpuSourceState;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn reads(sample: &GpuSample) -> bool {
 }
 
 fn released(drill: &Drill) -> bool {
-    matches!(*drill.gate.seen().borrow(), Hold::Released { .. })
+    matches!(*drill.gate.seen().borrow(), DriverHold::Released { .. })
 }
 
 fn let_go(drill: &mut Drill) {
@@ -85,7 +85,7 @@ fn the_time_ends_it_by_itself() {
     let_go(&mut drill);
     drill.gate.release(monotonic().after(Duration::from_millis(20)));
     works(&mut drill);
-    assert_eq!(*drill.gate.seen().borrow(), Hold::default());
+    assert_eq!(*drill.gate.seen().borrow(), DriverHold::default());
     drill.sample(0, "readings", reads);
 }
 
@@ -94,8 +94,12 @@ fn a_session_that_was_opened_twice_is_closed_as_well() {
     let mut drill = Drill::start(of(vec![cards("H100", 1)]));
     drill.sample(0, "readings", reads);
     // The driver restarts under the reader: every call says that the library is not initialised, until it is again.
-    let over =
-        Fault { call: "nvmlDeviceGetCount_v2".into(), error: Some(super::Code(1)), times: Some(1), ..Fault::default() };
+    let over = CallFault {
+        call: "nvmlDeviceGetCount_v2".into(),
+        error: Some(super::Code(1)),
+        times: Some(1),
+        ..CallFault::default()
+    };
     drill.change(|scenario| scenario.faults = vec![over]);
     drill.wait("the session is over", |seen| {
         seen.source.iter().any(|state| matches!(state, GpuSourceState::Missing { .. }))
@@ -125,7 +129,7 @@ fn a_driver_that_hangs_is_not_let_go_of_and_says_so() {
     drill.gate.release(monotonic().after(LONG));
     drill.wait("refused", {
         let seen = drill.gate.seen();
-        move |_| matches!(*seen.borrow(), Hold::Held { refused: Some(_) })
+        move |_| matches!(*seen.borrow(), DriverHold::Held { refused: Some(_) })
     });
     drill.rounds(1, 2);
     assert!(!drill.seen.source.iter().any(|state| matches!(state, GpuSourceState::Released { .. })));

@@ -1,6 +1,6 @@
 //! What is read rarely: plate and limits, slot, worn memory, links one by one, fabric.
 
-use super::{Card, Drill, Fault, Quantity, Scenario, SickLink, cards, of, put, with};
+use super::{CallFault, Drill, FakeGpu, ReadingKind, Scenario, SickLink, cards, of, put, with};
 use lab::scenario::process;
 use model::process::SlurmJob;
 use model::unit::{Count, Watts};
@@ -14,7 +14,7 @@ fn text(reading: &Reading<Arc<str>>) -> Option<&str> {
 
 #[test]
 fn a_card_is_told_with_its_plate_its_limits_and_its_slot() {
-    let slow = with(cards("A100", 1), &[(Quantity::PcieGeneration, 3.0), (Quantity::PcieWidth, 8.0)]);
+    let slow = with(cards("A100", 1), &[(ReadingKind::PcieGeneration, 3.0), (ReadingKind::PcieWidth, 8.0)]);
     let mut drill = Drill::start(of(vec![cards("H100", 1), slow, cards("vGPU", 1)]));
     let gpus = drill.until("the GPUs", |seen| seen.gpus.clone().filter(|gpus| gpus.len() == 3));
     let board = &gpus[0].board;
@@ -31,7 +31,7 @@ fn a_card_is_told_with_its_plate_its_limits_and_its_slot() {
 
 #[test]
 fn what_the_kernel_knows_of_a_slot_is_told_with_the_card() {
-    let card = |slot: &str| Card { pci_bus_id: Some(slot.into()), ..cards("H100", 1) };
+    let card = |slot: &str| FakeGpu { pci_bus_id: Some(slot.into()), ..cards("H100", 1) };
     let mut drill = Drill::prepare(of(vec![card("00000000:18:00.0"), card("00000000:19:00.0")]));
     let path = "pci0000:15/0000:15:01.0/0000:18:00.0";
     let slot = drill.path("sys/devices").join(path);
@@ -60,10 +60,10 @@ fn what_does_not_change_is_not_asked_again() {
     drill.wait("the plate", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus[0].board.serial.value().is_some()));
     let calls = ["Serial", "VbiosVersion", "PowerManagementDefaultLimit", "MaxPcieLink*"];
     drill.change(|scenario| {
-        let hangs = |call| Fault { call: format!("nvmlDeviceGet{call}"), hang: true, ..Fault::default() };
+        let hangs = |call| CallFault { call: format!("nvmlDeviceGet{call}"), hang: true, ..CallFault::default() };
         scenario.faults = calls.map(hangs).into();
         // A new number of power makes the list a new one, so that a look has certainly been made since.
-        scenario.gpus = vec![with(cards("H100", 1), &[(Quantity::PowerLimitWatts, 600.0)])];
+        scenario.gpus = vec![with(cards("H100", 1), &[(ReadingKind::PowerLimitWatts, 600.0)])];
     });
     let gpus = drill
         .until("a later look", |seen| seen.gpus.clone().filter(|gpus| gpus[0].power_limit.get() == Some(Watts(600.0))));
@@ -73,8 +73,11 @@ fn what_does_not_change_is_not_asked_again() {
 
 #[test]
 fn retired_pages_are_counted_by_cause_where_the_card_retires_pages() {
-    let worn =
-        [(Quantity::RetiredPagesSbe, 5.0), (Quantity::RetiredPagesDbe, 2.0), (Quantity::RetiredPagesPending, 1.0)];
+    let worn = [
+        (ReadingKind::RetiredPagesSbe, 5.0),
+        (ReadingKind::RetiredPagesDbe, 2.0),
+        (ReadingKind::RetiredPagesPending, 1.0),
+    ];
     let mut drill = Drill::start(of(vec![with(cards("V100", 1), &worn), cards("T4", 1), cards("A100", 1)]));
     let ready = |sample: &model::gpu::GpuSample| sample.upkeep.retired.pending != Reading::NOT_YET;
     let retired = drill.sample(0, "V100", ready).upkeep.retired;
@@ -92,7 +95,7 @@ fn errors(link: &NvLink) -> Vec<(&'static str, u64)> {
     LinkError::ALL.into_iter().filter_map(counted).collect()
 }
 
-fn sick(model: &str) -> Card {
+fn sick(model: &str) -> FakeGpu {
     let link = SickLink {
         link: 3,
         down: true,
@@ -104,7 +107,7 @@ fn sick(model: &str) -> Card {
         received: 9,
         symbol: 40,
     };
-    Card { nvlinks: vec![link], ..cards(model, 1) }
+    FakeGpu { nvlinks: vec![link], ..cards(model, 1) }
 }
 
 #[test]
@@ -139,13 +142,13 @@ fn the_fabric_is_told_with_its_state_and_what_is_wrong_in_it() {
             with(
                 cards("B200", 1),
                 &[
-                    (Quantity::FabricClique, 7.0),
-                    (Quantity::FabricCluster, 4711.0),
-                    (Quantity::FabricHealth, f64::from(0b1001)),
-                    (Quantity::FabricSummary, 3.0),
+                    (ReadingKind::FabricClique, 7.0),
+                    (ReadingKind::FabricCluster, 4711.0),
+                    (ReadingKind::FabricHealth, f64::from(0b1001)),
+                    (ReadingKind::FabricSummary, 3.0),
                 ],
             ),
-            with(cards("H100", 1), &[(Quantity::FabricState, 1.0)]),
+            with(cards("H100", 1), &[(ReadingKind::FabricState, 1.0)]),
             cards("L40S", 1),
         ])
     };
@@ -169,7 +172,7 @@ fn the_fabric_is_told_with_its_state_and_what_is_wrong_in_it() {
 #[test]
 fn a_job_of_slurm_is_told_of_the_gpu_that_its_processes_are_on_and_taken_back() {
     let running = vec![process(4711, 3 << 30, 40.0), process(4712, 1 << 30, 0.0)];
-    let mut drill = Drill::prepare(of(vec![Card { processes: running, ..cards("H100", 1) }]));
+    let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
     put(&drill.path("proc/stat"), "cpu  1 2 3 4 5 6 7 8 0 0\nbtime 1000\n");
     for (pid, cgroup) in [
         (4711, "/system.slice/slurmstepd.scope/job_77/step_0/user/task_0"),

@@ -1,13 +1,13 @@
 //! The supervisor's looks, by times that are told and not by a clock.
 
 use super::*;
-use crate::nvml::gate::Gate;
-use crate::nvml::settings::Patience;
+use crate::nvml::gate::DriverGate;
+use crate::nvml::settings::DriverPatience;
 use crate::report::Observations;
 use crate::roots::HostRoots;
 
 /// A thread in a call that returns when it is told to.
-fn in_a_call(pulse: &Arc<Pulse>, gpu: Option<&GpuKey>) -> JoinHandle<()> {
+fn in_a_call(pulse: &Arc<Heartbeat>, gpu: Option<&GpuKey>) -> JoinHandle<()> {
     let (pulse, gpu) = (Arc::clone(pulse), gpu.cloned());
     let (tell, begun) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -28,9 +28,9 @@ fn supervisor() -> (Supervisor, Observations) {
         roots: HostRoots::default(),
         period: Duration::from_secs(1),
         process_period: Duration::from_secs(5),
-        patience: Patience::default(),
+        patience: DriverPatience::default(),
         kernel_log: None,
-        gate: Gate::default(),
+        gate: DriverGate::default(),
     };
     let (reporter, told) = Reporter::channel();
     (Supervisor::new(settings, reporter, CancellationToken::new()), told)
@@ -38,7 +38,7 @@ fn supervisor() -> (Supervisor, Observations) {
 
 fn failures(told: &mut Observations) -> usize {
     let told = std::iter::from_fn(|| told.try_recv().ok());
-    told.filter(|told| matches!(told, Observation::Trouble(Trouble::NvmlFailed))).count()
+    told.filter(|told| matches!(told, Observation::Trouble(ErrorCounter::NvmlFailed))).count()
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn an_event_thread_that_panics_is_counted_once_and_started_again() {
 /// A supervisor with one poller, which is in a call that is about this GPU, and the times just before and after it began.
 fn with_a_call(gpu: Option<&GpuKey>) -> (Supervisor, Observations, [Monotonic; 2]) {
     let (mut supervisor, told) = supervisor();
-    let pulse = Arc::new(Pulse::default());
+    let pulse = Arc::new(Heartbeat::default());
     let before = monotonic();
     let thread = in_a_call(&pulse, gpu);
     let after = monotonic();
@@ -95,7 +95,7 @@ fn end(supervisor: Supervisor) {
 /// Promise 11 in docs/specification.md, by the time of the look and not by a clock.
 #[test]
 fn a_call_stalls_at_the_first_look_after_two_seconds_and_hangs_at_the_first_after_thirty() {
-    let patience = Patience::default();
+    let patience = DriverPatience::default();
     assert_eq!((patience.absent_after, patience.hang_after), (Duration::from_secs(2), Duration::from_secs(30)));
     assert_eq!(patience.open_hangs_after, Duration::from_secs(60));
     assert_eq!(tick(patience.absent_after), Duration::from_millis(500), "so soon is the next look");
@@ -130,7 +130,7 @@ fn stalled(told: &mut Observations) -> Vec<GpuUuid> {
     let told = std::iter::from_fn(|| told.try_recv().ok());
     told.filter_map(|told| match told {
         Observation::GpuStalled(gpu) => Some(gpu),
-        Observation::Trouble(Trouble::NvmlFailed) => None,
+        Observation::Trouble(ErrorCounter::NvmlFailed) => None,
         other => panic!("{other:?}"),
     })
     .collect()
@@ -140,7 +140,7 @@ fn stalled(told: &mut Observations) -> Vec<GpuUuid> {
 fn a_stall_counts_on_its_gpu_once_while_others_are_answered() {
     let uuid = GpuUuid::parse("GPU-1").unwrap();
     let (mut supervisor, mut told, [before, after]) = with_a_call(Some(&GpuKey::Uuid(uuid.clone())));
-    let (pulse, stop) = (Arc::<Pulse>::default(), Arc::<Pulse>::default());
+    let (pulse, stop) = (Arc::<Heartbeat>::default(), Arc::<Heartbeat>::default());
     let thread = in_a_call(&stop, None);
     supervisor.seats.push(Seat { pulse: Arc::clone(&pulse), thread, stuck: None, counted: false });
     supervisor.look(before.after(Duration::from_secs(4)));

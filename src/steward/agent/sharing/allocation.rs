@@ -1,20 +1,20 @@
 //! `Allocate`: a ticket, and, where the runtime has no CDI, everything else with it.
 
-use super::binding::Way;
-use super::owner::{Delivered, Sharing};
+use super::binding_mode::BindingModeResult;
+use super::owner::{DeliveryResult, Sharing};
+use super::pod_status::{self, RetryPolicy};
 use super::promise;
-use super::tell::{self, Tries};
-use super::waiting::Allocation;
-use decide::share::{Binding, Bound, Meant};
-use effects::plugin::{Answer, Field, Refused, new_ticket};
+use super::waiting::WaitingAllocate;
+use decide::allocator::{BindingMode, BoundContainer, MatchedRequest};
+use effects::plugin::{AllocateAnswer, CallRefused, ContainerField, new_ticket};
 use model::id::Ticket;
-use model::share::Issued;
+use model::ticket::IssuedTicket;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
-use wire::issued;
+use wire::issued_ticket;
 
 /// A refused `Allocate` is the end of its pod, and a slow one holds up every other: as long as our watch of pods may lag
 /// behind kubelet's.
@@ -26,12 +26,12 @@ const MAX_WAITING: usize = 64;
 
 impl Sharing {
     /// Takes a call in that has to be thought about.
-    pub(super) fn asks_for(&mut self, ids: Vec<Arc<str>>, reply: oneshot::Sender<Result<Answer, Refused>>) {
+    pub(super) fn asks_for(&mut self, ids: Vec<Arc<str>>, reply: oneshot::Sender<Result<AllocateAnswer, CallRefused>>) {
         if self.allocations.len() >= MAX_WAITING {
-            let _ = reply.send(Err(Refused(format!("{MAX_WAITING} allocations wait already"))));
+            let _ = reply.send(Err(CallRefused(format!("{MAX_WAITING} allocations wait already"))));
         } else {
             let now = Instant::now();
-            self.allocations.push(Allocation { ids, since: now, after: now, reply });
+            self.allocations.push(WaitingAllocate { ids, since: now, after: now, reply });
         }
     }
 
@@ -39,7 +39,7 @@ impl Sharing {
     pub(super) async fn allocate(&mut self) {
         let mut given = None;
         for mut call in std::mem::take(&mut self.allocations) {
-            // Books that were read before that do not have it.
+            // The checkpoint that were read before that do not have it.
             call.after = given.map_or(call.after, |given| call.after.max(given));
             // kubelet has given up on it.
             if call.reply.is_closed() {
@@ -48,27 +48,27 @@ impl Sharing {
             let binding = self.way.borrow().as_ref().map(|way| way.binding);
             let patient = call.since.elapsed() < PATIENCE;
             match binding {
-                Some(Binding::Late) => {
+                Some(BindingMode::Late) => {
                     let answer = self.give_ticket(&call.ids).await;
                     let _ = call.reply.send(answer);
                 }
-                Some(Binding::Early) => match self.closed() {
+                Some(BindingMode::Early) => match self.closed() {
                     Some(refused) => drop(call.reply.send(Err(refused))),
                     None => given = self.allocate_early(call, patient).await.or(given),
                 },
                 None if patient => self.allocations.push(call),
                 None => {
-                    let _ = call.reply.send(Err(Refused("it is not known yet whether the runtime has CDI".into())));
+                    let _ = call.reply.send(Err(CallRefused("it is not known yet whether the runtime has CDI".into())));
                 }
             }
         }
     }
 
-    /// Everything to a call, for whom it must be by books that were read since it came, beside the owner: starts are answered
+    /// Everything to a call, for whom it must be by checkpoint that were read since it came, beside the owner: starts are answered
     /// meanwhile. Says when something was given.
-    async fn allocate_early(&mut self, mut call: Allocation, patient: bool) -> Option<Instant> {
-        // Who does not stand in books that cannot be read in part may hold something all the same.
-        let certain = match self.ahead.books_after(call.after, &self.books) {
+    async fn allocate_early(&mut self, mut call: WaitingAllocate, patient: bool) -> Option<Instant> {
+        // Who does not stand in checkpoint that cannot be read in part may hold something all the same.
+        let certain = match self.ahead.checkpoint_after(call.after, &self.checkpoint) {
             None if patient => {
                 self.allocations.push(call);
                 return None;
@@ -77,7 +77,7 @@ impl Sharing {
         };
         let for_strangers = call.since.elapsed() < FOR_STRANGERS;
         let mut given = None;
-        match self.share.allocate(&call.ids, certain.as_deref(), for_strangers) {
+        match self.allocator.allocate(&call.ids, certain.as_deref(), for_strangers) {
             Some(meant) => {
                 self.give(call, meant).await;
                 given = Some(Instant::now());
@@ -89,7 +89,7 @@ impl Sharing {
             None => {
                 let why = nobody(&call.ids);
                 tracing::warn!("{why}");
-                let _ = call.reply.send(Err(Refused(why)));
+                let _ = call.reply.send(Err(CallRefused(why)));
             }
         }
         self.keep_changes().await;
@@ -97,18 +97,18 @@ impl Sharing {
     }
 
     /// A ticket and nothing that could be wrong, to a call that came before it was known that this is the way.
-    async fn give_ticket(&mut self, ids: &[Arc<str>]) -> Result<Answer, Refused> {
+    async fn give_ticket(&mut self, ids: &[Arc<str>]) -> Result<AllocateAnswer, CallRefused> {
         let ticket = new_ticket()?;
         let issued = self.has_given(&ticket, ids);
         // Without its folder only a checkpoint that is lost later cannot be made good.
         if let Err(why) = self.keeper.keep_now(issued).await {
             tracing::warn!(why, "a ticket is not kept");
         }
-        Ok(Answer::of_ticket(&ticket))
+        Ok(AllocateAnswer::of_ticket(&ticket))
     }
 
     /// kubelet has got this ticket, which is noted, or gets it now.
-    pub(super) fn has_given(&mut self, ticket: &Ticket, ids: &[Arc<str>]) -> Issued {
+    pub(super) fn has_given(&mut self, ticket: &Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         tracing::debug!(?ids, %ticket, "kubelet allocates");
         self.ahead.given(ticket, Instant::now());
         self.issue(ticket, ids, None)
@@ -117,7 +117,7 @@ impl Sharing {
     /// What an agent before us gave out and had no time to write down.
     pub(super) fn recall_given_out(&mut self) {
         for (ticket, ids) in self.keeper.journal.recall() {
-            let issued = match self.share.issued(&ticket) {
+            let issued = match self.allocator.issued(&ticket) {
                 Some(known) => known.clone(),
                 None => self.issue(&ticket, &ids, None),
             };
@@ -127,14 +127,14 @@ impl Sharing {
 
     /// What an agent before us gave at `Allocate` and a power loss took from the state directory: the kubelet's checkpoint has it.
     pub(super) async fn recall_given_early(&mut self) {
-        let mut books = self.books.clone();
-        let Ok(Ok(entries)) = spawn_blocking(move || books.read()).await else { return };
+        let mut checkpoint = self.checkpoint.clone();
+        let Ok(Ok(entries)) = spawn_blocking(move || checkpoint.read()).await else { return };
         for record in entries.records.iter() {
-            match issued::decode(record.as_bytes()) {
-                Ok(issued) if self.share.issued(&issued.ticket).is_some() => {}
+            match issued_ticket::decode(record.as_bytes()) {
+                Ok(issued) if self.allocator.issued(&issued.ticket).is_some() => {}
                 Ok(issued) => {
                     tracing::info!(ticket = %issued.ticket, "what was given with this ticket is known from the kubelet's checkpoint only");
-                    self.share.recall_tickets(vec![issued.clone()]);
+                    self.allocator.recall_tickets(vec![issued.clone()]);
                     self.keeper.note(issued);
                 }
                 Err(fault) => tracing::warn!(%fault, "a ticket's record in the kubelet's checkpoint cannot be read"),
@@ -143,68 +143,68 @@ impl Sharing {
     }
 
     /// Everything at once, for whom it must be. What was given must be known after a restart: kubelet has it when that is on disk.
-    async fn give(&mut self, call: Allocation, meant: Meant) {
+    async fn give(&mut self, call: WaitingAllocate, meant: MatchedRequest) {
         let ticket = match new_ticket() {
             Ok(ticket) => ticket,
             Err(why) => return drop(call.reply.send(Err(why))),
         };
-        let Allocation { ids, reply, .. } = call;
-        let bound = Bound {
+        let WaitingAllocate { ids, reply, .. } = call;
+        let bound = BoundContainer {
             holder: meant.holder.clone(),
             pod: meant.pod.clone(),
             ticket: ticket.clone(),
-            portions: meant.portions.clone(),
+            device_shares: meant.device_shares.clone(),
             differs: false,
             early: true,
         };
-        let promised = promise::of(&bound, &self.share);
+        let promised = promise::of(&bound, &self.allocator);
         let (mut fields, lost) = self.delivery.answer(&ticket, &promised, &self.tickets.folder(&ticket));
         if !lost.is_empty() && !std::mem::replace(&mut self.told_lost, true) {
             tracing::warn!(?lost, "containers of this node do without these: an answer to Allocate cannot carry them");
         }
-        let devices: Vec<&str> = meant.portions.iter().map(|portion| portion.device.as_str()).collect();
+        let devices: Vec<&str> = meant.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
         tracing::info!(pod = %meant.pod, container = &*meant.holder.container, ?devices, ?ids, %ticket, "kubelet allocates");
         self.ahead.given(&ticket, Instant::now());
         let issued = self.issue(&ticket, &ids, Some(meant.clone()));
-        if let Ok(record) = issued::encode(&issued) {
-            fields.push(Field::Annotation(wire::ticket::RECORD.into(), record));
+        if let Ok(record) = issued_ticket::encode(&issued) {
+            fields.push(ContainerField::Annotation(wire::ticket::RECORD.into(), record));
         }
         let kept = self.keeper.keep_first(issued).await;
         let told = self.delivered.0.clone();
         tokio::spawn(async move {
             let Err(why) = kept.await else {
                 effects::failpoint!("allocate-early-kept");
-                let _ = reply.send(Ok(Answer { cdi: Vec::new(), fields }));
+                let _ = reply.send(Ok(AllocateAnswer { cdi: Vec::new(), fields }));
                 return;
             };
             let (pod, container) = (meant.pod, meant.holder.container);
-            let why = tell::not_delivered(&container, &why, Tries::NoMore);
+            let why = pod_status::not_delivered(&container, &why, RetryPolicy::NoMore);
             tracing::error!(%pod, container = &*container, "{why}");
-            let _ = reply.send(Err(Refused(format!("{pod}: {why}"))));
+            let _ = reply.send(Err(CallRefused(format!("{pod}: {why}"))));
             // Only at the end of the program is nobody there to hear it.
             let (uid, result) = (meant.holder.pod, Err(why));
-            let _ = told.send(Delivered { uid, pod, container, result, void: Some(ticket) }).await;
+            let _ = told.send(DeliveryResult { uid, pod, container, result, void: Some(ticket) }).await;
         });
     }
 
     /// A ticket is about to be given out.
-    fn issue(&mut self, ticket: &Ticket, ids: &[Arc<str>], early: Option<Meant>) -> Issued {
+    fn issue(&mut self, ticket: &Ticket, ids: &[Arc<str>], early: Option<MatchedRequest>) -> IssuedTicket {
         self.ages.issued(ticket.clone(), sources::clock::monotonic());
-        self.share.issue(ticket.clone(), ids, early)
+        self.allocator.issue(ticket.clone(), ids, early)
     }
 
     /// Keeps and tells what has changed.
     pub(super) async fn keep_changes(&mut self) {
-        let changes = self.share.take_changes();
+        let changes = self.allocator.take_changes();
         self.counts.moved(changes.exchanged, changes.reseated);
-        for (tenant, claim) in &changes.claims {
-            let devices: Vec<&str> = claim.iter().flatten().map(|portion| portion.device.as_str()).collect();
-            tracing::info!(pod = %tenant.pod, ?devices, "a claim has moved: it is written anew");
-            self.teller.moved(tenant, claim);
+        for (gpu_pod, claim) in &changes.claims {
+            let devices: Vec<&str> = claim.iter().flatten().map(|device_share| device_share.device.as_str()).collect();
+            tracing::info!(pod = %gpu_pod.pod, ?devices, "a claim has moved: it is written anew");
+            self.teller.moved(gpu_pod, claim);
         }
-        for (tenant, share) in &changes.shares {
-            tracing::info!(pod = %tenant.pod, "what this pod was given is not written on it yet: it is written now");
-            self.teller.shared(tenant, share);
+        for (gpu_pod, share) in &changes.shares {
+            tracing::info!(pod = %gpu_pod.pod, "what this pod was given is not written on it yet: it is written now");
+            self.teller.shared(gpu_pod, share);
         }
         changes.tickets.into_iter().for_each(|issued| self.keeper.note(issued));
         self.keeper.keep().await;
@@ -213,12 +213,12 @@ impl Sharing {
     /// The way has been found, or has changed.
     pub(super) fn look_at_way(&mut self) {
         let (binding, lost) = self.way.borrow_and_update().as_ref().map(|way| (way.binding, way.lost)).unzip();
-        if binding == Some(Binding::Late) && self.asked.tickets.borrow().is_none() {
+        if binding == Some(BindingMode::Late) && self.asked.tickets.borrow().is_none() {
             self.arrivals.begin();
         }
-        self.asked.tickets.send_replace((binding == Some(Binding::Late)).then(|| Arc::clone(&self.keeper.journal)));
-        self.share.bind_early(binding == Some(Binding::Early));
-        self.share.tickets_are_lost(lost == Some(true));
+        self.asked.tickets.send_replace((binding == Some(BindingMode::Late)).then(|| Arc::clone(&self.keeper.journal)));
+        self.allocator.bind_early(binding == Some(BindingMode::Early));
+        self.allocator.tickets_are_lost(lost == Some(true));
         if self.look_at_isolation() {
             self.tell_list();
         }
@@ -226,7 +226,7 @@ impl Sharing {
     }
 
     /// The runtime did not do as CDI told it.
-    pub(super) fn goes_over_to_early(&mut self, way: &Way, state: &std::path::Path) {
+    pub(super) fn goes_over_to_early(&mut self, way: &BindingModeResult, state: &std::path::Path) {
         self.say_way.send_replace(Some(way.disproved(state)));
         self.look_at_way();
     }

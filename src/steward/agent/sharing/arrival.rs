@@ -1,9 +1,8 @@
 //! Late binding rests on the runtime: whether the first containers that start really have what their tickets stand for.
 
 use model::cgroup::CgroupIdentity;
-use model::id::{PodRef, PodUid};
+use model::id::{ContainerKey, PodRef, PodUid};
 use model::pod::{ContainerState, Pod, PodContainer, PodList};
-use model::share::ContainerKey;
 use model::view::NodeView;
 use sources::roots::HostRoots;
 use std::collections::BTreeSet;

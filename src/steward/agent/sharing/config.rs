@@ -3,8 +3,8 @@
 use crate::settings::{Resources, Sharing};
 use model::id::NodeName;
 use std::path::Path;
-use wire::device_config::{self, DeviceConfig, Warning};
-use wire::resource::Names;
+use wire::device_config::{self, ConfigWarning, DeviceConfig};
+use wire::resource::ResourceNames;
 
 /// A device configuration of HAMi's chart is 10 KiB; this much is read of a file at most.
 const MAX_BYTES: u64 = 1024 * 1024;
@@ -32,7 +32,7 @@ pub(crate) fn check(settings: &Sharing, node: &NodeName) -> Result<(), String> {
     load(settings, node).map(drop)
 }
 
-fn load(settings: &Sharing, node: &NodeName) -> Result<(DeviceConfig, Vec<Warning>), String> {
+fn load(settings: &Sharing, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
     let (mut config, mut warnings) = (DeviceConfig::default(), Vec::new());
     if let Some(path) = &settings.device_config {
         (config, warnings) =
@@ -52,7 +52,7 @@ fn load(settings: &Sharing, node: &NodeName) -> Result<(DeviceConfig, Vec<Warnin
     Ok((config, warnings))
 }
 
-fn named(names: &mut Names, own: &Resources) -> Result<(), String> {
+fn named(names: &mut ResourceNames, own: &Resources) -> Result<(), String> {
     for (name, own) in [
         (&mut names.count, &own.count),
         (&mut names.memory, &own.memory),
@@ -68,7 +68,7 @@ fn named(names: &mut Names, own: &Resources) -> Result<(), String> {
 }
 
 /// What is understood, set to something else than its default, and not what this plugin does.
-fn not_followed(config: &DeviceConfig) -> Vec<Warning> {
+fn not_followed(config: &DeviceConfig) -> Vec<ConfigWarning> {
     const WEBHOOK: &str = "is for the admission webhook, and nothing that a device plugin does";
     let usual = DeviceConfig::default();
     let rows = [
@@ -91,11 +91,11 @@ fn not_followed(config: &DeviceConfig) -> Vec<Warning> {
             "the claim of the scheduler holds also where kubelet counts another GPU",
         ),
     ];
-    let warning = |(_, key, what): (bool, &str, &str)| Warning { path: key.into(), what: what.into() };
+    let warning = |(_, key, what): (bool, &str, &str)| ConfigWarning { path: key.into(), what: what.into() };
     rows.into_iter().filter(|(set, ..)| *set).map(warning).collect()
 }
 
-fn of_file(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<Warning>), String> {
+fn of_file(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarning>), String> {
     use std::io::Read;
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
@@ -156,9 +156,9 @@ mod tests {
             cores: cores.map(str::to_owned),
             priority: Some("example.com/rank".into()),
         };
-        let mut names = Names { cores: "example.com/of-file".into(), ..Names::default() };
+        let mut names = ResourceNames { cores: "example.com/of-file".into(), ..ResourceNames::default() };
         named(&mut names, &own("example.com/mib", None)).unwrap();
-        let Names { count, memory, memory_percentage, cores, priority } = &names;
+        let ResourceNames { count, memory, memory_percentage, cores, priority } = &names;
         assert_eq!((&**count, &**memory), ("nvidia.com/gpu", "example.com/mib"));
         assert_eq!((&**memory_percentage, &**cores), ("example.com/share", "example.com/of-file"));
         assert_eq!(&**priority, "example.com/rank");

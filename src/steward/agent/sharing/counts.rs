@@ -1,9 +1,9 @@
 //! What is counted of the plugin, for whoever looks at the node.
 
 use crate::agent::guarding::Guards;
-use effects::plugin::Meter;
-use model::plugin::{DeviceSlots, Isolation, Moves, Outcome, PluginView, PodFiles, Standing};
-use model::share::Claim;
+use effects::plugin::CallMeter;
+use model::claim::ContainerClaim;
+use model::plugin::{ClaimMoves, DeviceIsolation, DeviceSlots, PluginView, PodFiles, RegistrationState, StartOutcome};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,23 +13,23 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(crate) struct Counts {
     resource: Arc<str>,
-    meter: Arc<Meter>,
-    standing: watch::Receiver<Standing>,
+    meter: Arc<CallMeter>,
+    standing: watch::Receiver<RegistrationState>,
     registrations: u64,
     /// These three grow with the pods of the node, and a view is made each second: what has not changed is neither copied nor compared.
     slots: Arc<[DeviceSlots]>,
-    claims: Arc<[Claim]>,
+    claims: Arc<[ContainerClaim]>,
     files: Arc<[PodFiles]>,
     allocations: u64,
     /// At most one for each code of a refusal.
-    starts: BTreeMap<Outcome, u64>,
+    starts: BTreeMap<StartOutcome, u64>,
     written: Arc<Written>,
     waited: BTreeMap<&'static str, u64>,
     differing: u64,
     without_gpu: u32,
-    moves: Moves,
+    moves: ClaimMoves,
     guards: watch::Receiver<Guards>,
-    isolation: Isolation,
+    isolation: DeviceIsolation,
     last: Option<Arc<PluginView>>,
 }
 
@@ -52,8 +52,8 @@ impl Counts {
     /// Nothing was asked yet.
     pub(super) fn new(
         resource: Arc<str>,
-        meter: Arc<Meter>,
-        (standing, guards): (watch::Receiver<Standing>, watch::Receiver<Guards>),
+        meter: Arc<CallMeter>,
+        (standing, guards): (watch::Receiver<RegistrationState>, watch::Receiver<Guards>),
     ) -> Counts {
         Counts {
             resource,
@@ -69,9 +69,9 @@ impl Counts {
             waited: BTreeMap::new(),
             differing: 0,
             without_gpu: 0,
-            moves: Moves::default(),
+            moves: ClaimMoves::default(),
             guards,
-            isolation: Isolation::default(),
+            isolation: DeviceIsolation::default(),
             last: None,
         }
     }
@@ -81,7 +81,7 @@ impl Counts {
     }
 
     /// A start that is answered, other than by writing.
-    pub(super) fn ended(&mut self, how: Outcome) {
+    pub(super) fn ended(&mut self, how: StartOutcome) {
         *self.starts.entry(how).or_default() += 1;
     }
 
@@ -107,7 +107,7 @@ impl Counts {
         self.moves.alone += alone;
     }
 
-    pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>, claims: Vec<Claim>) {
+    pub(super) fn slots_are(&mut self, slots: Vec<DeviceSlots>, claims: Vec<ContainerClaim>) {
         self.slots = slots.into();
         self.claims = claims.into();
     }
@@ -118,18 +118,20 @@ impl Counts {
     }
 
     /// Whether containers are kept from others' GPUs. Says whether that is new.
-    pub(super) fn isolation_is(&mut self, isolation: Isolation) -> bool {
+    pub(super) fn isolation_is(&mut self, isolation: DeviceIsolation) -> bool {
         std::mem::replace(&mut self.isolation, isolation) != isolation
     }
 
     /// All of it, if it is not what it was.
     pub(super) fn changed(&mut self) -> Option<Arc<PluginView>> {
-        if self.standing.has_changed().unwrap_or(false) && matches!(*self.standing.borrow(), Standing::Registered(_)) {
+        if self.standing.has_changed().unwrap_or(false)
+            && matches!(*self.standing.borrow(), RegistrationState::Registered(_))
+        {
             self.registrations += 1;
         }
         let standing = self.standing.borrow_and_update().clone();
         let mut starts = self.starts.clone();
-        for (how, count) in [(Outcome::Filled, &self.written.well), (Outcome::Failed, &self.written.failed)] {
+        for (how, count) in [(StartOutcome::Filled, &self.written.well), (StartOutcome::Failed, &self.written.failed)] {
             let count = count.load(Ordering::Relaxed);
             if count > 0 {
                 starts.insert(how, count);

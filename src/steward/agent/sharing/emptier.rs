@@ -3,8 +3,8 @@
 //! A container may leave a million files behind. Their removal takes a minute or more, so it never holds up the owner, and it
 //! pauses often enough that starts get the disk and the processor.
 
-use effects::delivery::{Delivery, Emptied};
-use model::observation::Trouble;
+use effects::delivery::{DeviceDelivery, EmptiedTrash};
+use model::observation::ErrorCounter;
 use parking_lot::Mutex;
 use sources::report::Reporter;
 use std::io;
@@ -80,7 +80,7 @@ impl Emptier {
     }
 
     /// Empties the trash, in which there is something. What was left the last time waits, unless there is more.
-    pub(super) fn start(&mut self, delivery: &Arc<Delivery>, more: bool, now: Instant) {
+    pub(super) fn start(&mut self, delivery: &Arc<DeviceDelivery>, more: bool, now: Instant) {
         if !self.state.turns.lock().starts(more, now) {
             return;
         }
@@ -91,7 +91,7 @@ impl Emptier {
                 let emptied = delivery.trash().empty(&mut || thread::sleep(PAUSE));
                 delivery.sweep_versions();
                 if emptied.left > 0 {
-                    reporter.trouble(Trouble::NotRemoved);
+                    reporter.trouble(ErrorCounter::NotRemoved);
                 }
                 say(&emptied, &running.0.told);
                 if !emptied.unfinished {
@@ -106,7 +106,7 @@ impl Emptier {
     }
 }
 
-fn say(Emptied { removed, left, first, .. }: &Emptied, told: &AtomicBool) {
+fn say(EmptiedTrash { removed, left, first, .. }: &EmptiedTrash, told: &AtomicBool) {
     match first {
         Some((path, error)) => {
             if !told.swap(true, Ordering::Relaxed) {

@@ -1,8 +1,8 @@
 //! What pods have written into their writable folders: counted now and then, beside everything else.
 
-use effects::delivery::{Delivery, Tickets, Written};
+use effects::delivery::{DeviceDelivery, PodFileSize, TicketFolders};
 use model::id::{PodRef, PodUid, Ticket};
-use model::observation::Trouble;
+use model::observation::ErrorCounter;
 use model::plugin::PodFiles;
 use model::unit::Bytes;
 use sources::report::Reporter;
@@ -55,7 +55,7 @@ impl FileCounter {
     }
 
     /// Counts what these have written.
-    pub(super) fn start(&mut self, pods: Vec<Counted>, delivery: &Arc<Delivery>, tickets: &Tickets) {
+    pub(super) fn start(&mut self, pods: Vec<Counted>, delivery: &Arc<DeviceDelivery>, tickets: &TicketFolders) {
         (self.counting, self.last) = (true, Some(Instant::now()));
         let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
         let (limit, told) = (self.limit, self.ends.0.clone());
@@ -63,7 +63,7 @@ impl FileCounter {
             let mut counts = Counts::default();
             for (uid, pod, own) in pods {
                 let written = delivery.written(&uid, (&tickets, &own), limit, &mut || thread::sleep(PAUSE));
-                let Written { bytes, files, over, closed } = written;
+                let PodFileSize { bytes, files, over, closed } = written;
                 if closed {
                     counts.closed += 1;
                     counts.first_closed.get_or_insert_with(|| pod.clone());
@@ -96,7 +96,7 @@ impl FileCounter {
             self.told = false;
             return;
         };
-        self.reporter.trouble(Trouble::NotCounted);
+        self.reporter.trouble(ErrorCounter::NotCounted);
         if !std::mem::replace(&mut self.told, true) {
             let pods = counts.closed;
             tracing::warn!(
@@ -123,7 +123,7 @@ mod tests {
             counter.tell(counts);
             assert_eq!(counter.told, troubles == 1, "a warning for each time that it begins");
             let count = std::iter::from_fn(|| told.try_recv().ok())
-                .filter(|told| matches!(told, Observation::Trouble(Trouble::NotCounted)))
+                .filter(|told| matches!(told, Observation::Trouble(ErrorCounter::NotCounted)))
                 .count();
             assert_eq!(count, troubles);
         }

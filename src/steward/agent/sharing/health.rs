@@ -1,10 +1,10 @@
 //! What has changed about the health of GPUs since the last look, as events for people: each change once.
 
 use super::missing::Missing;
-use effects::apiserver::{Event, Weight};
+use effects::apiserver::{EventType, ObjectEvent};
 use model::gpu::Gpu;
 use model::id::{GpuUuid, PodUid};
-use model::incident::{Condition, Incident};
+use model::incident::{GpuCondition, Incident};
 use model::time::Monotonic;
 use model::view::NodeView;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ const ACTION: &str = "HealthCheck";
 /// What was seen last.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
-    gpus: BTreeMap<GpuUuid, (Arc<Gpu>, Condition)>,
+    gpus: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)>,
     /// When the last driver error of each GPU was heard that a pod has been told of.
     told: BTreeMap<GpuUuid, Monotonic>,
     /// Pods whose GPUs are not listed.
@@ -29,14 +29,14 @@ pub(super) struct News {
     /// The GPU and its MIG instances.
     pub devices: Vec<GpuUuid>,
     /// What to tell.
-    pub event: Event,
+    pub event: ObjectEvent,
 }
 
 impl Watched {
     /// Looks at a view; says what is new in it. A GPU that comes fit is no news.
     pub(super) fn look(&mut self, view: &NodeView, at: &str) -> Vec<News> {
         let mut news = Vec::new();
-        let now: BTreeMap<GpuUuid, (Arc<Gpu>, Condition)> =
+        let now: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)> =
             view.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), (Arc::clone(&gpu.gpu), gpu.condition.clone()))).collect();
         for (uuid, (gpu, condition)) in &now {
             let before = self.gpus.get(uuid).map(|(_, condition)| condition);
@@ -48,13 +48,13 @@ impl Watched {
             }
             if condition.fit() && before.is_some_and(|before| !before.fit()) {
                 let note = format!("{}: nothing is wrong any more; it gets new containers again.", named(gpu));
-                news.push(of(gpu, Weight::Normal, "GpuHealthy", note, at));
+                news.push(of(gpu, EventType::Normal, "GpuHealthy", note, at));
             }
         }
         // Where no GPU can be seen it is the driver that is gone, and each of them says so.
         for (gpu, _) in self.gpus.iter().filter(|(uuid, _)| !now.contains_key(uuid)).map(|(_, seen)| seen) {
             let note = format!("{}: the driver does not list it any more; its slots are gone.", named(gpu));
-            news.push(of(gpu, Weight::Warning, "GpuRemoved", note, at));
+            news.push(of(gpu, EventType::Warning, "GpuRemoved", note, at));
         }
         self.gpus = now;
         news
@@ -95,23 +95,23 @@ impl Watched {
     }
 }
 
-fn condemned(gpu: &Gpu, incident: Incident, condition: &Condition, at: &str) -> News {
+fn condemned(gpu: &Gpu, incident: Incident, condition: &GpuCondition, at: &str) -> News {
     let note = format!(
         "{}: {incident}. It gets no new containers; what runs on it is left alone. {}",
         named(gpu),
         condition.advice(incident)
     );
-    of(gpu, Weight::Warning, "GpuUnhealthy", note, at)
+    of(gpu, EventType::Warning, "GpuUnhealthy", note, at)
 }
 
 fn named(gpu: &Gpu) -> String {
     format!("GPU {} ({}, {})", gpu.index, gpu.model, gpu.uuid)
 }
 
-fn of(gpu: &Gpu, weight: Weight, reason: &'static str, note: String, at: &str) -> News {
+fn of(gpu: &Gpu, weight: EventType, reason: &'static str, note: String, at: &str) -> News {
     let inside = gpu.instances().iter().map(|instance| instance.uuid.clone());
     let devices = std::iter::once(gpu.uuid.clone()).chain(inside).collect();
-    News { devices, event: Event { weight, reason, action: ACTION, note, at: at.to_owned() } }
+    News { devices, event: ObjectEvent { weight, reason, action: ACTION, note, at: at.to_owned() } }
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
     use model::id::NodeName;
     use model::reading::{Absence, Reading};
     use model::time::{Monotonic, Now};
-    use model::view::{GpuView, Health, Whose};
+    use model::view::{GpuHealth, GpuView, SoleHolders};
 
     fn gpu(number: u32, incidents: &[Incident]) -> GpuView {
         let gpu = Gpu {
@@ -145,12 +145,12 @@ mod tests {
         GpuView {
             gpu: Arc::new(gpu),
             sample: Arc::default(),
-            health: Health::Healthy,
-            condition: Condition { incidents, ..Condition::default() },
+            health: GpuHealth::Healthy,
+            condition: GpuCondition { incidents, ..GpuCondition::default() },
             processes: Reading::NOT_YET,
             processes_left_out: 0,
             holders: Vec::new(),
-            whose: Whose::default(),
+            whose: SoleHolders::default(),
             nvlink_rate: Reading::NOT_YET,
             strangers: 0,
             unattributed_memory: Reading::NOT_YET,

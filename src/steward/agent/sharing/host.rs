@@ -2,7 +2,7 @@
 //! runtime puts GPUs into containers by itself. Looked at again and again, because a driver update writes the file anew.
 
 use crate::settings::value::Strategy;
-use effects::delivery::Limiter;
+use effects::delivery::LimiterLibrary;
 use sources::names::CriSocket;
 use std::fs;
 use std::io::Read;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
-use wire::cdi::{self, Spec, host};
+use wire::cdi::{self, CdiSpec, host};
 use wire::runtime_config::RuntimeConfig;
 
 /// Between two looks at the files.
@@ -29,19 +29,19 @@ const PREFIX: &str = "nvidia";
 
 /// What is known of the host.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Host {
+pub(crate) struct HostFindings {
     /// The toolkit's file.
     pub spec: Option<Arc<Taken>>,
     /// Whether NVIDIA's runtime puts devices into containers, so that we give none.
     pub runtime_injects: bool,
     /// The newest version of the library that limits containers.
-    pub limiter: Option<Limiter>,
+    pub limiter: Option<LimiterLibrary>,
 }
 
-impl Host {
+impl HostFindings {
     /// Whether it is the same, with the same reading of the same file.
-    pub(super) fn is_same(&self, other: &Host) -> bool {
-        let file = |host: &Host| host.spec.as_ref().map(Arc::as_ptr);
+    pub(super) fn is_same(&self, other: &HostFindings) -> bool {
+        let file = |host: &HostFindings| host.spec.as_ref().map(Arc::as_ptr);
         file(self) == file(other) && self.runtime_injects == other.runtime_injects && self.limiter == other.limiter
     }
 }
@@ -52,7 +52,7 @@ pub(crate) struct Taken {
     /// Where it is.
     pub path: PathBuf,
     /// What it says.
-    pub spec: Spec,
+    pub spec: CdiSpec,
 }
 
 /// One state of one file.
@@ -60,7 +60,7 @@ type Stamp = (PathBuf, u64, u64, i64, i64);
 
 /// The library that limits containers, and where its versions are kept.
 #[derive(Debug)]
-pub(super) struct Library {
+pub(super) struct LimiterSetting {
     path: PathBuf,
     state: PathBuf,
     /// As it was when it was last kept, and as it was at the last look.
@@ -70,22 +70,22 @@ pub(super) struct Library {
 
 /// Looks at the host.
 #[derive(Debug)]
-pub(super) struct Eye {
+pub(super) struct HostWatcher {
     folders: Vec<PathBuf>,
     cri_socket: CriSocket,
     strategy: Strategy,
-    host: watch::Sender<Host>,
-    library: Option<Library>,
+    host: watch::Sender<HostFindings>,
+    library: Option<LimiterSetting>,
     /// `None` before the first look.
     seen: Option<Vec<Stamp>>,
     said: Option<Result<bool, String>>,
 }
 
-impl Eye {
+impl HostWatcher {
     /// Files lie in these folders, in rising priority.
-    pub(super) fn new(folders: Vec<PathBuf>, cri_socket: CriSocket, strategy: Strategy) -> Eye {
-        let host = watch::channel(Host::default()).0;
-        Eye { folders, cri_socket, strategy, host, library: None, seen: None, said: None }
+    pub(super) fn new(folders: Vec<PathBuf>, cri_socket: CriSocket, strategy: Strategy) -> HostWatcher {
+        let host = watch::channel(HostFindings::default()).0;
+        HostWatcher { folders, cri_socket, strategy, host, library: None, seen: None, said: None }
     }
 
     /// Gives containers this library, whose versions are kept under `state`.
@@ -94,16 +94,16 @@ impl Eye {
     /// A sentence that says why it cannot be given.
     pub(super) fn limit_by(&mut self, path: &Path, state: &Path) -> Result<(), String> {
         let stamp = fs::metadata(path).ok().map(|about| stamp(path, &about));
-        let limiter = Limiter::keep(state, path).map_err(|error| error.to_string())?;
+        let limiter = LimiterLibrary::keep(state, path).map_err(|error| error.to_string())?;
         tracing::info!(library = %path.display(), version = %limiter.library().display(), "containers get the limiter's library");
         self.host.send_modify(|host| host.limiter = Some(limiter));
         self.library =
-            Some(Library { path: path.to_owned(), state: state.to_owned(), kept: stamp.clone(), last: stamp });
+            Some(LimiterSetting { path: path.to_owned(), state: state.to_owned(), kept: stamp.clone(), last: stamp });
         Ok(())
     }
 
     /// What is known, always the newest.
-    pub(super) fn host(&self) -> watch::Receiver<Host> {
+    pub(super) fn host(&self) -> watch::Receiver<HostFindings> {
         self.host.subscribe()
     }
 
@@ -153,7 +153,7 @@ impl Eye {
         }
         library.kept = Some(now);
         let (path, state) = (library.path.clone(), library.state.clone());
-        match spawn_blocking(move || Limiter::keep(&state, &path)).await {
+        match spawn_blocking(move || LimiterLibrary::keep(&state, &path)).await {
             Ok(Ok(limiter)) => {
                 let is_new = self.host.borrow().limiter.as_ref() != Some(&limiter);
                 if is_new {
@@ -279,7 +279,7 @@ fn first_sound(paths: &[PathBuf]) -> Option<Taken> {
 }
 
 /// `None` for a spec of another kind of device.
-fn read(path: &Path) -> Result<Option<Spec>, String> {
+fn read(path: &Path) -> Result<Option<CdiSpec>, String> {
     let mut bytes = Vec::new();
     let file = fs::File::open(path).map_err(|error| error.to_string())?;
     file.take(cdi::MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
@@ -354,7 +354,7 @@ mod tests {
     async fn a_file_that_is_written_anew_is_read_anew() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("nvidia.yaml");
-        let mut eye = Eye::new(vec![root.path().to_owned()], CriSocket::Auto, Strategy::Cdi);
+        let mut eye = HostWatcher::new(vec![root.path().to_owned()], CriSocket::Auto, Strategy::Cdi);
         let host = eye.host();
         eye.first().await;
         assert!(host.borrow().spec.is_none() && !host.borrow().runtime_injects);

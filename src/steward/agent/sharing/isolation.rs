@@ -2,9 +2,9 @@
 //! stands against the one in the answer to `Allocate`, and NVIDIA's runtime believes it: `all` opens every GPU of the node.
 
 use super::owner::Sharing;
-use decide::share::Binding;
-use effects::plugin::Refused;
-use model::plugin::Isolation;
+use decide::allocator::BindingMode;
+use effects::plugin::CallRefused;
+use model::plugin::DeviceIsolation;
 
 /// What is lost, and what to do.
 const WHY: &str = "early binding together with NVIDIA's runtime (device strategy envvar) isolates no pod: its own \
@@ -13,11 +13,11 @@ const INSTEAD: &str = "switch CDI on in the container runtime, or set --device-s
                        than NVIDIA's; --allow-unisolated-gpus shares them all the same";
 
 /// Of a node with this binding mode, once it is known.
-fn isolation(binding: Option<Binding>, runtime_injects: bool, allowed: bool) -> Isolation {
+fn isolation(binding: Option<BindingMode>, runtime_injects: bool, allowed: bool) -> DeviceIsolation {
     match (binding, runtime_injects) {
-        (Some(Binding::Early), true) if allowed => Isolation::GivenUp,
-        (Some(Binding::Early), true) => Isolation::Refused,
-        (Some(Binding::Early | Binding::Late) | None, _) => Isolation::Holds,
+        (Some(BindingMode::Early), true) if allowed => DeviceIsolation::GivenUp,
+        (Some(BindingMode::Early), true) => DeviceIsolation::Refused,
+        (Some(BindingMode::Early | BindingMode::Late) | None, _) => DeviceIsolation::Holds,
     }
 }
 
@@ -30,17 +30,17 @@ impl Sharing {
         let now = isolation(binding, injects, self.allow_unisolated);
         if self.counts.isolation_is(now) {
             match now {
-                Isolation::Refused => tracing::error!("no more containers get GPUs: {WHY}; {INSTEAD}"),
-                Isolation::GivenUp => tracing::warn!("{WHY}; it was asked for (--allow-unisolated-gpus)"),
-                Isolation::Holds => tracing::info!("a pod's own variables open no GPU any more"),
+                DeviceIsolation::Refused => tracing::error!("no more containers get GPUs: {WHY}; {INSTEAD}"),
+                DeviceIsolation::GivenUp => tracing::warn!("{WHY}; it was asked for (--allow-unisolated-gpus)"),
+                DeviceIsolation::Holds => tracing::info!("a pod's own variables open no GPU any more"),
             }
         }
-        self.share.close(now == Isolation::Refused)
+        self.allocator.close(now == DeviceIsolation::Refused)
     }
 
     /// Why nothing is given now, where that is so.
-    pub(super) fn closed(&self) -> Option<Refused> {
-        self.share.is_closed().then(|| Refused(format!("{WHY}; {INSTEAD}")))
+    pub(super) fn closed(&self) -> Option<CallRefused> {
+        self.allocator.is_closed().then(|| CallRefused(format!("{WHY}; {INSTEAD}")))
     }
 }
 
@@ -50,14 +50,14 @@ mod tests {
 
     #[test]
     fn only_early_binding_under_nvidias_runtime_isolates_nothing() {
-        use Binding::{Early, Late};
+        use BindingMode::{Early, Late};
         for (binding, injects, allowed, expected) in [
-            (None, true, false, Isolation::Holds),
-            (Some(Late), true, false, Isolation::Holds),
-            (Some(Early), false, false, Isolation::Holds),
-            (Some(Early), true, false, Isolation::Refused),
-            (Some(Early), true, true, Isolation::GivenUp),
-            (Some(Late), true, true, Isolation::Holds),
+            (None, true, false, DeviceIsolation::Holds),
+            (Some(Late), true, false, DeviceIsolation::Holds),
+            (Some(Early), false, false, DeviceIsolation::Holds),
+            (Some(Early), true, false, DeviceIsolation::Refused),
+            (Some(Early), true, true, DeviceIsolation::GivenUp),
+            (Some(Late), true, true, DeviceIsolation::Holds),
         ] {
             assert_eq!(isolation(binding, injects, allowed), expected, "{binding:?} {injects} {allowed}");
         }

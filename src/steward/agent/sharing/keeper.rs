@@ -1,9 +1,9 @@
 //! What is known of tickets, written by one thread in the order in which it became known, so that nothing older ever replaces
 //! what is newer, and neither kubelet nor the owner waits for the disk where nothing depends on it.
 
-use effects::delivery::{Failed, Tickets};
-use effects::plugin::Journal;
-use model::share::Issued;
+use effects::delivery::{DeliveryError, TicketFolders};
+use effects::plugin::TicketJournal;
+use model::ticket::IssuedTicket;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -15,32 +15,32 @@ const QUEUE: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Keeper {
     /// What nobody has written down yet.
-    pub journal: Arc<Journal>,
+    pub journal: Arc<TicketJournal>,
     queue: mpsc::Sender<Writing>,
-    noted: Vec<Issued>,
+    noted: Vec<IssuedTicket>,
     writes: JoinHandle<()>,
 }
 
 #[derive(Debug)]
 struct Writing {
-    known: Vec<Issued>,
+    known: Vec<IssuedTicket>,
     /// To whom it matters.
     done: Option<oneshot::Sender<Result<(), String>>>,
 }
 
 impl Keeper {
     /// Begins.
-    pub(crate) fn start(tickets: Tickets, journal: Journal) -> Keeper {
+    pub(crate) fn start(tickets: TicketFolders, journal: TicketJournal) -> Keeper {
         let journal = Arc::new(journal);
         let noted_there = Arc::clone(&journal);
         let (sender, mut queue) = mpsc::channel::<Writing>(QUEUE);
         let writes = spawn_blocking(move || {
             while let Some(Writing { known, done }) = queue.blocking_recv() {
-                let keep = |issued: &Issued| {
+                let keep = |issued: &IssuedTicket| {
                     tickets.keep(issued)?;
                     effects::failpoint!("ticket-kept");
                     noted_there.kept(&issued.ticket);
-                    Ok::<(), Failed>(())
+                    Ok::<(), DeliveryError>(())
                 };
                 // One that cannot be kept costs only itself.
                 let mut kept = Ok(());
@@ -66,7 +66,7 @@ impl Keeper {
     }
 
     /// To be kept the next time.
-    pub(super) fn note(&mut self, issued: Issued) {
+    pub(super) fn note(&mut self, issued: IssuedTicket) {
         self.noted.push(issued);
     }
 
@@ -83,12 +83,12 @@ impl Keeper {
     ///
     /// # Errors
     /// A sentence on what could not be written.
-    pub(super) async fn keep_now(&self, issued: Issued) -> Result<(), String> {
+    pub(super) async fn keep_now(&self, issued: IssuedTicket) -> Result<(), String> {
         self.keep_first(issued).await.await
     }
 
     /// The same in two: in its place among what is to be written, then written.
-    pub(super) async fn keep_first(&self, issued: Issued) -> impl Future<Output = Result<(), String>> + use<> {
+    pub(super) async fn keep_first(&self, issued: IssuedTicket) -> impl Future<Output = Result<(), String>> + use<> {
         let gone = || "the thread that writes is gone".to_owned();
         let (done, kept) = oneshot::channel();
         let sent = self.queue.send(Writing { known: vec![issued], done: Some(done) }).await;
@@ -107,8 +107,8 @@ mod tests {
     #[tokio::test]
     async fn what_became_known_last_stands_and_what_depends_on_it_hears_of_it() {
         let folder = tempfile::tempdir().unwrap();
-        let mut keeper = Keeper::start(Tickets::new(folder.path()), Journal::new(folder.path()));
-        let issued = |order: u64| Issued {
+        let mut keeper = Keeper::start(TicketFolders::new(folder.path()), TicketJournal::new(folder.path()));
+        let issued = |order: u64| IssuedTicket {
             ticket: Ticket::of_random([7; 16]),
             order,
             ids: vec!["GPU-a-1".into()],
@@ -121,7 +121,7 @@ mod tests {
             keeper.keep().await;
         }
         assert_eq!(keeper.keep_now(issued(100)).await, Ok(()));
-        assert_eq!(Tickets::new(folder.path()).recall(), [issued(100)]);
+        assert_eq!(TicketFolders::new(folder.path()).recall(), [issued(100)]);
         std::fs::remove_dir_all(folder.path().join("tickets")).unwrap();
         std::fs::write(folder.path().join("tickets"), "").unwrap();
         assert!(keeper.keep_now(issued(101)).await.is_err_and(|why| why.contains("tickets")));
@@ -130,8 +130,8 @@ mod tests {
     #[tokio::test]
     async fn one_ticket_that_cannot_be_kept_costs_only_itself() {
         let folder = tempfile::tempdir().unwrap();
-        let tickets = Tickets::new(folder.path());
-        let issued = |n: u8| Issued {
+        let tickets = TicketFolders::new(folder.path());
+        let issued = |n: u8| IssuedTicket {
             ticket: Ticket::of_random([n; 16]),
             order: u64::from(n),
             ids: vec!["GPU-a-1".into()],
@@ -141,7 +141,7 @@ mod tests {
         };
         std::fs::create_dir(folder.path().join("tickets")).unwrap();
         std::fs::write(tickets.folder(&issued(2).ticket), "in the way").unwrap();
-        let journal = Journal::new(folder.path());
+        let journal = TicketJournal::new(folder.path());
         for n in 1..=3 {
             journal.note(&issued(n).ticket, &issued(n).ids).unwrap();
         }

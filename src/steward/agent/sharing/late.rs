@@ -1,10 +1,10 @@
 //! A start that has waited too long: whose it is, as far as anybody says, and what was missing.
 
-use decide::share::Waiting;
+use decide::allocator::WaitReason;
+use model::checkpoint::CheckpointEntry;
 use model::id::{PodRef, PodUid};
 use model::observation::ContainerDevices;
 use model::pod::PodList;
-use model::share::Held;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Who holds ids, by kubelet's checkpoint, its PodResources and our list of pods together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
+pub(super) struct TicketHolder {
     /// The pod's identity, where the checkpoint or our list says it.
     pub uid: Option<PodUid>,
     /// Its names, where PodResources or our list says them.
@@ -21,7 +21,7 @@ pub(super) struct Holder {
     pub container: Arc<str>,
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for TicketHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "container {} of ", self.container)?;
         match (&self.pod, &self.uid) {
@@ -36,13 +36,13 @@ impl fmt::Display for Holder {
 /// The holder of exactly these ids. None where nobody says it, or more than one pod is said to be it.
 pub(super) fn holder(
     ids: &[Arc<str>],
-    books: &[Held],
+    checkpoint: &[CheckpointEntry],
     listed: &[ContainerDevices],
     pods: Option<&PodList>,
-) -> Option<Holder> {
+) -> Option<TicketHolder> {
     let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
     let same = |own: &[Arc<str>]| own.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == asked;
-    let rows: Vec<&Held> = books.iter().filter(|row| same(&row.ids)).collect();
+    let rows: Vec<&CheckpointEntry> = checkpoint.iter().filter(|row| same(&row.ids)).collect();
     let listed: Vec<&ContainerDevices> = listed.iter().filter(|one| same(&one.ids)).collect();
     let uids: BTreeSet<&PodUid> = rows.iter().map(|row| &row.holder.pod).collect();
     let names: BTreeSet<PodRef> =
@@ -65,35 +65,35 @@ pub(super) fn holder(
         true => listed.iter().map(|one| &*one.container).collect(),
     };
     containers.dedup();
-    Some(Holder { uid, pod, container: containers.join(", ").into() })
+    Some(TicketHolder { uid, pod, container: containers.join(", ").into() })
 }
 
 /// What was missing.
 pub(super) fn sentence(
-    (what, waited): (Waiting, Duration),
+    (what, waited): (WaitReason, Duration),
     ids: &[Arc<str>],
-    (books, unreadable): (Result<(), &str>, &[Arc<str>]),
-    holder: Option<&Holder>,
+    (checkpoint, unreadable): (Result<(), &str>, &[Arc<str>]),
+    holder: Option<&TicketHolder>,
 ) -> String {
     let seconds = waited.as_secs();
     let by_listing = || match holder {
         Some(holder) => format!("; by PodResources {holder} has them, and no ticket of ours stands for them there"),
         None => String::new(),
     };
-    match (what, books, unreadable.first()) {
-        (Waiting::Books, Err(why), _) => {
+    match (what, checkpoint, unreadable.first()) {
+        (WaitReason::Checkpoint, Err(why), _) => {
             format!("after {seconds} s it is not known whose {ids:?} are: {why}{}", by_listing())
         }
-        (Waiting::Books, Ok(()), Some(fault)) => {
+        (WaitReason::Checkpoint, Ok(()), Some(fault)) => {
             format!(
                 "after {seconds} s it is not known whose {ids:?} are: kubelet's checkpoint: {fault}{}",
                 by_listing()
             )
         }
-        (Waiting::Books, Ok(()), None) => {
+        (WaitReason::Checkpoint, Ok(()), None) => {
             format!("after {seconds} s kubelet's checkpoint does not say whose {ids:?} are{}", by_listing())
         }
-        (Waiting::Pod, ..) => {
+        (WaitReason::Pod, ..) => {
             let who = holder.map_or_else(
                 || format!("the pod that holds {ids:?}"),
                 |holder| format!("{holder}, which holds {ids:?}"),
@@ -106,7 +106,7 @@ pub(super) fn sentence(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::share::ContainerKey;
+    use model::id::ContainerKey;
 
     fn uid() -> PodUid {
         PodUid::parse("466d3e0f-28fd-4a4c-a28d-790ef2a79f8c").unwrap()
@@ -116,9 +116,9 @@ mod tests {
         vec!["GPU-a-1".into()]
     }
 
-    fn row(container: &str) -> Held {
+    fn row(container: &str) -> CheckpointEntry {
         let holder = ContainerKey { pod: uid(), container: container.into() };
-        Held { holder, ids: ids(), early: false, ticket: None, foreign: false }
+        CheckpointEntry { holder, ids: ids(), early: false, ticket: None, foreign: false }
     }
 
     fn listed(pod: &str) -> ContainerDevices {
@@ -127,31 +127,31 @@ mod tests {
     }
 
     fn late(
-        what: Waiting,
-        books: Result<&[Held], &str>,
+        what: WaitReason,
+        checkpoint: Result<&[CheckpointEntry], &str>,
         unreadable: &[Arc<str>],
         listed: &[ContainerDevices],
     ) -> String {
-        let holder = holder(&ids(), books.unwrap_or_default(), listed, None);
-        sentence((what, Duration::from_secs(25)), &ids(), (books.map(drop), unreadable), holder.as_ref())
+        let holder = holder(&ids(), checkpoint.unwrap_or_default(), listed, None);
+        sentence((what, Duration::from_secs(25)), &ids(), (checkpoint.map(drop), unreadable), holder.as_ref())
     }
 
     #[test]
     fn a_late_start_names_its_pod_by_whoever_knows_it() {
-        let by_books = "container main of the pod with UID 466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
-        let told = late(Waiting::Pod, Ok(&[row("main")]), &[], &[]);
-        assert!(told.contains("has not shown") && told.contains(by_books), "{told}");
-        let told = late(Waiting::Pod, Ok(&[row("warm"), row("main")]), &[], &[listed("a")]);
+        let by_checkpoint = "container main of the pod with UID 466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
+        let told = late(WaitReason::Pod, Ok(&[row("main")]), &[], &[]);
+        assert!(told.contains("has not shown") && told.contains(by_checkpoint), "{told}");
+        let told = late(WaitReason::Pod, Ok(&[row("warm"), row("main")]), &[], &[listed("a")]);
         assert!(told.contains("container warm, main of pod team/a (466d3e0f-"), "{told}");
-        let told = late(Waiting::Books, Err("no such file"), &[], &[listed("a")]);
+        let told = late(WaitReason::Checkpoint, Err("no such file"), &[], &[listed("a")]);
         assert!(told.contains("no such file; by PodResources container main of pod team/a has them"), "{told}");
     }
 
     #[test]
     fn ids_that_nobody_knows_are_told_with_what_could_be_read() {
-        let told = late(Waiting::Books, Ok(&[]), &[], &[]);
+        let told = late(WaitReason::Checkpoint, Ok(&[]), &[], &[]);
         assert_eq!(told, "after 25 s kubelet's checkpoint does not say whose [\"GPU-a-1\"] are");
-        let told = late(Waiting::Books, Ok(&[]), &["entry 3 cannot be read: not a pod UID".into()], &[]);
+        let told = late(WaitReason::Checkpoint, Ok(&[]), &["entry 3 cannot be read: not a pod UID".into()], &[]);
         assert!(told.ends_with("kubelet's checkpoint: entry 3 cannot be read: not a pod UID"), "{told}");
     }
 
@@ -159,7 +159,10 @@ mod tests {
     fn two_pods_that_are_named_are_none() {
         assert_eq!(holder(&ids(), &[], &[listed("a"), listed("b")], None), None);
         let other = ContainerKey { pod: PodUid::parse(&"2".repeat(32)).unwrap(), container: "main".into() };
-        assert_eq!(holder(&ids(), &[row("main"), Held { holder: other, ..row("main") }], &[listed("a")], None), None);
+        assert_eq!(
+            holder(&ids(), &[row("main"), CheckpointEntry { holder: other, ..row("main") }], &[listed("a")], None),
+            None
+        );
         assert_eq!(holder(&["GPU-b-1".into()], &[row("main")], &[listed("a")], None), None);
     }
 }

@@ -1,7 +1,7 @@
 //! kubelet's PodResources, asked beside its checkpoint: instead of it where that cannot be read, and now and then to see
 //! whether the two agree. Asked in a task of its own, so that a kubelet that is slow there holds up no start.
 
-use decide::share::Disagreement;
+use decide::allocator::HolderDisagreement;
 use model::observation::ContainerDevices;
 use sources::names::pod_resources::list_once;
 use std::collections::BTreeSet;
@@ -38,8 +38,8 @@ pub(crate) struct Listing {
     compare: Option<Instant>,
     last: Option<(Instant, Arc<[ContainerDevices]>)>,
     failed: bool,
-    suspected: BTreeSet<Disagreement>,
-    told: BTreeSet<Disagreement>,
+    suspected: BTreeSet<HolderDisagreement>,
+    told: BTreeSet<HolderDisagreement>,
 }
 
 impl Listing {
@@ -63,7 +63,7 @@ impl Listing {
 
     /// What kubelet listed when it was asked after `since`; asks if that is not there or has become old.
     pub(super) fn since(&mut self, since: Instant) -> Option<Arc<[ContainerDevices]>> {
-        self.ask(PAUSE, Duration::ZERO);
+        self.request(PAUSE, Duration::ZERO);
         self.last.as_ref().filter(|(asked, _)| *asked >= since).map(|(_, listed)| Arc::clone(listed))
     }
 
@@ -76,11 +76,11 @@ impl Listing {
     pub(super) fn compare_now_and_then(&mut self) {
         if self.compare.is_none_or(|last| last.elapsed() >= COMPARE) {
             self.compare = Some(Instant::now());
-            self.ask(PAUSE, Duration::ZERO);
+            self.request(PAUSE, Duration::ZERO);
         }
     }
 
-    fn ask(&mut self, pause: Duration, delay: Duration) {
+    fn request(&mut self, pause: Duration, delay: Duration) {
         if self.under_way || self.asked.is_some_and(|asked| asked.elapsed() < pause) {
             return;
         }
@@ -119,13 +119,13 @@ impl Listing {
     }
 
     /// Takes what disagrees; gives what is new and was so twice.
-    pub(super) fn disagree(&mut self, found: Vec<Disagreement>) -> Vec<Disagreement> {
-        let found: BTreeSet<Disagreement> = found.into_iter().collect();
-        let certain: Vec<Disagreement> = found.intersection(&self.suspected).cloned().collect();
+    pub(super) fn disagree(&mut self, found: Vec<HolderDisagreement>) -> Vec<HolderDisagreement> {
+        let found: BTreeSet<HolderDisagreement> = found.into_iter().collect();
+        let certain: Vec<HolderDisagreement> = found.intersection(&self.suspected).cloned().collect();
         self.told.retain(|told| found.contains(told));
         let new = certain.into_iter().filter(|one| self.told.insert(one.clone())).collect();
         if found != self.suspected && !found.is_empty() {
-            self.ask(Duration::ZERO, LOOK_AGAIN);
+            self.request(Duration::ZERO, LOOK_AGAIN);
         }
         self.suspected = found;
         new

@@ -1,7 +1,7 @@
 //! Pods that use more GPU memory than their claims have: told once each, and evicted where that is wanted.
 
 use decide::overuse;
-use effects::apiserver::{ApiServer, Event, NotWritten, Weight};
+use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
 use model::id::{GpuUuid, PodUid};
 use model::pod::{Pod, PodList};
 use model::time::Monotonic;
@@ -65,7 +65,7 @@ fn write_event(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, St
     // Of a static pod the hash of its manifest: there `kubectl describe` looks for events.
     let (api, uid, name) = (api.clone(), pod.cgroup_uid().clone(), pod.name.clone());
     tokio::spawn(async move {
-        let event = Event { weight: Weight::Warning, reason, action: "Account", note, at };
+        let event = ObjectEvent { weight: EventType::Warning, reason, action: "Account", note, at };
         if let Err(error) = api.pod_event(&uid, &name, &event).await {
             tracing::warn!(pod = %name, %error, "cannot write the event of a pod that uses too much");
         }

@@ -1,30 +1,31 @@
 //! The owner: one loop that takes calls, views and pods, and answers.
 
-use super::ahead::{Ahead, Done};
 use super::arrival::{Arrivals, Arrived};
-use super::binding::Way;
-use super::cards;
+use super::binding_mode::BindingModeResult;
 use super::counts::Counts;
+use super::devices;
 use super::emptier::Emptier;
 use super::file_counter::{Counted, FileCounter};
+use super::gpu_pods::GpuPodReader;
 use super::health::Watched;
-use super::host::Host;
+use super::host::HostFindings;
 use super::keeper::Keeper;
 use super::listing::{Listed, Listing};
-use super::tell::{self, Teller};
-use super::tenants::Tenants;
-use super::waiting::{Allocation, Start};
-use decide::share::{Ages, Share};
-use effects::delivery::{Delivery, Starts, Tickets};
-use effects::plugin::{Asked, Call, Device, Refused};
+use super::pod_status::{self, PodStatusWriter};
+use super::prefetch::{BackgroundResult, SpecPrefetcher};
+use super::waiting::{WaitingAllocate, WaitingStart};
+use decide::allocator::{NodeAllocator, RecentTickets};
+use effects::delivery::{DeviceDelivery, StartedPodsFile, TicketFolders};
+use effects::plugin::{CallRefused, PluginCall, PluginCallReceiver, PluginDevice};
+use model::checkpoint::CheckpointEntry;
 use model::id::{GpuUuid, NodeName, PodRef, PodUid, Ticket};
-use model::observation::{ContainerDevices, GpuSourceState, Observation, Trouble};
-use model::plugin::{Outcome, PodFiles};
+use model::limits::PodMemoryClaim;
+use model::observation::{ContainerDevices, ErrorCounter, GpuSourceState, Observation};
+use model::plugin::{PodFiles, StartOutcome};
 use model::pod::{Pod, PodList};
-use model::promise::PodPromise;
-use model::share::{Held, Slot};
+use model::slot::Slot;
 use model::view::NodeView;
-use sources::kubelet::{Books, Entries, Stamp};
+use sources::checkpoint::{CheckpointEntries, CheckpointReader, FileStamp};
 use sources::report::Reporter;
 use sources::roots::HostRoots;
 use std::collections::BTreeSet;
@@ -36,12 +37,12 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 
-/// How often it is looked whether a start that waits can be judged again: kubelet writes its books within milliseconds of
+/// How often it is looked whether a start that waits can be judged again: kubelet writes its checkpoint within milliseconds of
 /// `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often it is judged again though nothing has changed: what is not known yet is waited for so long, and then said.
 const ANYWAY: Duration = Duration::from_millis(500);
-/// So long after an `Allocate` kubelet's books are looked at for a pod that it has admitted whole: it writes them within
+/// So long after an `Allocate` the kubelet's checkpoint are looked at for a pod that it has admitted whole: it writes them within
 /// milliseconds, and asks for the next container of the pod at once.
 const ADMITS: Duration = Duration::from_secs(2);
 /// How often files of pods that are gone are looked for...
@@ -52,7 +53,7 @@ const SWEEP_SOON: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_millis(50);
 /// How often what was counted is reported, if it changed: as often as the view is made.
 const REPORT: Duration = Duration::from_secs(1);
-/// Calls judged against one reading of the books.
+/// Calls judged against one reading of the checkpoint.
 const BATCH: usize = 64;
 /// Starts that wait at a time. kubelet has at most one start under way for each pod of the node.
 const MAX_WAITING: usize = 1024;
@@ -61,7 +62,7 @@ const MAX_WAITING: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Sharing {
     /// The state.
-    pub share: Share,
+    pub allocator: NodeAllocator,
     /// This node.
     pub node: NodeName,
     /// How GPUs are cut.
@@ -71,35 +72,35 @@ pub(crate) struct Sharing {
     /// The file that says that a scheduler has placed pods here.
     pub served: std::path::PathBuf,
     /// Where device nodes lie.
-    pub devices: cards::Devices,
+    pub devices: devices::SharedDevices,
     /// Writes for containers.
-    pub delivery: Arc<Delivery>,
+    pub delivery: Arc<DeviceDelivery>,
     /// Of which pods a start was answered.
-    pub starts: Starts,
+    pub starts: StartedPodsFile,
     /// What is counted.
     pub counts: Counts,
     /// To whoever shows it.
     pub reporter: Reporter,
     /// What was given out.
-    pub tickets: Tickets,
+    pub tickets: TicketFolders,
     /// Writes it down.
     pub keeper: Keeper,
     /// Makes ready what starts will need.
-    pub ahead: Ahead,
+    pub ahead: SpecPrefetcher,
     /// Since when.
-    pub ages: Ages,
-    /// kubelet's books.
-    pub books: Books,
+    pub ages: RecentTickets,
+    /// the kubelet's checkpoint.
+    pub checkpoint: CheckpointReader,
     /// What of them could not be read, last.
     pub unreadable: Arc<[Arc<str>]>,
-    /// kubelet's books as they were when calls that wait were looked at last, and when that was.
-    pub looked: (Option<Stamp>, Instant),
+    /// the kubelet's checkpoint as they were when calls that wait were looked at last, and when that was.
+    pub looked: (Option<FileStamp>, Instant),
     /// kubelet's other word on who holds what.
     pub listing: Listing,
     /// When containers get their devices, once that is known.
-    pub way: watch::Receiver<Option<Way>>,
+    pub way: watch::Receiver<Option<BindingModeResult>>,
     /// To change it.
-    pub say_way: watch::Sender<Option<Way>>,
+    pub say_way: watch::Sender<Option<BindingModeResult>>,
     /// From those who look at the first containers that are given something late.
     pub arrived: (mpsc::Sender<Arrived>, mpsc::Receiver<Arrived>),
     /// What is known of it.
@@ -107,21 +108,21 @@ pub(crate) struct Sharing {
     /// Whether it was told that something cannot be given early.
     pub told_lost: bool,
     /// Calls of `Allocate` that wait.
-    pub allocations: Vec<Allocation>,
+    pub allocations: Vec<WaitingAllocate>,
     /// The state directory.
     pub state_dir: std::path::PathBuf,
     /// Where the host's `/proc` and cgroups are.
     pub roots: HostRoots,
     /// From kubelet, and our standing word to who answers it.
-    pub asked: Asked,
+    pub asked: PluginCallReceiver,
     /// What is seen of the node.
     pub view: watch::Receiver<Arc<NodeView>>,
     /// GPUs that an operator keeps from new containers.
     pub cordoned: watch::Receiver<Arc<BTreeSet<GpuUuid>>>,
     /// What the host brings along.
-    pub host: watch::Receiver<Host>,
+    pub host: watch::Receiver<HostFindings>,
     /// What was read of the pods.
-    pub tenants: Tenants,
+    pub gpu_pods: GpuPodReader,
     /// Pods of this node; `None` before the first list.
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
     /// The health of GPUs, as it was told last.
@@ -133,7 +134,7 @@ pub(crate) struct Sharing {
     /// Counts what pods write.
     pub file_counter: FileCounter,
     /// To people and schedulers.
-    pub teller: Teller,
+    pub teller: PodStatusWriter,
     /// Until when kubelet is looked at for pods that it is admitting and a scheduler waits for.
     pub admits_until: Instant,
     /// Whether GPUs are shared where nothing keeps a pod from others'.
@@ -141,17 +142,17 @@ pub(crate) struct Sharing {
     /// Whether pods that use more than they were promised are evicted.
     pub evicts: bool,
     /// The promises that were reported last.
-    pub promises: Arc<[PodPromise]>,
+    pub promises: Arc<[PodMemoryClaim]>,
     /// From the threads that write for containers.
-    pub delivered: (mpsc::Sender<Delivered>, mpsc::Receiver<Delivered>),
+    pub delivered: (mpsc::Sender<DeliveryResult>, mpsc::Receiver<DeliveryResult>),
     /// To kubelet.
-    pub list: watch::Sender<Arc<[Device]>>,
+    pub list: watch::Sender<Arc<[PluginDevice]>>,
 }
 
 /// What became of the writing for a container: that it could not be given what it was promised, or, where a scheduler waits for
 /// this, that it was.
 #[derive(Debug)]
-pub(crate) struct Delivered {
+pub(crate) struct DeliveryResult {
     pub uid: PodUid,
     pub pod: PodRef,
     pub container: Arc<str>,
@@ -164,9 +165,9 @@ impl Sharing {
     /// Takes over what an agent before us has given. Not before our turn: it may have given something until its last moment.
     pub(super) fn recall_all(&mut self) {
         let started = self.starts.recall();
-        self.share.recall_promises(self.delivery.told(&started));
-        self.share.recall(started);
-        self.share.recall_tickets(self.tickets.recall());
+        self.allocator.recall_promises(self.delivery.told(&started));
+        self.allocator.recall(started);
+        self.allocator.recall_tickets(self.tickets.recall());
         self.recall_given_out();
     }
 
@@ -181,22 +182,22 @@ impl Sharing {
 
     /// Makes the list for kubelet as it will be, before our turn: nothing is decided, kept or told by it.
     pub(super) async fn preview(&mut self) {
-        let mut share = self.share.clone();
-        if let Ok(rows) = self.read_books().await {
-            share.books_are(&rows);
+        let mut allocator = self.allocator.clone();
+        if let Ok(rows) = self.read_checkpoint().await {
+            allocator.checkpoint_is(&rows);
         }
         let view = Arc::clone(&self.view.borrow());
-        share.cards_are(cards::of(&view, &self.config, &self.split_counts));
-        share.cordoned_are(cards::cordoned(&view, &self.cordoned.borrow()));
+        allocator.devices_are(devices::of(&view, &self.config, &self.split_counts));
+        allocator.cordoned_are(devices::cordoned(&view, &self.cordoned.borrow()));
         if let Some(pods) = self.pods.borrow().clone() {
-            share.tenants_are(self.tenants.of(&pods, &self.config.rules, &self.node));
+            allocator.gpu_pods_are(self.gpu_pods.of(&pods, &self.config.rules, &self.node));
         }
-        self.list.send_replace(devices(&share));
+        self.list.send_replace(devices(&allocator));
     }
 
     /// Runs until `stop` is cancelled. What it has to have written is written by the keeper that is left.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Keeper {
-        let mut waiting: Vec<Start> = Vec::new();
+        let mut waiting: Vec<WaitingStart> = Vec::new();
         let mut batch = Vec::with_capacity(BATCH);
         let mut again = Instant::now();
         let (mut rest, mut resting) = (Instant::now(), false);
@@ -224,7 +225,7 @@ impl Sharing {
                 }
                 Some(delivered) = self.delivered.1.recv() => self.has_delivered(delivered),
                 () = sleep_until(self.ahead.due().unwrap_or(again)), if self.ahead.due().is_some() => {
-                    self.ahead.read(self.books.clone());
+                    self.ahead.read(self.checkpoint.clone());
                 }
                 Some(done) = self.ahead.ended() => {
                     self.has_done(done);
@@ -255,7 +256,7 @@ impl Sharing {
         }
     }
 
-    async fn has_listed(&mut self, listed: Listed, waiting: &mut Vec<Start>) {
+    async fn has_listed(&mut self, listed: Listed, waiting: &mut Vec<WaitingStart>) {
         if let Some(listed) = self.listing.take(listed) {
             self.compare(&listed).await;
             self.judge(waiting).await;
@@ -267,7 +268,7 @@ impl Sharing {
         self.keep_changes().await;
     }
 
-    async fn has_pods(&mut self, waiting: &mut Vec<Start>) {
+    async fn has_pods(&mut self, waiting: &mut Vec<WaitingStart>) {
         self.look_at_pods();
         self.answer(waiting).await;
         self.look_for_admitted().await;
@@ -275,8 +276,8 @@ impl Sharing {
 
     async fn look_at_everything(&mut self) {
         // Before the first list is told: a sick device takes away the ids of those that use it.
-        if let Ok(rows) = self.read_books().await {
-            self.share.books_are(&rows);
+        if let Ok(rows) = self.read_checkpoint().await {
+            self.allocator.checkpoint_is(&rows);
         }
         self.look_at_way();
         self.look_at_cards();
@@ -285,7 +286,7 @@ impl Sharing {
     }
 
     /// Answers every call that can be answered by now.
-    async fn answer(&mut self, waiting: &mut Vec<Start>) {
+    async fn answer(&mut self, waiting: &mut Vec<WaitingStart>) {
         if !self.allocations.is_empty() {
             self.look_at_new_pods();
         }
@@ -303,11 +304,11 @@ impl Sharing {
         new
     }
 
-    fn looks_again(&self, waiting: &[Start]) -> bool {
+    fn looks_again(&self, waiting: &[WaitingStart]) -> bool {
         !waiting.is_empty() || !self.allocations.is_empty() || Instant::now() < self.admits_until
     }
 
-    async fn look_again(&mut self, waiting: &mut Vec<Start>) {
+    async fn look_again(&mut self, waiting: &mut Vec<WaitingStart>) {
         if self.is_worth_a_look().await {
             self.answer(waiting).await;
             self.look_for_admitted().await;
@@ -320,8 +321,8 @@ impl Sharing {
         if !self.allocations.is_empty() && self.pods.has_changed().unwrap_or(false) {
             return true;
         }
-        let books = self.books.clone();
-        let stamp = spawn_blocking(move || books.stamp()).await.ok().flatten();
+        let checkpoint = self.checkpoint.clone();
+        let stamp = spawn_blocking(move || checkpoint.stamp()).await.ok().flatten();
         let (seen, at) = self.looked;
         let worth = seen != stamp || at.elapsed() >= ANYWAY;
         if worth {
@@ -340,34 +341,34 @@ impl Sharing {
             self.admits_until = Instant::now();
             return;
         }
-        let Ok(books) = self.read_books().await else { return };
-        self.share.look_at_books(&books);
+        let Ok(checkpoint) = self.read_checkpoint().await else { return };
+        self.allocator.look_at_checkpoint(&checkpoint);
         for pod in awaited {
-            if self.share.admitted(pod.cgroup_uid()) {
+            if self.allocator.admitted(pod.cgroup_uid()) {
                 self.teller.filled(pod);
             }
         }
         self.keep_changes().await;
     }
 
-    fn has_done(&mut self, done: Done) {
+    fn has_done(&mut self, done: BackgroundResult) {
         match done {
-            Done::Files(written) => self.ahead.has_written(written, Instant::now()),
-            Done::Books(began, read, books) => {
-                self.books = books;
-                let rows = read.ok().and_then(|Entries { held, unreadable, .. }| {
+            BackgroundResult::Files(written) => self.ahead.has_written(written, Instant::now()),
+            BackgroundResult::Books(began, read, checkpoint) => {
+                self.checkpoint = checkpoint;
+                let rows = read.ok().and_then(|CheckpointEntries { held, unreadable, .. }| {
                     self.some_are_unreadable(unreadable);
                     self.unreadable.is_empty().then_some(held)
                 });
                 self.ahead.has_read(began, rows.as_ref(), Instant::now());
             }
         }
-        self.ahead.prepare(&self.share, (&self.delivery, &self.tickets), Instant::now());
+        self.ahead.prepare(&self.allocator, (&self.delivery, &self.tickets), Instant::now());
     }
 
-    pub(super) fn has_delivered(&mut self, delivered: Delivered) {
-        let Delivered { uid, pod, container, result, void } = delivered;
-        self.share.forget_tickets(void.as_slice());
+    pub(super) fn has_delivered(&mut self, delivered: DeliveryResult) {
+        let DeliveryResult { uid, pod, container, result, void } = delivered;
+        self.allocator.forget_tickets(void.as_slice());
         void.iter().for_each(|ticket| self.ahead.forget(ticket));
         match result {
             Err(why) => self.teller.undelivered((&uid, &pod), &container, why),
@@ -387,19 +388,19 @@ impl Sharing {
 
     fn look_at_cards(&mut self) {
         let view = Arc::clone(&self.view.borrow_and_update());
-        let cards = cards::of(&view, &self.config, &self.split_counts);
+        let cards = devices::of(&view, &self.config, &self.split_counts);
         let host = self.host.borrow_and_update().clone();
         if let Some(kit) = self.devices.kit(&view, &self.config, &host) {
             self.delivery = Arc::new(self.delivery.with(kit));
         }
-        let cordoned = cards::cordoned(&view, &self.cordoned.borrow_and_update());
-        let changed = self.share.cards_are(cards);
+        let cordoned = devices::cordoned(&view, &self.cordoned.borrow_and_update());
+        let changed = self.allocator.devices_are(cards);
         let changed = self.look_at_isolation() || changed;
-        if self.share.cordoned_are(cordoned) || changed {
+        if self.allocator.cordoned_are(cordoned) || changed {
             self.tell_list();
         }
-        for news in self.watched.look(&view, &tell::now()) {
-            let holders = self.share.holders(&news.devices);
+        for news in self.watched.look(&view, &pod_status::now()) {
+            let holders = self.allocator.holders(&news.devices);
             self.teller.health(news, holders);
         }
         for error in self.watched.errors(&view) {
@@ -415,7 +416,7 @@ impl Sharing {
 
     /// Counts the pods that run without their GPUs, and tells each of them once.
     fn look_for_missing(&mut self, view: &NodeView) {
-        let missing = self.watched.missing.look(view, |there| self.share.without_device(there));
+        let missing = self.watched.missing.look(view, |there| self.allocator.without_device(there));
         let pods: BTreeSet<&PodUid> = missing.iter().map(|(uid, ..)| uid).collect();
         self.counts.without_gpu(pods.len());
         for (uid, pod, device) in &missing {
@@ -425,7 +426,7 @@ impl Sharing {
 
     /// What use is held against.
     fn report_promises(&mut self) {
-        let promises = self.share.promises();
+        let promises = self.allocator.memory_claims();
         if promises != self.promises {
             self.reporter.report(Observation::Promises(Arc::clone(&promises)));
             self.promises = promises;
@@ -433,8 +434,8 @@ impl Sharing {
     }
 
     pub(super) fn tell_list(&mut self) {
-        let devices = devices(&self.share);
-        self.counts.slots_are(self.share.tally(), self.share.claims());
+        let devices = devices(&self.allocator);
+        self.counts.slots_are(self.allocator.tally(), self.allocator.claims());
         self.list.send_if_modified(|now| {
             let changed = *now != devices;
             *now = devices;
@@ -455,12 +456,12 @@ impl Sharing {
         }
         self.teller.pods_are(&pods);
         self.arrivals.forget(&pods.pods.iter().map(|pod| pod.cgroup_uid()).collect());
-        let tenants = self.tenants.of(&pods, &self.config.rules, &self.node);
-        let served = self.share.served_by_scheduler();
-        if self.share.tenants_are(tenants) {
+        let gpu_pods = self.gpu_pods.of(&pods, &self.config.rules, &self.node);
+        let served = self.allocator.served_by_scheduler();
+        if self.allocator.gpu_pods_are(gpu_pods) {
             self.sweep_at = self.sweep_at.min(Instant::now() + SWEEP_SOON);
         }
-        if self.share.served_by_scheduler() && !served {
+        if self.allocator.served_by_scheduler() && !served {
             tracing::info!(
                 "a scheduler that knows GPUs places pods here: pods without its claim are refused from now on, unless --without-claim=share"
             );
@@ -472,52 +473,54 @@ impl Sharing {
         self.look_at_all_by_ticket();
     }
 
-    fn take(&mut self, call: Call, waiting: &mut Vec<Start>) {
+    fn take(&mut self, call: PluginCall, waiting: &mut Vec<WaitingStart>) {
         match call {
-            Call::Prefer { available, must, size, reply } => {
+            PluginCall::Prefer { available, must, size, reply } => {
                 let slots = |ids: &[Arc<str>]| -> Vec<Slot> { ids.iter().filter_map(|id| Slot::parse(id)).collect() };
-                let chosen = self.share.prefer(&slots(&available), &slots(&must), size);
+                let chosen = self.allocator.prefer(&slots(&available), &slots(&must), size);
                 let _ = reply.send(chosen.into_iter().map(|slot| slot.to_string().into()).collect());
             }
-            Call::Allocate { ids, reply } => {
+            PluginCall::Allocate { ids, reply } => {
                 self.counts.allocated();
                 self.admits_until = Instant::now() + ADMITS;
                 self.asks_for(ids, reply);
             }
-            Call::Allocated { ids, ticket } => {
+            PluginCall::Allocated { ids, ticket } => {
                 self.counts.allocated();
                 self.admits_until = Instant::now() + ADMITS;
                 let issued = self.has_given(&ticket, &ids);
                 self.keeper.note(issued);
             }
-            Call::Start { reply, .. } if waiting.len() >= MAX_WAITING => {
-                self.counts.ended(Outcome::Refused("TooManyWait"));
-                let _ = reply.send(Err(Refused(format!("{MAX_WAITING} starts wait already"))));
+            PluginCall::Start { reply, .. } if waiting.len() >= MAX_WAITING => {
+                self.counts.ended(StartOutcome::Refused("TooManyWait"));
+                let _ = reply.send(Err(CallRefused(format!("{MAX_WAITING} starts wait already"))));
             }
-            Call::Start { ids, reply } => waiting.push(Start { ids, since: Instant::now(), waited: false, reply }),
+            PluginCall::Start { ids, reply } => {
+                waiting.push(WaitingStart { ids, since: Instant::now(), waited: false, reply })
+            }
         }
     }
 
     /// kubelet's two words on who holds what.
     async fn compare(&mut self, listed: &[ContainerDevices]) {
         // A look at the checkpoint that is younger than the list: what the list has and it has not is a contradiction.
-        let Ok(rows) = self.read_books().await else { return };
-        self.share.books_are(&rows);
-        for one in self.listing.disagree(self.share.disagreements(listed)) {
-            self.reporter.trouble(Trouble::HoldersDisagree);
+        let Ok(rows) = self.read_checkpoint().await else { return };
+        self.allocator.checkpoint_is(&rows);
+        for one in self.listing.disagree(self.allocator.disagreements(listed)) {
+            self.reporter.trouble(ErrorCounter::HoldersDisagree);
             tracing::warn!(
-                checkpoint = %one.books, pod_resources = %one.listed, ids = ?one.ids,
+                checkpoint = %one.checkpoint, pod_resources = %one.listed, ids = ?one.ids,
                 "kubelet's checkpoint and its PodResources name different pods; the checkpoint holds, the ticket stands in it"
             );
         }
     }
 
-    pub(super) async fn read_books(&mut self) -> Result<Arc<[Held]>, String> {
-        let mut books = self.books.clone();
-        match spawn_blocking(move || (books.read(), books)).await {
-            Ok((entries, books)) => {
-                self.books = books;
-                let Entries { held, unreadable, .. } = entries?;
+    pub(super) async fn read_checkpoint(&mut self) -> Result<Arc<[CheckpointEntry]>, String> {
+        let mut checkpoint = self.checkpoint.clone();
+        match spawn_blocking(move || (checkpoint.read(), checkpoint)).await {
+            Ok((entries, checkpoint)) => {
+                self.checkpoint = checkpoint;
+                let CheckpointEntries { held, unreadable, .. } = entries?;
                 self.some_are_unreadable(unreadable);
                 Ok(held)
             }
@@ -540,7 +543,7 @@ impl Sharing {
             (None, _) => tracing::info!("all of kubelet's checkpoint can be read again"),
         }
         if !unreadable.is_empty() {
-            self.reporter.trouble(Trouble::CheckpointUnreadable);
+            self.reporter.trouble(ErrorCounter::CheckpointUnreadable);
         }
         self.unreadable = unreadable;
     }
@@ -551,13 +554,13 @@ impl Sharing {
             return;
         }
         let Some(pods) = self.pods.borrow().clone() else { return };
-        let early = self.share.early_tickets();
+        let early = self.allocator.early_tickets();
         let of = |pod: &Arc<Pod>| -> Counted {
             let own = early.iter().filter(|(uid, _)| *uid == pod.cgroup_uid()).map(|(_, ticket)| (*ticket).clone());
             (pod.cgroup_uid().clone(), pod.name.clone(), own.collect())
         };
         let mut counted: Vec<Counted> =
-            pods.pods.iter().filter(|pod| self.share.tenant(pod.cgroup_uid()).is_some()).map(of).collect();
+            pods.pods.iter().filter(|pod| self.allocator.gpu_pod(pod.cgroup_uid()).is_some()).map(of).collect();
         counted.sort();
         self.file_counter.start(counted, &self.delivery, &self.tickets);
     }
@@ -576,7 +579,7 @@ impl Sharing {
     async fn sweep(&mut self) -> bool {
         self.count_files();
         let Some(pods) = self.pods.borrow().clone() else { return false };
-        let Ok(rows) = self.read_books().await else { return true };
+        let Ok(rows) = self.read_checkpoint().await else { return true };
         // Who stands in an entry that cannot be read is still there.
         if !self.unreadable.is_empty() {
             return true;
@@ -586,7 +589,7 @@ impl Sharing {
             tracing::debug!(%error, "pods that are gone are not forgotten");
         }
         // kubelet forgets a pod's row only when it needs its ids; the pod itself is gone long before.
-        let here = |row: &&Held| uids.contains(&row.holder.pod);
+        let here = |row: &&CheckpointEntry| uids.contains(&row.holder.pod);
         let tickets: BTreeSet<Ticket> = rows.iter().filter(here).filter_map(|row| row.ticket.clone()).collect();
         // Our watch may be behind kubelet's: what was given out a moment ago need not be known to be anybody's yet.
         let kept = self.ages.young(sources::clock::monotonic()).map(|young| young.union(&tickets).cloned().collect());
@@ -598,11 +601,11 @@ impl Sharing {
         };
         let Ok(((pods, specs), gone, (is_empty, not_taken))) = spawn_blocking(sweep).await else { return true };
         if not_taken > 0 {
-            self.reporter.trouble(Trouble::NotRemoved);
+            self.reporter.trouble(ErrorCounter::NotRemoved);
         }
         if pods + specs + gone.len() > 0 {
             tracing::debug!(pods, specs, tickets = gone.len(), "files of pods that are gone are put into the trash");
-            self.share.forget_tickets(&gone);
+            self.allocator.forget_tickets(&gone);
         }
         if !is_empty {
             self.emptier.start(&self.delivery, pods + gone.len() > 0, Instant::now());
@@ -611,11 +614,11 @@ impl Sharing {
     }
 }
 
-fn devices(share: &Share) -> Arc<[Device]> {
-    let device = |listed: decide::share::Listed| Device {
+fn devices(allocator: &NodeAllocator) -> Arc<[PluginDevice]> {
+    let device = |listed: decide::allocator::ListedSlot| PluginDevice {
         id: listed.slot.to_string().into(),
         healthy: listed.healthy,
         numa: listed.numa,
     };
-    share.list().into_iter().map(device).collect()
+    allocator.list().into_iter().map(device).collect()
 }

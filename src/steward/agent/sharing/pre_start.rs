@@ -1,7 +1,7 @@
-//! `PreStartContainer`: whose start it is, by kubelet's books, and what that container gets.
+//! `PreStartContainer`: whose start it is, by the kubelet's checkpoint, and what that container gets.
 //!
 //! ```text
-//!   start ──books──▶ verdict ──▶ fill      files first, then kubelet's answer
+//!   start ──checkpoint──▶ verdict ──▶ fill      files first, then kubelet's answer
 //!                            ──▶ refuse    told on the pod, and why
 //!                            ──▶ wait      for what is not known yet; late, after some patience
 //! ```
@@ -11,17 +11,18 @@
 use super::arrival::{self, Arrived};
 use super::counts::Written;
 use super::late;
-use super::owner::{Delivered, Sharing};
+use super::owner::{DeliveryResult, Sharing};
+use super::pod_status::{self, RetryPolicy};
 use super::promise;
-use super::tell::{self, Tries};
-use super::waiting::Start;
-use decide::share::{Binding, Bound, Refusal, Verdict, Waiting};
-use effects::plugin::Refused;
-use model::id::{PodRef, PodUid};
-use model::observation::Trouble;
-use model::plugin::Outcome;
-use model::promise::ContainerPromise;
-use model::share::{ContainerKey, Held, Role};
+use super::waiting::WaitingStart;
+use decide::allocator::{BindingMode, BoundContainer, Refusal, StartVerdict, WaitReason};
+use effects::plugin::CallRefused;
+use model::checkpoint::CheckpointEntry;
+use model::id::{ContainerKey, PodRef, PodUid};
+use model::limits::ContainerLimits;
+use model::observation::ErrorCounter;
+use model::plugin::StartOutcome;
+use model::request::ContainerRole;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -37,33 +38,33 @@ const UNREADABLE: Duration = Duration::from_secs(1);
 
 /// A start that may go on, and what is left to do about it.
 struct Filled {
-    bound: Vec<Bound>,
+    bound: Vec<BoundContainer>,
     shared: bool,
     waited: Duration,
     /// Where the answer goes, if the files were there already.
-    reply: Option<oneshot::Sender<Result<(), Refused>>>,
+    reply: Option<oneshot::Sender<Result<(), CallRefused>>>,
     /// Whether they were.
     prepared: bool,
     /// What a scheduler waits for then.
-    report: Option<Delivered>,
+    report: Option<DeliveryResult>,
 }
 
 impl Sharing {
-    /// Judges every start that waits, against one reading of kubelet's books.
-    pub(super) async fn judge(&mut self, waiting: &mut Vec<Start>) {
+    /// Judges every start that waits, against one reading of the kubelet's checkpoint.
+    pub(super) async fn judge(&mut self, waiting: &mut Vec<WaitingStart>) {
         if waiting.is_empty() {
             return;
         }
         // What nobody placed gets a share until somebody is known to place: that must not be missed.
-        if !self.share.served_by_scheduler() {
+        if !self.allocator.served_by_scheduler() {
             self.look_at_new_pods();
         }
-        let ahead = self.ahead.rows(&self.share, waiting.iter().map(|start| &*start.ids), Instant::now());
-        let books = match ahead {
+        let ahead = self.ahead.rows(&self.allocator, waiting.iter().map(|start| &*start.ids), Instant::now());
+        let checkpoint = match ahead {
             Some(rows) => Ok(rows),
-            None => self.read_books().await,
+            None => self.read_checkpoint().await,
         };
-        let rows: Option<&[Held]> = books.as_deref().ok();
+        let rows: Option<&[CheckpointEntry]> = checkpoint.as_deref().ok();
         let mut filled = Vec::new();
         for mut start in std::mem::take(waiting) {
             // kubelet has given up on it.
@@ -71,25 +72,25 @@ impl Sharing {
                 continue;
             }
             match self.verdict(&start, rows) {
-                Verdict::Fill { bound, .. } if self.ahead.is_preparing(&bound) => waiting.push(start),
-                Verdict::Fill { bound, shared } => filled.push(self.fill(start, bound, shared)),
-                Verdict::Foreign => {
+                StartVerdict::Fill { bound, .. } if self.ahead.is_preparing(&bound) => waiting.push(start),
+                StartVerdict::Fill { bound, shared } => filled.push(self.fill(start, bound, shared)),
+                StartVerdict::Foreign => {
                     tracing::info!(ids = ?start.ids, "a container of an earlier plugin starts; it keeps what it was given");
-                    self.counts.ended(Outcome::Foreign);
+                    self.counts.ended(StartOutcome::Foreign);
                     let _ = start.reply.send(Ok(()));
                 }
-                Verdict::Refuse { uid, pod: name, container, why } => {
+                StartVerdict::Refuse { uid, pod: name, container, why } => {
                     self.refuse((&uid, &name), &container, &why);
-                    let _ = start.reply.send(Err(Refused(format!("{name}, container {container}: {why}"))));
+                    let _ = start.reply.send(Err(CallRefused(format!("{name}, container {container}: {why}"))));
                 }
-                Verdict::Wait(what) if start.since.elapsed() < PATIENCE => {
+                StartVerdict::Wait(what) if start.since.elapsed() < PATIENCE => {
                     tracing::trace!(?what, "a start waits");
                     if !std::mem::replace(&mut start.waited, true) {
                         self.counts.waits(what.code());
                     }
                     waiting.push(start);
                 }
-                Verdict::Wait(what) => self.is_too_late(start, what, rows, books.as_ref().map(drop)),
+                StartVerdict::Wait(what) => self.is_too_late(start, what, rows, checkpoint.as_ref().map(drop)),
             }
         }
         // Not before the last line is written: on this thread an answer would wait behind it.
@@ -106,30 +107,30 @@ impl Sharing {
         self.tell_list();
     }
 
-    /// What is to be done about a start, by these books.
-    fn verdict(&mut self, start: &Start, rows: Option<&[Held]>) -> Verdict {
-        let mut verdict = self.share.start(&start.ids, rows);
+    /// What is to be done about a start, by these checkpoint.
+    fn verdict(&mut self, start: &WaitingStart, rows: Option<&[CheckpointEntry]>) -> StartVerdict {
+        let mut verdict = self.allocator.start(&start.ids, rows);
         // Whose pod is known need not wait for a look at the others.
-        if !matches!(verdict, Verdict::Fill { .. }) && self.look_at_new_pods() {
-            verdict = self.share.start(&start.ids, rows);
+        if !matches!(verdict, StartVerdict::Fill { .. }) && self.look_at_new_pods() {
+            verdict = self.allocator.start(&start.ids, rows);
         }
-        if matches!(verdict, Verdict::Wait(_)) && start.since.elapsed() + ASK >= PATIENCE {
+        if matches!(verdict, StartVerdict::Wait(_)) && start.since.elapsed() + ASK >= PATIENCE {
             // For the names of the pod, should it come to nothing.
             let _ = self.listing.since(start.since);
         }
-        if verdict == Verdict::Wait(Waiting::Books)
+        if verdict == StartVerdict::Wait(WaitReason::Checkpoint)
             && (rows.is_none() || start.since.elapsed() > UNREADABLE)
             && let Some(listed) = self.listing.since(start.since)
         {
-            verdict = self.share.start_by_listing(&start.ids, &listed);
+            verdict = self.allocator.start_by_listing(&start.ids, &listed);
         }
         verdict
     }
 
     fn refuse(&mut self, (uid, name): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) {
-        self.counts.ended(Outcome::Refused(why.code()));
+        self.counts.ended(StartOutcome::Refused(why.code()));
         if self.teller.refused((uid, name), container, why) && why.for_good() && *why != Refusal::WithoutCdi {
-            self.reporter.trouble(Trouble::StartMistaken);
+            self.reporter.trouble(ErrorCounter::StartMistaken);
         }
         tracing::warn!(pod = %name, container = &**container, reason = why.code(), "a container may not start: {why}");
         if let Some(pod) = self.pod(uid) {
@@ -137,20 +138,26 @@ impl Sharing {
         }
     }
 
-    fn is_too_late(&mut self, start: Start, what: Waiting, rows: Option<&[Held]>, read: Result<(), &String>) {
+    fn is_too_late(
+        &mut self,
+        start: WaitingStart,
+        what: WaitReason,
+        rows: Option<&[CheckpointEntry]>,
+        read: Result<(), &String>,
+    ) {
         let holder = self.holder(&start.ids, rows);
         let read = (read.map_err(String::as_str), &*self.unreadable);
         let why = late::sentence((what, PATIENCE), &start.ids, read, holder.as_ref());
-        self.counts.ended(Outcome::Late(what.code()));
+        self.counts.ended(StartOutcome::Late(what.code()));
         tracing::warn!("{why}");
-        if let Some(late::Holder { uid: Some(uid), pod: Some(pod), container }) = holder {
+        if let Some(late::TicketHolder { uid: Some(uid), pod: Some(pod), container }) = holder {
             self.teller.late((&uid, &pod), &container, &why);
         }
-        let _ = start.reply.send(Err(Refused(why)));
+        let _ = start.reply.send(Err(CallRefused(why)));
     }
 
     /// Who holds these ids, as far as it is known.
-    fn holder(&self, ids: &[Arc<str>], rows: Option<&[Held]>) -> Option<late::Holder> {
+    fn holder(&self, ids: &[Arc<str>], rows: Option<&[CheckpointEntry]>) -> Option<late::TicketHolder> {
         let listed = self.listing.last();
         let pods = self.pods.borrow().clone();
         late::holder(ids, rows.unwrap_or_default(), listed.as_deref().unwrap_or_default(), pods.as_deref())
@@ -158,8 +165,8 @@ impl Sharing {
 
     /// Writes what the containers get, if it is not there already, then lets them start. The next start need not wait for the
     /// disk.
-    fn fill(&mut self, start: Start, bound: Vec<Bound>, shared: bool) -> Filled {
-        let promises: Vec<_> = bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.share))).collect();
+    fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
+        let promises: Vec<_> = bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.allocator))).collect();
         let prepared = self.ahead.started(&promises, &self.delivery);
         let waited = start.since.elapsed();
         let awaited = self.is_awaited(&bound);
@@ -180,8 +187,8 @@ impl Sharing {
     /// Beside the owner.
     fn write(
         &self,
-        (reply, waited): (oneshot::Sender<Result<(), Refused>>, Duration),
-        (promises, shared): (Vec<(Bound, ContainerPromise)>, bool),
+        (reply, waited): (oneshot::Sender<Result<(), CallRefused>>, Duration),
+        (promises, shared): (Vec<(BoundContainer, ContainerLimits)>, bool),
         written: Arc<Written>,
         awaited: bool,
     ) {
@@ -194,10 +201,10 @@ impl Sharing {
                 };
                 delivered.map_err(|error| {
                     tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
-                    let why = tell::not_delivered(&promise.container, &error, Tries::Again);
+                    let why = pod_status::not_delivered(&promise.container, &error, RetryPolicy::Again);
                     // Whoever tells it has enough to tell already if there is no room.
                     let _ = told.try_send(report(promise, Err(why.clone())));
-                    Refused(format!("{}: {why}", promise.pod))
+                    CallRefused(format!("{}: {why}", promise.pod))
                 })
             });
             written.with(result.is_ok());
@@ -214,7 +221,7 @@ impl Sharing {
     }
 
     /// Whether a scheduler waits for the pod of these.
-    fn is_awaited(&self, bound: &[Bound]) -> bool {
+    fn is_awaited(&self, bound: &[BoundContainer]) -> bool {
         let pod = bound.first().and_then(|bound| self.pod(&bound.holder.pod));
         pod.is_some_and(|pod| self.teller.is_awaited(&pod))
     }
@@ -234,11 +241,11 @@ impl Sharing {
         }
         if let Some((holder, name)) = bound.first().map(|bound| (&bound.holder.pod, &bound.pod)) {
             self.teller.starts_after_all((holder, name), &Refusal::WithoutCdi);
-            if let (Some(tenant), Some(claim)) = (self.share.tenant(holder), self.share.claim(holder))
+            if let (Some(gpu_pod), Some(claim)) = (self.allocator.gpu_pod(holder), self.allocator.claim(holder))
                 && shared
             {
-                self.teller.shared(tenant, &claim);
-                self.share.share_is_written(holder);
+                self.teller.shared(gpu_pod, &claim);
+                self.allocator.share_is_written(holder);
             }
         }
         if let Some(report) = report {
@@ -255,14 +262,16 @@ impl Sharing {
     }
 
     /// Has the first containers that are given something late looked at.
-    fn look_whether_it_arrives(&mut self, bound: &[Bound]) {
-        let late = self.way.borrow().as_ref().is_some_and(|way| way.binding == Binding::Late);
+    fn look_whether_it_arrives(&mut self, bound: &[BoundContainer]) {
+        let late = self.way.borrow().as_ref().is_some_and(|way| way.binding == BindingMode::Late);
         // An init container may be over before anybody looks.
-        let stays = |bound: &&Bound| {
-            let asks = self.share.tenant(&bound.holder.pod).map_or(&[][..], |tenant| &tenant.asks);
-            asks.iter().any(|ask| ask.container == bound.holder.container && ask.role != Role::Init)
+        let stays = |bound: &&BoundContainer| {
+            let requests = self.allocator.gpu_pod(&bound.holder.pod).map_or(&[][..], |gpu_pod| &gpu_pod.requests);
+            requests
+                .iter()
+                .any(|request| request.container == bound.holder.container && request.role != ContainerRole::Init)
         };
-        let stays: Vec<&Bound> = bound.iter().filter(|_| late).filter(stays).collect();
+        let stays: Vec<&BoundContainer> = bound.iter().filter(|_| late).filter(stays).collect();
         for one in stays {
             if self.arrivals.looks_at_first(&one.holder) {
                 self.look_at((one.holder.clone(), one.pod.clone()));
@@ -275,7 +284,7 @@ impl Sharing {
         if !self.way.borrow().as_ref().is_some_and(|way| way.lost) {
             return;
         }
-        for about in self.share.started_by_ticket() {
+        for about in self.allocator.started_by_ticket() {
             if self.arrivals.looks_at(&about.0) {
                 self.look_at(about);
             }
@@ -303,7 +312,7 @@ impl Sharing {
                 );
             }
             Some(true) if self.arrivals.has() => {
-                super::binding::proved(&self.state_dir);
+                super::binding_mode::proved(&self.state_dir);
                 tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
             }
             Some(true) => {
@@ -319,11 +328,11 @@ impl Sharing {
     /// A container runs without what its ticket stands for. Once containers of two namespaces do, all are looked at, and none
     /// is to come to that.
     fn has_lost(&mut self, key: &ContainerKey, pod: &PodRef) {
-        let way = self.way.borrow().clone().filter(|way| way.auto && way.binding == Binding::Late);
+        let way = self.way.borrow().clone().filter(|way| way.auto && way.binding == BindingMode::Late);
         let speaks_for_all = self.arrivals.lacks(pod);
         let goes_over = way.filter(|way| speaks_for_all && !way.promised);
         if self.teller.not_applied(&key.pod, pod) {
-            self.reporter.trouble(Trouble::EditsNotApplied);
+            self.reporter.trouble(ErrorCounter::EditsNotApplied);
             tracing::error!(
                 %pod, container = &*key.container, over = goes_over.is_some(),
                 "a container runs without its limits: the runtime takes CDI devices from kubelet and does nothing with them \
@@ -339,8 +348,8 @@ impl Sharing {
 }
 
 /// The runtime finds everything that this container was promised.
-fn is_delivered(bound: &Bound, shared: bool, waited: Duration, prepared: bool) {
-    let devices: Vec<&str> = bound.portions.iter().map(|portion| portion.device.as_str()).collect();
+fn is_delivered(bound: &BoundContainer, shared: bool, waited: Duration, prepared: bool) {
+    let devices: Vec<&str> = bound.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
     let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
     tracing::info!(
         pod = %bound.pod, container = &*bound.holder.container, uid = %bound.holder.pod, ?devices, shared,
@@ -348,7 +357,7 @@ fn is_delivered(bound: &Bound, shared: bool, waited: Duration, prepared: bool) {
     );
 }
 
-fn report(promise: &ContainerPromise, result: Result<(), String>) -> Delivered {
+fn report(promise: &ContainerLimits, result: Result<(), String>) -> DeliveryResult {
     let (uid, pod, container) = (promise.uid.clone(), promise.pod.clone(), promise.container.clone());
-    Delivered { uid, pod, container, result, void: None }
+    DeliveryResult { uid, pod, container, result, void: None }
 }

@@ -1,30 +1,31 @@
 //! What was decided, as the container may read it.
 
-use decide::share::{Bound, Share};
-use model::promise::{ContainerPromise, DevicePromise};
-use model::unit::{Bytes, CorePercent};
+use decide::allocator::{BoundContainer, NodeAllocator};
+use model::limits::{ContainerLimits, DeviceLimits};
+use model::unit::Bytes;
 
 /// The promise of a container: the claim's numbers, and of each device what the node knows.
-pub(super) fn of(bound: &Bound, share: &Share) -> ContainerPromise {
-    let device = |portion: &model::share::Portion| {
-        let card = share.card(&portion.device);
-        DevicePromise {
-            uuid: portion.device.clone(),
+pub(super) fn of(bound: &BoundContainer, allocator: &NodeAllocator) -> ContainerLimits {
+    let device = |device_share: &model::claim::DeviceShare| {
+        let card = allocator.device(&device_share.device);
+        DeviceLimits {
+            uuid: device_share.device.clone(),
             index: card.map_or(0, |card| card.index),
             model: card.map_or_else(|| "".into(), |card| card.model.clone()),
             // Where nothing is limited, what there is.
-            memory: portion.memory.or(card.map(|card| card.memory)).unwrap_or(Bytes(0)),
-            unlimited: portion.memory.is_none(),
-            cores: portion.cores.map(CorePercent),
+            memory: device_share.memory.or(card.map(|card| card.memory)).unwrap_or(Bytes(0)),
+            unlimited: device_share.memory.is_none(),
+            cores: device_share.cores,
         }
     };
-    let tenant = share.tenant(&bound.holder.pod);
-    let ask = tenant.and_then(|tenant| tenant.asks.iter().find(|ask| ask.container == bound.holder.container));
-    ContainerPromise {
+    let gpu_pod = allocator.gpu_pod(&bound.holder.pod);
+    let request =
+        gpu_pod.and_then(|gpu_pod| gpu_pod.requests.iter().find(|request| request.container == bound.holder.container));
+    ContainerLimits {
         uid: bound.holder.pod.clone(),
         pod: bound.pod.clone(),
         container: bound.holder.container.clone(),
-        devices: bound.portions.iter().map(device).collect(),
-        priority: ask.and_then(|ask| ask.priority),
+        devices: bound.device_shares.iter().map(device).collect(),
+        priority: request.and_then(|request| request.priority),
     }
 }

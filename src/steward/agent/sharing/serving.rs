@@ -11,16 +11,16 @@
 //! What must never happen here: two owners of one state directory; a registration before it is known when containers get their
 //! devices.
 
-use super::binding::{Finder, Way};
-use super::host::Eye;
+use super::binding_mode::{BindingModeFinder, BindingModeResult};
+use super::host::HostWatcher;
 use super::owner::Sharing;
-use super::turn::{self, Before, Place, Queue, Turn};
+use super::turn::{self, AgentPlace, AgentQueue, AgentTurn, PredecessorEnd};
 use crate::agent::latch::Progress;
-use decide::share::second_connection;
-use effects::plugin::{self, Calls, Course, Device, Entry};
+use decide::allocator::second_connection;
+use effects::plugin::{self, PluginCallSender, PluginDevice, RegistrationCourse, RegistrationStart};
 use model::id::NodeName;
-use model::plugin::Standing;
-use sources::kubernetes::Connection;
+use model::plugin::RegistrationState;
+use sources::kubernetes::ApiConnection;
 use sources::kubernetes::versions;
 use std::io;
 use std::path::Path;
@@ -65,19 +65,19 @@ impl Run {
 #[derive(Debug)]
 pub(super) struct Serving {
     pub settings: plugin::Settings,
-    pub calls: Calls,
-    pub list: watch::Receiver<Arc<[Device]>>,
-    pub standing: watch::Sender<Standing>,
+    pub calls: PluginCallSender,
+    pub list: watch::Receiver<Arc<[PluginDevice]>>,
+    pub standing: watch::Sender<RegistrationState>,
     /// Where it is asked which kubelet this is.
-    pub kubelet: (Connection, NodeName),
+    pub kubelet: (ApiConnection, NodeName),
 }
 
 /// The owner: until the end, once it is our turn.
 pub(super) async fn owning(
     mut owner: Sharing,
-    (finder, mut eye): (Finder, Eye),
-    (kubelet, standing): ((Connection, NodeName), watch::Sender<Standing>),
-    enter: oneshot::Sender<Entry>,
+    (finder, mut eye): (BindingModeFinder, HostWatcher),
+    (kubelet, standing): ((ApiConnection, NodeName), watch::Sender<RegistrationState>),
+    enter: oneshot::Sender<RegistrationStart>,
     run: Run,
 ) -> io::Result<()> {
     let _ends_serving = run.served.clone().drop_guard();
@@ -85,13 +85,13 @@ pub(super) async fn owning(
     let place = turn::enter(&owner.state_dir)?;
     let begins = async {
         match place {
-            Place::First(turn) => {
+            AgentPlace::First(turn) => {
                 run.progress.send_replace(Progress::Shares);
                 eye.first().await;
-                let _ = enter.send(Entry::Fresh);
+                let _ = enter.send(RegistrationStart::Fresh);
                 Ok(turn)
             }
-            Place::Behind(queue) => follow((&mut owner, &mut eye), (queue, kubelet), standing, enter, &run).await,
+            AgentPlace::Behind(queue) => follow((&mut owner, &mut eye), (queue, kubelet), standing, enter, &run).await,
         }
     };
     let turn = tokio::select! {
@@ -113,17 +113,17 @@ pub(super) async fn owning(
 /// Prepares everything, waits for the end of the one before us, and has us registered: before its end where it is known what
 /// kubelet does with a second connection, at once after it elsewhere.
 async fn follow(
-    (owner, eye): (&mut Sharing, &mut Eye),
-    (queue, kubelet): (Queue, (Connection, NodeName)),
-    standing: watch::Sender<Standing>,
-    enter: oneshot::Sender<Entry>,
+    (owner, eye): (&mut Sharing, &mut HostWatcher),
+    (queue, kubelet): (AgentQueue, (ApiConnection, NodeName)),
+    standing: watch::Sender<RegistrationState>,
+    enter: oneshot::Sender<RegistrationStart>,
     run: &Run,
-) -> io::Result<Turn> {
+) -> io::Result<AgentTurn> {
     tracing::warn!(
         state_dir = %owner.state_dir.display(),
         "another agent shares the GPUs of this node: waiting for its end, and ready to go on from there"
     );
-    standing.send_replace(Standing::Follows);
+    standing.send_replace(RegistrationState::Follows);
     owner.report();
     run.progress.send_replace(Progress::Follows { prepared: false });
     let (before, second) = {
@@ -141,16 +141,16 @@ async fn follow(
         }
     };
     owner.preview().await;
-    let second = second.filter(|_| before == Before::Closes);
+    let second = second.filter(|_| before == PredecessorEnd::Closes);
     tracing::info!(registers_before_its_end = second.is_some(), "the other agent ends: sharing from here on");
     let Some(second) = second else {
         queue.ready()?;
         let turn = queue.turn().await?;
-        let _ = enter.send(Entry::After);
+        let _ = enter.send(RegistrationStart::After);
         return Ok(turn);
     };
-    let _ = enter.send(Entry::Beside(second));
-    let is_registered = |standing: &Standing| matches!(standing, Standing::Registered(_));
+    let _ = enter.send(RegistrationStart::Beside(second));
+    let is_registered = |standing: &RegistrationState| matches!(standing, RegistrationState::Registered(_));
     let _ = timeout(REGISTERS_WITHIN, standing.subscribe().wait_for(is_registered)).await;
     queue.ready()?;
     let turn = queue.turn().await?;
@@ -159,7 +159,7 @@ async fn follow(
 }
 
 /// When it is time: tells the next agent, then ends the serving. Never returns.
-async fn hands_over(turn: &Turn, run: &Run) {
+async fn hands_over(turn: &AgentTurn, run: &Run) {
     run.closing.cancelled().await;
     let followed = turn.hand_over().await;
     tracing::info!(followed, "answering what kubelet asks still, then closing");
@@ -171,8 +171,8 @@ async fn hands_over(turn: &Turn, run: &Run) {
 /// Serves kubelet until the end.
 pub(super) async fn serving(
     serving: Serving,
-    mut way: watch::Receiver<Option<Way>>,
-    entered: oneshot::Receiver<Entry>,
+    mut way: watch::Receiver<Option<BindingModeResult>>,
+    entered: oneshot::Receiver<RegistrationStart>,
     run: Run,
 ) -> io::Result<()> {
     let _closed = run.closed.clone().drop_guard();
@@ -183,9 +183,9 @@ pub(super) async fn serving(
             return Ok(None);
         }
         standing.send_if_modified(|standing| {
-            let changes = !matches!(standing, Standing::Waiting(_));
+            let changes = !matches!(standing, RegistrationState::Waiting(_));
             if changes {
-                *standing = Standing::Waiting("a list of GPUs".into());
+                *standing = RegistrationState::Waiting("a list of GPUs".into());
             }
             changes
         });
@@ -193,7 +193,7 @@ pub(super) async fn serving(
         if list.wait_for(|list| !list.is_empty()).await.is_err() {
             return Ok(None);
         }
-        if entry == Entry::Fresh {
+        if entry == RegistrationStart::Fresh {
             refuse_others(&settings).await?;
         }
         Ok::<_, io::Error>(Some(entry))
@@ -203,8 +203,12 @@ pub(super) async fn serving(
         entry = begin => entry?,
     };
     let Some(entry) = entry else { return Ok(()) };
-    let course =
-        Course { entry, stop: run.served.clone(), alone: run.alone.clone(), followed: Arc::clone(&run.followed) };
+    let course = RegistrationCourse {
+        entry,
+        stop: run.served.clone(),
+        alone: run.alone.clone(),
+        followed: Arc::clone(&run.followed),
+    };
     plugin::serve(settings, list, calls, standing, course).await
 }
 
@@ -221,7 +225,7 @@ async fn refuse_others(settings: &plugin::Settings) -> io::Result<()> {
 }
 
 async fn refuse_rival(folder: &Path, settings: &plugin::Settings) -> io::Result<()> {
-    let registered = sources::kubelet::registered(&settings.plugins, &settings.resource);
+    let registered = sources::checkpoint::registered(&settings.plugins, &settings.resource);
     match plugin::find_rival(folder, &settings.sockets(), &registered).await {
         None => Ok(()),
         Some(rival) => Err(io::Error::new(

@@ -1,33 +1,33 @@
 //! Opens everything that sharing needs, and says at once what is missing.
 
-use super::ahead::Ahead;
 use super::arrival::Arrivals;
-use super::binding::Finder;
+use super::binding_mode::BindingModeFinder;
 use super::counts::Counts;
 use super::emptier::Emptier;
 use super::file_counter::FileCounter;
+use super::gpu_pods::GpuPodReader;
 use super::health::Watched;
-use super::host::Eye;
+use super::host::HostWatcher;
 use super::keeper::Keeper;
 use super::listing::Listing;
 use super::owner::Sharing;
+use super::pod_status::PodStatusWriter;
+use super::prefetch::SpecPrefetcher;
 use super::serving::{Run, Serving, owning, serving};
-use super::tell::Teller;
-use super::tenants::Tenants;
-use super::{cards, config, topology};
+use super::{config, devices, topology};
 use crate::agent::guarding::Guards;
 use crate::settings::Settings;
 use crate::settings::value::{Gpus, Strategy, Topology};
-use decide::share::{Ages, Share};
-use effects::delivery::{Delivery, Kit, Starts, Tickets};
-use effects::plugin::{self, Calls, Journal};
+use decide::allocator::{NodeAllocator, RecentTickets};
+use effects::delivery::{DeviceDelivery, NodeKit, StartedPodsFile, TicketFolders};
+use effects::plugin::{self, PluginCallSender, TicketJournal};
 use model::id::{GpuUuid, NodeName};
-use model::plugin::Standing;
+use model::plugin::RegistrationState;
 use model::pod::PodList;
 use model::view::NodeView;
 use rustix::thread::CapabilitySet;
-use sources::kubelet::Books;
-use sources::kubernetes::Connection;
+use sources::checkpoint::CheckpointReader;
+use sources::kubernetes::ApiConnection;
 use sources::report::Reporter;
 use std::collections::BTreeSet;
 use std::io;
@@ -50,8 +50,8 @@ const MAX_UNTOLD: usize = 128;
 pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
-    finder: Finder,
-    eye: Eye,
+    finder: BindingModeFinder,
+    eye: HostWatcher,
     serving: Serving,
     /// To be told which GPUs an operator keeps from new containers.
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
@@ -67,21 +67,21 @@ pub(crate) fn open(
     settings: &Settings,
     node: &NodeName,
     (view, pods): (watch::Receiver<Arc<NodeView>>, watch::Receiver<Option<Arc<PodList>>>),
-    (teller, reporter, connection): (Teller, Reporter, Connection),
+    (teller, reporter, connection): (PodStatusWriter, Reporter, ApiConnection),
 ) -> Result<Opened, String> {
     let sharing = &settings.sharing;
     let config = config::read(sharing, node)?;
     let resource: Arc<str> = config.rules.names.count.as_str().into();
     let served = settings.state_dir.join(SERVED);
     let eye = eye(settings)?;
-    let (calls, asked) = Calls::channel();
+    let (calls, asked) = PluginCallSender::channel();
     let (list, listed) = watch::channel(Arc::from([]));
-    let (standing, stands) = watch::channel(Standing::Waiting("a list of GPUs".into()));
+    let (standing, stands) = watch::channel(RegistrationState::Waiting("a list of GPUs".into()));
     let (cordoned, named) = watch::channel(Arc::default());
     let (say_way, way) = watch::channel(None);
     let (guards, guarded) = watch::channel(Guards::new());
     let owner = Sharing {
-        share: share(settings, &served),
+        allocator: allocator(settings, &served),
         watched: Watched::default(),
         teller,
         served,
@@ -90,16 +90,16 @@ pub(crate) fn open(
         split_counts: sharing.split_counts.clone(),
         config,
         delivery: Arc::new(delivery(settings)?),
-        starts: Starts::new(&settings.state_dir),
+        starts: StartedPodsFile::new(&settings.state_dir),
         counts: Counts::new(Arc::clone(&resource), Arc::clone(calls.meter()), (stands, guarded)),
         emptier: Emptier::new(reporter.clone()),
         file_counter: FileCounter::new(sharing.pod_files_limit, reporter.clone()),
         reporter,
-        ahead: Ahead::default(),
-        keeper: Keeper::start(Tickets::new(&settings.state_dir), Journal::new(&settings.state_dir)),
-        tickets: Tickets::new(&settings.state_dir),
-        ages: Ages::new(sources::clock::monotonic()),
-        books: Books::new(&sharing.kubelet_root.join(PLUGINS), Arc::clone(&resource)),
+        ahead: SpecPrefetcher::default(),
+        keeper: Keeper::start(TicketFolders::new(&settings.state_dir), TicketJournal::new(&settings.state_dir)),
+        tickets: TicketFolders::new(&settings.state_dir),
+        ages: RecentTickets::new(sources::clock::monotonic()),
+        checkpoint: CheckpointReader::new(&sharing.kubelet_root.join(PLUGINS), Arc::clone(&resource)),
         unreadable: Arc::from([]),
         looked: (None, Instant::now()),
         listing: Listing::new(settings.names.pod_resources_socket.clone(), Arc::clone(&resource)),
@@ -115,7 +115,7 @@ pub(crate) fn open(
         view,
         cordoned: named,
         host: eye.host(),
-        tenants: Tenants::default(),
+        gpu_pods: GpuPodReader::default(),
         pods,
         sweep_at: Instant::now(),
         allow_unisolated: sharing.allow_unisolated,
@@ -131,14 +131,14 @@ pub(crate) fn open(
     Ok(Opened { owner, finder, eye, serving, cordoned, guards })
 }
 
-fn delivery(settings: &Settings) -> Result<Delivery, String> {
-    Delivery::new(&settings.state_dir, &settings.sharing.cdi_dir, Kit::default())
+fn delivery(settings: &Settings) -> Result<DeviceDelivery, String> {
+    DeviceDelivery::new(&settings.state_dir, &settings.sharing.cdi_dir, NodeKit::default())
         .map_err(|error| format!("{error}; see --state-dir and --cdi-dir"))
 }
 
-fn devices(settings: &Settings) -> cards::Devices {
+fn devices(settings: &Settings) -> devices::SharedDevices {
     let sharing = &settings.sharing;
-    cards::Devices::new(&sharing.dev_root, sharing.dev_root_mount.as_ref().unwrap_or(&sharing.dev_root))
+    devices::SharedDevices::new(&sharing.dev_root, sharing.dev_root_mount.as_ref().unwrap_or(&sharing.dev_root))
 }
 
 fn sockets(settings: &Settings, resource: Arc<str>) -> plugin::Settings {
@@ -147,20 +147,30 @@ fn sockets(settings: &Settings, resource: Arc<str>) -> plugin::Settings {
     plugin::Settings { resource, registration: sharing.registration, registry, plugins }
 }
 
-fn finder(settings: &Settings, api: (Connection, NodeName), standing: watch::Sender<Standing>) -> Finder {
-    Finder::new(settings.sharing.binding, api, settings.names.cri_socket.clone(), &settings.state_dir, standing)
+fn finder(
+    settings: &Settings,
+    api: (ApiConnection, NodeName),
+    standing: watch::Sender<RegistrationState>,
+) -> BindingModeFinder {
+    BindingModeFinder::new(
+        settings.sharing.binding,
+        api,
+        settings.names.cri_socket.clone(),
+        &settings.state_dir,
+        standing,
+    )
 }
 
-fn share(settings: &Settings, served: &Path) -> Share {
+fn allocator(settings: &Settings, served: &Path) -> NodeAllocator {
     let sharing = &settings.sharing;
-    let mut share = Share::new(sharing.without_claim, served.exists());
-    share.allow_same_gpu_twice(sharing.same_gpu_twice);
-    share.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
-    share
+    let mut allocator = NodeAllocator::new(sharing.without_claim, served.exists());
+    allocator.allow_same_gpu_twice(sharing.same_gpu_twice);
+    allocator.follow_topology(topology::read(sharing.topology, &sharing.kubelet_root) == Topology::Aligned);
+    allocator
 }
 
 /// Made-up GPUs need nothing of the host, and no runtime knows them.
-fn eye(settings: &Settings) -> Result<Eye, String> {
+fn eye(settings: &Settings) -> Result<HostWatcher, String> {
     let sharing = &settings.sharing;
     let simulated = matches!(settings.gpus, Gpus::Simulated { .. });
     let strategy = match sharing.strategy {
@@ -168,7 +178,7 @@ fn eye(settings: &Settings) -> Result<Eye, String> {
         strategy => strategy,
     };
     let folders = if simulated { Vec::new() } else { sharing.host_cdi_dirs.clone() };
-    let mut eye = Eye::new(folders, settings.names.cri_socket.clone(), strategy);
+    let mut eye = HostWatcher::new(folders, settings.names.cri_socket.clone(), strategy);
     if let Some(library) = &sharing.limiter_library {
         eye.limit_by(library, &settings.state_dir).map_err(|why| format!("{why}; see --limiter-library"))?;
         warn_of_closed_folders();

@@ -28,30 +28,30 @@ const READY_WITHIN: Duration = Duration::from_secs(2);
 
 /// Where an agent stands when it starts.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum AgentPlace {
     /// Nobody shares.
-    First(Turn),
+    First(AgentTurn),
     /// Another one does.
-    Behind(Queue),
+    Behind(AgentQueue),
 }
 
 /// It is our turn, for as long as this is there.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct AgentTurn {
     file: File,
     next: PathBuf,
 }
 
 /// Another one's turn.
 #[derive(Debug)]
-pub(super) struct Queue {
-    shares: Turn,
+pub(super) struct AgentQueue {
+    shares: AgentTurn,
     next: File,
 }
 
 /// What became of the one before us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Before {
+pub(super) enum PredecessorEnd {
     /// It is about to close.
     Closes,
     /// It is gone.
@@ -62,29 +62,29 @@ pub(super) enum Before {
 ///
 /// # Errors
 /// When a file cannot be opened or locked.
-pub(super) fn enter(state_dir: &Path) -> io::Result<Place> {
+pub(super) fn enter(state_dir: &Path) -> io::Result<AgentPlace> {
     let next = state_dir.join(NEXT);
-    let shares = Turn { file: open(&state_dir.join(FILE))?, next: next.clone() };
+    let shares = AgentTurn { file: open(&state_dir.join(FILE))?, next: next.clone() };
     if lock(&shares.file, File::try_lock)? {
-        return Ok(Place::First(shares));
+        return Ok(AgentPlace::First(shares));
     }
-    Ok(Place::Behind(Queue { shares, next: open(&next)? }))
+    Ok(AgentPlace::Behind(AgentQueue { shares, next: open(&next)? }))
 }
 
-impl Queue {
+impl AgentQueue {
     /// Waits until we are next and the one before us is about to end, or has ended.
     ///
     /// # Errors
     /// When a file cannot be locked.
-    pub(super) async fn wait(&self) -> io::Result<Before> {
+    pub(super) async fn wait(&self) -> io::Result<PredecessorEnd> {
         loop {
             if lock(&self.next, File::try_lock)? {
                 if lock(&self.shares.file, File::try_lock)? {
-                    return Ok(Before::Gone);
+                    return Ok(PredecessorEnd::Gone);
                 }
                 if lock(&self.shares.file, File::try_lock_shared)? {
                     self.shares.file.unlock()?;
-                    return Ok(Before::Closes);
+                    return Ok(PredecessorEnd::Closes);
                 }
             }
             sleep(LOOK).await;
@@ -103,7 +103,7 @@ impl Queue {
     ///
     /// # Errors
     /// When the file cannot be locked.
-    pub(super) async fn turn(self) -> io::Result<Turn> {
+    pub(super) async fn turn(self) -> io::Result<AgentTurn> {
         while !lock(&self.shares.file, File::try_lock)? {
             sleep(LOOK_CLOSELY).await;
         }
@@ -111,7 +111,7 @@ impl Queue {
     }
 }
 
-impl Turn {
+impl AgentTurn {
     /// We are about to close: tells the one that is next, if there is one, and waits until it is ready for that. Says whether
     /// there is one.
     pub(super) async fn hand_over(&self) -> bool {
@@ -150,17 +150,17 @@ fn lock(file: &File, how: impl Fn(&File) -> Result<(), TryLockError>) -> io::Res
 mod tests {
     use super::*;
 
-    fn behind(state: &Path) -> Queue {
+    fn behind(state: &Path) -> AgentQueue {
         match enter(state).unwrap() {
-            Place::Behind(queue) => queue,
-            Place::First(_) => panic!("another one has its turn"),
+            AgentPlace::Behind(queue) => queue,
+            AgentPlace::First(_) => panic!("another one has its turn"),
         }
     }
 
     #[tokio::test]
     async fn one_after_the_other_and_the_one_before_waits_for_the_next_to_be_ready() {
         let state = tempfile::tempdir().unwrap();
-        let Place::First(first) = enter(state.path()).unwrap() else { panic!("nobody was here") };
+        let AgentPlace::First(first) = enter(state.path()).unwrap() else { panic!("nobody was here") };
         assert!(!first.hand_over().await, "nobody follows");
         let second = behind(state.path());
         let waits = tokio::time::timeout(LOOK * 4, second.wait()).await;
@@ -168,7 +168,7 @@ mod tests {
         let third = behind(state.path());
         assert!(tokio::time::timeout(LOOK * 4, third.wait()).await.is_err(), "it is not next");
         let (handed, ()) = tokio::join!(first.hand_over(), async {
-            assert_eq!(second.wait().await.unwrap(), Before::Closes);
+            assert_eq!(second.wait().await.unwrap(), PredecessorEnd::Closes);
             second.ready().unwrap();
         });
         assert!(handed);
@@ -176,13 +176,13 @@ mod tests {
         drop(first);
         let second = second.turn().await.unwrap();
         drop(second);
-        assert_eq!(third.wait().await.unwrap(), Before::Gone);
+        assert_eq!(third.wait().await.unwrap(), PredecessorEnd::Gone);
     }
 
     #[tokio::test]
     async fn one_that_follows_and_is_never_ready_is_not_waited_for() {
         let state = tempfile::tempdir().unwrap();
-        let Place::First(first) = enter(state.path()).unwrap() else { panic!("nobody was here") };
+        let AgentPlace::First(first) = enter(state.path()).unwrap() else { panic!("nobody was here") };
         let second = behind(state.path());
         let _ = tokio::time::timeout(LOOK * 4, second.wait()).await;
         let handed = tokio::time::timeout(READY_WITHIN * 10, first.hand_over()).await;

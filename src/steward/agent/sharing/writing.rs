@@ -1,9 +1,9 @@
 //! One try to write something on a pod, or for it on our Node.
 
-use decide::unwritten::{Kind, Outcome, Write};
+use decide::pod_writes::{PodWrite, PodWriteKind, PodWriteOutcome};
 use effects::apiserver::{ApiServer, NotWritten};
 use model::id::PodRef;
-use sources::kubernetes::own_node::OwnNode;
+use sources::kubernetes::own_node::OwnNodeReader;
 use tokio::sync::mpsc;
 use wire::{key, node_lock};
 
@@ -11,18 +11,18 @@ use wire::{key, node_lock};
 #[derive(Debug)]
 pub(crate) struct Ended {
     /// Which one.
-    pub write: Write,
+    pub write: PodWrite,
     /// How.
-    pub outcome: Outcome,
+    pub outcome: PodWriteOutcome,
     /// Why it failed.
     pub why: String,
 }
 
 /// Tries, and says how it ended.
-pub(super) async fn write(api: ApiServer, own: OwnNode, write: Write, ended: mpsc::Sender<Ended>) {
+pub(super) async fn write(api: ApiServer, own: OwnNodeReader, write: PodWrite, ended: mpsc::Sender<Ended>) {
     let result = match write.kind {
-        Kind::Lock => release(&api, &own, &write.pod).await.map_err(|why| (Outcome::Failed, why)),
-        Kind::Claim | Kind::Served | Kind::Evict => {
+        PodWriteKind::Lock => release(&api, &own, &write.pod).await.map_err(|why| (PodWriteOutcome::Failed, why)),
+        PodWriteKind::Claim | PodWriteKind::Served | PodWriteKind::Evict => {
             let annotations: Vec<(&str, Option<&str>)> =
                 write.annotations.iter().map(|(key, value)| (*key, value.as_deref())).collect();
             effects::failpoint!("annotation-due");
@@ -31,23 +31,23 @@ pub(super) async fn write(api: ApiServer, own: OwnNode, write: Write, ended: mps
             written.map_err(|error| (outcome(&error), error.to_string()))
         }
     };
-    let (outcome, why) = result.map_or_else(|failed| failed, |()| (Outcome::Written, String::new()));
+    let (outcome, why) = result.map_or_else(|failed| failed, |()| (PodWriteOutcome::Written, String::new()));
     // Only at the end of the program is nobody there to hear it.
     let _ = ended.send(Ended { write, outcome, why }).await;
 }
 
 /// A pod that is gone takes what was to be written with it. 409 is also the word for a write that met another one.
-fn outcome(error: &NotWritten) -> Outcome {
+fn outcome(error: &NotWritten) -> PodWriteOutcome {
     match error {
-        NotWritten::Refused { code: 404, .. } => Outcome::Gone,
-        NotWritten::Refused { code: 409, text, .. } if text.contains("UID in precondition") => Outcome::Gone,
-        NotWritten::Refused { .. } | NotWritten::Slow { .. } | NotWritten::Broken(..) => Outcome::Failed,
+        NotWritten::Refused { code: 404, .. } => PodWriteOutcome::Gone,
+        NotWritten::Refused { code: 409, text, .. } if text.contains("UID in precondition") => PodWriteOutcome::Gone,
+        NotWritten::Refused { .. } | NotWritten::Slow { .. } | NotWritten::Broken(..) => PodWriteOutcome::Failed,
     }
 }
 
 /// Takes the lock off our Node if it is this pod's, and only as it was read. Where it was written anew since, that is a failed
 /// try, and the next one reads it again.
-async fn release(api: &ApiServer, own: &OwnNode, pod: &PodRef) -> Result<(), String> {
+async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(), String> {
     let seen = own.look_now().await?;
     let Some(text) = seen.annotation(key::NODE_LOCK) else { return Ok(()) };
     let lock = match node_lock::decode(text) {
@@ -72,16 +72,16 @@ mod tests {
     fn only_a_pod_that_is_gone_ends_the_tries() {
         let refused = |code, text: &str| NotWritten::Refused { what: "annotations".into(), code, text: text.into() };
         for (error, expected) in [
-            (refused(404, "pods \"a\" not found"), Outcome::Gone),
-            (refused(409, "Precondition failed: UID in precondition: a, UID in object meta: b"), Outcome::Gone),
+            (refused(404, "pods \"a\" not found"), PodWriteOutcome::Gone),
+            (refused(409, "Precondition failed: UID in precondition: a, UID in object meta: b"), PodWriteOutcome::Gone),
             (
                 refused(409, "the object has been modified; please apply your changes to the latest version"),
-                Outcome::Failed,
+                PodWriteOutcome::Failed,
             ),
-            (refused(403, "denied by a policy that somebody will mend"), Outcome::Failed),
-            (refused(429, "too many requests"), Outcome::Failed),
-            (NotWritten::Slow { what: "annotations".into() }, Outcome::Failed),
-            (NotWritten::Broken("annotations".into(), "connection refused".into()), Outcome::Failed),
+            (refused(403, "denied by a policy that somebody will mend"), PodWriteOutcome::Failed),
+            (refused(429, "too many requests"), PodWriteOutcome::Failed),
+            (NotWritten::Slow { what: "annotations".into() }, PodWriteOutcome::Failed),
+            (NotWritten::Broken("annotations".into(), "connection refused".into()), PodWriteOutcome::Failed),
         ] {
             assert_eq!(outcome(&error), expected, "{error}");
         }
@@ -92,7 +92,7 @@ mod tests {
     async fn a_lock_is_released_as_it_stands_now_whatever_a_cache_shows() {
         const ANOTHERS: &str = "2026-11-21T10:21:47Z,ml,other";
         for cached in [None, Some(ANOTHERS), Some("2026-11-21T09:00:00Z,ml,train-0")] {
-            let (server, folder) = (lab::api_server::ApiServer::start(), tempfile::tempdir().unwrap());
+            let (server, folder) = (lab::api_server::FakeApiServer::start(), tempfile::tempdir().unwrap());
             let node = |lock: Option<&str>| {
                 let annotations = lock.map_or_else(|| json!({}), |lock| json!({ (key::NODE_LOCK): lock }));
                 server.put("nodes", json!({ "metadata": { "name": "n1", "uid": "u-1", "annotations": annotations } }));
@@ -103,7 +103,8 @@ mod tests {
             node(Some("2026-11-21T10:21:48Z,ml,train-0"));
             let connection = sources::kubernetes::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
             let name = model::id::NodeName::parse("n1").unwrap();
-            let (api, own) = (ApiServer::new(connection.client.clone(), name.clone()), OwnNode::new(connection, name));
+            let (api, own) =
+                (ApiServer::new(connection.client.clone(), name.clone()), OwnNodeReader::new(connection, name));
             let pod = |name: &str| PodRef { namespace: "ml".into(), name: name.into() };
             assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()));
             assert_eq!(lock(), json!(null), "where the cache shows {cached:?}");
@@ -112,7 +113,7 @@ mod tests {
             assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()), "nothing of its own is left to release");
             assert_eq!(lock(), ANOTHERS);
             let late = api.release_node(key::NODE_LOCK, "2026-11-21T10:21:48Z,ml,train-0").await.unwrap_err();
-            assert_eq!(outcome(&late), Outcome::Failed, "written anew since it was read: {late}");
+            assert_eq!(outcome(&late), PodWriteOutcome::Failed, "written anew since it was read: {late}");
             assert_eq!(lock(), ANOTHERS);
         }
     }

@@ -1,0 +1,108 @@
+//! Whether kubelet has admitted a pod whole: from then on a scheduler need not hold the node for it, though its images may take
+//! minutes to come.
+
+use super::effective_claim::EffectiveClaim;
+use super::start::bind;
+use super::state::NodeAllocator;
+use model::checkpoint::CheckpointEntry;
+use model::id::{ContainerKey, PodUid};
+
+impl NodeAllocator {
+    /// Takes over the kubelet's checkpoint between calls, and whose the tickets are that were given out early.
+    pub fn look_at_checkpoint(&mut self, checkpoint: &[CheckpointEntry]) {
+        self.checkpoint_is(checkpoint);
+        self.settle(checkpoint);
+    }
+
+    /// Whether each container that asks stands in the kubelet's checkpoint, and nothing that is known by now will refuse its start.
+    #[must_use]
+    pub fn admitted(&self, uid: &PodUid) -> bool {
+        let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.finished) else { return false };
+        let EffectiveClaim::Given(claim) = self.effective_claim(gpu_pod) else { return false };
+        let row = |container| {
+            let key = ContainerKey { pod: uid.clone(), container };
+            self.held.get(&key).filter(|row| row.ticket.is_some())
+        };
+        let asking = gpu_pod.requests.iter().filter(|request| request.slots > 0);
+        let rows: Option<Vec<&CheckpointEntry>> = asking.map(|request| row(request.container.clone())).collect();
+        let Some(rows) = rows.filter(|rows| !rows.is_empty()) else { return false };
+        let Ok(bound) = bind(gpu_pod, claim, &rows) else { return false };
+        let its_own = bound.iter().filter(|bound| bound.early).all(|bound| {
+            self.tickets.get(&bound.ticket).is_some_and(|issued| issued.holder.as_ref() == Some(&bound.holder))
+        });
+        its_own && self.fits(gpu_pod, claim).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::allocator::tests::{allocator, device_share, gpu_pod, ids, request, row, uid};
+    use model::claim::PodClaim;
+    use model::gpu_pod::GpuPod;
+    use model::id::Ticket;
+    use model::request::ContainerRole;
+
+    fn two(n: u32, gib: u64) -> GpuPod {
+        let requests = vec![
+            request("warm", ContainerRole::Init, 1),
+            request("plain", ContainerRole::App, 0),
+            request("main", ContainerRole::App, 1),
+        ];
+        let claim = vec![vec![device_share(0, gib, 10)], vec![], vec![device_share(1, gib, 10)]];
+        gpu_pod(n, requests, PodClaim::Given(claim.into()))
+    }
+
+    #[test]
+    fn a_pod_is_admitted_with_the_last_container_that_asks_and_before_any_starts() {
+        let mut allocator = allocator(vec![two(1, 8), two(2, 8)]);
+        let checkpoint = [row(1, "warm", &[(0, 1)], 1), row(2, "warm", &[(0, 2)], 2), row(1, "main", &[(1, 1)], 3)];
+        allocator.look_at_checkpoint(&checkpoint[..2]);
+        assert_eq!([allocator.admitted(&uid(1)), allocator.admitted(&uid(2))], [false, false]);
+        allocator.look_at_checkpoint(&checkpoint);
+        assert_eq!(
+            [allocator.admitted(&uid(1)), allocator.admitted(&uid(2)), allocator.admitted(&uid(3))],
+            [true, false, false]
+        );
+    }
+
+    #[test]
+    fn what_is_known_to_be_refused_is_not_admitted() {
+        let checkpoint = [row(1, "warm", &[(0, 1)], 1), row(1, "main", &[(1, 1)], 2)];
+        let other = GpuPod { finished: true, ..two(1, 8) };
+        let unreadable = GpuPod { claim: PodClaim::Unreadable("torn".into()), ..two(1, 8) };
+        for (bad, why) in [(other, "finished"), (unreadable, "unreadable"), (two(1, 8000), "more than there is")] {
+            let mut allocator = allocator(vec![bad]);
+            allocator.look_at_checkpoint(&checkpoint);
+            assert!(!allocator.admitted(&uid(1)), "{why}");
+        }
+        let mut foreign = checkpoint.clone();
+        foreign[0].ticket = None;
+        let mut short = checkpoint.clone();
+        short[1].ids = ids(&[(1, 1), (1, 2)]);
+        for (checkpoint, why) in [(foreign, "of an earlier plugin"), (short, "another number of devices")] {
+            let mut allocator = allocator(vec![two(1, 8)]);
+            allocator.look_at_checkpoint(&checkpoint);
+            assert!(!allocator.admitted(&uid(1)), "{why}");
+        }
+    }
+
+    #[test]
+    fn early_a_pod_is_admitted_only_with_what_is_its_own() {
+        for (meant, expected) in [(1, true), (2, false)] {
+            let one = |n| {
+                let claim = vec![vec![device_share(0, if n == 1 { 8 } else { 9 }, 10)]];
+                gpu_pod(n, vec![request("main", ContainerRole::App, 1)], PodClaim::Given(claim.into()))
+            };
+            let mut allocator = allocator(if meant == 1 { vec![one(1)] } else { vec![one(2)] });
+            allocator.bind_early(true);
+            let slots = [(0, 1)];
+            let given = allocator.allocate(&ids(&slots), Some(&[]), false).unwrap();
+            allocator.issue(Ticket::of_random([7; 16]), &ids(&slots), Some(given));
+            allocator.gpu_pods_are(vec![one(1), one(2)]);
+            let mut row = row(1, "main", &slots, 7);
+            row.early = true;
+            allocator.look_at_checkpoint(&[row]);
+            assert_eq!(allocator.admitted(&uid(1)), expected);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Late or early: whether kubelet and runtime of this node carry CDI devices from a device plugin into a container. What the
+//! runtime says of itself goes before what its version lets expect.
+
+use model::plugin::SecondConnection;
+
+/// When a container is given its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BindingMode {
+    /// When it starts, by CDI: it is known whose it is.
+    Late,
+    /// When kubelet allocates, and confirmed when it starts.
+    Early,
+}
+
+/// What was found of a runtime, as it is kept for the next start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CdiSupport {
+    /// It has CDI, by its version and its own word.
+    Late,
+    /// It has not.
+    Early,
+    /// It has it by its version, and did not do as it was told.
+    Disproved,
+}
+
+/// The way, and a sentence that says why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BindingChoice {
+    /// Which, and what is kept of it.
+    pub found: CdiSupport,
+    /// Whether it is known that what a ticket stands for reaches no container here.
+    pub lost: bool,
+    /// Whether the runtime says that its CDI is on: then one container that has nothing does not speak for all.
+    pub promised: bool,
+    /// Half a sentence for the log.
+    pub why: String,
+}
+
+impl CdiSupport {
+    /// When containers get their devices then.
+    #[must_use]
+    pub fn binding(self) -> BindingMode {
+        match self {
+            CdiSupport::Late => BindingMode::Late,
+            CdiSupport::Early | CdiSupport::Disproved => BindingMode::Early,
+        }
+    }
+}
+
+/// kubelet hands a plugin's CDI devices on by itself from here (`DevicePluginCDIDevices`; before that it is off).
+const KUBELET: (u32, u32) = (1, 29);
+/// containerd does as it is told from here...
+const CONTAINERD: (u32, u32) = (2, 0);
+/// ...and can from here, but has it switched off where its configuration does not say otherwise.
+const CONTAINERD_CAN: (u32, u32) = (1, 7);
+/// CRI-O takes CDI devices from kubelet from here.
+const CRI_O: (u32, u32) = (1, 28);
+
+/// From here kubelet keeps one connection for each socket of a resource, and the end of one that is not the last changes nothing.
+const KEEPS_CONNECTIONS: (u32, u32) = (1, 37);
+/// From here until then the end of an older connection takes the newer with it (`runClient` in
+/// `pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go`, read in 1.25, 1.28, 1.34 and 1.36). Before, it was other code.
+const KEEPS_ONE: (u32, u32) = (1, 25);
+
+/// What becomes of an agent that registers while the one before it is registered still, by kubelet's version as a Node tells it.
+/// `None` where it is not known.
+#[must_use]
+pub fn second_connection(kubelet: &str) -> Option<SecondConnection> {
+    match numbers(kubelet)? {
+        kubelet if kubelet >= KEEPS_CONNECTIONS => Some(SecondConnection::Kept),
+        kubelet if kubelet >= KEEPS_ONE => Some(SecondConnection::DroppedWithTheFirst),
+        _ => None,
+    }
+}
+
+/// What a runtime says of itself: who it is (`containerd://2.1.4`), and whether its CDI is on.
+pub type RuntimeCdi<'a> = (&'a str, bool);
+
+/// Chooses by the versions as a Node tells them, `v1.34.9` and `containerd://2.1.4`, by the word of the runtime, where it has given
+/// one, and by whether CDI was `disproved` on this runtime. On a node with two, only the word of the one that kubelet uses counts.
+#[must_use]
+pub fn choose(kubelet: &str, runtime: &str, word: Option<RuntimeCdi<'_>>, disproved: bool) -> BindingChoice {
+    let early = |lost: bool, why: String| BindingChoice { found: CdiSupport::Early, lost, promised: false, why };
+    let late = |promised: bool, why: String| BindingChoice { found: CdiSupport::Late, lost: false, promised, why };
+    let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
+    let known = numbers(kubelet);
+    if known.is_none_or(|kubelet| kubelet < KUBELET) {
+        return early(
+            known.is_some(),
+            format!("kubelet {kubelet} does not hand CDI devices of a plugin on by itself (1.29 does)"),
+        );
+    }
+    match said_by(runtime, word) {
+        Some(false) => return early(true, format!("{runtime} says that its CDI is switched off (enable_cdi)")),
+        Some(true) => return late(true, format!("kubelet {kubelet} has CDI, and {runtime} says that its own is on")),
+        None => {}
+    }
+    let version = numbers(version);
+    match name {
+        "containerd" if version.is_some_and(|version| version >= CONTAINERD) => {}
+        "containerd" if version.is_some_and(|version| version >= CONTAINERD_CAN) => {
+            return early(false, format!("{runtime} has CDI switched off unless its configuration says otherwise"));
+        }
+        "cri-o" if version.is_some_and(|version| version >= CRI_O) => {}
+        "containerd" | "cri-o" => return early(version.is_some(), format!("{runtime} has no CDI")),
+        _ => return early(false, format!("it is not known whether {runtime:?} has CDI")),
+    }
+    if disproved {
+        let why = format!(
+            "{runtime} did not make the edits of a CDI device when that was last tried; --binding=late tries it again"
+        );
+        return BindingChoice { found: CdiSupport::Disproved, lost: true, promised: false, why };
+    }
+    late(false, format!("kubelet {kubelet} and {runtime} have CDI"))
+}
+
+/// Before the versions are known: as it was found `last`, of which runtime, and by what that one says now. Where nothing was
+/// found before, nothing is guessed until it was `tried` for long enough: then what works everywhere, devices at `Allocate`.
+#[must_use]
+pub fn guess(last: Option<(CdiSupport, &str)>, word: Option<RuntimeCdi<'_>>, tried: bool) -> Option<BindingChoice> {
+    let says = last.and_then(|(_, runtime)| said_by(runtime, word));
+    let (found, lost, why) = match (last.map(|(found, _)| found), says) {
+        (Some(_), Some(false)) => (CdiSupport::Early, true, "the runtime that was found last says that its CDI is off"),
+        (Some(CdiSupport::Late | CdiSupport::Disproved), Some(true)) => {
+            (CdiSupport::Late, false, "the runtime that was found last says that its CDI is on")
+        }
+        (Some(CdiSupport::Disproved), None) => (CdiSupport::Disproved, true, "this was found last"),
+        (Some(found), _) => (found, false, "this was found last"),
+        (None, _) if !tried => return None,
+        (None, _) => (CdiSupport::Early, false, "this works with any runtime"),
+    };
+    Some(BindingChoice { found, lost, promised: says == Some(true), why: why.into() })
+}
+
+/// What this runtime says of itself: patch levels are written in more than one way.
+fn said_by(runtime: &str, word: Option<RuntimeCdi<'_>>) -> Option<bool> {
+    let parts = |runtime: &str| {
+        let (name, version) = runtime.split_once("://")?;
+        Some((name.to_owned(), numbers(version)?))
+    };
+    let (who, on) = word?;
+    parts(who).is_some_and(|who| Some(who) == parts(runtime)).then_some(on)
+}
+
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.trim_start_matches('v').split('.');
+    let digits = |part: &str| part.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());
+    Some((parts.next()?.parse().ok()?, digits(parts.next()?)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_and_the_runtime_itself_say_whether_there_is_cdi() {
+        use CdiSupport::{Early, Late};
+        for (kubelet, runtime, word, expect) in [
+            ("v1.34.9", "containerd://2.1.4", None, (Late, false)),
+            ("v1.34.9", "containerd://2.1.4", Some(("containerd://2.1.4", true)), (Late, false)),
+            ("v1.34.9", "containerd://2.1.4", Some(("containerd://2.1.4", false)), (Early, true)),
+            ("v1.34.9", "containerd://2.0.0-rc.3", None, (Late, false)),
+            ("v1.29.0+k3s1", "cri-o://1.28.1", None, (Late, false)),
+            ("v1.29.0", "cri-o://1.27.9", None, (Early, true)),
+            ("v1.28.9", "containerd://2.1.4", Some(("containerd://2.1.4", true)), (Early, true)),
+            ("v1.34.9", "containerd://1.7.24", None, (Early, false)),
+            ("v1.34.9", "containerd://1.7.24~ds1", Some(("containerd://1.7.24", true)), (Late, false)),
+            ("v1.34.9", "containerd://1.6.20~ds1", None, (Early, true)),
+            ("v1.20.2", "docker://20.10.5", None, (Early, true)),
+            ("v1.34.9", "docker://20.10.5", None, (Early, false)),
+            // Another one that runs there too.
+            ("v1.34.9", "docker://28.1.1", Some(("containerd://2.1.4", true)), (Early, false)),
+            ("v1.34.9", "cri-o://1.30.0", Some(("containerd://2.1.4", false)), (Late, false)),
+            ("v1.34.9", "containerd://2.1.4-k3s1", Some(("containerd://1.7.24", false)), (Late, false)),
+            ("v1.34.9", "containerd://", None, (Early, false)),
+            ("", "", None, (Early, false)),
+        ] {
+            let BindingChoice { found, lost, promised, why } = choose(kubelet, runtime, word, false);
+            assert_eq!((found, lost), expect, "{kubelet} {runtime} {word:?}: {why}");
+            assert_eq!(promised, found == Late && word.is_some_and(|(_, on)| on), "{why}");
+        }
+        assert!(choose("v1.34.9", "containerd://1.7.24", None, false).why.contains("switched off"));
+    }
+
+    #[test]
+    fn kubelets_before_1_37_drop_the_newer_connection_with_the_older() {
+        use SecondConnection::{DroppedWithTheFirst, Kept};
+        for (kubelet, expect) in [
+            ("v1.24.17", None),
+            ("v1.25.16", Some(DroppedWithTheFirst)),
+            ("v1.34.9", Some(DroppedWithTheFirst)),
+            ("v1.36.2", Some(DroppedWithTheFirst)),
+            ("v1.37.0", Some(Kept)),
+            ("v2.0", Some(Kept)),
+            ("", None),
+        ] {
+            assert_eq!(second_connection(kubelet), expect, "{kubelet}");
+        }
+    }
+
+    #[test]
+    fn what_was_disproved_stays_so_until_the_runtime_says_otherwise() {
+        let runtime = "containerd://2.1.4";
+        for (word, expect) in [
+            (None, (CdiSupport::Disproved, true)),
+            (Some((runtime, true)), (CdiSupport::Late, false)),
+            (Some((runtime, false)), (CdiSupport::Early, true)),
+            (Some(("containerd://1.7.24", true)), (CdiSupport::Disproved, true)),
+        ] {
+            let choice = choose("v1.34.9", runtime, word, true);
+            assert_eq!((choice.found, choice.lost), expect, "{word:?}: {}", choice.why);
+        }
+        assert_eq!(choose("v1.34.9", "containerd://1.7.24", None, true).found, CdiSupport::Early);
+    }
+
+    #[test]
+    fn before_the_versions_are_known_nothing_is_risked() {
+        use CdiSupport::{Disproved, Early, Late};
+        let (runtime, other) = ("containerd://2.1.4", "containerd://1.7.24");
+        for (last, word, expect) in [
+            (None, None, (Early, false)),
+            (None, Some((runtime, true)), (Early, false)),
+            (Some(Late), None, (Late, false)),
+            (Some(Late), Some((runtime, true)), (Late, false)),
+            (Some(Late), Some((runtime, false)), (Early, true)),
+            (Some(Late), Some((other, false)), (Late, false)),
+            (Some(Early), None, (Early, false)),
+            // It may have been for kubelet's sake.
+            (Some(Early), Some((runtime, true)), (Early, false)),
+            (Some(Early), Some((runtime, false)), (Early, true)),
+            (Some(Disproved), None, (Disproved, true)),
+            (Some(Disproved), Some((runtime, true)), (Late, false)),
+            (Some(Disproved), Some((other, true)), (Disproved, true)),
+        ] {
+            let last = last.map(|found| (found, runtime));
+            let choice = guess(last, word, true).unwrap();
+            assert_eq!(guess(last, word, false), last.map(|_| choice.clone()), "nothing is guessed without a reason");
+            assert_eq!((choice.found, choice.lost), expect, "{last:?} {word:?}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! A container gets each GPU once. Two slots of one GPU are one GPU to a CUDA program: who asks for two would compute on half of
+//! what was asked for and not know it.
+
+use super::refusal::Refusal;
+use super::start::BoundContainer;
+use super::state::NodeAllocator;
+use model::claim::DeviceShare;
+use model::id::GpuUuid;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl NodeAllocator {
+    /// Whether a container may get the same GPU twice. Without it the start of such a container is refused.
+    pub fn allow_same_gpu_twice(&mut self, allow: bool) {
+        self.policy.same_gpu_twice = allow;
+    }
+
+    /// Refuses a container that would get the same GPU twice. One that has started with it keeps it.
+    pub(super) fn distinct(&self, bound: Vec<BoundContainer>) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
+        for one in &bound {
+            if let Some((device, slots)) = self.repeated(&one.device_shares)
+                && !self.has_started_with(one)
+            {
+                let why = Refusal::SameGpuTwice { device: device.clone(), slots, gpus: self.devices.len() };
+                return Err((one.holder.container.clone(), why));
+            }
+        }
+        Ok(bound)
+    }
+
+    /// A GPU that stands more than once among these, and how often, if that is not allowed.
+    pub(super) fn repeated<'a>(&self, device_shares: &'a [DeviceShare]) -> Option<(&'a GpuUuid, usize)> {
+        if self.policy.same_gpu_twice {
+            return None;
+        }
+        let mut counts: BTreeMap<&GpuUuid, usize> = BTreeMap::new();
+        for device_share in device_shares {
+            *counts.entry(&device_share.device).or_default() += 1;
+        }
+        counts.into_iter().find(|(_, count)| *count > 1)
+    }
+
+    fn has_started_with(&self, bound: &BoundContainer) -> bool {
+        let gpu_pod = self.pods.by_uid.get(&bound.holder.pod);
+        let at = gpu_pod.and_then(|gpu_pod| {
+            gpu_pod.requests.iter().position(|request| request.container == bound.holder.container)
+        });
+        let kept = self.claims.given.get(&bound.holder.pod).zip(at).and_then(|(kept, at)| kept.get(at));
+        kept == Some(&bound.device_shares)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{
+        allocator, device, device_share, filled, gpu_pod, ids, refused, request, row, shared_gpu, uid,
+    };
+    use super::super::*;
+    use model::checkpoint::CheckpointEntry;
+    use model::claim::PodClaim;
+    use model::gpu_pod::GpuPod;
+    use model::id::Ticket;
+    use model::request::ContainerRole;
+    use model::slot::Slot;
+
+    fn twice(n: u32) -> GpuPod {
+        let claim = PodClaim::Given(vec![vec![device_share(0, 8, 30), device_share(0, 8, 30)]].into());
+        gpu_pod(n, vec![request("main", ContainerRole::App, 2)], claim)
+    }
+
+    #[test]
+    fn a_claim_that_names_one_gpu_twice_for_a_container_does_not_start() {
+        let mut allocator = allocator(vec![twice(1)]);
+        let checkpoint = [row(1, "main", &[(0, 0), (0, 1)], 1)];
+        let why = refused(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint)));
+        assert_eq!(why, Refusal::SameGpuTwice { device: device(0), slots: 2, gpus: 2 });
+        assert_eq!(why.code(), "SameGpuTwice");
+        assert!(!why.for_good(), "who evicts it gets the same again");
+        let text = why.to_string();
+        assert!(text.contains(device(0).as_str()) && text.contains("--same-gpu-twice=allow"), "{text}");
+        allocator.allow_same_gpu_twice(true);
+        assert_eq!(filled(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint))).len(), 1);
+    }
+
+    #[test]
+    fn two_slots_of_the_only_gpu_are_not_shared_to_one_container() {
+        let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
+        allocator.devices_are(vec![shared_gpu(0, 10)]);
+        allocator.gpu_pods_are(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 2)], PodClaim::None)]);
+        let checkpoint = [row(1, "main", &[(0, 0), (0, 1)], 1)];
+        let why = refused(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint)));
+        assert_eq!(why, Refusal::SameGpuTwice { device: device(0), slots: 2, gpus: 1 });
+    }
+
+    #[test]
+    fn the_same_gpu_in_two_containers_of_a_pod_is_fine_and_a_claim_of_two_gpus_wins_over_slots_of_one() {
+        let requests = vec![request("one", ContainerRole::App, 1), request("two", ContainerRole::App, 1)];
+        let claim = PodClaim::Given(vec![vec![device_share(0, 8, 30)], vec![device_share(0, 8, 30)]].into());
+        let both = PodClaim::Given(vec![vec![device_share(0, 8, 30), device_share(1, 8, 30)]].into());
+        let mut allocator = allocator(vec![
+            gpu_pod(1, requests, claim),
+            gpu_pod(2, vec![request("main", ContainerRole::App, 2)], both),
+        ]);
+        let checkpoint =
+            [row(1, "one", &[(0, 0)], 1), row(1, "two", &[(0, 1)], 2), row(2, "main", &[(0, 2), (0, 3)], 3)];
+        assert_eq!(filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint))).len(), 1);
+        assert_eq!(filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint))).len(), 1);
+        assert_eq!(filled(allocator.start(&ids(&[(0, 2), (0, 3)]), Some(&checkpoint)))[0].device_shares.len(), 2);
+    }
+
+    /// An agent of before the rule had started it; its container is restarted after an upgrade.
+    #[test]
+    fn a_container_that_has_started_with_it_keeps_it() {
+        let mut allocator = allocator(vec![GpuPod { started: true, ..twice(1) }]);
+        let checkpoint = [row(1, "main", &[(0, 0), (0, 1)], 1)];
+        assert_eq!(filled(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint))).len(), 1);
+    }
+
+    /// Given at `Allocate`: nothing, and the start says why. An error there would be the end of the pod, and its ReplicaSet would
+    /// make one after the other.
+    #[test]
+    fn where_all_is_given_at_allocate_it_is_given_nothing_and_refused_at_the_start() {
+        let shared = gpu_pod(2, vec![request("main", ContainerRole::App, 2)], PodClaim::None);
+        for gpu_pod in [twice(1), shared] {
+            let pod = if gpu_pod.uid == uid(1) { 1 } else { 2 };
+            let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
+            allocator.bind_early(true);
+            allocator.devices_are(vec![shared_gpu(0, 10)]);
+            allocator.gpu_pods_are(vec![gpu_pod]);
+            let slots = ids(&[(0, 0), (0, 1)]);
+            let meant = allocator.allocate(&slots, Some(&[]), false).unwrap();
+            assert_eq!((&meant.holder.pod, &*meant.device_shares), (&uid(pod), &[][..]));
+            allocator.issue(Ticket::of_random([1; 16]), &slots, Some(meant));
+            let checkpoint = [CheckpointEntry { early: true, ..row(pod, "main", &[(0, 0), (0, 1)], 1) }];
+            let why = refused(allocator.start(&slots, Some(&checkpoint)));
+            assert!(matches!(why, Refusal::SameGpuTwice { slots: 2, gpus: 1, .. }), "{why:?}");
+            allocator.allow_same_gpu_twice(true);
+            assert_eq!(
+                allocator.allocate(&ids(&[(0, 2), (0, 3)]), Some(&[]), false).map(|meant| meant.device_shares.len()),
+                Some(2)
+            );
+        }
+    }
+
+    #[test]
+    fn kubelet_is_advised_to_take_slots_of_different_gpus_while_there_are_any() {
+        let mut allocator = allocator(vec![]);
+        // The second GPU has fewer free slots than the first.
+        let slots: Vec<Slot> =
+            [(0, 0), (0, 1), (0, 2), (1, 9)].map(|(n, number)| Slot { device: device(n), number }).into();
+        let devices = |allocator: &NodeAllocator, size| -> Vec<_> {
+            allocator.prefer(&slots, &[], size).into_iter().map(|slot| slot.device).collect()
+        };
+        assert_eq!(devices(&allocator, 2), [device(0), device(1)]);
+        allocator.gpu_pods_are(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 2)], PodClaim::None)]);
+        assert_eq!(devices(&allocator, 2), [device(0), device(1)]);
+    }
+}

@@ -1,0 +1,268 @@
+//! Early binding, for runtimes that know no CDI: everything is given at `Allocate`, which names nobody.
+//!
+//! ```text
+//!   Allocate ──▶ meant      the pod that kubelet must be admitting, by its checkpoint and the order of pods and containers
+//!   the next Allocate, or the start ──▶ settle      the kubelet's checkpoint say whose the ticket is
+//!       devices and numbers are what it was promised           fine, whoever was meant
+//!       the numbers are, and the devices are another's          the two claims exchange devices
+//!       else                                                    it never starts
+//! ```
+//!
+//! kubelet admits one pod at a time, asks for its containers one after the other (init containers first), and writes its
+//! checkpoint before it asks for the next; so at each call everything before it is certain, and one wrong guess does not lead to
+//! the next.
+//!
+//! What must never happen here: a container starts with devices or numbers that are not its own by the checkpoint.
+
+use super::effective_claim::EffectiveClaim;
+use super::seat::{Moved, same_shape};
+use super::state::NodeAllocator;
+use super::tickets;
+use model::checkpoint::CheckpointEntry;
+use model::claim::DeviceShare;
+use model::gpu_pod::GpuPod;
+use model::id::{ContainerKey, PodRef, PodUid, Ticket};
+use model::request::{ContainerRequest, ContainerRole};
+use model::ticket::IssuedTicket;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// For whom an `Allocate` must be, and what it gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatchedRequest {
+    /// Who.
+    pub holder: ContainerKey,
+    /// Names of the pod.
+    pub pod: PodRef,
+    /// What it gets.
+    pub device_shares: Vec<DeviceShare>,
+}
+
+impl NodeAllocator {
+    /// Whether devices are given at `Allocate`: then kubelet is advised to take the ids of the pod that it admits.
+    pub fn bind_early(&mut self, early: bool) {
+        self.policy.early = early;
+    }
+
+    /// Whether it is known that what a ticket stands for reaches no container of this node. Then who was given one and nothing
+    /// else does not start.
+    pub fn tickets_are_lost(&mut self, lost: bool) {
+        self.policy.tickets_lost = lost;
+    }
+
+    /// Containers that stay, of pods that have started with a ticket and nothing else, by the kubelet's checkpoint as they were last read.
+    #[must_use]
+    pub fn started_by_ticket(&self) -> Vec<(ContainerKey, PodRef)> {
+        let late = self.held.values().filter(|row| row.ticket.is_some() && !row.early).map(|row| &row.holder);
+        let of = |holder: &ContainerKey| {
+            let gpu_pod = self.pods.by_uid.get(&holder.pod).filter(|gpu_pod| !gpu_pod.finished)?;
+            let stays = |request: &ContainerRequest| {
+                request.container == holder.container && request.role != ContainerRole::Init
+            };
+            gpu_pod.requests.iter().any(stays).then(|| (holder.clone(), gpu_pod.pod.clone()))
+        };
+        late.filter(|holder| self.pods.started.contains(&holder.pod)).filter_map(of).collect()
+    }
+
+    /// Tickets with which containers got their devices at `Allocate`, and whose they are, by the kubelet's checkpoint as they were last read.
+    #[must_use]
+    pub fn early_tickets(&self) -> Vec<(&PodUid, &Ticket)> {
+        let early = self.held.values().filter(|row| row.early);
+        early.filter_map(|row| Some((&row.holder.pod, row.ticket.as_ref()?))).collect()
+    }
+
+    /// Tickets of an earlier life of the program.
+    pub fn recall_tickets(&mut self, issued: Vec<IssuedTicket>) {
+        for issued in issued {
+            self.tickets.keep(issued);
+        }
+    }
+
+    /// What is known of a ticket.
+    #[must_use]
+    pub fn issued(&self, ticket: &Ticket) -> Option<&IssuedTicket> {
+        self.tickets.get(ticket)
+    }
+
+    /// The ticket that was given out last for exactly these ids.
+    #[must_use]
+    pub fn newest_ticket(&self, ids: &[Arc<str>]) -> Option<&Ticket> {
+        let ids = ids.iter().map(|id| &**id).collect();
+        self.tickets.of(&ids).last().map(|issued| &issued.ticket)
+    }
+
+    /// Tickets that nobody holds any more.
+    pub fn forget_tickets(&mut self, tickets: &[Ticket]) {
+        for ticket in tickets {
+            self.tickets.forget(ticket);
+        }
+    }
+
+    /// Keeps a ticket that is about to be given out for `ids`, with what is given with it.
+    pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>], early: Option<MatchedRequest>) -> IssuedTicket {
+        let early = early.map(|meant| (meant.holder, meant.device_shares));
+        let issued = tickets::new(self.tickets.next(), ticket, ids, early);
+        self.tickets.keep(issued.clone());
+        issued
+    }
+
+    /// For whom these ids are. None while no pod is known that waits for so many, and, for as long as there is patience,
+    /// while kubelet has admitted a pod that is not known yet (what it was given was meant for another) or while all that
+    /// wait are not to start. Such a pod gets nothing: its start is refused with the reason, where kubelet would fail it for
+    /// good and its controller make another without an end.
+    pub fn allocate(
+        &mut self,
+        ids: &[Arc<str>],
+        checkpoint: Option<&[CheckpointEntry]>,
+        patient: bool,
+    ) -> Option<MatchedRequest> {
+        if let Some(checkpoint) = checkpoint {
+            self.checkpoint_is(checkpoint);
+            self.settle(checkpoint);
+            if patient && checkpoint.iter().any(|row| self.of_a_stranger(row)) {
+                return None;
+            }
+        }
+        let certain = checkpoint.is_some();
+        let next = self.next_container(ids.len(), certain);
+        let hopeless = || if patient { None } else { self.next_of_all(ids.len(), certain) };
+        let (uid, at) = next.or_else(hopeless)?;
+        let gpu_pod = self.pods.by_uid.get(&uid)?;
+        let holder = ContainerKey { pod: uid.clone(), container: gpu_pod.requests.get(at)?.container.clone() };
+        let pod = gpu_pod.pod.clone();
+        let device_shares = match self.effective_claim(gpu_pod) {
+            EffectiveClaim::Given(claim) => {
+                let own = claim.get(at)?.clone();
+                let moved = self.policy.follows_kubelet.then(|| self.where_kubelet_is(&own, ids)).flatten();
+                moved.filter(|moved| self.could_sit(&uid, at, moved)).unwrap_or(own)
+            }
+            EffectiveClaim::None if self.shares(&uid) => self.share_of(gpu_pod.requests.get(at)?, ids).ok()?,
+            EffectiveClaim::None | EffectiveClaim::Unreadable(_) | EffectiveClaim::BadRequest(_) => Vec::new(),
+        };
+        // Its start is refused.
+        let device_shares = if self.repeated(&device_shares).is_some() { Vec::new() } else { device_shares };
+        Some(MatchedRequest { holder, pod, device_shares })
+    }
+
+    /// Looks in the kubelet's checkpoint whose the tickets are that were given out early.
+    pub(super) fn settle(&mut self, checkpoint: &[CheckpointEntry]) {
+        for row in checkpoint.iter().filter(|row| row.early) {
+            let issued = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
+            let Some(issued) = issued.filter(|issued| issued.holder.is_none()).cloned() else { continue };
+            let Some(given) = &issued.given else { continue };
+            let Some(gpu_pod) = self.pods.by_uid.get(&row.holder.pod).filter(|gpu_pod| !gpu_pod.finished) else {
+                continue;
+            };
+            let Some(at) = gpu_pod.requests.iter().position(|request| request.container == row.holder.container) else {
+                continue;
+            };
+            let own = match self.effective_claim(gpu_pod) {
+                EffectiveClaim::Given(claim) => claim.get(at).cloned(),
+                EffectiveClaim::None if self.shares(&gpu_pod.uid) => {
+                    self.share_of(&gpu_pod.requests[at], &row.ids).ok()
+                }
+                _ => None,
+            };
+            let Some(own) = own else { continue };
+            let right = own == *given
+                || match self.seat((&row.holder.pod, at), given, issued.meant.as_ref()) {
+                    Some(Moved::Exchanged) => {
+                        self.due.exchanged += 1;
+                        true
+                    }
+                    Some(Moved::Alone) => {
+                        self.due.reseated += 1;
+                        true
+                    }
+                    None => false,
+                };
+            if right {
+                let settled = IssuedTicket { holder: Some(row.holder.clone()), ..issued };
+                self.tickets.keep(settled.clone());
+                self.due.tickets.insert(settled.ticket.clone(), settled);
+            }
+        }
+    }
+
+    /// The container that kubelet asks for, by its number of devices. With `certain` checkpoint, what does not stand there is not
+    /// held by anybody.
+    pub(super) fn next_container(&self, size: usize, certain: bool) -> Option<(PodUid, usize)> {
+        self.next_among(size, certain, |gpu_pod| match self.effective_claim(gpu_pod) {
+            EffectiveClaim::Given(_) => true,
+            EffectiveClaim::None => self.may_share(),
+            EffectiveClaim::Unreadable(_) | EffectiveClaim::BadRequest(_) => false,
+        })
+    }
+
+    /// The same where pods count too that are not to start.
+    fn next_of_all(&self, size: usize, certain: bool) -> Option<(PodUid, usize)> {
+        self.next_among(size, certain, |_| true)
+    }
+
+    fn next_among(&self, size: usize, certain: bool, counts: impl Fn(&GpuPod) -> bool) -> Option<(PodUid, usize)> {
+        let on_the_way: BTreeSet<&ContainerKey> = self
+            .tickets
+            .iter()
+            .filter(|issued| issued.holder.is_none() && !self.in_checkpoint(&issued.ticket))
+            .filter_map(|issued| issued.meant.as_ref())
+            .collect();
+        let next_of = |uid: &PodUid| {
+            let gpu_pod = self.pods.by_uid.get(uid)?;
+            let mut key = ContainerKey { pod: uid.clone(), container: "".into() };
+            let mut taken = 0_usize;
+            for (at, request) in gpu_pod.requests.iter().enumerate().filter(|(_, request)| request.slots > 0) {
+                key.container = request.container.clone();
+                if self.held.contains_key(&key) || !certain && on_the_way.contains(&key) {
+                    taken += 1;
+                } else {
+                    return Some((at, request.slots as usize, taken));
+                }
+            }
+            None
+        };
+        // A pod that kubelet is in the middle of: not one that has started, though checkpoint that were lost do not hold it.
+        if let Some(newest) = self.tickets.newest() {
+            let holder = self.held.values().find(|row| row.ticket.as_ref() == Some(&newest.ticket));
+            let holder = holder.map(|row| &row.holder).or(newest.meant.as_ref().filter(|_| !certain));
+            if let Some(key) = holder.filter(|key| self.waits(&key.pod))
+                && let Some((at, slots, _)) = next_of(&key.pod)
+                && slots == size
+            {
+                return Some((key.pod.clone(), at));
+            }
+        }
+        // A new one. What was on its way to a pod and is not in the checkpoint went wrong, and kubelet has given that pod up.
+        let given_up: BTreeSet<&PodUid> = on_the_way.iter().map(|key| &key.pod).collect();
+        let fresh = self.waiting().into_iter().filter_map(|gpu_pod| {
+            let (at, slots, 0) = next_of(&gpu_pod.uid)? else { return None };
+            (counts(gpu_pod) && slots == size).then_some((&gpu_pod.uid, at))
+        });
+        // Of those that are alike the first.
+        fresh.min_by_key(|(uid, _)| given_up.contains(uid)).map(|(uid, at)| (uid.clone(), at))
+    }
+
+    /// Whether a pod that is not known holds something that was meant for another.
+    fn of_a_stranger(&self, row: &CheckpointEntry) -> bool {
+        let issued = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
+        row.early
+            && issued.is_some_and(|issued| issued.holder.is_none())
+            && !self.pods.by_uid.contains_key(&row.holder.pod)
+    }
+
+    fn in_checkpoint(&self, ticket: &Ticket) -> bool {
+        self.held.values().any(|row| row.ticket.as_ref() == Some(ticket))
+    }
+
+    /// What was given with a ticket that is not its holder's.
+    pub(super) fn mistaken(&self, issued: &IssuedTicket, own: &[DeviceShare]) -> &'static str {
+        match &issued.given {
+            Some(given) if same_shape(given, own) => "devices",
+            _ => "memory or SM time",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod played;

@@ -1,0 +1,74 @@
+//! What each pod holds, put into the ledger: of a pod that has started what it was given, else what its claim says.
+
+use super::state::NodeAllocator;
+use crate::ledger::ClaimState;
+use model::claim::{Claim, PodClaim};
+use model::gpu_pod::GpuPod;
+use model::id::PodUid;
+use std::sync::Arc;
+
+/// The claim that holds of a pod, or why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EffectiveClaim<'a> {
+    /// The device shares.
+    Given(&'a Claim),
+    /// No scheduler that knows GPUs placed this pod, and nothing was given to it.
+    None,
+    /// A sentence says what cannot be read.
+    Unreadable(&'a Arc<str>),
+    /// A sentence says what no GPU has.
+    BadRequest(&'a Arc<str>),
+}
+
+impl<'a> EffectiveClaim<'a> {
+    /// The device shares, where there are any.
+    pub(super) fn given(self) -> Option<&'a Claim> {
+        match self {
+            EffectiveClaim::Given(claim) => Some(claim),
+            EffectiveClaim::None | EffectiveClaim::Unreadable(_) | EffectiveClaim::BadRequest(_) => None,
+        }
+    }
+}
+
+impl NodeAllocator {
+    /// The claim that holds of a pod: the devices that its containers really have, else what a scheduler wrote, else what this
+    /// agent gave it.
+    pub(super) fn effective_claim<'a>(&'a self, gpu_pod: &'a GpuPod) -> EffectiveClaim<'a> {
+        if let Some(moved) = self.claims.moved.get(&gpu_pod.uid) {
+            return EffectiveClaim::Given(moved);
+        }
+        let given = || self.claims.given.get(&gpu_pod.uid).filter(|claim| gpu_pod.is_whole(claim));
+        match (&gpu_pod.claim, given()) {
+            (PodClaim::Given(claim), _) | (_, Some(claim)) => EffectiveClaim::Given(claim),
+            (PodClaim::None, None) => EffectiveClaim::None,
+            (PodClaim::Unreadable(why), None) => EffectiveClaim::Unreadable(why),
+            (PodClaim::BadRequest(why), None) => EffectiveClaim::BadRequest(why),
+        }
+    }
+
+    /// Puts what a pod holds now into the ledger. It is called after every change of the pod, of its start or of its claim.
+    pub(super) fn enter(&mut self, uid: &PodUid) {
+        let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.finished) else {
+            self.ledger.remove(uid);
+            return;
+        };
+        // What a pod that has started was given holds, whatever is written on the pod since.
+        let held = self.claims.given.get(uid).or_else(|| self.effective_claim(gpu_pod).given()).cloned();
+        let state = if self.pods.started.contains(uid) { ClaimState::Started } else { ClaimState::Bound };
+        match held {
+            Some(claim) => self.ledger.set(gpu_pod, state, &claim),
+            None => self.ledger.remove(uid),
+        }
+    }
+
+    /// The ledger as it has to be: every pod entered anew.
+    #[cfg(test)]
+    pub(super) fn ledger_from_nothing(&self) -> crate::ledger::Ledger {
+        let mut copy = self.clone();
+        copy.ledger = crate::ledger::Ledger::default();
+        for uid in self.pods.by_uid.keys() {
+            copy.enter(uid);
+        }
+        copy.ledger
+    }
+}

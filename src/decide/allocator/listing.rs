@@ -1,0 +1,159 @@
+//! When kubelet's checkpoint cannot be read: its PodResources service names the containers that hold ids, by pod name and
+//! without tickets. With the tickets that were given out, in order, that is enough where it leaves no choice.
+//!
+//! kubelet lists no init containers that have ended or will end. An app container takes over the ids of init containers
+//! that asked for as many, and each of them had its own `Allocate` before; so the last tickets of a set of ids are those of
+//! these init containers, in the order of the spec, and then that of the listed container.
+
+use super::start::{StartVerdict, WaitReason};
+use super::state::NodeAllocator;
+use model::checkpoint::CheckpointEntry;
+use model::gpu_pod::GpuPod;
+use model::id::{ContainerKey, PodRef, PodUid};
+use model::observation::ContainerDevices;
+use model::request::{ContainerRequest, ContainerRole};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Checkpoint and PodResources name different pods for the same ids.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HolderDisagreement {
+    /// By the checkpoint.
+    pub checkpoint: PodRef,
+    /// By PodResources.
+    pub listed: PodRef,
+    /// The ids.
+    pub ids: Vec<Arc<str>>,
+}
+
+impl NodeAllocator {
+    /// Judges a start by what PodResources lists of our resource now. Never refuses for want of knowledge.
+    pub fn start_by_listing(&mut self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> StartVerdict {
+        let Some(rows) = self.rows_of(ids, listed) else { return StartVerdict::Wait(WaitReason::Checkpoint) };
+        let mut checkpoint = rows.clone();
+        checkpoint.extend(self.others(&rows, listed));
+        let verdict = self.judge(ids, &checkpoint);
+        if matches!(verdict, StartVerdict::Fill { .. }) {
+            self.held.extend(rows.into_iter().map(|row| (row.holder.clone(), row)));
+        }
+        verdict
+    }
+
+    /// Where the checkpoint that were last read and PodResources contradict each other. Pods that have ended do not count:
+    /// kubelets before 1.34 list them on.
+    #[must_use]
+    pub fn disagreements(&self, listed: &[ContainerDevices]) -> Vec<HolderDisagreement> {
+        let mut found = BTreeSet::new();
+        for listed in listed {
+            let ids: BTreeSet<&str> = listed.ids.iter().map(|id| &**id).collect();
+            let name = PodRef { namespace: listed.namespace.clone(), name: listed.pod.clone() };
+            let rows = self.held.values().filter(|row| row.ids.iter().map(|id| &**id).collect::<BTreeSet<_>>() == ids);
+            let holders: Vec<&GpuPod> = rows
+                .filter_map(|row| self.pods.by_uid.get(&row.holder.pod))
+                .filter(|gpu_pod| !gpu_pod.finished)
+                .collect();
+            if let Some(other) = holders.first()
+                && holders.iter().all(|gpu_pod| gpu_pod.pod != name)
+                && self.pods.by_uid.values().any(|gpu_pod| gpu_pod.pod == name && !gpu_pod.finished)
+            {
+                found.insert(HolderDisagreement {
+                    checkpoint: other.pod.clone(),
+                    listed: name,
+                    ids: listed.ids.clone(),
+                });
+            }
+        }
+        found.into_iter().collect()
+    }
+
+    /// The rows that the checkpoint must have for these ids; none where that is not certain.
+    fn rows_of(&self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> Option<Vec<CheckpointEntry>> {
+        let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
+        let gpu_pod = self.named(&asked, listed)?;
+        let of_pod = |one: &&ContainerDevices| one.namespace == gpu_pod.pod.namespace && one.pod == gpu_pod.pod.name;
+        let mut own = listed
+            .iter()
+            .filter(of_pod)
+            .filter(|one| one.ids.len() == asked.len() && one.ids.iter().all(|id| asked.contains(&**id)));
+        let (last, None) = (own.next()?, own.next()) else { return None };
+        let last = gpu_pod.requests.iter().position(|request| request.container == last.container)?;
+        let issued = self.tickets.of(&asked);
+        // Tickets of these ids that a pod before this one held.
+        let gone = |holder: &ContainerKey| {
+            holder.pod != gpu_pod.uid && self.pods.by_uid.get(&holder.pod).is_none_or(|gpu_pod| gpu_pod.finished)
+        };
+        let issued: Vec<_> = issued.into_iter().filter(|one| !one.holder.as_ref().is_some_and(gone)).collect();
+        let key = |request: &ContainerRequest| ContainerKey {
+            pod: gpu_pod.uid.clone(),
+            container: request.container.clone(),
+        };
+        // Init containers that may have had these ids: not those that are known to have had others.
+        let elsewhere = |holder: &ContainerKey| {
+            self.tickets.held_by(holder).is_some_and(|known| issued.iter().all(|one| one.ticket != known.ticket))
+        };
+        let before = gpu_pod.requests[..last]
+            .iter()
+            .filter(|request| request.role == ContainerRole::Init && request.slots as usize == asked.len());
+        let mut holders: Vec<ContainerKey> = before.map(key).filter(|holder| !elsewhere(holder)).collect();
+        // The last ticket is that of the container that is listed; if it is the only one, no other container had these ids.
+        if issued.len() == 1 {
+            holders.clear();
+        }
+        holders.push(key(&gpu_pod.requests[last]));
+        let agrees = |(issued, holder): (&&model::ticket::IssuedTicket, &ContainerKey)| {
+            issued.holder.as_ref().is_none_or(|known| known == holder)
+                && self.tickets.held_by(holder).is_none_or(|known| known.ticket == issued.ticket)
+        };
+        // Tickets before these were for pods that kubelet gave up in the middle.
+        let issued = &issued[issued.len().checked_sub(holders.len())?..];
+        if !issued.iter().zip(&holders).all(agrees) {
+            return None;
+        }
+        let row = |(issued, holder): (&&model::ticket::IssuedTicket, ContainerKey)| CheckpointEntry {
+            holder,
+            ids: issued.ids.clone(),
+            ticket: Some(issued.ticket.clone()),
+            foreign: false,
+            early: issued.early(),
+        };
+        Some(issued.iter().zip(holders).map(row).collect())
+    }
+
+    /// The other containers of the pod that holds `rows`, as far as they are listed: not whose tickets those are, but which
+    /// ids they hold.
+    fn others(&self, rows: &[CheckpointEntry], listed: &[ContainerDevices]) -> Vec<CheckpointEntry> {
+        let Some(gpu_pod) = rows.first().and_then(|row| self.pods.by_uid.get(&row.holder.pod)) else {
+            return Vec::new();
+        };
+        let of_pod = |one: &&ContainerDevices| one.namespace == gpu_pod.pod.namespace && one.pod == gpu_pod.pod.name;
+        let known = |one: &&ContainerDevices| rows.iter().any(|row| row.holder.container == one.container);
+        let other = listed.iter().filter(of_pod).filter(|one| !known(one));
+        let row = |one: &ContainerDevices| CheckpointEntry {
+            holder: ContainerKey { pod: gpu_pod.uid.clone(), container: one.container.clone() },
+            ids: one.ids.clone(),
+            ticket: None,
+            foreign: false,
+            early: false,
+        };
+        other.map(row).collect()
+    }
+
+    /// The one live pod whose containers are listed with these ids.
+    fn named(&self, asked: &BTreeSet<&str>, listed: &[ContainerDevices]) -> Option<&GpuPod> {
+        let mut found: BTreeSet<&PodUid> = BTreeSet::new();
+        for one in listed.iter().filter(|one| one.ids.iter().any(|id| asked.contains(&**id))) {
+            let same = |gpu_pod: &&GpuPod| gpu_pod.pod.namespace == one.namespace && gpu_pod.pod.name == one.pod;
+            let mut pods = self.pods.by_uid.values().filter(same).peekable();
+            // A pod of that name that we have not seen, or its successor.
+            pods.peek()?;
+            found.extend(pods.filter(|gpu_pod| !gpu_pod.finished).map(|gpu_pod| &gpu_pod.uid));
+        }
+        match (found.len(), found.first()) {
+            (1, Some(uid)) => self.pods.by_uid.get(*uid),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! What an earlier life of the program answered holds in this one.
+
+use super::effective_claim::EffectiveClaim;
+use super::state::NodeAllocator;
+use model::claim::{Claim, DeviceShare};
+use model::gpu_pod::GpuPod;
+use model::id::{ContainerKey, PodUid};
+use model::limits::ContainerLimits;
+use model::request::ContainerRequest;
+use model::unit::Bytes;
+use std::collections::BTreeSet;
+
+impl NodeAllocator {
+    /// Pods whose start an earlier life of the program has answered: what they were promised, they hold.
+    pub fn recall(&mut self, started: BTreeSet<PodUid>) {
+        for uid in started {
+            self.pods.started.insert(uid.clone());
+            self.enter(&uid);
+        }
+    }
+
+    /// What containers of such pods were told that they may use: it holds whatever is written on the pod since.
+    pub fn recall_promises(&mut self, promises: Vec<ContainerLimits>) {
+        for promise in promises {
+            let device_shares = promise.devices.into_iter().map(|device| DeviceShare {
+                device: device.uuid,
+                memory: Some(device.memory).filter(|memory| !device.unlimited && *memory > Bytes(0)),
+                cores: device.cores.filter(|cores| cores.0 > 0),
+            });
+            let key = ContainerKey { pod: promise.uid, container: promise.container };
+            self.claims.told.insert(key, device_shares.collect());
+        }
+    }
+
+    /// A pod that has started holds what its containers were told; where that is not known, what is written on it. One that
+    /// nobody placed and on which nothing is written, though it has answers of ours, was given a share: that is due to be
+    /// written.
+    pub(super) fn keep_what_started(&mut self, gpu_pod: &GpuPod) {
+        match self.effective_claim(gpu_pod) {
+            EffectiveClaim::Given(claim) => {
+                let own = gpu_pod.requests.iter().zip(claim).map(|(request, now)| self.held_by(gpu_pod, request, now));
+                let held: Claim = own.collect();
+                self.keep(gpu_pod, &held, &|_| false);
+            }
+            EffectiveClaim::Unreadable(_) | EffectiveClaim::BadRequest(_) => {
+                let claim: Claim =
+                    gpu_pod.requests.iter().map(|request| self.told_to(gpu_pod, request).to_vec()).collect();
+                if claim.iter().any(|own| !own.is_empty()) {
+                    self.keep(gpu_pod, &claim, &|_| false);
+                }
+            }
+            EffectiveClaim::None if !gpu_pod.finished => {
+                if let Some(share) = self.share_that_was_given(gpu_pod) {
+                    self.keep(gpu_pod, &share, &|_| false);
+                    self.due.shared.insert(gpu_pod.uid.clone());
+                }
+            }
+            EffectiveClaim::None => {}
+        }
+    }
+
+    fn told_to(&self, gpu_pod: &GpuPod, request: &ContainerRequest) -> &[DeviceShare] {
+        let key = ContainerKey { pod: gpu_pod.uid.clone(), container: request.container.clone() };
+        self.claims.told.get(&key).map_or(&[], Vec::as_slice)
+    }
+
+    /// What a container was told, else what is written now.
+    fn held_by(&self, gpu_pod: &GpuPod, request: &ContainerRequest, now: &[DeviceShare]) -> Vec<DeviceShare> {
+        let told = self.told_to(gpu_pod, request);
+        if told.is_empty() { now.to_vec() } else { told.to_vec() }
+    }
+
+    /// By the slots that our own answers stand for. Where nobody gets a share of what is not placed, only by what was told: then
+    /// one was given, or there was a claim that is gone.
+    fn share_that_was_given(&self, gpu_pod: &GpuPod) -> Option<Claim> {
+        let own = gpu_pod.requests.iter().map(|request| {
+            if request.slots == 0 {
+                return Some(Vec::new());
+            }
+            let key = ContainerKey { pod: gpu_pod.uid.clone(), container: request.container.clone() };
+            let row = self.held.get(&key).filter(|row| row.ticket.is_some())?;
+            if !self.may_share() && self.told_to(gpu_pod, request).is_empty() {
+                return None;
+            }
+            let share = self.share_of(request, &row.ids).ok()?;
+            Some(self.held_by(gpu_pod, request, &share))
+        });
+        own.collect::<Option<Claim>>().filter(|share| gpu_pod.is_whole(share))
+    }
+
+    /// The same once devices are known, for pods that were seen before that.
+    pub(super) fn keep_shares_that_were_given(&mut self) {
+        let lacks = |gpu_pod: &&GpuPod| {
+            self.pods.started.contains(&gpu_pod.uid) && matches!(self.effective_claim(gpu_pod), EffectiveClaim::None)
+        };
+        let lacking: Vec<GpuPod> = self.pods.by_uid.values().filter(lacks).cloned().collect();
+        for gpu_pod in lacking {
+            self.keep_what_started(&gpu_pod);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{
+        GIB, device, device_share, filled, gpu_pod, ids, refused, request, row, shared_gpu, single, uid,
+    };
+    use super::super::{Refusal, WithoutClaim};
+    use super::*;
+    use model::claim::PodClaim;
+    use model::id::PodRef;
+    use model::limits::DeviceLimits;
+    use model::request::ContainerRole;
+    use model::unit::CorePercent;
+
+    fn next_life(started: &[u32]) -> NodeAllocator {
+        let mut allocator = NodeAllocator::new(WithoutClaim::Auto, false);
+        allocator.devices_are(vec![shared_gpu(0, 10)]);
+        allocator.recall(started.iter().map(|n| uid(*n)).collect());
+        allocator
+    }
+
+    #[test]
+    fn what_an_earlier_life_gave_out_is_still_held() {
+        let mut allocator = next_life(&[1, 9]);
+        allocator.gpu_pods_are(vec![single(1, device_share(0, 50, 30)), single(2, device_share(0, 50, 30))]);
+        let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+        assert!(matches!(refused(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint))), Refusal::DoesNotFit { .. }));
+        filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+    }
+
+    fn promise(memory: u64, cores: Option<u32>) -> ContainerLimits {
+        ContainerLimits {
+            uid: uid(1),
+            pod: PodRef { namespace: "ml".into(), name: "pod-1".into() },
+            container: "main".into(),
+            devices: vec![DeviceLimits {
+                uuid: device(0),
+                index: 0,
+                model: "NVIDIA H100".into(),
+                memory: Bytes(memory * GIB),
+                unlimited: memory == 80,
+                cores: cores.map(CorePercent),
+            }],
+            priority: None,
+        }
+    }
+
+    #[test]
+    fn so_is_what_was_told_whatever_is_written_since() {
+        let rewritten = |memory| single(1, DeviceShare { memory, ..device_share(0, 0, 30) });
+        let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+        for (claim, told, fits) in [
+            (rewritten(Some(Bytes(GIB))), Some(60), false),
+            (rewritten(Some(Bytes(GIB))), None, true),
+            (rewritten(Some(Bytes(70 * GIB))), Some(20), true),
+            // All there is of a device is what a container without a limit is told.
+            (rewritten(None), Some(80), true),
+            (rewritten(None), Some(60), false),
+        ] {
+            let mut allocator = next_life(&[1]);
+            allocator.recall_promises(told.map(|told| promise(told, Some(30))).into_iter().collect());
+            allocator.gpu_pods_are(vec![claim.clone(), single(2, device_share(0, 50, 30))]);
+            let other = allocator.start(&ids(&[(0, 1)]), Some(&checkpoint));
+            assert_eq!(matches!(other, super::super::StartVerdict::Fill { .. }), fits, "{claim:?} {told:?}");
+        }
+    }
+
+    #[test]
+    fn a_share_that_could_not_be_written_is_written_by_the_next_life() {
+        let bare = gpu_pod(
+            1,
+            vec![request("main", ContainerRole::App, 1), request("side", ContainerRole::Sidecar, 0)],
+            PodClaim::None,
+        );
+        let placed = single(2, device_share(0, 8, 30));
+        let ours = vec![row(1, "main", &[(0, 0)], 1)];
+        let all = DeviceShare { device: device(0), memory: None, cores: None };
+        for (rule, started, told, checkpoint, due) in [
+            (WithoutClaim::Share, &[1][..], Some(80), ours.clone(), Some(all.clone())),
+            (WithoutClaim::Share, &[1], None, ours.clone(), Some(all.clone())),
+            // A scheduler has come since.
+            (WithoutClaim::Auto, &[1], Some(80), ours.clone(), Some(all.clone())),
+            (WithoutClaim::Auto, &[1], None, ours.clone(), None),
+            // A claim that somebody took away.
+            (
+                WithoutClaim::Refuse,
+                &[1],
+                Some(60),
+                ours.clone(),
+                Some(DeviceShare { cores: None, ..device_share(0, 60, 0) }),
+            ),
+            (WithoutClaim::Refuse, &[1], None, ours.clone(), None),
+            (WithoutClaim::Share, &[], Some(80), ours.clone(), None),
+            (WithoutClaim::Share, &[1], Some(80), vec![row(1, "main", &[(0, 0)], 0)], None),
+            (WithoutClaim::Share, &[1], Some(80), vec![], None),
+        ] {
+            for cards_first in [true, false] {
+                let mut allocator = NodeAllocator::new(rule, true);
+                allocator.recall(started.iter().map(|n| uid(*n)).collect());
+                allocator.recall_promises(told.map(|told| promise(told, None)).into_iter().collect());
+                allocator.checkpoint_is(&checkpoint);
+                if cards_first {
+                    allocator.devices_are(vec![shared_gpu(0, 10)]);
+                }
+                allocator.gpu_pods_are(vec![bare.clone(), placed.clone()]);
+                allocator.devices_are(vec![shared_gpu(0, 10)]);
+                let shares = allocator.take_changes().shares;
+                let expect = due.clone().map(|device_share| (bare.clone(), Claim(vec![vec![device_share], vec![]])));
+                assert_eq!(
+                    shares,
+                    expect.into_iter().collect::<Vec<_>>(),
+                    "{rule:?} {started:?} {told:?} {checkpoint:?}"
+                );
+                allocator.gpu_pods_are(vec![bare.clone(), placed.clone()]);
+                assert!(allocator.take_changes().shares.is_empty(), "once");
+                if due.is_some() {
+                    filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn so_is_what_was_promised_by_a_claim_that_cannot_be_read_any_more() {
+        let promise = promise(50, Some(30));
+        let torn = gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::Unreadable("torn".into()));
+        let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+        for (started, told, fits) in [(&[1][..], true, false), (&[1], false, true), (&[], true, true)] {
+            let mut allocator = next_life(started);
+            allocator.recall_promises(if told { vec![promise.clone()] } else { Vec::new() });
+            allocator.gpu_pods_are(vec![torn.clone(), single(2, device_share(0, 50, 30))]);
+            let own = allocator.start(&ids(&[(0, 0)]), Some(&checkpoint));
+            match (started.is_empty(), told) {
+                (false, true) => {
+                    assert_eq!(filled(own)[0].device_shares, [device_share(0, 50, 30)], "started again as it was")
+                }
+                _ => assert!(matches!(refused(own), Refusal::Unreadable(_))),
+            }
+            let other = allocator.start(&ids(&[(0, 1)]), Some(&checkpoint));
+            assert_eq!(matches!(other, super::super::StartVerdict::Fill { .. }), fits, "{started:?} {told}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Since when tickets are out, by a clock that does not jump: which of them may still come to stand in the kubelet's checkpoint.
+//!
+//! What must never happen here: a ticket counts as old because a wall clock says so.
+
+use super::tickets::MAX_ISSUED;
+use model::id::Ticket;
+use model::time::Monotonic;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// kubelet writes its checkpoint within milliseconds of an answer, and our watch shows the pod within seconds; what is not known
+/// to be somebody's after this long never will be.
+const SETTLED: Duration = Duration::from_secs(300);
+
+/// The tickets that were given out lately.
+#[derive(Debug)]
+pub struct RecentTickets {
+    began: Monotonic,
+    issued: VecDeque<(Monotonic, Ticket)>,
+}
+
+impl RecentTickets {
+    /// Those of a program that begins now.
+    #[must_use]
+    pub fn new(now: Monotonic) -> RecentTickets {
+        RecentTickets { began: now, issued: VecDeque::new() }
+    }
+
+    /// A ticket is given out.
+    pub fn issued(&mut self, ticket: Ticket, now: Monotonic) {
+        // More than this in five minutes are not known to anybody else either.
+        if self.issued.len() == MAX_ISSUED {
+            self.issued.pop_front();
+        }
+        self.issued.push_back((now, ticket));
+    }
+
+    /// The tickets that are too new to be anybody's for certain. None while all are: how long those of an earlier life of the
+    /// program have been out is not known.
+    pub fn young(&mut self, now: Monotonic) -> Option<BTreeSet<Ticket>> {
+        while self.issued.front().is_some_and(|(at, _)| now.since(*at) > SETTLED) {
+            self.issued.pop_front();
+        }
+        (now.since(self.began) > SETTLED).then(|| self.issued.iter().map(|(_, ticket)| ticket.clone()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ticket(n: u8) -> Ticket {
+        Ticket::of_random([n; 16])
+    }
+
+    fn at(seconds: u64) -> Monotonic {
+        Monotonic(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn a_ticket_is_young_for_as_long_as_it_may_still_become_somebodys() {
+        let mut ages = RecentTickets::new(at(1000));
+        ages.issued(ticket(1), at(1010));
+        for now in [at(1010), at(1300)] {
+            assert_eq!(ages.young(now), None, "recalled ones may be as young as the program");
+        }
+        ages.issued(ticket(2), at(1305));
+        assert_eq!(ages.young(at(1310)), Some(BTreeSet::from([ticket(1), ticket(2)])));
+        assert_eq!(ages.young(at(1311)), Some(BTreeSet::from([ticket(2)])));
+        assert_eq!(ages.young(at(1606)), Some(BTreeSet::new()));
+    }
+
+    #[test]
+    fn what_is_remembered_of_them_is_bounded() {
+        let mut ages = RecentTickets::new(at(0));
+        for _ in 0..MAX_ISSUED + 10 {
+            ages.issued(ticket(1), at(500));
+        }
+        assert_eq!(ages.issued.len(), MAX_ISSUED);
+    }
+}

@@ -1,0 +1,269 @@
+//! Why a container must not start: one reason code and one sentence each. `docs/sharing.md` has the table.
+//!
+//! The sentence becomes an event on the pod and a log line. It names the resource, uses the unit in which the pod's owner
+//! wrote the request (MiB, percent, GPUs), and ends with what to change.
+
+use model::id::GpuUuid;
+use model::unit::{Bytes, Mib};
+use std::fmt;
+use std::sync::Arc;
+
+/// Why a container must not start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The pod has no claim, and the settings or this node's history say that every GPU pod has one.
+    NotPlaced,
+    /// The claim cannot be read.
+    Unreadable(Arc<str>),
+    /// A container asks for something that no GPU has.
+    BadRequest(Arc<str>),
+    /// The claim has another number of devices than the kubelet gave.
+    Count {
+        /// In the claim.
+        claimed: usize,
+        /// From the kubelet.
+        given: usize,
+    },
+    /// The claim names a device that this node does not have.
+    NoSuchDevice(GpuUuid),
+    /// With what has started already, the claim does not fit.
+    DoesNotFit {
+        /// Where.
+        device: GpuUuid,
+        /// What there is too little of.
+        what: ScarceResource,
+        /// What may be claimed in all, in the unit of `what`.
+        total: u64,
+        /// What started pods claim.
+        promised: u64,
+        /// What this pod claims.
+        wanted: u64,
+    },
+    /// One pod claims all SM time of the device, and two would share it.
+    NotAlone {
+        /// Which.
+        device: GpuUuid,
+        /// Whether this pod claims all of it; else a started pod does.
+        own: bool,
+    },
+    /// The container would get the same GPU more than once.
+    SameGpuTwice {
+        /// Which.
+        device: GpuUuid,
+        /// How often.
+        slots: usize,
+        /// How many GPUs the node has.
+        gpus: usize,
+    },
+    /// The pod has finished.
+    Finished,
+    /// At `Allocate`, which names no pod, it was given the devices of another pod's claim.
+    Mistaken {
+        /// In what they differ.
+        what: &'static str,
+    },
+    /// It was given something at `Allocate`, and there is no record of what that was.
+    Forgotten,
+    /// The kubelet's checkpoint holds no answer for its ids, or a broken one: it would start without devices and limits.
+    AnswerLost,
+    /// All that the kubelet has for it is a ticket, and the runtime ignores tickets.
+    WithoutCdi,
+}
+
+/// What a device has too little of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScarceResource {
+    /// Memory, counted in bytes.
+    Memory,
+    /// SM time, counted in percent of a GPU.
+    Cores,
+    /// Slots: containers that may share a device.
+    Slots,
+}
+
+impl Refusal {
+    /// Whether no later try can help: the pod must be deleted, and its controller makes it again.
+    #[must_use]
+    pub fn for_good(&self) -> bool {
+        matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)
+    }
+
+    /// One word for events and metrics.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Refusal::NotPlaced => "NotPlaced",
+            Refusal::Unreadable(_) => "UnreadableClaim",
+            Refusal::BadRequest(_) => "BadRequest",
+            Refusal::Count { .. } => "CountDiffers",
+            Refusal::NoSuchDevice(_) => "NoSuchDevice",
+            Refusal::DoesNotFit { .. } => "DoesNotFit",
+            Refusal::NotAlone { .. } => "NotAlone",
+            Refusal::SameGpuTwice { .. } => "SameGpuTwice",
+            Refusal::Finished => "Finished",
+            Refusal::Mistaken { .. } => "MistakenForAnother",
+            Refusal::Forgotten => "Forgotten",
+            Refusal::AnswerLost => "AnswerLost",
+            Refusal::WithoutCdi => "WithoutCdi",
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NotPlaced => f.write_str(
+                "the pod has no GPU claim (annotation hami.io/vgpu-devices-allocated), because no scheduler that knows GPUs \
+                 placed it; set spec.schedulerName to the scheduler that uses the GPU extender, or start the agent with \
+                 --without-claim=share",
+            ),
+            Refusal::Unreadable(why) => write!(
+                f,
+                "the pod's GPU claim (annotation hami.io/vgpu-devices-allocated) cannot be read: {why}; delete the pod, so that \
+                 the scheduler places a new one"
+            ),
+            Refusal::BadRequest(why) => write!(f, "the pod's request cannot be met: {why}; correct the request in its spec"),
+            Refusal::Count { claimed, given } => write!(
+                f,
+                "the pod's claim names {claimed} GPUs for this container, and the kubelet allocated {given} \
+                 (nvidia.com/gpu); delete the pod, so that the scheduler places a new one"
+            ),
+            Refusal::NoSuchDevice(device) => write!(
+                f,
+                "the pod's claim names {device}, and this node has no such GPU; delete the pod, so that the scheduler places \
+                 a new one"
+            ),
+            Refusal::DoesNotFit { device, what, total, promised, wanted } => {
+                does_not_fit(f, (*what, device), (*wanted, *promised, *total))
+            }
+            Refusal::NotAlone { device, own: true } => write!(
+                f,
+                "the pod asks for all SM time of {device} (nvidia.com/gpucores: 100), and running pods share that GPU; ask for \
+                 less nvidia.com/gpucores, or delete the pod, so that the scheduler places a new one"
+            ),
+            Refusal::NotAlone { device, own: false } => write!(
+                f,
+                "a running pod has all SM time of {device} (nvidia.com/gpucores: 100) and does not share that GPU; delete this \
+                 pod, so that the scheduler places a new one"
+            ),
+            Refusal::SameGpuTwice { device, slots, gpus } => write!(
+                f,
+                "the container asks for several GPUs and would get {device} {slots} times, which its programs see as one GPU; ask \
+                 for less nvidia.com/gpu (this node has {gpus} GPUs), or start the agent with --same-gpu-twice=allow"
+            ),
+            Refusal::Finished => f.write_str("the pod has finished, and its containers do not start again"),
+            Refusal::Mistaken { what } => write!(
+                f,
+                "the kubelet asked for this pod's GPUs while the agent expected another pod, so it was given {what} of the \
+                 other pod's claim, and the answer cannot be changed; delete the pod"
+            ),
+            Refusal::Forgotten => f.write_str(
+                "the agent has no record of what it gave this container at Allocate (was the state directory deleted?); \
+                 delete the pod",
+            ),
+            Refusal::WithoutCdi => f.write_str(
+                "the container's GPUs were to come by CDI, and this node's container runtime ignores CDI devices; delete the \
+                 pod, or set enable_cdi in the runtime's configuration",
+            ),
+            Refusal::AnswerLost => f.write_str(
+                "the kubelet's checkpoint holds this container's GPU ids without the agent's answer, so the container would \
+                 start without devices and limits; delete the pod",
+            ),
+        }
+    }
+}
+
+fn does_not_fit(
+    f: &mut fmt::Formatter<'_>,
+    (what, device): (ScarceResource, &GpuUuid),
+    (wanted, promised, total): (u64, u64, u64),
+) -> fmt::Result {
+    match what {
+        ScarceResource::Memory => {
+            let mib = |bytes| Mib::within(Bytes(bytes)).0;
+            write!(
+                f,
+                "the pod asks for {} MiB of {device}, which has {} MiB ({} MiB claimed by running pods); ask for less \
+                 nvidia.com/gpumem, or delete the pod, so that the scheduler places a new one",
+                mib(wanted),
+                mib(total),
+                mib(promised)
+            )
+        }
+        ScarceResource::Cores => write!(
+            f,
+            "the pod asks for {wanted} % of the SM time of {device}, which has {total} % ({promised} % claimed by running \
+             pods); ask for less nvidia.com/gpucores, or delete the pod, so that the scheduler places a new one"
+        ),
+        ScarceResource::Slots => write!(
+            f,
+            "the pod needs {wanted} slots of {device}, which has {total} ({promised} used by running pods); delete the pod, so \
+             that the scheduler places a new one, or raise --split-count"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn every_refusal() -> Vec<Refusal> {
+        let device = GpuUuid::parse("GPU-1").expect("a UUID");
+        let scarce =
+            [ScarceResource::Memory, ScarceResource::Cores, ScarceResource::Slots].map(|what| Refusal::DoesNotFit {
+                device: device.clone(),
+                what,
+                total: 85_520_809_984,
+                promised: 0,
+                wanted: 209_715_200_000,
+            });
+        let alone = [true, false].map(|own| Refusal::NotAlone { device: device.clone(), own });
+        let others = [
+            Refusal::NotPlaced,
+            Refusal::Unreadable("it ends early".into()),
+            Refusal::BadRequest("container main: nvidia.com/gpucores: is not between 0 and 100: \"150\"".into()),
+            Refusal::Count { claimed: 1, given: 2 },
+            Refusal::NoSuchDevice(device.clone()),
+            Refusal::SameGpuTwice { device, slots: 2, gpus: 1 },
+            Refusal::Finished,
+            Refusal::Mistaken { what: "devices" },
+            Refusal::Forgotten,
+            Refusal::AnswerLost,
+            Refusal::WithoutCdi,
+        ];
+        scarce.into_iter().chain(alone).chain(others).collect()
+    }
+
+    #[test]
+    fn memory_is_told_in_the_unit_of_the_request() {
+        let told = every_refusal()[0].to_string();
+        assert_eq!(
+            told,
+            "the pod asks for 200000 MiB of GPU-1, which has 81559 MiB (0 MiB claimed by running pods); ask for less \
+             nvidia.com/gpumem, or delete the pod, so that the scheduler places a new one"
+        );
+    }
+
+    #[test]
+    fn every_sentence_ends_with_what_to_change() {
+        for refusal in every_refusal() {
+            let text = refusal.to_string();
+            let (_, remedy) = text.split_once("; ").unwrap_or_default();
+            let acts = ["delete", "ask for less", "set spec.schedulerName", "correct the request"]
+                .iter()
+                .any(|act| remedy.contains(act));
+            assert!(acts || refusal == Refusal::Finished, "{}: {text}", refusal.code());
+            for unclear in ["promised", "slot of another", "somebody", "nobody", "assignment", " bytes"] {
+                assert!(!text.contains(unclear), "{}: {text}", refusal.code());
+            }
+        }
+    }
+
+    #[test]
+    fn each_reason_code_stands_for_one_variant() {
+        let codes: BTreeSet<&str> = every_refusal().iter().map(Refusal::code).collect();
+        // `DoesNotFit` stands three times in the list and `NotAlone` twice.
+        assert_eq!(codes.len(), every_refusal().len() - 3);
+    }
+}

@@ -1,0 +1,196 @@
+//! Other devices than the claim named: two claims exchange theirs, or one moves to where kubelet or `Allocate` has put it.
+//!
+//! A move is made only where every device that it touches can keep all that is promised of it, by every pod of this node
+//! with a claim, whether it has started or not. Memory and SM time of a container never change.
+
+use super::state::NodeAllocator;
+use crate::ledger::{DeviceDemand, demand_of};
+use model::claim::{Claim, DeviceShare};
+use model::id::{ContainerKey, GpuUuid, PodUid};
+use model::slot::Slot;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The whole claims of pods as a move would make them.
+pub(super) type Seats = BTreeMap<PodUid, Claim>;
+
+/// How a container came to the devices that it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// Another claim took its devices in return.
+    Exchanged,
+    /// They were free.
+    Alone,
+}
+
+impl NodeAllocator {
+    /// Makes `given` the claim of container `at` of a pod, if that can be kept. `meant` is whose devices these were when
+    /// they were given.
+    pub(super) fn seat(
+        &mut self,
+        (uid, at): (&PodUid, usize),
+        given: &[DeviceShare],
+        meant: Option<&ContainerKey>,
+    ) -> Option<Moved> {
+        let mut claim = self.claim(uid)?;
+        let own = claim.get(at)?.clone();
+        if !same_shape(&own, given) || !given.iter().all(|device_share| self.devices.contains_key(&device_share.device))
+        {
+            return None;
+        }
+        claim[at] = given.to_vec();
+        for (partner, other) in self.partners(uid, at, given, meant) {
+            let mut seats = Seats::from([(uid.clone(), claim.clone())]);
+            let theirs = match seats.get_mut(&partner) {
+                Some(same) => same,
+                None => seats.entry(partner.clone()).or_insert(self.claim(&partner)?),
+            };
+            theirs[other].clone_from(&own);
+            if self.holds(&seats) {
+                self.commit(seats);
+                return Some(Moved::Exchanged);
+            }
+        }
+        let seats = Seats::from([(uid.clone(), claim)]);
+        self.holds(&seats).then(|| {
+            self.commit(seats);
+            Moved::Alone
+        })
+    }
+
+    /// Where kubelet's ids are, for a claim that is elsewhere: each device share stays where it can, the others take the devices
+    /// that are left, in order. Staying on the NUMA node that kubelet chose is enough: which of its devices a container gets
+    /// is the scheduler's to say. None where the claim is as near as kubelet's choice, or kubelet's choice puts on one device
+    /// what was to be on two.
+    pub(super) fn where_kubelet_is(&self, own: &[DeviceShare], ids: &[Arc<str>]) -> Option<Vec<DeviceShare>> {
+        let slots: Option<Vec<Slot>> = ids.iter().map(|id| Slot::parse(id)).collect();
+        let mut left: Vec<GpuUuid> = slots?.into_iter().map(|slot| slot.device).collect();
+        let distinct = |devices: &mut dyn Iterator<Item = &GpuUuid>| devices.collect::<BTreeSet<_>>().len();
+        if left.len() != own.len()
+            || distinct(&mut left.iter()) < distinct(&mut own.iter().map(|device_share| &device_share.device))
+        {
+            return None;
+        }
+        left.sort();
+        let numa = |device: &GpuUuid| self.devices.get(device).and_then(|gpu| gpu.numa);
+        let same = |one: &GpuUuid, other: &GpuUuid| one == other;
+        let near = |one: &GpuUuid, other: &GpuUuid| numa(one).is_some() && numa(one) == numa(other);
+        let mut stays = vec![false; own.len()];
+        for fits in [&same as &dyn Fn(&GpuUuid, &GpuUuid) -> bool, &near] {
+            for (device_share, stays) in own.iter().zip(&mut stays).filter(|(_, stays)| !**stays) {
+                if let Some(place) = left.iter().position(|device| fits(device, &device_share.device)) {
+                    left.remove(place);
+                    *stays = true;
+                }
+            }
+        }
+        if left.is_empty() {
+            return None;
+        }
+        let mut left = left.into_iter();
+        let moved = own.iter().zip(stays).map(|(device_share, stays)| {
+            let device = if stays { Some(device_share.device.clone()) } else { left.next() };
+            device.map(|device| DeviceShare { device, ..device_share.clone() })
+        });
+        moved.collect()
+    }
+
+    /// Whether a claim as it would be moved there can be kept.
+    pub(super) fn could_sit(&self, uid: &PodUid, at: usize, device_shares: &[DeviceShare]) -> bool {
+        let Some(mut claim) = self.claim(uid) else { return false };
+        let Some(own) = claim.get_mut(at) else { return false };
+        *own = device_shares.to_vec();
+        device_shares.iter().all(|device_share| self.devices.get(&device_share.device).is_some_and(|gpu| gpu.healthy))
+            && self.holds(&Seats::from([(uid.clone(), claim)]))
+    }
+
+    /// The whole claim that holds of a pod.
+    #[must_use]
+    pub fn claim(&self, uid: &PodUid) -> Option<Claim> {
+        self.effective_claim(self.pods.by_uid.get(uid)?).given().cloned()
+    }
+
+    /// Containers whose claim is exactly `given` and that kubelet has not been seen to hold anything for; the one that was
+    /// meant first.
+    fn partners(
+        &self,
+        uid: &PodUid,
+        at: usize,
+        given: &[DeviceShare],
+        meant: Option<&ContainerKey>,
+    ) -> Vec<(PodUid, usize)> {
+        let mut found = Vec::new();
+        for gpu_pod in self.pods.by_uid.values().filter(|gpu_pod| !gpu_pod.finished) {
+            let Some(claim) = self.effective_claim(gpu_pod).given() else { continue };
+            for (other, (request, device_shares)) in gpu_pod.requests.iter().zip(claim).enumerate() {
+                let key = ContainerKey { pod: gpu_pod.uid.clone(), container: request.container.clone() };
+                let itself = gpu_pod.uid == *uid && other == at;
+                if device_shares == given && !itself && !self.settled(&key) {
+                    found.push((meant != Some(&key), gpu_pod.uid.clone(), other));
+                }
+            }
+        }
+        found.sort();
+        found.into_iter().map(|(_, uid, other)| (uid, other)).collect()
+    }
+
+    /// Whether a container has what it has for good.
+    fn settled(&self, key: &ContainerKey) -> bool {
+        self.tickets.held_by(key).is_some() || self.held.get(key).is_some_and(|row| !row.early)
+    }
+
+    /// Whether every device that is touched can keep what is promised of it, or is at least promised no more than before.
+    fn holds(&self, seats: &Seats) -> bool {
+        let mut touched: BTreeSet<&GpuUuid> = BTreeSet::new();
+        for claim in seats.values() {
+            touched.extend(claim.iter().flatten().map(|device_share| &device_share.device));
+        }
+        touched.into_iter().all(|device| {
+            let Some(gpu) = self.devices.get(device) else { return false };
+            let (mut before, mut after) = (DeviceDemand::default(), DeviceDemand::default());
+            let (mut clashed, mut clashes) = (0_u32, 0_u32);
+            // Any other pod takes nothing of this device, before or after.
+            let pods: BTreeSet<&PodUid> = self.ledger.pods_on(device).chain(seats.keys()).collect();
+            for uid in pods {
+                let (Some(gpu_pod), Some(held)) = (self.pods.by_uid.get(uid), self.ledger.get(uid)) else { continue };
+                let of_now = held.demand(device);
+                let then = seats.get(uid).map_or(of_now, |seat| demand_of(gpu_pod, seat, device));
+                clashed += u32::from(of_now.clashes_with(before, gpu.cores));
+                clashes += u32::from(then.clashes_with(after, gpu.cores));
+                before.add(of_now);
+                after.add(then);
+            }
+            let fits = |after: u64, before: u64, total: u64| after <= total || after <= before;
+            fits(after.memory, before.memory, gpu.memory.0)
+                && fits(after.cores, before.cores, u64::from(gpu.cores))
+                && fits(after.containers, before.containers, u64::from(gpu.slots))
+                && clashes <= clashed
+        })
+    }
+
+    fn commit(&mut self, seats: Seats) {
+        for (uid, claim) in seats {
+            // Of a pod that has started only what has moved.
+            let before = self.claim(&uid).unwrap_or_default();
+            if let Some(kept) = self.claims.given.get_mut(&uid) {
+                for ((kept, before), now) in kept.iter_mut().zip(before).zip(&claim) {
+                    if before != *now {
+                        kept.clone_from(now);
+                    }
+                }
+            }
+            self.due.rewritten.insert(uid.clone());
+            self.claims.moved.insert(uid.clone(), claim);
+            self.enter(&uid);
+        }
+    }
+}
+
+/// Whether a container that was promised the one can be told the other and find every number right.
+pub(super) fn same_shape(one: &[DeviceShare], other: &[DeviceShare]) -> bool {
+    let shape = |device_share: &DeviceShare| (device_share.memory, device_share.cores);
+    one.len() == other.len() && one.iter().map(shape).eq(other.iter().map(shape))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,695 @@
+//! The promise that everything else rests on, played through: nobody gets what is another's.
+
+use super::*;
+use model::checkpoint::CheckpointEntry;
+use model::claim::{DeviceShare, PodClaim};
+use model::gpu_pod::GpuPod;
+use model::id::{ContainerKey, GpuUuid, PodRef, PodUid, Ticket};
+use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
+use model::slot::Slot;
+use model::time::Arrival;
+use model::unit::{Bytes, CorePercent, Mib};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+pub(super) const GIB: u64 = 1 << 30;
+
+pub(super) fn device(n: u32) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-{n:08x}-0000-4000-8000-000000000000")).unwrap()
+}
+
+pub(super) fn uid(n: u32) -> PodUid {
+    PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).unwrap()
+}
+
+pub(super) fn shared_gpu(n: u32, slots: u16) -> SharedDevice {
+    SharedDevice {
+        device: device(n),
+        index: n,
+        model: "NVIDIA H100".into(),
+        slots,
+        memory: Bytes(80 * GIB),
+        cores: 100,
+        numa: Some(n / 2),
+        healthy: true,
+    }
+}
+
+pub(super) fn request(container: &str, role: ContainerRole, slots: u32) -> ContainerRequest {
+    ContainerRequest { container: container.into(), role, slots, memory: None, cores: None, priority: None }
+}
+
+pub(super) fn device_share(n: u32, gib: u64, cores: u32) -> DeviceShare {
+    DeviceShare { device: device(n), memory: Some(Bytes(gib * GIB)), cores: Some(CorePercent(cores)) }
+}
+
+pub(super) fn gpu_pod(n: u32, requests: Vec<ContainerRequest>, claim: PodClaim) -> GpuPod {
+    let pod = PodRef { namespace: "ml".into(), name: format!("pod-{n}").into() };
+    let arrival = Some(Arrival(n.into()));
+    GpuPod { uid: uid(n), pod, arrival, requests, claim, placed_here: false, started: false, finished: false }
+}
+
+/// A pod of one container `main` with one grant.
+pub(super) fn single(n: u32, grant: DeviceShare) -> GpuPod {
+    gpu_pod(n, vec![request("main", ContainerRole::App, 1)], PodClaim::Given(vec![vec![grant]].into()))
+}
+
+pub(super) fn ids(slots: &[(u32, u16)]) -> Vec<Arc<str>> {
+    slots.iter().map(|(n, number)| Slot { device: device(*n), number: *number }.to_string().into()).collect()
+}
+
+pub(super) fn row(pod: u32, container: &str, slots: &[(u32, u16)], ticket: u8) -> CheckpointEntry {
+    CheckpointEntry {
+        holder: ContainerKey { pod: uid(pod), container: container.into() },
+        ids: ids(slots),
+        ticket: (ticket != 0).then(|| Ticket::of_random([ticket; 16])),
+        foreign: false,
+        early: false,
+    }
+}
+
+pub(super) fn allocator(gpu_pods: Vec<GpuPod>) -> NodeAllocator {
+    let mut allocator = NodeAllocator::new(WithoutClaim::Auto, false);
+    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    allocator.gpu_pods_are(gpu_pods);
+    allocator
+}
+
+pub(super) fn filled(verdict: StartVerdict) -> Vec<BoundContainer> {
+    match verdict {
+        StartVerdict::Fill { bound, .. } => bound,
+        other => panic!("not filled: {other:?}"),
+    }
+}
+
+pub(super) fn refused(verdict: StartVerdict) -> Refusal {
+    match verdict {
+        StartVerdict::Refuse { why, .. } => why,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn the_claim_wins_over_the_ids_that_kubelet_chose() {
+    let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
+    let bound = filled(allocator.start(&ids(&[(0, 3)]), Some(&[row(1, "main", &[(0, 3)], 7)])));
+    assert_eq!(bound.len(), 1);
+    assert_eq!(bound[0].device_shares, vec![device_share(1, 8, 30)]);
+    assert_eq!(bound[0].ticket, Ticket::of_random([7; 16]));
+    assert!(bound[0].differs);
+}
+
+#[test]
+fn a_start_waits_for_books_and_pod_and_never_guesses() {
+    let mut allocator = allocator(vec![]);
+    let row = row(1, "main", &[(0, 3)], 7);
+    assert_eq!(allocator.start(&ids(&[(0, 3)]), Some(&[])), StartVerdict::Wait(WaitReason::Checkpoint));
+    assert_eq!(allocator.start(&ids(&[(0, 3)]), Some(std::slice::from_ref(&row))), StartVerdict::Wait(WaitReason::Pod));
+    allocator.gpu_pod_is(single(1, device_share(0, 8, 30)));
+    assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&[row])), StartVerdict::Fill { .. }));
+}
+
+#[test]
+fn checkpoint_that_cannot_be_read_are_not_empty_ones() {
+    let mut allocator = allocator(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 8, 30))]);
+    let checkpoint = [row(1, "main", &[(0, 3)], 7)];
+    filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
+    allocator.devices_are(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
+    let before = allocator.list();
+    assert!(before.iter().any(|listed| !listed.healthy && listed.slot.device == device(0)));
+    for ids in [ids(&[(0, 3)]), ids(&[(0, 4)])] {
+        assert_eq!(allocator.start(&ids, None), StartVerdict::Wait(WaitReason::Checkpoint));
+    }
+    assert_eq!(allocator.list(), before, "who holds what is still known");
+    filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
+}
+
+#[test]
+fn all_containers_that_share_ids_are_filled_at_once_each_with_its_own_part() {
+    let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
+    let given = PodClaim::Given(vec![vec![device_share(0, 2, 10)], vec![device_share(1, 8, 30)]].into());
+    let mut allocator = allocator(vec![gpu_pod(1, requests, given)]);
+    let checkpoint = [row(1, "main", &[(0, 3)], 8), row(1, "warm", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 9)];
+    let bound = filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
+    let got: Vec<_> = bound.iter().map(|b| (&*b.holder.container, b.device_shares[0].device.clone())).collect();
+    assert_eq!(got, [("main", device(1)), ("warm", device(0))]);
+}
+
+#[test]
+fn a_second_pod_that_does_not_fit_beside_the_first_does_not_start_and_the_first_may_restart() {
+    let mut allocator = allocator(vec![single(1, device_share(0, 50, 30)), single(2, device_share(0, 50, 30))]);
+    let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+    filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+    let why = refused(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint)));
+    assert_eq!(
+        why,
+        Refusal::DoesNotFit {
+            device: device(0),
+            what: ScarceResource::Memory,
+            total: 80 * GIB,
+            promised: 50 * GIB,
+            wanted: 50 * GIB
+        }
+    );
+    filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+    allocator.gpu_pod_gone(&uid(1));
+    filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint)));
+}
+
+#[test]
+fn a_running_pods_promise_stays_whatever_is_written_on_it() {
+    let requests = || vec![request("main", ContainerRole::App, 1), request("late", ContainerRole::App, 1)];
+    let first = vec![vec![device_share(0, 40, 10)], vec![device_share(0, 10, 10)]];
+    let pod = |claim| gpu_pod(1, requests(), claim);
+    let checkpoint = [row(1, "main", &[(0, 0)], 1), row(1, "late", &[(0, 1)], 2), row(2, "main", &[(0, 2)], 3)];
+    let start = |allocator: &mut NodeAllocator, slot| allocator.start(&ids(&[(0, slot)]), Some(&checkpoint));
+    let second = |allocator: &mut NodeAllocator| refused(start(allocator, 2));
+    let mut allocator = allocator(vec![pod(PodClaim::Given(first.clone().into())), single(2, device_share(0, 50, 30))]);
+    filled(start(&mut allocator, 0));
+    let larger = vec![vec![device_share(0, 79, 10)], vec![device_share(0, 10, 10)]];
+    let smaller = vec![vec![device_share(0, 5, 10)], vec![device_share(0, 5, 10)]];
+    let elsewhere = vec![vec![device_share(1, 40, 10)], vec![device_share(0, 10, 10)]];
+    let torn = PodClaim::Unreadable("torn".into());
+    let given = |shares: Vec<Vec<DeviceShare>>| PodClaim::Given(shares.into());
+    for written in
+        [torn.clone(), PodClaim::None, given(larger.clone()), given(smaller.clone()), given(elsewhere.clone())]
+    {
+        allocator.gpu_pods_are(vec![pod(written.clone()), single(2, device_share(0, 50, 30))]);
+        match second(&mut allocator) {
+            Refusal::DoesNotFit { promised, .. } => assert_eq!(promised, 50 * GIB, "{written:?}"),
+            other => panic!("{written:?}: {other}"),
+        }
+    }
+    // Without a claim that can be read a container gets again what it had.
+    allocator.gpu_pods_are(vec![pod(torn), single(2, device_share(0, 20, 30))]);
+    assert_eq!(filled(start(&mut allocator, 0))[0].device_shares, first[0]);
+    filled(start(&mut allocator, 2));
+    // More than it had is judged beside those that run; less is its own, container by container.
+    allocator.gpu_pod_is(pod(given(larger)));
+    assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { promised, .. } if promised == 20 * GIB));
+    let unlimited = vec![vec![DeviceShare { memory: None, ..device_share(0, 0, 10) }], vec![device_share(0, 10, 10)]];
+    allocator.gpu_pod_is(pod(given(unlimited)));
+    assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { wanted, .. } if wanted == 80 * GIB));
+    allocator.gpu_pod_is(pod(given(smaller)));
+    filled(start(&mut allocator, 0));
+    assert_eq!(allocator.ledger.started_beside(&device(0), &uid(2)).memory, 15 * GIB);
+    filled(start(&mut allocator, 1));
+    assert_eq!(allocator.ledger.started_beside(&device(0), &uid(2)).memory, 10 * GIB);
+}
+
+#[test]
+fn a_claim_of_all_sm_time_has_its_device_to_itself() {
+    let free = |n| DeviceShare { cores: None, ..device_share(n, 8, 0) };
+    let checkpoint = [row(1, "main", &[(0, 0)], 1), row(2, "main", &[(0, 1)], 2)];
+    for (first, second, refuses) in [
+        (device_share(0, 8, 100), free(0), Some(false)),
+        (free(0), device_share(0, 8, 100), Some(true)),
+        (device_share(0, 8, 100), free(1), None),
+        (device_share(0, 8, 99), free(0), None),
+    ] {
+        let mut allocator = allocator(vec![single(1, first.clone()), single(2, second)]);
+        filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+        let verdict = allocator.start(&ids(&[(0, 1)]), Some(&checkpoint));
+        match refuses {
+            Some(own) => assert_eq!(refused(verdict), Refusal::NotAlone { device: device(0), own }),
+            None => drop(filled(verdict)),
+        }
+        filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+    }
+    // Where more SM time can be promised than there is, nobody is alone.
+    let mut allocator = allocator(vec![single(1, device_share(0, 8, 100)), single(2, free(0))]);
+    allocator.devices_are(vec![SharedDevice { cores: 200, ..shared_gpu(0, 10) }]);
+    filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
+    filled(allocator.start(&ids(&[(0, 1)]), Some(&checkpoint)));
+}
+
+#[test]
+fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
+    let requests =
+        vec![ContainerRequest { memory: Some(MemoryRequest::Percent(50)), ..request("main", ContainerRole::App, 1) }];
+    let checkpoint = [row(1, "main", &[(0, 3)], 7)];
+    let free = gpu_pod(1, requests, PodClaim::None);
+    let mut allocator = self::allocator(vec![free.clone()]);
+    match allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)) {
+        StartVerdict::Fill { bound, shared: true } => {
+            assert_eq!(
+                bound[0].device_shares,
+                vec![DeviceShare { device: device(0), memory: Some(Bytes(40 * GIB)), cores: None }]
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    let torn = gpu_pod(3, vec![request("main", ContainerRole::App, 1)], PodClaim::Unreadable("torn".into()));
+    let mut allocator = self::allocator(vec![free.clone(), torn]);
+    assert!(!allocator.served_by_scheduler(), "anybody can write what cannot be read");
+    assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: true, .. }));
+    let mut allocator = self::allocator(vec![free.clone(), single(2, device_share(0, 8, 30))]);
+    assert_eq!(refused(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint))), Refusal::NotPlaced);
+    let mut allocator = NodeAllocator::new(WithoutClaim::Share, true);
+    allocator.devices_are(vec![shared_gpu(0, 10)]);
+    allocator.gpu_pods_are(vec![free]);
+    assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: true, .. }));
+}
+
+/// A start that cannot be answered yet, because its files are being prepared, is judged again.
+#[test]
+fn a_share_is_to_be_written_until_it_is_however_often_its_start_is_judged() {
+    let checkpoint = [row(1, "main", &[(0, 3)], 7)];
+    let mut allocator = self::allocator(vec![gpu_pod(1, vec![request("main", ContainerRole::App, 1)], PodClaim::None)]);
+    for _ in 0..3 {
+        assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: true, .. }));
+    }
+    allocator.share_is_written(&uid(1));
+    assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: false, .. }));
+}
+
+#[test]
+fn every_container_of_a_pod_that_nobody_placed_gets_its_own_and_may_restart() {
+    let requests = || {
+        vec![
+            request("side", ContainerRole::Sidecar, 1),
+            request("none", ContainerRole::App, 0),
+            request("one", ContainerRole::App, 1),
+            request("two", ContainerRole::App, 2),
+        ]
+    };
+    let free = |n| DeviceShare { device: device(n), memory: None, cores: None };
+    let claim = vec![vec![free(0)], vec![], vec![free(1)], vec![free(0), free(1)]];
+    let slots: [(&str, &[(u32, u16)]); 3] = [("side", &[(0, 0)]), ("one", &[(1, 0)]), ("two", &[(0, 1), (1, 1)])];
+    let checkpoint: Vec<CheckpointEntry> =
+        (1..).zip(&slots).map(|(n, (container, slots))| row(1, container, slots, n)).collect();
+    let mut allocator = allocator(vec![gpu_pod(1, requests(), PodClaim::None)]);
+    let mut written = Vec::new();
+    let mut start =
+        |allocator: &mut NodeAllocator, slots: &[(u32, u16)]| match allocator.start(&ids(slots), Some(&checkpoint)) {
+            StartVerdict::Fill { bound, shared } => {
+                if shared {
+                    written.push(allocator.claim(&uid(1)).unwrap());
+                    allocator.share_is_written(&uid(1));
+                }
+                bound
+            }
+            other => panic!("{slots:?}: {other:?}"),
+        };
+    for (container, slots) in slots.iter().chain(&slots) {
+        let bound = start(&mut allocator, slots);
+        assert_eq!(
+            (bound.len(), &*bound[0].holder.container, bound[0].device_shares.len()),
+            (1, *container, slots.len())
+        );
+        assert!(!bound[0].differs);
+    }
+    // What comes back with the pod is what was written; a scheduler's first pod changes nothing of it.
+    allocator.gpu_pods_are(vec![
+        gpu_pod(1, requests(), PodClaim::Given(claim.clone().into())),
+        single(2, device_share(1, 8, 30)),
+    ]);
+    for (_, slots) in slots {
+        start(&mut allocator, slots);
+    }
+    assert_eq!(written, [claim.into()], "once, and whole");
+}
+
+#[test]
+fn what_cannot_be_right_is_refused_with_its_reason() {
+    let one = |claim| gpu_pod(1, vec![request("main", ContainerRole::App, 1)], claim);
+    let given = |device_shares| one(PodClaim::Given(vec![device_shares].into()));
+    let checkpoint = [row(1, "main", &[(0, 3)], 7)];
+    for (gpu_pod, refusal, word) in [
+        (given(vec![device_share(7, 8, 30)]), Refusal::NoSuchDevice(device(7)), "this node has no such GPU"),
+        (one(PodClaim::Unreadable("torn".into())), Refusal::Unreadable("torn".into()), "torn"),
+        (one(PodClaim::BadRequest("150".into())), Refusal::BadRequest("150".into()), "150"),
+        (
+            given(vec![]),
+            Refusal::Count { claimed: 0, given: 1 },
+            "names 0 GPUs for this container, and the kubelet allocated 1",
+        ),
+        (GpuPod { finished: true, ..given(vec![device_share(0, 8, 30)]) }, Refusal::Finished, "finished"),
+    ] {
+        let pod = gpu_pod.pod.clone();
+        let verdict = allocator(vec![gpu_pod]).start(&ids(&[(0, 3)]), Some(&checkpoint));
+        assert!(refusal.to_string().contains(word), "{refusal}");
+        assert_eq!(verdict, StartVerdict::Refuse { uid: uid(1), pod, container: "main".into(), why: refusal });
+    }
+    // Where two share the ids and the cause is the pod's, both are named.
+    let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
+    let mut allocator = allocator(vec![gpu_pod(1, requests, PodClaim::Unreadable("torn".into()))]);
+    let checkpoint = [row(1, "warm", &[(0, 3)], 7), row(1, "main", &[(0, 3)], 8)];
+    let verdict = allocator.start(&ids(&[(0, 3)]), Some(&checkpoint));
+    assert!(matches!(&verdict, StartVerdict::Refuse { container, .. } if **container == *"warm, main"), "{verdict:?}");
+}
+
+#[test]
+fn ids_of_an_earlier_plugin_are_left_alone() {
+    let mut allocator = allocator(vec![single(1, device_share(0, 8, 30))]);
+    let old = CheckpointEntry { ids: vec!["GPU-old::3".into()], ..row(1, "main", &[], 0) };
+    assert_eq!(allocator.start(&["GPU-old::3".into()], Some(&[old])), StartVerdict::Foreign);
+    // Ids may look like ours, answers do not.
+    let alike = CheckpointEntry { foreign: true, ..row(1, "main", &[(0, 3)], 0) };
+    assert_eq!(allocator.start(&ids(&[(0, 3)]), Some(&[alike])), StartVerdict::Foreign);
+}
+
+#[test]
+fn a_ticket_alone_starts_nobody_where_it_is_known_to_come_to_nothing() {
+    let mut allocator = allocator(vec![single(1, device_share(0, 8, 30)), single(2, device_share(0, 8, 30))]);
+    let checkpoint = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8)];
+    filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
+    allocator.tickets_are_lost(true);
+    for slot in [3, 4] {
+        assert_eq!(refused(allocator.start(&ids(&[(0, slot)]), Some(&checkpoint))), Refusal::WithoutCdi);
+    }
+    assert!(Refusal::WithoutCdi.for_good(), "kubelet does not ask for these ids again");
+    let ran: Vec<ContainerKey> = allocator.started_by_ticket().into_iter().map(|(key, _)| key).collect();
+    assert_eq!(ran, [checkpoint[0].holder.clone()], "who waits has nothing that could be missing");
+    allocator.tickets_are_lost(false);
+    filled(allocator.start(&ids(&[(0, 4)]), Some(&checkpoint)));
+}
+
+#[test]
+fn an_answer_that_is_lost_is_not_another_plugins() {
+    let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
+    let claim = vec![vec![device_share(0, 2, 10)], vec![device_share(0, 8, 30)]];
+    let mut allocator = allocator(vec![gpu_pod(1, requests, PodClaim::Given(claim.into()))]);
+    // Which of the two starts is not known.
+    for (warm, main, lost) in [(0, 7, "warm"), (7, 0, "main"), (0, 0, "warm")] {
+        let checkpoint = [row(1, "warm", &[(0, 3)], warm), row(1, "main", &[(0, 3)], main)];
+        match allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)) {
+            StartVerdict::Refuse { container, why, .. } => assert_eq!((&*container, why), (lost, Refusal::AnswerLost)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(Refusal::AnswerLost.for_good(), "kubelet does not ask twice");
+}
+
+#[test]
+fn claims_are_those_of_pods_that_have_not_ended_with_and_without_a_scheduler() {
+    let requests = vec![request("none", ContainerRole::App, 0), request("main", ContainerRole::App, 1)];
+    let two = gpu_pod(2, requests, PodClaim::Given(vec![vec![], vec![device_share(1, 8, 30)]].into()));
+    let over = GpuPod { finished: true, ..single(3, device_share(0, 8, 30)) };
+    let mut allocator = allocator(vec![two, single(1, device_share(0, 24, 50)), over]);
+    let shown = |allocator: &NodeAllocator| -> Vec<(PodUid, String, Vec<DeviceShare>)> {
+        let claims = allocator.claims().into_iter();
+        claims.map(|claim| (claim.holder.pod, claim.holder.container.to_string(), claim.device_shares)).collect()
+    };
+    let main = |n, device_shares| (uid(n), "main".to_owned(), device_shares);
+    assert_eq!(shown(&allocator), [main(1, vec![device_share(0, 24, 50)]), main(2, vec![device_share(1, 8, 30)])]);
+    allocator.gpu_pod_gone(&uid(1));
+    assert_eq!(shown(&allocator), [main(2, vec![device_share(1, 8, 30)])]);
+
+    // Nobody placed it: what it was given at its start is its claim, without a limit that it did not ask for.
+    let mut alone = NodeAllocator::new(WithoutClaim::Share, false);
+    alone.devices_are(vec![shared_gpu(0, 10)]);
+    alone.gpu_pods_are(vec![gpu_pod(4, vec![request("main", ContainerRole::App, 1)], PodClaim::None)]);
+    assert_eq!(shown(&alone), []);
+    filled(alone.start(&ids(&[(0, 3)]), Some(&[row(4, "main", &[(0, 3)], 7)])));
+    assert_eq!(shown(&alone), [main(4, vec![DeviceShare { device: device(0), memory: None, cores: None }])]);
+}
+
+#[test]
+fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
+    let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
+    // Its claim is on GPU 1, kubelet counts it as slot 3 of GPU 0.
+    let checkpoint = [row(1, "main", &[(0, 3)], 7)];
+    filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
+    allocator.devices_are(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
+    let sick: Vec<String> =
+        allocator.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot.to_string()).collect();
+    assert_eq!(sick.len(), 10);
+    assert!(sick.contains(&format!("{}-3", device(0))), "the id that stands for a claim on it");
+    assert_eq!(sick.iter().filter(|id| id.starts_with(device(1).as_str())).count(), 9);
+    assert!(allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]), "it is well again, and kubelet is told");
+    assert!(allocator.list().iter().all(|listed| listed.healthy));
+}
+
+#[test]
+fn checkpoint_that_say_the_same_again_change_nothing_and_others_do() {
+    let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
+    allocator.cordoned_are([device(1)].into());
+    let checkpoint = |slot| [row(1, "main", &[(1, slot)], 7)];
+    assert!(allocator.checkpoint_is(&checkpoint(3)), "the slot that it uses is not taken from it");
+    let list = allocator.list();
+    assert!(!allocator.checkpoint_is(&checkpoint(3)));
+    assert_eq!(allocator.list(), list);
+    assert!(allocator.checkpoint_is(&checkpoint(4)), "it uses another one");
+    assert!(allocator.checkpoint_is(&[]));
+}
+
+#[test]
+fn a_start_is_of_the_row_with_just_its_ids_in_any_order() {
+    let two = vec![vec![device_share(0, 8, 30), device_share(1, 8, 30)]];
+    let mut allocator = allocator(vec![
+        gpu_pod(1, vec![request("main", ContainerRole::App, 2)], PodClaim::Given(two.into())),
+        single(2, device_share(0, 8, 30)),
+    ]);
+    let checkpoint = [row(2, "main", &[(0, 2)], 8), row(1, "main", &[(0, 1), (1, 1)], 7)];
+    let whose =
+        |allocator: &mut NodeAllocator, asked: &[(u32, u16)]| match allocator.start(&ids(asked), Some(&checkpoint)) {
+            StartVerdict::Fill { bound, .. } => bound.first().map(|bound| bound.holder.pod.clone()),
+            _ => None,
+        };
+    assert_eq!(whose(&mut allocator, &[(1, 1), (0, 1)]), Some(uid(1)));
+    assert_eq!(whose(&mut allocator, &[(0, 2)]), Some(uid(2)));
+    for asked in [&[(0, 1)][..], &[(0, 1), (1, 1), (0, 2)], &[]] {
+        assert_eq!(whose(&mut allocator, asked), None, "{asked:?}");
+    }
+}
+
+#[test]
+fn a_cordoned_card_offers_none_of_its_places_and_keeps_what_runs_on_it() {
+    let mut allocator = allocator(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 8, 30))]);
+    // The claim of pod 1 is on GPU 1 and counted as slot 3 of GPU 0; pod 2 is where it is counted. Pod 9 is gone.
+    let checkpoint = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8), row(9, "main", &[(1, 0)], 9)];
+    allocator.checkpoint_is(&checkpoint);
+    assert!(allocator.cordoned_are([device(1), device(7)].into()), "kubelet is told");
+    let marked = |allocator: &NodeAllocator| -> Vec<String> {
+        allocator.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot.to_string()).collect()
+    };
+    let now = marked(&allocator);
+    assert_eq!(now.len(), 9, "one of ten is in use: {now:?}");
+    assert!(now.iter().all(|id| id.starts_with(device(1).as_str())), "{now:?}");
+    let tally: Vec<_> =
+        allocator.tally().into_iter().map(|one| (one.free, one.used, one.unhealthy, one.cordoned)).collect();
+    assert_eq!(tally, [(8, 2, 0, false), (1, 0, 9, true)]);
+    // Sick as well: then what runs on it is told too.
+    allocator.devices_are(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
+    assert_eq!(marked(&allocator).len(), 10);
+    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    assert!(allocator.cordoned_are(BTreeSet::new()) && marked(&allocator).is_empty());
+    // Where no device gets new containers, it is so of all of them, and none is called cordoned.
+    assert!(allocator.close(true) && allocator.is_closed() && !allocator.close(true));
+    let tally: Vec<_> =
+        allocator.tally().into_iter().map(|one| (one.free, one.used, one.unhealthy, one.cordoned)).collect();
+    assert_eq!((marked(&allocator).len(), tally), (18, vec![(0, 2, 8, false), (0, 0, 10, false)]));
+    assert!(allocator.close(false) && marked(&allocator).is_empty());
+}
+
+#[test]
+fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
+    let all: Vec<Slot> = (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number })).collect();
+    let allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
+    assert_eq!(allocator.prefer(&all, &[], 1)[0].device, device(1));
+    let two = self::allocator(vec![]).prefer(&all[1..], &[], 2);
+    assert_eq!(two.iter().map(|slot| slot.device.clone()).collect::<Vec<_>>(), [device(1), device(0)]);
+    let must = [all[0].clone()];
+    assert_eq!(self::allocator(vec![]).prefer(&all, &must, 1), must);
+    assert_eq!(self::allocator(vec![]).prefer(&all[..1], &[], 3).len(), 1);
+}
+
+/// kubelet's ids of a container and its claim may be of two GPUs. Both count, and no GPU that is promised whole is advised
+/// while another has room.
+#[test]
+fn preferred_ids_are_of_cards_that_can_keep_what_is_asked() {
+    let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
+    allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+    let whole = single(1, device_share(0, 80, 100));
+    let half = ContainerRequest { memory: Some(MemoryRequest::Percent(50)), ..request("main", ContainerRole::App, 1) };
+    allocator.gpu_pods_are(vec![whole, gpu_pod(2, vec![half.clone()], PodClaim::None)]);
+    // The claim is GPU 0, kubelet took a slot of GPU 1, so that more ids of GPU 0 are free.
+    let checkpoint = [row(1, "main", &[(1, 0)], 7)];
+    filled(allocator.start(&ids(&[(1, 0)]), Some(&checkpoint)));
+    let left: Vec<Slot> = (0..2)
+        .flat_map(|n| (0..10).map(move |number| Slot { device: device(n), number }))
+        .filter(|slot| *slot != Slot { device: device(1), number: 0 })
+        .collect();
+    assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(1));
+    // The same while the pod has not been seen.
+    allocator.gpu_pod_gone(&uid(2));
+    assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(1));
+    // Where one GPU has 60 of 80 GiB promised and the other more containers, the request decides.
+    let runs = |n, device_share| GpuPod { started: true, ..single(n, device_share) };
+    let many: Vec<GpuPod> =
+        (3..6).map(|n| runs(n, device_share(0, 1, 0))).chain([runs(1, device_share(1, 60, 0))]).collect();
+    for (memory, advised) in [(MemoryRequest::Percent(50), 0), (MemoryRequest::Amount(Mib(1024)), 1)] {
+        let request = ContainerRequest { memory: Some(memory), ..half.clone() };
+        let next = gpu_pod(2, vec![request], PodClaim::None);
+        let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
+        allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
+        allocator.gpu_pods_are(many.iter().cloned().chain([next]).collect());
+        assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(advised), "{memory:?}");
+    }
+}
+
+#[test]
+fn preferred_ids_reckon_with_tickets_that_kubelets_books_do_not_have_yet() {
+    let slots = || (0..2).flat_map(|n| (0..4).map(move |number| Slot { device: device(n), number }));
+    let mut allocator = allocator(vec![
+        single(1, device_share(1, 8, 30)),
+        single(2, device_share(0, 8, 30)),
+        single(3, device_share(1, 8, 30)),
+    ]);
+    // kubelet asks for pod 2 before it has written down what pod 1 got: those ids are not on offer any more.
+    allocator.issue(Ticket::of_random([7; 16]), &ids(&[(1, 0)]), None);
+    let left: Vec<Slot> = slots().filter(|slot| *slot != Slot { device: device(1), number: 0 }).collect();
+    assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(0));
+    // The checkpoint that have it change nothing.
+    allocator.checkpoint_is(&[row(1, "main", &[(1, 0)], 7)]);
+    assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(0));
+    // What kubelet offers again it does not hold, whatever was given out for it once.
+    allocator.checkpoint_is(&[]);
+    let all: Vec<Slot> = slots().collect();
+    assert_eq!(allocator.prefer(&all, &[], 1)[0].device, device(1));
+    // Where kubelet took other ids than those of the claim, the first that waits has got them.
+    allocator.issue(Ticket::of_random([8; 16]), &ids(&[(0, 3)]), None);
+    allocator.issue(Ticket::of_random([9; 16]), &ids(&[(0, 2)]), None);
+    let left: Vec<Slot> = all.into_iter().filter(|slot| slot.device == device(1) || slot.number < 2).collect();
+    assert_eq!(allocator.next_claim(&left, 1), [device(1)], "pods 1 and 2 are served");
+}
+
+proptest! {
+    /// Promise 33 in docs/specification.md: whatever ids kubelet chose, a sick GPU takes as many slots as it has, a cordoned
+    /// one as many as it has free, and no id that a pod on a well GPU holds is marked.
+    #[test]
+    fn sick_and_cordoned_cards_take_their_slots_and_no_neighbours(
+        pods in prop::collection::vec((0_u32..3, 0_u32..3), 0..12),
+        sick in 0_u32..4,
+        cordoned in 0_u32..4,
+    ) {
+        let devices = |sick: u32| (0..3).map(|n| SharedDevice { healthy: n != sick, ..shared_gpu(n, 8) }).collect::<Vec<SharedDevice>>();
+        let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
+        allocator.devices_are(devices(9));
+        let number = |n: usize| u32::try_from(n).unwrap();
+        // A scheduler that knows slots places at most eight on a GPU.
+        let fits = |n: usize| pods[..n].iter().filter(|(claim, _)| *claim == pods[n].0).count() < 8;
+        let kept: Vec<usize> = (0..pods.len()).filter(|n| fits(*n)).collect();
+        allocator.gpu_pods_are(kept.iter().map(|n| single(number(*n), device_share(pods[*n].0, 1, 1))).collect());
+        let mut next = [0_u16; 3];
+        let mut checkpoint = Vec::new();
+        for n in &kept {
+            let counted = (0..3).map(|turn| (pods[*n].1 + turn) % 3).find(|gpu| next[*gpu as usize] < 8).unwrap();
+            checkpoint.push(row(number(*n), "main", &[(counted, next[counted as usize])], 1));
+            next[counted as usize] += 1;
+        }
+        allocator.checkpoint_is(&checkpoint);
+        allocator.devices_are(devices(sick));
+        allocator.cordoned_are([device(cordoned)].into());
+        let marked: BTreeSet<Slot> =
+            allocator.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot).collect();
+        let on = |gpu: u32| kept.iter().filter(|n| pods[**n].0 == gpu).count();
+        let of_sick = if sick < 3 { 8 } else { 0 };
+        let of_cordoned = if cordoned < 3 && cordoned != sick { 8 - on(cordoned) } else { 0 };
+        prop_assert_eq!(marked.len(), of_sick + of_cordoned);
+        for (n, row) in kept.iter().zip(&checkpoint) {
+            let slot = Slot::parse(&row.ids[0]).unwrap();
+            prop_assert_eq!(marked.contains(&slot), pods[*n].0 == sick, "{}", slot);
+        }
+    }
+
+    /// Promise 28 in docs/specification.md: whatever order pods, checkpoint and starts come in, each ticket is filled from the
+    /// claim of the pod in whose row it stands, and what has started never exceeds a GPU.
+    #[test]
+    fn no_order_of_calls_gives_a_container_what_is_anothers(
+        pods in prop::collection::vec((0_u32..3, 1_u64..60, 0_u32..60), 1..12),
+        order in prop::collection::vec((0_u8..12, any::<bool>()), 1..60),
+    ) {
+        let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
+        allocator.devices_are(vec![shared_gpu(0, 4), shared_gpu(1, 10)]);
+        allocator.gpu_pods_are(vec![]);
+        let number = |n: u8| u32::from(n);
+        let count = u8::try_from(pods.len()).unwrap();
+        let of = |n: u8| pods[usize::from(n)];
+        let checkpoint: Vec<CheckpointEntry> =
+            (0..count).map(|n| row(number(n), "main", &[(number(n) % 2, u16::from(n))], n + 1)).collect();
+        let mut running: BTreeSet<u8> = BTreeSet::new();
+        for (n, leaves) in order {
+            let n = n % count;
+            let (gpu, gib, cores) = of(n);
+            if leaves {
+                allocator.gpu_pod_gone(&uid(number(n)));
+                running.remove(&n);
+                continue;
+            }
+            let own = &checkpoint[usize::from(n)];
+            allocator.gpu_pod_is(single(number(n), device_share(gpu, gib, cores)));
+            match allocator.start(&own.ids, Some(&checkpoint)) {
+                StartVerdict::Fill { bound, .. } => {
+                    prop_assert_eq!(bound.len(), 1);
+                    prop_assert_eq!(&bound[0].holder.pod, &uid(number(n)));
+                    prop_assert_eq!(Some(&bound[0].ticket), own.ticket.as_ref());
+                    prop_assert_eq!(&bound[0].device_shares, &vec![device_share(gpu, gib, cores)]);
+                    running.insert(n);
+                }
+                StartVerdict::Refuse { .. } => {}
+                other => prop_assert!(false, "{:?}", other),
+            }
+            prop_assert_eq!(&allocator.ledger, &allocator.ledger_from_nothing());
+            for gpu in 0..2 {
+                let on: Vec<u8> = running.iter().copied().filter(|n| of(*n).0 == gpu).collect();
+                let (memory, cores) = on.iter().fold((0, 0), |sum, n| (sum.0 + of(*n).1, sum.1 + of(*n).2));
+                prop_assert!(memory <= 80 && cores <= 100);
+                prop_assert!(gpu != 0 || on.len() <= 4);
+            }
+        }
+    }
+}
+
+/// What use is held against: the pod's containers together, where all of them are limited, from the first start to the end.
+#[test]
+fn promises_are_those_of_pods_that_have_started_and_are_limited() {
+    let requests = vec![
+        request("side", ContainerRole::Sidecar, 1),
+        request("warm", ContainerRole::Init, 1),
+        request("main", ContainerRole::App, 2),
+    ];
+    let given = vec![
+        vec![device_share(0, 1, 0)],
+        vec![device_share(0, 9, 0)],
+        vec![device_share(0, 4, 0), device_share(1, 2, 0)],
+    ];
+    let free = DeviceShare { memory: None, ..device_share(1, 0, 0) };
+    let mut allocator = allocator(vec![
+        GpuPod { started: true, ..gpu_pod(1, requests, PodClaim::Given(given.into())) },
+        GpuPod { started: true, ..single(2, free) },
+        single(3, device_share(0, 8, 30)),
+        GpuPod { started: true, finished: true, ..single(4, device_share(0, 8, 30)) },
+    ]);
+    let told = |allocator: &NodeAllocator| -> Vec<(PodUid, GpuUuid, u64)> {
+        allocator.memory_claims().iter().map(|one| (one.pod.clone(), one.device.clone(), one.memory.0 / GIB)).collect()
+    };
+    assert_eq!(told(&allocator), [(uid(1), device(0), 10), (uid(1), device(1), 2)]);
+    allocator.gpu_pod_gone(&uid(1));
+    assert_eq!(told(&allocator), []);
+}
+
+/// An agent that ended before it could write where a claim had moved.
+#[test]
+fn what_has_moved_is_to_be_written_in_the_next_life_before_anything_starts() {
+    let one = [(0, 3)];
+    let devices = || {
+        vec![SharedDevice { numa: Some(0), ..shared_gpu(0, 10) }, SharedDevice { numa: Some(1), ..shared_gpu(1, 10) }]
+    };
+    let mut before = allocator(vec![single(1, device_share(1, 8, 30))]);
+    before.devices_are(devices());
+    before.follow_topology(true);
+    before.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);
+    filled(before.start(&ids(&one), Some(&[row(1, "main", &one, 7)])));
+    let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
+    allocator.devices_are(devices());
+    allocator.recall_tickets(before.take_changes().tickets);
+    for due in [1, 0] {
+        allocator.gpu_pods_are(vec![single(1, device_share(1, 8, 30))]);
+        let claims = allocator.take_changes().claims;
+        assert_eq!(claims.len(), due);
+        assert!(claims.iter().all(|(_, claim)| claim[0][0].device == device(0)));
+    }
+}

@@ -1,0 +1,367 @@
+//! The GPUs of the node: what was last read of each, what happened to it, and what is worth saying.
+
+use crate::health::{HealthChange, HealthPolicy, HealthRecord, silence, untold};
+use crate::node_event::NodeEvent;
+use crate::occupants::Occupants;
+use model::gpu::{Gpu, GpuSample, MAX_GPUS, UnidentifiedGpu, Xid};
+use model::id::GpuUuid;
+use model::incident::{GpuCondition, KeptIncidents};
+use model::observation::GpuSourceState;
+use model::process::{GpuProcess, GpuProcesses};
+use model::reading::{Absence, Reading};
+use model::time::Monotonic;
+use model::unit::Bytes;
+use model::usage::Rated;
+use model::view::MAX_XID_CODES;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One GPU.
+#[derive(Debug)]
+pub struct GpuState {
+    /// Who.
+    pub gpu: Arc<Gpu>,
+    /// What was last read.
+    pub sample: Arc<GpuSample>,
+    /// Its processes.
+    pub processes: Reading<Arc<[GpuProcess]>>,
+    /// Processes beyond the bound.
+    pub left_out: u32,
+    /// Who has a part in it, by the last list that was read.
+    pub occupants: Occupants,
+    /// The last XID.
+    pub last_xid: Option<Xid>,
+    /// XIDs by code.
+    pub xids: BTreeMap<u32, u64>,
+    /// All of them.
+    pub xid_count: u64,
+    /// What goes over its NVLinks.
+    pub nvlink: Rated<Bytes>,
+    /// What condemns it.
+    pub record: HealthRecord,
+}
+
+impl GpuState {
+    fn new(gpu: Gpu, record: HealthRecord) -> Self {
+        GpuState {
+            gpu: Arc::new(gpu),
+            sample: Arc::default(),
+            processes: Reading::NOT_YET,
+            left_out: 0,
+            occupants: Occupants::default(),
+            last_xid: None,
+            xids: BTreeMap::new(),
+            xid_count: 0,
+            nvlink: Rated::default(),
+            record,
+        }
+    }
+
+    /// The GPU and its MIG instances.
+    pub fn devices(&self) -> impl Iterator<Item = &GpuUuid> {
+        std::iter::once(&self.gpu.uuid).chain(self.gpu.instances().iter().map(|instance| &instance.uuid))
+    }
+
+    /// Takes new readings; says so when the card fell silent or speaks again, and what that makes of its health.
+    fn read(&mut self, sample: Arc<GpuSample>, policy: &HealthPolicy, now: Monotonic) -> Vec<NodeEvent> {
+        let before = silence(&self.sample);
+        let after = silence(&sample);
+        let first = untold(&self.sample);
+        self.sample = sample;
+        self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
+        let spoken = match (before, after) {
+            (None, Some(why)) => Some(NodeEvent::GpuSick(self.gpu.uuid.clone(), why)),
+            (Some(old), Some(why)) if old != why => Some(NodeEvent::GpuSick(self.gpu.uuid.clone(), why)),
+            (Some(_), None) if !first => Some(NodeEvent::GpuWell(self.gpu.uuid.clone())),
+            _ => None,
+        };
+        let changes = self.record.read(&self.sample, policy, now);
+        spoken.into_iter().chain(changes.into_iter().map(|change| self.changed(change))).collect()
+    }
+
+    fn changed(&self, change: HealthChange) -> NodeEvent {
+        match change {
+            HealthChange::Condemned(incident) => NodeEvent::GpuCondemned(self.gpu.uuid.clone(), incident),
+            HealthChange::Fit => NodeEvent::GpuFit(self.gpu.uuid.clone()),
+        }
+    }
+
+    fn silent(&mut self, why: Absence, policy: &HealthPolicy, now: Monotonic) {
+        self.sample = Arc::new(GpuSample::absent(why));
+        self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
+        // Who lets go of the driver says nothing of a card.
+        if why != Absence::Released {
+            // The source's own remark says it of all cards.
+            let _ = self.record.read(&self.sample, policy, now);
+        }
+        self.processes = Reading::Absent(why);
+        self.left_out = 0;
+    }
+
+    fn count(&mut self, xid: &Xid) {
+        self.last_xid = Some(xid.clone());
+        self.xid_count += 1;
+        if self.xids.len() < MAX_XID_CODES || self.xids.contains_key(&xid.code) {
+            *self.xids.entry(xid.code).or_default() += 1;
+        }
+    }
+}
+
+/// A GPU that is not listed and to which something has happened.
+#[derive(Debug)]
+struct Away {
+    gpu: GpuUuid,
+    record: HealthRecord,
+    /// Whether the driver has told a list without it, rather than one in which it could not be made out.
+    left: bool,
+}
+
+/// All of them, ordered by index.
+#[derive(Debug)]
+pub struct GpuStates {
+    /// Whether they can be seen at all.
+    pub source: GpuSourceState,
+    /// Version of the driver that answered last.
+    pub driver: Option<Arc<str>>,
+    /// At most [`MAX_GPUS`].
+    pub cards: Vec<GpuState>,
+    /// Those that could never be identified, ordered by index; at most [`MAX_GPUS`].
+    pub unidentified: Vec<UnidentifiedGpu>,
+    /// What condemns a card.
+    pub policy: HealthPolicy,
+    /// Those that may come back; at most [`MAX_GPUS`].
+    away: Vec<Away>,
+    /// The driver was seen not to be loaded, and has not worked since.
+    unloaded: bool,
+    /// Which loading of the driver the cards were last seen with, also by an earlier life of this program.
+    driver_load: Option<u64>,
+}
+
+impl Default for GpuStates {
+    fn default() -> Self {
+        GpuStates {
+            source: GpuSourceState::Starting,
+            driver: None,
+            cards: Vec::new(),
+            unidentified: Vec::new(),
+            policy: HealthPolicy::default(),
+            away: Vec::new(),
+            unloaded: false,
+            driver_load: None,
+        }
+    }
+}
+
+impl GpuStates {
+    /// No card is known yet; what was kept of an earlier life of this program is held against those that come.
+    #[must_use]
+    pub fn restored(policy: HealthPolicy, kept: &[KeptIncidents], now: Monotonic) -> GpuStates {
+        let mut away: Vec<Away> = Vec::new();
+        for kept in kept.iter().take(MAX_GPUS) {
+            if away.iter().all(|known| known.gpu != kept.gpu) {
+                away.push(Away { gpu: kept.gpu.clone(), record: HealthRecord::restored(kept, now), left: false });
+            }
+        }
+        let driver_load = kept.iter().find_map(|kept| kept.driver_load);
+        GpuStates { policy, away, driver_load, ..GpuStates::default() }
+    }
+
+    /// What is to be kept over the end of this program, ordered by UUID: what has happened to listed GPUs and to those that
+    /// may come back.
+    #[must_use]
+    pub fn kept(&self) -> Vec<KeptIncidents> {
+        let listed = self.cards.iter().filter_map(|card| card.record.kept(&card.gpu.uuid));
+        let mut kept: Vec<KeptIncidents> =
+            listed.chain(self.away.iter().filter_map(|one| one.record.kept(&one.gpu))).collect();
+        kept.iter_mut().for_each(|kept| kept.driver_load = self.driver_load);
+        kept.sort_by(|one, other| one.gpu.cmp(&other.gpu));
+        kept
+    }
+
+    /// An operator says that what has happened to this GPU, or to all, is mended. Tells of each GPU that something was
+    /// cleared of what is left, and what is worth saying.
+    pub fn clear(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, GpuCondition)>, Vec<NodeEvent>) {
+        let means = |gpu: &GpuUuid| which.is_none_or(|which| which == gpu);
+        let (mut cleared, mut remarks) = (Vec::new(), Vec::new());
+        for card in self.cards.iter_mut().filter(|card| means(&card.gpu.uuid)) {
+            let (gone, change) = card.record.clear();
+            if gone > 0 {
+                cleared.push((card.gpu.uuid.clone(), card.record.condition(&self.policy)));
+            }
+            remarks.extend(change.map(|change| card.changed(change)));
+        }
+        for away in self.away.extract_if(.., |away| means(&away.gpu)) {
+            cleared.push((away.gpu, GpuCondition::default()));
+        }
+        (cleared, remarks)
+    }
+
+    /// The source changed. Cards that are known stay known; their readings become absent for the source's reason.
+    pub fn source(&mut self, state: GpuSourceState, now: Monotonic) -> Vec<NodeEvent> {
+        if self.source == state {
+            return Vec::new();
+        }
+        self.unloaded |= matches!(&state, GpuSourceState::Missing { why: Absence::DriverNotLoaded, .. });
+        if matches!(state, GpuSourceState::Working { .. }) && std::mem::take(&mut self.unloaded) {
+            self.were_reset();
+        }
+        let why = match &state {
+            GpuSourceState::Missing { why, .. } => Some(*why),
+            GpuSourceState::Hanging => Some(Absence::CallHangs),
+            GpuSourceState::SwitchedOff => Some(Absence::SwitchedOff),
+            GpuSourceState::Released { .. } => Some(Absence::Released),
+            GpuSourceState::Starting | GpuSourceState::Working { .. } => None,
+        };
+        if let Some(why) = why {
+            self.cards.iter_mut().for_each(|card| card.silent(why, &self.policy, now));
+            self.unidentified.iter_mut().for_each(|gpu| gpu.why = why);
+        }
+        if let GpuSourceState::Working { driver, .. } = &state {
+            self.driver = Some(Arc::clone(driver));
+        }
+        self.source = state.clone();
+        vec![NodeEvent::GpuSource(state)]
+    }
+
+    /// The driver works, loaded this time. Another loading has reset every GPU, also where nobody looked while it was unloaded:
+    /// NVML was let go of, or the agent was not running.
+    pub fn driver_loaded(&mut self, load: u64) {
+        if self.driver_load.replace(load).is_some_and(|before| before != load) {
+            self.were_reset();
+        }
+    }
+
+    fn were_reset(&mut self) {
+        self.cards.iter_mut().for_each(|card| card.record.was_reset());
+        self.away.iter_mut().for_each(|away| away.record.was_reset());
+    }
+
+    /// The list changed: what is new begins empty, what is known keeps its readings and counts, of the rest is kept what
+    /// has happened to it.
+    pub fn listed(&mut self, gpus: Vec<Gpu>) -> Vec<NodeEvent> {
+        let mut remarks = Vec::new();
+        let mut old = std::mem::take(&mut self.cards);
+        for gpu in gpus.into_iter().take(MAX_GPUS) {
+            if self.cards.iter().any(|card| card.gpu.uuid == gpu.uuid) {
+                continue;
+            }
+            match old.iter().position(|card| card.gpu.uuid == gpu.uuid) {
+                Some(place) => {
+                    let mut card = old.swap_remove(place);
+                    card.gpu = Arc::new(gpu);
+                    self.cards.push(card);
+                }
+                None => {
+                    remarks.push(NodeEvent::GpuAppeared {
+                        gpu: gpu.uuid.clone(),
+                        model: Arc::clone(&gpu.model),
+                        index: gpu.index,
+                    });
+                    let record = self.back(&gpu.uuid);
+                    self.cards.push(GpuState::new(gpu, record));
+                }
+            }
+        }
+        for card in old {
+            remarks.push(NodeEvent::GpuDisappeared(card.gpu.uuid.clone()));
+            if card.record.kept(&card.gpu.uuid).is_some() && self.away.len() < MAX_GPUS {
+                self.away.push(Away { gpu: card.gpu.uuid.clone(), record: card.record, left: false });
+            }
+        }
+        // A GPU that could not be made out may be any of them.
+        if self.unidentified.is_empty() {
+            self.away.iter_mut().for_each(|away| away.left = true);
+        }
+        self.cards.sort_by(|a, b| (a.gpu.index, &a.gpu.uuid).cmp(&(b.gpu.index, &b.gpu.uuid)));
+        remarks
+    }
+
+    /// What is known of a GPU that comes. One that had left the driver's list was taken off the bus, or its driver was.
+    fn back(&mut self, gpu: &GpuUuid) -> HealthRecord {
+        let Some(place) = self.away.iter().position(|away| away.gpu == *gpu) else { return HealthRecord::default() };
+        let Away { mut record, left, .. } = self.away.swap_remove(place);
+        if left {
+            record.was_reset();
+        }
+        record
+    }
+
+    /// The GPUs that could not be identified are these. The source has logged why.
+    pub fn nameless(&mut self, mut gpus: Vec<UnidentifiedGpu>) {
+        gpus.sort_by_key(|gpu| gpu.index);
+        gpus.dedup_by_key(|gpu| gpu.index);
+        gpus.truncate(MAX_GPUS);
+        self.unidentified = gpus;
+    }
+
+    /// Readings of one card. Of a card that is not listed they are dropped: the list comes first.
+    pub fn read(&mut self, uuid: &GpuUuid, sample: GpuSample, now: Monotonic) -> Vec<NodeEvent> {
+        let Some(card) = self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid) else { return Vec::new() };
+        card.read(Arc::new(sample), &self.policy, now)
+    }
+
+    /// A call that counts against this card has stalled.
+    pub fn stalled(&mut self, uuid: &GpuUuid, now: Monotonic) -> Vec<NodeEvent> {
+        let Some(card) = self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid) else { return Vec::new() };
+        let change = card.record.stalled(now);
+        change.map(|change| card.changed(change)).into_iter().collect()
+    }
+
+    /// Processes of one card.
+    pub fn processes(&mut self, told: GpuProcesses) {
+        if let Some(card) = self.find(&told.gpu) {
+            if let Some(list) = told.list.value() {
+                card.occupants.told(list, told.left_out);
+            }
+            card.processes = told.list.map(Arc::from);
+            card.left_out = told.left_out;
+        }
+    }
+
+    /// A driver error: counted on its card, and said in any case.
+    pub fn xid(&mut self, mut xid: Xid, now: Monotonic) -> Vec<NodeEvent> {
+        let card = match (&xid.gpu, &xid.pci_bus_id) {
+            (Some(uuid), _) => self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid),
+            (None, Some(told)) => self.cards.iter_mut().find(|card| {
+                card.gpu.pci_bus_id.value().is_some_and(|known| slot(known).is_some() && slot(known) == slot(told))
+            }),
+            (None, None) => None,
+        };
+        let (mut change, mut awaits) = (None, None);
+        if let Some(card) = card {
+            xid.gpu = Some(card.gpu.uuid.clone());
+            card.count(&xid);
+            let awaited = card.record.awaits_reset();
+            change = card.record.xid(xid.code, &self.policy, now).map(|change| card.changed(change));
+            awaits = (card.record.awaits_reset() && !awaited).then(|| NodeEvent::GpuAwaitsReset(card.gpu.uuid.clone()));
+        }
+        std::iter::once(NodeEvent::Xid(xid)).chain(change).chain(awaits).collect()
+    }
+
+    /// The process behind an error that was counted already: known of the card's last one from now on, and said.
+    pub fn xid_process(&mut self, xid: Xid) -> Vec<NodeEvent> {
+        let card = xid.gpu.as_ref().and_then(|uuid| self.find(uuid));
+        if let Some(last) = card.and_then(|card| card.last_xid.as_mut()).filter(|last| last.code == xid.code) {
+            last.pid = xid.pid;
+            last.pod.clone_from(&xid.pod);
+        }
+        vec![NodeEvent::XidProcess(xid)]
+    }
+
+    fn find(&mut self, uuid: &GpuUuid) -> Option<&mut GpuState> {
+        self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid)
+    }
+}
+
+/// Domain, bus and device of a PCI address. NVML writes the domain with eight digits, the kernel with four, and the
+/// kernel leaves the function away: `00000000:65:00.0` and `0000:65:00` are one slot.
+fn slot(address: &str) -> Option<(u32, u32, u32)> {
+    let hex = |text: &str| u32::from_str_radix(text, 16).ok();
+    let mut parts = address.split(':');
+    let (domain, bus, rest) = (parts.next()?, parts.next()?, parts.next()?);
+    let device = rest.split('.').next()?;
+    if parts.next().is_some() { None } else { Some((hex(domain)?, hex(bus)?, hex(device)?)) }
+}
+
+#[cfg(test)]
+mod tests;

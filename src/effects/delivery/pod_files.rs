@@ -1,0 +1,229 @@
+//! How much containers have written into their writable folders. A container may have made any tree in them, so the walk has a bound
+//! in entries and in depth, and what lies beyond a bound counts as too much.
+//!
+//! What must never happen here: a link is followed, a mount point is entered, a walk without an end.
+
+use super::limiter::WRITABLE;
+use super::trash::{FOLDER_FLAGS, open_below};
+use model::unit::Bytes;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, openat, statat};
+use rustix::io::Errno;
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// What a file or folder counts at least: its entry and its inode take room as well, so that very many empty files are too much.
+const LEAST: u64 = 4096;
+/// Folders within folders. HAMi-core makes none.
+const MAX_DEPTH: usize = 32;
+
+/// Entries that are looked at between two pauses. A pod may keep 16,384 for good, and a node has more than a hundred pods.
+const TURN: u32 = 1024;
+
+/// What a pod has written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodFileSize {
+    /// Room on the disk.
+    pub bytes: u64,
+    /// Files and folders.
+    pub files: u64,
+    /// Whether it is more than it may be. Then the walk ended there, and there may be more than the numbers say.
+    pub over: bool,
+    /// Whether a folder could not be looked into: what is in it is not among the numbers, and may be anything.
+    pub closed: bool,
+}
+
+/// What is written into these folders of containers, up to `limit`. Calls `pause` after every 1,024 entries.
+pub(super) fn into(folders: impl Iterator<Item = PathBuf>, limit: Bytes, pause: &mut dyn FnMut()) -> PodFileSize {
+    let mut walk = Walk { limit: limit.0, charged: 0, since_pause: 0, pause, written: PodFileSize::default() };
+    for folder in folders {
+        for name in WRITABLE {
+            walk.folder(&folder.join(name));
+        }
+    }
+    walk.written
+}
+
+struct Walk<'a> {
+    limit: u64,
+    charged: u64,
+    since_pause: u32,
+    pause: &'a mut dyn FnMut(),
+    written: PodFileSize,
+}
+
+impl Walk<'_> {
+    fn folder(&mut self, top: &Path) {
+        let walked = openat(CWD, top, FOLDER_FLAGS, Mode::empty()).and_then(|top| self.walk(top));
+        self.has_failed(walked.err());
+    }
+
+    fn walk(&mut self, top: OwnedFd) -> Result<(), Errno> {
+        let mut folders = vec![(Dir::read_from(&top)?, top)];
+        loop {
+            let depth = folders.len();
+            let Some((entries, folder)) = folders.last_mut().filter(|_| !self.written.over) else { return Ok(()) };
+            let Some(entry) = entries.read() else {
+                folders.pop();
+                continue;
+            };
+            let name = CString::from(entry?.file_name());
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let about = match statat(&*folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(about) => about,
+                Err(error) => {
+                    self.has_failed(Some(error));
+                    continue;
+                }
+            };
+            self.counts(u64::try_from(about.st_blocks).unwrap_or(0).saturating_mul(512));
+            if FileType::from_raw_mode(about.st_mode) != FileType::Directory {
+                continue;
+            }
+            if depth >= MAX_DEPTH {
+                self.written.over = true;
+                continue;
+            }
+            match open_below(folder, &name, FOLDER_FLAGS).and_then(|next| Ok((Dir::read_from(&next)?, next))) {
+                Ok(next) => folders.push(next),
+                Err(error) => self.has_failed(Some(error)),
+            }
+        }
+    }
+
+    /// A folder that is not there, or is a link or a mount point, holds nothing that the pod has written there. Any other is closed to us:
+    /// by its mode, as the root of a container can close it where the agent lacks CAP_DAC_OVERRIDE, or by some trouble of ours.
+    fn has_failed(&mut self, error: Option<Errno>) {
+        let is_nothing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV);
+        self.written.closed |= error.is_some_and(|error| !is_nothing(error));
+    }
+
+    fn counts(&mut self, bytes: u64) {
+        self.written.files += 1;
+        self.written.bytes = self.written.bytes.saturating_add(bytes);
+        self.charged = self.charged.saturating_add(bytes.max(LEAST));
+        self.written.over |= self.charged > self.limit;
+        self.since_pause += 1;
+        if self.since_pause >= TURN {
+            self.since_pause = 0;
+            (self.pause)();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trash::tests::nest;
+    use super::super::{DeviceDelivery, NodeKit, TicketFolders};
+    use super::*;
+    use model::id::{PodUid, Ticket};
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    const LIMIT: Bytes = Bytes(1 << 20);
+
+    fn of(make: impl FnOnce(&Path)) -> PodFileSize {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery =
+            DeviceDelivery::new(&folder.path().join("state"), &folder.path().join("cdi"), NodeKit::default()).unwrap();
+        let uid = PodUid::parse(&"1".repeat(32)).unwrap();
+        let own = folder.path().join("state/pods").join(uid.as_str()).join("main/vgpu");
+        fs::create_dir_all(&own).unwrap();
+        make(&own);
+        delivery.written(&uid, (&TicketFolders::new(&folder.path().join("state")), &[]), LIMIT, &mut || {})
+    }
+
+    /// What `look` sees without the capabilities that open every folder to root.
+    fn without_capabilities<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> T {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+        // Those of one thread.
+        let run = move || {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+            set_capabilities(None, sets).unwrap();
+            look()
+        };
+        std::thread::spawn(run).join().unwrap()
+    }
+
+    #[test]
+    fn a_folder_that_is_closed_to_us_is_not_taken_for_an_empty_one() {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        for (name, closed_mode, files) in [("", 0o000, 0), ("", 0o400, 0), ("below", 0o000, 1), ("below", 0o300, 1)] {
+            let folder = tempfile::tempdir().unwrap();
+            let own = folder.path().join(WRITABLE[0]);
+            fs::create_dir_all(own.join("below")).unwrap();
+            fs::write(own.join("below/large"), vec![1; 2 << 20]).unwrap();
+            mode(&own.join(name), closed_mode);
+            let top = folder.path().to_owned();
+            let written = without_capabilities(move || into(std::iter::once(top), LIMIT, &mut || {}));
+            mode(&own.join(name), 0o700);
+            let closed = PodFileSize { files, closed: true, over: false, bytes: written.bytes };
+            assert_eq!(written, closed, "{name} {closed_mode:o}");
+        }
+        assert!(!of(|own| fs::create_dir(own.join("open")).unwrap()).closed);
+    }
+
+    #[test]
+    fn a_count_pauses_so_that_many_files_of_many_pods_do_not_take_a_processor() {
+        let mut pauses = 0;
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join(WRITABLE[0]);
+        fs::create_dir(&own).unwrap();
+        (0..2 * TURN).for_each(|n| fs::write(own.join(n.to_string()), "").unwrap());
+        let written = into(std::iter::once(folder.path().to_owned()), Bytes(64 << 20), &mut || pauses += 1);
+        assert_eq!((written.files, pauses), (u64::from(2 * TURN), 2));
+    }
+
+    #[test]
+    fn files_and_their_bytes_are_counted_and_beyond_the_limit_it_is_too_much() {
+        assert_eq!(of(|_| ()), PodFileSize::default());
+        let little = of(|own| {
+            fs::create_dir(own.join("a")).unwrap();
+            fs::write(own.join("a/b"), [1; 100_000]).unwrap();
+        });
+        assert_eq!((little.files, little.over), (2, false));
+        assert!(little.bytes >= 100_000, "{little:?}");
+        assert!(of(|own| fs::write(own.join("large"), vec![1; 2 << 20]).unwrap()).over);
+        // Sparse: what the library's own file is.
+        let sparse = of(|own| fs::File::create(own.join("sparse")).unwrap().set_len(1 << 40).unwrap());
+        assert!(!sparse.over && sparse.bytes < 1 << 20, "{sparse:?}");
+    }
+
+    #[test]
+    fn very_many_empty_files_and_very_deep_folders_are_too_much_and_the_walk_ends() {
+        let many = of(|own| (0..2000).for_each(|n| fs::write(own.join(n.to_string()), "").unwrap()));
+        assert!(many.over && many.files == LIMIT.0 / LEAST + 1, "{many:?}");
+        let deep = of(|own| nest(own, 1000));
+        assert!(deep.over && deep.files <= MAX_DEPTH as u64 + 1, "{deep:?}");
+    }
+
+    #[test]
+    fn links_lead_nowhere_and_a_folder_that_is_a_link_is_not_walked() {
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("large"), vec![1; 2 << 20]).unwrap();
+        let linked = of(|own| symlink(outside.path(), own.join("link")).unwrap());
+        assert_eq!((linked.files, linked.over), (1, false));
+        let replaced = of(|own| {
+            fs::remove_dir(own).unwrap();
+            symlink(outside.path(), own).unwrap();
+        });
+        assert_eq!(replaced, PodFileSize::default());
+    }
+
+    /// Without CDI the folders are those of the tickets.
+    #[test]
+    fn what_is_written_into_the_folders_of_tickets_is_the_pods() {
+        let state = tempfile::tempdir().unwrap();
+        let delivery = DeviceDelivery::new(state.path(), &state.path().join("cdi"), NodeKit::default()).unwrap();
+        let (tickets, ticket) = (TicketFolders::new(state.path()), Ticket::of_random([1; 16]));
+        fs::create_dir_all(tickets.folder(&ticket).join("lock")).unwrap();
+        fs::write(tickets.folder(&ticket).join("lock/lock"), "").unwrap();
+        let uid = PodUid::parse(&"1".repeat(32)).unwrap();
+        assert_eq!(delivery.written(&uid, (&tickets, &[ticket]), LIMIT, &mut || {}).files, 1);
+        assert_eq!(delivery.written(&uid, (&tickets, &[]), LIMIT, &mut || {}).files, 0);
+    }
+}

@@ -1,0 +1,172 @@
+//! Pods of which a start was answered: one line each, written before kubelet has the answer. By it the next life of the program
+//! knows what they hold; what lies in their folders says nothing of that, because it is written ahead of a start.
+
+use super::file::{DeliveryError, failed, place};
+use model::id::PodUid;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Beside the folders of the pods.
+const FILE: &str = "started";
+/// Nobody's but the agent's.
+const MODE: u32 = 0o600;
+/// Lines of pods that are gone, beyond which the file is written anew.
+const MAX_GONE: usize = 256;
+/// Some 27,000 pods: those of a full node, and as many gone ones as there may be between two sweeps.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The file.
+#[derive(Debug)]
+pub struct StartedPodsFile {
+    path: PathBuf,
+    file: Option<File>,
+    pods: BTreeSet<PodUid>,
+    lines: usize,
+    length: u64,
+}
+
+impl StartedPodsFile {
+    /// Under the state directory.
+    #[must_use]
+    pub fn new(state: &Path) -> StartedPodsFile {
+        StartedPodsFile { path: state.join(FILE), file: None, pods: BTreeSet::new(), lines: 0, length: 0 }
+    }
+
+    /// Those of an earlier life. What cannot be read is left out and told in the log.
+    pub fn recall(&mut self) -> BTreeSet<PodUid> {
+        let mut bytes = Vec::new();
+        match File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(file = %self.path.display(), %error, "which pods had started before cannot be read");
+            }
+        }
+        // One line that is damaged must not cost the others.
+        let text = String::from_utf8_lossy(&bytes);
+        // Zeros are what a disk had nothing for yet when its power went.
+        let lines = || text.split(['\n', '\0']).filter(|line| !line.is_empty());
+        self.lines = lines().count();
+        self.length = bytes.len() as u64;
+        // A line that was torn off is of nobody who is there.
+        self.pods = lines().filter_map(|line| PodUid::parse(line).ok()).collect();
+        self.pods.clone()
+    }
+
+    /// A start of this pod is about to be answered.
+    ///
+    /// # Errors
+    /// It is not kept: the disk is full or gone.
+    pub fn note(&mut self, pod: &PodUid) -> Result<(), DeliveryError> {
+        if self.pods.contains(pod) {
+            return Ok(());
+        }
+        // The end of the line before it may have been torn off.
+        let line = format!("\n{pod}");
+        let told = failed("write into", &self.path);
+        if self.length + line.len() as u64 > MAX_BYTES {
+            return Err(told(io::Error::other("it is full of pods")));
+        }
+        let mut write = || {
+            let mut file = match self.file.take() {
+                Some(file) => file,
+                None => fs::OpenOptions::new().append(true).create(true).mode(MODE).open(&self.path)?,
+            };
+            file.write_all(line.as_bytes())?;
+            Ok(file)
+        };
+        self.file = Some(write().map_err(told)?);
+        self.pods.insert(pod.clone());
+        self.lines += 1;
+        self.length += line.len() as u64;
+        Ok(())
+    }
+
+    /// Forgets all pods but these, and writes the file anew where many have gone.
+    ///
+    /// # Errors
+    /// It cannot be written; it stays as it was.
+    pub fn keep_only(&mut self, pods: &BTreeSet<PodUid>) -> Result<(), DeliveryError> {
+        self.pods.retain(|pod| pods.contains(pod));
+        if self.lines <= self.pods.len() + MAX_GONE {
+            return Ok(());
+        }
+        let text: String = self.pods.iter().map(|pod| format!("\n{pod}")).collect();
+        place(&self.path, text.as_bytes(), MODE)?;
+        // What was open has no name any more.
+        (self.file, self.lines, self.length) = (None, self.pods.len(), text.len() as u64);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(n: usize) -> PodUid {
+        PodUid::parse(&format!("{n:032x}")).unwrap()
+    }
+
+    #[test]
+    fn a_start_that_was_answered_is_known_in_the_next_life_until_its_pod_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut starts = StartedPodsFile::new(folder.path());
+        assert_eq!(starts.recall(), BTreeSet::new());
+        for n in [2, 1, 2] {
+            starts.note(&uid(n)).unwrap();
+        }
+        assert_eq!(fs::read_to_string(folder.path().join(FILE)).unwrap().trim().lines().count(), 2, "once each");
+        // Lines that were torn or damaged, as by a power cut.
+        let mut file = fs::OpenOptions::new().append(true).open(folder.path().join(FILE)).unwrap();
+        file.write_all(b"\n\xff\0\xfe\n0000").unwrap();
+        let mut starts = StartedPodsFile::new(folder.path());
+        assert_eq!(starts.recall(), BTreeSet::from([uid(1), uid(2)]));
+        starts.note(&uid(3)).unwrap();
+        starts.keep_only(&BTreeSet::from([uid(2), uid(3)])).unwrap();
+        starts.note(&uid(1)).unwrap();
+        assert_eq!(StartedPodsFile::new(folder.path()).recall(), BTreeSet::from([uid(1), uid(2), uid(3)]));
+    }
+
+    #[test]
+    fn the_file_does_not_grow_with_pods_that_are_gone_and_has_a_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let mut starts = StartedPodsFile::new(folder.path());
+        for n in 0..10 * MAX_GONE {
+            starts.note(&uid(n)).unwrap();
+            starts.keep_only(&BTreeSet::from([uid(0), uid(n)])).unwrap();
+            assert!(fs::metadata(&path).unwrap().len() <= (MAX_GONE as u64 + 3) * 33);
+        }
+        assert!(StartedPodsFile::new(folder.path()).recall().contains(&uid(10 * MAX_GONE - 1)));
+        let refused = (0..1 << 20).map(|n| starts.note(&uid(1 << 20 | n))).find_map(Result::err);
+        assert!(refused.is_some_and(|error| error.to_string().contains("full")));
+        assert!(fs::metadata(&path).unwrap().len() <= MAX_BYTES);
+    }
+
+    /// As a power loss may leave it.
+    #[test]
+    fn a_file_that_is_empty_cut_or_full_of_zeros_costs_only_the_lines_that_it_took() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let mut starts = StartedPodsFile::new(folder.path());
+        starts.note(&uid(1)).unwrap();
+        let line = fs::read(&path).unwrap();
+        let zeros = [0; 4096];
+        for (left, known) in [
+            (vec![], 0),
+            (zeros.to_vec(), 0),
+            (line[..line.len() / 2].to_vec(), 0),
+            ([&line[..], &zeros].concat(), 1),
+            ([&zeros[..], &line].concat(), 1),
+        ] {
+            fs::write(&path, &left).unwrap();
+            let mut starts = StartedPodsFile::new(folder.path());
+            assert_eq!(starts.recall().len(), known);
+            starts.note(&uid(2)).unwrap();
+            assert!(StartedPodsFile::new(folder.path()).recall().contains(&uid(2)));
+        }
+    }
+}

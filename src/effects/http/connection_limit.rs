@@ -1,0 +1,148 @@
+//! Which connections stay open. When the room is full, the address with most connections loses the one that has been idle
+//! longest, so a thousand open connections cost as much as the places there are, never keep a health check out, and never
+//! cost another address the connection that it keeps.
+
+use parking_lot::Mutex;
+use std::cmp::Reverse;
+use std::net::IpAddr;
+use std::sync::Arc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// The places. Owned by the accept loop alone.
+#[derive(Debug)]
+pub(super) struct ConnectionLimit {
+    places: usize,
+    taken: Vec<Arc<Place>>,
+}
+
+#[derive(Debug)]
+struct Place {
+    peer: IpAddr,
+    state: Mutex<State>,
+    leave: CancellationToken,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle(Instant),
+    Busy,
+    Gone,
+}
+
+/// Someone came in.
+#[derive(Debug)]
+pub(super) struct Admission {
+    /// The place.
+    pub(super) seat: ConnectionPermit,
+    /// How many idle connections were asked to leave for it.
+    pub(super) made_way: u64,
+}
+
+/// One connection's place; free again when it is dropped.
+#[derive(Debug)]
+pub(super) struct ConnectionPermit(Arc<Place>);
+
+/// A request is being answered; idle again when it is dropped.
+#[derive(Debug)]
+pub(super) struct Busy(Arc<Place>);
+
+impl ConnectionLimit {
+    /// An empty room.
+    pub(super) fn new(places: usize) -> ConnectionLimit {
+        ConnectionLimit { places, taken: Vec::new() }
+    }
+
+    /// A place for a connection from this address, or `None` when all are busy.
+    pub(super) fn enter(&mut self, peer: IpAddr) -> Option<Admission> {
+        let mut made_way = 0;
+        if self.taken.len() >= self.places {
+            self.taken.retain(|place| *place.state.lock() != State::Gone);
+        }
+        if self.taken.len() >= self.places {
+            let idle = self.taken.iter().enumerate().filter_map(|(number, place)| match *place.state.lock() {
+                State::Idle(since) => Some((Reverse(self.of(place.peer)), since, number)),
+                State::Busy | State::Gone => None,
+            });
+            let (_, _, number) = idle.min()?;
+            self.taken.remove(number).leave.cancel();
+            made_way = 1;
+        }
+        let (state, leave) = (Mutex::new(State::Idle(Instant::now())), CancellationToken::new());
+        let place = Arc::new(Place { peer, state, leave });
+        self.taken.push(Arc::clone(&place));
+        Some(Admission { seat: ConnectionPermit(place), made_way })
+    }
+
+    /// Connections from this address; there are some hundred in all.
+    fn of(&self, peer: IpAddr) -> usize {
+        self.taken.iter().filter(|place| place.peer == peer).count()
+    }
+}
+
+impl ConnectionPermit {
+    /// Ends when a newer connection needs the place.
+    pub(super) async fn asked_to_leave(&self) {
+        self.0.leave.cancelled().await;
+    }
+
+    /// Until the answer's body is dropped, this connection is not idle.
+    pub(super) fn busy(&self) -> Busy {
+        *self.0.state.lock() = State::Busy;
+        Busy(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        *self.0.state.lock() = State::Gone;
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        if *state == State::Busy {
+            *state = State::Idle(Instant::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACES: usize = 8;
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    #[tokio::test]
+    async fn the_longest_idle_makes_way_and_the_busy_stay() {
+        let mut room = ConnectionLimit::new(PLACES);
+        let seats: Vec<ConnectionPermit> = (0..PLACES).map(|_| room.enter(address(1)).unwrap().seat).collect();
+        let busy: Vec<Busy> = seats.iter().skip(1).map(ConnectionPermit::busy).collect();
+        assert_eq!(room.enter(address(1)).map(|entrance| entrance.made_way), Some(1));
+        seats[0].asked_to_leave().await;
+        let last = room.enter(address(1));
+        assert!(last.is_some(), "the one that just came in is idle and gone already");
+        let _held = last.map(|entrance| (entrance.seat.busy(), entrance.seat));
+        assert!(room.enter(address(1)).is_none(), "all are busy");
+        drop(busy);
+        assert!(room.enter(address(1)).is_some());
+        assert!(room.taken.len() <= PLACES);
+    }
+
+    #[tokio::test]
+    async fn an_address_with_many_connections_costs_another_one_none() {
+        let mut room = ConnectionLimit::new(PLACES);
+        let kept = room.enter(address(2)).unwrap().seat;
+        let mut many = Vec::new();
+        for _ in 0..10 * PLACES {
+            many.push(room.enter(address(1)).unwrap().seat);
+        }
+        assert!(!kept.0.leave.is_cancelled(), "the oldest of all, and idle");
+        assert_eq!(many.iter().filter(|seat| !seat.0.leave.is_cancelled()).count(), PLACES - 1);
+    }
+}

@@ -1,0 +1,115 @@
+//! A source that comes and goes: told when it begins to fail and when it is back, and asked ever more rarely meanwhile.
+
+use model::observation::ErrorCounter;
+use std::fmt::Display;
+use std::time::Duration;
+
+/// First pause after a failure; each further one doubles it.
+const FIRST: Duration = Duration::from_secs(1);
+/// Longest pause: a source that appears is found within a minute.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// How bad a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailureSeverity {
+    /// It is not there. On a machine without Kubernetes that is as it should be.
+    Absent,
+    /// It is there and does not answer as it should.
+    Broken,
+}
+
+/// A source as people know it.
+#[derive(Debug)]
+pub(crate) struct SourceName {
+    /// The source's name for people.
+    pub(crate) what: &'static str,
+    /// What is lost without it, as a sentence.
+    pub(crate) lost: &'static str,
+    /// What to do where it is there.
+    pub(crate) advice: &'static str,
+    /// What is counted.
+    pub(crate) trouble: Option<ErrorCounter>,
+    /// Somebody asked for it by a setting, or it has been there before: then its absence is a failure.
+    pub(crate) wanted: bool,
+}
+
+/// One source's spells of failure.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    source: SourceName,
+    failures: u32,
+    said: Option<FailureSeverity>,
+}
+
+impl Backoff {
+    pub(crate) fn of(source: SourceName) -> Self {
+        Backoff { source, failures: 0, said: None }
+    }
+
+    /// It failed: says so if that is news; gives what is to be counted, and how long to wait.
+    pub(crate) fn failed(&mut self, failure: FailureSeverity, error: &dyn Display) -> (Option<ErrorCounter>, Duration) {
+        self.failures = self.failures.saturating_add(1);
+        let news = self.said != Some(failure) && self.said != Some(FailureSeverity::Broken);
+        let SourceName { what, lost, advice, trouble, wanted } = self.source;
+        let expected = failure == FailureSeverity::Absent && !wanted;
+        if news {
+            self.said = Some(failure);
+            if expected {
+                let found = format!("{what} not found: {error}; {lost}; tried again at least once a minute; {advice}");
+                tracing::info!(source = what, %error, lost, advice, "{found}");
+            } else {
+                let failed = format!("{what} failed: {error}; {lost}; tried again at least once a minute; {advice}");
+                tracing::warn!(source = what, %error, lost, advice, "{failed}");
+            }
+        }
+        let doublings = self.failures.saturating_sub(1).min(6);
+        let pause = LONGEST.min(FIRST.saturating_mul(1 << doublings));
+        (trouble.filter(|_| !expected), pause)
+    }
+
+    /// It answered: says so if it had failed.
+    pub(crate) fn worked(&mut self) {
+        if self.said.take().is_some() {
+            let (source, failures) = (self.source.what, self.failures);
+            tracing::info!(source, failures, "{source} answered, after {failures} failed tries");
+        }
+        self.failures = 0;
+        self.source.wanted = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spell() -> Backoff {
+        Backoff::of(SourceName {
+            what: "test",
+            lost: "",
+            advice: "",
+            trouble: Some(ErrorCounter::CriFailed),
+            wanted: false,
+        })
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_minute_and_begin_anew_after_success() {
+        let mut spell = spell();
+        let pauses: Vec<u64> = (0..9).map(|_| spell.failed(FailureSeverity::Broken, &"x").1.as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        spell.worked();
+        assert_eq!(spell.failed(FailureSeverity::Broken, &"x").1, FIRST);
+    }
+
+    #[test]
+    fn absence_counts_only_where_the_source_is_wanted_or_was_there() {
+        let mut never_there = spell();
+        assert_eq!(never_there.failed(FailureSeverity::Absent, &"x").0, None);
+        assert_eq!(never_there.failed(FailureSeverity::Broken, &"x").0, Some(ErrorCounter::CriFailed));
+        never_there.worked();
+        assert_eq!(never_there.failed(FailureSeverity::Absent, &"x").0, Some(ErrorCounter::CriFailed));
+        let mut asked_for = spell();
+        asked_for.source.wanted = true;
+        assert_eq!(asked_for.failed(FailureSeverity::Absent, &"x").0, Some(ErrorCounter::CriFailed));
+    }
+}

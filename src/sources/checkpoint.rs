@@ -1,0 +1,149 @@
+//! kubelet's own checkpoint: which container of which pod holds which ids, and the answer that it was given for them.
+//!
+//! ```text
+//!   device-plugins/kubelet_internal_checkpoint ──stat, read──▶ wire::checkpoint ──▶ rows of one resource
+//! ```
+//!
+//! What must never happen here: the file is never written, and a file that cannot be read is never an empty one.
+
+use model::checkpoint::CheckpointEntry;
+use model::id::ContainerKey;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use wire::{checkpoint, ticket};
+
+/// The name of the file in the folder of device plugins.
+pub const FILE: &str = "kubelet_internal_checkpoint";
+
+/// Reads the checkpoint, and does not read them again while the file is the same.
+#[derive(Clone, Debug)]
+pub struct CheckpointReader {
+    path: PathBuf,
+    resource: Arc<str>,
+    seen: Option<(FileStamp, CheckpointEntries)>,
+}
+
+/// What stands in them of one resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointEntries {
+    /// Who holds what.
+    pub held: Arc<[CheckpointEntry]>,
+    /// Entries that cannot be read, each with the reason: while there are any, who is not above may hold something all the
+    /// same.
+    pub unreadable: Arc<[Arc<str>]>,
+    /// Records of tickets that stand in the plugin's answers, as they were written.
+    pub records: Arc<[Arc<str>]>,
+}
+
+/// Entries of which it is said why they cannot be read; one is enough to know that something is wrong.
+const MAX_TOLD: usize = 16;
+
+/// kubelet replaces the file by a new one, so that one of these changes each time.
+pub type FileStamp = (u64, u64, i64, i64);
+
+impl CheckpointReader {
+    /// The checkpoint of `resource` in kubelet's folder of device plugins.
+    #[must_use]
+    pub fn new(folder: &Path, resource: Arc<str>) -> CheckpointReader {
+        CheckpointReader { path: folder.join(FILE), resource, seen: None }
+    }
+
+    /// The state of the file: one `stat`, which says whether a look is worth it. Blocks for as long as the file system takes.
+    #[must_use]
+    pub fn stamp(&self) -> Option<FileStamp> {
+        fs::metadata(&self.path).ok().map(|about| stamp(&about))
+    }
+
+    /// All entries of the resource. Blocks for as long as the file system takes.
+    ///
+    /// # Errors
+    /// A sentence that names the file: it is missing, unreadable or not kubelet's.
+    pub fn read(&mut self) -> Result<CheckpointEntries, String> {
+        let told = |error: &dyn std::fmt::Display| format!("kubelet's checkpoint {}: {error}", self.path.display());
+        let file = fs::File::open(&self.path).map_err(|error| told(&error))?;
+        let about = file.metadata().map_err(|error| told(&error))?;
+        let stamp = stamp(&about);
+        if let Some((seen, entries)) = &self.seen
+            && *seen == stamp
+        {
+            return Ok(entries.clone());
+        }
+        let checkpoint = parse(file).map_err(|why| told(&why))?;
+        let unreadable = checkpoint.unreadable.iter().filter(|one| *one.resource == *self.resource);
+        let own = |row: &&checkpoint::CheckpointRow| *row.resource == *self.resource;
+        let entries = CheckpointEntries {
+            records: checkpoint.allocations.iter().filter(own).filter_map(|row| row.record.clone()).collect(),
+            unreadable: unreadable.take(MAX_TOLD).map(|one| one.fault.to_string().into()).collect(),
+            held: checkpoint.allocations.into_iter().filter(|row| *row.resource == *self.resource).map(held).collect(),
+        };
+        self.seen = Some((stamp, entries.clone()));
+        Ok(entries)
+    }
+}
+
+/// The ids that kubelet has written down as devices of `resource`, whichever plugin told them; none where the checkpoint cannot be
+/// read. Blocks for as long as the file system takes.
+#[must_use]
+pub fn registered(folder: &Path, resource: &str) -> Vec<Arc<str>> {
+    let checkpoint = fs::File::open(folder.join(FILE)).ok().and_then(|file| parse(file).ok());
+    checkpoint.and_then(|mut checkpoint| checkpoint.registered.remove(resource)).unwrap_or_default()
+}
+
+fn stamp(about: &fs::Metadata) -> FileStamp {
+    (about.ino(), about.size(), about.mtime(), about.mtime_nsec())
+}
+
+fn parse(file: fs::File) -> Result<checkpoint::Checkpoint, String> {
+    let mut bytes = Vec::new();
+    let limit = checkpoint::MAX_BYTES as u64 + 1;
+    file.take(limit).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    checkpoint::parse(&bytes).map_err(|fault| fault.to_string())
+}
+
+fn held(row: checkpoint::CheckpointRow) -> CheckpointEntry {
+    let late = row.cdi_devices.iter().find_map(|name| ticket::parse(name).ok());
+    CheckpointEntry {
+        holder: ContainerKey { pod: row.pod, container: row.container },
+        ids: row.ids,
+        early: late.is_none() && row.ticket.is_some(),
+        ticket: late.or(row.ticket),
+        foreign: row.foreign,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_cannot_be_read_is_told_where_it_is_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let entry = |uid: &str, resource: &str, answer: &str| {
+            format!(
+                r#"{{"PodUID":"{uid}","ContainerName":"main","ResourceName":"{resource}","DeviceIDs":["a"],"AllocResp":"{answer}"}}"#
+            )
+        };
+        let uid = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
+        let write = |entries: &[String]| {
+            let text = format!(r#"{{"Data":{{"PodDeviceEntries":[{}]}}}}"#, entries.join(","));
+            fs::write(folder.path().join(FILE), text).unwrap();
+        };
+        let mut checkpoint = CheckpointReader::new(folder.path(), "nvidia.com/gpu".into());
+        write(&[entry(uid, "nvidia.com/gpu", ""), entry(uid, "other/nic", "***")]);
+        let entries = checkpoint.read().unwrap();
+        assert_eq!((entries.held.len(), entries.unreadable.len()), (1, 0), "another plugin's answer is its own affair");
+        write(&[
+            entry(uid, "nvidia.com/gpu", ""),
+            entry("b", "nvidia.com/gpu", "***"),
+            entry(uid, "nvidia.com/gpu", "***"),
+        ]);
+        for _ in 0..2 {
+            let entries = checkpoint.read().unwrap();
+            assert_eq!((entries.held.len(), entries.unreadable.len()), (1, 2), "also when the file is not read again");
+            assert!(entries.unreadable[0].contains("entry 1 cannot be read"), "{entries:?}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The heartbeat of a thread that calls NVML: every call is between two beats, so that one that does not return is seen
+//! from outside, and a poller that was given up notices when it returns after all.
+
+use crate::clock::monotonic;
+use crate::nvml::absence::reason;
+use crate::nvml::settings::DriverPatience;
+use model::Absence;
+use model::id::GpuUuid;
+use model::time::Monotonic;
+use nvml_wrapper::error::NvmlError;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Shared by one poller, or the event thread, and the supervisor.
+#[derive(Debug, Default)]
+pub(super) struct Heartbeat {
+    /// The call that is being made.
+    call: Mutex<Option<Call>>,
+    /// When the last call began that has returned.
+    answered: Mutex<Option<Monotonic>>,
+    /// The poller has been replaced, or the program stops: no further call, and away.
+    dismissed: AtomicBool,
+    /// Somebody saw a sign that the list of GPUs has changed.
+    look_again: AtomicBool,
+    /// GPUs that are left alone because a call to them hangs in another poller.
+    skipped: Mutex<BTreeSet<GpuKey>>,
+}
+
+/// How a GPU is named from one call to the next. Its index is no name: NVML counts anew when another GPU leaves the bus.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum GpuKey {
+    Uuid(GpuUuid),
+    /// One whose UUID has not been read yet has only its index.
+    Index(u32),
+}
+
+#[derive(Debug)]
+struct Call {
+    began: Monotonic,
+    gpu: Option<GpuKey>,
+    /// It opens the library, which may take longer than any other.
+    opens: bool,
+}
+
+/// A call that has not returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stuck {
+    /// The GPU it is about, if it is about one.
+    pub(super) gpu: Option<GpuKey>,
+    /// It hangs; else it stalls only.
+    pub(super) hangs: bool,
+}
+
+impl Heartbeat {
+    /// For a poller that leaves these GPUs alone.
+    pub(super) fn skipping(skipped: BTreeSet<GpuKey>) -> Self {
+        Heartbeat { skipped: Mutex::new(skipped), ..Heartbeat::default() }
+    }
+
+    /// Makes one call to NVML. A dismissed poller makes none.
+    pub(super) fn call<T>(
+        &self,
+        gpu: Option<&GpuKey>,
+        call: impl FnOnce() -> Result<T, NvmlError>,
+    ) -> Result<T, Absence> {
+        if self.dismissed() {
+            return Err(Absence::CallHangs);
+        }
+        self.during(gpu, call).map_err(reason)
+    }
+
+    /// Does something that may not return.
+    pub(super) fn during<T>(&self, gpu: Option<&GpuKey>, work: impl FnOnce() -> T) -> T {
+        self.beat(Call { began: monotonic(), gpu: gpu.cloned(), opens: false }, work)
+    }
+
+    /// Opens the library. A dismissed poller does not.
+    pub(super) fn open<T>(&self, open: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
+        if self.dismissed() {
+            return Err(Absence::CallHangs);
+        }
+        self.beat(Call { began: monotonic(), gpu: None, opens: true }, open).map_err(reason)
+    }
+
+    fn beat<T>(&self, call: Call, work: impl FnOnce() -> T) -> T {
+        let began = call.began;
+        *self.call.lock() = Some(call);
+        let answer = work();
+        *self.call.lock() = None;
+        *self.answered.lock() = Some(began);
+        answer
+    }
+
+    /// When the last call began that has returned.
+    pub(super) fn answered(&self) -> Option<Monotonic> {
+        *self.answered.lock()
+    }
+
+    /// When the call began that is being made.
+    pub(super) fn began(&self) -> Option<Monotonic> {
+        self.call.lock().as_ref().map(|call| call.began)
+    }
+
+    /// As if a call that began at that time had returned.
+    #[cfg(test)]
+    pub(super) fn was_answered(&self, began: Monotonic) {
+        *self.answered.lock() = Some(began);
+    }
+
+    /// The call that has not returned in time.
+    pub(super) fn stuck(&self, now: Monotonic, patience: &DriverPatience) -> Option<Stuck> {
+        let call = self.call.lock();
+        let call = call.as_ref().filter(|call| now.since(call.began) > patience.absent_after)?;
+        let hangs_after = if call.opens { patience.open_hangs_after } else { patience.hang_after };
+        Some(Stuck { gpu: call.gpu.clone(), hangs: now.since(call.began) > hangs_after })
+    }
+
+    /// Whether a call has not returned after this long.
+    pub(super) fn silent_for(&self, now: Monotonic, long: Duration) -> bool {
+        self.call.lock().as_ref().is_some_and(|call| now.since(call.began) > long)
+    }
+
+    /// No further calls, please.
+    pub(super) fn dismiss(&self) {
+        self.dismissed.store(true, Ordering::Release);
+    }
+
+    /// Whether the poller is to end.
+    pub(super) fn dismissed(&self) -> bool {
+        self.dismissed.load(Ordering::Acquire)
+    }
+
+    /// Asks for a look at the list of GPUs in the next round.
+    pub(super) fn look_again(&self) {
+        self.look_again.store(true, Ordering::Release);
+    }
+
+    /// Whether somebody asked since the last time.
+    pub(super) fn take_look_again(&self) -> bool {
+        self.look_again.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether this GPU is left alone.
+    pub(super) fn skips(&self, gpu: &GpuKey) -> bool {
+        self.skipped.lock().contains(gpu)
+    }
+
+    /// Whether any GPU is left alone, that is, whether another thread is inside the library for good.
+    pub(super) fn skips_any(&self) -> bool {
+        !self.skipped.lock().is_empty()
+    }
+
+    /// Whether a GPU is left alone of which only the index is known.
+    pub(super) fn skips_an_index(&self) -> bool {
+        self.skipped.lock().iter().any(|gpu| matches!(gpu, GpuKey::Index(_)))
+    }
+
+    /// The call to this GPU has returned after all.
+    pub(super) fn no_longer_skip(&self, gpu: &GpuKey) {
+        self.skipped.lock().remove(gpu);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_seen_while_it_lasts_and_with_its_gpu() {
+        let (pulse, patience) = (Heartbeat::default(), DriverPatience::default());
+        let stuck = |seconds| pulse.stuck(monotonic().after(Duration::from_secs(seconds)), &patience);
+        let named = GpuKey::Uuid(GpuUuid::parse("GPU-a").unwrap());
+        for gpu in [None, Some(GpuKey::Index(0)), Some(named)] {
+            let seen = pulse.call(gpu.as_ref(), || Ok([0, 3, 20, 31].map(stuck)));
+            let [none, stalls, still, hangs] = seen.unwrap();
+            assert_eq!(none, None, "not before two seconds");
+            assert_eq!((stalls.clone(), still), (Some(Stuck { gpu: gpu.clone(), hangs: false }), stalls));
+            assert_eq!(hangs, Some(Stuck { gpu, hangs: true }), "after thirty");
+            assert_eq!(stuck(31), None, "between calls nothing hangs");
+        }
+        let opening = pulse.open(|| Ok([3, 50, 61].map(|seconds| stuck(seconds).map(|stuck| stuck.hangs))));
+        assert_eq!(opening, Ok([Some(false), Some(false), Some(true)]), "opening the library may take a minute");
+    }
+
+    #[test]
+    fn a_dismissed_poller_makes_no_call() {
+        let pulse = Heartbeat::default();
+        pulse.dismiss();
+        assert_eq!(pulse.call(None, || -> Result<(), _> { panic!("called") }), Err(Absence::CallHangs));
+        assert_eq!(pulse.open(|| -> Result<(), _> { panic!("opened") }), Err(Absence::CallHangs));
+    }
+}

@@ -1,0 +1,356 @@
+//! One GPU while it is polled: its handles, what was last read of it, and what it has refused to answer.
+
+use crate::clock::monotonic;
+use crate::nvml::absence::{lasting, ordinary};
+use crate::nvml::heartbeat::{GpuKey, Heartbeat};
+use crate::nvml::inventory::Known;
+use crate::report::Reporter;
+use model::Absence;
+use model::gpu::GpuSample;
+use model::id::GpuUuid;
+use model::observation::ErrorCounter;
+use model::time::{Monotonic, Now};
+use nvml_wrapper::GpmSample;
+use nvml_wrapper::error::NvmlError;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A call that was refused for good (not supported, not in this driver, no permission) is not made again before this.
+const REFUSAL_LASTS: Duration = Duration::from_secs(60);
+
+/// Sample buffers that are read: GPU, memory, encoder, decoder.
+pub(super) const BUFFERS: usize = 4;
+
+/// Asks one GPU, remembers refusals, and says each kind of failure once.
+#[derive(Debug)]
+pub(super) struct GpuCaller {
+    pulse: Arc<Heartbeat>,
+    reporter: Reporter,
+    uuid: GpuUuid,
+    key: GpuKey,
+    answers: BTreeMap<Call, Refusal>,
+    /// Fields of NVLinks that this driver or this GPU does not know, and why.
+    unknown_link_fields: BTreeMap<u32, Absence>,
+    lost: bool,
+}
+
+/// The error of one field. A driver that is older than the field takes its number for a mistake of the caller.
+pub(super) fn of_field(error: NvmlError) -> NvmlError {
+    if matches!(error, NvmlError::InvalidArg) { NvmlError::FunctionNotFound } else { error }
+}
+
+/// A call by its name, and the MIG instance that it asks of where it asks of one: instances refuse for themselves.
+type Call = (&'static str, Option<GpuUuid>);
+
+/// What a call answered last when it was not a value. There are at most as many as calls in this room, some thirty, and
+/// two for each MIG instance that there is.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    why: Absence,
+    /// Not to be made again for a while from then on; `None`: at the next chance.
+    at: Option<Monotonic>,
+    /// For how long the call is not made again, where the reason is a lasting one.
+    lasts: Duration,
+}
+
+impl Refusal {
+    fn stands(&self, now: Monotonic) -> bool {
+        lasting(self.why) && self.at.is_some_and(|at| now.since(at) < self.lasts)
+    }
+}
+
+impl GpuCaller {
+    pub(super) fn new(pulse: Arc<Heartbeat>, reporter: Reporter, known: &Known) -> Self {
+        let (uuid, key) = (known.gpu.uuid.clone(), known.key());
+        GpuCaller {
+            pulse,
+            reporter,
+            uuid,
+            key,
+            answers: BTreeMap::new(),
+            unknown_link_fields: BTreeMap::new(),
+            lost: false,
+        }
+    }
+
+    /// Makes the call named `name`, unless it was refused lately.
+    pub(super) fn ask<T>(
+        &mut self,
+        name: &'static str,
+        call: impl FnOnce() -> Result<T, NvmlError>,
+    ) -> Result<T, Absence> {
+        self.make((name, None), call)
+    }
+
+    /// As [`GpuCaller::ask`], of one MIG instance: what it refuses, its neighbours may answer.
+    pub(super) fn ask_instance<T>(
+        &mut self,
+        name: &'static str,
+        instance: &GpuUuid,
+        call: impl FnOnce() -> Result<T, NvmlError>,
+    ) -> Result<T, Absence> {
+        self.make((name, Some(instance.clone())), call)
+    }
+
+    fn make<T>(&mut self, of: Call, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
+        let now = monotonic();
+        let before = self.answers.get(&of).copied();
+        if let Some(refusal) = before.filter(|refusal| refusal.stands(now)) {
+            return Err(refusal.why);
+        }
+        match self.pulse.call(Some(&self.key), call) {
+            Ok(value) => {
+                if before.is_some() {
+                    self.answers.remove(&of);
+                }
+                Ok(value)
+            }
+            Err(why) => {
+                self.refused(of, why, before);
+                Err(why)
+            }
+        }
+    }
+
+    /// As [`GpuCaller::ask`], of one field of `nvmlDeviceGetFieldValues`. One that this driver or this GPU does not know is not
+    /// asked again until the library is opened anew: neither changes while it is loaded.
+    pub(super) fn ask_field(
+        &mut self,
+        name: &'static str,
+        call: impl FnOnce() -> Result<Result<u64, NvmlError>, NvmlError>,
+    ) -> Result<u64, Absence> {
+        let mut unknown = false;
+        let answer = self.make((name, None), || {
+            call()?.map_err(|error| {
+                let error = of_field(error);
+                unknown = matches!(error, NvmlError::FunctionNotFound | NvmlError::NotSupported);
+                error
+            })
+        });
+        if unknown && let Some(refusal) = self.answers.get_mut(&(name, None)) {
+            refusal.lasts = Duration::MAX;
+        }
+        answer
+    }
+
+    /// Why a field of NVLinks is not asked any more, until the library is opened anew.
+    pub(super) fn unknown_link_field(&self, id: u32) -> Option<Absence> {
+        self.unknown_link_fields.get(&id).copied()
+    }
+
+    /// This driver or this GPU does not know this field of NVLinks.
+    pub(super) fn link_field_is_unknown(&mut self, id: u32, why: Absence) {
+        self.unknown_link_fields.insert(id, why);
+    }
+
+    /// Makes a call whose refusals are part of its answer.
+    pub(super) fn plain<T>(&self, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
+        self.pulse.call(Some(&self.key), call)
+    }
+
+    fn refused(&mut self, of: Call, why: Absence, before: Option<Refusal>) {
+        self.lost |= why == Absence::GpuLost;
+        let (call, instance) = (of.0, of.1.as_ref().map(GpuUuid::as_str));
+        let said = before.is_some_and(|refusal| refusal.why == why);
+        if ordinary(why) {
+            if !said {
+                tracing::debug!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML has no such value of this GPU");
+            }
+        } else {
+            self.reporter.trouble(ErrorCounter::NvmlFailed);
+            if !said {
+                tracing::warn!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML call failed, said once");
+            }
+        }
+        self.answers.insert(of, Refusal { why, at: Some(monotonic()), lasts: REFUSAL_LASTS });
+    }
+
+    /// Whether a call has answered since the last time that the GPU is lost.
+    pub(super) fn take_lost(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// Asks again at the next chance what was not permitted: that may be of this moment, where it is all that a GPU says.
+    pub(super) fn ask_permission_again(&mut self) {
+        let refused = self.answers.values_mut().filter(|refusal| refusal.why == Absence::NoPermission);
+        refused.for_each(|refusal| refusal.at = None);
+    }
+
+    /// Forgets what instances refused that are not in the layout any more.
+    pub(super) fn forget_instances(&mut self, living: impl Fn(&GpuUuid) -> bool) {
+        self.answers.retain(|(_, instance), _| instance.as_ref().is_none_or(&living));
+    }
+
+    /// Forgets refusals: the GPU was away, or the library was opened anew, and what it can do may be another thing.
+    pub(super) fn forget(&mut self) {
+        self.answers.clear();
+        self.unknown_link_fields.clear();
+    }
+}
+
+/// One GPU.
+#[derive(Debug)]
+pub(super) struct PolledGpu {
+    pub(super) known: Known,
+    pub(super) asker: GpuCaller,
+    /// All readings, each of its own time.
+    pub(super) sample: GpuSample,
+    /// NVML's newest stamp in each sample buffer that is read, in its microseconds; 0 before the first.
+    pub(super) stamps: [u64; BUFFERS],
+    /// When each sample buffer last had something new.
+    pub(super) fed: [Option<Monotonic>; BUFFERS],
+    /// How busy each sample buffer says that the GPU was since the last process list.
+    pub(super) own: [OwnUse; BUFFERS],
+    /// Whether the wall clock, by which NVML stamps, was set back.
+    pub(super) skew: Skew,
+    /// The last sample of the profiling unit: of the whole GPU, and of each MIG instance.
+    pub(super) gpm: Option<GpmSample<'static>>,
+    pub(super) gpm_mig: BTreeMap<GpuUuid, GpmSample<'static>>,
+    /// Rounds of the dear calls so far, by which the dearest of them are made now and then only.
+    pub(super) rounds: u32,
+}
+
+/// How busy a part of the GPU was, summed up: percent times microseconds, and microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OwnUse {
+    busy: f64,
+    micros: f64,
+    /// When something was added last.
+    added: Option<Monotonic>,
+}
+
+impl OwnUse {
+    /// Neither the plain call nor a buffer that ran dry says for how long its number has held. It is taken for at most this
+    /// long, as long as the time between two process lists.
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    /// So many percent for so many microseconds.
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
+    pub(super) fn add(&mut self, percent: f64, micros: u64, now: Monotonic) {
+        let micros = micros.min(u64::try_from(Self::LONGEST.as_micros()).unwrap_or(u64::MAX));
+        self.busy += percent * micros as f64;
+        self.micros += micros as f64;
+        self.added = Some(now);
+    }
+
+    /// So many percent since something was added last.
+    pub(super) fn hold(&mut self, percent: f64, now: Monotonic) {
+        let since = self.added.map_or(Duration::ZERO, |added| now.since(added));
+        self.add(percent, u64::try_from(since.as_micros()).unwrap_or(0), now);
+    }
+
+    /// The mean since the last time that it was taken; `None`: nothing is known.
+    pub(super) fn take(&mut self) -> Option<f64> {
+        let mean = (self.micros > 0.0).then(|| self.busy / self.micros);
+        (self.busy, self.micros) = (0.0, 0.0);
+        mean
+    }
+}
+
+/// A wall clock that is set back leaves stamps in NVML's buffers that lie ahead of it. They are left out until they have
+/// fallen out of the buffers; else the newest stamp would be one of them and nothing would be newer for as long as the
+/// jump was.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Skew {
+    /// Wall clock less monotonic clock, in microseconds, when it was last looked at.
+    offset: Option<i128>,
+    back: Option<Monotonic>,
+}
+
+impl Skew {
+    /// Smaller steps are a clock that is being slewed.
+    const STEP: i128 = 2_000_000;
+    /// NVML's buffers hold at most this much.
+    const BUFFERED: Duration = Duration::from_secs(120);
+
+    /// Looks at the clocks.
+    pub(super) fn look(&mut self, now: Now) {
+        let offset = i128::from(now.wall.0) - i128::from(now.monotonic.0 / 1000);
+        if self.offset.is_some_and(|before| before - offset > Self::STEP) {
+            self.back = Some(now.monotonic);
+        }
+        self.offset = Some(offset);
+    }
+
+    /// The latest stamp that can be believed; any, if the clock was not set back lately.
+    pub(super) fn latest(&self, now: Now) -> u64 {
+        match self.back {
+            Some(back) if now.monotonic.since(back) < Self::BUFFERED => {
+                now.wall.0.saturating_add(u64::try_from(Self::STEP).unwrap_or(0))
+            }
+            _ => u64::MAX,
+        }
+    }
+}
+
+impl PolledGpu {
+    pub(super) fn new(known: Known, asker: GpuCaller) -> Self {
+        let (gpm, gpm_mig) = (None, BTreeMap::new());
+        let (stamps, fed, own) = ([0; BUFFERS], [None; BUFFERS], [OwnUse::default(); BUFFERS]);
+        let sample = GpuSample::default();
+        PolledGpu { known, asker, sample, stamps, fed, own, skew: Skew::default(), gpm, gpm_mig, rounds: 0 }
+    }
+
+    /// Whether MIG is on, in which case much is not readable.
+    pub(super) fn divided(&self) -> bool {
+        self.known.gpu.mig_mode.get() == Some(true)
+    }
+
+    /// `NotSupported` has a better reason where the same GPU would answer without MIG.
+    pub(super) fn under_mig(&self, why: Absence) -> Absence {
+        if self.divided() && why == Absence::NotSupported { Absence::MigEnabled } else { why }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::time::WallTime;
+
+    #[test]
+    fn a_lasting_refusal_stands_for_its_time_and_another_error_not_at_all() {
+        let after = |seconds: u64| Monotonic(0).after(Duration::from_secs(seconds));
+        let refusal = |why, lasts| Refusal { why, at: Some(Monotonic(0)), lasts };
+        for (why, lasts, seconds, stands) in [
+            (Absence::NotSupported, REFUSAL_LASTS, 59, true),
+            (Absence::NotSupported, REFUSAL_LASTS, 61, false),
+            (Absence::NotInThisDriver, Duration::MAX, 1_000_000, true),
+            (Absence::Nvml(999), REFUSAL_LASTS, 0, false),
+            (Absence::Nvml(999), Duration::MAX, 0, false),
+        ] {
+            assert_eq!(refusal(why, lasts).stands(after(seconds)), stands, "{why} after {seconds} s");
+        }
+    }
+
+    #[test]
+    fn what_the_gpu_says_of_itself_is_a_mean_over_time() {
+        let second = |number: u64| Monotonic(number * 1_000_000_000);
+        let mut own = OwnUse::default();
+        assert_eq!(own.take(), None, "nothing is known");
+        own.add(100.0, 1_000_000, second(1));
+        own.hold(0.0, second(4));
+        assert_eq!(own.take(), Some(25.0));
+        assert_eq!(own.take(), None, "each time counts once");
+        own.hold(50.0, second(5));
+        own.hold(10.0, second(100));
+        assert_eq!(own.take(), Some((50.0 + 5.0 * 10.0) / 6.0), "an old number holds for a while only");
+    }
+
+    #[test]
+    fn stamps_ahead_of_a_clock_that_was_set_back_are_not_believed_for_a_while() {
+        let at = |seconds: u64, wall: u64| Now {
+            monotonic: Monotonic(seconds * 1_000_000_000),
+            wall: WallTime(wall * 1_000_000),
+        };
+        let mut skew = Skew::default();
+        for now in [at(10, 5000), at(11, 5001), at(12, 9000)] {
+            skew.look(now);
+            assert_eq!(skew.latest(now), u64::MAX, "forward is no harm");
+        }
+        skew.look(at(13, 5003));
+        assert_eq!(skew.latest(at(13, 5003)), 5_005_000_000);
+        skew.look(at(200, 5190));
+        assert_eq!(skew.latest(at(200, 5190)), u64::MAX);
+    }
+}

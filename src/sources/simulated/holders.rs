@@ -1,0 +1,149 @@
+//! Living processes of this machine that are said to use the made-up cards: so that the way from a process to its
+//! container is the real one. Where cards are shared these are processes of the containers that hold them; elsewhere any
+//! but our own, those in containers first.
+
+use crate::owner::{IdentifiedProcess, OwnerReader};
+use crate::roots::HostRoots;
+use model::id::{ContainerId, GpuUuid};
+use model::process::ProcessOwner;
+use model::unit::Bytes;
+use std::fmt;
+
+/// Processes on one card.
+pub(super) const ON_EACH: usize = 2;
+/// At most this many processes are looked at in one search: each costs a few reads of `/proc`, so this is some 20 ms, and
+/// what was not found is looked for again with the next list.
+const LOOKED_AT: usize = 512;
+
+/// A container that holds one of the cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimulatedHolder {
+    /// The container.
+    pub container: ContainerId,
+    /// The card.
+    pub gpu: GpuUuid,
+    /// How much of its memory it may use; none is no limit.
+    pub memory: Option<Bytes>,
+}
+
+/// Tells which containers hold which cards now.
+pub struct SimulatedHolders(pub Box<dyn Fn() -> Vec<SimulatedHolder> + Send>);
+
+impl fmt::Debug for SimulatedHolders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Holders")
+    }
+}
+
+/// Who uses which card.
+#[derive(Debug)]
+pub(super) struct SimulatedProcesses {
+    roots: HostRoots,
+    owners: OwnerReader,
+    wanted: usize,
+    chosen: Vec<SimulatedProcess>,
+}
+
+/// A process that is said to use a card.
+#[derive(Clone, Debug)]
+pub(super) struct SimulatedProcess {
+    pub(super) process: IdentifiedProcess,
+    /// The place of the card that it holds; none: the cards take turns.
+    card: Option<usize>,
+    /// What it may use at most.
+    pub(super) memory: Option<Bytes>,
+}
+
+impl SimulatedProcess {
+    /// One that uses whichever card is next.
+    pub(super) fn of(process: IdentifiedProcess) -> Self {
+        SimulatedProcess { process, card: None, memory: None }
+    }
+}
+
+impl SimulatedProcesses {
+    /// For so many cards. Nobody is chosen yet.
+    pub(super) fn new(roots: HostRoots, owners: OwnerReader, cards: u32) -> Self {
+        let wanted = ON_EACH * usize::try_from(cards).unwrap_or(usize::MAX);
+        SimulatedProcesses { roots, owners, wanted, chosen: Vec::new() }
+    }
+
+    /// Lets go of those that ended and looks for others in their place.
+    pub(super) fn renew(&mut self) {
+        self.forget_the_dead();
+        if self.chosen.len() < self.wanted {
+            let known: Vec<u32> = self.chosen.iter().map(|tenant| tenant.process.key.pid).collect();
+            let mut found = self.search(|pid| known.contains(&pid));
+            found.sort_by_key(|process| (!matches!(process.owner, ProcessOwner::Cgroup(_)), process.key));
+            found.truncate(self.wanted - self.chosen.len());
+            self.chosen.extend(found.into_iter().map(SimulatedProcess::of));
+        }
+    }
+
+    /// One process of each container that holds a card, and nobody else's.
+    pub(super) fn of_holders(&mut self, holders: &[SimulatedHolder], cards: &[GpuUuid]) {
+        self.forget_the_dead();
+        let mut processes: Vec<IdentifiedProcess> = self.chosen.drain(..).map(|tenant| tenant.process).collect();
+        let inside = |process: &IdentifiedProcess, holder: &SimulatedHolder| match &process.owner {
+            ProcessOwner::Cgroup(cgroup) => cgroup.container() == Some(&holder.container),
+            ProcessOwner::Host | ProcessOwner::Unknown => false,
+        };
+        if holders.iter().any(|holder| !processes.iter().any(|process| inside(process, holder))) {
+            processes.extend(self.search(|_| false));
+        }
+        for holder in holders {
+            let process = processes.iter().filter(|process| inside(process, holder)).min_by_key(|process| process.key);
+            let card = cards.iter().position(|uuid| *uuid == holder.gpu);
+            if let (Some(process), Some(card)) = (process, card) {
+                self.chosen.push(SimulatedProcess {
+                    process: process.clone(),
+                    card: Some(card),
+                    memory: holder.memory,
+                });
+            }
+        }
+    }
+
+    /// Those on one card: the cards take turns, so that few processes are spread over many cards.
+    pub(super) fn of(&self, card: u32) -> Vec<SimulatedProcess> {
+        let cards = self.wanted / ON_EACH;
+        let place = usize::try_from(card).unwrap_or(usize::MAX);
+        let turns = self.chosen.iter().filter(|tenant| tenant.card.is_none()).skip(place).step_by(cards.max(1));
+        let own = self.chosen.iter().filter(|tenant| tenant.card == Some(place));
+        turns.take(ON_EACH).chain(own).cloned().collect()
+    }
+
+    fn forget_the_dead(&mut self) {
+        let owners = &mut self.owners;
+        self.chosen.retain_mut(|tenant| match owners.identify(tenant.process.key.pid) {
+            Some(now) if now.key == tenant.process.key => {
+                tenant.process = now;
+                true
+            }
+            _ => false,
+        });
+    }
+
+    /// Programs (not threads of the kernel, which have no command line) that are not known yet; not this program.
+    fn search(&mut self, known: impl Fn(u32) -> bool) -> Vec<IdentifiedProcess> {
+        let Ok(entries) = std::fs::read_dir(&self.roots.procfs) else { return Vec::new() };
+        let mut pids: Vec<u32> =
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        // The youngest are workloads rather than services of the machine.
+        pids.sort_unstable_by(|one, other| other.cmp(one));
+        let own = self.own_pid();
+        let mut found = Vec::new();
+        for pid in pids.into_iter().filter(|pid| Some(*pid) != own).take(LOOKED_AT) {
+            let command_line = std::fs::read(self.roots.procfs.join(pid.to_string()).join("cmdline"));
+            if !known(pid) && command_line.is_ok_and(|text| !text.is_empty()) {
+                found.extend(self.owners.identify(pid));
+            }
+        }
+        found
+    }
+
+    /// Our number as the host's `/proc` has it: in a PID namespace of our own it is another one there.
+    fn own_pid(&self) -> Option<u32> {
+        std::fs::read_link(self.roots.procfs.join("self")).ok()?.to_str()?.parse().ok()
+    }
+}

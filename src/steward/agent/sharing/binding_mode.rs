@@ -1,0 +1,319 @@
+//! Which way containers get their devices on this node: as it was told, or by what runs here, what that says of itself, and what
+//! came of it.
+
+use decide::allocator::{BindingChoice, BindingMode, CdiSupport, RuntimeCdi, choose, guess};
+use model::id::NodeName;
+use model::plugin::RegistrationState;
+use sources::kubernetes::ApiConnection;
+use sources::kubernetes::versions::{self, VersionsUnknown};
+use sources::names::CriSocket;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use wire::versions::NodeVersions;
+
+/// kubelet waits in `Allocate` meanwhile: after this long what was found at the last start is taken.
+const AT_ONCE: Duration = Duration::from_secs(3);
+/// Between two later questions.
+const AGAIN: Duration = Duration::from_secs(10);
+/// The same while we do not register because of it: kubelet's first pods come a second or two after it has made its Node.
+const SOON: Duration = Duration::from_secs(1);
+/// An API server that does not answer is waited for so long where nothing is known of the runtime. Without a Node there are no
+/// pods, so that is waited for as long as it takes.
+const SILENT_FOR: Duration = Duration::from_secs(60);
+/// How often the runtime is asked whether its CDI is on still: its answer has some 4 KiB.
+const FOLLOW: Duration = Duration::from_secs(15);
+/// In the state directory: what was found last, and on which runtime.
+const FILE: &str = "binding";
+/// What stands before the runtime in that file.
+const WORDS: [(CdiSupport, &str); 3] =
+    [(CdiSupport::Late, "late"), (CdiSupport::Early, "early"), (CdiSupport::Disproved, DISPROVED)];
+const DISPROVED: &str = "disproved";
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BindingModeResult {
+    /// Which.
+    pub binding: BindingMode,
+    /// Whether what comes of it may change it.
+    pub auto: bool,
+    /// Whether it is known that what a ticket stands for reaches no container here.
+    pub lost: bool,
+    /// Whether the runtime says that its CDI is on: then one container that has nothing does not speak for all.
+    pub promised: bool,
+    /// Whether containers alone have shown that CDI does nothing: then a container can show the contrary.
+    disproved: bool,
+    runtime: String,
+}
+
+/// Who says, and whether its CDI is on.
+type OwnWord = (String, bool);
+
+/// Finds it out.
+#[derive(Debug)]
+pub(crate) struct BindingModeFinder {
+    setting: Option<BindingMode>,
+    connection: ApiConnection,
+    node: NodeName,
+    cri_socket: CriSocket,
+    file: PathBuf,
+    /// To say what keeps us from registering.
+    standing: watch::Sender<RegistrationState>,
+}
+
+impl BindingModeFinder {
+    pub(crate) fn new(
+        setting: Option<BindingMode>,
+        (connection, node): (ApiConnection, NodeName),
+        cri_socket: CriSocket,
+        state: &Path,
+        standing: watch::Sender<RegistrationState>,
+    ) -> BindingModeFinder {
+        BindingModeFinder { setting, connection, node, cri_socket, file: state.join(FILE), standing }
+    }
+
+    /// Says it as soon as it is known, once more when a guess has become certain, and when the runtime says something else.
+    pub(crate) async fn run(self, say: watch::Sender<Option<BindingModeResult>>) {
+        if let Some(binding) = self.setting {
+            tracing::info!(?binding, "containers get their devices as --binding says");
+            let way = BindingModeResult::told(binding);
+            say.send_replace(Some(way));
+            return;
+        }
+        let request = || versions::of_own_node(&self.connection, &self.node);
+        let at_once = async {
+            let none = || Err(VersionsUnknown::Unanswered("no answer at once".into()));
+            timeout(AT_ONCE, request()).await.unwrap_or_else(|_| none())
+        };
+        let (mut answer, mut word) = tokio::join!(at_once, self.word());
+        let mut guess = None;
+        let mut silent = None;
+        let versions = loop {
+            let why = match answer {
+                Ok(versions) => break versions,
+                Err(why) => why,
+            };
+            let since = match why {
+                VersionsUnknown::NoKubelet(_) => None,
+                VersionsUnknown::Unanswered(_) => Some(silent.unwrap_or_else(Instant::now)),
+            };
+            silent = since;
+            let tried = since.is_some_and(|since| since.elapsed() >= SILENT_FOR);
+            self.guess(&mut guess, &word, (&why.to_string(), tried), &say);
+            sleep(if say.borrow().is_some() { AGAIN } else { SOON }).await;
+            (answer, word) = tokio::join!(request(), self.word());
+        };
+        let word_now = |word: &Result<Option<OwnWord>, String>| word.clone().ok().flatten();
+        let mut word = word_now(&word);
+        let now = say.borrow().clone();
+        let way = match now {
+            // What came of the guess is known better.
+            Some(ref found) if now != guess => found.disproved_on(versions.runtime.clone(), &self.file),
+            _ => self.by(&versions, word.as_ref()),
+        };
+        say.send_replace(Some(way));
+        // A runtime that is started anew may say something else.
+        loop {
+            sleep(FOLLOW).await;
+            let now = word_now(&self.word().await);
+            if now.is_some() && now != word {
+                word = now;
+                say.send_replace(Some(self.by(&versions, word.as_ref())));
+            }
+        }
+    }
+
+    /// What the runtime says of itself, where it does.
+    ///
+    /// # Errors
+    /// Where it was looked for, and what came of it.
+    async fn word(&self) -> Result<Option<OwnWord>, String> {
+        let asked = timeout(AT_ONCE, sources::names::runtime_cdi(self.cri_socket.clone())).await;
+        let told = asked.unwrap_or_else(|_| Err("no answer at once".into()));
+        let (runtime, on) =
+            told.inspect_err(|why| tracing::debug!("the runtime does not say whether its CDI is on: {why}"))?;
+        Ok(on.map(|on| (runtime, on)))
+    }
+
+    /// Says what is likely, where that is new and nothing came of it yet; where nothing is, why we do not register.
+    fn guess(
+        &self,
+        before: &mut Option<BindingModeResult>,
+        word: &Result<Option<OwnWord>, String>,
+        (why, tried): (&str, bool),
+        say: &watch::Sender<Option<BindingModeResult>>,
+    ) {
+        let last = self.remembered();
+        let own = word.as_ref().ok().and_then(Option::as_ref).map(borrowed);
+        let Some(choice) = guess(last.as_ref().map(|(found, runtime)| (*found, &**runtime)), own, tried) else {
+            return self.undecided(why, word);
+        };
+        let runtime = last.map(|(_, runtime)| runtime).unwrap_or_default();
+        let because = choice.why.clone();
+        let way = Some(BindingModeResult::of(choice, runtime));
+        if *before == way || *say.borrow() != *before {
+            return;
+        }
+        let binding = way.as_ref().map(|way| way.binding);
+        tracing::warn!(?binding, because, "it is not known which runtime runs here: {why}");
+        say.send_replace(way.clone());
+        *before = way;
+    }
+
+    /// Until it is known when containers get their devices none is to come: whoever got them early could loosen its limits.
+    fn undecided(&self, why: &str, word: &Result<Option<OwnWord>, String>) {
+        let runtime = match word {
+            Err(why) => format!("container runtime not found: {why}"),
+            Ok(None) => "the container runtime does not say whether its CDI is on".to_owned(),
+            Ok(Some((runtime, on))) => format!("{runtime} says that its CDI is {}", if *on { "on" } else { "off" }),
+        };
+        let text = format!("it is not known whether containers can get GPUs by CDI: {why}; {runtime}");
+        let new = RegistrationState::Undecided(text.as_str().into());
+        let changed = self.standing.send_if_modified(|standing| {
+            let changes = *standing != new && *standing != RegistrationState::Follows;
+            if changes {
+                *standing = new;
+            }
+            changes
+        });
+        if changed {
+            tracing::warn!("GPUs are not offered to kubelet yet: {text}");
+        }
+    }
+
+    fn by(&self, NodeVersions { kubelet, runtime }: &NodeVersions, word: Option<&OwnWord>) -> BindingModeResult {
+        let disproved =
+            self.remembered().is_some_and(|(found, seen)| found == CdiSupport::Disproved && seen == *runtime);
+        let choice = choose(kubelet, runtime, word.map(borrowed), disproved);
+        remember(&self.file, choice.found, runtime);
+        tracing::info!(binding = ?choice.found.binding(), why = choice.why, "how containers get their devices");
+        BindingModeResult::of(choice, runtime.clone())
+    }
+
+    fn remembered(&self) -> Option<(CdiSupport, String)> {
+        remembered(&self.file)
+    }
+}
+
+/// What was found at the last start, if the file is whole: a power loss may leave it empty, cut or full of zeros.
+fn remembered(file: &Path) -> Option<(CdiSupport, String)> {
+    let text = std::fs::read_to_string(file).ok().filter(|text| text.len() < 1024)?;
+    let (word, runtime) = text.strip_suffix('\n')?.split_once(' ')?;
+    let (found, _) = WORDS.iter().find(|(_, known)| *known == word)?;
+    Some((*found, runtime.into()))
+}
+
+fn borrowed((who, on): &OwnWord) -> RuntimeCdi<'_> {
+    (who, *on)
+}
+
+impl BindingModeResult {
+    fn of(BindingChoice { found, lost, promised, .. }: BindingChoice, runtime: String) -> BindingModeResult {
+        BindingModeResult {
+            binding: found.binding(),
+            auto: true,
+            lost,
+            promised,
+            disproved: found == CdiSupport::Disproved,
+            runtime,
+        }
+    }
+
+    /// As a person says.
+    fn told(binding: BindingMode) -> BindingModeResult {
+        BindingModeResult {
+            binding,
+            auto: false,
+            lost: false,
+            promised: false,
+            disproved: false,
+            runtime: String::new(),
+        }
+    }
+
+    /// The runtime has CDI by its version and does not do as it is told: everything that comes is given early.
+    pub(super) fn disproved(&self, state: &Path) -> BindingModeResult {
+        self.disproved_on(self.runtime.clone(), &state.join(FILE))
+    }
+
+    /// A container has what its ticket stands for: what others seemed to disprove does not hold, and devices are given late
+    /// again. `None` where it was not disproved: the runtime says that its CDI is off, or has none.
+    pub(super) fn taken_back(&self, state: &Path) -> Option<BindingModeResult> {
+        self.disproved.then(|| {
+            remember(&state.join(FILE), CdiSupport::Late, &self.runtime);
+            BindingModeResult { binding: BindingMode::Late, lost: false, disproved: false, ..self.clone() }
+        })
+    }
+
+    fn disproved_on(&self, runtime: String, file: &Path) -> BindingModeResult {
+        remember(file, CdiSupport::Disproved, &runtime);
+        BindingModeResult {
+            binding: BindingMode::Early,
+            auto: self.auto,
+            lost: true,
+            promised: false,
+            disproved: true,
+            runtime,
+        }
+    }
+}
+
+/// A container has what its ticket stands for: what was disproved once is not so any more.
+pub(super) fn proved(state: &Path) {
+    let file = state.join(FILE);
+    let disproved = std::fs::read_to_string(&file).is_ok_and(|text| text.starts_with(DISPROVED));
+    if disproved && let Err(error) = std::fs::remove_file(&file) {
+        tracing::warn!(file = %file.display(), %error, "what was found at an earlier start cannot be forgotten");
+    }
+}
+
+fn remember(file: &Path, found: CdiSupport, runtime: &str) {
+    let word = WORDS.iter().find(|(known, _)| *known == found).map_or("", |(_, word)| word);
+    if let Err(error) = std::fs::write(file, format!("{word} {runtime}\n")) {
+        tracing::warn!(file = %file.display(), %error, "cannot keep this for the next start");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_containers_disproved_is_taken_back_and_what_the_runtime_says_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = "containerd://2.1.4";
+        let by = |found, lost| {
+            BindingModeResult::of(BindingChoice { found, lost, promised: false, why: String::new() }, runtime.into())
+        };
+        let disproved = by(CdiSupport::Late, false).disproved(folder.path());
+        assert_eq!((disproved.binding, disproved.lost), (BindingMode::Early, true));
+        assert_eq!(disproved, by(CdiSupport::Disproved, true), "as after a restart");
+        assert_eq!(disproved.taken_back(folder.path()), Some(by(CdiSupport::Late, false)));
+        assert_eq!(remembered(&folder.path().join(FILE)), Some((CdiSupport::Late, runtime.into())));
+        for way in [
+            by(CdiSupport::Early, true),
+            by(CdiSupport::Early, false),
+            by(CdiSupport::Late, false),
+            BindingModeResult::told(BindingMode::Early),
+        ] {
+            assert_eq!(way.taken_back(folder.path()), None, "{way:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_found_is_known_at_the_next_start_and_a_torn_file_says_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        assert_eq!(remembered(&file), None);
+        remember(&file, CdiSupport::Disproved, "containerd://2.1.4");
+        assert_eq!(remembered(&file), Some((CdiSupport::Disproved, "containerd://2.1.4".into())));
+        let whole = std::fs::read(&file).unwrap();
+        for left in
+            [&[][..], &[0; 4096], &whole[..5], &whole[..whole.len() - 2], b"late", b"maybe containerd://2.1.4\n"]
+        {
+            std::fs::write(&file, left).unwrap();
+            assert_eq!(remembered(&file), None, "{left:?}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! From GPUs as NVML tells them to devices that are shared, by the configuration.
+
+use super::host::HostFindings;
+use decide::allocator::SharedDevice;
+use effects::delivery::{HostDeviceNode, NodeKit};
+use model::gpu::{Gpu, MigInstance};
+use model::id::GpuUuid;
+use model::unit::Bytes;
+use model::view::{GpuView, NodeView};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use wire::device_config::{CorePolicy, DeviceConfig};
+use wire::{cdi, register};
+
+/// The devices of a view: every GPU, or its MIG instances where MIG is on.
+pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
+    view.gpus.iter().filter(|gpu| !filtered(&gpu.gpu, config)).flat_map(|gpu| cards(gpu, config, counts)).collect()
+}
+
+/// The devices that an operator keeps from new containers: a GPU with all its MIG instances, or one instance.
+pub(super) fn cordoned(view: &NodeView, named: &BTreeSet<GpuUuid>) -> BTreeSet<GpuUuid> {
+    let whole = view.gpus.iter().filter(|gpu| named.contains(&gpu.gpu.uuid));
+    let inside = whole.flat_map(|gpu| gpu.gpu.instances().iter().map(|instance| instance.uuid.clone()));
+    named.iter().cloned().chain(inside).collect()
+}
+
+fn filtered(gpu: &Gpu, config: &DeviceConfig) -> bool {
+    config.hidden_uuids.contains(&gpu.uuid) || config.hidden_indexes.contains(&gpu.index)
+}
+
+fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
+    let gpu = &view.gpu;
+    // A container that is promised a card must find its node.
+    if gpu.minor.get().is_none() {
+        return Vec::new();
+    }
+    let model = gpu.model.to_lowercase();
+    let own = counts.iter().find(|(name, _)| model.contains(&name.to_lowercase())).map(|(_, count)| *count);
+    let card = |device: &GpuUuid, memory: Bytes| SharedDevice {
+        device: device.clone(),
+        index: gpu.index,
+        model: register::product(&gpu.model).into(),
+        slots: u16::try_from(own.unwrap_or(config.slots)).unwrap_or(u16::MAX).min(model::slot::MAX_SLOTS_PER_DEVICE),
+        memory,
+        cores: config.offered_cores().0,
+        numa: gpu.numa_node.get(),
+        healthy: view.condition.fit(),
+    };
+    if gpu.mig_mode.get() == Some(true) {
+        let instance = |mig: &MigInstance| Some(card(&mig.uuid, memory_of(mig, gpu.instances())?));
+        return gpu.instances().iter().filter_map(instance).collect();
+    }
+    // Whether a card is divided must be known before it is offered whole.
+    if gpu.mig.value().is_none() {
+        return Vec::new();
+    }
+    let total = gpu.memory_total.get().or(config.preconfigured_memory.map(|memory| memory.bytes()));
+    total.map(|total| card(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
+}
+
+/// What a MIG instance has to promise. It is a partition: no scaling makes it more. Compute instances of one GPU instance have its
+/// memory together, and nothing but their promises keeps them apart: each has an equal part.
+fn memory_of(instance: &MigInstance, all: &[MigInstance]) -> Option<Bytes> {
+    let together = all.iter().filter(|other| other.gpu_instance == instance.gpu_instance).count() as u64;
+    Some(Bytes(instance.memory_total.get()?.0 / together.max(1)))
+}
+
+/// HAMi-core's word.
+fn policy(config: &DeviceConfig) -> &'static str {
+    match config.core_policy {
+        _ if config.disable_core_limit => "disable",
+        CorePolicy::Default => "default",
+        CorePolicy::Force => "force",
+        CorePolicy::Disable => "disable",
+    }
+}
+
+/// Where device nodes lie, and what was made of the last view.
+#[derive(Debug)]
+pub(crate) struct SharedDevices {
+    /// As the container runtime sees it.
+    root: PathBuf,
+    /// As this program sees it.
+    here: PathBuf,
+    last: Option<Seen>,
+}
+
+/// What a kit depends on.
+#[derive(Debug)]
+struct Seen {
+    devices: Vec<Device>,
+    shared: Vec<&'static str>,
+    host: HostFindings,
+}
+
+/// A GPU or MIG instance, by the names that a CDI spec may have for it.
+#[derive(Clone, Debug, PartialEq)]
+struct Device {
+    uuid: GpuUuid,
+    minor: u32,
+    names: Vec<String>,
+}
+
+/// What every container with a GPU opens beside its own card's node, as far as the host has it.
+const SHARED: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
+/// The node that stands in for a made-up card's: a character device that is harmless in every container.
+const STAND_IN: &str = "/dev/null";
+
+impl SharedDevices {
+    /// Nodes under `root` (`/dev`), which is at `here` for this program.
+    pub(super) fn new(root: &Path, here: &Path) -> SharedDevices {
+        SharedDevices { root: root.to_owned(), here: here.to_owned(), last: None }
+    }
+
+    /// What containers are given, if it is not what it was.
+    pub(super) fn kit(&mut self, view: &NodeView, config: &DeviceConfig, host: &HostFindings) -> Option<NodeKit> {
+        let simulated = view.gpu_source.simulated();
+        let there = |name: &&str| simulated || self.here.join(name).exists();
+        let now = Seen {
+            devices: view.gpus.iter().flat_map(|gpu| devices(&gpu.gpu)).collect(),
+            shared: SHARED.into_iter().filter(there).collect(),
+            host: host.clone(),
+        };
+        let same =
+            |last: &Seen| last.devices == now.devices && last.shared == now.shared && last.host.is_same(&now.host);
+        if self.last.as_ref().is_some_and(same) {
+            return None;
+        }
+        for gpu in view.gpus.iter().map(|view| &view.gpu) {
+            if let Some(reason) = gpu.minor.absence() {
+                tracing::warn!(gpu = gpu.index, uuid = %gpu.uuid, %reason, "its device node is not known: it is not offered");
+            }
+        }
+        let node = |name: &str| {
+            let host = if simulated { STAND_IN.into() } else { self.root.join(name) };
+            HostDeviceNode { path: format!("/dev/{name}"), host }
+        };
+        let mut kit = NodeKit {
+            runtime_injects: host.runtime_injects,
+            oversubscribed: config.memory_scaling.factor() > 1.0,
+            log_level: config.log_level.clone(),
+            core_policy: policy(config),
+            limiter: host.limiter.clone(),
+            shared_nodes: now.shared.iter().map(|name| node(name)).collect(),
+            ..NodeKit::default()
+        };
+        for device in &now.devices {
+            kit.nodes.insert(device.uuid.clone(), vec![node(&format!("nvidia{}", device.minor))]);
+        }
+        // Without a driver there is nothing that the host's file could give.
+        if let Some(taken) = host.spec.as_ref().filter(|_| !simulated) {
+            kit.common.clone_from(&taken.spec.container_edits);
+            kit.carried = taken.spec.cdi_version;
+            for device in &now.devices {
+                match cdi::host::for_device(&taken.spec, &device.names, device.minor) {
+                    Ok(Some(edits)) => {
+                        kit.own.insert(device.uuid.clone(), edits);
+                    }
+                    Ok(None) => tracing::debug!(uuid = %device.uuid, "the host's CDI spec does not know this device"),
+                    Err(why) => tracing::warn!(
+                        uuid = %device.uuid, file = %taken.path.display(), why,
+                        "the host's CDI spec is not of this driver's devices: of it this GPU gives only what is for all"
+                    ),
+                }
+            }
+        }
+        self.last = Some(now);
+        Some(kit)
+    }
+}
+
+/// The card and its MIG instances, once it is known which node the card has.
+fn devices(gpu: &Gpu) -> Vec<Device> {
+    let Some(minor) = gpu.minor.get() else { return Vec::new() };
+    let named = |uuid: &GpuUuid, others: [String; 2]| {
+        let [one, other] = others;
+        Device { uuid: uuid.clone(), minor, names: vec![uuid.as_str().to_owned(), one, other] }
+    };
+    let mut devices = vec![named(&gpu.uuid, [gpu.index.to_string(), format!("gpu{}", gpu.index)])];
+    for mig in gpu.instances() {
+        let place = format!("{}:{}", gpu.index, mig.index);
+        devices.push(named(&mig.uuid, [place.clone(), format!("mig{place}")]));
+    }
+    devices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::reading::Reading;
+    use model::time::Monotonic;
+
+    #[test]
+    fn compute_instances_of_one_gpu_instance_share_its_memory() {
+        let instance = |number: u32, gpu_instance, memory_total| MigInstance {
+            uuid: GpuUuid::parse(&format!("MIG-{number}")).unwrap(),
+            index: number,
+            gpu_instance,
+            compute_instance: number,
+            profile: "1c.2g.20gb".into(),
+            memory_total,
+        };
+        let memory = |gib: u64| Reading::Measured(Bytes(gib << 30), Monotonic(1));
+        let all = [instance(0, 1, memory(20)), instance(1, 1, memory(20)), instance(2, 2, memory(10))];
+        let offered: Vec<Option<Bytes>> = all.iter().map(|one| memory_of(one, &all)).collect();
+        assert_eq!(offered, [10, 10, 10].map(|gib| Some(Bytes(gib << 30))));
+        let unread = [instance(0, 1, Reading::NOT_YET)];
+        assert_eq!(memory_of(&unread[0], &unread), None, "what is not known is not offered");
+    }
+}

@@ -1,0 +1,462 @@
+//! What others must learn of a start: the pod's owner why it does not start, HAMi's scheduler that it has, and everybody
+//! what was given without a scheduler. Each once, beside kubelet's call and never in its way. What is written on pods is tried
+//! until it stands there or the pod is gone: others reckon with it for as long as the pod lives. Events are tried once.
+
+use super::health::News;
+use super::overuse::{self, Accused};
+use super::sent_events::SentEvents;
+use super::writing::{Ended, write};
+use decide::allocator::Refusal;
+use decide::pod_writes::{AnnotationChanges, MAX_UNDER_WAY, PendingPodWrites, PodWriteKind, PodWriteOutcome};
+use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
+use model::claim::{BindPhase, Claim};
+use model::gpu_pod::GpuPod;
+use model::id::{GpuUuid, NodeName, PodRef, PodUid};
+use model::plugin::PodFiles;
+use model::pod::{Pod, PodList};
+use model::unit::Bytes;
+use model::view::NodeView;
+use sources::kubernetes::own_node::OwnNodeReader;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use wire::{bind, claim, key};
+
+/// Whether kubelet asks again after a refusal.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RetryPolicy {
+    /// `PreStartContainer`.
+    Again,
+    /// `Allocate`: the pod has failed.
+    NoMore,
+}
+
+/// For the pod's owner: a file of this container could not be written, and what to do about it.
+pub(super) fn not_delivered(container: &str, why: &dyn Display, tries: RetryPolicy) -> String {
+    let next = match tries {
+        RetryPolicy::Again => "the kubelet then starts the container",
+        RetryPolicy::NoMore => "then delete the pod, because the kubelet does not try it again",
+    };
+    format!(
+        "container {container} cannot get its GPUs: {why}; free or mend the disk of --state-dir (or of --cdi-dir, where that path \
+         is named); {next}"
+    )
+}
+
+/// Seconds before an event is tried again: it is told once, so one lost attempt must not be the end of it. An API server that is away for
+/// longer than a minute misses it; the log has it.
+const EVENT_PAUSES: [u64; 4] = [1, 4, 15, 60];
+
+/// For the pod's owner: its containers run without what CDI was to give them.
+const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
+                           make the edits of their CDI devices (is CDI switched off there?); delete the pod";
+
+/// For the pod's owner: too much in the folders that lie on the node.
+fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
+    format!(
+        "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which lie on the node, and may \
+         write {} MiB, each file counted as 4 KiB or more (--pod-files-limit); write elsewhere, and delete the pod",
+        files.bytes.0 >> 20,
+        files.files,
+        limit.0 >> 20
+    )
+}
+
+/// Tells, and remembers what was told.
+#[derive(Debug)]
+pub(crate) struct PodStatusWriter {
+    api: ApiServer,
+    own: OwnNodeReader,
+    node: NodeName,
+    told: SentEvents,
+    /// Static pods: the kubelet knows each by the hash of its manifest, the API server by the UID of its mirror. What is
+    /// written on one names the mirror; events name the hash, as the kubelet's own do, because `kubectl describe` looks there.
+    mirrors: BTreeMap<PodUid, PodUid>,
+    served: BTreeSet<PodUid>,
+    accused: Accused,
+    unwritten: PendingPodWrites,
+    /// How tries to write on pods ended.
+    ended: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
+}
+
+impl PodStatusWriter {
+    /// Tells at this server.
+    pub(crate) fn new(api: ApiServer, own: OwnNodeReader, node: NodeName) -> PodStatusWriter {
+        PodStatusWriter {
+            api,
+            own,
+            node,
+            told: SentEvents::default(),
+            mirrors: BTreeMap::new(),
+            served: BTreeSet::new(),
+            accused: Accused::default(),
+            unwritten: PendingPodWrites::default(),
+            ended: mpsc::channel(MAX_UNDER_WAY),
+        }
+    }
+
+    /// Learns which pods there are, and forgets those that are gone.
+    pub(super) fn pods_are(&mut self, pods: &PodList) {
+        let mirrored = pods.pods.iter().filter(|pod| pod.mirror_of.is_some());
+        self.mirrors = mirrored.map(|pod| (pod.cgroup_uid().clone(), pod.uid.clone())).collect();
+        let here: BTreeSet<&PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid()).collect();
+        self.told.forget(&here);
+        self.served.retain(|uid| here.contains(uid));
+        self.unwritten.forget(&here);
+    }
+
+    /// Waits for the next thing to do about what is not written yet, and does it.
+    pub(super) async fn turn(&mut self) {
+        let next = self.unwritten.next();
+        let until = next.map(|at| at.since(sources::clock::monotonic())).unwrap_or_default();
+        tokio::select! {
+            Some(ended) = self.ended.1.recv() => self.has_ended(&ended),
+            () = tokio::time::sleep(until), if next.is_some() => self.write(),
+        }
+    }
+
+    /// Starts the writes that are due.
+    fn write(&mut self) {
+        for due in self.unwritten.due(sources::clock::monotonic()) {
+            tokio::spawn(write(self.api.clone(), self.own.clone(), due, self.ended.0.clone()));
+        }
+    }
+
+    /// A write has ended, well or not.
+    fn has_ended(&mut self, ended: &Ended) {
+        let Ended { write, outcome, why } = ended;
+        let (pod, what) = (&write.pod, meaning(write.kind));
+        match outcome {
+            PodWriteOutcome::Failed if write.failed == 0 => {
+                tracing::warn!(%pod, why, "cannot write on the API server: {what}; it is tried again until it stands there");
+            }
+            PodWriteOutcome::Failed => {
+                tracing::debug!(%pod, why, tries = write.failed + 1, "still cannot write: {what}")
+            }
+            PodWriteOutcome::Written if write.failed > 0 => {
+                tracing::info!(%pod, tries = write.failed + 1, "it is written now: {what}");
+            }
+            PodWriteOutcome::Gone => tracing::debug!(%pod, "gone before it was written: {what}"),
+            PodWriteOutcome::Written => {}
+        }
+        self.unwritten.ended(write, *outcome, sources::clock::monotonic());
+        self.write();
+    }
+
+    /// The UID by which the API server knows a pod that is known here by this one.
+    fn at_server(&self, of: &PodUid) -> PodUid {
+        self.mirrors.get(of).unwrap_or(of).clone()
+    }
+
+    /// Has this written on the pod that is known here as `of`, now and until it stands there.
+    fn has_to_stand(&mut self, kind: PodWriteKind, (of, pod): (&PodUid, &PodRef), annotations: AnnotationChanges) {
+        let uid = self.at_server(of);
+        if !self.unwritten.add((of, kind), (&uid, pod), annotations, sources::clock::monotonic()) {
+            tracing::error!(%pod, "more waits to be written on pods than is kept; this is never written: {}", meaning(kind));
+        }
+        self.write();
+    }
+
+    /// A container may not start. kubelet tries it again and again; the event is written when the reason is new, which is
+    /// what this says. A pod that can never start here is marked for whoever may evict it.
+    pub(super) fn refused(&mut self, (uid, pod): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) -> bool {
+        if !self.once((uid, pod), container, why.code(), format!("container {container}: {why}")) {
+            return false;
+        }
+        if why.for_good() {
+            let mark = AnnotationChanges::from([(key::EVICT, Some(why.code().into()))]);
+            self.has_to_stand(PodWriteKind::Evict, (uid, pod), mark);
+        }
+        true
+    }
+
+    /// A pod that was never to start because of this starts: the mark goes.
+    pub(super) fn starts_after_all(&mut self, (uid, pod): (&PodUid, &PodRef), why: &Refusal) {
+        if self.told.take_back(uid, why.code()) {
+            self.has_to_stand(PodWriteKind::Evict, (uid, pod), AnnotationChanges::from([(key::EVICT, None)]));
+        }
+    }
+
+    /// What a container was promised could not be put where the runtime finds it.
+    pub(super) fn undelivered(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: String) {
+        self.once(names, container, "NotDelivered", why);
+    }
+
+    /// What has to be known before a start was not known for too long.
+    pub(super) fn late(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: &str) {
+        self.once(names, container, "HolderUnknown", why.to_owned());
+    }
+
+    /// An event, if this was not said of this container before; whether it was not.
+    fn once(
+        &mut self,
+        (uid, pod): (&PodUid, &PodRef),
+        container: &Arc<str>,
+        reason: &'static str,
+        note: String,
+    ) -> bool {
+        if !self.told.is_new(uid, container, reason) {
+            return false;
+        }
+        self.event(uid, pod, reason, note);
+        true
+    }
+
+    /// A pod runs without what the runtime was to give its containers: it is marked for whoever may evict it. Says whether that
+    /// is new.
+    pub(super) fn not_applied(&mut self, uid: &PodUid, pod: &PodRef) -> bool {
+        const REASON: &str = "LimitsNotApplied";
+        self.is_to_go((uid, pod), REASON, NOT_APPLIED.into())
+    }
+
+    /// A pod has written more into its folders than it may: an event and the mark once, and an eviction each time where that is
+    /// wanted, because a budget may forbid it for now.
+    pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, (limit, evicts): (Bytes, bool)) {
+        const REASON: &str = "TooMuchWritten";
+        let note = too_much_written(files, limit);
+        if self.is_to_go((pod.cgroup_uid(), &pod.name), REASON, note.clone()) {
+            tracing::warn!(pod = %pod.name, bytes = files.bytes.0, files = files.files, "a pod has written too much: {note}");
+        }
+        if evicts && pod.mirror_of.is_none() {
+            overuse::evict(&self.api, pod, ("EvictedForFiles", note, now()));
+        }
+    }
+
+    /// An event and the mark for who may evict the pod, if this was not told before; whether it was not.
+    fn is_to_go(&mut self, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
+        let is_new = self.told.is_new(names.0, &Arc::from(""), reason);
+        if is_new {
+            self.event(names.0, names.1, reason, note);
+            self.has_to_stand(PodWriteKind::Evict, names, AnnotationChanges::from([(key::EVICT, Some(reason.into()))]));
+        }
+        is_new
+    }
+
+    fn event(&self, uid: &PodUid, pod: &PodRef, reason: &'static str, note: String) {
+        let (api, uid, pod) = (self.api.clone(), uid.clone(), pod.clone());
+        let event = ObjectEvent { weight: EventType::Warning, reason, action: "Allocate", note, at: now() };
+        tokio::spawn(async move {
+            let mut pauses = EVENT_PAUSES.into_iter();
+            while let Err(error) = api.pod_event(&uid, &pod, &event).await {
+                // What the server refuses it refuses again.
+                match pauses.next().filter(|_| !matches!(error, NotWritten::Refused { .. })) {
+                    Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
+                    None => {
+                        tracing::warn!(%pod, reason, %error, "cannot write an event on the pod");
+                        break;
+                    }
+                }
+            }
+        });
+    }
+
+    /// A claim is on other devices than stands on its pod.
+    pub(super) fn moved(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
+        match claim::encode(key::ALLOCATED, claim) {
+            Ok(text) => {
+                let claim = AnnotationChanges::from([(key::ALLOCATED, Some(text.into()))]);
+                self.has_to_stand(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), claim);
+            }
+            Err(fault) => {
+                tracing::warn!(pod = %gpu_pod.pod, %fault, "where this claim has moved cannot be written on its pod");
+            }
+        }
+    }
+
+    /// The health of a GPU has changed: its Node hears it, and every pod that was promised something of it.
+    pub(super) fn health(&self, news: News, holders: Vec<(PodUid, PodRef)>) {
+        let (api, own) = (self.api.clone(), self.own.clone());
+        let News { event, .. } = news;
+        tokio::spawn(async move {
+            let told = match own.look().await {
+                Ok(node) => api.node_event(&node.uid, &event).await.map_err(|error| error.to_string()),
+                Err(why) => Err(why),
+            };
+            if let Err(why) = told {
+                tracing::warn!(reason = event.reason, why, "cannot write the event about a GPU's health on our Node");
+            }
+            for (uid, pod) in holders {
+                if let Err(error) = api.pod_event(&uid, &pod, &event).await {
+                    tracing::warn!(%pod, %error, "cannot write the event about a GPU's health on a pod that holds it");
+                }
+            }
+        });
+    }
+
+    /// The driver names a process of this pod in an error: told once for each kind of error.
+    pub(super) fn driver_error(&mut self, pod: (&PodUid, &PodRef), code: u32, note: String) {
+        self.once(pod, &Arc::from(format!("xid {code}")), "GpuDriverError", note);
+    }
+
+    /// A pod runs and holds a GPU that this node does not list.
+    pub(super) fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
+        let note = format!(
+            "this pod holds {device}, and this node lists no such GPU: nothing of it can be measured; delete the pod, so that \
+             it is placed anew. A real GPU may have been taken out or replaced; made-up ones (--gpus simulated) follow from the \
+             node's name and their number"
+        );
+        if self.once((uid, pod), &Arc::from(device.as_str()), "GpuMissing", note) {
+            tracing::warn!(%pod, %device, "a pod runs and holds a GPU that this node does not list");
+        }
+    }
+
+    /// Pods that hold more than they were promised.
+    pub(super) fn over_uses(&mut self, view: &NodeView, pods: Option<&PodList>, evicts: bool) {
+        self.accused.act(&self.api, (view, &now()), pods, evicts);
+    }
+
+    /// Whether HAMi's scheduler placed this pod and has not heard that it has its GPUs. One that failed may still get them.
+    pub(super) fn is_awaited(&self, pod: &Pod) -> bool {
+        matches!(phase(pod), Some(BindPhase::Allocating | BindPhase::Failed)) && !self.served.contains(pod.cgroup_uid())
+    }
+
+    /// A container of this pod may not start. The scheduler that waits for it places no other pod here before it has heard that.
+    pub(super) fn unfilled(&mut self, pod: &Pod) {
+        if phase(pod) != Some(BindPhase::Allocating) || self.served.contains(pod.cgroup_uid()) {
+            return;
+        }
+        let failed = AnnotationChanges::from([(key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Failed).into()))]);
+        let names = (pod.cgroup_uid(), &pod.name);
+        self.has_to_stand(PodWriteKind::Served, names, failed);
+        self.has_to_stand(PodWriteKind::Lock, names, AnnotationChanges::new());
+    }
+
+    /// All containers of a pod that HAMi's scheduler placed have got their GPUs: the scheduler waits for this, and holds the
+    /// node's lock until then. kubelet admits a pod as a whole, so all are told at once.
+    pub(super) fn filled(&mut self, pod: &Pod) {
+        if !self.is_awaited(pod) || !self.served.insert(pod.cgroup_uid().clone()) {
+            return;
+        }
+        let left =
+            pod.annotation(key::TO_ALLOCATE).map(|text| claim::all_served(key::TO_ALLOCATE, text)).unwrap_or_default();
+        let served = AnnotationChanges::from([
+            (key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Success).into())),
+            (key::TO_ALLOCATE, Some(left.into())),
+        ]);
+        let names = (pod.cgroup_uid(), &pod.name);
+        self.has_to_stand(PodWriteKind::Served, names, served);
+        self.has_to_stand(PodWriteKind::Lock, names, AnnotationChanges::new());
+    }
+
+    /// A pod that nobody placed got something: it is written where a scheduler would have written it, with a mark that it
+    /// was us.
+    pub(super) fn shared(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
+        match claim::encode(key::ALLOCATED, claim) {
+            Ok(text) => {
+                let share = AnnotationChanges::from([
+                    (key::ALLOCATED, Some(text.into())),
+                    (key::ASSIGNED_NODE, Some(self.node.as_str().into())),
+                    (key::PLACED_BY, Some(key::PLACED_BY_AGENT.into())),
+                ]);
+                self.has_to_stand(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), share);
+            }
+            Err(fault) => tracing::warn!(pod = %gpu_pod.pod, %fault, "what this pod got cannot be written on it"),
+        }
+    }
+}
+
+/// How far HAMi's scheduler thinks this pod is, if it placed it.
+fn phase(pod: &Pod) -> Option<BindPhase> {
+    bind::decode_phase(pod.annotation(key::BIND_PHASE)?).ok()
+}
+
+/// What it means that this is not written yet.
+fn meaning(kind: PodWriteKind) -> &'static str {
+    match kind {
+        PodWriteKind::Claim => "which devices this pod has; schedulers reckon with others or with none",
+        PodWriteKind::Served => "whether this pod has its GPUs; HAMi's scheduler waits for it",
+        PodWriteKind::Lock => "that the node's lock is released; HAMi's scheduler places no other pod here meanwhile",
+        PodWriteKind::Evict => "whether this pod has to be evicted",
+    }
+}
+
+/// Now, as the API server wants the times of events.
+pub(super) fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lab::api_server::{self, FakeApiServer as Server};
+    use model::reading::Reading;
+    use model::view::OverUse;
+    use serde_json::{Value, json};
+    use std::time::Duration;
+
+    #[test]
+    fn every_text_of_an_event_ends_with_what_to_do() {
+        let pod = PodUid::parse("0b0d8d3c-6b5e-4f3c-9a5e-1d2f3a4b5c6d").unwrap();
+        let name = PodRef { namespace: "ml".into(), name: "train".into() };
+        let device = GpuUuid::parse("GPU-1").unwrap();
+        let used = Reading::Measured(Bytes(8192 << 20), sources::clock::monotonic());
+        let over = OverUse { pod: pod.clone(), device, promised: Bytes(3000 << 20), used, lasted: Duration::ZERO };
+        let files = PodFiles { uid: pod, pod: name, bytes: Bytes(80 << 20), files: 3, over: true };
+        for (text, remedy) in [
+            (overuse::sentence(&over), "keep within nvidia.com/gpumem, or ask for more of it"),
+            (
+                not_delivered("main", &"No space left on device", RetryPolicy::Again),
+                "free or mend the disk of --state-dir",
+            ),
+            (not_delivered("main", &"No space left on device", RetryPolicy::NoMore), "then delete the pod"),
+            (NOT_APPLIED.into(), "delete the pod"),
+            (too_much_written(&files, Bytes(64 << 20)), "write elsewhere, and delete the pod"),
+        ] {
+            let (_, told) = text.split_once("; ").unwrap_or_default();
+            assert!(told.contains(remedy), "{text}");
+            for unclear in ["promised", "somebody", "nobody", "claim", " bytes"] {
+                assert!(!text.contains(unclear), "{text}");
+            }
+        }
+    }
+
+    const HASH: &str = "0123456789abcdef0123456789abcdef";
+    const MIRROR: &str = "cccccccc-0000-4000-8000-000000000003";
+
+    fn mirror() -> Value {
+        let mut pod = api_server::pod("n1", "ml", "train-n1", MIRROR, &[("main", "")]);
+        pod["metadata"]["annotations"] = json!({
+            "kubernetes.io/config.hash": HASH, "kubernetes.io/config.mirror": HASH, (key::BIND_PHASE): "allocating",
+        });
+        pod["metadata"]["ownerReferences"] =
+            json!([{ "apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u", "controller": true }]);
+        pod
+    }
+
+    /// Until it holds, while the teller goes about its writes.
+    async fn until(teller: &mut PodStatusWriter, what: &str, holds: impl Fn() -> bool) {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        while !holds() {
+            assert!(tokio::time::Instant::now() < deadline, "{what}");
+            let turn = tokio::time::timeout(Duration::from_millis(50), teller.turn());
+            let _ = turn.await;
+        }
+    }
+
+    #[tokio::test]
+    async fn on_a_static_pod_its_mirror_is_written_and_its_events_are_where_kubectl_looks() {
+        let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
+        server.put("pods", mirror());
+        let connection = sources::kubernetes::connect(Some(&server.kubeconfig(folder.path()))).await.unwrap();
+        let node = NodeName::parse("n1").unwrap();
+        let api = ApiServer::new(connection.client.clone(), node.clone());
+        let mut teller = PodStatusWriter::new(api, OwnNodeReader::new(connection, node.clone()), node);
+        let pod = Arc::new(wire::pod::decode(mirror().to_string().as_bytes()).unwrap());
+        assert_eq!((pod.cgroup_uid().as_str(), pod.uid.as_str()), (HASH, MIRROR));
+        teller.pods_are(&PodList { pods: vec![Arc::clone(&pod)], ..PodList::default() });
+
+        let names = (pod.cgroup_uid(), &pod.name);
+        assert!(teller.not_applied(names.0, names.1));
+        teller.unfilled(&pod);
+        let annotation = |key: &str| {
+            let pod = server.object("pods", "ml", "train-n1").unwrap();
+            pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
+        };
+        until(&mut teller, "the mark for eviction", || annotation(key::EVICT).is_some()).await;
+        until(&mut teller, "the word for the scheduler", || annotation(key::BIND_PHASE) == Some("failed".into())).await;
+        until(&mut teller, "the event", || !server.objects("events").is_empty()).await;
+        assert_eq!(server.objects("events")[0]["regarding"]["uid"], HASH);
+    }
+}

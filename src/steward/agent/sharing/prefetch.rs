@@ -1,0 +1,531 @@
+//! What a start will need, made before it comes. After `Allocate` kubelet makes a sandbox, which takes a second where a start
+//! that waits for a full disk holds its pod up.
+//!
+//! ```text
+//!   Allocate ──▶ unseen ──the kubelet's checkpoint──▶ seen ──guess──▶ preparing ──files──▶ prepared ──▶ the start
+//! ```
+//!
+//! The checkpoint are read and files are written beside the owner. A start is judged as ever, by checkpoint that were read a moment ago
+//! and have its ticket in them; what was prepared counts if it is just what was decided then, and else is written anew.
+//!
+//! What must never happen here: a guess that is taken for a verdict; two writers of one file.
+
+use decide::allocator::{BoundContainer, NodeAllocator, StartVerdict};
+use effects::delivery::{DeviceDelivery, TicketFolders};
+use model::checkpoint::CheckpointEntry;
+use model::id::Ticket;
+use model::limits::ContainerLimits;
+use sources::checkpoint::{CheckpointEntries, CheckpointReader};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+
+/// Between two looks at the checkpoint while a ticket is not in them: kubelet writes them within milliseconds of `Allocate`.
+const SOON: Duration = Duration::from_millis(20);
+/// Between two looks while starts are expected.
+const LATER: Duration = Duration::from_millis(500);
+/// The checkpoint that were read this long ago, or less, are as good as those that would be read now: a start that comes has been in
+/// them for long.
+const FRESH: Duration = Duration::from_secs(2);
+/// So long after `Allocate` a start is expected. One that comes later, after a long pull of an image, is prepared when it comes.
+const EXPECTED: Duration = Duration::from_secs(60);
+/// Starts that are expected: all containers of a full node. Those beyond are prepared when they come.
+const MAX_EXPECTED: usize = 1024;
+/// Between two times that starts are prepared: after each the runtime reads all specs of its folder again, 0.2 ms for each of
+/// them, which for each ticket of sixty pods took a twelfth of all that the node did meanwhile. A start that comes before its
+/// turn is prepared when it comes.
+const APART: Duration = Duration::from_secs(1);
+/// Starts that are prepared at once: as many as a node of two cores makes in that time, twice over. A start whose files are being
+/// written waits for all of these.
+const MAX_AT_ONCE: usize = 16;
+/// Of one kind at most one is under way.
+const UNDER_WAY: usize = 2;
+
+/// What is expected, and how far it is.
+#[derive(Debug)]
+pub(crate) struct SpecPrefetcher {
+    rows: Option<(Arc<[CheckpointEntry]>, Instant)>,
+    /// When the last look at the checkpoint began.
+    looked: Option<Instant>,
+    expected: BTreeMap<Ticket, (Instant, Stage)>,
+    reading: bool,
+    writing: bool,
+    /// Before this the runtime is told of nothing.
+    turn: Option<Instant>,
+    due: Instant,
+    ends: (mpsc::Sender<BackgroundResult>, mpsc::Receiver<BackgroundResult>),
+}
+
+#[derive(Debug)]
+enum Stage {
+    Unseen,
+    Seen,
+    Preparing,
+    Prepared(PrefetchedSpec),
+    /// Nothing could be prepared by these checkpoint.
+    Open,
+    /// Nothing could be prepared by the checkpoint before these.
+    Again,
+}
+
+/// What was written, and with which kit.
+#[derive(Debug)]
+pub(super) struct PrefetchedSpec {
+    promise: ContainerLimits,
+    by: Arc<DeviceDelivery>,
+}
+
+/// Something that went on beside the owner has ended.
+#[derive(Debug)]
+pub(super) enum BackgroundResult {
+    /// The checkpoint as they were not before this moment.
+    Books(Instant, Result<CheckpointEntries, String>, CheckpointReader),
+    /// Files ahead of starts.
+    Files(PrefetchResult),
+}
+
+/// What could be made of each ticket, and whether the runtime has heard of any.
+#[derive(Debug)]
+pub(super) struct PrefetchResult {
+    told: bool,
+    files: BTreeMap<Ticket, Option<PrefetchedSpec>>,
+}
+
+impl Default for SpecPrefetcher {
+    fn default() -> SpecPrefetcher {
+        SpecPrefetcher {
+            rows: None,
+            looked: None,
+            expected: BTreeMap::new(),
+            reading: false,
+            writing: false,
+            turn: None,
+            due: Instant::now(),
+            ends: mpsc::channel(UNDER_WAY),
+        }
+    }
+}
+
+impl SpecPrefetcher {
+    /// A ticket has been given out; its start is expected.
+    pub(super) fn given(&mut self, ticket: &Ticket, now: Instant) {
+        if self.expected.len() < MAX_EXPECTED {
+            self.expected.insert(ticket.clone(), (now, Stage::Unseen));
+            self.due = self.due.min(now + SOON);
+        }
+    }
+
+    /// The next end of something.
+    pub(super) async fn ended(&mut self) -> Option<BackgroundResult> {
+        self.ends.1.recv().await
+    }
+
+    /// When the checkpoint are to be read next; `None` while nothing is expected.
+    pub(super) fn due(&self) -> Option<Instant> {
+        (!self.reading && !self.expected.is_empty()).then_some(self.due)
+    }
+
+    /// The checkpoint as they were not before `after`, with none in them if they cannot be read whole; if nobody has looked since,
+    /// somebody does.
+    pub(super) fn checkpoint_after(
+        &mut self,
+        after: Instant,
+        checkpoint: &CheckpointReader,
+    ) -> Option<Option<Arc<[CheckpointEntry]>>> {
+        if self.looked.is_some_and(|looked| looked >= after) {
+            return Some(self.rows.as_ref().map(|(rows, _)| Arc::clone(rows)));
+        }
+        if !self.reading {
+            self.read(checkpoint.clone());
+        }
+        None
+    }
+
+    /// Reads the checkpoint beside the owner.
+    pub(super) fn read(&mut self, mut checkpoint: CheckpointReader) {
+        self.reading = true;
+        let told = self.ends.0.clone();
+        spawn_blocking(move || {
+            let began = Instant::now();
+            let read = checkpoint.read();
+            // Only at the end of the program is nobody there to hear it.
+            let _ = told.blocking_send(BackgroundResult::Books(began, read, checkpoint));
+        });
+    }
+
+    /// A look at the checkpoint beside the owner has ended; none if they cannot be read whole.
+    pub(super) fn has_read(&mut self, began: Instant, rows: Option<&Arc<[CheckpointEntry]>>, now: Instant) {
+        self.reading = false;
+        self.looked = Some(began);
+        self.expected.retain(|_, (since, stage)| matches!(stage, Stage::Preparing) || now - *since < EXPECTED);
+        for row in rows.into_iter().flat_map(|rows| rows.iter()) {
+            let ticket = row.ticket.as_ref();
+            if let Some((_, stage)) = ticket.and_then(|ticket| self.expected.get_mut(ticket)) {
+                match stage {
+                    Stage::Unseen => {
+                        effects::failpoint!("allocate-in-checkpoint");
+                        *stage = Stage::Seen;
+                    }
+                    Stage::Open => *stage = Stage::Again,
+                    _ => {}
+                }
+            }
+        }
+        let unseen = self.expected.values().any(|(_, stage)| matches!(stage, Stage::Unseen));
+        self.due = now + if unseen { SOON } else { LATER };
+        self.rows = rows.map(|rows| (Arc::clone(rows), began));
+    }
+
+    /// The checkpoint in which all of these starts stand with the tickets that were given out for them last, and every other ticket that
+    /// is expected for any of their ids: they were read after `Allocate`, so none of these ids is anybody else's in them.
+    pub(super) fn rows<'a>(
+        &self,
+        allocator: &NodeAllocator,
+        starts: impl Iterator<Item = &'a [Arc<str>]>,
+        now: Instant,
+    ) -> Option<Arc<[CheckpointEntry]>> {
+        let (rows, _) = self.rows.as_ref().filter(|(_, began)| now - *began <= FRESH)?;
+        let written: BTreeSet<&Ticket> = rows.iter().filter_map(|row| row.ticket.as_ref()).collect();
+        let mut asked: BTreeSet<&Arc<str>> = BTreeSet::new();
+        for ids in starts {
+            allocator.newest_ticket(ids).filter(|ticket| written.contains(ticket))?;
+            asked.extend(ids);
+        }
+        let unseen = self.expected.iter().filter(|(_, (_, stage))| matches!(stage, Stage::Unseen));
+        let of_others =
+            |ticket: &Ticket| allocator.issued(ticket).is_some_and(|it| it.ids.iter().all(|id| !asked.contains(id)));
+        unseen.map(|(ticket, _)| ticket).all(of_others).then(|| Arc::clone(rows))
+    }
+
+    /// Writes what the next of the expected containers would get if they started now, by a copy of the state: those first that
+    /// have waited longest, and last those that were tried in vain. To be called again when they are written.
+    pub(super) fn prepare(
+        &mut self,
+        allocator: &NodeAllocator,
+        (delivery, tickets): (&Arc<DeviceDelivery>, &TicketFolders),
+        now: Instant,
+    ) {
+        let Some((rows, _)) = self.rows.as_ref().filter(|_| !self.writing) else { return };
+        let seen = |row: &CheckpointEntry| match self.expected.get(row.ticket.as_ref()?) {
+            Some((since, Stage::Seen)) => Some(((false, *since), row.clone())),
+            Some((since, Stage::Again)) => Some(((true, *since), row.clone())),
+            _ => None,
+        };
+        let mut wanted: Vec<((bool, Instant), CheckpointEntry)> = rows.iter().filter_map(seen).collect();
+        // What was given early is nothing to the runtime.
+        let late = |row: &CheckpointEntry| !row.early;
+        if let Some(turn) = self.turn.filter(|turn| now < *turn && wanted.iter().any(|(_, row)| late(row))) {
+            wanted.retain(|(_, row)| !late(row));
+            // With the checkpoint of then.
+            self.due = self.due.min(turn);
+        }
+        wanted.sort_by_key(|(order, _)| *order);
+        let wanted: Vec<CheckpointEntry> = wanted.into_iter().take(MAX_AT_ONCE).map(|(_, row)| row).collect();
+        if wanted.is_empty() {
+            return;
+        }
+        for ticket in wanted.iter().filter_map(|row| row.ticket.as_ref()) {
+            if let Some((_, stage)) = self.expected.get_mut(ticket) {
+                *stage = Stage::Preparing;
+            }
+        }
+        self.writing = true;
+        let (guess, rows, told) = (allocator.clone(), Arc::clone(rows), self.ends.0.clone());
+        let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
+        spawn_blocking(move || {
+            let _ = told.blocking_send(BackgroundResult::Files(write(guess, &rows, &wanted, (&delivery, &tickets))));
+        });
+    }
+
+    /// What could be prepared.
+    pub(super) fn has_written(&mut self, PrefetchResult { told, files }: PrefetchResult, now: Instant) {
+        self.writing = false;
+        if told {
+            self.turn = Some(now + APART);
+        }
+        for (ticket, made) in files {
+            if let Some((_, stage)) = self.expected.get_mut(&ticket) {
+                *stage = made.map_or(Stage::Open, Stage::Prepared);
+            }
+        }
+    }
+
+    /// It was not given out after all.
+    pub(super) fn forget(&mut self, ticket: &Ticket) {
+        self.expected.remove(ticket);
+    }
+
+    /// Whether files of one of these are being written: they come in a moment, and nobody else may write them.
+    pub(super) fn is_preparing(&self, bound: &[BoundContainer]) -> bool {
+        bound.iter().any(|bound| matches!(self.expected.get(&bound.ticket), Some((_, Stage::Preparing))))
+    }
+
+    /// These start now. Whether all of it is there already, just as it was decided. It stays so while a start is expected: an
+    /// init container and the app after it are filled at the start of each.
+    pub(super) fn started(
+        &mut self,
+        promises: &[(BoundContainer, ContainerLimits)],
+        delivery: &Arc<DeviceDelivery>,
+    ) -> bool {
+        let just = |(bound, promise): &(BoundContainer, ContainerLimits)| match self.expected.get(&bound.ticket) {
+            Some((_, Stage::Prepared(made))) => made.promise == *promise && Arc::ptr_eq(&made.by, delivery),
+            _ => false,
+        };
+        let there = !promises.is_empty() && promises.iter().all(just);
+        if !there {
+            promises.iter().for_each(|(bound, _)| drop(self.expected.remove(&bound.ticket)));
+        }
+        there
+    }
+}
+
+/// Blocks for as long as the disk takes.
+fn write(
+    mut guess: NodeAllocator,
+    rows: &[CheckpointEntry],
+    wanted: &[CheckpointEntry],
+    (delivery, tickets): (&Arc<DeviceDelivery>, &TicketFolders),
+) -> PrefetchResult {
+    let mut made: BTreeMap<Ticket, Option<PrefetchedSpec>> =
+        wanted.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
+    // What cannot be written is told when the container starts.
+    let mut late: Vec<(Ticket, ContainerLimits)> = Vec::new();
+    for row in wanted {
+        let StartVerdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
+        for bound in bound {
+            let Some(place @ None) = made.get_mut(&bound.ticket) else { continue };
+            let promise = super::promise::of(&bound, &guess);
+            if !bound.early {
+                if late.iter().all(|(ticket, _)| *ticket != bound.ticket) {
+                    late.push((bound.ticket, promise));
+                }
+            } else if delivery.deliver_early(&tickets.folder(&bound.ticket), &promise).is_ok() {
+                *place = Some(PrefetchedSpec { promise, by: Arc::clone(delivery) });
+            }
+        }
+    }
+    let delivered: BTreeSet<Ticket> = delivery.deliver_all(&late).into_iter().cloned().collect();
+    let told = !delivered.is_empty();
+    for (ticket, promise) in late.into_iter().filter(|(ticket, _)| delivered.contains(ticket)) {
+        made.insert(ticket, Some(PrefetchedSpec { promise, by: Arc::clone(delivery) }));
+    }
+    PrefetchResult { told, files: made }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use decide::allocator::{SharedDevice, WithoutClaim};
+    use effects::delivery::NodeKit;
+    use model::claim::{DeviceShare, PodClaim};
+    use model::gpu_pod::GpuPod;
+    use model::id::{ContainerKey, GpuUuid, PodRef, PodUid};
+    use model::request::{ContainerRequest, ContainerRole};
+    use model::unit::Bytes;
+    use std::path::Path;
+
+    const IDS: [&str; 1] = ["GPU-a-0"];
+
+    fn ids() -> Vec<Arc<str>> {
+        IDS.map(Arc::from).to_vec()
+    }
+
+    fn key() -> ContainerKey {
+        ContainerKey { pod: PodUid::parse(&"1".repeat(32)).unwrap(), container: "main".into() }
+    }
+
+    fn ticket(n: u8) -> Ticket {
+        Ticket::of_random([n; 16])
+    }
+
+    fn row(n: u8) -> CheckpointEntry {
+        CheckpointEntry { holder: key(), ids: ids(), ticket: Some(ticket(n)), foreign: false, early: false }
+    }
+
+    /// One GPU, and one pod that was promised so much of it.
+    fn allocator(memory: u64) -> NodeAllocator {
+        let device = GpuUuid::parse("GPU-a").unwrap();
+        let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
+        allocator.devices_are(vec![SharedDevice {
+            device: device.clone(),
+            index: 0,
+            model: "H100".into(),
+            slots: 10,
+            memory: Bytes(80 << 30),
+            cores: 100,
+            numa: None,
+            healthy: true,
+        }]);
+        allocator.gpu_pods_are(vec![gpu_pod(&device, memory)]);
+        allocator
+    }
+
+    fn gpu_pod(device: &GpuUuid, memory: u64) -> GpuPod {
+        let request = ContainerRequest {
+            container: "main".into(),
+            role: ContainerRole::App,
+            slots: 1,
+            memory: None,
+            cores: None,
+            priority: None,
+        };
+        GpuPod {
+            uid: key().pod,
+            pod: PodRef { namespace: "ml".into(), name: "train".into() },
+            arrival: None,
+            requests: vec![request],
+            claim: PodClaim::Given(
+                vec![vec![DeviceShare { device: device.clone(), memory: Some(Bytes(memory)), cores: None }]].into(),
+            ),
+            placed_here: false,
+            started: false,
+            finished: false,
+        }
+    }
+
+    fn delivery(folder: &Path) -> Arc<DeviceDelivery> {
+        Arc::new(DeviceDelivery::new(&folder.join("state"), &folder.join("cdi"), NodeKit::default()).unwrap())
+    }
+
+    /// What is decided when the container starts.
+    fn decided(allocator: &mut NodeAllocator, rows: &[CheckpointEntry]) -> Vec<(BoundContainer, ContainerLimits)> {
+        let StartVerdict::Fill { bound, .. } = allocator.start(&ids(), Some(rows)) else { panic!("it may start") };
+        bound.iter().map(|bound| (bound.clone(), super::super::promise::of(bound, allocator))).collect()
+    }
+
+    /// As far as it goes without the start.
+    async fn prepared(allocator: &NodeAllocator, delivery: &Arc<DeviceDelivery>) -> SpecPrefetcher {
+        let mut ahead = SpecPrefetcher::default();
+        let now = Instant::now();
+        ahead.given(&ticket(1), now);
+        assert!(ahead.due().is_some());
+        ahead.has_read(now, Some(&Arc::from([row(1)])), now);
+        ahead.prepare(allocator, (delivery, &TicketFolders::new(Path::new("none"))), now);
+        let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        ahead.has_written(written, now);
+        ahead
+    }
+
+    #[tokio::test]
+    async fn what_was_prepared_counts_only_if_it_is_what_was_decided() {
+        let folder = tempfile::tempdir().unwrap();
+        let delivery = delivery(folder.path());
+        for (memory, other, expected) in [(4, false, true), (5, false, false), (4, true, false)] {
+            let mut allocator = allocator(4);
+            allocator.issue(ticket(1), &ids(), None);
+            let mut ahead = prepared(&allocator, &delivery).await;
+            assert_eq!(std::fs::read_dir(folder.path().join("cdi")).unwrap().count(), 1, "written before the start");
+            allocator.gpu_pods_are(vec![gpu_pod(&GpuUuid::parse("GPU-a").unwrap(), memory)]);
+            let promises = decided(&mut allocator, &[row(1)]);
+            let by = if other { Arc::new(delivery.with(NodeKit::default())) } else { Arc::clone(&delivery) };
+            assert_eq!(ahead.started(&promises, &by), expected, "{memory} {other}");
+            assert_eq!(ahead.started(&promises, &by), expected, "the same for the app after its init container");
+            ahead.has_read(Instant::now(), None, Instant::now() + EXPECTED);
+            assert!(!ahead.started(&promises, &by), "a container that starts again later is written for again");
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_else_writes_while_it_is_prepared() {
+        let folder = tempfile::tempdir().unwrap();
+        let (delivery, mut allocator, mut ahead) = (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
+        allocator.issue(ticket(1), &ids(), None);
+        let now = Instant::now();
+        ahead.given(&ticket(1), now);
+        ahead.has_read(now, Some(&Arc::from([row(1)])), now);
+        ahead.prepare(&allocator, (&delivery, &TicketFolders::new(folder.path())), now);
+        let bound: Vec<BoundContainer> =
+            decided(&mut allocator, &[row(1)]).into_iter().map(|(bound, _)| bound).collect();
+        assert!(ahead.is_preparing(&bound));
+        let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        ahead.has_written(written, now);
+        assert!(!ahead.is_preparing(&bound));
+    }
+
+    #[tokio::test]
+    async fn few_are_prepared_at_once_the_longest_expected_first_and_what_cannot_be_waits_for_other_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let (delivery, mut allocator, mut ahead) = (delivery(folder.path()), allocator(4), SpecPrefetcher::default());
+        let (now, tickets) = (Instant::now(), TicketFolders::new(folder.path()));
+        let with = (&delivery, &tickets);
+        let slot = |n: u8| -> Vec<Arc<str>> { vec![format!("GPU-a-{n}").into()] };
+        // Only the first is of a pod that is known; in the checkpoint they stand the other way round.
+        for n in 0..18 {
+            allocator.issue(ticket(n), &slot(n), None);
+            ahead.given(&ticket(n), now + Duration::from_millis(n.into()));
+        }
+        let other =
+            |n: u8| ContainerKey { pod: PodUid::parse(&format!("{n:032x}")).unwrap(), container: "main".into() };
+        let holder = |n: u8| if n == 0 { key() } else { other(n) };
+        let rows: Arc<[CheckpointEntry]> =
+            (0..18).rev().map(|n| CheckpointEntry { holder: holder(n), ids: slot(n), ..row(n) }).collect();
+        ahead.has_read(now, Some(&rows), now);
+        for (turn, expected) in [(now, 0..16), (now + APART, 16..18)] {
+            ahead.prepare(&allocator, with, turn - Duration::from_millis(u64::from(turn > now)));
+            assert!(turn == now || !ahead.writing && ahead.due <= turn, "the runtime has enough to read");
+            ahead.prepare(&allocator, with, turn);
+            let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
+            let files = &written.files;
+            let batch: BTreeSet<Ticket> = expected.map(ticket).collect();
+            assert!(files.keys().eq(&batch), "{files:?}");
+            assert!(files.iter().all(|(of, made)| made.is_some() == (*of == ticket(0))), "{files:?}");
+            assert_eq!(written.told, turn == now);
+            ahead.has_written(written, turn);
+        }
+        ahead.prepare(&allocator, with, now + 2 * APART);
+        assert!(!ahead.writing, "nothing is tried again by the same checkpoint");
+        ahead.has_read(now, Some(&rows), now);
+        ahead.prepare(&allocator, with, now + 2 * APART);
+        let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        assert_eq!(written.files.len(), MAX_AT_ONCE);
+        assert!(!written.files.contains_key(&ticket(0)), "it is there");
+        ahead.has_written(written, now + 2 * APART);
+        // The two that were left, and before them one that nobody has tried yet.
+        allocator.issue(ticket(30), &slot(30), None);
+        ahead.given(&ticket(30), now + APART);
+        let rows: Arc<[CheckpointEntry]> =
+            (0..18).chain([30]).map(|n| CheckpointEntry { holder: other(n), ids: slot(n), ..row(n) }).collect();
+        ahead.has_read(now, Some(&rows), now);
+        ahead.prepare(&allocator, with, now + 2 * APART);
+        let Some(BackgroundResult::Files(written)) = ahead.ended().await else { panic!("files are written") };
+        assert!(written.files.len() == MAX_AT_ONCE && written.files.contains_key(&ticket(30)), "{written:?}");
+    }
+
+    #[test]
+    fn checkpoint_that_were_read_before_count_where_they_have_the_newest_ticket_and_are_fresh() {
+        let (mut allocator, mut ahead, wanted) = (allocator(4), SpecPrefetcher::default(), ids());
+        let (now, starts) = (Instant::now(), || std::iter::once(&*wanted));
+        let checkpoint = |n: &[u8]| -> Arc<[CheckpointEntry]> { n.iter().map(|n| row(*n)).collect() };
+        allocator.issue(ticket(1), &wanted, None);
+        ahead.given(&ticket(1), now);
+        ahead.has_read(now, Some(&checkpoint(&[])), now);
+        assert_eq!(ahead.rows(&allocator, starts(), now), None, "kubelet has not written it yet");
+        ahead.has_read(now, Some(&checkpoint(&[1])), now);
+        assert_eq!(ahead.rows(&allocator, starts(), now), Some(checkpoint(&[1])));
+        allocator.issue(ticket(2), &wanted, None);
+        assert_eq!(ahead.rows(&allocator, starts(), now), None, "the ids have been given to another since");
+        ahead.given(&ticket(2), now);
+        ahead.has_read(now, Some(&checkpoint(&[2])), now);
+        assert_eq!(ahead.rows(&allocator, starts(), now + FRESH), Some(checkpoint(&[2])));
+        allocator.issue(ticket(3), &["GPU-a-7".into()], None);
+        ahead.given(&ticket(3), now);
+        assert_eq!(
+            ahead.rows(&allocator, starts(), now),
+            Some(checkpoint(&[2])),
+            "other ids are nothing to this start"
+        );
+        allocator.issue(ticket(4), &["GPU-a-8".into(), IDS[0].into()], None);
+        ahead.given(&ticket(4), now);
+        assert_eq!(ahead.rows(&allocator, starts(), now), None, "these are, in part");
+        ahead.has_read(now, Some(&checkpoint(&[2, 4])), now);
+        assert_eq!(ahead.rows(&allocator, starts(), now + FRESH + SOON), None, "they have grown old");
+        ahead.has_read(now, None, now);
+        assert_eq!(ahead.rows(&allocator, starts(), now), None, "checkpoint that cannot be read");
+        assert!(ahead.due().is_some());
+        ahead.has_read(now, None, now + EXPECTED);
+        assert!(ahead.due().is_none(), "nothing is expected any more");
+    }
+}

@@ -1,0 +1,252 @@
+//! What a pod was given, as its annotations carry it (`hami.io/vgpu-devices-to-allocate`, `…-allocated`).
+//!
+//! ```text
+//!   ;GPU-x,NVIDIA,3000,30:GPU-y,NVIDIA,3000,30:;;       three containers: none, two GPUs, none
+//!   pod = { container ";" }    container = { uuid "," vendor "," MiB "," percent of cores ":" }
+//! ```
+//!
+//! Init containers stand before app containers. Readers of every age must take what writers of every age wrote: pieces without
+//! a comma are skipped, fields beyond the fourth too, and a string may have more empty slots at its end than the pod has
+//! containers (HAMi adds one each time a container starts). Such slots at the end are dropped here, so that a string does not
+//! grow by being read and written.
+
+use crate::decode_error::{DecodeError, shown};
+use crate::key::{MAX_ANNOTATION, NVIDIA};
+use model::claim::{Claim, DeviceShare};
+use model::id::GpuUuid;
+use model::unit::{Bytes, CorePercent, Mib};
+
+/// Containers of one pod. Kubernetes has no limit of its own; a pod of this many does not fit into an object's 1.5 MiB with
+/// anything in it. Empty slots at the end are not counted.
+const MAX_CONTAINERS: usize = 1024;
+/// Device shares of one container: as many MIG instances as the largest node has.
+const MAX_SHARES: usize = 512;
+/// HAMi's programs hold MiB and percents in 32 bits with a sign.
+const MAX_NUMBER: u64 = i32::MAX as u64;
+
+/// Reads the value of the annotation `key`.
+///
+/// # Errors
+/// [`DecodeError`] with the byte at which the device share begins that cannot be understood.
+pub fn decode(key: &'static str, text: &str) -> Result<Claim, DecodeError> {
+    if text.len() > MAX_ANNOTATION {
+        return Err(DecodeError::too_long(key, text.len(), MAX_ANNOTATION));
+    }
+    let mut containers = Vec::new();
+    let mut at = 0;
+    let filled = text.trim_end_matches([';', ':', ' ', '\n']);
+    for (container, part) in filled.split(';').enumerate() {
+        if container == MAX_CONTAINERS {
+            return Err(DecodeError::too_many(key, at, "containers", MAX_CONTAINERS));
+        }
+        containers.push(container_shares(key, container, part, at)?);
+        at += part.len() + 1;
+    }
+    while containers.last().is_some_and(Vec::is_empty) {
+        containers.pop();
+    }
+    Ok(Claim(containers))
+}
+
+fn container_shares(
+    key: &'static str,
+    container: usize,
+    text: &str,
+    mut at: usize,
+) -> Result<Vec<DeviceShare>, DecodeError> {
+    let mut shares = Vec::new();
+    for (number, piece) in text.split(':').enumerate() {
+        if piece.contains(',') {
+            if shares.len() == MAX_SHARES {
+                return Err(DecodeError::too_many(key, at, &format!("GPUs for container {container}"), MAX_SHARES));
+            }
+            let error =
+                |what: String| DecodeError::new(key, at, format!("container {container}, GPU {number}: {what}"));
+            shares.push(share(piece).map_err(error)?);
+        }
+        at += piece.len() + 1;
+    }
+    Ok(shares)
+}
+
+fn share(text: &str) -> Result<DeviceShare, String> {
+    let mut fields = text.split(',');
+    let (Some(uuid), Some(_vendor), Some(memory), Some(cores)) =
+        (fields.next(), fields.next(), fields.next(), fields.next())
+    else {
+        return Err(format!("has fewer than 4 fields: {}", shown(text)));
+    };
+    let cores = u32::try_from(number("cores", cores)?).unwrap_or(u32::MAX);
+    Ok(DeviceShare {
+        device: GpuUuid::parse(uuid).map_err(|error| error.to_string())?,
+        // 0 is the word for no limit, of both.
+        memory: Some(Mib(number("memory", memory)?).bytes()).filter(|memory| *memory > Bytes(0)),
+        cores: Some(CorePercent(cores)).filter(|cores| cores.0 > 0),
+    })
+}
+
+fn number(name: &str, text: &str) -> Result<u64, String> {
+    text.parse::<i32>()
+        .ok()
+        .and_then(|number| u64::try_from(number).ok())
+        .ok_or_else(|| format!("{name} is not between 0 and {MAX_NUMBER}: {}", shown(text)))
+}
+
+/// Writes the value of the annotation `key`: one `;` for each container, so the containers at the end that have no GPU are only
+/// there if the caller put them there. A share without a limit is written as 0.
+///
+/// # Errors
+/// [`DecodeError`] for a UUID with one of the separators in it, or a number beyond 31 bits: no reader could take it.
+pub fn encode(key: &'static str, claim: &Claim) -> Result<String, DecodeError> {
+    let mut text = String::new();
+    for (container, shares) in claim.iter().enumerate() {
+        for (number, DeviceShare { device, memory, cores }) in shares.iter().enumerate() {
+            let memory = memory.map_or(0, |memory| Mib::within(memory).0);
+            let cores = cores.map_or(0, |cores| cores.0);
+            let separated = device.as_str().contains([',', ':', ';', ' ', '\n']);
+            if separated || memory > MAX_NUMBER || u64::from(cores) > MAX_NUMBER {
+                let what = format!("container {container}, GPU {number}: {device} cannot be written");
+                return Err(DecodeError::new(key, text.len(), what));
+            }
+            text.push_str(&format!("{device},{NVIDIA},{memory},{cores}:"));
+        }
+        text.push(';');
+    }
+    Ok(text)
+}
+
+/// The same value with every container marked as served: HAMi's scheduler reads that all of them have their GPUs. A value that
+/// cannot be read has nothing left to serve.
+#[must_use]
+pub fn all_served(key: &'static str, text: &str) -> String {
+    decode(key, text).map(|claim| ";".repeat(claim.len())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::ALLOCATED;
+    use proptest::prelude::*;
+
+    fn shape(text: &str) -> Vec<Vec<(String, u64, u32)>> {
+        let claim = decode(ALLOCATED, text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let seen = |share: &DeviceShare| {
+            let memory = share.memory.map_or(0, |memory| Mib::within(memory).0);
+            (share.device.to_string(), memory, share.cores.map_or(0, |cores| cores.0))
+        };
+        claim.iter().map(|shares| shares.iter().map(seen).collect()).collect()
+    }
+
+    fn gpu(uuid: &str, memory: u64, cores: u32) -> (String, u64, u32) {
+        (uuid.into(), memory, cores)
+    }
+
+    #[test]
+    fn each_container_has_its_slot() {
+        assert_eq!(shape("GPU-a,NVIDIA,3000,30:;"), [vec![gpu("GPU-a", 3000, 30)]]);
+        assert_eq!(
+            shape(";GPU-a,NVIDIA,3000,30:GPU-b,NVIDIA,3000,30:;;"),
+            [vec![], vec![gpu("GPU-a", 3000, 30), gpu("GPU-b", 3000, 30)]]
+        );
+        assert_eq!(
+            shape("GPU-a,NVIDIA,1,0:;;GPU-b,NVIDIA,2,100"),
+            [vec![gpu("GPU-a", 1, 0)], vec![], vec![gpu("GPU-b", 2, 100)]]
+        );
+    }
+
+    #[test]
+    fn a_string_does_not_grow_by_being_read_and_written() {
+        for text in ["", ";", ";;;;", ":", " ;\n"] {
+            assert_eq!(decode(ALLOCATED, text), Ok(Claim::default()), "{text:?}");
+        }
+        for text in [";GPU-b,NVIDIA,2,0:;", "GPU-a,NVIDIA,1,0:;GPU-b,NVIDIA,2,0:;"] {
+            assert_eq!(encode(ALLOCATED, &decode(ALLOCATED, text).unwrap()).unwrap(), text);
+            assert_eq!(all_served(ALLOCATED, text), ";;");
+        }
+        assert_eq!(all_served(ALLOCATED, "x,"), "", "nothing is left of what cannot be read");
+    }
+
+    #[test]
+    fn pieces_that_are_no_shares_are_skipped_and_more_fields_too() {
+        assert_eq!(shape("x:GPU-a,NVIDIA,1,2,3,4::;"), [vec![gpu("GPU-a", 1, 2)]]);
+    }
+
+    #[test]
+    fn a_broken_share_is_told_by_its_place() {
+        for (text, at, what) in [
+            ("GPU-a,NVIDIA,3000:;", 0, "container 0, GPU 0: has fewer than 4 fields: \"GPU-a,NVIDIA,3000\""),
+            (
+                ";GPU-a,NVIDIA,1,1:GPU-b,NVIDIA,x,1:;",
+                18,
+                "container 1, GPU 1: memory is not between 0 and 2147483647: \"x\"",
+            ),
+            ("GPU-a,NVIDIA,2147483648,1:;", 0, "memory is not between"),
+            ("GPU-a,NVIDIA,1,-1:;", 0, "cores is not between"),
+            (",NVIDIA,1,1:;", 0, "not a GPU UUID"),
+        ] {
+            let fault = decode(ALLOCATED, text).unwrap_err();
+            assert!(fault.at == at && fault.what.contains(what) && fault.key == ALLOCATED, "{text}: {fault}");
+        }
+    }
+
+    #[test]
+    fn a_string_that_is_too_large_is_not_read() {
+        assert!(decode(ALLOCATED, &";".repeat(MAX_ANNOTATION + 1)).unwrap_err().what.contains("bytes long"));
+        assert_eq!(decode(ALLOCATED, &";".repeat(MAX_ANNOTATION)), Ok(Claim::default()));
+        let slots = format!("{}GPU-a,NVIDIA,1,1", ";".repeat(MAX_CONTAINERS));
+        assert!(decode(ALLOCATED, &slots).unwrap_err().what.contains("more than 1024 containers"));
+        let shares = "GPU-a,NVIDIA,1,1:".repeat(MAX_SHARES + 1);
+        assert!(decode(ALLOCATED, &shares).unwrap_err().what.contains("more than 512 GPUs for container 0"));
+    }
+
+    #[test]
+    fn what_no_reader_could_take_is_not_written() {
+        let whole = DeviceShare {
+            device: GpuUuid::parse("GPU-a").unwrap(),
+            memory: Some(Mib(1).bytes()),
+            cores: Some(CorePercent(1)),
+        };
+        for broken in [
+            DeviceShare { device: GpuUuid::parse("GPU;a").unwrap(), ..whole.clone() },
+            DeviceShare { memory: Some(Mib(MAX_NUMBER + 1).bytes()), ..whole.clone() },
+            DeviceShare { cores: Some(CorePercent(u32::MAX)), ..whole.clone() },
+        ] {
+            assert!(encode(ALLOCATED, &Claim(vec![vec![broken]])).is_err());
+        }
+        assert_eq!(encode(ALLOCATED, &Claim(vec![vec![whole], vec![]])).unwrap(), "GPU-a,NVIDIA,1,1:;;");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_it_panic(text in "\\PC{0,200}") {
+            let _ = decode(ALLOCATED, &text);
+        }
+
+        #[test]
+        fn nothing_like_it_makes_it_panic(text in "(GPU-a|NVIDIA|[0-9-]{0,11}|[,:; \n]){0,60}") {
+            if let Ok(claim) = decode(ALLOCATED, &text) {
+                let again = encode(ALLOCATED, &claim).map(|text| decode(ALLOCATED, &text));
+                prop_assert!(again.is_err() || again == Ok(Ok(claim)));
+            }
+        }
+
+        #[test]
+        fn what_is_written_is_read_back(
+            pod in prop::collection::vec(
+                prop::collection::vec(("[!-+.-9<-~]{1,12}", 0..=0x7fff_ffff_u32, 0..=0x7fff_ffff_u32), 0..4), 0..6),
+        ) {
+            let share = |(uuid, memory, cores): (String, u32, u32)| DeviceShare {
+                device: GpuUuid::parse(&uuid).unwrap(),
+                memory: Some(Mib(u64::from(memory)).bytes()).filter(|memory| memory.0 > 0),
+                cores: Some(CorePercent(cores)).filter(|cores| cores.0 > 0),
+            };
+            let mut containers: Vec<Vec<DeviceShare>> =
+                pod.into_iter().map(|shares| shares.into_iter().map(share).collect()).collect();
+            let text = encode(ALLOCATED, &Claim(containers.clone())).unwrap();
+            while containers.last().is_some_and(Vec::is_empty) {
+                containers.pop();
+            }
+            prop_assert_eq!(decode(ALLOCATED, &text), Ok(Claim(containers)));
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What cannot be understood: in which format, where, and why.
+
+/// Text of others that is shown in a fault is cut to this: a log line stays a line.
+const MAX_SHOWN: usize = 60;
+
+/// One fault. It names the annotation or file, the byte at which reading stopped, and what is wrong there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}, byte {at}: {what}")]
+pub struct DecodeError {
+    /// The annotation's key or the kind of file.
+    pub key: &'static str,
+    /// Bytes before the fault.
+    pub at: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl DecodeError {
+    /// A fault in `key` at byte `at`.
+    pub(crate) fn new(key: &'static str, at: usize, what: impl Into<String>) -> DecodeError {
+        DecodeError { key, at, what: what.into() }
+    }
+
+    /// More bytes than anybody needs for this.
+    pub(crate) fn too_long(key: &'static str, length: usize, allowed: usize) -> DecodeError {
+        DecodeError::new(key, allowed, format!("is {length} bytes long, more than the {allowed} that are read"))
+    }
+
+    /// More things than anybody needs.
+    pub(crate) fn too_many(key: &'static str, at: usize, kind: &str, allowed: usize) -> DecodeError {
+        DecodeError::new(key, at, format!("has more than {allowed} {kind}"))
+    }
+
+    /// What serde says of JSON, at the place it names.
+    pub(crate) fn json(key: &'static str, bytes: &[u8], error: &serde_json::Error) -> DecodeError {
+        let before: usize =
+            bytes.split_inclusive(|byte| *byte == b'\n').take(error.line().saturating_sub(1)).map(<[u8]>::len).sum();
+        let at = before.saturating_add(error.column()).min(bytes.len());
+        DecodeError::new(key, at, format!("is not the JSON that is expected: {error}"))
+    }
+}
+
+/// Text of others, cut and with nothing unprintable in it.
+pub(crate) fn shown(text: &str) -> String {
+    let cut: String = text.chars().take(MAX_SHOWN).collect();
+    let more = if cut.len() < text.len() { "…" } else { "" };
+    format!("{cut:?}{more}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_in_json_is_told_by_its_byte() {
+        let text = b"[\n  {\"id\": 1},\n  x\n]";
+        let error = serde_json::from_slice::<serde_json::Value>(text).unwrap_err();
+        let fault = DecodeError::json("key", text, &error);
+        assert_eq!(&text[fault.at - 1..fault.at], b"x");
+        assert!(fault.to_string().starts_with("key, byte 18: is not the JSON"), "{fault}");
+    }
+
+    #[test]
+    fn what_is_shown_is_short_and_printable() {
+        assert_eq!(shown("a\nb"), "\"a\\nb\"");
+        assert!(shown(&"ä".repeat(1000)).chars().count() <= MAX_SHOWN + 3);
+    }
+}

@@ -1,0 +1,301 @@
+//! A pod as sharing sees it: what each container asks for, and what a scheduler promised it.
+
+use crate::resource::{self, RequestRules, ResourceAmounts};
+use crate::{claim, key};
+use model::claim::PodClaim;
+use model::gpu_pod::GpuPod;
+use model::id::NodeName;
+use model::pod::{ContainerKind, ContainerState, Pod, PodContainer};
+use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
+use std::collections::BTreeMap;
+
+/// Reads a pod that is bound to `node`. `None` for one that asks for no GPU.
+#[must_use]
+pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
+    let mut unreadable = hidden(pod);
+    let requests: Vec<ContainerRequest> = pod
+        .containers
+        .iter()
+        .filter_map(|container| {
+            let role = match container.kind {
+                ContainerKind::Init => ContainerRole::Init,
+                ContainerKind::Sidecar => ContainerRole::Sidecar,
+                ContainerKind::App => ContainerRole::App,
+                // Cannot ask for resources.
+                ContainerKind::Ephemeral => return None,
+            };
+            Some(request(container, role, rules).unwrap_or_else(|why| {
+                unreadable.get_or_insert(why);
+                let slots = resource::count(rules, &amounts(container));
+                ContainerRequest {
+                    container: container.name.clone(),
+                    role,
+                    slots,
+                    memory: None,
+                    cores: None,
+                    priority: None,
+                }
+            }))
+        })
+        .collect();
+    let torn = unreadable.is_some();
+    let claim = match unreadable {
+        Some(why) => PodClaim::BadRequest(why.into()),
+        None => read(pod, &requests, node),
+    };
+    // A claim without anybody who asks is somebody's mistake, and is told.
+    let odd = torn || (matches!(claim, PodClaim::Unreadable(_)) && pod.annotation(key::ALLOCATED).is_some());
+    let asking = odd || requests.iter().any(|request| request.slots > 0);
+    let asks_for_gpus = |name: &str| requests.iter().any(|request| request.slots > 0 && *request.container == *name);
+    let started = pod.containers.iter().any(|container| asks_for_gpus(&container.name) && has_run(container));
+    asking.then(|| GpuPod {
+        // kubelet calls a static pod by the hash of its manifest.
+        uid: pod.cgroup_uid().clone(),
+        pod: pod.name.clone(),
+        arrival: pod.arrival,
+        placed_here: pod.annotation(key::PLACED_BY) == Some(key::PLACED_BY_AGENT),
+        started,
+        finished: pod.ended(),
+        requests,
+        claim,
+    })
+}
+
+/// What of the pod's request was not kept, because it is beyond what one pod may have: it may be a GPU, and a claim that was made for
+/// the whole pod would be shared out among those that are known.
+fn hidden(pod: &Pod) -> Option<String> {
+    if pod.containers_left_out > 0 {
+        let (more, most) = (pod.containers_left_out, model::pod::MAX_CONTAINERS);
+        return Some(format!("it has {more} containers more than the {most} that are looked at"));
+    }
+    let container = pod.containers.iter().find(|container| container.limits_left_out > 0)?;
+    let (more, most) = (container.limits_left_out, model::pod::MAX_RESOURCES);
+    let name = &container.name;
+    Some(format!("container {name}: names {more} extended resources more than the {most} that are looked at"))
+}
+
+/// A container is made only after its start was answered, and between two starts it keeps the id of the last.
+fn has_run(container: &PodContainer) -> bool {
+    container.id.is_some() || matches!(container.state, ContainerState::Running | ContainerState::Terminated)
+}
+
+fn amounts(container: &PodContainer) -> ResourceAmounts {
+    container.limits.iter().map(|(name, quantity)| (name.to_string(), quantity.to_string())).collect()
+}
+
+fn request(container: &PodContainer, role: ContainerRole, rules: &RequestRules) -> Result<ContainerRequest, String> {
+    let limits = amounts(container);
+    let request = resource::request(rules, &limits, &BTreeMap::new())
+        .map_err(|bad| format!("container {}: {bad}", container.name))?;
+    // A memory that the pod did not name is the whole card, which is no limit.
+    let named = |name: &String| limits.contains_key(name.as_str());
+    Ok(ContainerRequest {
+        container: container.name.clone(),
+        role,
+        slots: request.map_or(0, |request| request.count),
+        memory: request.map(|request| request.memory).filter(|memory| match memory {
+            MemoryRequest::Amount(_) => true,
+            MemoryRequest::Percent(_) => named(&rules.names.memory_percentage),
+        }),
+        cores: request.map(|request| request.cores).filter(|cores| cores.0 > 0),
+        priority: request.and_then(|request| request.priority),
+    })
+}
+
+fn read(pod: &Pod, requests: &[ContainerRequest], node: &NodeName) -> PodClaim {
+    let Some(text) = pod.annotation(key::ALLOCATED) else {
+        return match pod.system_keys_left_out {
+            0 => PodClaim::None,
+            _ => PodClaim::Unreadable("the pod's annotations are too large to be kept".into()),
+        };
+    };
+    // HAMi leaves an older assignment on a pod whose later filter failed.
+    if let Some(assigned) = pod.annotation(key::ASSIGNED_NODE)
+        && assigned != node.as_str()
+    {
+        let why = format!("{} names node {assigned:.80} and the pod is bound to {node}", key::ASSIGNED_NODE);
+        return PodClaim::Unreadable(why.into());
+    }
+    let counts: Vec<u32> = requests.iter().map(|request| request.slots).collect();
+    let claim = match claim::decode(key::ALLOCATED, text) {
+        Ok(claim) => claim,
+        Err(error) => return PodClaim::Unreadable(error.to_string().into()),
+    };
+    match claim.by_container(&counts) {
+        Ok(claim) => PodClaim::Given(claim),
+        Err(why) => PodClaim::Unreadable(format!("{}: {why}", key::ALLOCATED).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::decode;
+    use model::claim::DeviceShare;
+    use model::id::GpuUuid;
+    use model::unit::Mib;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
+
+    fn pod(annotations: &Value, limits: &Value) -> Pod {
+        let text = json!({
+            "metadata": { "name": "train", "namespace": "ml", "uid": UID, "annotations": annotations },
+            "spec": {
+                "nodeName": "node-1",
+                "initContainers": [{ "name": "warm" }, { "name": "side", "restartPolicy": "Always", "resources": { "limits": limits } }],
+                "containers": [{ "name": "main", "resources": { "limits": limits } }],
+            },
+            "status": { "phase": "Pending" },
+        });
+        decode(text.to_string().as_bytes()).unwrap()
+    }
+
+    fn gpu_pod(annotations: &Value, limits: &Value) -> Option<GpuPod> {
+        of(&pod(annotations, limits), &RequestRules::default(), &NodeName::parse("node-1").unwrap())
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_no_gpu_is_no_gpu_pod() {
+        assert_eq!(gpu_pod(&json!({}), &json!({ "cpu": "1" })), None);
+    }
+
+    #[test]
+    fn what_anybody_may_write_makes_no_tenant_and_no_claim() {
+        let large = json!({ "nvidia.com/use-gputype": "x".repeat(17 << 10) });
+        assert_eq!(gpu_pod(&large, &json!({ "cpu": "1" })), None);
+        let requests = json!({ "nvidia.com/gpu": "1" });
+        assert_eq!(gpu_pod(&large, &requests).unwrap().claim, PodClaim::None);
+        // What a scheduler wrote and was too large to be kept is no pod that nobody placed.
+        let claim = json!({ key::ALLOCATED: "x".repeat(17 << 10) });
+        assert_eq!(gpu_pod(&claim, &json!({ "cpu": "1" })), None);
+        assert!(matches!(gpu_pod(&claim, &requests).unwrap().claim, PodClaim::Unreadable(_)));
+    }
+
+    #[test]
+    fn each_container_finds_its_own_part_of_the_claim() {
+        let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30", "nvidia.com/priority": "0" });
+        let claim =
+            json!({ key::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;GPU-2,NVIDIA,2000,0:;", key::ASSIGNED_NODE: "node-1" });
+        let gpu_pod = gpu_pod(&claim, &limits).unwrap();
+        let shapes: Vec<_> =
+            gpu_pod.requests.iter().map(|request| (&*request.container, request.role, request.slots)).collect();
+        assert_eq!(
+            shapes,
+            [("warm", ContainerRole::Init, 0), ("side", ContainerRole::Sidecar, 1), ("main", ContainerRole::App, 1)]
+        );
+        assert_eq!(gpu_pod.requests[2].memory, Some(MemoryRequest::Amount(Mib(3000))));
+        assert_eq!((gpu_pod.requests[0].priority, gpu_pod.requests[2].priority), (None, Some(0)));
+        let PodClaim::Given(claim) = &gpu_pod.claim else { panic!("{:?}", gpu_pod.claim) };
+        let flat: Vec<_> = claim
+            .iter()
+            .map(|own| own.iter().map(|p| (p.device.as_str(), p.cores.map(|cores| cores.0))).collect::<Vec<_>>())
+            .collect();
+        assert_eq!(flat, [vec![], vec![("GPU-1", Some(30))], vec![("GPU-2", None)]]);
+        assert!(!gpu_pod.placed_here && !gpu_pod.started && !gpu_pod.finished);
+    }
+
+    /// One that was refused beside containers that need nothing of a GPU has started nothing that it could hold.
+    #[test]
+    fn only_a_container_that_asks_for_gpus_starts_its_pod() {
+        let id = &*format!("containerd://{}", "a".repeat(64));
+        let (runs, over, waits) =
+            (json!({ "running": {} }), json!({ "terminated": { "exitCode": 0 } }), json!({ "waiting": {} }));
+        for (plain, main, main_id, started) in [
+            (&runs, &waits, "", false),
+            (&over, &waits, "", false),
+            (&waits, &runs, id, true),
+            (&waits, &over, id, true),
+            (&runs, &waits, id, true),
+        ] {
+            let text = json!({
+                "metadata": { "name": "train", "namespace": "ml", "uid": UID },
+                "spec": { "nodeName": "node-1", "containers": [
+                    { "name": "plain" }, { "name": "main", "resources": { "limits": { "nvidia.com/gpu": "1" } } },
+                ] },
+                "status": { "phase": "Running", "containerStatuses": [
+                    { "name": "plain", "state": plain, "containerID": id },
+                    { "name": "main", "state": main, "containerID": main_id },
+                ] },
+            });
+            let pod = decode(text.to_string().as_bytes()).unwrap();
+            let gpu_pod = of(&pod, &RequestRules::default(), &NodeName::parse("node-1").unwrap()).unwrap();
+            assert_eq!(gpu_pod.started, started, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_claim_that_cannot_be_right_is_unreadable_and_says_why() {
+        let limits = json!({ "nvidia.com/gpu": "1" });
+        for (annotations, word) in [
+            (json!({ key::ALLOCATED: "x" }), key::ALLOCATED),
+            (json!({ key::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;;" }), "2 request GPUs"),
+            (
+                json!({ key::ALLOCATED: ";GPU-1,NVIDIA,1,0:;GPU-1,NVIDIA,1,0:;", key::ASSIGNED_NODE: "node-2" }),
+                "node-2",
+            ),
+        ] {
+            match gpu_pod(&annotations, &limits).unwrap().claim {
+                PodClaim::Unreadable(why) => assert!(why.contains(word), "{why}"),
+                other => panic!("{annotations}: {other:?}"),
+            }
+        }
+        let torn = gpu_pod(&json!({}), &json!({ "nvidia.com/gpu": "1.5" })).unwrap();
+        assert!(matches!(torn.claim, PodClaim::BadRequest(why) if why.contains("side")));
+        for (resource, amount) in [("nvidia.com/gpucores", "150"), ("nvidia.com/priority", "7")] {
+            let requests = gpu_pod(&json!({}), &json!({ "nvidia.com/gpu": "2", resource: amount })).unwrap();
+            let PodClaim::BadRequest(why) = &requests.claim else { panic!("{:?}", requests.claim) };
+            assert!(why.starts_with(&format!("container side: {resource}: ")) && why.contains(amount), "{why}");
+            assert_eq!(requests.requests[1].slots, 2, "the kubelet gives it as many ids all the same");
+        }
+        assert_eq!(gpu_pod(&json!({}), &limits).unwrap().claim, PodClaim::None);
+    }
+
+    /// Else its call of `Allocate` would be nobody's, or another pod's.
+    #[test]
+    fn a_request_of_which_a_part_was_not_kept_is_no_request_and_says_why() {
+        let mut limits: serde_json::Map<String, Value> =
+            (0..40).map(|n| (format!("a{n}.example.com/none"), json!("0"))).collect();
+        limits.insert("nvidia.com/gpu".into(), json!("1"));
+        let claim = json!({ key::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;" });
+        let torn = gpu_pod(&claim, &limits.into()).unwrap();
+        let PodClaim::BadRequest(why) = &torn.claim else { panic!("{:?}", torn.claim) };
+        assert_eq!(&**why, "container side: names 9 extended resources more than the 32 that are looked at");
+        assert_eq!(
+            torn.requests.iter().map(|request| request.slots).collect::<Vec<_>>(),
+            [0, 1, 1],
+            "the calls for them are known"
+        );
+        let containers: Vec<Value> = (0..200).map(|n| json!({ "name": format!("c{n}") })).collect();
+        let text = json!({
+            "metadata": { "name": "train", "namespace": "ml", "uid": UID }, "spec": { "containers": containers },
+        });
+        let pod = decode(text.to_string().as_bytes()).unwrap();
+        let torn = of(&pod, &RequestRules::default(), &NodeName::parse("node-1").unwrap()).unwrap();
+        assert!(matches!(torn.claim, PodClaim::BadRequest(why) if why.contains("72 containers more")));
+    }
+
+    #[test]
+    fn a_claim_that_this_node_made_says_so() {
+        let claim =
+            json!({ key::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;", key::PLACED_BY: key::PLACED_BY_AGENT });
+        let gpu_pod = gpu_pod(&claim, &json!({ "nvidia.com/gpu": "1" })).unwrap();
+        assert!(gpu_pod.placed_here);
+        let free = |n| vec![DeviceShare { device: GpuUuid::parse(n).unwrap(), memory: None, cores: None }];
+        assert_eq!(gpu_pod.claim, PodClaim::Given(vec![vec![], free("GPU-1"), free("GPU-1")].into()), "0 is no limit");
+    }
+
+    proptest! {
+        #[test]
+        fn no_annotation_and_no_quantity_panics(claim in "\\PC{0,80}", gpus in "\\PC{0,12}", node in "\\PC{0,12}") {
+            let annotations = json!({ key::ALLOCATED: claim, key::ASSIGNED_NODE: node });
+            let gpu_pod = gpu_pod(&annotations, &json!({ "nvidia.com/gpu": gpus }));
+            if let Some(GpuPod { requests, claim: PodClaim::Given(given), .. }) = gpu_pod {
+                let counts: Vec<usize> = given.iter().map(Vec::len).collect();
+                let asked: Vec<usize> = requests.iter().map(|request| request.slots as usize).collect();
+                prop_assert_eq!(counts, asked);
+            }
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! A pod's device string: it does not change by being read and written again.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(claim) = wire::claim::decode(wire::key::ALLOCATED, &String::from_utf8_lossy(bytes))
+        && let Ok(text) = wire::claim::encode(wire::key::ALLOCATED, &claim)
+    {
+        assert_eq!(wire::claim::decode(wire::key::ALLOCATED, &text), Ok(claim));
+    }
+});
