@@ -1,50 +1,54 @@
-//! When this node writes on its own Node object: what it has, when that changes; that it lives, every few minutes.
+//! When the agent writes to its own Node: the register when it changes, and the handshake every few minutes.
 //!
-//! Every annotation on a Node is copied to every watcher of nodes and wakes every pod that waits for a place, so an idle
-//! node writes its handshake and nothing else: 15 times an hour.
+//! Every write to a Node is sent to every watcher of nodes and makes the scheduler try again every pod that waits for a
+//! place. So an idle node writes only its handshake, 15 times an hour.
 //!
-//! What must never happen here: nothing is written that the Node already says, and nothing because of a clock that jumped.
+//! What must never happen here: a write of what the Node already says, or a write because a clock has jumped.
 
 use model::time::{Monotonic, Now, WallTime};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two handshakes. Readers take one of 300 s as stale; a write that fails is tried again well within that.
+/// Time between two handshakes. Readers treat a handshake older than 300 s as stale; a failed write is tried again well
+/// within that.
 pub const HANDSHAKE_EVERY: Duration = Duration::from_secs(240);
-/// Up to so much earlier, so that the nodes of a cluster do not write in step.
+/// A handshake is up to this much earlier, at random, so that the nodes of a cluster do not write in step.
 pub const JITTER: Duration = Duration::from_secs(8);
-/// HAMi's scheduler writes `Requesting_…` and calls a node that does not answer within 60 s unhealthy.
+/// The agent answers a request this long after it was made. HAMi's scheduler writes `Requesting_…` and treats a node
+/// that does not answer within 60 s as unhealthy.
 pub const ANSWER_AFTER: Duration = Duration::from_secs(45);
-/// Between two looks at our Node, at most: a scheduler that asks for a sign of life waits 60 s, and a look costs the API server one
-/// answer from its cache.
+/// Longest time between two reads of the agent's Node. A scheduler that requests a handshake waits 60 s; a read costs
+/// the API server one answer from its cache.
 const LOOK: Duration = Duration::from_secs(10);
-/// So much of it is left to chance: what is due at a look goes by when that is.
+/// This fraction of the time between two reads is random. It also spreads the writes, because a write happens at a
+/// read.
 const LOOK_JITTER: f64 = 0.25;
-/// A question is seen at most this much later than it was asked; a stamp that says more is of another zone.
+/// The agent sees a request at most this long after it was made. A stamp that claims an older request is in another
+/// time zone.
 const PLAUSIBLE: Duration = Duration::from_secs(30);
-/// After a write that failed.
+/// Pause after a failed write.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What the Node says now, as the API server told it last.
+/// What the Node says, by the last answer of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnnouncedState {
     /// The register annotation.
     pub register: Option<Arc<str>>,
-    /// The handshake, as far as it is a question.
+    /// The handshake, if it is a scheduler's request.
     pub question: HandshakeQuestion,
 }
 
-/// Whether a scheduler asks whether we live.
+/// Whether a scheduler has requested a handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HandshakeQuestion {
-    /// Nobody asks.
+    /// There is no request.
     #[default]
     None,
-    /// Asked at this time by the asker's clock, or at an unknown one.
+    /// Requested at this time of the scheduler's clock, or at an unknown time.
     Asked(Option<WallTime>),
 }
 
-/// What to write in one call.
+/// One write to the Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnnouncementWrite {
     /// The register annotation.
@@ -53,19 +57,20 @@ pub struct AnnouncementWrite {
     pub handshake: Option<WallTime>,
 }
 
-/// The state: what was written, and when.
+/// Decides which writes to the Node are due; keeps what was written and when.
 #[derive(Debug)]
 pub struct Announcer {
     handshakes: bool,
     register: Option<Arc<str>>,
     shaken: Option<Monotonic>,
-    /// When a question was first seen: its age is ours to measure, the asker's clock may be anywhere.
+    /// When the request was first seen. The agent measures its age with its own clock, because the scheduler's clock
+    /// may differ.
     asked: Option<Monotonic>,
     not_before: Monotonic,
 }
 
-/// Whether a node has lost its last GPU for good: then what was written about its GPUs is taken away. A driver that is being
-/// updated and a node that starts have none for a while as well.
+/// Whether a node has lost its last GPU for good, so that the agent removes its register. A node that starts, or whose
+/// driver is being updated, has no GPUs for a while too.
 #[derive(Debug)]
 pub struct GpusGone {
     quiet: Duration,
@@ -73,13 +78,13 @@ pub struct GpusGone {
 }
 
 impl GpusGone {
-    /// Only after it was so for this long.
+    /// The GPUs count as gone after the node has had none for this long.
     #[must_use]
     pub fn after(quiet: Duration) -> GpusGone {
         GpusGone { quiet, since: None }
     }
 
-    /// Whether it is so, where now it has none (or has).
+    /// Takes in whether the node has no GPU now; returns whether the GPUs are gone for good.
     pub fn is(&mut self, none: bool, now: Monotonic) -> bool {
         if !none {
             self.since = None;
@@ -89,25 +94,25 @@ impl GpusGone {
     }
 }
 
-/// The time to the next look at our Node. `jitter` is between 0 and 1, drawn anew for each call.
+/// The time to the next read of the agent's Node. `jitter` is a new random number between 0 and 1 for each call.
 #[must_use]
 pub fn next_look(jitter: f64) -> Duration {
     LOOK.mul_f64(1.0 - LOOK_JITTER * jitter.clamp(0.0, 1.0))
 }
 
 impl Announcer {
-    /// A node that has written nothing in this life.
+    /// The state of an agent that has written nothing yet.
     #[must_use]
     pub fn new(handshakes: bool) -> Self {
         Announcer { handshakes, register: None, shaken: None, asked: None, not_before: Monotonic(0) }
     }
 
-    /// What this node has, in the form it is written in. `None` while it is not known.
+    /// Sets the register of this node, in its written form; `None` while it is not known.
     pub fn register_is(&mut self, text: Option<Arc<str>>) {
         self.register = text;
     }
 
-    /// What to write now, if anything. `jitter` is between 0 and 1, drawn anew for each call.
+    /// The write that is due now, if any. `jitter` is a new random number between 0 and 1 for each call.
     pub fn due(&mut self, said: &AnnouncedState, now: Now, jitter: f64) -> Option<AnnouncementWrite> {
         match said.question {
             HandshakeQuestion::None => self.asked = None,
@@ -125,7 +130,8 @@ impl Announcer {
         let early = JITTER.mul_f64(jitter.clamp(0.0, 1.0));
         let tired = self.shaken.is_none_or(|at| now.monotonic.since(at) + early >= HANDSHAKE_EVERY);
         let unanswered = self.asked.is_some_and(|seen| {
-            // The stamp has no zone and its clock is not ours: it counts only where it agrees with what we saw.
+            // The stamp has no time zone and comes from another clock. It counts only where it agrees with the agent's
+            // own measurement.
             let by_stamp = match said.question {
                 HandshakeQuestion::Asked(Some(at)) if at <= now.wall => now.wall.since(at),
                 _ => Duration::ZERO,
@@ -134,14 +140,14 @@ impl Announcer {
             let age = if by_stamp < by_us + PLAUSIBLE { by_us.max(by_stamp) } else { by_us };
             age >= ANSWER_AFTER
         });
-        // A node that offers nothing yet has nothing to be alive for.
+        // Without a register there is nothing that a handshake could keep alive.
         if self.handshakes && self.register.is_some() && (tired || unanswered) {
             write.handshake = Some(now.wall);
         }
         (write != AnnouncementWrite::default()).then_some(write)
     }
 
-    /// The write reached the API server.
+    /// The write has reached the API server.
     pub fn written(&mut self, write: &AnnouncementWrite, now: Now) {
         if write.handshake.is_some() {
             self.shaken = Some(now.monotonic);
@@ -149,7 +155,7 @@ impl Announcer {
         }
     }
 
-    /// It did not; it is due again a little later.
+    /// The write has failed; it is due again a little later.
     pub fn failed(&mut self, now: Now) {
         self.not_before = now.monotonic.after(AGAIN);
     }
@@ -180,7 +186,8 @@ mod tests {
         assert!(GpusGone::after(Duration::ZERO).is(true, at(0).monotonic));
     }
 
-    /// Promise 31 in docs/specification.md, as far as it is decided here; the audit log of a real API server has the rest.
+    /// Promise 31 in docs/specification.md, as far as it is decided here; the audit log of a real API server has the
+    /// rest.
     #[test]
     fn an_idle_node_writes_at_most_sixteen_times_an_hour() {
         let mut announce = Announcer::new(true);
@@ -196,7 +203,7 @@ mod tests {
         assert_eq!(writes, 16);
     }
 
-    /// As the agent looks: the jitter of a handshake alone would be lost between two looks.
+    /// With the agent's reads at random times: the jitter of the handshake alone would be lost between two reads.
     #[test]
     fn nodes_that_began_in_step_do_not_write_in_step() {
         let spread = |seed: u64| {
@@ -242,7 +249,7 @@ mod tests {
         assert_eq!(announce.due(&asked(None), at(10), 0.0), None);
         assert_eq!(announce.due(&asked(None), at(54), 0.0), None);
         assert!(announce.due(&asked(None), at(55), 0.0).unwrap().handshake.is_some());
-        // A stamp makes the answer come in time where it agrees with us, and counts for nothing where it does not.
+        // A stamp speeds up the answer where it agrees with the agent's clock, and is ignored where it does not.
         let mut again = Announcer::new(true);
         again.register_is(Some("a".into()));
         again.written(&first, at(0));

@@ -1,11 +1,11 @@
-//! This node's pods at the API server: the list as it was last told, and how the watch of it fares.
+//! This node's pods at the API server: the last list, and the state of the watch.
 
 use model::id::PodUid;
 use model::pod::{Pod, PodController, PodLabels, PodList, PodWatchState};
 use model::view::PodWatchView;
 use std::sync::Arc;
 
-/// What the API server said last. While it is away that stays.
+/// What the API server reported last. It stays while the API server is unreachable.
 #[derive(Debug, Default)]
 pub struct ApiPods {
     list: PodList,
@@ -24,43 +24,43 @@ impl ApiPods {
         self.list = list;
     }
 
-    /// How the watch fares now.
+    /// Replaces the state of the watch.
     pub fn watched(&mut self, watch: PodWatchState) {
         self.watch = Some(watch);
     }
 
-    /// Who made which pod; nobody made a pod that stands for itself.
+    /// The controller of each pod that has one.
     #[must_use]
     pub fn owners(&self) -> Arc<[(PodUid, PodController)]> {
         Arc::clone(&self.owners)
     }
 
-    /// The labels of each pod that are wanted.
+    /// The labels to show, by pod.
     #[must_use]
     pub fn labels(&self) -> Arc<[(PodUid, PodLabels)]> {
         Arc::clone(&self.labels)
     }
 
-    /// All of them, ordered by UID.
+    /// All pods, ordered by UID.
     #[must_use]
     pub fn all(&self) -> &[Arc<Pod>] {
         &self.list.pods
     }
 
-    /// One of them, by the API server's UID.
+    /// The pod with this UID of the API server.
     #[must_use]
     pub fn get(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
         let place = self.list.pods.binary_search_by(|pod| pod.uid.cmp(uid)).ok()?;
         self.list.pods.get(place)
     }
 
-    /// Pods that are not in the list.
+    /// Number of pods beyond the bound of the list.
     #[must_use]
     pub fn left_out(&self) -> u32 {
         self.list.left_out
     }
 
-    /// For the view; `None` where nobody asks the API server.
+    /// The state for the view; `None` where the agent does not watch pods.
     #[must_use]
     pub fn view(&self) -> Option<PodWatchView> {
         self.watch.clone().map(|watch| PodWatchView {

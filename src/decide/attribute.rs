@@ -1,6 +1,6 @@
-//! Whose is what on a GPU: sums over the processes of each pod and container, and a remainder that is nobody's.
+//! Attributes the use of a GPU: sums over the processes of each pod and container, and an unattributed remainder.
 //!
-//! What must never happen here: a value spread over pods by guess. A sum with a part that is not known is not known.
+//! What must never happen here: a value is distributed over pods by a guess. A sum with an unknown part is unknown.
 
 use model::cgroup::CgroupIdentity;
 use model::gpu::GpuSample;
@@ -11,14 +11,14 @@ use model::unit::{Bytes, Percent};
 use model::view::GpuUse;
 use std::collections::BTreeMap;
 
-/// Who may own a process on a GPU.
+/// A possible holder of a process on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PossibleHolder {
     /// A container of a pod.
     PodContainer(PodUid, ContainerId),
     /// A container without a pod.
     Container(ContainerId),
-    /// A pod's cgroup itself.
+    /// A pod, where a process runs in the pod's own cgroup.
     Pod(PodUid),
 }
 
@@ -42,18 +42,18 @@ impl PossibleHolder {
     }
 }
 
-/// What is on one GPU.
+/// The use of one GPU by holder, and the strangers on it.
 #[derive(Clone, Debug, Default)]
 pub struct Occupancy {
-    /// By holder and MIG instance.
+    /// Use by holder and MIG instance.
     pub holders: BTreeMap<(PossibleHolder, Option<GpuUuid>), GpuUse>,
-    /// Processes that belong to no pod.
+    /// Number of processes that belong to no pod.
     pub strangers: u32,
     /// Sum of their SM use.
     pub strangers_sm: Reading<Percent>,
 }
 
-/// Adds two readings; the sum is absent if one of them is, and as old as the older one.
+/// Adds two readings. The sum is absent if one of them is; its time is that of the older one.
 #[must_use]
 pub fn sum<T>(left: Reading<T>, right: Reading<T>, add: impl Fn(T, T) -> T) -> Reading<T> {
     match (left, right) {
@@ -66,8 +66,8 @@ fn add_percent(a: Percent, b: Percent) -> Percent {
     Percent(a.0 + b.0)
 }
 
-/// Sums the processes of one GPU. `living` says which cgroups are there now: a process list is some seconds old, and
-/// what it says of a pod that is gone belongs to nobody.
+/// Sums the processes of one GPU. `living` says which cgroups exist now: a process list is some seconds old, and its
+/// processes of a pod that is gone belong to no pod.
 pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupIdentity) -> bool) -> Occupancy {
     let mut shares = Occupancy::default();
     let mut strangers_sm: Option<Reading<Percent>> = None;
@@ -104,8 +104,8 @@ pub fn shares(gpu: &GpuUuid, processes: &[GpuProcess], living: impl Fn(&CgroupId
     shares
 }
 
-/// The memory that no pod's process holds: contexts the driver does not list, host processes, the unknown. Never less
-/// than nothing (list and memory are read a moment apart).
+/// The memory that no process of a pod holds: contexts that the driver does not list, host processes, unknown
+/// processes. Never below zero, although list and memory are read at slightly different moments.
 #[must_use]
 pub fn unattributed_memory(sample: &GpuSample, shares: &Occupancy) -> Reading<Bytes> {
     let mut remainder = sample.memory_used;
@@ -117,7 +117,7 @@ pub fn unattributed_memory(sample: &GpuSample, shares: &Occupancy) -> Reading<By
     remainder
 }
 
-/// One share a GPU and MIG instance from the shares of several containers.
+/// Merges the use of several containers into one entry for each GPU and MIG instance.
 #[must_use]
 pub fn merge(mut shares: Vec<GpuUse>) -> Vec<GpuUse> {
     shares.sort_by(|a, b| (&a.gpu, &a.mig).cmp(&(&b.gpu, &b.mig)));
@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         /// Promise 6 in docs/specification.md.
-        /// Pods and remainder together are what the card says, whenever the list does not claim more than that.
+        /// Pods and remainder together equal what the GPU reports, unless the list claims more than that.
         #[test]
         fn nothing_is_lost_and_nothing_counted_twice(
             list in prop::collection::vec((0u8..4, 0u8..3, 0u64..1000), 0..40), extra in 0u64..1000,

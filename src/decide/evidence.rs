@@ -1,31 +1,32 @@
-//! Whether a GPU was reset since something happened to it, told by counters that begin again at 0.
+//! Evidence of a reset of a GPU since an incident: counters that start again at 0.
 //!
-//! A driver that gives no advice does not say when a GPU is well again. What it left behind is gone when the GPU was
-//! initialised anew, and then counters of this initialisation (energy, volatile ECC errors) are below what they were.
+//! A driver that reports no recovery action does not say when a GPU has recovered. The damage is gone once the GPU was
+//! initialized again, and then the counters of this initialization (energy, volatile ECC errors) are lower than before.
 //!
-//! What must never happen here: one reading that is wrong passes for a reset.
+//! What must never happen here: one wrong reading counts as a reset.
 
 use model::gpu::GpuSample;
 use model::incident::CounterMarks;
 use model::reading::Reading;
 use model::time::Monotonic;
 
-/// As many readings in a row below the mark, none smaller than the one before, are a counter that began again. One or two
-/// are what a driver in trouble answers.
+/// A reset is proven by this many readings in a row below the mark, none smaller than the one before. One
+/// or two such readings can be wrong answers of a driver in trouble.
 const READINGS: u32 = 3;
-/// No card draws as much (10 kW, in millijoules a second): energy that grew faster was misread.
+/// Upper bound on the power of a GPU (10 kW, in millijoules per second). A reading by which energy grew faster is
+/// wrong.
 const MOST_POWER: u64 = 10_000_000;
 
-/// The counters of a card, as they were last read.
+/// The last readings of a GPU's counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     energy: Option<(u64, Monotonic)>,
     uncorrected: Option<u64>,
-    /// Whether the driver keeps the card initialised while no program uses it.
+    /// Persistence mode: whether the driver keeps the GPU initialized while no program uses it.
     persists: bool,
 }
 
-/// What is looked for after an incident.
+/// The search for evidence of a reset after an incident.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traces {
     marks: CounterMarks,
@@ -33,7 +34,7 @@ pub(crate) struct Traces {
     uncorrected: Run,
 }
 
-/// Readings below a mark.
+/// A run of readings below a mark.
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
     last: u64,
@@ -42,7 +43,7 @@ struct Run {
 }
 
 impl Counters {
-    /// Takes in what was read.
+    /// Takes in a sample.
     pub(crate) fn read(&mut self, sample: &GpuSample) {
         self.persists = sample.persistence.get().unwrap_or(self.persists);
         if let Reading::Measured(energy, at) = sample.energy {
@@ -57,8 +58,8 @@ impl Counters {
         self.uncorrected = sample.ecc_volatile.uncorrected.get().map(|count| count.0).or(self.uncorrected);
     }
 
-    /// Marks of now. None where the driver lets go of the card when its last user ends: then the counters begin again
-    /// without a reset.
+    /// The current counters as marks. They are empty where the driver releases the GPU when its last user ends, because
+    /// the counters then start again without a reset.
     pub(crate) fn marks(&self) -> CounterMarks {
         if self.persists {
             CounterMarks { energy: self.energy.map(|(energy, _)| energy), uncorrected: self.uncorrected }
@@ -69,12 +70,12 @@ impl Counters {
 }
 
 impl Traces {
-    /// Looks for a reset from these marks on.
+    /// Starts the search with these marks.
     pub(crate) fn after(marks: CounterMarks) -> Traces {
         Traces { marks, ..Traces::default() }
     }
 
-    /// Takes over marks that were not known when it happened: an error may come before the first reading.
+    /// Fills in marks that were not known at the incident: an error may come before the first reading.
     pub(crate) fn complete(&mut self, now: CounterMarks) {
         self.marks.energy = self.marks.energy.or(now.energy);
         self.marks.uncorrected = self.marks.uncorrected.or(now.uncorrected);
@@ -85,7 +86,7 @@ impl Traces {
         self.marks
     }
 
-    /// Whether this reading and those before it show a reset.
+    /// Whether this sample and those before it show a reset.
     pub(crate) fn reset(&mut self, sample: &GpuSample) -> bool {
         let energy = self.energy.below(self.marks.energy, sample.energy.map(|energy| energy.0));
         let errors = sample.ecc_volatile.uncorrected.map(|count| count.0);
@@ -132,7 +133,7 @@ mod tests {
         Traces::after(CounterMarks { energy: Some(energy), uncorrected: Some(errors) })
     }
 
-    /// The reading at which a reset is seen, if it is.
+    /// The index of the reading that shows a reset, if one does.
     fn seen(traces: &mut Traces, energies: &[u64]) -> Option<usize> {
         (1..).zip(energies).position(|(second, energy)| traces.reset(&read(second, *energy, 9)))
     }

@@ -1,4 +1,4 @@
-//! The GPUs of the node: what was last read of each, what happened to it, and what is worth saying.
+//! The GPUs of the node: the last sample of each, its errors, and the events worth a log line.
 
 use crate::health::{HealthChange, HealthPolicy, HealthRecord, silence, untold};
 use crate::node_event::NodeEvent;
@@ -16,28 +16,28 @@ use model::view::MAX_XID_CODES;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One GPU.
+/// The state of one GPU.
 #[derive(Debug)]
 pub struct GpuState {
-    /// Who.
+    /// Its facts.
     pub gpu: Arc<Gpu>,
-    /// What was last read.
+    /// Its last sample.
     pub sample: Arc<GpuSample>,
     /// Its processes.
     pub processes: Reading<Arc<[GpuProcess]>>,
-    /// Processes beyond the bound.
+    /// Number of processes beyond the bound.
     pub left_out: u32,
-    /// Who has a part in it, by the last list that was read.
+    /// The processes that have a part in it, from the last list that was read.
     pub occupants: Occupants,
     /// The last XID.
     pub last_xid: Option<Xid>,
-    /// XIDs by code.
+    /// Number of XIDs by code.
     pub xids: BTreeMap<u32, u64>,
-    /// All of them.
+    /// Number of all XIDs.
     pub xid_count: u64,
-    /// What goes over its NVLinks.
+    /// NVLink traffic and its rate.
     pub nvlink: Rated<Bytes>,
-    /// What condemns it.
+    /// Its health record.
     pub record: HealthRecord,
 }
 
@@ -62,7 +62,8 @@ impl GpuState {
         std::iter::once(&self.gpu.uuid).chain(self.gpu.instances().iter().map(|instance| &instance.uuid))
     }
 
-    /// Takes new readings; says so when the card fell silent or speaks again, and what that makes of its health.
+    /// Takes in a new sample. Returns events when the GPU stops answering or answers again, and when its health
+    /// changes.
     fn read(&mut self, sample: Arc<GpuSample>, policy: &HealthPolicy, now: Monotonic) -> Vec<NodeEvent> {
         let before = silence(&self.sample);
         let after = silence(&sample);
@@ -89,9 +90,9 @@ impl GpuState {
     fn silent(&mut self, why: Absence, policy: &HealthPolicy, now: Monotonic) {
         self.sample = Arc::new(GpuSample::absent(why));
         self.nvlink.update(self.sample.nvlink_bytes, |bytes| bytes.0);
-        // Who lets go of the driver says nothing of a card.
+        // A released driver says nothing about the GPU.
         if why != Absence::Released {
-            // The source's own remark says it of all cards.
+            // The event of the GPU source covers all GPUs.
             let _ = self.record.read(&self.sample, policy, now);
         }
         self.processes = Reading::Absent(why);
@@ -107,33 +108,34 @@ impl GpuState {
     }
 }
 
-/// A GPU that is not listed and to which something has happened.
+/// A GPU with incidents that is not in the list now.
 #[derive(Debug)]
 struct Away {
     gpu: GpuUuid,
     record: HealthRecord,
-    /// Whether the driver has told a list without it, rather than one in which it could not be made out.
+    /// Whether the driver has reported a list that certainly lacks it, rather than a list with unidentified GPUs, one
+    /// of which it may be.
     left: bool,
 }
 
-/// All of them, ordered by index.
+/// All GPUs of the node, ordered by index.
 #[derive(Debug)]
 pub struct GpuStates {
-    /// Whether they can be seen at all.
+    /// Whether the agent can see GPUs at all.
     pub source: GpuSourceState,
     /// Version of the driver that answered last.
     pub driver: Option<Arc<str>>,
-    /// At most [`MAX_GPUS`].
+    /// The listed GPUs, at most [`MAX_GPUS`].
     pub cards: Vec<GpuState>,
-    /// Those that could never be identified, ordered by index; at most [`MAX_GPUS`].
+    /// GPUs that could never be identified, ordered by index; at most [`MAX_GPUS`].
     pub unidentified: Vec<UnidentifiedGpu>,
-    /// What condemns a card.
+    /// The health policy.
     pub policy: HealthPolicy,
-    /// Those that may come back; at most [`MAX_GPUS`].
+    /// GPUs that may come back; at most [`MAX_GPUS`].
     away: Vec<Away>,
-    /// The driver was seen not to be loaded, and has not worked since.
+    /// Whether the driver was found not loaded and has not worked since.
     unloaded: bool,
-    /// Which loading of the driver the cards were last seen with, also by an earlier life of this program.
+    /// The load of the driver with which the GPUs were last seen, by this or an earlier run of the agent.
     driver_load: Option<u64>,
 }
 
@@ -153,7 +155,7 @@ impl Default for GpuStates {
 }
 
 impl GpuStates {
-    /// No card is known yet; what was kept of an earlier life of this program is held against those that come.
+    /// A state without GPUs. The saved incidents of an earlier run are applied to the GPUs that appear.
     #[must_use]
     pub fn restored(policy: HealthPolicy, kept: &[KeptIncidents], now: Monotonic) -> GpuStates {
         let mut away: Vec<Away> = Vec::new();
@@ -166,8 +168,8 @@ impl GpuStates {
         GpuStates { policy, away, driver_load, ..GpuStates::default() }
     }
 
-    /// What is to be kept over the end of this program, ordered by UUID: what has happened to listed GPUs and to those that
-    /// may come back.
+    /// The incidents to save for the next run of the agent, ordered by UUID: those of listed GPUs and of GPUs that may
+    /// come back.
     #[must_use]
     pub fn kept(&self) -> Vec<KeptIncidents> {
         let listed = self.cards.iter().filter_map(|card| card.record.kept(&card.gpu.uuid));
@@ -178,8 +180,8 @@ impl GpuStates {
         kept
     }
 
-    /// An operator says that what has happened to this GPU, or to all, is mended. Tells of each GPU that something was
-    /// cleared of what is left, and what is worth saying.
+    /// An operator declares this GPU, or all GPUs, repaired. Returns each GPU with cleared incidents together with what
+    /// is left of its condition, and the events worth a log line.
     pub fn clear(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, GpuCondition)>, Vec<NodeEvent>) {
         let means = |gpu: &GpuUuid| which.is_none_or(|which| which == gpu);
         let (mut cleared, mut remarks) = (Vec::new(), Vec::new());
@@ -196,7 +198,7 @@ impl GpuStates {
         (cleared, remarks)
     }
 
-    /// The source changed. Cards that are known stay known; their readings become absent for the source's reason.
+    /// The GPU source has changed. Known GPUs stay known; their readings become absent for the source's reason.
     pub fn source(&mut self, state: GpuSourceState, now: Monotonic) -> Vec<NodeEvent> {
         if self.source == state {
             return Vec::new();
@@ -223,8 +225,8 @@ impl GpuStates {
         vec![NodeEvent::GpuSource(state)]
     }
 
-    /// The driver works, loaded this time. Another loading has reset every GPU, also where nobody looked while it was unloaded:
-    /// NVML was let go of, or the agent was not running.
+    /// The driver works, and this number identifies its load. A different load means that every GPU was reset, even if
+    /// nothing saw the driver unloaded, because the agent had released NVML or was not running.
     pub fn driver_loaded(&mut self, load: u64) {
         if self.driver_load.replace(load).is_some_and(|before| before != load) {
             self.were_reset();
@@ -236,8 +238,8 @@ impl GpuStates {
         self.away.iter_mut().for_each(|away| away.record.was_reset());
     }
 
-    /// The list changed: what is new begins empty, what is known keeps its readings and counts, of the rest is kept what
-    /// has happened to it.
+    /// The list has changed. New GPUs start empty, known GPUs keep their samples and counts, and of removed GPUs only
+    /// the incidents are kept.
     pub fn listed(&mut self, gpus: Vec<Gpu>) -> Vec<NodeEvent> {
         let mut remarks = Vec::new();
         let mut old = std::mem::take(&mut self.cards);
@@ -268,7 +270,7 @@ impl GpuStates {
                 self.away.push(Away { gpu: card.gpu.uuid.clone(), record: card.record, left: false });
             }
         }
-        // A GPU that could not be made out may be any of them.
+        // An unidentified GPU may be any of them.
         if self.unidentified.is_empty() {
             self.away.iter_mut().for_each(|away| away.left = true);
         }
@@ -276,7 +278,8 @@ impl GpuStates {
         remarks
     }
 
-    /// What is known of a GPU that comes. One that had left the driver's list was taken off the bus, or its driver was.
+    /// The health record for a GPU that appears. If it had left the driver's list, the GPU or its driver was removed in
+    /// between, which resets it.
     fn back(&mut self, gpu: &GpuUuid) -> HealthRecord {
         let Some(place) = self.away.iter().position(|away| away.gpu == *gpu) else { return HealthRecord::default() };
         let Away { mut record, left, .. } = self.away.swap_remove(place);
@@ -286,7 +289,7 @@ impl GpuStates {
         record
     }
 
-    /// The GPUs that could not be identified are these. The source has logged why.
+    /// Replaces the list of GPUs that could not be identified. The source has logged the reasons.
     pub fn nameless(&mut self, mut gpus: Vec<UnidentifiedGpu>) {
         gpus.sort_by_key(|gpu| gpu.index);
         gpus.dedup_by_key(|gpu| gpu.index);
@@ -294,20 +297,20 @@ impl GpuStates {
         self.unidentified = gpus;
     }
 
-    /// Readings of one card. Of a card that is not listed they are dropped: the list comes first.
+    /// Takes in a sample of one GPU. A sample of a GPU that is not listed is dropped, because the list comes first.
     pub fn read(&mut self, uuid: &GpuUuid, sample: GpuSample, now: Monotonic) -> Vec<NodeEvent> {
         let Some(card) = self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid) else { return Vec::new() };
         card.read(Arc::new(sample), &self.policy, now)
     }
 
-    /// A call that counts against this card has stalled.
+    /// A driver call that counts against this GPU has stalled.
     pub fn stalled(&mut self, uuid: &GpuUuid, now: Monotonic) -> Vec<NodeEvent> {
         let Some(card) = self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid) else { return Vec::new() };
         let change = card.record.stalled(now);
         change.map(|change| card.changed(change)).into_iter().collect()
     }
 
-    /// Processes of one card.
+    /// Takes in the processes of one GPU.
     pub fn processes(&mut self, told: GpuProcesses) {
         if let Some(card) = self.find(&told.gpu) {
             if let Some(list) = told.list.value() {
@@ -318,7 +321,7 @@ impl GpuStates {
         }
     }
 
-    /// A driver error: counted on its card, and said in any case.
+    /// Takes in a driver error: counts it on its GPU and returns it as an event in any case.
     pub fn xid(&mut self, mut xid: Xid, now: Monotonic) -> Vec<NodeEvent> {
         let card = match (&xid.gpu, &xid.pci_bus_id) {
             (Some(uuid), _) => self.cards.iter_mut().find(|card| &card.gpu.uuid == uuid),
@@ -338,7 +341,8 @@ impl GpuStates {
         std::iter::once(NodeEvent::Xid(xid)).chain(change).chain(awaits).collect()
     }
 
-    /// The process behind an error that was counted already: known of the card's last one from now on, and said.
+    /// Takes in the process behind an error that was counted already: adds it to the GPU's last XID and returns it as
+    /// an event.
     pub fn xid_process(&mut self, xid: Xid) -> Vec<NodeEvent> {
         let card = xid.gpu.as_ref().and_then(|uuid| self.find(uuid));
         if let Some(last) = card.and_then(|card| card.last_xid.as_mut()).filter(|last| last.code == xid.code) {
@@ -353,8 +357,8 @@ impl GpuStates {
     }
 }
 
-/// Domain, bus and device of a PCI address. NVML writes the domain with eight digits, the kernel with four, and the
-/// kernel leaves the function away: `00000000:65:00.0` and `0000:65:00` are one slot.
+/// Domain, bus and device of a PCI address. NVML writes the domain with eight digits, the kernel with four and without
+/// the function: `00000000:65:00.0` and `0000:65:00` are the same slot.
 fn slot(address: &str) -> Option<(u32, u32, u32)> {
     let hex = |text: &str| u32::from_str_radix(text, 16).ok();
     let mut parts = address.split(':');

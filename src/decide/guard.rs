@@ -1,20 +1,20 @@
-//! Whether a policy of the chart is in force, judged by what the API server answers to two writes that are tried and never made.
+//! Whether an admission policy of the chart is in force, judged by the API server's answers to two dry-run writes.
 
 use model::guard::{AdmissionPolicy, PolicyGuard};
 
-/// What came of a write that was tried.
+/// The answer to a dry-run write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TriedWrite {
-    /// It would have been made.
+    /// The API server accepts it.
     Passes,
     /// This policy refuses it.
     RefusedBy(AdmissionPolicy),
-    /// Something else stood in the way, which says nothing of the policies.
+    /// Another error, which says nothing about the policies.
     Unknown,
 }
 
-/// What `policy` does. `forbidden` is a write that this policy alone refuses, `needed` one that an agent makes itself. `None`
-/// where the answers do not tell.
+/// What `policy` does. `forbidden` is the answer to a write that only this policy refuses, `needed` the answer to a
+/// write that the agent itself needs. `None` where the answers do not show it.
 #[must_use]
 pub fn judge(policy: AdmissionPolicy, forbidden: TriedWrite, needed: TriedWrite) -> Option<PolicyGuard> {
     match (forbidden, needed) {
@@ -39,7 +39,7 @@ mod tests {
             (Passes, Passes, Some(PolicyGuard::Open)),
             // A token that names no node, or another one.
             (RefusedBy(Nodes), RefusedBy(Nodes), Some(PolicyGuard::Hinders)),
-            // An account that may not own system keys is the other policy's business.
+            // An account that may not write system keys concerns the other policy.
             (RefusedBy(Nodes), RefusedBy(Keys), Some(PolicyGuard::InForce)),
             (RefusedBy(Pods), Passes, None),
             (Unknown, Passes, None),

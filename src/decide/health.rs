@@ -1,23 +1,25 @@
-//! From what is read and what happens to a word: may one trust this GPU with new work?
+//! Decides from readings and events whether a GPU is fit for new containers.
 //!
 //! ```text
-//!   stands in the readings (silent, remap, NVML's advice) ───────────────┐
-//!   happened (fatal XID, uncorrected ECC errors, stall after stall) ─────┴─▶ unfit ──▶ nothing stands, NVML advises nothing,
-//!                                                                                    and the quiet period is over ──▶ fit
+//!   condition in the readings (silent, remap, NVML's action) ──┐
+//!   event (fatal XID, uncorrected ECC errors, stalls) ─────────┴─▶ unfit ──▶ no condition, no action from NVML,
+//!                                                                           and the quiet period is over ──▶ fit
 //!   a call hangs ──▶ unfit ──▶ it has returned ──▶ fit
 //! ```
 //!
-//! Where NVML gives no advice (drivers before R565), an XID that asks for a reset waits for a sign of one: the card left the
-//! driver's list and came back, the driver was loaded again, counters began again. Or for an operator's word.
-//! A call that only stalls makes readings absent and condemns nothing: seconds of waiting are normal where many ask the
-//! driver at a time. One that hangs condemns for as long as it does, and leaves no quiet period.
+//! Where NVML reports no recovery action (drivers before R565), an XID that needs a reset keeps the GPU unfit at least
+//! until the agent sees evidence of a reset, or until an operator clears the incident. The evidence is: the GPU left
+//! the driver's list and came back, the driver was loaded again, or counters started again at 0.
 //!
-//! Each card has a record of its own, so no neighbour is ever condemned with it. Of the clocks only the monotonic one is
-//! looked at.
+//! A call that only stalls makes readings absent but does not make the GPU unfit by itself: calls that wait for seconds
+//! are normal when many programs call the driver at the same time. A call that hangs makes the GPU unfit until it
+//! returns, and no quiet period follows.
 //!
-//! What must never happen here: an application's own error (XID 13, 31, 43, 45, …) condemns a card; a card is trusted again
-//! by an advice that NVML gave before the last thing happened, or by time alone where it needs a reset; a card is condemned for
-//! what its model does not tell.
+//! Each GPU has its own record, so a failure never makes a neighbour unfit. Only the monotonic clock is used.
+//!
+//! What must never happen here: an application's own error (XID 13, 31, 43, 45, …) makes a GPU unfit; a GPU becomes fit
+//! again by a reading of the recovery action that is older than the last event, or by time alone where it needs a
+//! reset; a GPU becomes unfit because of values that its model does not support.
 
 use crate::evidence::{Counters, Traces};
 use model::gpu::{GpuSample, RecoveryAction};
@@ -30,28 +32,31 @@ use model::xid;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// What condemns a GPU, and for how long at least.
+/// Which errors make a GPU unfit, and for how long at least.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthPolicy {
-    /// XIDs that condemn; an application's own never do, whatever stands here.
+    /// XIDs that make a GPU unfit. An application's own errors never do, even if they are listed here.
     pub fatal: BTreeSet<u32>,
-    /// How long nothing must happen before it is trusted again.
+    /// The quiet period: how long no incident must occur before the GPU is fit again.
     pub quiet: Duration,
 }
 
 impl HealthPolicy {
-    /// As long as Kubernetes leaves pods on a node that does not answer: who moves work away has done so by then.
+    /// The default: as long as Kubernetes leaves pods on a node that does not answer. By then, controllers that move
+    /// work away have done so.
     pub const QUIET: Duration = Duration::from_secs(300);
 }
 
-/// Rounds in a row without a single core reading after which a card is not trusted. One round may fall into a reset of the
-/// driver's own; at the usual second between two rounds, three are over before a pod that was just placed has started.
+/// After this many rounds in a row without a single core reading, a GPU is unfit. One round may coincide with a reset
+/// by the driver itself. At the usual one second per round, three rounds are over before a pod that was just placed has
+/// started.
 const UNREAD_ROUNDS: u8 = 3;
-/// So many calls that stalled within [`STALLS_WITHIN`] condemn. One is a busy driver, two are chance.
+/// This many stalled calls within [`STALLS_WITHIN`] make a GPU unfit. One is a busy driver, two are chance.
 const STALLS: usize = 3;
-/// Firmware that does not answer makes the driver wait 45 s for each request, so three such calls fall well within.
+/// Firmware that does not answer makes the driver wait 45 s for each request, so three such calls fit well within this
+/// span.
 const STALLS_WITHIN: Duration = Duration::from_secs(300);
-/// The one incident that ends with its cause.
+/// The only incident that ends together with its cause, without a quiet period.
 const HANGS: Incident = Incident::Silent(Absence::CallHangs);
 
 impl Default for HealthPolicy {
@@ -63,44 +68,46 @@ impl Default for HealthPolicy {
     }
 }
 
-/// What changed about a card.
+/// A change of a GPU's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthChange {
-    /// It is unfit for this reason as well.
+    /// The GPU is unfit for this reason (too).
     Condemned(Incident),
-    /// It is fit again.
+    /// The GPU is fit again.
     Fit,
 }
 
-/// What is known of one card's health.
+/// The health record of one GPU.
 #[derive(Debug, Default)]
 pub struct HealthRecord {
-    /// Since when, for every reason that has come since the card was fit last. XIDs are at most [`MAX_XID_CODES`].
+    /// The incidents since the GPU was last fit, each with the time when it was first seen. At most [`MAX_XID_CODES`]
+    /// XIDs.
     incidents: BTreeMap<Incident, Monotonic>,
-    /// Whether one of them stands in the readings.
+    /// Whether one of them is a condition in the last readings.
     stands: bool,
-    /// When something last happened or stood.
+    /// The time of the last event, or of the last reading with a new or continuing condition.
     last: Monotonic,
-    /// When something last happened, stood it or not.
+    /// The time of the last event.
     happened: Monotonic,
     /// The counter of uncorrected ECC errors, once it was read.
     uncorrected: Option<u64>,
-    /// Whether NVML has ever given its advice about this card: then it must be heard.
+    /// Whether NVML has ever reported a recovery action for this GPU. Then the GPU becomes fit only when NVML reports
+    /// that no action is needed.
     advises: bool,
-    /// Whether it was asked for its advice.
+    /// Whether NVML was asked for the recovery action.
     asked: bool,
-    /// Counters by which a reset is seen.
+    /// Counters that show a reset.
     counters: Counters,
-    /// What would show a reset, since an XID that asks for one.
+    /// The search for evidence of a reset, since an XID that needs one.
     traces: Option<Traces>,
-    /// Rounds in a row in which no core reading succeeded, up to [`UNREAD_ROUNDS`].
+    /// Number of rounds in a row in which no core reading succeeded, up to [`UNREAD_ROUNDS`].
     unread: u8,
-    /// When calls stalled, the newest last; at most [`STALLS`].
+    /// Times of stalled calls, newest last; at most [`STALLS`].
     stalls: VecDeque<Monotonic>,
 }
 
 impl HealthRecord {
-    /// A driver error has hit the card.
+    /// Takes in a driver error of this GPU.
     pub fn xid(&mut self, code: u32, policy: &HealthPolicy, now: Monotonic) -> Option<HealthChange> {
         if !policy.fatal.contains(&code) || xid::of_application(code) {
             return None;
@@ -116,10 +123,10 @@ impl HealthRecord {
         self.happens(Incident::Xid(code), now)
     }
 
-    /// What was kept of an earlier life of this program, in the same boot of the machine.
+    /// The record from incidents that an earlier run of the agent saved in the same boot of the machine.
     #[must_use]
     pub fn restored(kept: &KeptIncidents, now: Monotonic) -> HealthRecord {
-        // A time that is still to come was not written by us, and must not keep the card away for ever.
+        // A time in the future was not written by this agent, and must not make the GPU unfit for ever.
         let last = kept.last.min(now);
         let incidents = kept.incidents.iter().filter(|(incident, _)| incident.happened()).take(MAX_XID_CODES);
         HealthRecord {
@@ -131,7 +138,7 @@ impl HealthRecord {
         }
     }
 
-    /// What is to be kept of it over the end of this program; none where nothing has happened.
+    /// The incidents to save for the next run of the agent; `None` where there are none.
     #[must_use]
     pub fn kept(&self, gpu: &GpuUuid) -> Option<KeptIncidents> {
         let happened = self.incidents.iter().filter(|(incident, _)| incident.happened());
@@ -146,13 +153,13 @@ impl HealthRecord {
         })
     }
 
-    /// The card was reset: what waited for that waits for quiet only.
+    /// The GPU was reset: from here on, only the quiet period is needed.
     pub fn was_reset(&mut self) {
         self.traces = None;
     }
 
-    /// An operator says that what has happened is mended. What stands in the readings stands on. Tells how many incidents
-    /// went, and whether the card is fit by that.
+    /// An operator declares the GPU repaired. Conditions in the readings stay. Returns the number of cleared incidents,
+    /// and whether the GPU is fit because of that.
     pub fn clear(&mut self) -> (usize, Option<HealthChange>) {
         let before = self.incidents.len();
         self.incidents.retain(|incident, _| !incident.happened());
@@ -161,13 +168,13 @@ impl HealthRecord {
         (gone, (gone > 0 && self.incidents.is_empty()).then_some(HealthChange::Fit))
     }
 
-    /// Whether only a reset, or an operator, makes the card fit again.
+    /// Whether the GPU becomes fit only after a reset or when an operator clears the incidents.
     #[must_use]
     pub fn awaits_reset(&self) -> bool {
         self.traces.is_some() && self.asked && !self.advises && !self.incidents.is_empty()
     }
 
-    /// A call that counts against the card has stalled.
+    /// A driver call that counts against this GPU has stalled.
     pub fn stalled(&mut self, now: Monotonic) -> Option<HealthChange> {
         if self.stalls.len() >= STALLS {
             self.stalls.pop_front();
@@ -178,18 +185,18 @@ impl HealthRecord {
         often.then(|| self.happens(Incident::Stalls, now))?
     }
 
-    /// The card was read.
+    /// Takes in a sample of the GPU.
     pub fn read(&mut self, sample: &GpuSample, policy: &HealthPolicy, now: Monotonic) -> Vec<HealthChange> {
         let mut changes = Vec::new();
         self.advises |= sample.recovery.value().is_some();
         self.asked |= sample.recovery != Reading::NOT_YET;
         let mut standing = standing(sample);
         standing.extend(self.unread(sample));
-        // One call has returned and the next stalls: nothing was read in between, so it is the same hang.
+        // A hung call has returned and the next one stalls: nothing was read in between, so it is the same hang.
         let stalls = sample.memory_used.absence() == Some(Absence::CallStalls);
         standing.extend(Some(HANGS).filter(|hangs| stalls && self.incidents.contains_key(hangs)));
         self.stands = !standing.is_empty();
-        // A call that has returned is over: it leaves no quiet period.
+        // A hung call that has returned leaves no quiet period.
         let returned = !standing.contains(&HANGS) && self.incidents.remove(&HANGS).is_some();
         self.counters.read(sample);
         if let Some(traces) = &mut self.traces {
@@ -200,7 +207,8 @@ impl HealthRecord {
         }
         changes.extend(standing.into_iter().filter_map(|incident| self.happens(incident, now)));
         if let Some(count) = sample.ecc_volatile.uncorrected.get() {
-            // The first reading tells of a time before this program; a smaller one, that the driver was loaded again.
+            // The first reading counts errors from before this run. A smaller reading means that the driver was loaded
+            // again.
             if self.uncorrected.replace(count.0).is_some_and(|before| count.0 > before) {
                 self.happened = self.happened.max(now);
                 changes.extend(self.happens(Incident::EccUncorrected, now));
@@ -217,7 +225,7 @@ impl HealthRecord {
         changes
     }
 
-    /// Counts the rounds in which no core reading succeeded; from the third in a row on, that stands.
+    /// Counts the rounds in which no core reading succeeded. From the third in a row on, it returns the incident.
     fn unread(&mut self, sample: &GpuSample) -> Option<Incident> {
         let fresh = match core(sample) {
             Core::Told => {
@@ -230,7 +238,7 @@ impl HealthRecord {
                 Some(Incident::Unread(why))
             }
         };
-        // One incident whatever the reasons turn to: they share one word in the metrics.
+        // The incident stays the same when the reason changes, because all reasons share one word in the metrics.
         let known = self.incidents.keys().find(|incident| matches!(incident, Incident::Unread(_))).copied();
         known.or(fresh).filter(|_| self.unread >= UNREAD_ROUNDS)
     }
@@ -244,8 +252,8 @@ impl HealthRecord {
         new.then_some(HealthChange::Condemned(incident))
     }
 
-    /// Whether NVML has advised nothing since the last thing happened. Where the driver gives no such advice a reset is
-    /// waited for, if one is needed.
+    /// Whether NVML has reported since the last event that no recovery action is needed. Where the driver does not
+    /// report recovery actions: whether no reset is required.
     fn heard(&self, sample: &GpuSample) -> bool {
         match sample.recovery {
             Reading::Measured(RecoveryAction::None, at) => at >= self.last,
@@ -254,7 +262,7 @@ impl HealthRecord {
         }
     }
 
-    /// The reasons, and until when.
+    /// The incidents, and when they end.
     #[must_use]
     pub fn condition(&self, policy: &HealthPolicy) -> GpuCondition {
         let awaits_reset = self.awaits_reset();
@@ -266,7 +274,7 @@ impl HealthRecord {
         }
     }
 
-    /// The word for it.
+    /// The health in one word.
     #[must_use]
     pub fn health(&self, sample: &GpuSample) -> GpuHealth {
         if self.stands {
@@ -281,7 +289,7 @@ impl HealthRecord {
     }
 }
 
-/// Whether nothing was read yet.
+/// Whether the GPU was not read yet.
 #[must_use]
 pub fn untold(sample: &GpuSample) -> bool {
     sample.memory_used == Reading::NOT_YET
@@ -289,14 +297,14 @@ pub fn untold(sample: &GpuSample) -> bool {
         && sample.temperature == Reading::NOT_YET
 }
 
-/// What the core readings say of a card: memory, utilisation, temperature and power, of which every card has some.
+/// What the core readings show: memory, utilization, temperature and power. Every GPU supports some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Core {
-    /// One of them has a value, or the card has none of them by its nature.
+    /// One of them has a value, or this kind of GPU supports none of them.
     Told,
-    /// They were not asked: the card was left alone, or cannot be asked for a reason of its own ([`silence`]).
+    /// They were not read: the GPU was left alone, or an incident of its own covers the reason ([`silence`]).
     NotAsked,
-    /// All were asked in vain, and one of them for this reason, which a healthy card does not give.
+    /// All reads failed, at least one of them for this reason, which a healthy GPU does not give.
     Failed(Absence),
 }
 
@@ -314,7 +322,7 @@ fn core(sample: &GpuSample) -> Core {
     }
 }
 
-/// Whether a healthy card gives this reason for good.
+/// Whether a healthy GPU can give this reason permanently.
 fn natural(why: Absence) -> bool {
     matches!(why, Absence::NotSupported | Absence::NotInThisDriver | Absence::NotThisArchitecture | Absence::MigEnabled)
 }
@@ -323,7 +331,8 @@ fn core_absences(sample: &GpuSample) -> [Option<Absence>; 4] {
     [sample.memory_used.absence(), sample.utilization.absence(), sample.temperature.absence(), sample.power.absence()]
 }
 
-/// Why a GPU does not answer, if it does not. One reading that fails is a gap; these reasons are about the card as a whole.
+/// The reason why a GPU does not answer, if it does not. A single failed reading is a gap; these reasons concern the
+/// whole GPU.
 #[must_use]
 pub fn silence(sample: &GpuSample) -> Option<Absence> {
     core_absences(sample).into_iter().flatten().find(|why| {
@@ -338,7 +347,7 @@ pub fn silence(sample: &GpuSample) -> Option<Absence> {
     })
 }
 
-/// What condemns a card for as long as it is read.
+/// The conditions in a sample that make a GPU unfit while they are present.
 fn standing(sample: &GpuSample) -> Vec<Incident> {
     let remapped = &sample.remapped;
     let advised = sample.recovery.get().filter(|action| *action != RecoveryAction::None);

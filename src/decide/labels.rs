@@ -1,36 +1,38 @@
-//! Which labels of our own Node to write: those that describe its GPUs, unless GPU feature discovery does.
+//! Which labels the agent writes on its own Node: those that describe its GPUs, unless GPU feature discovery writes
+//! them.
 //!
-//! What must never happen here: a label that another program wrote is taken away, or written to and fro with it.
+//! What must never happen here: the agent removes a label that another program wrote, or two programs overwrite each
+//! other's value again and again.
 
 use std::collections::BTreeMap;
 
-/// Whether labels are written.
+/// Whether the agent writes labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Labelling {
-    /// Unless somebody else writes them.
+    /// Unless another program writes them.
     Auto,
-    /// Whoever else writes them.
+    /// Always, even if another program writes them.
     On,
-    /// Not at all; those of an earlier life are taken away.
+    /// Never; labels that the agent wrote earlier are removed.
     Off,
 }
 
-/// A label that stands on the Node.
+/// A label on the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentLabel {
     /// Its value.
     pub value: String,
-    /// Whether we wrote it.
+    /// Whether this agent wrote it.
     pub ours: bool,
-    /// Whether somebody else did; both where two wrote the same.
+    /// Whether another program wrote it; both are true where both wrote the same value.
     pub others: bool,
 }
 
-/// What to write: a label without a value is taken away. Empty where nothing has to change.
+/// The changes to write; a label without a value is removed. Empty where nothing changes.
 ///
-/// `wanted` is `None` while it is not known what the node has; `standing` holds those of the labels that we might write and
-/// that stand there; `discovery` is whether GPU feature discovery has left its mark. `presence` is a label that others write for
-/// reasons of their own, which does not make them a discovery.
+/// `wanted` is `None` while the agent does not know the node's GPUs. `standing` holds the present labels among those
+/// that the agent may write. `discovery` says whether GPU feature discovery has left its mark. `presence` is a label
+/// that others write for reasons of their own, so it does not count as a sign of such discovery.
 #[must_use]
 pub fn due<'k>(
     labelling: Labelling,

@@ -1,13 +1,13 @@
-//! The verbs: what follows from what was observed. Pure: the same observations at the same times give the same view.
+//! The agent's decisions, as pure functions and states: the same observations at the same times give the same view.
 //!
 //! ```text
-//!   Observation, Now ──▶ Node::apply ──▶ remarks (what is worth a log line)
-//!                        Node::view  ──▶ NodeView (what every server shows)
+//!   Observation, Now ──▶ NodeState::apply ──▶ NodeEvent (worth a log line)
+//!                        NodeState::view  ──▶ NodeView (what every server shows)
 //! ```
 //!
-//! What must never happen here: no clock, file, socket, async or logger; what it would log is in what it returns.
+//! What must never happen here: no clock, file, socket, async or logger; events to be logged are return values.
 
-// A pure room answers every input; what cannot be is an error or a type, not an end of the program.
+// A pure room never panics on an input: an impossible case is an error value or excluded by a type.
 #![deny(clippy::expect_used)]
 
 mod evidence;

@@ -1,4 +1,4 @@
-//! Who is who: names of containers from several sources, the most trusted one first.
+//! The names of pods and containers from several sources; the most trusted source comes first.
 
 use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
 use model::id::{ContainerId, PodRef, PodUid};
@@ -7,18 +7,18 @@ use model::pod::Pod;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Everything that is known of names. Each source replaces what it said before.
+/// All known names. A new list from a source replaces its older list.
 #[derive(Debug, Default)]
 pub struct NameTable {
     by_source: BTreeMap<NameSource, HashMap<ContainerId, ContainerName>>,
     by_uid: HashMap<PodUid, PodRef>,
-    /// Pods of the API server, under the UID that kubelet gives to their cgroups.
+    /// Pods of the API server, by the UID that the kubelet uses for their cgroups.
     watched: HashMap<PodUid, PodRef>,
     gone: Gone,
     devices: HashMap<(PodRef, Arc<str>), Vec<Arc<str>>>,
 }
 
-/// Names that the API server told and tells no more: a pod may be deleted there before its processes have ended.
+/// Names that the API server no longer reports: a pod can be deleted there before its processes have ended.
 #[derive(Debug, Default)]
 struct Gone {
     containers: HashMap<ContainerId, ContainerName>,
@@ -26,7 +26,7 @@ struct Gone {
 }
 
 impl NameTable {
-    /// Replaces what `source` said.
+    /// Replaces the names from `source`.
     pub fn told(&mut self, source: NameSource, names: Vec<ContainerName>) {
         self.by_source.insert(source, names.into_iter().map(|name| (name.id.clone(), name)).collect());
         self.by_uid.clear();
@@ -37,8 +37,8 @@ impl NameTable {
         }
     }
 
-    /// Replaces what the API server said. What it said before of pods and containers that it does not name any more is
-    /// kept until [`NameTable::lived`] finds their cgroups gone.
+    /// Replaces the names from the API server. Names of pods and containers that it no longer reports are kept until
+    /// [`NameTable::lived`] finds their cgroups gone.
     pub fn pods_told(&mut self, pods: &[Arc<Pod>]) {
         let watched = pods.iter().map(|pod| (pod.cgroup_uid().clone(), pod.name.clone())).collect();
         let names = pods.iter().flat_map(|pod| container_names(pod)).map(|name| (name.id.clone(), name)).collect();
@@ -53,19 +53,19 @@ impl NameTable {
         pods.retain(|uid, _| !self.watched.contains_key(uid));
     }
 
-    /// Whether there are names that hang on the life of a cgroup.
+    /// Whether there are names that are kept only while a cgroup lives.
     #[must_use]
     pub fn outlive(&self) -> bool {
         !self.gone.containers.is_empty() || !self.gone.pods.is_empty()
     }
 
-    /// Of the pods and containers that the API server names no more, only these live.
+    /// Keeps, of the names that the API server no longer reports, only those of pods and containers that live.
     pub fn lived(&mut self, pod: impl Fn(&PodUid) -> bool, container: impl Fn(&ContainerId) -> bool) {
         self.gone.containers.retain(|id, _| container(id));
         self.gone.pods.retain(|uid, _| pod(uid));
     }
 
-    /// Replaces what kubelet said of devices.
+    /// Replaces the kubelet's list of devices.
     pub fn devices_told(&mut self, devices: Vec<ContainerDevices>) {
         self.devices.clear();
         for given in devices {
@@ -80,34 +80,34 @@ impl NameTable {
         self.by_trust().find_map(|names| names.get(id))
     }
 
-    /// The image of a container, from the first source that tells one.
+    /// The image of a container, from the first source that has one.
     #[must_use]
     pub fn image(&self, id: &ContainerId) -> Option<Arc<str>> {
         self.by_trust().find_map(|names| names.get(id)?.image.clone())
     }
 
-    /// What each source said, the most trusted first; what the API server said last of those that are gone is its word
-    /// too.
+    /// The names from each source, the most trusted first. The last names that the API server reported for containers
+    /// that are gone from it count as its own.
     fn by_trust(&self) -> impl Iterator<Item = &HashMap<ContainerId, ContainerName>> {
         let watch = self.by_source.get(&NameSource::PodWatch);
         let others = self.by_source.iter().filter(|(source, _)| **source != NameSource::PodWatch);
         watch.into_iter().chain([&self.gone.containers]).chain(others.map(|(_, names)| names))
     }
 
-    /// Devices that kubelet gave to a named container.
+    /// Devices that the kubelet gave to a container, by name.
     #[must_use]
     pub fn devices(&self, pod: &PodRef, container: &Arc<str>) -> Vec<Arc<str>> {
         self.devices.get(&(pod.clone(), Arc::clone(container))).cloned().unwrap_or_default()
     }
 
-    /// The name of a pod by its UID, where a source told one: for a pod none of whose containers is known by id.
+    /// The name of a pod by its UID, if a source reports one; it also serves a pod without any container known by id.
     #[must_use]
     pub fn pod(&self, uid: &PodUid) -> Option<&PodRef> {
         self.watched.get(uid).or_else(|| self.gone.pods.get(uid)).or_else(|| self.by_uid.get(uid))
     }
 }
 
-/// The names of those containers that kubelet has told the ids of.
+/// The names of those containers whose ids the kubelet has reported.
 fn container_names(pod: &Pod) -> impl Iterator<Item = ContainerName> {
     pod.containers.iter().filter_map(|container| {
         Some(ContainerName {
@@ -120,7 +120,7 @@ fn container_names(pod: &Pod) -> impl Iterator<Item = ContainerName> {
     })
 }
 
-/// Whether a device id that kubelet gave names this GPU: the UUID itself, or a slot of it (`<uuid>-3`, `<uuid>::3`).
+/// Whether a device id of the kubelet names this GPU: the UUID itself, or one of its slots (`<uuid>-3`, `<uuid>::3`).
 #[must_use]
 pub fn device_is_of(device: &str, uuid: &str) -> bool {
     let Some(slot) = device.strip_prefix(uuid) else { return false };

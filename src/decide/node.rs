@@ -1,17 +1,17 @@
-//! The state of one node: takes observations in one at a time, shows what one believes.
+//! The node state: takes in observations one at a time and makes the node view.
 //!
 //! ```text
 //!   GPU source, lists, samples, processes, XIDs ──▶ cards    ──┐
 //!   passes over cgroups and processes           ──▶ workload ──┼─(pods)─▶ view
 //!   names, devices, pods of the API server      ──▶ names    ──┤
-//!   GPU time and energy that were kept          ──▶ tallies  ──┤
+//!   saved GPU time and energy                   ──▶ tallies  ──┤
 //!   errors of NVSwitches                        ──▶ switches ──┤
-//!   promises of the one who shares GPUs out     ──▶ over_uses ─┤
+//!   memory that pods claim                      ──▶ over_uses ─┤
 //!   pods of the API server, their watch         ──▶ api_pods ──┘
 //! ```
 //!
-//! One task owns a `Node`. A pass or list replaces the one before it, so nothing outlives its last mention by more than
-//! one pass, and nothing here grows with time.
+//! One task owns a [`NodeState`]. Each pass or list replaces the one before it. So nothing stays longer than one pass
+//! after it was last reported, and nothing here grows with time.
 
 use crate::api_pods::ApiPods;
 use crate::attribute::{self, Occupancy};
@@ -41,7 +41,7 @@ use model::view::{GpuView, HostRates, NodeView, PodView, SoleHolders};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// One node.
+/// The state of one node.
 #[derive(Debug)]
 pub struct NodeState {
     name: NodeName,
@@ -66,7 +66,7 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Nothing is known yet but what was kept of an earlier life of this program.
+    /// A state that knows nothing but the incidents that an earlier run of the agent has saved.
     #[must_use]
     pub fn new(name: NodeName, policy: HealthPolicy, kept: &[KeptIncidents], now: Monotonic) -> Self {
         NodeState {
@@ -92,11 +92,11 @@ impl NodeState {
         }
     }
 
-    /// Takes one observation in; returns what is worth a log line.
+    /// Takes in one observation; returns the events worth a log line.
     pub fn apply(&mut self, observation: Observation, now: Now) -> Vec<NodeEvent> {
         match observation {
             Observation::GpuSource(state) => return self.cards.source(state, now.monotonic),
-            // For the front door.
+            // The room `steward` handles these.
             Observation::GpuDriverReplaced | Observation::GpuEventsFail(_) => {}
             Observation::GpuDriverLoaded(load) => self.cards.driver_loaded(load),
             Observation::GpuEventsHang(hang) => self.events_hang = hang,
@@ -144,7 +144,8 @@ impl NodeState {
         Vec::new()
     }
 
-    /// The pod whose process a driver error names: by the lists of the cards, else by that of the machine.
+    /// Adds the pod of the process that a driver error names: from the process lists of the GPUs, otherwise from that
+    /// of the host.
     fn with_pod(&self, xid: Xid) -> Xid {
         let pod = xid.pid.and_then(|pid| {
             let on_cards = self.cards.cards.iter().filter_map(|card| card.processes.value());
@@ -160,19 +161,19 @@ impl NodeState {
         Xid { pod, ..xid }
     }
 
-    /// What has happened to GPUs, to be kept over the end of this program; ordered by UUID.
+    /// The GPU incidents to save for the next run of the agent, ordered by UUID.
     #[must_use]
     pub fn kept(&self) -> Vec<KeptIncidents> {
         self.cards.kept()
     }
 
-    /// An operator says that what has happened to this GPU, or to all, is mended. Tells of each GPU that something was
-    /// cleared of what is left, and what is worth a log line.
+    /// An operator declares this GPU, or all GPUs, repaired. Returns each GPU with cleared incidents together with what
+    /// is left of its condition, and the events worth a log line.
     pub fn clear_incidents(&mut self, which: Option<&GpuUuid>) -> (Vec<(GpuUuid, GpuCondition)>, Vec<NodeEvent>) {
         self.cards.clear(which)
     }
 
-    /// The name of a pod that the API server has forgotten lives as long as its cgroup.
+    /// Drops the names that the API server no longer reports and whose cgroups are gone.
     fn forget_names(&mut self) {
         if self.names.outlive() {
             let living = || self.workload.reports().map(|(report, _)| &report.identity);
@@ -196,7 +197,7 @@ impl NodeState {
         self.host = sample;
     }
 
-    /// What one believes now. Each view has a larger sequence than the one before.
+    /// Makes the node view. Each view has a larger sequence number than the one before.
     pub fn view(&mut self, now: Now) -> NodeView {
         self.sequence += 1;
         let shares: Vec<Occupancy> = self.cards.cards.iter().map(|card| self.shares(card)).collect();
@@ -308,7 +309,7 @@ fn gpu_view(card: &GpuState, policy: &HealthPolicy, shares: &Occupancy, pods: &[
     }
 }
 
-/// Said when the bound begins to bite, not while it does.
+/// An event when a bound is first exceeded, not while it stays exceeded.
 fn left_out(what: &'static str, before: u32, after: u32) -> Vec<NodeEvent> {
     if before == 0 && after > 0 { vec![NodeEvent::LeftOut { what, count: after }] } else { Vec::new() }
 }

@@ -1,4 +1,4 @@
-//! What is worth a log line: returned by the state, written by the front door.
+//! Node events: what is worth a log line. The node state returns them, and the room `steward` logs them.
 
 use model::gpu::Xid;
 use model::id::GpuUuid;
@@ -8,60 +8,61 @@ use model::reading::Absence;
 use model::switch::Sxid;
 use std::sync::Arc;
 
-/// How much an operator must care.
+/// How important a log line about a node event is to an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Somebody must act.
+    /// An operator must act.
     Error,
-    /// Something is not as it should be.
+    /// Something is not as it should be, but no action is required at once.
     Warning,
     /// Worth knowing.
     Info,
 }
 
-/// One thing that happened.
+/// Something that happened on the node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NodeEvent {
-    /// GPUs can be seen, or cannot any more.
+    /// The state of the GPU source has changed.
     GpuSource(GpuSourceState),
-    /// A GPU came.
+    /// A GPU has appeared.
     GpuAppeared {
-        /// Which.
+        /// The GPU.
         gpu: GpuUuid,
         /// Its model.
         model: Arc<str>,
         /// Its index.
         index: u32,
     },
-    /// A GPU is not in the list any more.
+    /// A GPU is no longer in the list.
     GpuDisappeared(GpuUuid),
-    /// A GPU stopped answering.
+    /// A GPU does not answer, for this reason.
     GpuSick(GpuUuid, Absence),
-    /// It answers again.
+    /// The GPU answers again.
     GpuWell(GpuUuid),
-    /// A GPU gets no new containers, for this reason as well.
+    /// A GPU is unfit for new containers, for this reason (too).
     GpuCondemned(GpuUuid, Incident),
-    /// The driver does not tell when it is well: only a reset that is seen, or an operator, makes it fit again.
+    /// The driver does not report the recovery of this GPU: only a reset that the agent sees, or an operator, makes it
+    /// fit again.
     GpuAwaitsReset(GpuUuid),
-    /// It gets new containers again.
+    /// The GPU is fit for new containers again.
     GpuFit(GpuUuid),
-    /// A driver error.
+    /// A driver error (XID).
     Xid(Xid),
-    /// The process behind a driver error that was said already, without it.
+    /// The process behind a driver error that was reported before without it.
     XidProcess(Xid),
     /// An error of an NVSwitch.
     Sxid(Sxid),
-    /// More pods, containers or processes than are kept.
+    /// There are more pods, containers or processes than the agent keeps.
     LeftOut {
-        /// Of what.
+        /// The kind of things.
         what: &'static str,
-        /// How many.
+        /// How many are left out.
         count: u32,
     },
 }
 
 impl NodeEvent {
-    /// How much an operator must care.
+    /// The severity of this event.
     #[must_use]
     pub fn weight(&self) -> Severity {
         match self {

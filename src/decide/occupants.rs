@@ -1,16 +1,18 @@
-//! Who is on a GPU as far as names are concerned: which pod may stand beside what is measured of all of it.
+//! Finds the sole holder of a GPU: the pod whose name the values of the whole GPU can carry.
 //!
 //! ```text
 //!   process list ──▶ occupants (without servers) ──┐
-//!   kubelet's devices, claims (pods) ──────────────┼──▶ whose: the GPU's, or each GPU instance's only pod
+//!   kubelet's devices, claims (pods) ──────────────┼──▶ sole holder of the GPU, or of each GPU instance
 //!   living cgroups ────────────────────────────────┘
 //! ```
 //!
-//! A series changes its identity with its labels, and an alert begins anew with it, so a name goes only for a reason that lasts:
-//! the list that was read last stands while there is none, a process that cannot be identified for one list keeps its owner (a new one
-//! has none yet), and the servers that others are served by are nobody's competitors.
+//! A metric series with another pod label is a new series, and its alerts start again. So a name disappears only for a
+//! lasting reason. The last list stays in force while no list can be read. A process that cannot be identified in one
+//! list keeps its owner for that list (a new process has no owner yet). Servers that work for other programs (MPS,
+//! display) do not count.
 //!
-//! What must never happen here: the name of one pod beside what another pod or a program of the host has a part in.
+//! What must never happen here: values carry the name of one pod while another pod or a host program has a part in
+//! them.
 
 use model::cgroup::CgroupIdentity;
 use model::gpu::Gpu;
@@ -22,17 +24,17 @@ use std::sync::Arc;
 
 /// The first 15 bytes of `nvidia-cuda-mps-server`, which are all that the kernel keeps of a name.
 const MPS_SERVER: &str = "nvidia-cuda-mps";
-/// What draws the host's screen. Another graphics program of the host takes a part of the GPU like any program does.
+/// Programs that draw the host's screen. Any other graphics program of the host counts as a user of the GPU.
 const DISPLAY_SERVERS: [&str; 8] =
     ["Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "weston", "sway"];
 
-/// The processes of one GPU that have a part in it. At most [`model::process::MAX_GPU_PROCESSES`].
+/// The processes of one GPU that count as its users. At most [`model::process::MAX_GPU_PROCESSES`].
 #[derive(Debug, Default)]
 pub struct Occupants {
-    /// A list was read already.
+    /// Whether a list was read already.
     listed: bool,
     list: Vec<Occupant>,
-    /// There were processes beyond the bound: whose they are is not known.
+    /// Whether there were processes beyond the bound, whose owners are not known.
     left_out: bool,
 }
 
@@ -45,21 +47,21 @@ struct Occupant {
 
 #[derive(Clone, Debug)]
 enum Who {
-    /// A container's or pod's.
+    /// A process of this container or pod.
     In(Arc<CgroupIdentity>),
-    /// That one's in the list before, and not identified in this one.
+    /// A process of this one in the list before, and not identified in this list.
     Lately(Arc<CgroupIdentity>),
-    /// Not identified in this list, and not in the list before.
+    /// A process that is not identified in this list and was not in the list before.
     New,
-    /// The host's, or not identified for longer.
+    /// A host process, or one that was not identified for longer.
     Other,
 }
 
-/// A pod's claim to a device, by one of its containers; `None` for somebody who is no pod.
+/// A user or holder of a device: a pod and, if known, its container; `None` for a user that is no pod.
 type Claim<'a> = Option<(&'a PodUid, Option<&'a ContainerId>)>;
 
 impl Occupants {
-    /// A list was read.
+    /// Takes in a process list.
     pub fn told(&mut self, processes: &[GpuProcess], left_out: u32) {
         let clients = processes.iter().any(|process| process.kind == GpuProcessKind::Mps);
         let before: BTreeMap<u32, &Who> = self.list.iter().map(|occupant| (occupant.pid, &occupant.who)).collect();
@@ -77,8 +79,8 @@ impl Occupants {
         *self = Occupants { listed: true, list, left_out: left_out > 0 };
     }
 
-    /// Who has the GPU, or each of its GPU instances, to itself. `living` says which cgroups are there now: what is gone has
-    /// no part in anything.
+    /// The sole holder of the GPU, or of each of its GPU instances. `living` says which cgroups exist now: a cgroup
+    /// that is gone does not count.
     pub fn whose(&self, gpu: &Gpu, pods: &[PodView], living: impl Fn(&CgroupIdentity) -> bool) -> SoleHolders {
         if self.left_out {
             return SoleHolders::default();
@@ -111,8 +113,8 @@ impl Occupants {
     }
 }
 
-/// Whether a process is there for others only. An MPS server may be a container's as well; whoever gives its own process that name
-/// gains nothing by it unless others on this GPU are served by MPS.
+/// Whether a process only serves other programs. An MPS server may run in a container as well. A container that gives
+/// its own process that name gains nothing, unless others on this GPU are served by MPS.
 fn serves(process: &GpuProcess, clients: bool) -> bool {
     let host = process.owner == ProcessOwner::Host;
     match process.kind {
@@ -122,7 +124,7 @@ fn serves(process: &GpuProcess, clients: bool) -> bool {
     }
 }
 
-/// The containers that hold such a device, whether they use it or not.
+/// The containers that hold such a device, whether or not they use it.
 fn held<'a>(pods: &'a [PodView], device: impl Fn(&GpuUuid) -> bool + Copy + 'a) -> impl Iterator<Item = Claim<'a>> {
     pods.iter().flat_map(move |pod| {
         let holding = pod.containers.iter().filter(move |container| container.holds.iter().any(device));
@@ -130,7 +132,7 @@ fn held<'a>(pods: &'a [PodView], device: impl Fn(&GpuUuid) -> bool + Copy + 'a) 
     })
 }
 
-/// The only pod among the claims, if there is one and nobody else.
+/// The sole holder among the claims: the only pod, if there is one and no other user.
 fn sole<'a>(claims: impl Iterator<Item = Claim<'a>>, pods: &[PodView]) -> Option<SoleHolder> {
     let mut only: Option<&PodUid> = None;
     let mut containers = BTreeSet::new();

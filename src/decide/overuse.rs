@@ -1,14 +1,13 @@
-//! Pods that hold more memory of a GPU than they were promised: begun and ended by measurements that last, so that neither
-//! one odd reading nor a short peak makes or ends one.
+//! Over-use: pods that hold more memory of a GPU than they claim. An over-use begins and ends only after measurements
+//! over a whole span, so that neither one odd reading nor a short peak begins or ends it.
 //!
 //! ```text
-//!   used > promised + margin   for BEGINS_AFTER ──▶ over   ──▶ an event, a metric
-//!   used <= promised + margin  for ENDS_AFTER   ──▶ not over
-//!   over for EVICTED_AFTER                      ──▶ may be evicted, where that is wanted
+//!   used > claimed + margin   for BEGINS_AFTER ──▶ over   ──▶ an event, a metric
+//!   used <= claimed + margin  for ENDS_AFTER   ──▶ not over
+//!   over for EVICTED_AFTER                     ──▶ may be evicted, if the operator has switched that on
 //! ```
 //!
-//! Time is that of the measurements: a list of processes that could not be read proves nothing, neither that an over-use
-//! has begun nor that it has ended, and time without one does not count.
+//! Only measured time counts. A process list that could not be read is no evidence that an over-use has begun or ended.
 
 use model::id::{GpuUuid, PodUid};
 use model::limits::PodMemoryClaim;
@@ -20,30 +19,30 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// So much above the promise is none of the pod's doing: a CUDA context takes 300 to 500 MiB, and programs that keep to a
-/// limit of their own do not count it.
+/// Use above the claim that is not counted: a CUDA context takes 300 to 500 MiB, and programs that keep a limit of
+/// their own do not count it.
 pub const MARGIN: Bytes = Bytes(512 << 20);
-/// Above for so long: six lists of processes at the usual pace.
+/// An over-use begins after this long above: six process lists at the usual rate.
 pub const BEGINS_AFTER: Duration = Duration::from_secs(30);
-/// Below for so long.
+/// An over-use ends after this long below.
 pub const ENDS_AFTER: Duration = Duration::from_secs(30);
-/// Whoever is told of it has this long before a pod is evicted.
+/// Time from the beginning of an over-use to the eviction, for the owner of the pod to react.
 pub const EVICTED_AFTER: Duration = Duration::from_secs(60);
-/// Between two measurements of one spell; beyond it nobody knows what was between.
+/// Longest time between two measurements of one unbroken run; what happened in a longer gap is not known.
 const LONGEST_GAP: Duration = Duration::from_secs(60);
 
-/// What is remembered of the use of one device by one pod.
+/// The measured use of one device by one pod.
 #[derive(Clone, Copy, Debug)]
 struct Spell {
-    /// The measurement that was taken in last, and whether it was above.
+    /// The time of the last measurement, and whether it was above.
     last: (Monotonic, bool),
-    /// The first of an unbroken row that says the same as the last.
+    /// The time of the first measurement of the unbroken run with the same result as the last.
     same_since: Monotonic,
-    /// While it counts as over-use: how long it has, in time that was measured.
+    /// How long the over-use has lasted, in measured time; `None` while there is none.
     over: Option<Duration>,
 }
 
-/// All of them.
+/// The over-uses of the node.
 #[derive(Debug, Default)]
 pub struct OverUses {
     promises: Arc<[PodMemoryClaim]>,
@@ -51,20 +50,20 @@ pub struct OverUses {
 }
 
 impl OverUses {
-    /// Takes over what pods were promised, all of it.
+    /// Replaces the memory that pods claim.
     pub fn promised(&mut self, promises: Arc<[PodMemoryClaim]>) {
         self.spells
             .retain(|(pod, device), _| promises.iter().any(|promise| &promise.pod == pod && &promise.device == device));
         self.promises = promises;
     }
 
-    /// What was promised.
+    /// The memory that pods claim.
     #[must_use]
     pub fn promises(&self) -> Arc<[PodMemoryClaim]> {
         Arc::clone(&self.promises)
     }
 
-    /// Judges what is measured now; the pods that are over, by UID and device.
+    /// Takes in the current measurements; returns the over-uses, ordered by UID and device.
     pub fn judge(&mut self, pods: &[PodView], gpus: &[GpuView]) -> Vec<OverUse> {
         let mut over = Vec::new();
         for promise in self.promises.iter() {
@@ -85,7 +84,8 @@ impl OverUses {
     }
 }
 
-/// Whether an over-use has lasted long enough that the pod may be evicted for it. What is not measured now is no reason.
+/// Whether an over-use has lasted long enough for an eviction of the pod. Without a current measurement the answer is
+/// no.
 #[must_use]
 pub fn to_evict(over: &OverUse) -> bool {
     over.used.value().is_some() && over.lasted >= EVICTED_AFTER
@@ -111,7 +111,8 @@ impl Spell {
     }
 }
 
-/// What the pod's processes hold of the device. A pod without processes on a card whose list is known holds nothing.
+/// The memory that the pod's processes hold of the device. A pod without processes on a GPU whose list is known holds
+/// nothing.
 fn measured(promise: &PodMemoryClaim, pods: &[PodView], gpus: &[GpuView]) -> Reading<Bytes> {
     let of_device = |gpu: &&GpuView| {
         gpu.gpu.uuid == promise.device || gpu.gpu.instances().iter().any(|mig| mig.uuid == promise.device)

@@ -1,13 +1,14 @@
-//! What is to be written on pods and does not stand there yet: the API server may be away for longer than one try.
+//! Pod writes that have not reached the API server yet. The agent repeats each one until it succeeds or the pod is
+//! gone, because the API server may be unreachable for longer than one try.
 //!
 //! ```text
-//!   add ──▶ due ──▶ under way ──written, or the pod is gone──▶ forgotten
-//!            ▲          └──failed──▶ waits: 1 s, 2 s, 4 s … 60 s ─┐
-//!            └────────────────────────────────────────────────────┘
+//!   add ──▶ due ──▶ in flight ──written, or the pod is gone──▶ removed
+//!            ▲          └──failed──▶ backoff: 1 s, 2 s, 4 s … 60 s ─┐
+//!            └──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! What must never happen here: two writes of one kind on one pod at a time, since the older could land last; a write that
-//! was once decided on and is dropped while its pod is there.
+//! What must never happen here: two writes of one kind on one pod are in flight at a time, because the older could
+//! arrive last; an added write is dropped while its pod exists.
 
 use model::id::{PodRef, PodUid};
 use model::time::Monotonic;
@@ -15,62 +16,64 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Writes that wait: four kinds for each pod of the largest node (500), twice.
+/// Upper bound on pending writes: four kinds for each pod of the largest node (500), twice.
 pub const MAX_UNWRITTEN: usize = 4096;
-/// Writes under way at a time, so that an API server that comes back is not met by all of a node's pods at once.
+/// Upper bound on writes in flight, so that an API server that has come back does not get the writes for all pods of a
+/// node at once.
 pub const MAX_UNDER_WAY: usize = 4;
-/// After the first try that failed; twice as long after each further one.
+/// Backoff after the first failed try; it doubles with each further one.
 const FIRST: Duration = Duration::from_secs(1);
-/// At most so long: an operator who has just mended something is still there to see that it works.
+/// Upper bound of the backoff. It is short enough that an operator who has just repaired something still sees that it
+/// works.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What is written, each on its own: one that is refused holds up none of the others.
+/// The kinds of pod writes. Each is written separately, so that a refused one does not delay the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodWriteKind {
-    /// Which devices the pod has.
+    /// The claim of the pod.
     Claim,
-    /// That it was served, for HAMi's scheduler.
+    /// For HAMi's scheduler: the pod has got its GPUs.
     Served,
-    /// The lock of the node that was taken for it goes.
+    /// Removes the node lock that was taken for the pod.
     Lock,
-    /// That it has to be evicted.
+    /// The eviction of the pod.
     Evict,
 }
 
-/// Annotations by their keys; without a value it is taken away.
+/// Annotations by key; an annotation without a value is removed.
 pub type AnnotationChanges = BTreeMap<&'static str, Option<Arc<str>>>;
 
-/// One try.
+/// One try of a pod write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodWrite {
-    /// By which identity the pod is known here.
+    /// The UID by which the agent knows the pod.
     pub of: PodUid,
-    /// Of which kind.
+    /// The kind.
     pub kind: PodWriteKind,
-    /// The identity at the API server.
+    /// The UID at the API server.
     pub uid: PodUid,
-    /// Names of the pod.
+    /// Namespace and name of the pod.
     pub pod: PodRef,
-    /// What is to stand there.
+    /// The annotations to write.
     pub annotations: AnnotationChanges,
-    /// Which version of it this is.
+    /// Version of the content; it grows with each change.
     pub number: u64,
-    /// Tries before this one.
+    /// Number of failed tries before this one.
     pub failed: u32,
 }
 
-/// How a try ended.
+/// The outcome of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodWriteOutcome {
-    /// It stands there.
+    /// The API server has accepted the write.
     Written,
-    /// There is no such pod any more.
+    /// The pod no longer exists.
     Gone,
-    /// Another try is due later.
+    /// The try has failed; another one is due later.
     Failed,
 }
 
-/// The state.
+/// The pending writes.
 #[derive(Debug, Default)]
 pub struct PendingPodWrites {
     writes: BTreeMap<(PodUid, PodWriteKind), Waits>,
@@ -85,8 +88,9 @@ struct Waits {
 }
 
 impl PendingPodWrites {
-    /// Something is to be written on a pod, known here as `of` and at the API server as `uid`. Where more of this kind waits
-    /// for this pod, the newest value of each key is written. False when there is no room.
+    /// Adds a write for a pod that the agent knows as `of` and the API server as `uid`. If a write of this kind is
+    /// already pending for the pod, the two are merged, and the newer value of each key counts. Returns false when
+    /// there is no room.
     pub fn add(
         &mut self,
         (of, kind): (&PodUid, PodWriteKind),
@@ -101,7 +105,7 @@ impl PendingPodWrites {
             Some(waits) => {
                 let mut merged = waits.write.annotations.clone();
                 merged.extend(annotations);
-                // The same again is no reason to try sooner.
+                // The same values again do not shorten the backoff.
                 if merged != waits.write.annotations {
                     waits.write.annotations = merged;
                     (waits.write.number, waits.not_before) = (self.numbers, now);
@@ -119,12 +123,13 @@ impl PendingPodWrites {
         }
     }
 
-    /// What to try now; it is under way from here on, until [`PendingPodWrites::ended`].
+    /// The writes to try now. They are in flight until [`PendingPodWrites::ended`].
     pub fn due(&mut self, now: Monotonic) -> Vec<PodWrite> {
         let under_way = self.writes.values().filter(|waits| waits.under_way.is_some()).count();
         let mut due: Vec<&mut Waits> =
             self.writes.values_mut().filter(|waits| waits.under_way.is_none() && waits.not_before <= now).collect();
-        // Who has waited longest comes first: a pod that is refused again and again holds up no other.
+        // The longest waiting write comes first, so that a pod whose write is refused again and again does not delay
+        // the others.
         due.sort_by_key(|waits| waits.not_before);
         due.truncate(MAX_UNDER_WAY.saturating_sub(under_way));
         due.into_iter()
@@ -135,7 +140,7 @@ impl PendingPodWrites {
             .collect()
     }
 
-    /// When something is due next. None while nothing waits, or so much is under way that one of it has to end first.
+    /// When the next write is due. `None` while nothing waits, or while the number in flight is at its bound.
     #[must_use]
     pub fn next(&self) -> Option<Monotonic> {
         let under_way = self.writes.values().filter(|waits| waits.under_way.is_some()).count();
@@ -143,7 +148,7 @@ impl PendingPodWrites {
         waiting.map(|waits| waits.not_before).min().filter(|_| under_way < MAX_UNDER_WAY)
     }
 
-    /// A try has ended.
+    /// Takes in the outcome of a try.
     pub fn ended(&mut self, write: &PodWrite, outcome: PodWriteOutcome, now: Monotonic) {
         let key = (write.of.clone(), write.kind);
         let Some(waits) = self.writes.get_mut(&key).filter(|waits| waits.under_way == Some(write.number)) else {
@@ -162,18 +167,18 @@ impl PendingPodWrites {
         }
     }
 
-    /// Forgets what waits for pods that are gone.
+    /// Removes the pending writes of pods that are gone.
     pub fn forget(&mut self, here: &BTreeSet<&PodUid>) {
         self.writes.retain(|(of, _), _| here.contains(of));
     }
 
-    /// How many writes wait.
+    /// Number of pending writes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.writes.len()
     }
 
-    /// Whether none does.
+    /// Whether no write is pending.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.writes.is_empty()

@@ -1,10 +1,9 @@
-//! The pods and containers of a view: what the last pass read of each, with the names and the shares of cards that are
-//! known by then.
+//! Makes the pods and containers of a view: the last sample of each, with the names and the GPU use known by then.
 //!
 //! ```text
 //!   workload   reports, rates ──┐
 //!   names      names, devices ──┼──▶ pods with their containers; containers without a pod
-//!   Holdings   shares of cards ─┘
+//!   Holdings   use of the GPUs ─┘
 //! ```
 
 use crate::attribute::{self, Occupancy, PossibleHolder};
@@ -19,7 +18,7 @@ use model::view::{ContainerRates, ContainerView, GpuUse, PodView};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Shares by container and by pod, collected over all cards.
+/// GPU use by container and by pod, collected over all GPUs.
 #[derive(Debug, Default)]
 pub struct Holdings {
     containers: BTreeMap<ContainerId, Vec<GpuUse>>,
@@ -27,7 +26,7 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Of the shares of each card.
+    /// Collects the use of each GPU.
     #[must_use]
     pub fn of(cards: &[Occupancy]) -> Self {
         let mut holdings = Holdings::default();
@@ -43,7 +42,7 @@ impl Holdings {
     }
 }
 
-/// All pods by name, those without one last; beside them the containers that belong to none.
+/// The pods ordered by name, those without a name last; and the containers that belong to no pod.
 #[must_use]
 pub fn show(workload: &Workload, names: &NameTable, mut holdings: Holdings) -> (Vec<PodView>, Vec<ContainerView>) {
     let mut pods: BTreeMap<PodUid, PodView> = BTreeMap::new();
@@ -80,7 +79,7 @@ pub fn show(workload: &Workload, names: &NameTable, mut holdings: Holdings) -> (
     (pods, alone)
 }
 
-/// A pod of which nothing is known but that it is there.
+/// A pod of which only the UID is known.
 pub(crate) fn bare(uid: &PodUid) -> PodView {
     PodView {
         uid: uid.clone(),
@@ -126,8 +125,8 @@ fn container(
     }
 }
 
-/// Gives each container the GPUs and MIG instances that it holds: what its claim names is what it got, whichever ids kubelet
-/// counts for it.
+/// Sets the GPUs and MIG instances that each container holds: those of its claim, whatever ids the kubelet counts for
+/// it.
 pub fn hold(pods: &mut [PodView], cards: &[GpuState], plugin: Option<&PluginView>) {
     let devices: Vec<&GpuUuid> = cards.iter().flat_map(GpuState::devices).collect();
     for pod in pods {
@@ -145,7 +144,8 @@ pub fn hold(pods: &mut [PodView], cards: &[GpuState], plugin: Option<&PluginView
     }
 }
 
-/// Orders the containers of a pod and gives each the devices that kubelet says it holds, which needs the pod's name.
+/// Orders the containers of a pod and sets the devices that each holds according to the kubelet, which needs the pod's
+/// name.
 fn finish(mut pod: PodView, names: &NameTable) -> PodView {
     if pod.name.is_none() {
         pod.name = names.pod(&pod.uid).cloned();

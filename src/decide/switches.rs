@@ -1,16 +1,16 @@
-//! Errors of NVSwitches, counted since the start.
+//! Errors of NVSwitches, counted since the agent's start.
 
 use crate::node_event::NodeEvent;
 use model::switch::{MAX_SWITCHES, MAX_SXID_CODES, SwitchView, Sxid};
 
-/// The switches that told of any.
+/// The switches that have reported errors.
 #[derive(Debug, Default)]
 pub struct Switches {
     told: Vec<SwitchView>,
 }
 
 impl Switches {
-    /// Counts an error, and has it said in any case.
+    /// Counts an error, and returns it as an event in any case.
     pub fn sxid(&mut self, sxid: Sxid) -> Vec<NodeEvent> {
         let place = match self.told.binary_search_by(|switch| switch.pci_bus_id.cmp(&sxid.switch)) {
             Ok(place) => Some(place),
@@ -31,7 +31,7 @@ impl Switches {
         vec![NodeEvent::Sxid(sxid)]
     }
 
-    /// All of them.
+    /// All switches that have reported errors.
     #[must_use]
     pub fn view(&self) -> Vec<SwitchView> {
         self.told.clone()

@@ -1,17 +1,17 @@
-//! GPU time and energy of pods, added up from one view to the next.
+//! Tallies: GPU time and energy of pods, added up from one view to the next.
 //!
 //! ```text
-//!   time of a card since the last view ──by what is held──▶ pods
-//!   energy of a card since then ──by SM use; where nobody is busy, or use is not known, by what is held──▶ pods
+//!   time of a GPU since the last view   ──by claim──▶ pods
+//!   energy of a GPU since the last view ──by SM use; by claim where no process is busy or the use is not known──▶ pods
 //! ```
 //!
-//! What is held: where every holder was promised cores, those; else where every one was promised memory (a MIG instance is a
-//! promise of its memory), that; else all alike. What strangers use is nobody's.
+//! "By claim" means: by claimed SM time if every holder claims some; otherwise by claimed memory if every holder claims
+//! some (a MIG instance claims its own memory); otherwise in equal parts. The part of strangers is given to no pod.
 //!
-//! What is shown is what is kept on disk ([`Tallies::kept`]), not what has been added up since: a counter that fell with a crash
-//! would look like one that began anew, and be counted twice.
+//! The view shows the sums that are saved on disk ([`Tallies::kept`]), not the newer ones in memory. Otherwise the
+//! counters would fall after a crash; Prometheus would take that for a counter reset and count the difference twice.
 //!
-//! What must never happen here: a sum that falls; time or energy of a span that was not seen.
+//! What must never happen here: a sum that falls; time or energy of a span without a view.
 
 use model::id::{GpuUuid, PodUid};
 use model::plugin::PluginView;
@@ -24,10 +24,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A longer span between two views (the machine slept) is nobody's: views are a second apart.
+/// Longest counted span between two views. Views are a second apart; a longer span (the machine slept) is given to no
+/// pod.
 const LONGEST: Duration = Duration::from_secs(60);
-/// How long a pod that is not seen is remembered: after a restart pods are seen within seconds, cgroups that an API server
-/// has to name within minutes.
+/// How long the sums of a pod that is not seen are kept. After a restart of the agent pods appear within seconds;
+/// cgroups that need a name from the API server appear within minutes.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// The sums.
@@ -35,7 +36,7 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 pub struct Tallies {
     sums: BTreeMap<(PodUid, GpuUuid), Sum>,
     cards: BTreeMap<GpuUuid, Seen>,
-    /// What an earlier life kept has been told.
+    /// Whether the sums that an earlier run saved have been loaded.
     recalled: bool,
     shown: Arc<[GpuTally]>,
     left_out: u32,
@@ -48,7 +49,7 @@ struct Sum {
     seen: Monotonic,
 }
 
-/// A card as it was in the view before.
+/// A GPU in the previous view.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     at: Monotonic,
@@ -56,7 +57,7 @@ struct Seen {
 }
 
 impl Tallies {
-    /// What an earlier life kept.
+    /// Adds the sums that an earlier run of the agent saved.
     pub fn recalled(&mut self, kept: &[GpuTally], now: Monotonic) {
         self.recalled = true;
         for tally in kept {
@@ -67,18 +68,19 @@ impl Tallies {
         }
     }
 
-    /// These are kept by now, and are what is shown from now on.
+    /// Takes in the sums that are now saved on disk; the view shows these.
     pub fn kept(&mut self, kept: Arc<[GpuTally]>) {
         self.shown = kept;
     }
 
-    /// What is shown.
+    /// The sums to show.
     #[must_use]
     pub fn shown(&self) -> Arc<[GpuTally]> {
         Arc::clone(&self.shown)
     }
 
-    /// What has been added up, to be kept. Nothing before an earlier life's is known: it would be written over.
+    /// The current sums, to be saved. Empty before the sums of an earlier run have been loaded, because saving would
+    /// overwrite them.
     #[must_use]
     pub fn sums(&self) -> Arc<[GpuTally]> {
         if !self.recalled {
@@ -93,13 +95,13 @@ impl Tallies {
         self.sums.iter().map(tally).collect()
     }
 
-    /// Pods and GPUs beyond the bound in the last view.
+    /// Number of pairs of pod and GPU beyond the bound in the last view.
     #[must_use]
     pub fn left_out(&self) -> u32 {
         self.left_out
     }
 
-    /// Adds what has passed since the last view.
+    /// Adds the time and energy since the last view.
     pub fn pass(&mut self, gpus: &[GpuView], pods: &[PodView], plugin: Option<&PluginView>, now: Monotonic) {
         self.left_out = 0;
         self.forget(pods, now);
@@ -108,7 +110,7 @@ impl Tallies {
             let before = self.cards.insert(gpu.gpu.uuid.clone(), Seen { at, energy });
             let Some(before) = before.filter(|before| now.since(before.at) <= LONGEST) else { continue };
             let passed = u64::try_from(now.since(before.at).as_nanos()).unwrap_or(0);
-            // A counter that is lower began anew with the driver.
+            // A lower counter has started again with the driver.
             let drawn = energy.zip(before.energy).and_then(|(now, before)| now.checked_sub(before)).unwrap_or(0);
             let holders: Vec<&PodUid> = gpu.holders.iter().collect();
             let held = by_claims(gpu, &holders, plugin);
@@ -146,14 +148,14 @@ impl Tallies {
     }
 }
 
-/// Weights of the holders, in their order, and the sum that they are parts of.
+/// The weights of the holders, in their order, and the sum of which they are parts.
 #[derive(Clone, Debug)]
 struct Weights {
     each: Vec<u64>,
     sum: u64,
 }
 
-/// The part of one place; what rounding leaves is nobody's.
+/// The part for one index; the remainder of the rounding is given to no pod.
 fn part(whole: u64, weights: &Weights, place: usize) -> u64 {
     let weight = weights.each.get(place).copied().unwrap_or(0);
     let part = u128::from(whole) * u128::from(weight) / u128::from(weights.sum.max(1));
@@ -173,12 +175,12 @@ fn by_claims(gpu: &GpuView, holders: &[&PodUid], plugin: Option<&PluginView>) ->
     Weights { each, sum }
 }
 
-/// What a pod was promised of a card; 0 where one of its containers was promised none.
+/// What a pod claims of a GPU; 0 where one of its containers claims no amount.
 #[derive(Clone, Copy, Debug)]
 struct Promised {
-    /// Hundredths of the card.
+    /// Percent of the GPU's SM time.
     cores: u64,
-    /// Bytes.
+    /// Bytes of its memory.
     memory: u64,
 }
 
@@ -193,7 +195,7 @@ fn promised(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Promise
         }
         let own = instance.and_then(|instance| instance.memory_total.get());
         let memory = share.memory.or(own).map(|memory| memory.0);
-        // Hundredths of an instance are none of the card.
+        // Percent of an instance is not percent of the GPU.
         let cores = share.cores.filter(|_| instance.is_none()).map(|cores| u64::from(cores.0));
         (every_core, every_byte) = (every_core && cores.is_some(), every_byte && memory.is_some());
         all.cores = all.cores.saturating_add(cores.unwrap_or(0));
@@ -202,7 +204,8 @@ fn promised(gpu: &GpuView, pod: &PodUid, plugin: Option<&PluginView>) -> Promise
     Promised { cores: if every_core { all.cores } else { 0 }, memory: if every_byte { all.memory } else { 0 } }
 }
 
-/// By SM use, in thousandths of a percent; `None` where it is not known of everybody, or nobody is busy.
+/// Weights by SM use, in thousandths of a percent; `None` where the use of a holder or of the strangers is not known,
+/// or where no process is busy.
 fn by_use(gpu: &GpuView, holders: &[&PodUid], pods: &[PodView]) -> Option<Weights> {
     let of = |uid: &PodUid| {
         let pod = pods.iter().find(|pod| pod.uid == *uid)?;

@@ -1,4 +1,4 @@
-//! For tests: a GPU of which nothing has been read yet. Each test says what it needs of it, and nothing else.
+//! For tests: a GPU that was not read yet. Each test sets only the values that it needs.
 
 use model::gpu::{Gpu, GpuSample};
 use model::id::GpuUuid;
@@ -8,7 +8,7 @@ use model::upkeep::Board;
 use model::view::{GpuHealth, GpuView, SoleHolders};
 use std::sync::Arc;
 
-/// By its number.
+/// The GPU with this number.
 pub(crate) fn gpu(number: u32) -> Gpu {
     Gpu {
         uuid: GpuUuid::parse(&format!("GPU-{number}")).unwrap(),
@@ -29,7 +29,7 @@ pub(crate) fn gpu(number: u32) -> Gpu {
     }
 }
 
-/// As it is shown.
+/// Its view.
 pub(crate) fn view(gpu: Gpu) -> GpuView {
     GpuView {
         gpu: Arc::new(gpu),

@@ -1,4 +1,4 @@
-//! Pods, containers and processes with their rates: what was last read of each, and the one before it.
+//! Pods, containers and processes with their rates, from the last two readings of each counter.
 
 use model::cgroup::{CgroupIdentity, CgroupReport, NetworkSample};
 use model::id::ProcessKey;
@@ -11,7 +11,7 @@ use model::view::{ContainerRates, ProcessView};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Counters of one cgroup, each with its rate.
+/// The counters of one cgroup, each with its rate.
 #[derive(Clone, Copy, Debug, Default)]
 struct CgroupRates {
     cpu: Rated<Nanos>,
@@ -49,7 +49,7 @@ fn cores(time: &Rated<Nanos>) -> Reading<Cores> {
     time.rate().map(|nanos_a_second| Cores(nanos_a_second / 1e9))
 }
 
-/// The pods and containers of the last pass, and the processes of theirs.
+/// The pods, containers and host processes of the last passes.
 #[derive(Debug)]
 pub struct Workload {
     reports: Vec<CgroupReport>,
@@ -80,7 +80,7 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// A whole pass: what is not in it is gone, with its rates.
+    /// Takes in a whole pass over cgroups. A cgroup that is not in it is gone, and so are its rates.
     pub fn passed(&mut self, pass: CgroupPass) {
         let mut rates = HashMap::with_capacity(pass.reports.len());
         for report in &pass.reports {
@@ -96,7 +96,7 @@ impl Workload {
         self.passes += 1;
     }
 
-    /// A whole pass over the host's processes.
+    /// Takes in a whole pass over the host's processes.
     pub fn processes_passed(&mut self, mut pass: ProcessPass) {
         pass.processes.truncate(MAX_PROCESSES);
         let mut rates = HashMap::with_capacity(pass.processes.len());
@@ -120,14 +120,15 @@ impl Workload {
         self.processes_total = pass.total;
     }
 
-    /// Every cgroup with its rates, in the order of the pass.
+    /// The cgroups with their rates, in the order of the pass.
     pub fn reports(&self) -> impl Iterator<Item = (&CgroupReport, ContainerRates)> {
         self.reports
             .iter()
             .map(|report| (report, self.rates.get(&report.identity).map(CgroupRates::rates).unwrap_or_default()))
     }
 
-    /// Whether this cgroup was there in the last pass. Before the first pass nobody knows, and everything may be.
+    /// Whether this cgroup was in the last pass. Before the first pass that is not known, and every cgroup counts as
+    /// living.
     #[must_use]
     pub fn living(&self, identity: &CgroupIdentity) -> bool {
         self.passes == 0 || self.rates.contains_key(identity)
@@ -139,13 +140,13 @@ impl Workload {
         Arc::clone(&self.processes)
     }
 
-    /// Processes that are not in the list.
+    /// Number of processes that are not in the list.
     #[must_use]
     pub fn processes_left_out(&self) -> u32 {
         self.processes_total.saturating_sub(u32::try_from(self.processes.len()).unwrap_or(u32::MAX))
     }
 
-    /// Cgroups that are not in the pass.
+    /// Number of cgroups that are not in the pass.
     #[must_use]
     pub fn left_out(&self) -> u32 {
         self.left_out
@@ -157,7 +158,7 @@ impl Workload {
         self.took_us
     }
 
-    /// Deadlines missed since the start.
+    /// Number of sampling deadlines missed since the agent's start.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.missed

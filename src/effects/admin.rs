@@ -1,8 +1,9 @@
-//! The admin port, on loopback unless told otherwise: profiles of this process, the log level, and what an operator says of
-//! GPUs.
+//! The admin port: profiles of this process, the log level, and commands of an operator about GPUs. It listens on
+//! loopback by default.
 //!
 //! ```text
-//!   connection ─▶ door (bounded) ─▶ TLS, if certificates are given ─▶ guard: Host, token ─▶ /loglevel, /incidents, /nvml/release, /debug/pprof/
+//!   connection ─▶ connection permit ─▶ TLS, if certificates are set ─▶ guard: Host, token
+//!              ─▶ /loglevel, /incidents, /nvml/release, /debug/pprof/
 //! ```
 
 pub mod connections;
@@ -33,39 +34,39 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-/// Connections at once; an operator, a browser and a script have a handful.
+/// Most connections at once. An operator, a browser and a script need a handful.
 pub const MAX_CONNECTIONS: usize = 64;
 
 /// Longest wait for a request's headers, and for the next request on an open connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Largest request header, as hyper's buffer.
+/// Size of hyper's buffer, and so of the largest request header.
 const MAX_HEADER: usize = 16 << 10;
 
 /// Largest request body: 10,000 addresses of 19 bytes for `symbol`.
 const MAX_BODY: usize = 256 << 10;
 
-/// How long requests may go on after a stop; a profile in the making is worth nothing to a program that ends.
+/// How long open requests may continue after a stop. A profile that is not complete by then is dropped.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What the admin server needs to know.
+/// Settings of the admin server.
 #[derive(Clone)]
 pub struct Settings {
     /// Whether `/debug/pprof/` is served.
     pub profiling: bool,
     /// Certificates for HTTPS; plain HTTP without.
     pub tls: Option<Tls>,
-    /// Names under which this port may be asked.
+    /// Accepted `Host` names.
     pub hosts: AllowedHosts,
-    /// Token that every caller needs; without one none is asked for.
+    /// Token that every request needs; with `None` no request needs one.
     pub token: Option<Arc<str>>,
-    /// Token that callers need who say something of GPUs; `None` where the port asks for a token or certificate anyway.
+    /// Token for the operator paths; `None` where the port asks for a token or a client certificate anyway.
     pub operator: Option<Arc<str>>,
-    /// Whoever notifies it has the certificates read again at once.
+    /// A notification makes the server read the certificates again at once.
     pub reload: Arc<Notify>,
-    /// Shows the log level, and sets it (`PUT /loglevel`); the error is a sentence for the caller.
+    /// Shows and sets the log level (`/loglevel`).
     pub level: Arc<dyn LogLevel>,
-    /// Whoever clears incidents of GPUs (`DELETE /incidents/UUID`); `None` where there are no GPUs.
+    /// Queue to the task that clears GPU incidents (`DELETE /incidents/UUID`); `None` where there are no GPUs.
     pub incidents: Option<mpsc::Sender<ClearIncident>>,
     /// The GPU driver (`PUT /nvml/release`); `None` where it is not used.
     pub driver: Option<Arc<dyn DriverControl>>,
@@ -110,12 +111,12 @@ fn routes(settings: &Settings) -> Router {
         .merge(level::router(Arc::clone(&settings.level)))
         .merge(operators(settings))
         .merge(pprof)
-        .fallback(async || (StatusCode::NOT_FOUND, "not here; / lists what is\n"))
+        .fallback(async || (StatusCode::NOT_FOUND, "no such path; / lists the paths\n"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(axum::middleware::from_fn_with_state(guard::Guard::new(settings.hosts.clone(), settings.token.clone()), guard::check))
 }
 
-/// What is for operators only.
+/// The paths for operators only: `/incidents` and `/nvml/release`.
 fn operators(settings: &Settings) -> Router {
     let guard = || axum::middleware::from_fn_with_state(settings.operator.clone(), guard::operator);
     let incidents = settings.incidents.clone().map(|clears| incident::router(clears).route_layer(guard()));

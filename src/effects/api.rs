@@ -1,10 +1,10 @@
-//! `/api/v1`: the view as JSON, filtered by what the query asks for.
+//! `/api/v1`: the node view as JSON, filtered by the query.
 //!
 //! ```text
 //!   ?namespace=  ?pod=  ?gpu=   each narrows the lists; a GPU is named by UUID or index
 //! ```
 //!
-//! What must never happen here: a list that is not bounded by the view's own bounds.
+//! What must never happen here: a list longer than the bounds of the view allow.
 
 pub mod query;
 
@@ -19,7 +19,7 @@ use wire::api::{gpus, node, pods, processes};
 
 pub use query::ApiFilter;
 
-/// One of the documents.
+/// One of the JSON documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiDocument {
     /// `/api/v1/node`.
@@ -56,7 +56,7 @@ impl ApiFilter {
         wanted == gpu.gpu.uuid.as_str() || wanted.parse() == Ok(gpu.gpu.index)
     }
 
-    /// No pod can be known to hold it.
+    /// A GPU without a UUID has no known pods, so a filter by namespace or pod excludes it.
     fn takes_nameless(&self, gpu: &UnidentifiedGpu) -> bool {
         !self.named() && self.gpu.as_ref().is_none_or(|wanted| wanted.parse() == Ok(gpu.index))
     }
@@ -65,7 +65,7 @@ impl ApiFilter {
 /// Writes `document` to the end of `out`.
 ///
 /// # Errors
-/// As serde_json says; the documents are made of plain values, so none is expected.
+/// An error of serde_json. None is expected, because the documents hold plain values only.
 pub fn render(
     document: ApiDocument,
     filter: &ApiFilter,
@@ -84,7 +84,7 @@ pub fn render(
     Ok(())
 }
 
-/// A question to a view.
+/// One query of a view.
 struct Asked<'a> {
     filter: &'a ApiFilter,
     view: &'a NodeView,

@@ -1,10 +1,11 @@
-//! What we write at the API server: annotations of our own Node and of pods that we serve, events, and evictions.
+//! Writes to the API server: annotations and labels of the agent's own Node, annotations of GPU pods, events, and
+//! evictions.
 //!
-//! Each write is one call with a bound on its time. A pod is always named with its UID, so that a write meant for one that
-//! is gone never lands on its successor of the same name.
+//! Each write is one call with a time limit. A write to a pod always carries the pod's UID, so that a write for a pod
+//! that is gone never changes a later pod of the same name.
 //!
-//! What must never happen here: a write that nothing asked for, a retry (who decided on the write decides on the next one),
-//! a body that carries more than the keys that change.
+//! What must never happen here: a write that no caller asked for; a retry (the caller decides whether to write again);
+//! a body that has more than the keys that change.
 
 use http_body_util::BodyExt;
 use kube::Client;
@@ -14,89 +15,90 @@ use serde_json::{Map, Value, json};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A write that takes longer is given up; the API server's own limit is a minute, and kubelet waits for us meanwhile.
+/// A write that takes longer is given up. The API server's own limit is a minute, and the kubelet waits for the agent
+/// meanwhile.
 const WITHIN: Duration = Duration::from_secs(10);
-/// Text of a refusal that is kept for the log.
+/// Limit of the refusal's text that is kept for the log.
 const MAX_REFUSAL: usize = 4 * 1024;
-/// The API server's bound of an event's note.
+/// The API server's limit of an event's note.
 const MAX_NOTE: usize = 1024;
 
-/// The field manager of the labels that we write.
+/// The field manager of the labels that the agent writes.
 pub const LABELLER: &str = "gpu-steward-labels";
-/// The field manager of the annotations that we write on Nodes.
+/// The field manager of the annotations that the agent writes on Nodes.
 pub const ANNOTATOR: &str = "gpu-steward-annotations";
 
-/// Annotations to write: a key without a value is taken away.
+/// Annotations to write: a key without a value is removed.
 pub type AnnotationPatch<'a> = &'a [(&'a str, Option<&'a str>)];
 
-/// Why a write did not reach the server or was refused there.
+/// The reason why a write failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NotWritten {
-    /// No answer in time.
+    /// No answer within the time limit.
     #[error("{what}: no answer within {} s", WITHIN.as_secs())]
     Slow {
-        /// What was to be written.
+        /// The thing to write.
         what: String,
     },
-    /// No connection, or it broke.
+    /// There was no connection, or it broke: the thing to write and the error.
     #[error("{0}: {1}")]
     Broken(String, String),
-    /// The server says no.
+    /// The API server refused the write.
     #[error("{what}: {code} {text}")]
     Refused {
-        /// What was to be written.
+        /// The thing to write.
         what: String,
         /// HTTP status.
         code: u16,
-        /// The server's words.
+        /// The API server's message.
         text: String,
     },
 }
 
-/// How much an event matters.
+/// The type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
-    /// Worth knowing.
+    /// For information.
     Normal,
-    /// Somebody should look.
+    /// A person should look at it.
     Warning,
 }
 
-/// Something that happened, told where `kubectl describe` shows it.
+/// A Kubernetes event about a pod or the Node, which `kubectl describe` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectEvent {
-    /// How much it matters.
+    /// Its type.
     pub weight: EventType,
-    /// One word in CamelCase.
+    /// The reason, one word in CamelCase.
     pub reason: &'static str,
-    /// What was being done, in one word in CamelCase.
+    /// The action that the event is about, one word in CamelCase.
     pub action: &'static str,
-    /// A sentence; cut to what the API server takes.
+    /// A sentence; cut to the API server's limit.
     pub note: String,
-    /// When: RFC 3339 with exactly six digits of the second, as the API server wants it.
+    /// The time: RFC 3339 with exactly six digits of the second, as the API server requires.
     pub at: String,
 }
 
-/// Words of writes that the API server judges and does not make.
+/// Constants of dry-run writes, which the API server checks and does not store.
 #[derive(Debug)]
 pub struct DryRun;
 
 impl DryRun {
-    /// The name of a pod that is not there.
+    /// The name of a pod that does not exist.
     pub const NO_POD: &str = "gpu-steward-guard-check";
     const RUN: &str = "dryRun=All";
 }
 
-/// One call.
+/// One call to the API server.
 struct Call<'a> {
     method: &'a str,
     path: String,
     content: &'a str,
-    /// What is written, for the log.
+    /// The thing to write, for the log.
     what: String,
 }
 
-/// Writes with one identity.
+/// Writes to the API server with the agent's identity.
 #[derive(Clone)]
 pub struct ApiServer {
     client: Client,
@@ -110,13 +112,13 @@ impl std::fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// Writes for `node`.
+    /// A writer for `node`.
     #[must_use]
     pub fn new(client: Client, node: NodeName) -> ApiServer {
         ApiServer { client, node }
     }
 
-    /// Changes annotations of our own Node, under a name by which they are known as ours later.
+    /// Changes annotations of the agent's own Node. The field manager [`ANNOTATOR`] marks them as the agent's.
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -126,19 +128,19 @@ impl ApiServer {
         self.patch(path, format!("annotations of node {}", self.node), &patch).await
     }
 
-    /// Takes these annotations and labels away from a Node, unless it has changed since it had this version.
+    /// Removes these annotations and labels from the Node, unless the Node has changed since this version.
     ///
     /// # Errors
-    /// [`NotWritten`]; code 409 when it has changed, 404 when there is none.
+    /// [`NotWritten`]; code 409 if the Node has changed, 404 if it does not exist.
     pub async fn clean_node(&self, (annotations, labels): (&[&str], &[&str]), version: &str) -> Result<(), NotWritten> {
         let none =
             |keys: &[&str]| -> Map<String, Value> { keys.iter().map(|key| ((*key).to_owned(), Value::Null)).collect() };
         let metadata = json!({ "resourceVersion": version, "annotations": none(annotations), "labels": none(labels) });
-        let what = format!("what gpu-steward wrote on node {}", self.node);
+        let what = format!("annotations and labels of gpu-steward on node {}", self.node);
         self.patch(format!("/api/v1/nodes/{}", self.node), what, &json!({ "metadata": metadata })).await
     }
 
-    /// Changes labels of our own Node, under a name of their own, by which they are known as ours later.
+    /// Changes labels of the agent's own Node. The field manager [`LABELLER`] marks them as the agent's.
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -148,10 +150,10 @@ impl ApiServer {
         self.patch(path, format!("labels of node {}", self.node), &patch).await
     }
 
-    /// Takes away an annotation of our own Node if it still has this value.
+    /// Removes an annotation of the agent's own Node if it still has this value.
     ///
     /// # Errors
-    /// [`NotWritten`]; code 422 when it has another value by now.
+    /// [`NotWritten`]; code 422 if it has another value by now.
     pub async fn release_node(&self, key: &str, value: &str) -> Result<(), NotWritten> {
         let at = format!("/metadata/annotations/{}", key.replace('~', "~0").replace('/', "~1"));
         let patch = json!([{ "op": "test", "path": at, "value": value }, { "op": "remove", "path": at }]);
@@ -163,7 +165,7 @@ impl ApiServer {
     /// Changes annotations of a pod.
     ///
     /// # Errors
-    /// [`NotWritten`]; code 409 when the pod of that name is another by now, 404 when there is none.
+    /// [`NotWritten`]; code 409 if the pod of that name is another one by now, 404 if it does not exist.
     pub async fn annotate_pod(
         &self,
         uid: &PodUid,
@@ -175,7 +177,7 @@ impl ApiServer {
         self.patch(path, format!("annotations of pod {pod}"), &patch).await
     }
 
-    /// Whether annotations of our own Node could be changed so; nothing is.
+    /// Tries whether the API server would accept these annotations of the agent's own Node; a dry run, nothing changes.
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -185,7 +187,7 @@ impl ApiServer {
         self.patch(path, format!("annotations of node {}, tried only", self.node), &patch).await
     }
 
-    /// Whether annotations of a pod could be changed so; nothing is.
+    /// Tries whether the API server would accept these annotations of a pod; a dry run, nothing changes.
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -200,10 +202,10 @@ impl ApiServer {
         self.patch(path, format!("annotations of pod {pod}, tried only"), &patch).await
     }
 
-    /// Whether [`DryRun::NO_POD`] could be evicted.
+    /// Tries whether the API server would let the agent evict [`DryRun::NO_POD`]; a dry run.
     ///
     /// # Errors
-    /// [`NotWritten`]; code 404 when it could, since it is not there.
+    /// [`NotWritten`]; code 404 if it would, because the pod does not exist.
     pub async fn try_eviction(&self, namespace: &str) -> Result<(), NotWritten> {
         let metadata = json!({ "name": DryRun::NO_POD, "namespace": namespace });
         let body = json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata });
@@ -215,7 +217,7 @@ impl ApiServer {
     /// Evicts a pod: it ends with its grace period, unless a disruption budget forbids it.
     ///
     /// # Errors
-    /// [`NotWritten`]; code 409 when the pod of that name is another by now, 429 when a budget forbids it now.
+    /// [`NotWritten`]; code 409 if the pod of that name is another one by now, 429 if a budget forbids it now.
     pub async fn evict_pod(&self, uid: &PodUid, pod: &PodRef) -> Result<(), NotWritten> {
         let body = json!({
             "apiVersion": "policy/v1", "kind": "Eviction",
@@ -227,7 +229,7 @@ impl ApiServer {
         self.send(Call { method: "POST", path, content: "application/json", what }, &body).await
     }
 
-    /// Tells something about a pod.
+    /// Writes an event about a pod.
     ///
     /// # Errors
     /// [`NotWritten`].
@@ -239,8 +241,8 @@ impl ApiServer {
         self.event((&pod.namespace, &pod.name), regarding, event, what).await
     }
 
-    /// Tells something about our own Node, whose identity at the API server is `uid`. Nodes stand in no namespace; their
-    /// events stand in `default`, where `kubectl describe node` looks.
+    /// Writes an event about the agent's own Node, whose UID at the API server is `uid`. Nodes have no namespace; their
+    /// events are in `default`, where `kubectl describe node` looks.
     ///
     /// # Errors
     /// [`NotWritten`].

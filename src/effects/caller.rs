@@ -1,8 +1,8 @@
-//! Who asks, as far as a request itself says it: its `Host` and its bearer token.
+//! Checks of the caller from the request headers: `Host` and the bearer token.
 //!
-//! A browser on this machine reaches the loopback ports. A page of a stranger whose name is made to point to 127.0.0.1
-//! (DNS rebinding) could read and change everything there; its requests carry the stranger's name as `Host`, so a `Host`
-//! that is not ours is refused. Programs that are no browsers can send any `Host`: it proves nothing about them.
+//! A browser on this machine reaches the loopback ports. With DNS rebinding, an attacker's page whose name points to
+//! 127.0.0.1 could read and change everything there. Its requests carry the attacker's name as `Host`, so a `Host` that
+//! does not belong to this node is refused. Other programs can send any `Host`; the header proves nothing about them.
 
 use hyper::Uri;
 use hyper::header::{self, HeaderMap};
@@ -10,26 +10,26 @@ use hyper::http::uri::Authority;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// The names under which this node may be asked, beside `localhost` and the address that was connected to.
+/// The accepted `Host` names, besides `localhost`, loopback addresses and the address that the client connected to.
 #[derive(Clone, Debug, Default)]
 pub struct AllowedHosts(Arc<[Box<str>]>);
 
 impl AllowedHosts {
-    /// These names; case does not matter.
+    /// Accepts these names; case does not matter.
     #[must_use]
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> AllowedHosts {
         AllowedHosts(names.into_iter().map(|name| plain(name).to_ascii_lowercase().into()).collect())
     }
 
-    /// Whether the request is meant for us. `local` is the address that the connection came to.
+    /// Checks that the request is meant for this node. `local` is the address that the client connected to.
     ///
     /// # Errors
-    /// A sentence for the caller.
+    /// A text for the caller.
     pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), String> {
         let mut given = headers.get_all(header::HOST).iter();
         let host = match (given.next(), given.next()) {
             (Some(host), None) => host.to_str().ok(),
-            // A browser always sends one; HTTP/1.0 and scripts may leave it out.
+            // A browser always sends `Host`; HTTP/1.0 and scripts may leave it out.
             (None, _) => return uri.authority().map_or(Ok(()), |asked| self.known(asked.as_str(), local)),
             (Some(_), Some(_)) => None,
         };
@@ -61,19 +61,19 @@ impl AllowedHosts {
     }
 }
 
-/// Without the brackets of an IPv6 address and the dot of a complete name.
+/// Removes the brackets of an IPv6 address and the trailing dot of a fully qualified name.
 fn plain(host: &str) -> &str {
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     bare.unwrap_or_else(|| host.strip_suffix('.').unwrap_or(host))
 }
 
-/// What stands behind `Authorization: Bearer`.
+/// The token in `Authorization: Bearer`.
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
 }
 
-/// Compares in a time that depends on the lengths only.
+/// Compares in a time that depends only on the lengths.
 pub(crate) fn same(given: &[u8], wanted: &[u8]) -> bool {
     let differences = given.iter().zip(wanted).fold(0, |sum, (a, b)| sum | (a ^ b));
     given.len() == wanted.len() && std::hint::black_box(differences) == 0

@@ -1,21 +1,22 @@
-//! What a container finds when it starts: its devices, its variables, its limits.
+//! Device delivery: writes the files through which a container gets its devices, variables and limits.
 //!
 //! ```text
-//!   ContainerPromise ──edits──▶ CDI spec  <cdi>/gpu-steward.io-gpu-<ticket>.json   the runtime reads it at create
-//!                    ├────────▶ limits    <state>/pods/<uid>/<container>/limits.json   mounted read-only
-//!                    └────────▶ limiter   HAMi-core's library and what it needs, where one was given
+//!   ContainerLimits ──edits──▶ CDI spec  <cdi>/gpu-steward.io-gpu-<ticket>.json   read by the container runtime
+//!                   ├────────▶ limits    <state>/pods/<uid>/<container>/limits.json   mounted read-only
+//!                   └────────▶ limiter   HAMi-core's library and its files, if the agent has the library
 //! ```
 //!
-//! Where the runtime has no CDI, the edits are the answer to `Allocate`, and the container mounts the limits from the folder of
-//! its ticket, which is filled when it is known whose that is.
+//! If the runtime has no CDI, the edits are the answer to `Allocate`, and the container mounts the limits from the
+//! folder of its ticket. The agent fills that folder when it knows which container has the ticket.
 //!
-//! Which pods a start was answered of is a line each in `<state>/started`.
+//! `<state>/started` has one line for each pod of which the agent answered a start.
 //!
-//! Both are written to a hidden file in the same folder and renamed, because runtimes look at renames only and must never
-//! see half a file. What belongs to a pod lies in one folder, so that it goes with the pod.
+//! Specs and limits are written to a hidden or nameless file in the same folder and then renamed or linked, because
+//! runtimes react to renames and must never read half a file. All files of a pod are in one folder, so that they are
+//! removed together.
 //!
-//! What must never happen here: a file is written for a container whose promise is not known; a path is made from a name
-//! that was not checked; a spec of another vendor is touched.
+//! What must never happen here: a file is written for a container whose claim is not known; a path is made from a name
+//! that was not checked; a spec of another vendor is changed or removed.
 
 mod file;
 mod started_pods;
@@ -50,15 +51,15 @@ use std::sync::Arc;
 use wire::decode_error::DecodeError;
 use wire::{cdi, limits, ticket};
 
-/// What a container was promised, in its folder.
+/// The limits file of a container, in its folder.
 const LIMITS: &str = "limits.json";
-/// Entries of a folder that are looked at in one sweep: more than ten times what the largest node holds.
+/// Limit of entries of a folder in one sweep: more than ten times as many as on the largest node.
 const MAX_ENTRIES: usize = 65_536;
 
-/// Folders of one pod: far more containers than any has.
+/// Limit of folders of one pod: far more containers than any pod has.
 const MAX_CONTAINERS: usize = 256;
 
-/// Writes for one node.
+/// Writes the files of containers, for one node.
 #[derive(Debug)]
 pub struct DeviceDelivery {
     state: PathBuf,
@@ -69,10 +70,10 @@ pub struct DeviceDelivery {
 }
 
 impl DeviceDelivery {
-    /// Files of pods under `state`, specs in `cdi`; both folders are made when they are missing.
+    /// A delivery with the files of pods under `state` and the specs in `cdi`; missing folders are made.
     ///
     /// # Errors
-    /// When a folder cannot be made or nothing can be written into it: better told at start than at the first pod.
+    /// If a folder cannot be made or written into: the agent reports it at the start and not at the first pod.
     pub fn new(state: &Path, cdi: &Path, kit: NodeKit) -> Result<DeviceDelivery, DeliveryError> {
         let pods = state.join("pods");
         make_folder(state)?;
@@ -87,31 +88,32 @@ impl DeviceDelivery {
         Ok(delivery)
     }
 
-    /// The same with other things that containers are given beside their promise.
+    /// The same delivery with another [`NodeKit`].
     pub fn with(&self, kit: NodeKit) -> DeviceDelivery {
         let (state, pods, cdi) = (self.state.clone(), self.pods.clone(), self.cdi.clone());
         DeviceDelivery { state, pods, cdi, trash: self.trash.clone(), kit }
     }
 
-    /// Fills `ticket` for a container. Doing it again gives the same files.
+    /// Writes the files of a container and the spec of its `ticket`. A second call writes the same files.
     ///
     /// # Errors
-    /// What could not be written. Nothing that the runtime would read is left half done.
+    /// If a file cannot be written. The runtime never reads an unfinished file.
     pub fn deliver(&self, ticket: &Ticket, promise: &ContainerLimits) -> Result<(), DeliveryError> {
         self.spec(ticket, promise).and_then(|(path, text)| put_spec(&path, text.as_bytes()))?;
         crate::failpoint!("spec-renamed");
         Ok(())
     }
 
-    /// Fills several tickets; says which. The runtime reads all specs of the folder again for each file that is renamed in it, so
-    /// only one is, the last, and makes the others known too.
+    /// Does the same for several tickets, and returns those that succeeded. The runtime reads all specs of the folder
+    /// again for each file that is renamed in it, so only the last one is renamed; by reading the folder the runtime
+    /// finds the others too.
     #[must_use]
     pub fn deliver_all<'a>(&self, all: &'a [(Ticket, ContainerLimits)]) -> Vec<&'a Ticket> {
         let Some((last, others)) = all.split_last() else { return Vec::new() };
         let lay = |(ticket, promise)| self.spec(ticket, promise).and_then(|(path, text)| lay(&path, text.as_bytes()));
         let mut laid: Vec<_> = others.iter().filter(|(ticket, promise)| lay((ticket, promise)).is_ok()).collect();
         laid.push(last);
-        // Those that are there count once one after them was renamed.
+        // The runtime finds the others only when a spec after them is renamed.
         while let Some((ticket, promise)) = laid.last()
             && self.deliver(ticket, promise).is_err()
         {
@@ -120,7 +122,7 @@ impl DeviceDelivery {
         laid.into_iter().map(|(ticket, _)| ticket).collect()
     }
 
-    /// What the runtime reads of a container, the rest being in its place.
+    /// Writes everything but the spec; returns the path and the text of the spec.
     fn spec(&self, ticket: &Ticket, promise: &ContainerLimits) -> Result<(PathBuf, String), DeliveryError> {
         let folder = self.folder(promise);
         let file = self.fill(&folder, promise)?;
@@ -133,7 +135,8 @@ impl DeviceDelivery {
         Ok((path, text))
     }
 
-    /// The same edits as an answer to `Allocate`, with the limits in `folder`, and what of them such an answer cannot carry.
+    /// The same edits as an answer to `Allocate`, with the limits in `folder`, and the names of the edits that such an
+    /// answer cannot carry.
     #[must_use]
     pub fn answer(
         &self,
@@ -144,16 +147,16 @@ impl DeviceDelivery {
         fields::of(&self.kit.edits(promise, &folder.join(LIMITS)), ticket)
     }
 
-    /// Fills `folder`, of which a container that was given its devices at `Allocate` mounts the limits.
+    /// Fills `folder`, from which a container with early binding mounts its limits.
     ///
     /// # Errors
-    /// What could not be written.
+    /// If a file cannot be written.
     pub fn deliver_early(&self, folder: &Path, promise: &ContainerLimits) -> Result<(), DeliveryError> {
         self.fill(&self.folder(promise), promise)?;
         self.fill(folder, promise).map(drop)
     }
 
-    /// What lies in a folder of the state directory for one container; the path of its limits.
+    /// Writes the files of one container into a folder of the state directory; returns the path of the limits file.
     fn fill(&self, folder: &Path, promise: &ContainerLimits) -> Result<PathBuf, DeliveryError> {
         make_folder(folder)?;
         let file = folder.join(LIMITS);
@@ -164,7 +167,7 @@ impl DeviceDelivery {
         Ok(file)
     }
 
-    /// What the containers of these pods were told that they may use, as far as it can be read.
+    /// The limits files of the containers of these pods, as far as they can be read.
     #[must_use]
     pub fn told(&self, pods: &BTreeSet<PodUid>) -> Vec<ContainerLimits> {
         let folders = pods.iter().flat_map(|pod| {
@@ -178,7 +181,7 @@ impl DeviceDelivery {
             match limits::decode(&bytes) {
                 Ok(promise) => Some(promise).filter(|promise| promise.uid == *pod),
                 Err(error) => {
-                    tracing::warn!(file = %path.display(), %error, "what a container was told cannot be read");
+                    tracing::warn!(file = %path.display(), %error, "limits file of a container cannot be read");
                     None
                 }
             }
@@ -186,8 +189,8 @@ impl DeviceDelivery {
         read.take(MAX_ENTRIES).collect()
     }
 
-    /// What this pod has written into the writable folders of its containers and of its tickets, up to `limit`. Calls `pause`
-    /// after every 1,024 entries.
+    /// The size of the files that this pod has written into the writable folders of its containers and its tickets, up
+    /// to `limit`. Calls `pause` after every 1,024 entries.
     #[must_use]
     pub fn written(
         &self,
@@ -201,7 +204,8 @@ impl DeviceDelivery {
         pod_files::into(folders.chain(own.iter().map(|ticket| tickets.folder(ticket))), limit, pause)
     }
 
-    /// A runtime refuses a device that two files of one folder have, and names neither of them.
+    /// Checks that no other spec has the device: a runtime refuses a device that two files of the folder have, and
+    /// names neither file.
     fn alone(&self, ticket: &Ticket) -> Result<(), DeliveryError> {
         for entry in fs::read_dir(&self.cdi).into_iter().flatten().take(MAX_ENTRIES).flatten() {
             let (name, path) = (entry.file_name(), entry.path());
@@ -213,21 +217,21 @@ impl DeviceDelivery {
             let read = fs::File::open(&path).and_then(|file| file.take(cdi::MAX_BYTES as u64).read_to_end(&mut bytes));
             let name = ticket.as_str().as_bytes();
             if read.is_ok() && bytes.windows(name.len()).any(|part| part == name) {
-                let why = format!("it has the device {ticket} too, and the runtime would refuse both; take it away");
+                let why = format!("it has the device {ticket} too, and the runtime would refuse both; remove it");
                 return Err(failed("write a CDI spec beside", &path)(io::Error::other(why)));
             }
         }
         Ok(())
     }
 
-    /// Where folders of pods that are gone wait for their removal.
+    /// The folders of pods that are gone, until they are removed.
     #[must_use]
     pub fn trash(&self) -> &Trash {
         &self.trash
     }
 
-    /// Moves everything of pods that are not in `pods` into the trash. Removes specs whose ticket is not in `tickets`, and
-    /// versions of the limiter that no folder has. Says how many pods and specs.
+    /// Moves the folders of pods that are not in `pods` into the trash. Removes specs whose ticket is not in `tickets`,
+    /// and versions of the limiter that no folder uses. Returns the number of pods and of specs.
     pub fn sweep(&self, pods: &BTreeSet<PodUid>, tickets: &BTreeSet<Ticket>) -> (usize, usize) {
         let mut removed = (0, 0);
         for entry in fs::read_dir(&self.pods).into_iter().flatten().take(MAX_ENTRIES).flatten() {
@@ -254,14 +258,14 @@ impl DeviceDelivery {
         removed
     }
 
-    /// Removes versions of the limiter that no container has. A folder in the trash still has its version.
+    /// Removes versions of the limiter that no container uses. A folder in the trash still uses its version.
     pub fn sweep_versions(&self) {
         limiter::sweep(&self.state);
     }
 
     fn folder(&self, promise: &ContainerLimits) -> PathBuf {
-        // A UID was checked when it was parsed; a container's name is a DNS label by the API server's word, which is not
-        // ours: what is no plain name is spelled in hexadecimal digits.
+        // A UID was checked when it was parsed. That a container's name is a DNS label is the API server's rule, and
+        // the agent does not rely on it: any other name is written in hexadecimal digits.
         let name = &*promise.container;
         let plain = !name.is_empty()
             && name.len() <= 63
@@ -276,12 +280,12 @@ impl DeviceDelivery {
     }
 }
 
-/// Keeps other users of the host out of the state directory: containers write into folders below it, and what they put there, such
-/// as a program with the setuid bit, must be useless to a user of the host.
+/// Keeps other users of the host out of the state directory: containers write into folders below it, and a file of
+/// theirs, such as a program with the setuid bit, must be useless to a user of the host.
 fn ours_alone(state: &Path) -> Result<(), DeliveryError> {
     let about = fs::metadata(state).map_err(failed("look at", state))?;
     if state.parent().is_none() || about.permissions().mode() & 0o1000 != 0 {
-        let why = "it is everybody's, and the agent needs one that no other user can enter";
+        let why = "it is open to everybody, and the agent needs a directory that no other user can enter";
         return Err(failed("use as the state directory", state)(io::Error::other(why)));
     }
     for folder in [state.to_owned(), state.join("pods"), state.join("tickets"), state.join("limiter")] {
@@ -289,7 +293,7 @@ fn ours_alone(state: &Path) -> Result<(), DeliveryError> {
             narrow(&folder)?;
         }
     }
-    // Containers that started before each had a lock of its own share this one.
+    // Containers from before decision 0110 share this lock folder.
     let shared = state.join("limiter/lock");
     if shared.exists() {
         let sticky = fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777));
@@ -349,8 +353,8 @@ mod tests {
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// What whoever watches the folder is told of it, as the library of runtimes that reads such specs sees it: it does
-    /// something about a rename, a removal and a written spec, and nothing about a new name.
+    /// Counts the inotify events that the CDI library of container runtimes acts on: a rename, a removal and a written
+    /// spec. It does nothing about a new name.
     #[test]
     fn the_runtime_reads_all_again_once_for_many_tickets_and_not_before_they_are_there() {
         use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
@@ -387,10 +391,10 @@ mod tests {
             BTreeSet::from([0o400]),
             "whose devices these are is root's to read"
         );
-        // Those that are there are written again, and then each is told.
+        // Specs that exist are written again, and then each is renamed.
         assert_eq!(delivery.deliver_all(&all[..2]).len(), 2);
         assert_eq!((heard(), names(&specs)), (2, files));
-        // Where the last one cannot be written, another tells it.
+        // If the last spec cannot be written, the one before it is renamed.
         let next = [5, 6, 7].map(|n| (Ticket::of_random([n; 16]), promise(n, "main")));
         fs::create_dir(specs.join(ticket::file_name(&next[2].0))).unwrap();
         assert_eq!(delivery.deliver_all(&next), [&next[0].0, &next[1].0]);
@@ -503,7 +507,7 @@ mod tests {
         assert_eq!(names(&folder.path().join("state/pods")), pods);
     }
 
-    /// 20,000 nested folders, as a container may make them: the end of a thread that recursed over them.
+    /// 20,000 nested folders, as a container may make them: they would overflow the stack of a recursive removal.
     #[test]
     fn a_sweep_is_not_ended_by_what_a_container_has_made() {
         let folder = tempfile::tempdir().unwrap();
@@ -522,7 +526,7 @@ mod tests {
         assert!(!pod.exists());
     }
 
-    /// As a power loss may leave it.
+    /// What a power loss may leave.
     #[test]
     fn a_limits_file_that_is_empty_cut_or_full_of_zeros_is_left_out_and_made_anew() {
         let folder = tempfile::tempdir().unwrap();
@@ -566,14 +570,14 @@ mod tests {
         }
         let own = format!("pods/{}/main", uid(1));
         assert_eq!(mode(&own), 0o700);
-        // Writable for every user of a container, and none removes what is another's.
+        // Every user of the container may write there, and no user removes a file of another user.
         for name in ["limiter/lock".to_owned(), format!("{own}/vgpu"), format!("{own}/lock")] {
             assert_eq!(mode(&name), 0o1777, "{name}");
         }
         assert_eq!(mode(&format!("{own}/vgpu/{}.cache", uid(1))), 0o666);
     }
 
-    /// It is made once, and never through a link that a container has put there.
+    /// The cache file is made once, and never through a link that a container has put there.
     #[test]
     fn a_cache_file_that_is_a_link_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
@@ -599,11 +603,12 @@ mod tests {
         fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)).unwrap();
         let error =
             DeviceDelivery::new(&state, &folder.path().join("cdi"), NodeKit::default()).unwrap_err().to_string();
-        assert!(error.contains("everybody's"), "{error}");
+        assert!(error.contains("open to everybody"), "{error}");
         assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o7777, 0o1777, "and left as it is");
     }
 
-    /// A container keeps the version that it started with; the next one gets what is there by then; what nobody has goes.
+    /// A container keeps the version that it started with; the next one gets the newest version; an unused version is
+    /// removed.
     #[test]
     fn a_new_version_of_the_limiter_is_for_new_containers_only() {
         let folder = tempfile::tempdir().unwrap();
@@ -681,7 +686,7 @@ mod tests {
         let set = fs::read_to_string(own.join("overrideEnv")).unwrap();
         assert!(set.contains("CUDA_DEVICE_MEMORY_LIMIT_0=3000m\n") && set.contains("CUDA_TASK_PRIORITY=0\n"), "{set}");
         assert!(!set.contains("NVIDIA_VISIBLE_DEVICES"), "{set}");
-        // In both, so that a child with another value in its environment counts with the others.
+        // In both, so that a child process with another value in its environment counts in the same file as the others.
         let shared = format!("CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/{}.cache", uid(1));
         assert!(set.lines().any(|line| line == shared) && edits.env.contains(&shared), "{set}");
         assert_eq!(fs::read_to_string(state.join("limiter/ld.so.preload")).unwrap(), "/usr/local/vgpu/libvgpu.so\n");

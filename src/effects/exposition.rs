@@ -1,17 +1,18 @@
-//! Prometheus text, written by hand in both forms: classic 0.0.4 and OpenMetrics 1.0.
+//! Writes Prometheus text in both formats: classic 0.0.4 and OpenMetrics 1.0.
 //!
 //! ```text
 //!   family(&FAMILY)            remembers the header; nothing is written yet
 //!   sample(&[labels], value)   writes HELP, TYPE, UNIT before the first sample, then the line
-//!   counted(&[labels], …)      the same with the time from which it is counted, where OpenMetrics wants it
+//!   counted(&[labels], …)      the same, and in OpenMetrics the time from which the counter counts
 //!   histogram(&[labels], …)    the same for all lines of a histogram
-//!   finish()                   `# EOF` where OpenMetrics wants it
+//!   finish()                   writes `# EOF` in OpenMetrics
 //! ```
 //!
-//! Why not a library: the ones in the field own their metrics and would have to be told of each pod that comes and goes,
-//! write one of the two forms only, or refuse names that others have made (`DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is a
-//! counter without `_total`; in OpenMetrics, where none may be, such a family is `unknown` here). Here a scrape is a walk over one view into
-//! one buffer: label sets are escaped once for each GPU, pod or container, and copied into every line that needs them.
+//! Why this is not a library: the known ones own their metrics, so the agent would have to register and remove each
+//! pod; or they write only one of the two formats; or they refuse names of other programs.
+//! `DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION` is a counter without `_total`. OpenMetrics does not allow that, so there the
+//! type of such a family is `unknown`. Here a scrape walks one view and writes one buffer: label sets are escaped once
+//! for each GPU, pod or container, and copied into every line that needs them.
 //!
 //! What must never happen here: a family without samples in the text, a label value that breaks a line, a name that the
 //! program did not declare as a [`MetricFamily`].
@@ -21,11 +22,11 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
 
-/// Longest label value in bytes. cgroup paths of nested systemd slices reach about 300, image references about 350;
-/// what is longer is cut and ends in a hash, so that two long values stay two.
+/// Longest label value in bytes. cgroup paths of nested systemd slices reach about 300, image references about 350. A
+/// longer value is cut and ends in a hash, so that two long values stay different.
 pub const MAX_LABEL_VALUE: usize = 512;
 
-/// Which text is written.
+/// The text format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpositionFormat {
     /// `text/plain; version=0.0.4`.
@@ -35,7 +36,7 @@ pub enum ExpositionFormat {
 }
 
 impl ExpositionFormat {
-    /// For the header `Content-Type`.
+    /// The value of the header `Content-Type`.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
@@ -45,31 +46,31 @@ impl ExpositionFormat {
     }
 }
 
-/// What a family is.
+/// The type of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricType {
     /// Goes up and down.
     Gauge,
     /// Only goes up; its name ends in `_total`.
     Counter,
-    /// Only goes up, but others named it without `_total`: OpenMetrics calls it `unknown`.
+    /// Only goes up, but another program named it without `_total`; its type in OpenMetrics is `unknown`.
     ForeignCounter,
-    /// Always 1, the labels are the news; its name ends in `_info`.
+    /// Always 1, the labels are the information; its name ends in `_info`.
     Info,
-    /// Counts of what did not exceed each of some bounds, with the sum of all.
+    /// Counts of the values up to each bound, with the sum of all values.
     Histogram,
 }
 
-/// One name, declared once, in a table.
+/// One metric name, declared once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricFamily {
-    /// The whole name, or what follows a prefix that [`Exposition::prefixed`] is given.
+    /// The whole name, or the part after the prefix given to [`Exposition::prefixed`].
     pub name: &'static str,
-    /// What it is.
+    /// The type.
     pub kind: MetricType,
-    /// Base unit, which the name ends in (before `_total`); empty for none.
+    /// Base unit, with which the name ends (before `_total`); empty for none.
     pub unit: &'static str,
-    /// One sentence without line breaks.
+    /// Help text without line breaks.
     pub help: &'static str,
 }
 
@@ -78,7 +79,7 @@ pub struct MetricFamily {
 pub enum SampleValue {
     /// Written with all its digits.
     Whole(u64),
-    /// Written with as many digits as it takes to read the same number back.
+    /// Written with the digits that are needed to read the same number back.
     Real(f64),
 }
 
@@ -143,7 +144,7 @@ impl MetricLabels {
     }
 }
 
-/// FNV-1a, 64 bits: tells long values apart, protects nothing.
+/// FNV-1a, 64 bits. It keeps long values different; it is no protection against collisions made on purpose.
 fn fingerprint(value: &str) -> u64 {
     value.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -157,18 +158,18 @@ impl<'b> Exposition<'b> {
         Exposition { out, format, family: None, name: String::new(), header_due: false, declared: None }
     }
 
-    /// The same, and remembers every family that could be written: how the reference page is made.
+    /// The same, and remembers every family that could be written. The reference page is made from this list.
     #[must_use]
     pub fn recording(out: &'b mut Vec<u8>) -> Self {
         Exposition { declared: Some(Vec::new()), ..Exposition::new(out, ExpositionFormat::Classic) }
     }
 
-    /// The samples that follow are of this family.
+    /// Sets the family of the samples that follow.
     pub fn family(&mut self, family: &MetricFamily) {
         self.prefixed("", family);
     }
 
-    /// The same, for tables whose names are shared by several subjects.
+    /// The same with a prefix, for tables whose names several subjects share.
     pub fn prefixed(&mut self, prefix: &'static str, family: &MetricFamily) {
         if self.family.is_some_and(|(p, f)| p == prefix && f.name == family.name) {
             return;
@@ -183,13 +184,13 @@ impl<'b> Exposition<'b> {
         }
     }
 
-    /// One line. `labels` are joined; empty ones are passed over.
+    /// Writes one line. `labels` are joined; empty ones are skipped.
     pub fn sample(&mut self, labels: &[&str], value: SampleValue) {
         self.line("", labels, value);
     }
 
-    /// One line of a counter that began with 0 at `created`, in seconds since 1970. OpenMetrics is told that moment, so that whoever
-    /// reads it knows the increase that the first sample is.
+    /// Writes one line of a counter that started with 0 at `created`, in seconds since 1970. In OpenMetrics that time
+    /// is written too, so that a reader knows the increase up to the first sample.
     pub fn counted(&mut self, labels: &[&str], value: SampleValue, created: Option<f64>) {
         self.line("", labels, value);
         let Some(created) = created.filter(|_| self.format == ExpositionFormat::OpenMetrics) else { return };
@@ -202,7 +203,7 @@ impl<'b> Exposition<'b> {
         }
     }
 
-    /// All lines of a histogram of times.
+    /// Writes all lines of a histogram of times.
     pub fn histogram(&mut self, labels: &[&str], calls: &Histogram) {
         let mut sum = 0;
         for (place, count) in calls.counts.iter().enumerate() {
@@ -236,7 +237,7 @@ impl<'b> Exposition<'b> {
         self.out.push(b'\n');
     }
 
-    /// Ends the text. Returns what was declared, if that was asked for.
+    /// Ends the text. Returns the declared families if this was made by [`Exposition::recording`].
     pub fn finish(self) -> Vec<(&'static str, MetricFamily)> {
         if self.format == ExpositionFormat::OpenMetrics {
             self.out.extend_from_slice(b"# EOF\n");
@@ -271,7 +272,7 @@ impl MetricType {
         }
     }
 
-    /// The family's name in OpenMetrics, where suffixes belong to the samples.
+    /// The family's name in OpenMetrics, which has the suffix only in samples.
     fn trim(self, name: &str) -> &str {
         let suffix = match self {
             MetricType::Gauge | MetricType::ForeignCounter | MetricType::Histogram => "",
@@ -282,7 +283,7 @@ impl MetricType {
     }
 }
 
-/// Help text, escaped: both forms escape backslash and line feed, OpenMetrics the quotation mark as well.
+/// Escaped help text. Both formats escape backslash and line feed; OpenMetrics also escapes the quotation mark.
 struct Help(&'static str, bool);
 
 impl std::fmt::Display for Help {
@@ -300,7 +301,8 @@ impl std::fmt::Display for Help {
 }
 
 impl SampleValue {
-    /// As the bound of a bucket: OpenMetrics wants a point in whole numbers too, and both forms the same text.
+    /// The value as the bound of a bucket. OpenMetrics needs a decimal point also in whole numbers; both formats get
+    /// the same text.
     fn as_bound(self) -> String {
         let mut text = Vec::new();
         self.write(&mut text);

@@ -1,16 +1,16 @@
 //! `:9410`: metrics, API and health.
 //!
 //! ```text
-//!   accept ──▶ room (at most 256 connections; one that is idle makes way) ──▶ one task each
-//!   one task: patience (a reader that stalls is cut, earlier while others wait) · hyper, HTTP/1 only · route
-//!   route: health at once; metrics and API queue (a part of it for each address), render into a pooled buffer
+//!   accept ──▶ connection limit (at most 256; when it is reached, an idle connection is closed) ──▶ one task each
+//!   one task: patience (cuts a client that stops reading, earlier while requests wait) · hyper, HTTP/1 only · route
+//!   route: health at once; metrics and API wait in a queue (bounded for each address), render into a pooled buffer
 //! ```
 //!
-//! Bounds: connections, header bytes and time, answers under way, time to take an answer. Bodies are never read: a request
-//! that has one is answered and the connection closed.
+//! Bounds: connections, header bytes and time, answers in progress, time that a client may take to read an answer. The
+//! server never reads a request body: it answers a request that has one and closes the connection.
 //!
-//! What must never happen here: a wait without an end, a buffer per connection that outlives its answer, health that
-//! depends on who else is connected.
+//! What must never happen here: a wait without an end, a buffer per connection that outlives its answer, a health check
+//! that fails because of other connections.
 
 mod settings;
 mod queue;
@@ -38,24 +38,26 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Bytes of a request's headers; a bearer token of Kubernetes has about 1 KiB. hyper's smallest is 8 KiB.
+/// Largest request headers, in bytes. A Kubernetes bearer token has about 1 KiB; hyper's smallest buffer is 8 KiB.
 const HEADER_BYTES: usize = 16 * 1024;
-/// Pause after the system had no more files to give, so that the loop does not spin.
+/// Pause after a failed accept, for example when no file descriptor is left, so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Who connects asks within a round trip; at the end that is all the time that one gets who has not asked yet.
+/// How long a connection without a request so far stays open after a stop. A client sends its request within a round
+/// trip.
 const ASKS_WITHIN: Duration = Duration::from_millis(250);
 
-/// Opens the port. Apart from serving, so that a port in use is told before anything is announced.
+/// Opens the port. This is separate from [`serve`], so that a port in use is an error before the agent announces
+/// anything.
 ///
 /// # Errors
-/// As the operating system says.
+/// The error of the operating system.
 pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// Serves until `stop` is cancelled, then lets the requests in flight end.
+/// Serves until `stop` is cancelled, then waits for the requests in flight.
 ///
 /// # Errors
 /// When the listener cannot be used.
@@ -87,7 +89,7 @@ async fn serve_within(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // A connection that was reset before it was taken, or no file left: neither ends the server.
+                // The connection was reset before the accept, or no file descriptor is left. Neither ends the server.
                 tracing::debug!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
@@ -100,7 +102,7 @@ async fn serve_within(
                 connections.spawn(connection(guest, Arc::clone(&server), limits, stop.clone()));
             }
             None => {
-                // Nobody is idle: the newest is told at once, without a task.
+                // No connection is idle: the new one gets the answer at once, without a task.
                 server.own.cut(1);
                 let _ = stream.try_write(route::BUSY);
             }
@@ -113,7 +115,7 @@ async fn serve_within(
     Ok(())
 }
 
-/// One connection with its place.
+/// One connection with its permit.
 struct Guest {
     stream: TcpStream,
     peer: SocketAddr,
@@ -124,7 +126,7 @@ async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: Can
     let Guest { stream, peer, seat } = guest;
     let _open = server.own.open();
     let _ = stream.set_nodelay(true);
-    // Without its own address nothing that names us by one is ours.
+    // If the local address is unknown, a `Host` with an address counts as ours only if it is loopback or allowed.
     let local = stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip());
     let ends = Ends { peer: peer.ip(), local };
     let asked = CancellationToken::new();
@@ -144,14 +146,15 @@ async fn connection(guest: Guest, server: Arc<Server>, limits: Limits, stop: Can
         ended = &mut served => ended,
         () = seat.asked_to_leave() => return,
         () = stop.cancelled() => {
-            // A connection that has just come is idle, and what it asks is on its way: it is closed after the answer.
+            // For hyper a new connection is idle, although its first request may be on the way: wait for it, answer,
+            // close.
             tokio::select! {
                 ended = &mut served => return log(ended, peer),
                 () = asked.cancelled() => {}
                 () = tokio::time::sleep(ASKS_WITHIN) => {}
             }
             served.as_mut().graceful_shutdown();
-            // The drain's end drops whoever is still here.
+            // After the drain time the connection is dropped.
             tokio::time::timeout(limits.drain, served).await.unwrap_or(Ok(()))
         }
     };
@@ -202,7 +205,7 @@ mod tests {
         Served { address, own, ready, view, stop, task, runtime }
     }
 
-    /// Tests wait less.
+    /// Limits with shorter waits, for tests.
     fn hasty() -> Limits {
         Limits {
             header_time: Duration::from_millis(300),
@@ -231,7 +234,7 @@ mod tests {
             socket
         }
 
-        /// A scrape from 127.0.0.`last` that reads nothing.
+        /// A scrape from 127.0.0.`last` that does not read its answer.
         fn slow_scrape(&self, last: u8) -> Socket {
             let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
             socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
@@ -257,7 +260,7 @@ mod tests {
             self.ask(&format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n{headers}\r\n"))
         }
 
-        /// Until it holds; a deadline instead of a sleep.
+        /// Waits until `holds` returns true; fails after a deadline.
         fn until(what: &str, holds: impl Fn() -> bool) {
             let deadline = Instant::now() + Duration::from_secs(20);
             while !holds() {
@@ -293,7 +296,7 @@ mod tests {
             assert!(!head.head.contains("content-length: 0"), "{path}");
         }
         for (request, status, sentence) in [
-            ("GET /metric HTTP/1.1", 404, "nothing is served here; see / for what is.\n"),
+            ("GET /metric HTTP/1.1", 404, "no such path; / lists the paths.\n"),
             ("PUT /metrics HTTP/1.1", 405, "only GET and HEAD are answered here.\n"),
             ("GET /api/v1/pods?name=x HTTP/1.1", 400, "query key \"name\" is not known: use namespace, pod or gpu\n"),
         ] {
@@ -332,7 +335,7 @@ mod tests {
         let told = served.get("/readyz", "");
         let heard = "watch of pods at the API server: heard 12 s ago";
         let kubelet = "nvidia.com/gpu at kubelet: registered (watcher)\n\
-                       guard of the API server: in force: agent-nodes; NOT in force: agent-pods";
+                       admission policies: in force: agent-nodes; NOT in force: agent-pods";
         assert_eq!((told.status, told.text()), (503, &*format!("GPU calls hang\n{heard}\n{kubelet}\n")));
         assert_eq!(served.get("/healthz", "").status, 200);
         assert!(served.get("/metrics", "").text().contains("pod=\"serve-a\""));
@@ -395,7 +398,7 @@ mod tests {
     /// Promise 19 in docs/specification.md.
     #[test]
     fn slow_readers_from_one_address_keep_a_scrape_from_another_one_out_of_nothing() {
-        // They are not cut while the test runs: what helps is their share alone.
+        // The slow readers are not cut while the test runs: only the limit for each address helps.
         let limits = Limits { patience: Duration::from_secs(300), ..Limits::default() };
         let served = served(sample_view::large(8, 1250, 4), limits);
         let mut held: Vec<Socket> = (0..100).map(|_| served.slow_scrape(2)).collect();
@@ -413,7 +416,7 @@ mod tests {
 
     #[test]
     fn slow_readers_from_eight_addresses_that_ask_for_all_there_is_do_not_keep_a_scrape_out() {
-        // The ordinary patience does not help while the test runs.
+        // The ordinary patience is longer than the test: only `haste` helps.
         let long = Duration::from_secs(300);
         let limits = Limits { patience: long, wait: long, ..Limits::default() };
         let served = served(sample_view::large(8, 600, 4), limits);
@@ -457,17 +460,17 @@ mod tests {
         assert_eq!(served.get("/metrics", "").status, 200);
         let mut idle: Vec<Socket> = (0..1000).map(|_| served.connect()).collect();
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
-        // Those that made way end on their own threads, a moment after.
+        // The tasks of the closed connections end a moment later.
         Served::until("256 and the one that asked are left", || served.open() <= 257);
         assert!(served.own.connections_cut.load(Ordering::Relaxed) >= 744);
         for socket in &mut idle {
-            // Those that were cut cannot be written to, and that is as it should be.
+            // A write to a connection that was cut fails, as it should.
             let _ = socket.write_all(b"GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n");
         }
         let asked = Instant::now();
         assert_eq!(served.get("/healthz", "").text(), "ok\n");
         assert!(asked.elapsed() < Duration::from_secs(10));
-        // What it costs in memory is measured on the whole program, in tests/node: here other tests share the process.
+        // tests/node measures the memory cost on the whole program; here other tests share the process.
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The file in the state directory that keeps what has happened to GPUs over a restart of the agent.
+//! The file in the state directory that keeps the incidents of GPUs over a restart of the agent.
 //!
-//! What must never happen here: a file that cannot be read ends the start, or is written over before a person could see it.
+//! What must never happen here: a file that cannot be read stops the start, or is overwritten before a person could
+//! look at it.
 
 use crate::state_file::StateFile;
 use model::id::BootId;
@@ -13,35 +14,35 @@ use wire::incidents::{self, MAX_BYTES};
 
 /// In the state directory.
 const FILE: &str = "incidents.json";
-/// What could not be read is put aside under this name, over the one before.
+/// A file that cannot be read is renamed to this, and replaces an older one of this name.
 const ASIDE: &str = "incidents.json.unreadable";
 
-/// The file, for one boot of the machine.
+/// The incident file, for one boot of the machine.
 #[derive(Clone, Debug)]
 pub struct IncidentFile {
     file: StateFile,
     boot: BootId,
 }
 
-/// What was found at the start.
+/// The content of the file at the start.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FoundIncidents {
-    /// What was kept in this boot.
+    /// The incidents that were kept in this boot.
     Kept(Vec<KeptIncidents>),
-    /// Nothing, or what an earlier boot left: every GPU was reset since.
+    /// No file, or the file of an earlier boot: every GPU was reset since.
     Nothing,
-    /// Something that cannot be read, and where it was put.
+    /// The file cannot be read: the reason, and its new name.
     Unreadable(String),
 }
 
 impl IncidentFile {
-    /// In this state directory.
+    /// The file in this state directory.
     #[must_use]
     pub fn new(directory: &Path, boot: BootId) -> IncidentFile {
         IncidentFile { file: StateFile::new(directory, FILE), boot }
     }
 
-    /// Reads what was kept, and takes away what a killed agent left.
+    /// Reads the incidents, and removes temporary files that a killed agent left.
     #[must_use]
     pub fn read(&self) -> FoundIncidents {
         self.file.sweep();
@@ -63,10 +64,10 @@ impl IncidentFile {
         FoundIncidents::Unreadable(format!("{}: {why}; {put}", path.display()))
     }
 
-    /// Writes what is to be kept, whole or not at all; nothing to keep is no file.
+    /// Writes the incidents, whole or not at all. Without incidents it removes the file.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, kept: &[KeptIncidents], now: Now) -> io::Result<()> {
         if kept.is_empty() {
             return self.file.remove();

@@ -1,19 +1,21 @@
-//! The hands: they serve and write, and decide nothing. Every server shows the same [`model::view::NodeView`].
+//! Output: this crate serves HTTP and gRPC, answers the kubelet and writes files and Kubernetes objects. It decides
+//! nothing. Every server shows the same [`model::view::NodeView`].
 //!
 //! ```text
-//!   exposition metrics     the view as Prometheus text: ours, and the names of dcgm-exporter, HAMi, cAdvisor
+//!   exposition metrics     the view as Prometheus text: our metrics, and the names of dcgm-exporter, HAMi, cAdvisor
 //!   api                    the view as JSON
-//!   caller                 who asks: Host and bearer token
+//!   caller                 checks the Host header and the bearer token of a request
 //!   http                   :9410, everything that is open to the cluster
-//!   socket                 the file of a unix socket: stale is replaced, living is respected, ours goes with us
-//!   usage                  the unix socket's gRPC stream
+//!   socket                 the file of a unix socket: replaces a stale one, keeps one in use, removes its own
+//!   usage                  the gRPC stream on the unix socket
 //!   pprof admin            the loopback port: profiles of this process, log level
-//!   plugin                 the device plugin that kubelet calls
-//!   delivery               what a container finds when it starts: CDI spec, limits
-//!   state_file             a file that the agent writes and reads again, in the state directory
-//!   incidents              what has happened to GPUs, kept over a restart
-//!   tallies                what pods have had of GPUs, kept over a restart
-//!   failpoint              places where a test ends the process; empty in what is shipped
+//!   plugin                 the device plugin that the kubelet calls
+//!   delivery               the CDI spec and the limits of a container that starts
+//!   state_file             a file in the state directory that the agent writes, and reads after a restart
+//!   incidents              incidents of GPUs, kept over a restart
+//!   tallies                GPU time and energy of pods, kept over a restart
+//!   failpoint              places where a test kills or holds the process; not in a release build
+//!   apiserver              writes to Nodes and pods at the API server
 //! ```
 //!
 //! What must never happen here: a decision, a reading of the world, a queue or connection count without a bound.

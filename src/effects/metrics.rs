@@ -1,21 +1,21 @@
-//! The view as Prometheus text: our own names, and those of dcgm-exporter, HAMi's monitor and cAdvisor.
+//! The node view as Prometheus text: our own metric names, and those of dcgm-exporter, HAMi's monitor and cAdvisor.
 //!
 //! ```text
-//!   counts scene        what is counted of the program itself; what a scrape is made of
-//!   number subject      values in base units; who a line is about, escaped once
+//!   counts input        counters of the program itself; the input of a scrape
+//!   number subject      values in base units; the labels of GPUs, pods and containers, escaped once
 //!   upkeep gpu switch infiniband pod node plugin own    gpu_steward_*: base units, absent = no series
-//!   dcgm hami cadvisor  the names, labels and units that others gave
+//!   dcgm hami cadvisor  the names, labels and units of other programs
 //! ```
 //!
-//! Everything is computed from the view when it is asked for, so no series outlives its object by more than the age of
-//! the view. Card-level readings are never divided among pods: a card with exactly one holder shows it, a shared one
-//! shows nobody, and what each pod's processes use is told under `gpu_steward_pod_gpu_*` beside the unattributed rest.
+//! Each scrape computes everything from the view, so no series outlives its object by more than the age of the view.
+//! Readings of a whole GPU are never divided among pods: a GPU with exactly one holder carries its name, a shared GPU
+//! carries none. The use of each pod's processes is in `gpu_steward_pod_gpu_*`, beside the unattributed rest.
 //!
 //! Cost, measured with 8 GPUs, 100 pods and 200 containers (profile dev, best of 20, shared two-core machine): own and
 //! dcgm's names 0.9 ms and 1.3 MB, dcgm's alone 0.15 ms, cAdvisor's 1.0 ms and 2.4 MB
 //! (`cargo test -p effects -- --ignored --nocapture a_scrape_of_200`).
 //!
-//! What must never happen here: a zero for something that is absent, a series that is in the text twice.
+//! What must never happen here: a zero for an absent value, a series that is in the text twice.
 
 pub mod counts;
 pub mod input;
@@ -39,16 +39,16 @@ use subject::LabelledSubjects;
 pub use counts::{ProcessFootprint, ServerCounts};
 pub use input::MetricsInput;
 
-/// A set of names.
+/// A set of metric names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricSet {
     /// `gpu_steward_*` and `process_*`.
     Own,
-    /// Of these what is of GPUs and of pods on them: nothing of cgroups.
+    /// The part of [`MetricSet::Own`] about GPUs and the pods on them, without cgroups.
     Gpu,
     /// dcgm-exporter's.
     Dcgm,
-    /// The new names of DCGM 4.6 for what it has renamed.
+    /// The names that DCGM 4.6 has changed.
     DcgmRenamed,
     /// HAMi monitor's.
     Hami,
@@ -57,7 +57,7 @@ pub enum MetricSet {
 }
 
 impl MetricSet {
-    /// Whether there are counters in it that their authors named without `_total`, which OpenMetrics does not know as such.
+    /// Whether the set has counters named without `_total`, which OpenMetrics does not allow as counters.
     #[must_use]
     pub fn has_foreign_counters(self) -> bool {
         match self {
@@ -121,7 +121,7 @@ mod tests {
         (MetricSet::Cadvisor, "cadvisor"),
     ];
 
-    /// A program that has run for a while.
+    /// The footprint of a program that has run for a while.
     fn footprint() -> ProcessFootprint {
         fn m<T>(value: T) -> Reading<T> {
             Reading::Measured(value, NOW.monotonic)
@@ -156,7 +156,7 @@ mod tests {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
     }
 
-    /// Compares with the file, or writes it when `UPDATE_GOLDEN` is set.
+    /// Compares `text` with the file, or writes the file when `UPDATE_GOLDEN` is set.
     fn golden(path: &str, text: &str) {
         let path = repository().join(path);
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -252,7 +252,7 @@ mod tests {
         assert!(!dcgm.contains("DCGM_FI_DEV_FB_USED{gpu=\"3\""));
     }
 
-    /// The names a program could ever write, with the set they belong to.
+    /// All families that the program can write, each with its set and full name.
     fn families() -> Vec<(&'static str, String, crate::exposition::MetricFamily)> {
         let own = ServerCounts::default();
         let view = NodeView::empty(model::id::NodeName::parse("n").unwrap(), NOW);
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// A name that no kept text shows could change its place with another, and nobody would see it.
+    /// Otherwise two families could be confused without a failing test.
     #[test]
     fn every_family_has_a_series_in_the_kept_texts() {
         let view = sample_view::small();
@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    /// What a scrape costs, at the best of twenty; the figure in the module's doc comes from here.
+    /// Measures the cost of a scrape, best of twenty. The numbers in the module's head come from here.
     #[test]
     #[ignore = "takes a quiet machine: tests/run --long"]
     fn a_scrape_of_200_containers_is_rendered_in_a_few_milliseconds() {

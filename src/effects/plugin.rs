@@ -1,16 +1,18 @@
-//! The device plugin: kubelet's questions are passed on to the one who owns the state, and its answers are passed back.
+//! The device plugin: passes each call of the kubelet to the owner task in `steward`, which owns the node allocator,
+//! and passes the answer back.
 //!
 //! ```text
-//!   kubelet ──▶ service ──Call──▶ owner (steward)          list: watch channel ──▶ ListAndWatch
-//!      ▲           ▲                    │ answer
-//!      └─ register └────────────────────┘
+//!   kubelet ──▶ service ──PluginCall──▶ owner task (steward)     list: watch channel ──▶ ListAndWatch
+//!      ▲           ▲                        │ answer
+//!      └─ register └────────────────────────┘
 //! ```
 //!
-//! `Allocate` is kubelet's admission of pods, one after the other: where the owner has said that a ticket is all that is given,
-//! it is answered at once, and the owner hears of it before anything that follows.
+//! The kubelet admits pods one after the other and waits for `Allocate` meanwhile. While the owner task has allowed
+//! answers that hold only a ticket, `Allocate` is answered at once; the owner task gets the message before every later
+//! call.
 //!
-//! What must never happen here: nothing is decided; no call is answered from anything but the owner's word; two
-//! registrations of one resource never stand beside each other, because kubelet then drops the newer with the older.
+//! What must never happen here: a decision; an answer that the owner task has not given or allowed; two registrations
+//! of one resource at the same time that make the kubelet drop the newer one when the older one ends.
 
 mod meter;
 mod journal;

@@ -1,16 +1,16 @@
-//! Profiles of this process, as `go tool pprof` reads them.
+//! Profiles of this process, in the format of `go tool pprof`.
 //!
 //! ```text
 //!   this process                                        its child: the same program, `symbolize`
 //!   cpu      SIGPROF: registers + a copy of the stack ─┐
-//!   threads  the same, asked of each sleeper          ─┼─order──▶ symbolize: unwind, lines ──▶ profile ─┐
+//!   threads  the same, taken by each sleeping thread  ─┼─order──▶ symbolize: unwind, lines ──▶ profile ─┐
 //!   heap     jemalloc's own dump: addresses           ─┘         (reads the debug information)          │
 //!   route    ◀── a finished, compressed profile ────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! What must never happen here: reading debug information or unwinding in this process (tens of MiB that would stay), an
-//! allocation, lock or unwinder in a signal handler, a second CPU profile at the same time, a child that outlives its
-//! request. Why not a ready-made sampler: `docs/decisions/0070-own-cpu-sampler.md`.
+//! What must never happen here: this process reads debug information or unwinds (that takes tens of MiB that would
+//! stay); a signal handler allocates, locks or unwinds; two CPU profiles run at the same time; a child outlives its
+//! request. `docs/decisions/0070-own-cpu-sampler.md` says why this is not a ready-made sampler.
 
 pub mod message;
 pub mod order;

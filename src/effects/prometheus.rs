@@ -1,6 +1,7 @@
-//! The real tools read what we serve: `promtool` and a Prometheus server from Debian's package `prometheus`. The queries
-//! are those of Grafana's dashboards 12239, 25617 and 21833 and of kube-prometheus's container rules: each must answer
-//! as often as there are things to tell of, and no sum may count anything twice.
+//! Tests the metrics with real tools: `promtool` and a Prometheus server from Debian's package `prometheus`.
+//!
+//! The queries are from Grafana's dashboards 12239, 25617 and 21833 and from kube-prometheus's container rules. Each
+//! query must return one result for each object, and no sum may count anything twice.
 
 use crate::http::{self, MetricSets, Settings};
 use crate::sample_view;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 const GIB: f64 = 1_073_741_824.0;
 const MIB: f64 = 1_048_576.0;
 
-/// The small view on a real socket.
+/// A server on a real socket with the small view.
 struct Node {
     address: SocketAddr,
     view: watch::Sender<Arc<NodeView>>,
@@ -39,7 +40,7 @@ fn node() -> Node {
     Node { address, view, _ready: ready, _runtime: runtime }
 }
 
-/// A body; empty when nobody answers.
+/// The body of an answer; empty when the server does not answer.
 fn get(address: SocketAddr, path: &str, accept: &str) -> String {
     let ask = || -> std::io::Result<String> {
         let mut socket = TcpStream::connect(address)?;
@@ -52,9 +53,10 @@ fn get(address: SocketAddr, path: &str, accept: &str) -> String {
     ask().unwrap_or_default()
 }
 
-/// Scrapes a node every second. `/metrics` has dcgm's names and those of `/metrics/gpu` as well: their own paths are scraped and
-/// understood, but their series would count twice. The agent's own pod is what service discovery would put on the target; kubelet's job honours labels, and
-/// so does that of kube-state-metrics, whose list of pods the recording rules join with.
+/// Scrapes a node every second. `/metrics` also has the names of dcgm-exporter and of `/metrics/gpu`. Prometheus
+/// scrapes and parses their own paths too, but drops those series, because they would count twice. The target labels
+/// name the agent's own pod, as service discovery sets them. The kubelet's job honours labels, and so does the job of
+/// kube-state-metrics, whose list of pods the recording rules join with.
 fn scraping(node: SocketAddr) -> Prometheus {
     let state = prometheus::target(KUBE_POD_INFO);
     Prometheus::start(&format!(
@@ -71,7 +73,7 @@ fn scraping(node: SocketAddr) -> Prometheus {
     ))
 }
 
-/// The view's pods, as kube-state-metrics tells them.
+/// The view's pods, as kube-state-metrics reports them.
 const KUBE_POD_INFO: &str = "# TYPE kube_pod_info gauge\n\
     kube_pod_info{namespace=\"ml\",pod=\"train-0\",node=\"node-a\"} 1\n\
     kube_pod_info{namespace=\"ml\",pod=\"serve-a\",node=\"node-a\"} 1\n\
@@ -80,9 +82,9 @@ const KUBE_POD_INFO: &str = "# TYPE kube_pod_info gauge\n\
     kube_pod_info{namespace=\"kube-system\",pod=\"proxy\",node=\"node-a\"} 1\n\
     kube_pod_info{namespace=\"ml\",pod=\"waiting\",node=\"\"} 1\n";
 
-/// Query, how many answers, and their sum where it is known. Of 21833 those queries are missing that ask for
-/// `Device_memory_desc_of_container` or `Device_last_kernel_of_container`: these need the region that HAMi-core shares inside
-/// the container, and without it they have no series. That they have none is checked.
+/// Query, number of results, and their sum where it is known. The queries of 21833 for
+/// `Device_memory_desc_of_container` and `Device_last_kernel_of_container` are left out: these metrics need the region
+/// that HAMi-core shares inside the container, so they have no series. One query checks that they have none.
 const QUERIES: &[(&str, usize, Option<f64>)] = &[
     // 12239
     (r#"DCGM_FI_DEV_GPU_TEMP{instance=~".+", gpu=~"0|1"}"#, 2, Some(122.0)),
@@ -93,7 +95,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     (r#"DCGM_FI_DEV_GPU_UTIL{instance=~".+", gpu=~".*"}"#, 2, Some(170.0)),
     (r#"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{instance=~".+", gpu=~"0|1"}"#, 2, Some(0.5)),
     (r#"DCGM_FI_DEV_FB_USED{instance=~".+", gpu=~"1"}"#, 1, Some(32.0 * 1024.0)),
-    // 25617: names become exported_* beside the scraped pod's own
+    // 25617: labels become exported_* beside those of the scraped pod
     (
         r#"DCGM_FI_DEV_GPU_UTIL{Hostname=~"node-a", gpu="0", exported_namespace="ml", exported_pod="train-0", exported_container="main"}"#,
         1,
@@ -109,7 +111,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     (r#"gpu_steward_gpu_xids_total{xid="95"}"#, 1, Some(0.0)),
     (r"sum by (gpu) (gpu_steward_gpu_xid_events_total)", 4, Some(3.0)),
     (r#"DCGM_FI_DEV_POWER_USAGE{exported_pod!=""}"#, 1, Some(512.5)),
-    // per pod, and nothing twice
+    // use per pod, and nothing counted twice
     (r"sum by (exported_pod) (gpu_steward_pod_gpu_memory_used_bytes)", 4, Some(75.0 * GIB)),
     (
         r"sum(gpu_steward_pod_gpu_memory_used_bytes) + sum(gpu_steward_gpu_unattributed_memory_bytes)
@@ -129,7 +131,7 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
     (r"sum by (podnamespace, podname, ctrname, deviceuuid) (vGPU_device_memory_usage_in_bytes)", 4, Some(75.0 * GIB)),
     (r#"Device_utilization_desc_of_container{podname="serve-a"}"#, 1, Some(20.0)),
     (r#"hami_vgpu_memory_used_bytes{exported_pod="serve-b", exported_container="server"}"#, 1, Some(20.0 * GIB)),
-    // kube-prometheus, the recording rules of `k8s.rules` as they stand: each container once, its pod's sum not beside it
+    // kube-prometheus, the recording rules of `k8s.rules` unchanged: each container once, without the sum of its pod
     (
         r#"sum by (cluster, namespace, pod, container) (
              irate(container_cpu_usage_seconds_total{job="kubelet", metrics_path="/metrics/cadvisor", image!=""}[5m])
@@ -166,11 +168,11 @@ const QUERIES: &[(&str, usize, Option<f64>)] = &[
         6,
         Some(180.0 * MIB),
     ),
-    // with `image` alone: two containers more, one of a pod that nobody has named and one of no pod
+    // with `image` alone: two more containers, one of a pod without a known name and one of no pod
     (r#"container_memory_cache{image!=""}"#, 8, Some(1200.0 * MIB)),
     (r#"container_memory_working_set_bytes{image!=""}"#, 8, Some(4028.0 * MIB)),
     (r#"container_memory_swap{image!=""}"#, 8, Some(240.0 * MIB)),
-    // and its dashboards
+    // kube-prometheus, its dashboards
     (
         r#"sum(container_memory_swap{job="kubelet", metrics_path="/metrics/cadvisor", namespace="web", container!=""}) by (pod)"#,
         1,
@@ -236,7 +238,7 @@ fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go(
         assert_eq!(prometheus.kind(name), kind, "{name}, though Prometheus asks for OpenMetrics first");
     }
     let mut view = sample_view::small();
-    // The first of its kind, of which an alert has to hear.
+    // XID 95 occurs for the first time, and an alert must see it.
     view.gpus[3].xids = vec![(48, 1), (79, 2), (95, 1)];
     view.pods.retain(|pod| pod.name.as_ref().is_none_or(|name| &*name.name != "serve-a"));
     node.view.send(Arc::new(view)).unwrap();
@@ -249,7 +251,7 @@ fn a_real_prometheus_answers_each_dashboard_query_once_and_forgets_pods_that_go(
     assert_eq!(prometheus.ask("min_over_time(up[5m])"), [1.0; 6], "every scrape was understood");
 }
 
-/// What promtool says of one path.
+/// The lines that promtool prints about one path.
 fn promtool(address: SocketAddr, path: &str) -> BTreeSet<String> {
     let text = get(address, path, "text/plain;version=0.0.4");
     assert!(text.starts_with("# HELP"), "{path}");

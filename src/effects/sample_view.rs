@@ -1,5 +1,4 @@
-//! Views for tests: a small one with everything that matters in it, and large ones. Imported by the tests of this room
-//! and, by path, by `tests/prometheus`.
+//! Node views for the tests of this room: a small one with every kind of object, and large ones.
 
 use model::cgroup::{CgroupIdentity, CgroupKind, CgroupSample, NetworkSample, Pressure, ProcessIo, Qos, RuntimeKind};
 use model::claim::{ContainerClaim, DeviceShare};
@@ -33,7 +32,7 @@ use std::sync::Arc;
 
 /// The moment of the view.
 pub(crate) const NOW: Now = Now { monotonic: Monotonic(100_000_000_000), wall: WallTime(1_800_000_000_000_000) };
-/// Half a second before it.
+/// The time of the readings, half a second before [`NOW`].
 const AT: Monotonic = Monotonic(99_500_000_000);
 const GIB: u64 = 1 << 30;
 
@@ -41,14 +40,14 @@ fn m<T>(value: T) -> Reading<T> {
     Reading::Measured(value, AT)
 }
 
-/// The view's clock, standing still.
+/// A clock that always shows [`NOW`].
 #[allow(dead_code, reason = "not every importer asks for the time")]
 pub(crate) fn clock() -> Now {
     NOW
 }
 
-/// Four GPUs: held by one pod, shared by two pods and a stranger, divided by MIG, and lost. Pods with and without names, on
-/// the host's network, and a container of no pod.
+/// Four GPUs: one held by one pod, one shared by two pods and a process of no pod, one in MIG mode, one lost. Pods with
+/// and without names, a pod on the host's network, and a container of no pod.
 pub(crate) fn small() -> NodeView {
     let mut train = pod(1, Some(("ml", "train-0")), Qos::Guaranteed);
     train.containers = vec![container(Some(&train), 11, Some("main"), 0), container(Some(&train), 10, None, 0)];
@@ -105,7 +104,7 @@ pub(crate) fn small() -> NodeView {
     view.containers = vec![container(None, 99, None, 7)];
     view.containers[0].network = m(network(7));
     promise(&mut view, &serve_a, &mig_a);
-    // Ordered by namespace, name, UID; without a name first.
+    // Ordered by namespace, name, UID; pods without a name first.
     view.pods = vec![nameless, host_network, mig_a, serve_a, train, serve_b];
     view
 }
@@ -115,7 +114,7 @@ fn sole(pod: &PodView) -> SoleHolder {
     SoleHolder { pod: pod.uid.clone(), container: Some("main".into()) }
 }
 
-/// What is of no GPU or pod alone.
+/// Adds the objects beside GPUs and pods: InfiniBand ports, Slurm jobs, owners, labels, tallies and NVSwitches.
 fn beside(view: &mut NodeView, [train, serve_a, serve_b]: [&PodView; 3]) {
     view.infiniband = ports();
     view.slurm_jobs = vec![(uuid(1), SlurmJob { job: 4711, step: Some("batch".into()) })];
@@ -143,7 +142,7 @@ fn tally(pod: &PodView, gpu: u32, seconds: u64) -> GpuTally {
     GpuTally { pod: pod.uid.clone(), gpu: uuid(gpu), held, energy }
 }
 
-/// The first is beyond what it was promised, the second is not.
+/// Adds memory claims of two pods. The first pod holds more memory than it claims, the second does not.
 fn promise(view: &mut NodeView, over: &PodView, within: &PodView) {
     let promise = |pod: &PodView, device: &GpuUuid, memory: u64| PodMemoryClaim {
         pod: pod.uid.clone(),
@@ -162,7 +161,8 @@ fn promise(view: &mut NodeView, over: &PodView, within: &PodView) {
     }];
 }
 
-/// `gpus` healthy cards, `pods` with `containers` each; every pod uses one card, two pods a card and more.
+/// `gpus` healthy GPUs and `pods` pods with `containers` containers each. Every pod uses one GPU; the pods are spread
+/// over the GPUs in turn.
 #[allow(dead_code, reason = "not every importer needs a large one")]
 pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
     let mut view = empty();
@@ -188,7 +188,7 @@ pub(crate) fn large(gpus: u32, pods: u32, containers: u32) -> NodeView {
     view
 }
 
-/// The first card is well, the second cordoned, the last lost.
+/// The view of the device plugin. The first GPU is healthy, the second cordoned, the last lost.
 fn plugin(view: &NodeView) -> PluginView {
     let claim = |pod: u32, container: &str, device: &GpuUuid, gib: Option<u64>| ContainerClaim {
         holder: ContainerKey { pod: pod_uid(pod), container: container.into() },
@@ -342,7 +342,7 @@ fn board(index: u32) -> Board {
     }
 }
 
-/// Near all cards (they sit at one switch), and one that nobody is near.
+/// Two ports: one that shares a PCIe switch with all GPUs, and one that is near no GPU.
 fn ports() -> Arc<[InfinibandPort]> {
     let port = |device: &str, path: &str, from: u64| {
         let count = |more: u64| m(Count(from + more));
@@ -369,7 +369,7 @@ fn ports() -> Arc<[InfinibandPort]> {
     ])
 }
 
-/// Two links, of which one is down, on a card that counts in all three ways (none does).
+/// Rare readings with two NVLinks, one of them down. The GPU counts all kinds of link errors, which no real GPU does.
 fn upkeep() -> Upkeep {
     let errors = |from: u64| std::array::from_fn(|place| m(Count(from + place as u64)));
     let fabric = Fabric {
@@ -436,7 +436,7 @@ fn card(index: u32, processes: Vec<GpuProcess>) -> GpuView {
     GpuView { nvlink_rate: m(BytesPerSecond(2.048e9)), ..view }
 }
 
-/// Every value is another.
+/// Violations with a different value in every field.
 fn violations() -> Violations {
     Violations {
         power: m(Nanos(1_500_000_000)),
@@ -470,7 +470,7 @@ fn view_of(gpu: Gpu, sample: GpuSample, health: GpuHealth, processes: Reading<Ar
     }
 }
 
-/// Every value is another, so that no two names can change places unseen.
+/// A GPM sample with a different value in every field, so that a test sees two metrics that are swapped.
 fn gpm(active: f64) -> GpmSample {
     GpmSample {
         graphics_active: m(Ratio(active)),
@@ -643,7 +643,7 @@ fn container(pod: Option<&PodView>, number: u32, name: Option<&str>, spread: u32
     }
 }
 
-/// The pod's first container uses a card (or an instance of it): processes, memory, SM.
+/// Makes the pod's first container use a GPU or a MIG instance of it, with these processes, memory and SM use.
 fn hold(pod: &mut PodView, (gpu, mig): (u32, Option<u32>), (processes, memory, sm): (u32, u64, f64)) {
     let share =
         GpuUse { gpu: uuid(gpu), mig: mig.map(mig_uuid), processes, memory_used: m(Bytes(memory)), sm: m(Percent(sm)) };

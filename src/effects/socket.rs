@@ -1,4 +1,4 @@
-//! The socket's file: who may replace it, and who takes it away.
+//! The file of a unix socket: replaces a stale one, and removes only the agent's own.
 
 use rustix::fs::{FileType, Mode};
 use std::fs;
@@ -7,12 +7,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Owner and group may connect: the group is how an operator lets another program in.
+/// Owner and group may connect: an operator uses the group to give another program access.
 const MODE: Mode = Mode::from_raw_mode(0o660);
-/// Of a folder that had to be made.
+/// The mode of a folder that the agent makes.
 const FOLDER_MODE: u32 = 0o755;
 
-/// Opens the socket that is `what` ("usage socket"), replacing a stale one.
+/// Opens the socket that is called `what` in errors ("usage socket"), and replaces a stale one.
 pub(super) fn bind(what: &str, path: &Path) -> Result<UnixListener> {
     let named = |doing: &str, error: &Error| Error::new(error.kind(), format!("{doing} {}: {error}", path.display()));
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -27,7 +27,7 @@ pub(super) fn bind(what: &str, path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Makes room at `path`: removes a socket that nobody listens on, and nothing else.
+/// Makes room at `path`: removes a socket on which no process listens, and nothing else.
 fn clear(path: &Path) -> Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(found) => FileType::from_raw_mode(found.mode()),
@@ -49,7 +49,7 @@ fn clear(path: &Path) -> Result<()> {
     }
 }
 
-/// The file of a listener, known by its inode, so that only our own is ever removed.
+/// The file of a listener, identified by its inode, so that only the agent's own file is removed.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -57,22 +57,22 @@ pub(super) struct SocketFile {
 }
 
 impl SocketFile {
-    /// The file `listener` listens on; `None` when it has none.
+    /// The file that `listener` listens on; `None` if it has none.
     pub(super) fn of(listener: &UnixListener) -> Option<SocketFile> {
         let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
         let inode = inode(&path)?;
         Some(SocketFile { path, inode })
     }
 
-    /// Whether the path still leads to it.
+    /// Whether the path still leads to this file.
     pub(super) fn stands(&self) -> bool {
         inode(&self.path) == Some(self.inode)
     }
 
-    /// Removes the file unless somebody else's stands in its place by now.
+    /// Removes the file, unless the path leads to another file by now.
     pub(super) fn remove(&self) {
         if inode(&self.path) == Some(self.inode) {
-            // A file that cannot be removed is stale, and a stale one is replaced by the next start.
+            // A file that cannot be removed is stale, and the next start replaces a stale file.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -124,7 +124,7 @@ mod tests {
         let ours = bind("test socket", &path).unwrap();
         let file = SocketFile::of(&ours).unwrap();
         drop(ours);
-        // Held until the successor is there, so that its inode cannot be the same number again.
+        // The old file is kept until the new one exists, so that the new one cannot get the same inode number.
         let kept = folder.path().join("old");
         fs::rename(&path, &kept).unwrap();
         let _successor = bind("test socket", &path).unwrap();

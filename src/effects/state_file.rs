@@ -1,8 +1,10 @@
-//! A file in the state directory that the agent writes and reads again: within a bound, whole or not at all, for nobody else.
+//! A file in the state directory that the agent writes, and reads after a restart: limited in size, written whole or
+//! not at all, readable only by the agent's user.
 //!
-//! It is not synced to the disk: after a power loss the machine boots, and what such a file says of the node is over then.
+//! It is not synced to the disk: a power loss also reboots the machine, and what such a file says of the node is no
+//! longer true then.
 //!
-//! What must never happen here: half a file under the name, also while one agent follows another and both write.
+//! What must never happen here: half a file under the name, also while two agents write during an upgrade.
 
 use crate::delivery::place_by;
 use std::fs;
@@ -11,38 +13,39 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Read and written by who runs the agent.
+/// Only the user that runs the agent reads and writes the file.
 const MODE: u32 = 0o600;
-/// No other user of the host enters the state directory, whoever makes it.
+/// No other user of the host may enter the state directory, if the agent makes it.
 const FOLDER_MODE: u32 = 0o700;
-/// Writing takes milliseconds: what is not whole for so long was left by an agent that was killed.
+/// Writing takes milliseconds: a temporary file of this age was left by a killed agent.
 const LEFT: Duration = Duration::from_secs(60);
-/// Entries of the state directory that are looked at for such.
+/// Limit of entries of the state directory that are searched for temporary files.
 const MAX_ENTRIES: usize = 4096;
 
-/// The file.
+/// One file in the state directory.
 #[derive(Clone, Debug)]
 pub struct StateFile {
     path: PathBuf,
 }
 
 impl StateFile {
-    /// Of this name in this state directory.
+    /// The file of this name in this state directory.
     #[must_use]
     pub fn new(state_dir: &Path, name: &str) -> StateFile {
         StateFile { path: state_dir.join(name) }
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads it, and one byte more than it may have at most, which its decoder refuses. `None` where there is none.
+    /// Reads the file up to one byte more than `max_bytes`; its decoder refuses that length. `None` if there is no
+    /// file.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub fn read(&self, max_bytes: usize) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = Vec::new();
         match fs::File::open(&self.path).and_then(|file| file.take(max_bytes as u64 + 1).read_to_end(&mut bytes)) {
@@ -52,10 +55,10 @@ impl StateFile {
         }
     }
 
-    /// Writes it, and makes the state directory where there is none.
+    /// Writes the file, and makes the state directory if it is missing.
     ///
     /// # Errors
-    /// When it cannot be written: what was there before is there still.
+    /// If it cannot be written: the old content stays.
     pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         if let Some(folder) = self.path.parent() {
             fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
@@ -66,10 +69,10 @@ impl StateFile {
         Ok(place_by(&hidden, &self.path, bytes, MODE)?)
     }
 
-    /// Takes it away, if it is there.
+    /// Removes the file, if it exists.
     ///
     /// # Errors
-    /// When it stays.
+    /// If it cannot be removed.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -77,7 +80,7 @@ impl StateFile {
         }
     }
 
-    /// Takes away what agents left that were killed while they wrote it.
+    /// Removes the temporary files of agents that were killed while they wrote this file.
     pub fn sweep(&self) {
         let beside = self.path.parent().and_then(|folder| fs::read_dir(folder).ok());
         let hidden = self.hidden();
@@ -90,7 +93,7 @@ impl StateFile {
         }
     }
 
-    /// What the name begins with until it is whole.
+    /// The prefix of the temporary file's name.
     fn hidden(&self) -> String {
         format!(".{}.", self.path.file_name().unwrap_or_default().to_string_lossy())
     }

@@ -1,6 +1,6 @@
-//! The file in the state directory that keeps what pods have had of GPUs over a restart of the agent.
+//! The file in the state directory that keeps the GPU time and energy of pods over a restart of the agent.
 //!
-//! During an upgrade two agents write in turn, each counting the same: the larger of both stays.
+//! During an upgrade two agents write the file in turn, and each counts the same pods: the larger value of both stays.
 //!
 //! What must never happen here: a count that falls because another agent wrote meanwhile.
 
@@ -14,34 +14,35 @@ use wire::tally::{self, MAX_BYTES};
 /// In the state directory.
 const FILE: &str = "tallies.json";
 
-/// The file.
+/// The tally file.
 #[derive(Clone, Debug)]
 pub struct TallyFile(StateFile);
 
 impl TallyFile {
-    /// In this state directory.
+    /// The file in this state directory.
     #[must_use]
     pub fn new(state_dir: &Path) -> TallyFile {
         TallyFile(StateFile::new(state_dir, FILE))
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// What an earlier life kept, for the start of this one: takes away what a killed agent left, too.
+    /// The tallies of an earlier agent process, for the start of this one. Removes temporary files that a killed agent
+    /// left, too.
     #[must_use]
     pub fn recall(&self) -> Vec<GpuTally> {
         self.0.sweep();
         self.read()
     }
 
-    /// Nothing where there is no such file, or one that is not ours, which is told.
+    /// The tallies in the file; none if there is no file, or if it cannot be decoded, which is logged.
     fn read(&self) -> Vec<GpuTally> {
         let begins_anew = |error: &dyn std::fmt::Display| {
-            tracing::warn!(file = %self.path().display(), %error, "GPU time and energy of pods begin anew");
+            tracing::warn!(file = %self.path().display(), %error, "GPU time and energy of pods start again from zero");
             Vec::new()
         };
         match self.0.read(MAX_BYTES) {
@@ -51,7 +52,7 @@ impl TallyFile {
         }
     }
 
-    /// Keeps the larger of what is there and of `now`, and says what that is, whether it could be written or not.
+    /// Keeps the larger of the values in the file and in `now`. Returns the result, also if it cannot be written.
     pub fn keep(&self, now: &[GpuTally]) -> (Arc<[GpuTally]>, io::Result<()>) {
         let there = self.read();
         let larger = |own: &GpuTally| match there.iter().find(|other| other.pod == own.pod && other.gpu == own.gpu) {
@@ -94,7 +95,7 @@ mod tests {
         let (kept, written) = file.keep(&[tally(1, 100, 7), tally(2, 5, 5)]);
         written.unwrap();
         assert_eq!(file.recall(), kept.to_vec());
-        // Another agent, whose time ends, has counted further; a pod that is gone is not kept for ever.
+        // Another agent, which is about to end, has counted further; a pod that is gone is not kept for ever.
         let (kept, written) = file.keep(&[tally(1, 90, 8)]);
         written.unwrap();
         assert_eq!(kept.to_vec(), [tally(1, 100, 8)]);

@@ -1,13 +1,13 @@
-//! The usage stream on the unix socket: what programs on the same machine read.
+//! The usage service on a unix socket, for programs on the same machine.
 //!
 //! ```text
-//!   watch<Arc<NodeView>> ──convert──▶ NodeUsage ──┬──▶ Get:   the newest, at once
-//!                                                 └──▶ Watch: the newest, whenever it differs and the reader is ready
-//!   connection    who is connected, how many, and whether they read what they were sent
+//!   watch<Arc<NodeView>> ──convert──▶ NodeUsage ──┬──▶ Get:   the newest state, at once
+//!                                                 └──▶ Watch: the newest state, when it differs and the client is ready
+//!   connection    bounds the connections, and sees whether a client has read the last state
 //! ```
 //!
-//! What must never happen here: a queue of states for a slow reader (there is one state, the newest), a stream or
-//! connection without a bound, a stream that outlives the word to stop.
+//! What must never happen here: a queue of states for a slow client (there is one state, the newest), a stream or
+//! connection without a bound, a stream that continues after a stop.
 
 mod connection;
 mod convert;
@@ -28,30 +28,33 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Open `Watch` streams at most. The readers of one node are a handful (a scheduler's plugin, a dashboard, people with
-/// `usage --watch`); each costs one conversion a second, so 64 of them stay below 1 % of a core.
+/// Most open `Watch` streams. A node has a handful of clients (a scheduler's plugin, a dashboard, people with
+/// `usage --watch`). Each costs one conversion a second, so 64 of them stay below 1 % of a core.
 pub const MAX_STREAMS: usize = 64;
-/// Streams of any kind on one connection: all watchers and as many `Get`s beside them.
+/// Most HTTP/2 streams on one connection: all `Watch` streams, and as many `Get` calls besides.
 const STREAMS_A_CONNECTION: u32 = 128;
-/// Both requests are empty; what is larger is not one of them.
+/// Largest request message in bytes. Both requests are empty, so a larger message is not one of them.
 const MAX_REQUEST: usize = 4096;
-/// A peer that answers no ping is gone or stopped, and is cut off after both times together.
+/// Time between pings. A client that does not answer a ping is gone or stopped; its connection is cut after both times
+/// together.
 const PING_EVERY: Duration = Duration::from_secs(30);
-/// See [`PING_EVERY`].
+/// Time to answer a ping, see [`PING_EVERY`].
 const PING_LIMIT: Duration = Duration::from_secs(10);
-/// After the word to stop: streams have ended by then, a peer that still holds its connection open is left behind.
+/// How long [`serve`] waits for open connections after a stop. By then the streams have ended.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Opens the socket; a stale one that nobody listens on is replaced, a living one is an error. A missing folder is made.
+/// Opens the socket. A stale socket without a listener is replaced; a socket with a listener is an error. A missing
+/// folder is created.
 ///
 /// # Errors
-/// As the operating system says, `AddrInUse` when another program listens there, or `AlreadyExists` when the path is
-/// something else than a socket; the message names the path.
+/// The error of the operating system, `AddrInUse` when another program listens there, or `AlreadyExists` when the path
+/// is not a socket; the message names the path.
 pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
     socket::bind("usage socket", path)
 }
 
-/// Serves `Usage.Get` and `Usage.Watch` until `stop` is cancelled; streams end then, and the socket's file goes.
+/// Serves `Usage.Get` and `Usage.Watch` until `stop` is cancelled. Then it ends the streams and removes the socket's
+/// file.
 ///
 /// # Errors
 /// When the listener cannot be used.

@@ -1,4 +1,4 @@
-//! Pods and containers as the kernel knows them: cgroups, and what is read of each.
+//! Pods and containers as the kernel sees them: cgroups and their samples.
 
 use crate::id::{ContainerId, PodRef, PodUid};
 use crate::reading::{Absence, Reading};
@@ -6,59 +6,61 @@ use crate::unit::{Bytes, Count, Nanos};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// At most this many pods and containers are sampled. kubelet's default limit is 110 pods a node and the largest
-/// supported is about 500; 8,192 cgroups leave room for ten containers in each and cost at most about 12 MiB.
+/// Upper bound on the pods and containers that are sampled. The kubelet's default limit is 110 pods per node, and the
+/// largest supported setup has about 500. 8,192 cgroups leave room for ten containers in each of them and take at most
+/// about 12 MiB.
 pub const MAX_CGROUPS: usize = 8192;
 
-/// Who a cgroup is; made once when it is first seen.
+/// The identity of a cgroup, made once when the agent first sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupIdentity {
     /// Path below the hierarchy's root, beginning with `/`, as the host sees it.
     pub path: Arc<str>,
-    /// What it is.
+    /// What the cgroup belongs to.
     pub kind: CgroupKind,
 }
 
-/// By the path alone, which tells all the rest: tables are asked for hundreds of these every second.
+/// Hashes the path alone, because the path determines the rest: tables look up hundreds of these every second.
 impl Hash for CgroupIdentity {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.path.hash(state);
     }
 }
 
-/// What a cgroup is, read from its path.
+/// What a cgroup belongs to, read from its path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CgroupKind {
     /// A pod's own cgroup: the sum of its containers.
     Pod {
-        /// Whose.
+        /// The pod.
         uid: PodUid,
-        /// Its class.
+        /// Its quality-of-service class.
         qos: Qos,
     },
-    /// A container, of a pod or (Docker, Podman) of none. A pod's sandbox is one as well until it is recognised by name.
+    /// A container of a pod, or (Docker, Podman) of no pod. A pod's sandbox also appears as one until a name source
+    /// identifies it.
     Container {
-        /// The pod it belongs to.
+        /// The pod that it belongs to.
         pod: Option<(PodUid, Qos)>,
-        /// Which.
+        /// The container.
         id: ContainerId,
-        /// Who runs it.
+        /// The container runtime.
         runtime: RuntimeKind,
     },
 }
 
-/// Quality of service as kubelet's cgroups tell it.
+/// Quality-of-service class, read from the kubelet's cgroup path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Qos {
     /// Requests equal limits.
     Guaranteed,
     /// Some requests.
     Burstable,
-    /// None.
+    /// No requests.
     BestEffort,
 }
 
-/// Container runtime, as the path tells it.
+/// Container runtime, read from the cgroup path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RuntimeKind {
     /// containerd (`cri-containerd-…`).
@@ -69,12 +71,12 @@ pub enum RuntimeKind {
     Docker,
     /// Podman (`libpod-…`).
     Podman,
-    /// The cgroupfs driver does not say.
+    /// Not in the path: the cgroupfs driver does not write it.
     Unnamed,
 }
 
 impl CgroupIdentity {
-    /// The pod this belongs to.
+    /// The pod that the cgroup belongs to.
     #[must_use]
     pub fn pod(&self) -> Option<&PodUid> {
         match &self.kind {
@@ -83,7 +85,7 @@ impl CgroupIdentity {
         }
     }
 
-    /// The container, if it is one.
+    /// The container, if the cgroup is one.
     #[must_use]
     pub fn container(&self) -> Option<&ContainerId> {
         match &self.kind {
@@ -92,7 +94,7 @@ impl CgroupIdentity {
         }
     }
 
-    /// The pod's class.
+    /// The pod's quality-of-service class.
     #[must_use]
     pub fn qos(&self) -> Option<Qos> {
         match &self.kind {
@@ -102,36 +104,36 @@ impl CgroupIdentity {
     }
 }
 
-/// What was read of one cgroup: counters exactly as the kernel keeps them, each with its own time.
+/// The sample of one cgroup: the kernel's counters unchanged, each with its own time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CgroupSample {
-    /// CPU time since the cgroup was made.
+    /// CPU time since the cgroup was created.
     pub cpu_total: Reading<Nanos>,
-    /// In user mode.
+    /// CPU time in user mode.
     pub cpu_user: Reading<Nanos>,
-    /// In the kernel.
+    /// CPU time in the kernel.
     pub cpu_system: Reading<Nanos>,
-    /// Enforcement periods that passed while there was something to run.
+    /// CFS enforcement periods in which the cgroup had something to run.
     pub cfs_periods: Reading<Count>,
-    /// Periods in which it ran into its quota.
+    /// CFS periods in which it reached its quota.
     pub cfs_throttled_periods: Reading<Count>,
-    /// Time spent waiting for the next period.
+    /// Time that it was throttled until the next period.
     pub cfs_throttled: Reading<Nanos>,
-    /// CPU limit, as cores (quota divided by period); `Measured(None)` when there is none.
+    /// CPU limit in cores (quota divided by period); `Measured(None)` when there is none.
     pub cpu_limit: Reading<Option<f64>>,
     /// All memory charged to it, page cache included.
     pub memory_usage: Reading<Bytes>,
-    /// Usage without inactive file pages, at least 0: what kubelet evicts by.
+    /// Usage without inactive file pages, at least 0: the value by which the kubelet evicts.
     pub memory_working_set: Reading<Bytes>,
     /// Anonymous memory.
     pub memory_rss: Reading<Bytes>,
     /// Page cache.
     pub memory_cache: Reading<Bytes>,
-    /// Memory that was swapped out; absent where the kernel does not account for swap.
+    /// Memory in swap; absent where the kernel does not account for swap.
     pub memory_swap: Reading<Bytes>,
-    /// Limit; `Measured(None)` when there is none.
+    /// Memory limit; `Measured(None)` when there is none.
     pub memory_limit: Reading<Option<Bytes>>,
-    /// Processes the kernel killed here for memory.
+    /// Processes of the cgroup that the kernel has killed for lack of memory.
     pub oom_kills: Reading<Count>,
     /// Bytes read from block devices.
     pub io_read: Reading<Bytes>,
@@ -141,18 +143,18 @@ pub struct CgroupSample {
     pub io_reads: Reading<Count>,
     /// Writes to block devices.
     pub io_writes: Reading<Count>,
-    /// Sums of `/proc/<pid>/io` over the living processes: what is left where the kernel does not count block I/O by
-    /// cgroup. It loses what exited processes did, so it is kept apart from [`CgroupSample::io_read`].
+    /// Sums of `/proc/<pid>/io` over the living processes, for kernels that do not count block I/O by cgroup. The sums
+    /// lose what exited processes did, so they are kept apart from [`CgroupSample::io_read`].
     pub process_io: Reading<ProcessIo>,
     /// Processes and threads (`pids.current`).
     pub tasks: Reading<Count>,
-    /// Processes in it and below it.
+    /// Processes in the cgroup and below it.
     pub processes: Reading<Count>,
-    /// Pressure stall: time some tasks waited (v2 only).
+    /// Pressure stall: time for which tasks waited (cgroup v2 only).
     pub pressure: Reading<Pressure>,
 }
 
-/// What the living processes of a cgroup read and wrote.
+/// Bytes that the living processes of a cgroup have read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProcessIo {
     /// Bytes read from storage.
@@ -161,12 +163,12 @@ pub struct ProcessIo {
     pub write: Bytes,
 }
 
-/// Pressure stall information: totals since the cgroup was made.
+/// Pressure stall information: totals since the cgroup was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pressure {
-    /// Some task waited for a processor.
+    /// Some task waited for a CPU.
     pub cpu_waiting: Nanos,
-    /// All tasks waited for a processor.
+    /// All tasks waited for a CPU.
     pub cpu_stalled: Nanos,
     /// Some task waited for memory.
     pub memory_waiting: Nanos,
@@ -178,7 +180,7 @@ pub struct Pressure {
     pub io_stalled: Nanos,
 }
 
-/// Totals of a pod's network namespace over all interfaces but `lo`, carried on when the namespace is made anew.
+/// Totals over all interfaces but `lo` of a pod's network namespace; they continue when the namespace is created again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NetworkSample {
     /// Bytes received.
@@ -195,12 +197,12 @@ pub struct NetworkSample {
     pub tx_errors: Count,
     /// Received packets dropped.
     pub rx_dropped: Count,
-    /// Packets dropped before they were sent.
+    /// Sent packets dropped.
     pub tx_dropped: Count,
 }
 
 impl NetworkSample {
-    /// From the counters in the order of the fields: bytes, packets, errors, drops, each received and sent.
+    /// A sample from counters in the order of the fields: bytes, packets, errors, drops, each received and sent.
     #[must_use]
     pub fn of(counters: [u64; 8]) -> NetworkSample {
         let [rx_bytes, tx_bytes, rx_packets, tx_packets, rx_errors, tx_errors, rx_dropped, tx_dropped] = counters;
@@ -216,7 +218,7 @@ impl NetworkSample {
         }
     }
 
-    /// The counters in that order, for what adds them up.
+    /// The counters in the same order, so that callers can add them up.
     #[must_use]
     pub fn counters(&self) -> [u64; 8] {
         [
@@ -242,41 +244,41 @@ impl NetworkSample {
     }
 }
 
-/// One cgroup in one pass.
+/// What one sampling pass read of one cgroup.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CgroupReport {
-    /// Who.
+    /// The cgroup.
     pub identity: Arc<CgroupIdentity>,
-    /// What.
+    /// Its sample.
     pub sample: CgroupSample,
-    /// The network, on the pod's own entry (and on containers that belong to no pod).
+    /// Network totals; set on the pod's own cgroup and on containers that belong to no pod.
     pub network: Reading<NetworkSample>,
 }
 
 impl CgroupReport {
-    /// A cgroup of which nothing has been read yet.
+    /// A cgroup before its first sample.
     #[must_use]
     pub fn unread(identity: Arc<CgroupIdentity>) -> Self {
         CgroupReport { identity, sample: CgroupSample::default(), network: Reading::Absent(Absence::NotYet) }
     }
 }
 
-/// Names of a container, from whoever knew them.
+/// The names of a container, from one of the sources in [`NameSource`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerName {
-    /// Which.
+    /// The container.
     pub id: ContainerId,
-    /// The pod's UID, where the source tells it (log links do not).
+    /// The pod's UID, if the source has it (log links do not).
     pub uid: Option<PodUid>,
     /// Namespace and name of its pod.
     pub pod: PodRef,
     /// The container's name in the pod; `None` for the sandbox.
     pub container: Option<Arc<str>>,
-    /// Image, where the source tells it.
+    /// Image, if the source has it.
     pub image: Option<Arc<str>>,
 }
 
-/// Who told a name; the earlier in this list, the more it is believed.
+/// The source of a name; a source earlier in this list has precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NameSource {
     /// The API server.

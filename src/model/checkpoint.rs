@@ -3,17 +3,19 @@
 use crate::id::{ContainerKey, Ticket};
 use std::sync::Arc;
 
-/// One row of the kubelet's checkpoint: which container holds which slots, and the ticket that we gave for them.
+/// One row of the kubelet's checkpoint: a container, the slots that it holds, and the ticket that the agent issued for
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointEntry {
-    /// Who holds them.
+    /// The container that holds the slots.
     pub holder: ContainerKey,
-    /// The ids, as kubelet spells them; ids of a plugin that ran here before us stand among them.
+    /// Device ids, as the kubelet spells them; ids of a plugin that ran here earlier can be among them.
     pub ids: Vec<Arc<str>>,
-    /// Our ticket; absent in an answer that was not ours or carried none.
+    /// The agent's ticket; `None` where the plugin's answer is another plugin's or holds no ticket.
     pub ticket: Option<Ticket>,
-    /// Whether the answer has something in it and nothing of ours: it is that of another plugin.
+    /// Whether another plugin gave the answer: it is not empty and holds nothing of this agent.
     pub foreign: bool,
-    /// Whether everything was given with the ticket, before it was known whose it is.
+    /// Whether the answer to `Allocate` held the devices (early binding), before the agent knew the container for
+    /// certain.
     pub early: bool,
 }

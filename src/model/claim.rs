@@ -1,7 +1,7 @@
-//! Claims: what a pod was promised of GPUs, for each of its containers, as it stands on the pod.
+//! Claims: all device shares of one pod, by container, as they stand on the pod.
 //!
-//! The kubelet counts slots and knows nothing of memory; a scheduler counts memory and knows nothing of slots. A claim is what
-//! was promised. Where claim and slots name different GPUs, the claim holds.
+//! The kubelet counts slots and does not know memory; a scheduler counts memory and does not know slots. Where the
+//! claim and the kubelet's slots name different GPUs, the claim decides.
 
 use crate::id::{ContainerKey, GpuUuid, PodRef};
 use crate::time::WallTime;
@@ -9,20 +9,20 @@ use crate::unit::{Bytes, CorePercent};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// What one container may use of one device.
+/// The part of one device that one container may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceShare {
-    /// Which GPU or MIG instance.
+    /// The GPU or MIG instance.
     pub device: GpuUuid,
-    /// How much of its memory; absent where nothing was promised and nothing is limited.
+    /// Memory that the container may use; `None` where no amount is claimed, so that nothing is limited.
     pub memory: Option<Bytes>,
-    /// Percent of its SM time; absent where it is not limited.
+    /// Percent of the device's SM time; `None` where it is not limited.
     pub cores: Option<CorePercent>,
 }
 
 /// All device shares of one pod, by container: init containers first, then app containers, in the order of the pod's
-/// specification. A container without device shares has no GPU, or, in HAMi's list of what is still to be allocated, has been
-/// served. It derefs to the list of containers.
+/// specification. A container without device shares has no GPU. In HAMi's annotation of devices still to be allocated,
+/// it can also mean that the container has been served. The type derefs to the list of containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim(pub Vec<Vec<DeviceShare>>);
 
@@ -80,7 +80,7 @@ impl FromIterator<Vec<DeviceShare>> for Claim {
 }
 
 impl Claim {
-    /// The device shares of a container; none beyond the last container.
+    /// The device shares of one container; empty for an index beyond the last container.
     #[must_use]
     pub fn of(&self, container: usize) -> &[DeviceShare] {
         self.get(container).map_or(&[], Vec::as_slice)
@@ -91,13 +91,12 @@ impl Claim {
         self.iter().flatten()
     }
 
-    /// The device shares of each container of a pod whose containers request `counts` GPUs, init containers first. Where the
-    /// shares stand at the containers that request GPUs, they are taken as they stand. Where they do not, the containers that
-    /// have shares belong to the containers that request GPUs, in order: HAMi 2.10.0 leaves out the containers without GPU
-    /// that come first.
+    /// The device shares of each container of a pod whose containers request `counts` GPUs, init containers first. The
+    /// entries with shares are assigned, in order, to the containers that request GPUs. So a claim also fits when it
+    /// leaves out containers without a GPU, as HAMi 2.10.0 does with those that come first.
     ///
     /// # Errors
-    /// [`MisalignedClaim`] when the numbers do not agree, or when some containers have been served already.
+    /// [`MisalignedClaim`] when the numbers differ, or when some containers have been served already.
     pub fn by_container(&self, counts: &[u32]) -> Result<Claim, MisalignedClaim> {
         let requesting: Vec<usize> =
             (0..counts.len()).filter(|place| counts.get(*place).is_some_and(|count| *count > 0)).collect();
@@ -133,7 +132,7 @@ pub enum MisalignedClaim {
     /// A container has another number of device shares than it requests GPUs.
     #[error("container {container} requests {requested} GPUs and has {given} in the claim")]
     Count {
-        /// Its place among the pod's containers, init containers first, from 0.
+        /// Its index among the pod's containers, init containers first, from 0.
         container: usize,
         /// GPUs that it requests.
         requested: u32,
@@ -142,25 +141,25 @@ pub enum MisalignedClaim {
     },
 }
 
-/// What a scheduler wrote on the pod.
+/// What the agent knows of the claim on a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodClaim {
-    /// Nothing: no scheduler that knows of GPUs placed this pod.
+    /// There is no claim: no scheduler that knows GPUs placed this pod.
     None,
-    /// For each container of the spec, in its order, what it was promised.
+    /// The claim, with an entry for each container of the pod's specification, in its order.
     Given(Claim),
-    /// Something that cannot be read; the sentence names key and place.
+    /// The claim cannot be read; the text names the annotation key and the place in it.
     Unreadable(Arc<str>),
-    /// The pod asks for something that no GPU has; the sentence names container, resource and amount.
+    /// The pod requests something that no GPU has; the text names container, resource and amount.
     BadRequest(Arc<str>),
 }
 
-/// What one container was promised, as it holds now.
+/// The device shares that one container holds now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerClaim {
-    /// Whose.
+    /// The container.
     pub holder: ContainerKey,
-    /// In the order in which the container counts its devices.
+    /// Device shares, in the order in which the container numbers its devices.
     pub device_shares: Vec<DeviceShare>,
 }
 
@@ -171,16 +170,16 @@ pub enum BindPhase {
     Allocating,
     /// Every container has its GPUs.
     Success,
-    /// A container could not be given its GPUs.
+    /// A container did not get its GPUs.
     Failed,
 }
 
-/// The lock that HAMi's scheduler takes on a node for the time between binding a pod and its containers' start.
+/// The lock that HAMi's scheduler holds on a node from the binding of a pod until its containers have their GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeLock {
     /// When it was taken.
     pub at: WallTime,
-    /// For whom; older schedulers did not say.
+    /// The pod for which it was taken; older schedulers do not write it.
     pub owner: Option<PodRef>,
 }
 

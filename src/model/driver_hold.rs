@@ -1,23 +1,24 @@
-//! Whether the agent holds the GPU driver open. While any process does, nobody can reset a GPU or load the driver anew.
+//! Whether the agent holds the GPU driver open. While any process holds it, an operator can neither reset a GPU nor
+//! reload the driver.
 
 use crate::time::Monotonic;
 
-/// How the agent stands with the driver.
+/// Whether the agent holds the driver, closes it now, or has closed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverHold {
-    /// It holds the driver, or would if there were one.
+    /// The agent holds the driver open, or would if a driver were loaded.
     Held {
-        /// Why it did not let go when it was last asked to, if it did not.
+        /// The reason why the agent did not release the driver when it was last asked to, if it did not.
         refused: Option<&'static str>,
     },
-    /// It was asked to let go until then, and has not yet.
+    /// The agent was asked to release the driver and has not done so yet.
     LettingGo {
-        /// Until when.
+        /// The end of the requested release.
         until: Monotonic,
     },
-    /// No thread of it is in the driver's library, and none of the driver's files is open.
+    /// No thread of the agent is in the driver's library, and the agent has none of the driver's files open.
     Released {
-        /// Until when; then it is opened again.
+        /// The end of the release; then the agent opens the driver again.
         until: Monotonic,
     },
 }
@@ -29,7 +30,7 @@ impl Default for DriverHold {
 }
 
 impl DriverHold {
-    /// Until when the driver is asked for, if that is not over.
+    /// The end of the requested release, while it is not over.
     #[must_use]
     pub fn wanted(self, now: Monotonic) -> Option<Monotonic> {
         match self {

@@ -1,4 +1,4 @@
-//! A GPU: who it is, and what was read of it. MIG instances are GPUs inside a GPU.
+//! A GPU: its identity and its samples. MIG instances are GPUs inside a GPU.
 
 use crate::id::{GpuUuid, PodUid};
 use crate::reading::{Absence, Reading};
@@ -7,15 +7,15 @@ use crate::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules,
 use crate::upkeep::{Board, Upkeep};
 use std::sync::Arc;
 
-/// At most this many GPUs on one node: the largest HGX and PCIe hosts carry 16, a fourfold reserve.
+/// Upper bound on the GPUs of one node: the largest HGX and PCIe hosts have 16, so there is a fourfold reserve.
 pub const MAX_GPUS: usize = 64;
-/// At most this many MIG instances on one GPU: NVML itself never reports more than 7.
+/// Upper bound on the MIG instances of one GPU: NVML never reports more than 7.
 pub const MAX_MIG: usize = 8;
 
-/// Who a GPU is. Changes only when hardware, driver or MIG layout change.
+/// The facts about one GPU. They change only when hardware, driver or MIG layout change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
-    /// The identity.
+    /// The UUID.
     pub uuid: GpuUuid,
     /// NVML's index, which may change at the next driver load.
     pub index: u32,
@@ -23,74 +23,77 @@ pub struct Gpu {
     pub minor: Reading<u32>,
     /// Marketing name, as NVML gives it.
     pub model: Arc<str>,
-    /// `00000000:65:00.0`.
+    /// PCI bus id, such as `00000000:65:00.0`.
     pub pci_bus_id: Reading<Arc<str>>,
     /// NUMA node of the PCI slot.
     pub numa_node: Reading<u32>,
-    /// Architecture, as NVML names it: `Hopper`.
+    /// Architecture, as NVML names it, such as `Hopper`.
     pub architecture: Reading<Arc<str>>,
     /// CUDA compute capability.
     pub compute: Reading<ComputeCapability>,
-    /// All of the card's memory (v2 call: with what the driver reserves).
+    /// All memory of the GPU (v2 call: includes what the driver reserves).
     pub memory_total: Reading<Bytes>,
-    /// Limit of power as it is set now.
+    /// Current power limit.
     pub power_limit: Reading<Watts>,
-    /// Whether MIG is on.
+    /// Whether MIG mode is on.
     pub mig_mode: Reading<bool>,
-    /// The MIG instances, ordered by GPU instance and compute instance; measured as none where MIG is off or not offered.
+    /// The MIG instances, ordered by GPU instance and compute instance; measured as an empty list where MIG is off or
+    /// not supported.
     pub mig: Reading<Vec<MigInstance>>,
-    /// How it is tied to the other GPUs of the node, ordered by their index.
+    /// Its links to the other GPUs of the node, ordered by their index.
     pub links: Vec<GpuLink>,
-    /// NVLinks that are up.
+    /// Number of NVLinks that are up.
     pub nvlinks_active: Reading<u32>,
-    /// What is on its plate, and what it can do in its slot.
+    /// Facts about the board and its PCIe slot.
     pub board: Board,
 }
 
 impl Gpu {
-    /// The MIG instances that are known. Empty is not "none": whoever concludes from that looks at [`Gpu::mig`].
+    /// The known MIG instances. An empty slice does not mean "none": a caller that needs the difference reads
+    /// [`Gpu::mig`].
     #[must_use]
     pub fn instances(&self) -> &[MigInstance] {
         self.mig.value().map_or(&[], Vec::as_slice)
     }
 
-    /// The same by GPU instance: its compute instances, at least one, which share its memory and its counters.
+    /// The known MIG instances grouped by GPU instance. Each group holds its compute instances, at least one, which
+    /// share memory and counters.
     pub fn gpu_instances(&self) -> impl Iterator<Item = &[MigInstance]> {
         self.instances().chunk_by(|one, next| one.gpu_instance == next.gpu_instance)
     }
 
-    /// Whether it is divided, so that nothing on it has the whole of it.
+    /// Whether the GPU is divided by MIG, so that no pod can have all of it.
     #[must_use]
     pub fn divided(&self) -> bool {
         self.mig_mode.get() == Some(true) || !self.instances().is_empty()
     }
 }
 
-/// What CUDA programs can be built for: 9.0 is Hopper's.
+/// CUDA compute capability; Hopper has 9.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeCapability {
-    /// Before the point.
+    /// The number before the point.
     pub major: u32,
-    /// Behind it.
+    /// The number after the point.
     pub minor: u32,
 }
 
-/// A GPU that NVML counts and that could never be identified: lost, hanging or closed to us since the start. At most
-/// [`MAX_GPUS`] of them.
+/// A GPU that NVML counts but that could never be identified: lost, hanging, or not accessible to the agent since its
+/// start. There are at most [`MAX_GPUS`] of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnidentifiedGpu {
-    /// NVML's index: all that is known of it for certain.
+    /// NVML's index, the only fact that is certain.
     pub index: u32,
-    /// Where it sits, as the kernel's driver spells it (`0000:65:00.0`), where there is only one place it can be.
+    /// PCI address, as the kernel driver spells it (`0000:65:00.0`), if only one place is possible.
     pub pci_bus_id: Reading<Arc<str>>,
-    /// Why it cannot be identified.
+    /// The reason why it cannot be identified.
     pub why: Absence,
 }
 
 /// One MIG instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MigInstance {
-    /// The identity: `MIG-…`.
+    /// The UUID, `MIG-…`.
     pub uuid: GpuUuid,
     /// Index among the devices of its parent.
     pub index: u32,
@@ -98,14 +101,14 @@ pub struct MigInstance {
     pub gpu_instance: u32,
     /// Compute instance id.
     pub compute_instance: u32,
-    /// `1g.10gb`, made from NVML's attributes.
+    /// The profile, such as `1g.10gb`, derived from NVML's attributes.
     pub profile: Arc<str>,
-    /// Memory of its GPU instance, which the compute instances there share.
+    /// Memory of its GPU instance, shared by the compute instances in it.
     pub memory_total: Reading<Bytes>,
 }
 
 impl MigInstance {
-    /// The profile of its GPU instance: `2g.20gb` of a compute instance `1c.2g.20gb`.
+    /// The profile of its GPU instance: `2g.20gb` for a compute instance `1c.2g.20gb`.
     #[must_use]
     pub fn gpu_profile(&self) -> &str {
         match self.profile.split_once('.') {
@@ -115,18 +118,18 @@ impl MigInstance {
     }
 }
 
-/// How one GPU reaches another.
+/// The link from one GPU to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuLink {
     /// The other GPU.
     pub peer: GpuUuid,
-    /// The nearest common place of both.
+    /// The nearest common point of both GPUs.
     pub path: Reading<GpuPath>,
-    /// Direct NVLinks between the two; 0 where there are none, absent where they go through a switch.
+    /// Number of direct NVLinks between the two; 0 where there are none, absent where they go through a switch.
     pub nvlinks: Reading<u32>,
 }
 
-/// NVML's topology levels, nearest first; the words of `nvidia-smi topo -m` are in brackets.
+/// NVML's topology levels, nearest first, with the words of `nvidia-smi topo -m` in brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GpuPath {
     /// On one board.
@@ -158,70 +161,71 @@ impl GpuPath {
     }
 }
 
-/// What is read of a GPU every second (the cheap calls) and, more rarely, the rest; every reading has its own time.
+/// The readings of one GPU. The cheap ones are read every second, the others less often; every reading has its own
+/// time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuSample {
     /// Memory in use by processes, as the v2 call counts it: without what the driver reserves.
     pub memory_used: Reading<Bytes>,
-    /// Memory that the driver keeps for itself.
+    /// Memory that the driver reserves.
     pub memory_reserved: Reading<Bytes>,
-    /// Memory nobody holds.
+    /// Free memory.
     pub memory_free: Reading<Bytes>,
-    /// Share of time with a kernel running: mean of the distinct samples that NVML took since the last poll.
+    /// Share of time with a kernel running: the mean of the distinct samples that NVML took since the last poll.
     pub utilization: Reading<Percent>,
-    /// NVML's own stamp of the newest of those samples.
+    /// NVML's time stamp of the newest of those samples.
     pub utilization_stamp: Reading<WallTime>,
-    /// How many distinct samples went into it.
+    /// Number of distinct samples in that mean.
     pub utilization_samples: u32,
     /// Share of time with device memory being read or written.
     pub memory_copy: Reading<Percent>,
-    /// Encoder.
+    /// Encoder use.
     pub encoder: Reading<Percent>,
-    /// Decoder.
+    /// Decoder use.
     pub decoder: Reading<Percent>,
     /// Power drawn.
     pub power: Reading<Watts>,
-    /// Energy since the driver was loaded; starts again at 0 with the driver.
+    /// Energy since the driver was loaded; starts again at 0 when the driver is reloaded.
     pub energy: Reading<Millijoules>,
-    /// Clock of the streaming multiprocessors.
+    /// Clock of the streaming multiprocessors (SMs).
     pub clock_sm: Reading<Megahertz>,
     /// Clock of the memory.
     pub clock_memory: Reading<Megahertz>,
-    /// NVML's bit set of reasons why the clocks are not higher.
+    /// NVML's bit set of the reasons why the clocks are not higher.
     pub throttle_reasons: Reading<u64>,
-    /// For how long the clocks were held down.
+    /// Time for which the clocks were reduced, by cause.
     pub violations: Violations,
     /// Temperature of the chip.
     pub temperature: Reading<Celsius>,
     /// Temperature of the memory.
     pub temperature_memory: Reading<Celsius>,
-    /// PCIe, from the GPU's side: sent (NVML measures over 20 ms).
+    /// PCIe bytes sent by the GPU (NVML measures over 20 ms).
     pub pcie_tx: Reading<BytesPerSecond>,
-    /// PCIe, received.
+    /// PCIe bytes received by the GPU.
     pub pcie_rx: Reading<BytesPerSecond>,
     /// PCIe packets sent again.
     pub pcie_replays: Reading<Count>,
     /// ECC errors since the driver was loaded.
     pub ecc_volatile: EccErrors,
-    /// ECC errors in the card's life.
+    /// ECC errors over the life of the GPU.
     pub ecc_aggregate: EccErrors,
     /// Row remapping.
     pub remapped: RemappedRows,
-    /// What NVML advises to do with the card.
+    /// NVML's recovery action for the GPU.
     pub recovery: Reading<RecoveryAction>,
-    /// Whether the driver keeps the card initialised while no program uses it.
+    /// Persistence mode: whether the driver keeps the GPU initialised while no program uses it.
     pub persistence: Reading<bool>,
-    /// Bytes over all NVLinks, both ways.
+    /// Bytes over all NVLinks, sent and received.
     pub nvlink_bytes: Reading<Bytes>,
     /// Counters of the profiling unit (Hopper and later).
     pub gpm: GpmSample,
-    /// The MIG instances' own readings.
+    /// The samples of its MIG instances.
     pub mig: Vec<MigSample>,
-    /// What changes rarely: its slot, worn memory, links, fabric.
+    /// What changes rarely: PCIe slot, retired pages, links, fabric.
     pub upkeep: Upkeep,
 }
 
-/// NVML's names of the bits of [`GpuSample::throttle_reasons`], without their common beginning.
+/// NVML's names of the bits of [`GpuSample::throttle_reasons`], without their common prefix.
 pub const THROTTLE_REASONS: [(u64, &str); 9] = [
     (0x1, "gpu_idle"),
     (0x2, "applications_clocks_setting"),
@@ -234,24 +238,24 @@ pub const THROTTLE_REASONS: [(u64, &str); 9] = [
     (0x100, "display_clock_setting"),
 ];
 
-/// Time since the driver was loaded for which clocks were lower than asked for, by what held them down.
+/// Time since the driver was loaded for which clocks were lower than requested, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Violations {
-    /// The limit of power.
+    /// Power limit.
     pub power: Reading<Nanos>,
     /// Temperature.
     pub thermal: Reading<Nanos>,
-    /// Another GPU of the same group.
+    /// Another GPU of the same sync-boost group.
     pub sync_boost: Reading<Nanos>,
-    /// A limit of the board.
+    /// Board limit.
     pub board_limit: Reading<Nanos>,
-    /// Little to do.
+    /// Low utilization.
     pub low_utilization: Reading<Nanos>,
-    /// Limits of voltage for reliability.
+    /// Voltage limits for reliability.
     pub reliability: Reading<Nanos>,
-    /// Any of these, below the application clocks.
+    /// Any of these causes, with clocks below the application clocks.
     pub application_clocks: Reading<Nanos>,
-    /// Any of these, below the base clocks.
+    /// Any of these causes, with clocks below the base clocks.
     pub base_clocks: Reading<Nanos>,
 }
 
@@ -295,7 +299,7 @@ pub struct RemappedRows {
     pub failed: Reading<bool>,
 }
 
-/// NVML field 230.
+/// NVML's recovery action (field 230).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecoveryAction {
     /// Nothing to do.
@@ -314,12 +318,12 @@ pub enum RecoveryAction {
     ResetBus,
     /// Reboot the whole system (R615 and later).
     RebootSystem,
-    /// A number newer than this program.
+    /// A number that this version does not know.
     Unknown(u32),
 }
 
 impl RecoveryAction {
-    /// From NVML's number.
+    /// The action with NVML's number.
     #[must_use]
     pub fn from_nvml(number: u32) -> Self {
         match number {
@@ -368,24 +372,24 @@ impl RecoveryAction {
     }
 }
 
-/// GPM counters over the time between two samples. Shares are of one; rates are in bytes a second.
+/// GPM (profiling) counters over the time between two samples. Shares are ratios of one; rates are in bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GpmSample {
     /// Graphics or compute engine active.
     pub graphics_active: Reading<Ratio>,
-    /// At least one warp on a multiprocessor, mean over all of them.
+    /// At least one warp on an SM, mean over all SMs.
     pub sm_active: Reading<Ratio>,
-    /// Warps resident, of what could be.
+    /// Resident warps, as a share of the possible ones.
     pub sm_occupancy: Reading<Ratio>,
-    /// Tensor pipes.
+    /// Tensor pipes active.
     pub tensor_active: Reading<Ratio>,
-    /// Device memory interface.
+    /// Device memory interface active.
     pub dram_active: Reading<Ratio>,
-    /// FP64 pipe.
+    /// FP64 pipe active.
     pub fp64_active: Reading<Ratio>,
-    /// FP32 pipe.
+    /// FP32 pipe active.
     pub fp32_active: Reading<Ratio>,
-    /// FP16 pipe.
+    /// FP16 pipe active.
     pub fp16_active: Reading<Ratio>,
     /// PCIe sent.
     pub pcie_tx: Reading<BytesPerSecond>,
@@ -418,23 +422,24 @@ impl GpmSample {
     }
 }
 
-/// What is read of one MIG instance. All of it is of its GPU instance: of the compute instances there each tells the same.
+/// The readings of one MIG instance. All values belong to its GPU instance, so the compute instances in it report the
+/// same values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MigSample {
-    /// Which.
+    /// The MIG instance.
     pub uuid: GpuUuid,
     /// Memory in use.
     pub memory_used: Reading<Bytes>,
-    /// Memory nobody holds.
+    /// Free memory.
     pub memory_free: Reading<Bytes>,
     /// Memory reserved.
     pub memory_reserved: Reading<Bytes>,
-    /// Its part of the profiling counters.
+    /// Its profiling counters.
     pub gpm: GpmSample,
 }
 
 impl GpuSample {
-    /// Every reading absent for one reason: a GPU that is lost, hangs or could not be opened.
+    /// All readings absent for one reason: a GPU that is lost, hangs or could not be opened.
     #[must_use]
     pub fn absent(why: Absence) -> Self {
         let ecc = EccErrors { corrected: Reading::Absent(why), uncorrected: Reading::Absent(why) };
@@ -477,32 +482,32 @@ impl GpuSample {
     }
 }
 
-/// Where an XID was seen first.
+/// The source that reported an XID first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XidSource {
-    /// NVML's event.
+    /// An NVML event.
     Nvml,
-    /// A line of the kernel's log.
+    /// A line of the kernel log.
     KernelLog,
 }
 
-/// A driver error, told once even when NVML and the kernel log both tell it.
+/// A driver error (XID). It is reported once, even when both NVML and the kernel log report it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Xid {
-    /// Which GPU, if it could be found out.
+    /// The GPU, if it is known.
     pub gpu: Option<GpuUuid>,
-    /// Which of its MIG instances, if it hit one and that one is known.
+    /// The MIG instance that the error hit, if there is one and it is known.
     pub mig: Option<GpuUuid>,
-    /// PCI bus id, if the kernel told it.
+    /// PCI bus id, if the kernel log names it.
     pub pci_bus_id: Option<Arc<str>>,
     /// The number in NVIDIA's catalogue.
     pub code: u32,
-    /// The process the kernel names, if any.
+    /// The PID that the kernel log names, if any.
     pub pid: Option<u32>,
-    /// The pod whose process that is, found when the error was heard of: the process is often gone a moment later.
+    /// The pod of that process, looked up when the error is reported, because the process is often gone a moment later.
     pub pod: Option<PodUid>,
-    /// When we heard of it.
+    /// When the agent received it.
     pub at: Monotonic,
-    /// Who told.
+    /// The source that reported it first.
     pub source: XidSource,
 }

@@ -10,24 +10,24 @@ use crate::time::Arrival;
 pub struct GpuPod {
     /// The identity.
     pub uid: PodUid,
-    /// The names, for people and for the API.
+    /// Namespace and name.
     pub pod: PodRef,
-    /// When it came to this node, beside the others.
+    /// The pod's place in the order in which pods came to this node; `None` while it is not known.
     pub arrival: Option<Arrival>,
     /// What its containers request, init containers first.
     pub requests: Vec<ContainerRequest>,
-    /// What was promised.
+    /// The claim on the pod, as far as the agent can read it.
     pub claim: PodClaim,
-    /// Whether the claim is what this node gave it without a scheduler.
+    /// Whether this node's agent made the claim, because no scheduler had made one.
     pub placed_here: bool,
     /// Whether a container of it has ever started.
     pub started: bool,
-    /// Whether it has succeeded or failed: it will never start a container again.
+    /// Whether the pod has succeeded or failed: it never starts a container again.
     pub finished: bool,
 }
 
 impl GpuPod {
-    /// Whether `claim` has for every container as many devices as it asks for.
+    /// Whether `claim` gives every container as many devices as the container requests.
     #[must_use]
     pub fn is_whole(&self, claim: &Claim) -> bool {
         let mut containers = self.requests.iter().zip(claim);

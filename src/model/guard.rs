@@ -1,26 +1,27 @@
-//! The chart's policies, which guard at the API server what schedulers and agents trust, as this agent found them.
+//! The chart's admission policies, as this agent found them. They protect, at the API server, the keys and objects that
+//! schedulers and agents trust.
 
-/// A policy, named after what it guards.
+/// An admission policy, named after what it protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AdmissionPolicy {
-    /// An agent writes only to its own Node, and there only what an agent writes.
+    /// Lets an agent write only to its own Node, and there only the fields that an agent needs.
     Nodes,
     /// The same for pods.
     Pods,
-    /// Nobody else writes the keys that schedulers and agents trust.
+    /// Lets no other account write the keys that schedulers and agents trust.
     Keys,
-    /// An agent evicts only pods of its own node.
+    /// Lets an agent evict only pods of its own node.
     Evictions,
 }
 
-/// What a policy does.
+/// What an admission policy was found to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyGuard {
-    /// It refuses what must not be written, and nothing else that was tried.
+    /// It refuses the forbidden write and does not refuse the agent's own write.
     InForce,
-    /// It lets through what must not be written: the policy is missing or not bound.
+    /// It lets the forbidden write through: the policy is missing or not bound.
     Open,
-    /// It refuses what this agent has to write.
+    /// It refuses a write that this agent needs.
     Hinders,
 }
 
@@ -29,7 +30,7 @@ impl AdmissionPolicy {
     pub const ALL: [AdmissionPolicy; 4] =
         [AdmissionPolicy::Nodes, AdmissionPolicy::Pods, AdmissionPolicy::Keys, AdmissionPolicy::Evictions];
 
-    /// What the name of its object in the chart ends with.
+    /// The ending of the name of the policy object in the chart.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {

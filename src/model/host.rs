@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// What is read of the whole machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostSample {
-    /// Time in user mode (with nice), over all processors since boot.
+    /// Time in user mode (with nice), over all CPUs since boot.
     pub cpu_user: Reading<Nanos>,
     /// Time in the kernel (with interrupts).
     pub cpu_system: Reading<Nanos>,
@@ -16,17 +16,17 @@ pub struct HostSample {
     pub cpu_idle: Reading<Nanos>,
     /// Time with nothing to do but wait for storage.
     pub cpu_iowait: Reading<Nanos>,
-    /// Time taken by the hypervisor.
+    /// Time that the hypervisor took from this machine.
     pub cpu_steal: Reading<Nanos>,
-    /// Processors that are on line.
+    /// Online CPUs.
     pub processors: Reading<Count>,
     /// Load over 1, 5 and 15 minutes.
     pub load: Reading<[f64; 3]>,
     /// Installed memory.
     pub memory_total: Reading<Bytes>,
-    /// What could be given to new work without swapping.
+    /// Memory available to new processes without swapping.
     pub memory_available: Reading<Bytes>,
-    /// Installed memory without what is available: what cannot be had without swapping.
+    /// Installed memory minus available memory.
     pub memory_working_set: Reading<Bytes>,
     /// Anonymous memory.
     pub memory_rss: Reading<Bytes>,
@@ -34,10 +34,10 @@ pub struct HostSample {
     pub memory_cache: Reading<Bytes>,
     /// Swap in use.
     pub swap_used: Reading<Bytes>,
-    /// Processes the kernel killed for memory since boot, in whichever cgroup.
+    /// Processes that the kernel has killed for lack of memory since boot, in any cgroup.
     pub oom_kills: Reading<Count>,
-    /// Bytes read from whole disks (not partitions, not loop, ram or device-mapper devices, which would count twice). A disk
-    /// that goes away leaves its part in the totals.
+    /// Bytes read from whole disks. Partitions, loop, ram and device-mapper devices are left out, because they would
+    /// count twice. The part of a disk that disappears stays in the totals.
     pub disk_read: Reading<Bytes>,
     /// Bytes written to whole disks.
     pub disk_write: Reading<Bytes>,
@@ -45,8 +45,9 @@ pub struct HostSample {
     pub disk_reads: Reading<Count>,
     /// Writes to whole disks.
     pub disk_writes: Reading<Count>,
-    /// Totals of the interfaces of the host that have a device behind them, so that each byte counts once: not of `lo`,
-    /// bonds, VLANs, bridges, tunnels, pod ends of veth pairs. An interface that goes away leaves its part in the totals.
+    /// Totals of the host's network interfaces that have a device behind them, so that each byte counts once. `lo`,
+    /// bonds, VLANs, bridges, tunnels and the pod ends of veth pairs are left out. The part of an interface that
+    /// disappears stays in the totals.
     pub network: Reading<NetworkSample>,
     /// Processes and threads.
     pub tasks: Reading<Count>,
@@ -56,11 +57,11 @@ pub struct HostSample {
     pub pressure: Reading<HostPressure>,
 }
 
-/// Pressure stall information of the machine: totals since boot. That all tasks wait for a processor is not defined for a
+/// Pressure stall information of the machine: totals since boot. "All tasks wait for a CPU" is not defined for a whole
 /// machine (the kernel writes 0), so there is no such field.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostPressure {
-    /// Some task waited for a processor.
+    /// Some task waited for a CPU.
     pub cpu_waiting: Nanos,
     /// Some task waited for memory.
     pub memory_waiting: Nanos,
@@ -79,14 +80,14 @@ pub struct HostFacts {
     pub kernel: Arc<str>,
     /// How cgroups are mounted: `v1`, `v2` or `hybrid`.
     pub cgroups: Reading<CgroupVersion>,
-    /// Whether the kernel's cgroup view is the host's (a private cgroup namespace hides names above ours).
+    /// Whether the agent runs in a private cgroup namespace, which hides the path components above its own cgroup.
     pub private_cgroup_namespace: Reading<bool>,
 }
 
 /// Layout of the cgroup hierarchies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupVersion {
-    /// One tree a controller.
+    /// One tree for each controller.
     V1,
     /// One tree.
     V2,

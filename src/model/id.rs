@@ -1,4 +1,4 @@
-//! Who: names that are checked once, when they are made, and cheap to copy afterwards (`Arc<str>`).
+//! Names and identities, checked once when they are made and cheap to copy afterwards (`Arc<str>`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a {kind}: {text:?}")]
 pub struct NotAName {
-    /// What it should have been.
+    /// The kind of name that was expected.
     pub kind: &'static str,
     /// The text, cut to 80 characters.
     pub text: String,
@@ -48,7 +48,7 @@ macro_rules! name {
     };
 }
 
-/// Printable, without white space, and short enough to be a label value.
+/// Printable ASCII without white space, and short enough to be a label value.
 fn plain(text: &str) -> bool {
     !text.is_empty() && text.len() <= 253 && text.bytes().all(|b| b.is_ascii_graphic())
 }
@@ -70,7 +70,8 @@ name!(
     PodUid, "pod UID", |t| hex(&t.replace('-', ""), 32..=32) && t.len() <= 36
 );
 name!(
-    /// A container's id: 64 hexadecimal digits in every runtime of today; shorter ones (12 or more) are taken too.
+    /// A container's id: 64 hexadecimal digits in all current runtimes; shorter ids of 12 or more digits are accepted
+    /// too.
     ContainerId, "container id", |t| hex(t, 12..=64)
 );
 
@@ -80,20 +81,22 @@ name!(
 );
 
 name!(
-    /// A ticket: the name of a CDI device that is given to one container once, before it is known which container asks.
-    /// It begins with a letter, so that the oldest CDI version takes it, and is short enough for a label's value.
+    /// A ticket: the name of a CDI device that stands for one container, used once, until the agent knows which
+    /// container it is. It begins with a letter, as the oldest CDI version requires, and is short enough for a label
+    /// value.
     Ticket, "ticket", |t| t.len() == 33 && t.starts_with('t') && t.bytes().skip(1).all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 );
 
 impl Ticket {
-    /// The ticket of 16 random bytes. A ticket is never used twice, so the bytes must come from a good source.
+    /// A ticket made of 16 random bytes. A ticket must never repeat, so the bytes must come from a good random source.
     #[must_use]
     pub fn of_random(bytes: [u8; 16]) -> Ticket {
         Ticket(Arc::from(format!("t{:032x}", u128::from_be_bytes(bytes))))
     }
 }
 
-/// Namespace and name of a pod. Not an identity (a pod of the same name may come again): that is [`PodUid`].
+/// Namespace and name of a pod. Not an identity, because a pod of the same name can come again: [`PodUid`] is the
+/// identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {
     /// Namespace.
@@ -113,14 +116,14 @@ impl fmt::Display for PodRef {
 pub struct ContainerKey {
     /// The pod.
     pub pod: PodUid,
-    /// The container's name in it.
+    /// The container's name in the pod.
     pub container: Arc<str>,
 }
 
-/// A process for as long as it lives: numbers are used again, a number together with its start time is not.
+/// The identity of a process: the kernel reuses a PID, but never a PID together with a start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
-    /// The number, in the host's PID namespace.
+    /// The PID, in the host's PID namespace.
     pub pid: u32,
     /// Field 22 of `/proc/<pid>/stat`: clock ticks between boot and the process's start.
     pub start_ticks: u64,

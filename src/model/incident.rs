@@ -1,4 +1,4 @@
-//! What makes a GPU unfit for new containers: each incident with its word, its sentence, and what to do about it.
+//! Incidents: the reasons why a GPU gets no new containers, each with its word, its text, and what to do about it.
 
 use crate::gpu::RecoveryAction;
 use crate::id::GpuUuid;
@@ -7,61 +7,63 @@ use crate::time::Monotonic;
 use crate::xid::{self, XidAction};
 use std::fmt;
 
-/// One reason.
+/// One reason why a GPU gets no new containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Incident {
-    /// It does not answer: lost, hanging, or its driver wants a reset or is gone.
+    /// The GPU does not answer: it is lost or hangs, or the driver requires a reset or is not loaded.
     Silent(Absence),
-    /// None of its core readings has succeeded for several rounds, for this reason.
+    /// None of its core readings has succeeded for several rounds; this is the reason of the failures.
     Unread(Absence),
-    /// Calls to it stalled several times in a short while.
+    /// Driver calls to it stalled several times in a short time.
     Stalls,
-    /// A driver error that condemns it, by its number in NVIDIA's catalogue.
+    /// A fatal driver error, by its number in NVIDIA's catalogue.
     Xid(u32),
-    /// ECC errors that were not corrected.
+    /// Uncorrected ECC errors.
     EccUncorrected,
     /// A memory row waits for a reset to be remapped.
     RemapPending,
     /// A memory row could not be remapped.
     RemapFailed,
-    /// NVML advises to do something with it.
+    /// NVML reports a recovery action for it.
     Advised(RecoveryAction),
 }
 
 /// Whether a GPU is fit for new containers, and if not, why and until when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuCondition {
-    /// The reasons, ordered, each with when it was seen first. None: it is fit.
+    /// The incidents, ordered, each with the time when it was first seen. The GPU is fit when there are none.
     pub incidents: Vec<(Incident, Monotonic)>,
-    /// When it is fit again if nothing more happens; absent while something stands, and while a reset is waited for.
+    /// When the GPU is fit again if nothing more happens; `None` while an incident is still present in the readings,
+    /// and while a reset is required.
     pub fit_at: Option<Monotonic>,
-    /// Whether only a reset that has been seen, or an operator's word, makes it fit again: the driver does not say.
+    /// Whether the GPU becomes fit again only after the agent has seen a reset, or when an operator clears the
+    /// incidents, because the driver does not report its recovery.
     pub awaits_reset: bool,
 }
 
-/// What to do where the driver does not say when a GPU is well again, as a sentence.
-pub const HOW_TO_CLEAR: &str = "The driver does not tell when it is well: it gets new containers again once a reset of it was \
-     seen, or by `gpu-steward agent --clear-incident UUID`.";
+/// What to do where the driver does not report when a GPU has recovered, as a sentence.
+pub const HOW_TO_CLEAR: &str = "The driver does not report when the GPU has recovered: it gets new containers again \
+     after the agent has seen a reset of it, or after `gpu-steward agent --clear-incident UUID`.";
 
-/// What has happened to one GPU, as it is kept over a restart of the agent. What stands in the readings is not in it: that
-/// is read anew.
+/// The incidents of one GPU that survive a restart of the agent. Conditions that show in the readings are not among
+/// them, because the agent reads them again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptIncidents {
-    /// Which GPU.
+    /// The GPU.
     pub gpu: GpuUuid,
-    /// [`Incident::Xid`] and [`Incident::EccUncorrected`], ordered, each with when it was seen first.
+    /// [`Incident::Xid`] and [`Incident::EccUncorrected`], ordered, each with the time when it was first seen.
     pub incidents: Vec<(Incident, Monotonic)>,
-    /// When something last happened.
+    /// The time of the last incident.
     pub last: Monotonic,
-    /// Counters as they stood then, while a reset is waited for.
+    /// Counters at that time, while a reset is required.
     pub awaits: Option<CounterMarks>,
-    /// Which loading of the driver it happened to, where that is known.
+    /// The load of the driver in which it happened, if it is known.
     pub driver_load: Option<u64>,
 }
 
-/// Counters that begin again at 0 when a GPU is reset or its driver loaded again, as they stood at an incident. Absent where
-/// they could not be read, or begin again for less: where the driver lets go of a GPU when its last user ends (persistence
-/// mode is off).
+/// Counters at the time of an incident that start again at 0 when a GPU is reset or its driver is reloaded. `None`
+/// where a counter could not be read, or where it also starts again without a reset, because the driver releases a GPU
+/// when its last user ends (persistence mode is off).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterMarks {
     /// Energy, in millijoules.
@@ -71,7 +73,7 @@ pub struct CounterMarks {
 }
 
 impl GpuCondition {
-    /// What to do about one of its incidents, as one or two sentences.
+    /// What to do about one of the incidents, as one or two sentences.
     #[must_use]
     pub fn advice(&self, incident: Incident) -> String {
         match incident {
@@ -82,7 +84,7 @@ impl GpuCondition {
         }
     }
 
-    /// Whether it gets new containers.
+    /// Whether the GPU gets new containers.
     #[must_use]
     pub fn fit(&self) -> bool {
         self.incidents.is_empty()
@@ -90,7 +92,7 @@ impl GpuCondition {
 }
 
 impl Incident {
-    /// Whether it happened, rather than stands in the readings.
+    /// Whether the incident is an event, rather than a condition that shows in the readings.
     #[must_use]
     pub fn happened(self) -> bool {
         matches!(self, Incident::Xid(_) | Incident::EccUncorrected)
@@ -116,40 +118,40 @@ impl Incident {
     pub fn advice(self) -> &'static str {
         match self {
             Incident::Silent(Absence::CallHangs) => {
-                "See the kernel's log (dmesg); if the driver does not come back, drain and restart the node."
+                "Check the kernel log (dmesg); if the driver does not recover, drain and restart the node."
             }
             Incident::Silent(Absence::DriverNotLoaded | Absence::LibraryNotFound) => "Load NVIDIA's driver.",
-            Incident::Silent(_) => "See the kernel's log (dmesg); reset the GPU or restart the node.",
+            Incident::Silent(_) => "Check the kernel log (dmesg); reset the GPU or restart the node.",
             Incident::Unread(Absence::NoPermission) => {
-                "Let the agent's user and its device cgroup open /dev/nvidia*: a container may have lost that when systemd \
-                 read its units again."
+                "Allow the agent's user and its device cgroup to open /dev/nvidia*: a container can lose that access \
+                 when systemd reloads its units."
             }
             Incident::Unread(_) => {
-                "See the kernel's log (dmesg): firmware that has ended (GSP, XID 119 or 120) needs a reset of the GPU or a \
-                 restart of the node."
+                "Check the kernel log (dmesg): if the GSP firmware has stopped (XID 119 or 120), reset the GPU or \
+                 restart the node."
             }
             Incident::Stalls => {
-                "See the kernel's log (dmesg) and what else asks the driver (many nvidia-smi at a time); if it goes on, \
-                 drain and restart the node."
+                "Check the kernel log (dmesg) and which other programs call the driver (many nvidia-smi at a time); if \
+                 the stalls continue, drain and restart the node."
             }
             Incident::Xid(code) => match xid::find(code).map(|entry| entry.bucket) {
                 Some(XidAction::RestartNode) => "Drain and restart the node.",
                 Some(XidAction::RestartGuest) => "Restart the virtual machine.",
-                Some(XidAction::CheckMechanics) => "Look at power, seating and cables of the card.",
-                Some(XidAction::NvlinkWorkflow) => "Reset the GPU; if it comes again, look at the NVLink.",
-                _ => "End what runs on the GPU and reset it; if it comes again, have the card looked at.",
+                Some(XidAction::CheckMechanics) => "Check power, seating and cables of the GPU.",
+                Some(XidAction::NvlinkWorkflow) => "Reset the GPU; if the error comes back, check the NVLink.",
+                _ => "Stop the processes on the GPU and reset it; if the error comes back, have the GPU inspected.",
             },
             Incident::EccUncorrected => {
-                "End what runs on the GPU and reset it; if it comes again, have the card looked at."
+                "Stop the processes on the GPU and reset it; if the error comes back, have the GPU inspected."
             }
-            Incident::RemapPending => "End what runs on the GPU and reset it: then the row is remapped.",
-            Incident::RemapFailed => "Have the card replaced: it has no spare rows left.",
+            Incident::RemapPending => "Stop the processes on the GPU and reset it: the reset remaps the row.",
+            Incident::RemapFailed => "Replace the GPU: it has no spare memory rows left.",
             Incident::Advised(action) => match action {
-                RecoveryAction::None => "Nothing is to be done.",
-                RecoveryAction::ResetGpu => "End what runs on the GPU and reset it.",
+                RecoveryAction::None => "No action is needed.",
+                RecoveryAction::ResetGpu => "Stop the processes on the GPU and reset it.",
                 RecoveryAction::RebootNode => "Drain and restart the node.",
-                RecoveryAction::DrainPeers => "End what uses the GPU's peers over NVLink.",
-                RecoveryAction::DrainAndReset => "Let what runs on the GPU end, then reset it.",
+                RecoveryAction::DrainPeers => "Stop the processes that use the GPU's peers over NVLink.",
+                RecoveryAction::DrainAndReset => "Wait until the processes on the GPU have ended, then reset it.",
                 RecoveryAction::RecoverImexDomain => {
                     "Drain the node, then recover the IMEX domain (nvidia-imex) that it belongs to."
                 }
@@ -165,7 +167,7 @@ impl Incident {
     }
 }
 
-/// Half a sentence.
+/// Half a sentence, for a log line or event.
 impl fmt::Display for Incident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

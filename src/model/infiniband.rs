@@ -4,17 +4,17 @@ use crate::reading::Reading;
 use crate::unit::{Bytes, Count};
 use std::sync::Arc;
 
-/// At most this many ports: a machine has one for each GPU and some for storage.
+/// Upper bound on ports: a machine has one for each GPU and some for storage.
 pub const MAX_PORTS: usize = 64;
 
-/// One port. Counters are those since the port's driver was loaded.
+/// One port. Its counters count since the port's driver was loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InfinibandPort {
-    /// Device, such as `mlx5_0`.
+    /// The device, such as `mlx5_0`.
     pub device: Arc<str>,
-    /// The port's number on it.
+    /// The port's number on the device.
     pub number: u32,
-    /// Bridges from the root of the bus to the device: `pci0000:15/0000:15:01.0/0000:16:00.0`.
+    /// PCI bridges from the root of the bus to the device: `pci0000:15/0000:15:01.0/0000:16:00.0`.
     pub pci_path: Reading<Arc<str>>,
     /// NUMA node of its slot.
     pub numa_node: Reading<u32>,
@@ -32,20 +32,20 @@ pub struct InfinibandPort {
     pub receive_errors: Reading<Count>,
     /// Packets that could not be sent.
     pub send_discards: Reading<Count>,
-    /// Errors of single symbols.
+    /// Symbol errors.
     pub symbol_errors: Reading<Count>,
-    /// Times that the link was trained anew without going down.
+    /// Number of times that the link was retrained without going down.
     pub recoveries: Reading<Count>,
-    /// Times that the link went down.
+    /// Number of times that the link went down.
     pub downs: Reading<Count>,
 }
 
-/// What a GPU and a device have in common, nearest first.
+/// The nearest thing that a GPU and a device have in common; the variants are ordered nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceAffinity {
     /// A PCIe bridge or switch.
     Bridge,
-    /// The root of their bus.
+    /// The root of the bus (host bridge).
     Root,
     /// The NUMA node.
     NumaNode,
@@ -62,7 +62,8 @@ impl DeviceAffinity {
         }
     }
 
-    /// Of two devices by their paths and NUMA nodes; `None`: nothing in common, or not known.
+    /// The affinity of two devices, from their PCI paths and NUMA nodes; `None` when they share nothing or when nothing
+    /// is known.
     #[must_use]
     pub fn of(
         (one, other): (&Reading<Arc<str>>, &Reading<Arc<str>>),

@@ -1,29 +1,32 @@
-//! The nouns: what is true of a node, its GPUs and what runs on it, in units that cannot be mixed up.
+//! The data types of the agent: a node, its GPUs and its pods, in units that cannot be mixed up.
 //!
 //! ```text
-//!   time unit id        the alphabet: when, how much, who
-//!   share               sharing: slots that kubelet counts, portions that pods were promised, who holds what
+//!   time unit id        moments, amounts, names and identities
 //!   reading             a value that was measured at a time, or the reason why there is none
-//!   upkeep              a card's plate and limits, its slot, worn memory, links, fabric: what is read rarely
-//!   switch              NVSwitches, as far as the kernel's log tells of them
-//!   gpu cgroup pod process host   one thing each: who it is, and what was read of it (raw, exactly as the world told it)
+//!   upkeep              what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
+//!   switch              NVSwitches, known from the kernel log only
+//!   gpu cgroup pod process host   one thing each: its identity and its raw values, as the source gives them
 //!   infiniband          the machine's ports, and which GPUs are near them
-//!   usage               what follows from two raw samples: rates, shares
-//!   xid                 NVIDIA's catalogue of driver errors: what each asks for, and which of them condemn a GPU
+//!   usage               rates, derived from two raw samples
+//!   xid                 NVIDIA's catalogue of driver errors: what to do about each, and which make a GPU unfit
 //!   incident            what makes a GPU unfit for new containers, and what to do about it
-//!   request registered claim promise   sharing: what a container asks for, what a node offers, what was given, what is owed
-//!   tally               GPU time and energy of pods, counted over the lives of the program
-//!   guard               the chart's policies, as this agent found them
-//!   plugin              the device plugin: how it stands with kubelet, what was asked of it
-//!   hold                whether the GPU driver is held open
-//!   observation         everything an eye (`sources`) may report
-//!   view                one node as one believes it at one moment; what every server shows
+//!   slot                the numbered device ids that the kubelet counts and allocates
+//!   request registered  what a container requests; what a node offers to the scheduler
+//!   claim gpu_pod       the device shares of one pod; a pod that requests GPUs
+//!   checkpoint ticket   a row of the kubelet's checkpoint; a CDI device name that stands for one container
+//!   limits              what limits a container, and the memory that each pod may hold of a device
+//!   tally               GPU time and energy of pods; the sums survive a restart of the agent
+//!   guard               the chart's admission policies, as this agent found them
+//!   plugin              the device plugin: its registration with the kubelet, its calls and their outcomes
+//!   driver_hold         whether the agent holds the GPU driver open
+//!   observation         everything that a source (room `sources`) can report
+//!   view                what the agent knows of the node at one moment; every server shows it
 //! ```
 //!
 //! What must never happen here: no file, no clock, no socket, no async, no serialisation format. Time is an argument.
 //! A value that could not be read is [`Reading::Absent`] with its reason, never zero.
 
-// A pure room answers every input; what cannot be is an error or a type, not an end of the program.
+// A pure room never panics on an input: an impossible case is an error value or excluded by a type.
 #![deny(clippy::expect_used)]
 
 pub mod time;

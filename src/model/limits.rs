@@ -1,10 +1,11 @@
-//! What a container was promised of GPUs, once and for all: this is what limits it, and what it may read of itself.
+//! The limits of a container on its GPUs: the limiter enforces them, and the container can read them in its limits
+//! file. They do not change after the start.
 
 use crate::id::{GpuUuid, PodRef, PodUid};
 use crate::unit::{Bytes, CorePercent};
 use std::sync::Arc;
 
-/// The promise to one container.
+/// The limits of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerLimits {
     /// The pod's identity.
@@ -13,19 +14,19 @@ pub struct ContainerLimits {
     pub pod: PodRef,
     /// The container's name.
     pub container: Arc<str>,
-    /// In the order in which the container counts its devices.
+    /// Its devices, in the order in which the container numbers them.
     pub devices: Vec<DeviceLimits>,
-    /// Priority among the containers of one GPU, if one was asked for: 0 is high, 1 is low.
+    /// Priority among the containers of one GPU, if one is requested: 0 is high, 1 is low.
     pub priority: Option<u32>,
 }
 
-/// At most this many promises to pods are looked at: every pod that a node can have, each on all GPUs of a usual one.
+/// Upper bound on [`PodMemoryClaim`]s: enough for every pod that a node can have, each on all GPUs of a usual node.
 pub const MAX_PROMISES: usize = 8192;
 
-/// How much memory of one device the containers of a pod may hold together.
+/// The memory of one device that the containers of one pod may hold together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodMemoryClaim {
-    /// The pod, as kubelet calls it.
+    /// The pod, by the UID that the kubelet uses.
     pub pod: PodUid,
     /// The GPU or MIG instance.
     pub device: GpuUuid,
@@ -33,10 +34,10 @@ pub struct PodMemoryClaim {
     pub memory: Bytes,
 }
 
-/// The promise of one GPU.
+/// The limits on one GPU or MIG instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Which.
+    /// The GPU or MIG instance.
     pub uuid: GpuUuid,
     /// NVML's index on the node.
     pub index: u32,
@@ -44,8 +45,8 @@ pub struct DeviceLimits {
     pub model: Arc<str>,
     /// Memory.
     pub memory: Bytes,
-    /// Whether that is all there is, because nothing less was promised.
+    /// Whether `memory` is all memory of the device, because the claim names no smaller amount.
     pub unlimited: bool,
-    /// Computing time; none is no limit.
+    /// Percent of SM time; `None` means no limit.
     pub cores: Option<CorePercent>,
 }

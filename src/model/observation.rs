@@ -1,4 +1,5 @@
-//! Everything an eye may report. Sources send these and nothing else; the node's state takes them in one at a time.
+//! Observations: everything that a source may report. Sources send nothing else, and the node state takes them in one
+//! at a time.
 
 use crate::cgroup::{CgroupReport, ContainerName, NameSource};
 use crate::gpu::{Gpu, GpuSample, UnidentifiedGpu, Xid};
@@ -22,33 +23,34 @@ use std::sync::Arc;
     reason = "one a second of the large one: a box each would cost more than it saves"
 )]
 pub enum Observation {
-    /// The state of the GPU source changed: library, driver, or all GPUs hanging.
+    /// The state of the GPU source has changed: library, driver, or all GPUs hanging.
     GpuSource(GpuSourceState),
-    /// The driver was replaced under the program, whose library will never match it again: only a new process can.
+    /// The driver was replaced while the agent runs. The loaded library never matches it again: only a new process can
+    /// use it.
     GpuDriverReplaced,
-    /// Which loading of the driver's kernel module NVML works with: a number that another loading in the same boot has not. Told
-    /// whenever NVML begins to work, where it can be known.
+    /// Identifies the current load of the driver's kernel module: a number that no other load in the same boot has.
+    /// Reported whenever NVML starts to work, if the number is known.
     GpuDriverLoaded(u64),
-    /// Whether the wait for the driver's events hangs, whenever that changes.
+    /// Whether the call that waits for driver events hangs; reported when that changes.
     GpuEventsHang(bool),
-    /// Whether waits for the driver's events fail one after the other, whenever that changes.
+    /// Whether calls that wait for driver events fail one after the other; reported when that changes.
     GpuEventsFail(bool),
-    /// The list of GPUs, at start and whenever it changes (hot-plug, MIG, loss). GPUs that are known and cannot be read
-    /// stay in the list.
+    /// The list of GPUs, at start and whenever it changes (hot-plug, MIG, loss). Known GPUs that cannot be read stay in
+    /// the list.
     Gpus(Vec<Gpu>),
-    /// The GPUs that are counted and could never be identified, all of them, whenever that changes.
+    /// All GPUs that NVML counts but that could never be identified; reported when that changes.
     GpusUnidentified(Vec<UnidentifiedGpu>),
-    /// A call that counts against this GPU took too long, once for each such call.
+    /// A driver call that counts against this GPU has stalled; reported once for each such call.
     GpuStalled(GpuUuid),
     /// Readings of one GPU.
     GpuSample(GpuUuid, Box<GpuSample>),
     /// Processes of one GPU.
     GpuProcesses(GpuProcesses),
-    /// Jobs of Slurm with a process on this GPU, all of them, whenever that changes.
+    /// All Slurm jobs with a process on this GPU; reported when that changes.
     SlurmJobs(GpuUuid, Vec<SlurmJob>),
-    /// A driver error.
+    /// A driver error (XID).
     Xid(Xid),
-    /// The process behind a driver error that was told already, without it.
+    /// The process behind a driver error that was reported before without it.
     XidProcess(Xid),
     /// An error of an NVSwitch.
     Sxid(Sxid),
@@ -56,50 +58,50 @@ pub enum Observation {
     HostFacts(HostFacts),
     /// The machine as a whole.
     Host(HostSample),
-    /// The machine's InfiniBand ports, all of them.
+    /// All InfiniBand ports of the machine.
     Infiniband(Arc<[InfinibandPort]>),
-    /// A whole pass over pods and containers: what is not in it is gone.
+    /// A whole pass over pods and containers: anything that is not in it is gone.
     Cgroups(CgroupPass),
     /// A whole pass over the host's processes.
     Processes(ProcessPass),
-    /// Names from one source. `complete` means that what is not in it has no name there any more.
+    /// All names that one source has now; a name that is not in it no longer exists there.
     Names {
-        /// Who tells.
+        /// The source.
         source: NameSource,
-        /// What it tells.
+        /// Its names.
         names: Vec<ContainerName>,
     },
-    /// Devices that kubelet says a container holds, by namespace, pod and container name.
+    /// Devices that containers hold according to the kubelet, by namespace, pod and container name.
     Devices(Vec<ContainerDevices>),
-    /// The pods of this node at the API server, all of them, whenever one of them changed.
+    /// All pods of this node at the API server; reported when one of them changes.
     Pods(PodList),
-    /// How the watch of these pods fares, whenever the server said something or stopped to answer.
+    /// The state of the pod watch; reported when the server sends something or stops answering.
     PodWatch(PodWatchState),
-    /// How the device plugin fares, whenever that changed, at most once a second.
+    /// The state of the device plugin; reported when it changes, at most once a second.
     Plugin(Arc<PluginView>),
-    /// What the pods of this node were promised of GPU memory, all of it, whenever that changes.
+    /// All GPU memory that the pods of this node claim; reported when it changes.
     Promises(Arc<[PodMemoryClaim]>),
-    /// What pods have had of GPUs, as an earlier life kept it; told once, at the start.
+    /// GPU time and energy of pods, as saved by an earlier run of the agent; reported once, at the start.
     TalliesRecalled(Arc<[GpuTally]>),
-    /// The same as it is kept now.
+    /// GPU time and energy of pods, as now saved on disk.
     TalliesKept(Arc<[GpuTally]>),
-    /// Something a source could not do, for the counters shown at `/metrics`; it was logged where it happened.
+    /// An error of a source, for the counters in `/metrics`; the source has already logged it.
     Trouble(ErrorCounter),
 }
 
-/// What becomes of an observation that the owner of the node's state has no time for yet.
+/// How an observation is delivered when the owner of the node state cannot take it in at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryClass {
-    /// A state, reported only when it changes: it is never lost. A newer one of the same kind takes its place.
+    /// A state, reported only when it changes. It is never lost; a newer one of the same kind replaces it.
     Fact,
-    /// Something that happened: it is kept in order, up to a bound.
+    /// Something that happened. Events are kept in order, up to a bound.
     Event,
-    /// A reading that the next one outdates: it may be dropped.
+    /// A reading that the next one makes obsolete. It may be dropped.
     Sample,
 }
 
 impl Observation {
-    /// How it has to be delivered.
+    /// The delivery class.
     #[must_use]
     pub fn delivery(&self) -> DeliveryClass {
         match self {
@@ -134,7 +136,7 @@ impl Observation {
         }
     }
 
-    /// Whether this fact takes the place of an older one: the same kind, of the same GPU or from the same source of names.
+    /// Whether this fact replaces an older one: same kind, and same GPU or same source of names.
     #[must_use]
     pub fn replaces(&self, older: &Observation) -> bool {
         match (self, older) {
@@ -150,17 +152,17 @@ impl Observation {
 /// One pass over pods and containers.
 #[derive(Clone, Debug, Default)]
 pub struct CgroupPass {
-    /// At most [`crate::cgroup::MAX_CGROUPS`].
+    /// The cgroups, at most [`crate::cgroup::MAX_CGROUPS`].
     pub reports: Vec<CgroupReport>,
-    /// Cgroups beyond that bound.
+    /// Number of cgroups beyond that bound.
     pub left_out: u32,
     /// How long the pass took, in microseconds.
     pub took_us: u64,
-    /// Deadlines that were missed since the last pass because a pass took too long.
+    /// Number of sampling deadlines missed since the last pass, because a pass took too long.
     pub missed: u32,
 }
 
-/// From kubelet's `PodResources`: which devices a named container holds.
+/// The devices that a named container holds, from the kubelet's `PodResources` API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerDevices {
     /// Namespace of the pod.
@@ -171,16 +173,16 @@ pub struct ContainerDevices {
     pub container: Arc<str>,
     /// Resource, such as `nvidia.com/gpu`.
     pub resource: Arc<str>,
-    /// Device ids as the plugin named them.
+    /// Device ids, as the plugin named them.
     pub ids: Vec<Arc<str>>,
 }
 
-/// Whether GPUs can be seen at all.
+/// Whether the agent can see GPUs at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuSourceState {
     /// `--gpus none`.
     SwitchedOff,
-    /// Not asked yet.
+    /// NVML was not called yet.
     Starting,
     /// NVML answers.
     Working {
@@ -188,39 +190,39 @@ pub enum GpuSourceState {
         driver: Arc<str>,
         /// NVML version.
         nvml: Arc<str>,
-        /// CUDA version that the driver brings, such as `12.4`.
+        /// CUDA version of the driver, such as `12.4`.
         cuda: Option<Arc<str>>,
-        /// Whether the values are made up by `--gpus simulated`.
+        /// Whether the values are simulated (`--gpus simulated`).
         simulated: bool,
     },
-    /// NVML cannot be used; tried again with back-off.
+    /// NVML cannot be used; the agent tries again with backoff.
     Missing {
-        /// The reason of every GPU reading meanwhile.
+        /// The reason that every GPU reading shows meanwhile.
         why: Absence,
-        /// What was tried, on what, and what to do: one sentence for people.
+        /// One sentence for the operator: what was tried, where, and what to do.
         advice: Arc<str>,
     },
     /// The replacement poller hangs as well.
     Hanging,
-    /// The driver is let go of because an operator asked for it. What is known of GPUs stays as it is.
+    /// The agent has released the driver, because an operator asked for it. The known GPUs stay listed.
     Released {
-        /// When it is opened again, at the latest.
+        /// The latest time at which the agent opens it again.
         until: Monotonic,
     },
 }
 
 impl GpuSourceState {
-    /// Whether the GPU values are made up.
+    /// Whether the GPU values are simulated.
     #[must_use]
     pub fn simulated(&self) -> bool {
         matches!(self, GpuSourceState::Working { simulated: true, .. })
     }
 }
 
-/// What went wrong, by source; each is a counter.
+/// The kinds of errors that the agent counts, by source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ErrorCounter {
-    /// A `/proc` file was torn or could not be parsed.
+    /// A `/proc` file was incomplete or could not be parsed.
     ProcUnreadable,
     /// A cgroup file could not be parsed.
     CgroupUnreadable,
@@ -228,9 +230,9 @@ pub enum ErrorCounter {
     CriFailed,
     /// The PodResources socket failed or was slow.
     PodResourcesFailed,
-    /// The API server could not be asked for pods, or the watch of them broke.
+    /// The API server could not list pods, or the pod watch broke.
     PodWatchFailed,
-    /// A pod of the API server could not be read.
+    /// A pod from the API server could not be parsed.
     PodUnreadable,
     /// An NVML call failed with an error that is not one of the expected absences.
     NvmlFailed,
@@ -238,16 +240,16 @@ pub enum ErrorCounter {
     KernelLogFailed,
     /// A message was dropped because its queue was full.
     QueueFull,
-    /// kubelet's checkpoint and PodResources name different holders of the same devices.
+    /// The kubelet's checkpoint and its PodResources API name different holders of the same devices.
     HoldersDisagree,
-    /// Entries of our resource in kubelet's checkpoint cannot be read.
+    /// Entries of the agent's resource in the kubelet's checkpoint cannot be parsed.
     CheckpointUnreadable,
-    /// A container may never start: it was given what is another's.
+    /// A container may never start, because it was given the devices of another container.
     StartMistaken,
-    /// A container started without the edits that the runtime was to make.
+    /// A container started without the CDI edits that the runtime had to make.
     EditsNotApplied,
-    /// Files of a pod that is gone cannot be removed.
+    /// The files of a pod that is gone cannot be removed.
     NotRemoved,
-    /// What a pod has written cannot be counted.
+    /// The files that a pod has written cannot be counted.
     NotCounted,
 }

@@ -1,4 +1,4 @@
-//! The device plugin as an operator sees it: how it stands with kubelet, what was asked of it, how long answers took.
+//! The state of the device plugin as an operator sees it: registration with the kubelet, calls, and how long they took.
 
 use crate::claim::ContainerClaim;
 use crate::guard::{AdmissionPolicy, PolicyGuard};
@@ -7,91 +7,94 @@ use crate::unit::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Upper bounds of the buckets of [`Histogram`], in microseconds. `Allocate` takes tens of microseconds, a start that finds
-/// everything known a few milliseconds, one that waits for the API server up to 25 s: each of these lies between some.
+/// Upper bounds of the buckets of [`Histogram`], in microseconds. `Allocate` takes tens of microseconds; a start takes
+/// a few milliseconds when everything is known, and up to 25 s when it waits for the API server. The bounds separate
+/// these cases.
 pub const BOUNDS_US: [u64; 21] = [
     25, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     2_000_000, 5_000_000, 10_000_000, 20_000_000, 30_000_000,
 ];
 
-/// How long calls took.
+/// Durations of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// Calls by the first of [`BOUNDS_US`] that they did not exceed; the last place is for those beyond all.
+    /// Number of calls by the first bound in [`BOUNDS_US`] that they did not exceed; the last element counts those
+    /// beyond all bounds.
     pub counts: [u64; Histogram::PLACES],
-    /// All of it together.
+    /// Sum of all durations.
     pub sum: Duration,
 }
 
 impl Histogram {
-    /// How many buckets there are.
+    /// Number of buckets.
     pub const PLACES: usize = BOUNDS_US.len() + 1;
 
-    /// The place in [`Histogram::counts`] of a call that took so long.
+    /// The index in [`Histogram::counts`] for a call of this duration.
     #[must_use]
     pub fn place(took: Duration) -> usize {
         BOUNDS_US.partition_point(|bound| Duration::from_micros(*bound) < took)
     }
 
-    /// How many calls.
+    /// Number of calls.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 }
 
-/// How it stands with kubelet.
+/// Whether the kubelet knows the agent as the device plugin of its resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrationState {
-    /// kubelet does not know us, and what is waited for.
+    /// Not registered; the text says what the agent waits for.
     Waiting(Arc<str>),
-    /// Another agent shares the GPUs of this node, and its end is waited for.
+    /// Not registered: another agent serves the GPUs of this node, and this agent waits until it ends.
     Follows,
-    /// We do not register yet, because it is not known when containers are to get their devices: what was asked, and why it is
-    /// not known.
+    /// Not registered, because the binding mode is not known yet; the text says what the agent asked and why it has no
+    /// answer.
     Undecided(Arc<str>),
-    /// kubelet watches our list; by which way it came.
+    /// Registered: the kubelet watches the agent's list of devices. The word names the registration method.
     Registered(&'static str),
 }
 
 impl RegistrationState {
-    /// What is said of [`RegistrationState::Follows`].
-    pub const FOLLOWS: &str = "another agent shares the GPUs of this node, this one waits for its end";
+    /// The text for [`RegistrationState::Follows`].
+    pub const FOLLOWS: &str = "another agent shares the GPUs of this node; this agent waits until it ends";
 }
 
-/// What a kubelet does with a second connection for a resource that has one.
+/// What the kubelet does with a second connection for a resource that already has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecondConnection {
-    /// It keeps both, and the end of one changes nothing for the other.
+    /// It keeps both, and the end of one does not affect the other.
     Kept,
-    /// It serves the newer one, and drops that one when the older one ends.
+    /// It uses the newer one, and drops that one too when the older one ends.
     DroppedWithTheFirst,
 }
 
-/// Whether a container can be kept from GPUs that it was not given.
+/// Whether the agent can keep a container from GPUs that it was not given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceIsolation {
     /// It can.
     #[default]
     Holds,
-    /// A pod's own variables open every GPU of the node, and an operator asked for that by name.
+    /// It cannot, because a pod's own environment variables open every GPU of the node; an operator has allowed that
+    /// with a flag.
     GivenUp,
-    /// They would, so no container gets any.
+    /// It cannot, for the same reason, and no operator has allowed it, so no container gets GPUs.
     Refused,
 }
 
 /// How a start of a container ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StartOutcome {
-    /// It got what it was promised.
+    /// The container got its device shares.
     Filled,
-    /// It holds ids of a plugin that ran here before us, and what that one gave.
+    /// The container holds ids of a plugin that ran here earlier, and uses the devices that this plugin gave it.
     Foreign,
-    /// It must not start: the code of the refusal.
+    /// The agent refused the start, with this code.
     Refused(&'static str),
-    /// It was waited for in vain: what was waited for.
+    /// The agent waited too long, for the thing that this word names.
     Late(&'static str),
-    /// What it gets could not be written.
+    /// The agent could not write the container's files.
     Failed,
 }
 
@@ -108,7 +111,7 @@ impl StartOutcome {
         }
     }
 
-    /// Why, where there is a why.
+    /// The reason, or an empty text where there is none.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -123,85 +126,87 @@ impl StartOutcome {
 pub struct DeviceSlots {
     /// The GPU or MIG instance.
     pub device: GpuUuid,
-    /// Slots that kubelet may hand out.
+    /// Slots that the kubelet may allocate.
     pub free: u32,
     /// Slots that containers hold.
     pub used: u32,
-    /// Slots that nobody holds and kubelet may not hand out.
+    /// Slots that no container holds and that the kubelet may not allocate.
     pub unhealthy: u32,
-    /// Slots that containers hold and that are told as unhealthy.
+    /// Slots that containers hold and that the agent reports as unhealthy.
     pub used_unhealthy: u32,
-    /// Pods that were promised something of it and have not ended.
+    /// Pods that claim a share of it and have not ended.
     pub claims: u32,
-    /// Whether it can be trusted with new work.
+    /// Whether it is fit for new containers.
     pub healthy: bool,
-    /// Whether an operator keeps it from new containers.
+    /// Whether an operator has cordoned it, so that it gets no new containers.
     pub cordoned: bool,
 }
 
-/// Containers that have other devices than their claims named, with the same memory and SM time.
+/// Number of containers that got other devices than their claims named, with the same memory and SM time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClaimMoves {
-    /// Another's, who has theirs: at `Allocate` one was expected and the other came.
+    /// Containers that exchanged devices with another container: `Allocate` came for another container than the agent
+    /// expected.
     pub exchanged: u64,
-    /// Devices with room for them: those that kubelet chose, or that were given for another.
+    /// Containers that moved to devices with free room: those that the kubelet chose, or those that were given for
+    /// another container.
     pub alone: u64,
 }
 
-/// What a pod has written into the folders that the limiter needs writable.
+/// The files that a pod has written into the folders that the limiter needs writable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFiles {
     /// The pod.
     pub uid: PodUid,
-    /// Its names.
+    /// Namespace and name.
     pub pod: PodRef,
-    /// Room that it takes on the disk.
+    /// Disk space that they take.
     pub bytes: Bytes,
-    /// Files and folders.
+    /// Number of files and folders.
     pub files: u64,
-    /// Whether it is more than a pod may write. Then there may be more than the numbers say.
+    /// Whether the pod has written more than the limit. Then the real numbers can be higher than these.
     pub over: bool,
 }
 
-/// The plugin, once it runs.
+/// The device plugin, once it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginView {
-    /// `nvidia.com/gpu`.
+    /// The resource, such as `nvidia.com/gpu`.
     pub resource: Arc<str>,
-    /// How it stands with kubelet.
+    /// Its registration with the kubelet.
     pub standing: RegistrationState,
-    /// How often kubelet came to know us.
+    /// Number of registrations.
     pub registrations: u64,
-    /// Ordered by device.
+    /// Slots of the devices, ordered by device.
     pub slots: Arc<[DeviceSlots]>,
-    /// What containers of pods that have not ended were promised, ordered by pod and container.
+    /// Claims of the containers of pods that have not ended, ordered by pod and container.
     pub claims: Arc<[ContainerClaim]>,
-    /// Containers that kubelet allocated.
+    /// Number of containers for which the kubelet called `Allocate`.
     pub allocations: u64,
-    /// Containers whose start was answered, by how; ordered.
+    /// Number of answered container starts by outcome, ordered.
     pub starts: Vec<(StartOutcome, u64)>,
-    /// Starts that had to wait, by what for; ordered.
+    /// Number of starts that had to wait, by the thing they waited for, ordered.
     pub waited: Vec<(&'static str, u64)>,
-    /// Containers for which kubelet counts other devices than those of the claim.
+    /// Number of containers for which the kubelet counts other devices than those of the claim.
     pub differing: u64,
-    /// Pods that run and hold a GPU or MIG instance that this node does not list.
+    /// Number of running pods that hold a GPU or MIG instance that this node does not list.
     pub without_gpu: u32,
-    /// Containers whose claim moved.
+    /// Containers whose claim moved to other devices.
     pub moves: ClaimMoves,
-    /// Pods that have written something, ordered by UID.
+    /// Files of pods in the limiter's writable folders, ordered by UID.
     pub files: Arc<[PodFiles]>,
-    /// Whether containers are kept from others' GPUs.
+    /// Whether the agent can keep containers from GPUs that they were not given.
     pub isolation: DeviceIsolation,
-    /// The chart's policies of which something is known; ordered.
+    /// The chart's admission policies whose state is known, ordered.
     pub guards: Vec<(AdmissionPolicy, PolicyGuard)>,
-    /// `Allocate`, from its request to its answer.
+    /// Duration of `Allocate`, from request to answer.
     pub allocate: Histogram,
-    /// `PreStartContainer`, from its request to its answer.
+    /// Duration of `PreStartContainer`, from request to answer.
     pub start: Histogram,
 }
 
 impl PluginView {
-    /// What this container was promised.
+    /// The claim of this container.
     #[must_use]
     pub fn claim(&self, pod: &PodUid, container: &str) -> Option<&ContainerClaim> {
         let key = |claim: &ContainerClaim| (&claim.holder.pod, &*claim.holder.container).cmp(&(pod, container));

@@ -1,101 +1,103 @@
-//! Pods as the API server knows them: of each what matters on its node, and nothing else.
+//! Pods at the API server, reduced to the fields that matter on their node.
 
 use crate::id::{ContainerId, PodRef, PodUid};
 use crate::time::{Arrival, Monotonic, WallTime};
 use std::sync::Arc;
 
-/// At most this many pods of one node are kept. kubelet's default limit is 110 and the largest supported is about 500;
-/// pods that have ended stay at the API server until somebody deletes them, so there is room for as many again.
+/// Upper bound on the pods of one node. The kubelet's default limit is 110, and the largest supported setup has about
+/// 500. Pods that have ended stay at the API server until they are deleted, so there is room for as many again.
 pub const MAX_POD_OBJECTS: usize = 1024;
-/// At most this many containers of one pod are kept: an object of 1.5 MiB could name thousands, kubelet starts dozens.
+/// Upper bound on the containers of one pod: an object of 1.5 MiB could name thousands, but the kubelet starts dozens.
 pub const MAX_CONTAINERS: usize = 128;
-/// Annotations of one pod that are kept may be this large together, keys included. The longest that anybody needs are
-/// the devices of 16 GPUs for each of several containers, some 4 KiB, three times; the API server allows 256 KiB, and a
-/// node full of such pods must not fill our memory.
+/// Upper bound on the size of one pod's kept annotations together, keys included. The longest needed are the devices of
+/// 16 GPUs for each of several containers, some 4 KiB, three times. The API server allows 256 KiB, and a node full of
+/// such pods must not fill the agent's memory.
 pub const MAX_ANNOTATIONS: usize = 16 * 1024;
-/// Extended resources that one container may ask for: HAMi has five, MIG a dozen profiles.
+/// Upper bound on the extended resources of one container: HAMi has five, MIG a dozen profiles.
 pub const MAX_RESOURCES: usize = 32;
 
-/// Labels of pods that an operator may have shown: each is one more series for each pod.
+/// Upper bound on the pod labels that an operator can show: each is one more series for each pod.
 pub const MAX_LABEL_KEYS: usize = 16;
 
-/// The keys of labels that are kept of each pod, at most [`MAX_LABEL_KEYS`], ordered.
+/// The label keys that are kept of each pod, ordered, at most [`MAX_LABEL_KEYS`].
 pub type LabelKeys = Arc<[Arc<str>]>;
 
-/// Labels of one pod, each with its key.
+/// Labels of one pod: key and value.
 pub type PodLabels = Vec<(Arc<str>, Arc<str>)>;
 
 /// One pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// The API server's identity of it.
+    /// The UID at the API server.
     pub uid: PodUid,
-    /// The hash of the manifest of which this is the mirror: kubelet calls a static pod by that and not by `uid`.
+    /// For the mirror pod of a static pod, the hash of the manifest: the kubelet uses it as the pod's UID instead of
+    /// `uid`.
     pub mirror_of: Option<PodUid>,
     /// Namespace and name.
     pub name: PodRef,
-    /// How far it is.
+    /// Phase of its life.
     pub phase: PodPhase,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Option<WallTime>,
-    /// Which version of it this is, where the server counts them by numbers: higher is later, over all pods.
+    /// The resource version, where the server uses numbers: higher is later, over all pods.
     pub version: Option<u64>,
-    /// When it came to this node, beside the others; `None` until it stands in a [`PodList`].
+    /// Its place in the order in which pods came to this node; `None` until it stands in a [`PodList`].
     pub arrival: Option<Arrival>,
-    /// When it was asked to end, if it was.
+    /// When its deletion was requested, if it was.
     pub deleted_at: Option<WallTime>,
-    /// Annotations that matter to us, ordered by key.
+    /// Annotations that the agent uses, ordered by key.
     pub annotations: Vec<(Arc<str>, Arc<str>)>,
-    /// Annotations that would matter and are too large ([`MAX_ANNOTATIONS`]): what they say is not known.
+    /// Number of annotations that the agent would use but that are too large ([`MAX_ANNOTATIONS`]); their values are
+    /// not known.
     pub annotations_left_out: u32,
-    /// Those of them that a user does not write, so that a claim may be among them.
+    /// Number of those with a key that only the system writes, so that a claim may be among them.
     pub system_keys_left_out: u32,
-    /// Labels that are wanted, in the order of [`LabelKeys`].
+    /// The labels to show, in the order of [`LabelKeys`].
     pub labels: PodLabels,
     /// Priority, once admission has set it.
     pub priority: Option<i32>,
-    /// The object that made it and answers for it.
+    /// The controller that owns it.
     pub controller: Option<PodController>,
-    /// Whether it lives in the node's network.
+    /// Whether it uses the node's network namespace.
     pub host_network: bool,
-    /// The runtime class that its author chose: another runtime than that of the node's other pods.
+    /// The runtime class that its author chose: it can name another runtime than that of the node's other pods.
     pub runtime_class: Option<Arc<str>>,
-    /// When its containers are started again.
+    /// Restart policy of its containers.
     pub restart: Option<RestartPolicy>,
-    /// Containers in the order in which kubelet deals with them: init, then app, then ephemeral.
+    /// Containers in the order in which the kubelet handles them: init, then app, then ephemeral.
     pub containers: Vec<PodContainer>,
-    /// Init and app containers beyond [`MAX_CONTAINERS`]: what they ask for is not known.
+    /// Number of init and app containers beyond [`MAX_CONTAINERS`]; their requests are not known.
     pub containers_left_out: u32,
 }
 
-/// How far a pod is.
+/// The phase of a pod's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PodPhase {
-    /// Accepted, not all containers have been started.
+    /// Accepted, but not all containers have been started.
     Pending,
     /// Bound and started.
     Running,
-    /// All containers ended well.
+    /// All containers ended successfully.
     Succeeded,
-    /// All containers ended, one of them badly.
+    /// All containers ended, at least one with a failure.
     Failed,
-    /// The server says so, or a word that is not known.
+    /// Unknown to the API server, or a word that this version does not know.
     #[default]
     Unknown,
 }
 
-/// When a container is started again.
+/// When the kubelet restarts a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestartPolicy {
     /// Whenever it ends.
     Always,
-    /// When it ends badly.
+    /// When it ends with a failure.
     OnFailure,
-    /// Not at all.
+    /// Never.
     Never,
 }
 
-/// The controller among a pod's owners.
+/// The controller among a pod's owner references.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodController {
     /// Group and version, such as `apps/v1`.
@@ -108,70 +110,71 @@ pub struct PodController {
     pub uid: Arc<str>,
 }
 
-/// One container of a pod, as it was asked for and as it is.
+/// One container of a pod, with its specification and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainer {
     /// Its name in the pod.
     pub name: Arc<str>,
-    /// Which list it stands in.
+    /// The list of the pod's specification that it stands in.
     pub kind: ContainerKind,
-    /// Its own rule, where it has one.
+    /// Its own restart policy, if it has one.
     pub restart: Option<RestartPolicy>,
-    /// Image as the author wrote it.
+    /// Image as written in the specification.
     pub image: Option<Arc<str>>,
     /// Limits of extended resources as text, such as `("nvidia.com/gpumem", "8k")`, ordered by name.
     pub limits: Vec<(Arc<str>, Arc<str>)>,
-    /// Extended resources beyond [`MAX_RESOURCES`], those of which nothing is asked for first: whether GPUs are among them is not known.
+    /// Number of extended resources beyond [`MAX_RESOURCES`]; those with an amount of 0 are left out first. Whether
+    /// GPUs are among them is not known.
     pub limits_left_out: u32,
-    /// The running or last container of that name; `None` before the first one is made.
+    /// Id of the running or last container of that name; `None` before the first one is created.
     pub id: Option<ContainerId>,
-    /// What it does.
+    /// Its state.
     pub state: ContainerState,
-    /// Whether it may change what is mounted in it: privileged, or with `SYS_ADMIN` or all capabilities added.
+    /// Whether it can change its own mounts: privileged, or with `SYS_ADMIN` or all capabilities added.
     pub may_mount: bool,
 }
 
-/// Which list of the pod a container stands in.
+/// The list of the pod's specification that a container stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContainerKind {
     /// Runs to its end before the next one begins.
     Init,
-    /// Listed with the init containers, and runs as long as the pod (`restartPolicy: Always`).
+    /// Listed with the init containers, but runs as long as the pod (`restartPolicy: Always`).
     Sidecar,
-    /// What the pod is for.
+    /// An app container.
     App,
     /// Added by `kubectl debug`.
     Ephemeral,
 }
 
-/// What a container does.
+/// The state of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContainerState {
-    /// kubelet has not said.
+    /// The kubelet has not reported it.
     #[default]
     Unknown,
     /// Not started yet, or between two starts.
     Waiting,
-    /// Runs.
+    /// Running.
     Running,
     /// Ended.
     Terminated,
 }
 
 impl Pod {
-    /// The UID under which kubelet makes its cgroup.
+    /// The UID that the kubelet uses for the pod's cgroup.
     #[must_use]
     pub fn cgroup_uid(&self) -> &PodUid {
         self.mirror_of.as_ref().unwrap_or(&self.uid)
     }
 
-    /// Whether no container of it will ever run again.
+    /// Whether the pod has ended, so that none of its containers runs again.
     #[must_use]
     pub fn ended(&self) -> bool {
         matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
-    /// The annotation of this key; also `None` where it was too large to be kept.
+    /// The annotation with this key; also `None` where it was too large to be kept.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         let place = self.annotations.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
@@ -180,7 +183,7 @@ impl Pod {
 }
 
 impl PodContainer {
-    /// The limit of this resource, as it was written.
+    /// The limit of this resource, as written in the specification.
     #[must_use]
     pub fn limit(&self, resource: &str) -> Option<&str> {
         self.limits.iter().find(|(name, _)| &**name == resource).map(|(_, quantity)| &**quantity)
@@ -190,20 +193,20 @@ impl PodContainer {
 /// The pods of this node at the API server, all of them.
 #[derive(Clone, Debug, Default)]
 pub struct PodList {
-    /// Ordered by UID, at most [`MAX_POD_OBJECTS`].
+    /// The pods, ordered by UID, at most [`MAX_POD_OBJECTS`].
     pub pods: Vec<Arc<Pod>>,
-    /// Pods beyond that bound. Those that ended are left out first.
+    /// Number of pods beyond that bound. Pods that have ended are left out first.
     pub left_out: u32,
-    /// Pods whose newest version could not be read. Of those that could be read before, the older version is in `pods`.
+    /// Number of pods whose newest version could not be parsed. If an older version could be parsed, it is in `pods`.
     pub unreadable: u32,
 }
 
-/// How the watch of this node's pods fares.
+/// The state of the pod watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodWatchState {
-    /// When the API server last said anything; `None` before the first list.
+    /// When the API server last sent anything; `None` before the first list.
     pub heard: Option<Monotonic>,
-    /// Why it cannot be asked now, if it cannot.
+    /// The reason why the API server cannot be reached now, if it cannot.
     pub broken: Option<Arc<str>>,
 }
 

@@ -7,14 +7,14 @@ use crate::time::{Monotonic, WallTime};
 use crate::unit::{Bytes, Count, Nanos, Percent};
 use std::sync::Arc;
 
-/// At most this many processes of one GPU are kept by name (NVML lists a few hundred at most under MPS); the rest are
-/// counted and summed as unattributed.
+/// Upper bound on the processes of one GPU that are kept by name (NVML lists a few hundred at most under MPS). The rest
+/// are counted and summed as unattributed.
 pub const MAX_GPU_PROCESSES: usize = 1024;
-/// At most this many host processes are kept in the view, those with the most CPU and memory first. 4096 entries are
-/// about 1 MiB; a machine with more processes is shown with `processes_left_out` counting the rest.
+/// Upper bound on the host processes in the view; those with the most CPU and memory come first. 4096 entries take
+/// about 1 MiB; on a machine with more processes, `processes_left_out` counts the rest.
 pub const MAX_PROCESSES: usize = 4096;
 
-/// What a process does on a GPU.
+/// How a process uses a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuProcessKind {
     /// CUDA.
@@ -25,24 +25,26 @@ pub enum GpuProcessKind {
     Mps,
 }
 
-/// Whose a process is, decided where both sides of the check were read: see [`GpuProcess::owner`].
+/// The owner of a process, see [`GpuProcess::owner`]. The source that reads both sides of the check decides it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProcessOwner {
-    /// Start time and cgroup agreed before and after NVML's list, and the start precedes NVML's stamp.
+    /// The cgroup. Start time and cgroup were the same before and after NVML's list, and the start precedes NVML's
+    /// stamp.
     Cgroup(Arc<CgroupIdentity>),
-    /// A process of the host, in no container.
+    /// A host process, in no container.
     Host,
-    /// It could not be said: the number vanished, was used again, or is hidden from us (no hostPID).
+    /// The owner could not be determined: the PID disappeared, was reused, or is hidden from the agent (no hostPID).
     Unknown,
 }
 
-/// At most this many jobs of Slurm on one GPU: with sharding some share it, more than its processes there are not.
+/// Upper bound on the Slurm jobs of one GPU: with sharding, several jobs share a GPU, but never more jobs than it has
+/// processes.
 pub const MAX_JOBS: usize = 64;
 
-/// A job of Slurm, by the cgroup of its processes.
+/// A Slurm job, identified by the cgroup of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SlurmJob {
-    /// Its number.
+    /// The job number.
     pub job: u64,
     /// The step: a number, `batch`, `extern`, `interactive`.
     pub step: Option<Arc<str>>,
@@ -51,38 +53,38 @@ pub struct SlurmJob {
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuProcess {
-    /// The PID as the driver told it (host namespace).
+    /// The PID that the driver reports (host namespace).
     pub pid: u32,
-    /// Number and start time, where `/proc` showed the process.
+    /// PID and start time, if `/proc` showed the process.
     pub key: Option<ProcessKey>,
-    /// `comm`, at most 15 bytes, with replacement characters for what is not UTF-8.
+    /// `comm`, at most 15 bytes; bytes that are not UTF-8 become replacement characters.
     pub command: Arc<str>,
-    /// Whose it is.
+    /// The owner.
     pub owner: ProcessOwner,
-    /// What it does there.
+    /// How it uses the GPU.
     pub kind: GpuProcessKind,
-    /// MIG instance it runs on.
+    /// The MIG instance that it runs on.
     pub mig: Option<GpuUuid>,
-    /// Device memory it holds.
+    /// Device memory that it holds.
     pub memory_used: Reading<Bytes>,
-    /// SM use: mean over the time since the last list, weighted by time, and with that of the GPU's other processes no more
-    /// than the GPU says of itself. An idle process has 0 here (measured: the driver keeps no sample of a process that did
-    /// nothing); one of which the driver told only garbage has none.
+    /// SM use: the mean since the last list, weighted by time. The sum over the GPU's processes is at most what the GPU
+    /// reports for itself. An idle process has 0 (measured: the driver keeps no sample of a process that did nothing).
+    /// A process for which the driver reported only garbage has no value.
     pub sm: Reading<Percent>,
-    /// Encoder.
+    /// Encoder use.
     pub encoder: Reading<Percent>,
-    /// Decoder.
+    /// Decoder use.
     pub decoder: Reading<Percent>,
 }
 
-/// NVML's list of one GPU at one moment.
+/// NVML's list of the processes of one GPU at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuProcesses {
-    /// Which GPU.
+    /// The GPU.
     pub gpu: GpuUuid,
-    /// The list, or why there is none.
+    /// The list, or the reason why there is none.
     pub list: Reading<Vec<GpuProcess>>,
-    /// NVML's stamp of the newest utilisation sample that was used.
+    /// NVML's time stamp of the newest utilisation sample that was used.
     pub stamp: Option<WallTime>,
     /// Processes beyond [`MAX_GPU_PROCESSES`].
     pub left_out: u32,
@@ -91,11 +93,11 @@ pub struct GpuProcesses {
 /// A process of the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostProcess {
-    /// Who.
+    /// The process.
     pub key: ProcessKey,
     /// `comm`.
     pub command: Arc<str>,
-    /// Whose it is.
+    /// The owner.
     pub owner: ProcessOwner,
     /// User time since its start.
     pub cpu_user: Nanos,
@@ -105,20 +107,20 @@ pub struct HostProcess {
     pub rss: Bytes,
     /// Threads.
     pub threads: Count,
-    /// Bytes it caused to be read from storage.
+    /// Bytes that it read from storage.
     pub read_bytes: Reading<Bytes>,
-    /// Bytes it caused to be written to storage.
+    /// Bytes that it wrote to storage.
     pub write_bytes: Reading<Bytes>,
-    /// When this was read.
+    /// When the values were read.
     pub at: Monotonic,
 }
 
 /// One pass over the host's processes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessPass {
-    /// At most [`MAX_PROCESSES`].
+    /// The processes, at most [`MAX_PROCESSES`].
     pub processes: Vec<HostProcess>,
-    /// How many there are in all.
+    /// Number of processes on the host.
     pub total: u32,
     /// When the pass ended.
     pub at: Monotonic,

@@ -1,39 +1,39 @@
-//! A value that was measured at a time, or the reason why there is none. Absent is not zero.
+//! A value that was measured at a time, or the reason why there is none. An absent value is never shown as zero.
 
 use crate::time::Monotonic;
 use std::fmt;
 
-/// One measured value with its time, or why it is absent.
+/// One measured value with its time, or the reason why it is absent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reading<T> {
-    /// Read from the world at this moment.
+    /// The value, and when it was measured.
     Measured(T, Monotonic),
-    /// Not known, and why.
+    /// The value is not known, for this reason.
     Absent(Absence),
 }
 
-/// Why a reading is absent. A closed list: each reason has a sentence that an operator can act on.
+/// The reason why a reading is absent. The list is closed: each reason has a text that an operator can act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Absence {
-    /// The first measurement has not been made yet (or a rate still lacks its second sample).
+    /// There is no measurement yet, or a rate lacks its second sample.
     NotYet,
     /// The device or driver says that it has no such value (`NVML_ERROR_NOT_SUPPORTED`).
     NotSupported,
-    /// The driver, kernel or file system refused (`NVML_ERROR_NO_PERMISSION`, `EACCES`, `EPERM`).
+    /// The driver, kernel or file system denied access (`NVML_ERROR_NO_PERMISSION`, `EACCES`, `EPERM`).
     NoPermission,
-    /// A call to the driver takes longer than a reading can wait for; the GPU is left alone until it returns.
+    /// A driver call takes longer than a reading can wait for; the GPU is left alone until the call returns.
     CallStalls,
-    /// A call to the driver has not returned for so long that nobody expects it any more; the GPU is left alone until it does.
+    /// A driver call has not returned for so long that it counts as hung; the GPU is left alone until the call returns.
     CallHangs,
-    /// The GPU has fallen off the bus or was taken away.
+    /// The GPU has fallen off the bus or was removed.
     GpuLost,
-    /// The GPU wants a reset before it can be read.
+    /// The GPU must be reset before it can be read.
     ResetRequired,
-    /// The NVML library is there, the kernel driver is not loaded.
+    /// The NVML library is installed, but the kernel driver is not loaded.
     DriverNotLoaded,
-    /// There is no NVML library.
+    /// No NVML library is installed.
     LibraryNotFound,
-    /// The installed NVML library does not know this call.
+    /// The installed NVML library does not have this call.
     NotInThisDriver,
     /// The architecture has no such counters (GPM begins with Hopper).
     NotThisArchitecture,
@@ -45,27 +45,27 @@ pub enum Absence {
     KernelDoesNotCount,
     /// The file does not exist under this cgroup version or configuration.
     NoSuchFile,
-    /// The file was there but its text could not be understood.
+    /// The file exists, but its text could not be parsed.
     Unreadable,
-    /// The thing went away while it was being read.
+    /// The process, cgroup or device disappeared while it was being read.
     Vanished,
-    /// No living process of the pod could be found to read through.
+    /// The value is read through a process of the pod, and none was alive.
     NoLivingProcess,
-    /// The agent lives in a PID namespace of its own (no `hostPID`), from which the machine's processes cannot be seen.
+    /// The agent runs in its own PID namespace (no `hostPID`), from which the host's processes cannot be seen.
     ProcessesHidden,
-    /// Reading this of another user's process needs `CAP_SYS_PTRACE`.
+    /// This value of another user's process needs `CAP_SYS_PTRACE`.
     NeedsPtrace,
     /// The counter went backwards, so no rate follows from this pair of samples.
     CounterReset,
-    /// It cannot be said whose it is (the process could not be tied to a container).
+    /// The value cannot be attributed: its process could not be tied to a container.
     NotAttributable,
-    /// NVLinks that end at a switch, and not at the other GPU.
+    /// The NVLinks end at a switch and not at the other GPU.
     ThroughSwitch,
     /// Switched off by a setting.
     SwitchedOff,
-    /// The GPU driver is let go of for a while, because an operator asked for it.
+    /// The agent has released the GPU driver for a while, because an operator asked for it.
     Released,
-    /// NVML answered with an error that has no reason of its own here; the number is NVML's.
+    /// Another NVML error; the number is NVML's.
     Nvml(u32),
 }
 
@@ -132,14 +132,14 @@ impl fmt::Display for Absence {
             Absence::NotAttributable => "cannot be attributed",
             Absence::ThroughSwitch => "through an NVLink switch",
             Absence::SwitchedOff => "switched off",
-            Absence::Released => "driver is let go of for an operator",
+            Absence::Released => "driver released at an operator's request",
             Absence::Nvml(code) => return write!(f, "NVML error {code}"),
         })
     }
 }
 
 impl<T> Reading<T> {
-    /// Nothing has been measured yet: where every reading begins.
+    /// Not measured yet: the initial state of every reading.
     pub const NOT_YET: Reading<T> = Reading::Absent(Absence::NotYet);
 
     /// The value, if there is one.
@@ -150,7 +150,7 @@ impl<T> Reading<T> {
         }
     }
 
-    /// When it was measured, if it was.
+    /// The time of the measurement, if there is one.
     pub fn at(&self) -> Option<Monotonic> {
         match self {
             Reading::Measured(_, at) => Some(*at),
@@ -158,7 +158,7 @@ impl<T> Reading<T> {
         }
     }
 
-    /// Why it is absent, if it is.
+    /// The reason why it is absent, if it is.
     pub fn absence(&self) -> Option<Absence> {
         match self {
             Reading::Measured(..) => None,
@@ -166,7 +166,7 @@ impl<T> Reading<T> {
         }
     }
 
-    /// The same reading of another thing: the time and the reason stay.
+    /// The reading with its value changed; the time and the reason stay.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Reading<U> {
         match self {
             Reading::Measured(value, at) => Reading::Measured(change(value), at),
@@ -174,7 +174,7 @@ impl<T> Reading<T> {
         }
     }
 
-    /// From a result of measuring at `at`.
+    /// A reading from the result of a measurement at `at`.
     pub fn from_result(result: Result<T, Absence>, at: Monotonic) -> Self {
         match result {
             Ok(value) => Reading::Measured(value, at),

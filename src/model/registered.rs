@@ -1,4 +1,5 @@
-//! What a node offers to the scheduler: one entry for each physical GPU, however many containers may share it.
+//! The register: what a node offers to the scheduler, one entry for each physical GPU, however many containers may
+//! share it.
 
 use crate::id::GpuUuid;
 use crate::unit::{CorePercent, Mib};
@@ -11,44 +12,44 @@ pub struct RegisteredGpu {
     pub uuid: GpuUuid,
     /// NVML's index.
     pub index: u32,
-    /// How many containers may share it.
+    /// Number of containers that may share it.
     pub slots: u32,
-    /// Memory that is offered: what the card has, scaled.
+    /// Memory that the node offers: the GPU's memory times the memory scaling.
     pub memory: Mib,
-    /// Computing time that is offered: 100, scaled.
+    /// SM time that the node offers: 100 times the core scaling.
     pub cores: CorePercent,
-    /// What users select by: the product's name, beginning with `NVIDIA`.
+    /// The product name, beginning with `NVIDIA`; users select GPUs by it.
     pub product: Arc<str>,
-    /// NUMA node; 0 also where it is not known.
+    /// NUMA node; 0 also where the node is not known.
     pub numa: u32,
-    /// How the GPU is shared: `hami-core`, `mig`, or another word that pods may ask for.
+    /// The sharing mode: `hami-core`, `mig`, or another word that pods may ask for.
     pub mode: Arc<str>,
     /// Whether new containers may be placed on it.
     pub healthy: bool,
-    /// The MIG profiles that may be made on it, where it is shared by MIG.
+    /// The MIG profiles that can be created on it, if it is shared by MIG.
     pub mig_profiles: Vec<MigProfile>,
 }
 
-/// A shape of MIG instance that may be made.
+/// A MIG profile: one size of MIG instance that can be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigProfile {
-    /// `1g.10gb`.
+    /// The name, such as `1g.10gb`.
     pub name: Arc<str>,
     /// Its memory.
     pub memory: Mib,
-    /// Its share of the computing time.
+    /// Its percentage of the SM time.
     pub cores: CorePercent,
-    /// How many slices of computing it takes.
+    /// Number of compute slices that it takes.
     pub slices: u32,
-    /// Where it may be put.
+    /// The placements at which it can be created.
     pub placements: Vec<MigPlacement>,
 }
 
-/// A place for a MIG instance: slices of memory.
+/// A placement of a MIG instance, in memory slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigPlacement {
-    /// The first.
+    /// The first memory slice.
     pub start: u32,
-    /// How many.
+    /// The number of memory slices.
     pub size: u32,
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 /// Memory of each of the GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryRequest {
-    /// So much.
+    /// This amount.
     Amount(Mib),
-    /// This share of what the GPU offers, 1 to 100.
+    /// This percentage of the memory that the GPU offers, 1 to 100.
     Percent(u8),
 }
 
@@ -16,7 +16,7 @@ impl MemoryRequest {
     /// The whole of a GPU.
     pub const WHOLE: MemoryRequest = MemoryRequest::Percent(100);
 
-    /// The bytes that this is of a GPU that offers `total`. A percentage is cut to whole bytes.
+    /// The request in bytes, for a GPU that offers `total`. A percentage is rounded down to whole bytes.
     #[must_use]
     pub fn of(self, total: Bytes) -> Bytes {
         match self {
@@ -33,24 +33,25 @@ impl MemoryRequest {
 /// The request of one container. A container that asks for no GPU has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuRequest {
-    /// How many GPUs, at least one.
+    /// Number of GPUs, at least one.
     pub count: u32,
-    /// Memory of each.
+    /// Memory of each GPU.
     pub memory: MemoryRequest,
-    /// Computing time of each, 0 to 100. 0 is "as much as is left", and still no place on a GPU that is all given away.
+    /// Percent of the SM time of each GPU, 0 to 100. 0 requests whatever is left; it still gets no place on a GPU whose
+    /// SM time is all claimed.
     pub cores: CorePercent,
-    /// Priority among the containers of one GPU, if one is asked for: 0 is high, 1 is low.
+    /// Priority among the containers of one GPU, if one is requested: 0 is high, 1 is low.
     pub priority: Option<u32>,
 }
 
-/// When a container runs, seen from its pod.
+/// When a container runs in the life of its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerRole {
     /// Runs to its end before the others start.
     Init,
     /// An init container that keeps running (`restartPolicy: Always`).
     Sidecar,
-    /// Runs beside the others.
+    /// Runs at the same time as the other app containers.
     App,
 }
 
@@ -61,13 +62,13 @@ pub struct ContainerRequest {
     pub container: Arc<str>,
     /// When it runs.
     pub role: ContainerRole,
-    /// How many slots it asks of kubelet: 0 for a container that must see no GPU.
+    /// Number of slots that the container requests from the kubelet: 0 for a container that must see no GPU.
     pub slots: u32,
-    /// Memory of each GPU, where the pod names it.
+    /// Memory of each GPU, if the pod requests an amount.
     pub memory: Option<MemoryRequest>,
-    /// Percent of SM time of each GPU, where the pod names it.
+    /// Percent of SM time of each GPU, if the pod requests an amount.
     pub cores: Option<CorePercent>,
-    /// Priority among the containers of one GPU, where the pod names it: 0 is high, 1 is low.
+    /// Priority among the containers of one GPU, if the pod requests one: 0 is high, 1 is low.
     pub priority: Option<u32>,
 }
 

@@ -1,26 +1,26 @@
-//! Slots: the numbered ids of a GPU that the kubelet counts and hands out.
+//! Slots: the numbered device ids of a GPU that the kubelet counts and allocates.
 
 use crate::id::GpuUuid;
 use std::fmt;
 
-/// Slots of one GPU or MIG instance at most. HAMi's default is 10; time-slicing setups of 100 are known.
+/// Upper bound on the slots of one GPU or MIG instance. HAMi's default is 10; time-slicing setups of 100 are known.
 pub const MAX_SLOTS_PER_DEVICE: u16 = 1000;
 
-/// One kubelet device: a numbered share of a GPU or MIG instance, written `<uuid>-<number>`.
+/// One device id of the kubelet: a number on a GPU or MIG instance, written `<uuid>-<number>`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
     /// The GPU or MIG instance.
     pub device: GpuUuid,
-    /// 0 to one below the device's number of slots.
+    /// 0 to the device's number of slots minus one.
     pub number: u16,
 }
 
 impl Slot {
-    /// Reads `<uuid>-<number>`. Anything else is an id of some other plugin, which is not an error of ours.
+    /// Reads `<uuid>-<number>`. Any other text is the id of another plugin: `None`, not an error.
     #[must_use]
     pub fn parse(text: &str) -> Option<Slot> {
         let (device, number) = text.rsplit_once('-')?;
-        // `-07` would be a second spelling of `-7`, and ids are compared as texts by kubelet.
+        // `-07` would be a second spelling of `-7`, and the kubelet compares ids as text.
         if number.len() > 1 && number.starts_with('0') || !number.bytes().all(|digit| digit.is_ascii_digit()) {
             return None;
         }

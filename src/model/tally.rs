@@ -1,20 +1,21 @@
-//! What pods have had of GPUs since they came: counters that outlive the program.
+//! GPU time and energy of pods since they came to the node. The sums survive a restart of the agent.
 
 use crate::id::{GpuUuid, PodUid};
 use crate::unit::{Millijoules, Nanos};
 
-/// Pods and GPUs that are counted: 512 pods with GPUs on a node, each on four of them.
+/// Upper bound on the pairs of pod and GPU that are counted: 512 pods with GPUs on a node, each on four of them.
 pub const MAX_TALLIES: usize = 2048;
 
-/// What one pod has had of one GPU.
+/// The GPU time and energy of one pod on one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuTally {
-    /// Whose.
+    /// The pod.
     pub pod: PodUid,
-    /// Of which card.
+    /// The GPU.
     pub gpu: GpuUuid,
-    /// GPU time: a second of the card is divided among those who hold it, so that all of them together have no more.
+    /// GPU time: each second of the GPU is divided among its holders, so that the sums of all holders never exceed the
+    /// time that passed.
     pub held: Nanos,
-    /// Its part of what the card drew meanwhile.
+    /// The pod's part of the energy that the GPU drew.
     pub energy: Millijoules,
 }

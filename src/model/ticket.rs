@@ -1,28 +1,29 @@
-//! Tickets: the CDI device names that stand for a container until it is known which container it is.
+//! Tickets: CDI device names that stand for a container until the agent knows which container it is.
 
 use crate::claim::DeviceShare;
 use crate::id::{ContainerKey, Ticket};
 use std::sync::Arc;
 
-/// A ticket as it was given out at `Allocate`.
+/// A ticket that the kubelet got as the answer to `Allocate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedTicket {
-    /// Which.
+    /// The ticket.
     pub ticket: Ticket,
-    /// Higher than that of every ticket given out before it.
+    /// Sequence number, higher than that of every ticket issued before.
     pub order: u64,
-    /// The ids that it stands for.
+    /// The slot ids that the ticket stands for.
     pub ids: Vec<Arc<str>>,
-    /// For whom it was meant, where devices were given with it.
+    /// With early binding, the container that the agent expected to be behind the call, and whose devices the answer
+    /// holds.
     pub meant: Option<ContainerKey>,
-    /// Whose it is, once kubelet has said so.
+    /// The container that holds the ticket, once the kubelet's checkpoint names it.
     pub holder: Option<ContainerKey>,
-    /// What its container has, where the claim alone does not say it.
+    /// The device shares of its container, where the claim alone does not say them.
     pub given: Option<Vec<DeviceShare>>,
 }
 
 impl IssuedTicket {
-    /// Whether devices were given with it.
+    /// Whether the answer to `Allocate` already held the devices (early binding).
     #[must_use]
     pub fn early(&self) -> bool {
         self.meant.is_some()

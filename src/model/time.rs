@@ -1,14 +1,14 @@
-//! Two clocks that must not be mixed: one that only goes forward, one that people read.
+//! Two clocks that must not be mixed: a monotonic clock for ages, and the wall clock for people.
 
 use std::time::Duration;
 
-/// Nanoseconds of the machine's monotonic clock (`CLOCK_BOOTTIME`: it also counts while the machine sleeps).
-/// Ages and rates are made of these, so a jump of the wall clock changes neither.
+/// Nanoseconds of the machine's monotonic clock (`CLOCK_BOOTTIME`: it also counts while the machine sleeps). Ages and
+/// rates use only this clock, so a jump of the wall clock changes neither.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Monotonic(pub u64);
 
 impl Monotonic {
-    /// How long ago `earlier` was; zero if it lies ahead.
+    /// Time from `earlier` to this moment; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Monotonic) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -21,7 +21,8 @@ impl Monotonic {
     }
 }
 
-/// The place of a pod among those that came to this node: a lower one came earlier. Counted anew in each life of the program.
+/// The place of a pod in the order in which pods came to this node: a lower number came earlier. The count starts again
+/// with the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arrival(pub u64);
 
@@ -30,30 +31,31 @@ pub struct Arrival(pub u64);
 pub struct WallTime(pub u64);
 
 impl WallTime {
-    /// Seconds since 1970, as exposition formats and JSON want them.
+    /// Seconds since 1970, the unit of exposition formats and JSON.
     #[must_use]
     pub fn as_seconds(self) -> f64 {
         Duration::from_micros(self.0).as_secs_f64()
     }
 
-    /// How long ago `earlier` was; zero if it lies ahead.
+    /// Time from `earlier` to this moment; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: WallTime) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// One look at both clocks, taken together.
+/// Both clocks, read together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
-    /// The clock for ages.
+    /// The monotonic clock, for ages.
     pub monotonic: Monotonic,
-    /// The clock for people.
+    /// The wall clock, for people.
     pub wall: WallTime,
 }
 
 impl Now {
-    /// When, on the wall clock of *this* look, the moment `at` was. A jump of the wall clock moves all stamps together.
+    /// The wall time of the moment `at`, computed from its age and the wall clock of *this* reading. A jump of the wall
+    /// clock moves all stamps together.
     #[must_use]
     pub fn wall_of(&self, at: Monotonic) -> WallTime {
         let age = u64::try_from(self.monotonic.since(at).as_micros()).unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! Units are types. The number inside is public: a newtype here is a label, not a vault.
+//! Units are types. The inner number is public: a newtype only labels the unit, it does not protect the value.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,16 +16,16 @@ unit!(
     Bytes(u64)
 );
 unit!(
-    /// Whole MiB, the unit in which GPU memory is asked for and given.
+    /// Whole MiB, the unit in which GPU memory is requested and claimed.
     Mib(u64)
 );
 unit!(
-    /// Percent of a GPU's computing time as it is asked for and given: 100 is a whole GPU, more only where computing time
+    /// Percent of a GPU's SM time, as it is requested and claimed: 100 is a whole GPU; more than 100 only where SM time
     /// is scaled.
     CorePercent(u32)
 );
 unit!(
-    /// Percent of a whole as NVML gives it: 0 to 100.
+    /// Percent of a whole, as NVML reports it: 0 to 100.
     Percent(f64)
 );
 unit!(
@@ -49,11 +49,11 @@ unit!(
     Celsius(i32)
 );
 unit!(
-    /// Bytes in a second.
+    /// Bytes per second.
     BytesPerSecond(f64)
 );
 unit!(
-    /// Processor cores in use: 1.5 is one and a half cores busy all the time.
+    /// CPU cores in use: 1.5 is one and a half cores busy all the time.
     Cores(f64)
 );
 unit!(
@@ -61,7 +61,7 @@ unit!(
     Count(u64)
 );
 unit!(
-    /// Nanoseconds of processor or waiting time.
+    /// Nanoseconds of CPU time or waiting time.
     Nanos(u64)
 );
 
@@ -75,20 +75,20 @@ impl Bytes {
     /// One MiB.
     pub const MIB: u64 = 1 << 20;
 
-    /// Whole and broken MiB.
+    /// As MiB with decimals.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "exact below 8 PiB")]
     pub fn mib(self) -> f64 {
         self.0 as f64 / Self::MIB as f64
     }
 
-    /// `self - other`, zero if that were negative.
+    /// `self - other`, or zero if that is negative.
     #[must_use]
     pub fn less(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
 
-    /// `self + other`, at most the largest number there is.
+    /// `self + other`, saturating.
     #[must_use]
     pub fn plus(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_add(other.0))
@@ -96,13 +96,13 @@ impl Bytes {
 }
 
 impl Mib {
-    /// As bytes, at most the largest number there is.
+    /// As bytes, saturating.
     #[must_use]
     pub fn bytes(self) -> Bytes {
         Bytes(self.0.saturating_mul(Bytes::MIB))
     }
 
-    /// The whole MiB in `bytes`; what is left over is cut off.
+    /// The whole MiB in `bytes`, rounded down.
     #[must_use]
     pub fn within(bytes: Bytes) -> Mib {
         Mib(bytes.0 / Bytes::MIB)
@@ -118,7 +118,7 @@ impl Nanos {
 }
 
 impl Percent {
-    /// As a share of one.
+    /// As a ratio, 0.0 to 1.0.
     #[must_use]
     pub fn ratio(self) -> Ratio {
         Ratio(self.0 / 100.0)

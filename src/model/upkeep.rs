@@ -1,86 +1,88 @@
-//! What whoever keeps the machines looks at: what a card is by its plate, how it sits in its slot, what it has worn out,
-//! and how its links and its fabric fare. Read rarely, because it changes rarely.
+//! Maintenance data of a GPU: board, PCIe slot, retired memory pages, NVLinks and fabric. It is read rarely, because it
+//! changes rarely.
 //!
 //! ```text
-//!   Board    plate and limits: once        Upkeep   slot, worn pages, links, fabric: every 15 to 60 s
+//!   Board    board and limits: once        Upkeep   slot, retired pages, links, fabric: every 15 to 60 s
 //! ```
 
 use crate::reading::{Absence, Reading};
 use crate::unit::{Count, Watts};
 use std::sync::Arc;
 
-/// At most this many NVLinks on one GPU: `NVML_NVLINK_MAX_LINKS` of today's header; no card sold has more than 18.
+/// Upper bound on the NVLinks of one GPU: `NVML_NVLINK_MAX_LINKS` of the current header; no GPU on the market has more
+/// than 18.
 pub const MAX_NVLINKS: u32 = 36;
 
-/// What does not change while a card is in its slot.
+/// What does not change while a GPU stays in its slot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Board {
     /// Serial number of the board, as printed on it.
     pub serial: Reading<Arc<str>>,
     /// Version of the firmware (VBIOS).
     pub vbios: Reading<Arc<str>>,
-    /// Limit of power that the card starts with.
+    /// Default power limit.
     pub power_default: Reading<Watts>,
-    /// The least that may be set.
+    /// The lowest power limit that can be set.
     pub power_least: Reading<Watts>,
-    /// The most that may be set.
+    /// The highest power limit that can be set.
     pub power_most: Reading<Watts>,
-    /// The highest PCIe generation that card and slot can do together.
+    /// The highest PCIe generation that GPU and slot support together.
     pub pcie_generation_most: Reading<u32>,
-    /// The most PCIe lanes that card and slot have in common.
+    /// The highest number of PCIe lanes that GPU and slot support together.
     pub pcie_width_most: Reading<u32>,
-    /// Bridges from the root of the bus to the card, as the kernel writes them: `pci0000:15/0000:15:01.0/0000:18:00.0`.
+    /// PCI bridges from the root of the bus to the GPU, as the kernel writes them:
+    /// `pci0000:15/0000:15:01.0/0000:18:00.0`.
     pub pci_path: Reading<Arc<str>>,
 }
 
-/// What is read of the card's upkeep.
+/// What is read rarely of a GPU: PCIe slot, retired pages, links, fabric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Upkeep {
-    /// PCIe generation now. Falls while the card idles, to save power.
+    /// Current PCIe generation. It falls while the GPU is idle, to save power.
     pub pcie_generation: Reading<u32>,
-    /// PCIe lanes in use now.
+    /// PCIe lanes currently in use.
     pub pcie_width: Reading<u32>,
-    /// Errors that the card reported on its PCIe link (AER), as the kernel counted them since boot.
+    /// Errors that the GPU reported on its PCIe link (AER), as the kernel counted them since boot.
     pub pcie_errors: PcieErrors,
-    /// Pages of memory that were given up (cards before Ampere; later ones remap rows).
+    /// Retired memory pages (GPUs before Ampere; later ones remap rows).
     pub retired: RetiredPages,
-    /// Its NVLinks in the order of their numbers, those that are down with them. At most [`MAX_NVLINKS`].
+    /// Its NVLinks in the order of their numbers, including those that are down. At most [`MAX_NVLINKS`].
     pub nvlinks: Reading<Arc<[NvLink]>>,
     /// Its place in the NVLink fabric (NVSwitch, NVL72).
     pub fabric: Reading<Fabric>,
 }
 
-/// PCIe errors by what they mean.
+/// PCIe errors by severity.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PcieErrors {
-    /// The hardware made good: sent again, say.
+    /// Errors that the hardware corrected, for example by sending again.
     pub correctable: Reading<Count>,
-    /// A packet is lost, the link is well.
+    /// A packet was lost, but the link still works.
     pub nonfatal: Reading<Count>,
-    /// The link is not to be relied on any more.
+    /// The link is no longer reliable.
     pub fatal: Reading<Count>,
 }
 
 /// Page retirement.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RetiredPages {
-    /// Given up after several corrected errors each.
+    /// Pages retired after several corrected errors each.
     pub corrected: Reading<Count>,
-    /// Given up after an uncorrected error each.
+    /// Pages retired after one uncorrected error each.
     pub uncorrected: Reading<Count>,
-    /// Pages wait for the next reset to be given up.
+    /// Whether pages wait for the next reset to be retired.
     pub pending: Reading<bool>,
 }
 
 /// One NVLink.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NvLink {
-    /// Its number on the card.
+    /// Its number on the GPU.
     pub number: u32,
     /// Whether it is up.
     pub up: bool,
-    /// Errors since the driver was loaded, in the order of [`LinkError::ALL`]. Which of them are counted is a matter of the
-    /// architecture.
+    /// Errors since the driver was loaded, in the order of [`LinkError::ALL`]. The architecture determines which of
+    /// them are counted.
     pub errors: [Reading<Count>; LinkError::ALL.len()],
 }
 
@@ -92,24 +94,24 @@ impl NvLink {
     }
 }
 
-/// What goes wrong on an NVLink.
+/// The kinds of NVLink errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkError {
-    /// Checksum of a flow-control digit (up to Ampere).
+    /// CRC error in a flow-control digit (up to Ampere).
     CrcFlit,
-    /// Checksum of data (up to Ampere).
+    /// CRC error in data (up to Ampere).
     CrcData,
-    /// Checksum, of either (Hopper).
+    /// CRC error in either (Hopper).
     Crc,
-    /// Sent again (up to Hopper).
+    /// Replay: a packet was sent again (up to Hopper).
     Replay,
-    /// The link was trained anew.
+    /// The link was retrained.
     Recovery,
-    /// It could not be trained anew and went down (Blackwell and later).
+    /// The link could not be retrained and went down (Blackwell and later).
     RecoveryFailed,
-    /// Packets that came in broken (Blackwell and later).
+    /// Packets received with errors (Blackwell and later).
     Received,
-    /// Symbols that came in wrong, corrected ones not among them (Blackwell and later).
+    /// Symbols received with errors, without the corrected ones (Blackwell and later).
     Symbol,
 }
 
@@ -142,33 +144,33 @@ impl LinkError {
     }
 }
 
-/// Where a GPU stands in the NVLink fabric. A card that is of no fabric has none.
+/// A GPU's place in the NVLink fabric. A GPU that belongs to no fabric has none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fabric {
-    /// How far the fabric manager has come with it.
+    /// How far the fabric manager has registered the GPU.
     pub state: FabricState,
-    /// NVML's code of how that ended; 0 is well. Says nothing before it ended.
+    /// NVML's status code of that registration; 0 is success. It has no meaning before the registration has ended.
     pub outcome: u32,
-    /// The cluster (NVL domain): its UUID as a number, 0 outside of one.
+    /// The cluster (NVL domain): its UUID as a number, 0 outside a cluster.
     pub cluster: u128,
     /// GPUs with the same number reach each other over NVLink.
     pub clique: u32,
-    /// NVML's mask of what is wrong, see [`Fabric::faults`].
+    /// NVML's bit mask of faults, see [`Fabric::faults`].
     pub health: u32,
-    /// NVML's own judgement (from R570 on).
+    /// NVML's own summary (R570 and later).
     pub summary: Option<FabricHealth>,
 }
 
 /// `NVML_GPU_FABRIC_STATE_…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FabricState {
-    /// The fabric manager has not asked for it: CUDA does not start.
+    /// The fabric manager has not registered it: CUDA does not start.
     NotStarted,
-    /// It is being taken in.
+    /// The registration is in progress.
     InProgress,
-    /// Done, well or not.
+    /// The registration has ended, with success or without.
     Completed,
-    /// A number newer than this program.
+    /// A number that this version does not know.
     Unknown(u32),
 }
 
@@ -177,14 +179,14 @@ pub enum FabricState {
 pub enum FabricHealth {
     /// Nothing is wrong.
     Healthy,
-    /// Something is.
+    /// Something is wrong.
     Unhealthy,
-    /// It works with fewer links.
+    /// The GPU works with fewer links.
     LimitedCapacity,
 }
 
 impl FabricState {
-    /// From NVML's number; `None`: this GPU is of no fabric.
+    /// The state with NVML's number; `None` where the GPU belongs to no fabric.
     #[must_use]
     pub fn from_nvml(number: u32) -> Option<Self> {
         match number {
@@ -209,7 +211,7 @@ impl FabricState {
 }
 
 impl FabricHealth {
-    /// From NVML's number; `None`: not told.
+    /// The summary with NVML's number; `None` where NVML does not report one.
     #[must_use]
     pub fn from_nvml(number: u8) -> Option<Self> {
         match number {
@@ -231,14 +233,15 @@ impl FabricHealth {
     }
 }
 
-/// Two bits each: 0 not told, 1 so, 2 not so (`NVML_GPU_FABRIC_HEALTH_MASK_…`).
+/// Faults with two bits each: 0 not reported, 1 present, 2 not present (`NVML_GPU_FABRIC_HEALTH_MASK_…`).
 const FAULTS: [(&str, u32); 4] =
     [("degraded_bandwidth", 0), ("route_recovery", 2), ("route_unhealthy", 4), ("access_timeout_recovery", 6)];
-/// Four bits: 0 not told, 1 none, else what is wrong.
+/// Configuration fault, four bits: 0 not reported, 1 no fault, any other number is a fault.
 const CONFIGURATION: u32 = 8;
 
 impl Fabric {
-    /// What may be wrong, by a stable short word, and whether it is. What NVML does not tell is left out.
+    /// The possible faults, each with a stable short word and whether it is present. Faults that NVML does not report
+    /// are left out.
     pub fn faults(&self) -> impl Iterator<Item = (&'static str, bool)> {
         let health = self.health;
         let plain = FAULTS.into_iter().filter_map(move |(name, shift)| match health >> shift & 3 {
@@ -253,7 +256,7 @@ impl Fabric {
         plain.chain(configuration)
     }
 
-    /// UUID of the cluster; `None` outside of one.
+    /// UUID of the cluster; `None` outside a cluster.
     #[must_use]
     pub fn cluster(&self) -> Option<String> {
         let text = format!("{:032x}", self.cluster);

@@ -1,11 +1,11 @@
-//! Use derived from two raw samples. The only place where a rate is made; live, replay and simulation share it.
+//! Rates, derived from two raw samples. This is the only place that computes a rate.
 
 use crate::reading::{Absence, Reading};
 use crate::time::Monotonic;
 use crate::unit::{Bytes, BytesPerSecond, Cores, Nanos};
 
-/// Rate of a counter between two readings of it, in units a second, stamped with the newer reading's time.
-/// Absent when either is absent, when no time has passed, or when the counter went backwards.
+/// Rate of a counter between two readings, in units per second, with the time of the newer reading. Absent when either
+/// reading is absent, when no time has passed, or when the counter went backwards.
 #[expect(clippy::cast_precision_loss, reason = "a difference of counters is far below 2^53")]
 pub fn rate<T>(older: &Reading<T>, newer: &Reading<T>, number: impl Fn(&T) -> u64) -> Reading<f64> {
     let (newer_value, newer_at) = match newer {
@@ -26,20 +26,20 @@ pub fn rate<T>(older: &Reading<T>, newer: &Reading<T>, number: impl Fn(&T) -> u6
     }
 }
 
-/// CPU time to cores in use.
+/// Cores in use, from two readings of CPU time.
 #[must_use]
 pub fn cores(older: &Reading<Nanos>, newer: &Reading<Nanos>) -> Reading<Cores> {
     rate(older, newer, |time| time.0).map(|nanos_a_second| Cores(nanos_a_second / 1e9))
 }
 
-/// Byte counter to bytes a second.
+/// Bytes per second, from two readings of a byte counter.
 #[must_use]
 pub fn throughput(older: &Reading<Bytes>, newer: &Reading<Bytes>) -> Reading<BytesPerSecond> {
     rate(older, newer, |bytes| bytes.0).map(BytesPerSecond)
 }
 
-/// Remembers the last *distinct* reading of a counter and the rate that the newest pair gave. A source that repeats an
-/// old reading (same time) neither changes the rate nor makes it absent.
+/// Keeps the last *distinct* reading of a counter and the rate between the newest pair. A source that repeats an old
+/// reading (same time) neither changes the rate nor makes it absent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rated<T> {
     last: Reading<T>,
@@ -53,7 +53,7 @@ impl<T> Default for Rated<T> {
 }
 
 impl<T: Copy> Rated<T> {
-    /// Takes the newest reading in.
+    /// Takes in the newest reading.
     pub fn update(&mut self, newer: Reading<T>, number: impl Fn(&T) -> u64) {
         if newer.at().is_some() && newer.at() == self.last.at() {
             return;
@@ -62,7 +62,7 @@ impl<T: Copy> Rated<T> {
         self.last = newer;
     }
 
-    /// Units a second between the last two distinct readings.
+    /// Units per second between the last two distinct readings.
     pub fn rate(&self) -> Reading<f64> {
         self.rate
     }

@@ -1,5 +1,5 @@
-//! One node as one believes it at one moment. Made by `decide`, never changed afterwards, shown by every server: metrics,
-//! API, usage stream and `top` all read the same view, so they cannot disagree.
+//! The node view: all that the agent knows of the node at one moment. `decide` makes it, and it never changes
+//! afterwards. Metrics, API, usage stream and `top` all read the same view, so they cannot disagree.
 
 use crate::cgroup::{CgroupIdentity, CgroupSample, NetworkSample, Qos};
 use crate::gpu::{Gpu, GpuSample, UnidentifiedGpu, Xid};
@@ -23,25 +23,25 @@ use std::time::Duration;
 /// The node.
 #[derive(Clone, Debug)]
 pub struct NodeView {
-    /// Counts views; a larger one is newer. Starts again with the program.
+    /// Sequence number of the view; a larger one is newer. Starts again with the agent.
     pub sequence: u64,
-    /// When it was made.
+    /// When the view was made.
     pub now: Now,
     /// The node's name.
     pub name: NodeName,
-    /// Whether and how GPUs are seen.
+    /// Whether and how the agent sees GPUs.
     pub gpu_source: GpuSourceState,
-    /// Version of the driver that answered last; it stays while none answers, so that nothing is named otherwise meanwhile.
+    /// Version of the driver that answered last. It stays while no driver answers, so that series keep their labels.
     pub driver: Option<Arc<str>>,
-    /// Whether the wait for the driver's events hangs, so that XIDs come from the kernel log only.
+    /// Whether the call that waits for driver events hangs, so that XIDs come from the kernel log only.
     pub gpu_events_hang: bool,
-    /// Ordered by index.
+    /// GPUs, ordered by index.
     pub gpus: Vec<GpuView>,
-    /// GPUs that are there and could never be identified, ordered by index.
+    /// GPUs that NVML counts but that could never be identified, ordered by index.
     pub gpus_unidentified: Vec<UnidentifiedGpu>,
-    /// Jobs of Slurm by the GPU that they have a process on.
+    /// Slurm jobs, by the GPU on which they have a process.
     pub slurm_jobs: Vec<(GpuUuid, SlurmJob)>,
-    /// NVSwitches that told of errors, ordered by their PCI bus id.
+    /// NVSwitches that have reported errors, ordered by their PCI bus id.
     pub switches: Vec<SwitchView>,
     /// Facts of the machine.
     pub facts: HostFacts,
@@ -51,121 +51,126 @@ pub struct NodeView {
     pub host_rates: HostRates,
     /// Its InfiniBand ports, ordered by device and number.
     pub infiniband: Arc<[InfinibandPort]>,
-    /// Ordered by namespace, name, UID. Pods that own a GPU process but no cgroup report are in it too.
+    /// Pods, ordered by namespace, name, UID. Pods that have a GPU process but no cgroup report are included.
     pub pods: Vec<PodView>,
     /// Containers that belong to no pod, ordered by id.
     pub containers: Vec<ContainerView>,
-    /// What pods were promised of GPU memory, where something was.
+    /// GPU memory that pods claim, where they claim an amount.
     pub promises: Arc<[PodMemoryClaim]>,
-    /// Who made which pod, as the API server tells it, by the UID that the kubelet knows the pod by.
+    /// The controller of each pod, from the API server, by the UID that the kubelet uses for the pod.
     pub pod_owners: Arc<[(PodUid, PodController)]>,
     /// The labels of each pod that the operator wants to see (`--pod-labels`).
     pub pod_labels: Arc<[(PodUid, PodLabels)]>,
-    /// GPU time and energy of pods, as kept on disk.
+    /// GPU time and energy of pods, as saved on disk.
     pub tallies: Arc<[GpuTally]>,
-    /// The same as of now, to be kept; shown to nobody.
+    /// GPU time and energy of pods up to this view, to be saved; no server shows them.
     pub tallies_to_keep: Arc<[GpuTally]>,
-    /// Pods and GPUs beyond the bound of those.
+    /// Number of pairs of pod and GPU beyond the bound of the tallies.
     pub tallies_left_out: u32,
-    /// Pods that have held more than that for a while, ordered by UID and device.
+    /// Pods that have held more memory than they claim for a while, ordered by UID and device.
     pub over_uses: Vec<OverUse>,
     /// Host processes, those with the most CPU first.
     pub processes: Arc<[ProcessView]>,
-    /// Host processes beyond the bound.
+    /// Number of host processes beyond the bound.
     pub processes_left_out: u32,
-    /// What is known of the API server's pods; `None` where it is not asked.
+    /// State of the pod watch; `None` where the agent does not watch pods.
     pub pod_watch: Option<PodWatchView>,
     /// The device plugin; `None` where GPUs are not shared.
     pub plugin: Option<Arc<PluginView>>,
-    /// Pods and containers beyond the bound.
+    /// Number of pods and containers beyond the bound.
     pub cgroups_left_out: u32,
     /// How long the last pass over cgroups took, in microseconds.
     pub pass_us: u64,
     /// Sampling deadlines missed since the start.
     pub deadlines_missed: u64,
-    /// What went wrong since the start, by kind.
+    /// Errors since the agent's start, by kind.
     pub troubles: Vec<(ErrorCounter, u64)>,
 }
 
-/// What is known of this node's pods at the API server.
+/// The agent's list and watch of this node's pods at the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodWatchView {
-    /// How the watch fares.
+    /// State of the watch.
     pub watch: PodWatchState,
-    /// Pods that are known.
+    /// Number of pods in the list.
     pub pods: u32,
-    /// Pods beyond the bound.
+    /// Number of pods beyond the bound.
     pub left_out: u32,
-    /// Pods whose newest version could not be read.
+    /// Number of pods whose newest version could not be parsed.
     pub unreadable: u32,
 }
 
 /// One GPU.
 #[derive(Clone, Debug)]
 pub struct GpuView {
-    /// Who.
+    /// Its facts.
     pub gpu: Arc<Gpu>,
-    /// What was read.
+    /// Its last sample.
     pub sample: Arc<GpuSample>,
-    /// Whether it can be trusted with work.
+    /// Its health.
     pub health: GpuHealth,
-    /// Why it gets no new containers, if it does not, and until when.
+    /// The reasons why it gets no new containers, if there are any, and when they end.
     pub condition: GpuCondition,
-    /// Its processes, or why they are not known.
+    /// Its processes, or the reason why they are not known.
     pub processes: Reading<Arc<[GpuProcess]>>,
-    /// Processes beyond the bound.
+    /// Number of processes beyond the bound.
     pub processes_left_out: u32,
-    /// Pods with at least one process on it, and pods that kubelet gave it to.
+    /// Pods with at least one process on it, and pods to which the kubelet gave it.
     pub holders: Vec<PodUid>,
-    /// Which pod may be named beside what is measured of it and of its GPU instances.
+    /// The pods whose names its values and those of its GPU instances can carry.
     pub whose: SoleHolders,
-    /// Processes on it that belong to no pod: the host's, those of containers without a pod, and those that could not be
-    /// tied to anything.
+    /// Number of processes on it that belong to no pod: host processes, processes of containers without a pod, and
+    /// processes without a known owner.
     pub strangers: u32,
-    /// Bytes a second over all NVLinks, both ways, between the last two readings of their counters.
+    /// Bytes per second over all NVLinks, sent and received, between the last two readings of their counters.
     pub nvlink_rate: Reading<BytesPerSecond>,
-    /// What `memory_used` holds beyond the sum of the pods' processes: never spread over the pods.
+    /// `memory_used` minus the sum of the pods' processes. It is never distributed over the pods.
     pub unattributed_memory: Reading<Bytes>,
     /// Sum of the SM use of the strangers; absent if it is absent for one of them.
     pub unattributed_sm: Reading<Percent>,
-    /// XIDs since the start: the last one, and how many of each code (at most [`MAX_XID_CODES`] codes).
+    /// The last XID since the agent's start.
     pub last_xid: Option<Xid>,
-    /// Count by code, in order of the codes. Those that condemn the GPU are in it from the beginning, with 0.
+    /// Number of XIDs by code, ordered by code, for at most [`MAX_XID_CODES`] codes. Codes that make the GPU unfit are
+    /// listed from the beginning, with 0.
     pub xids: Vec<(u32, u64)>,
-    /// Count of all, also of codes beyond the bound.
+    /// Number of all XIDs, including codes beyond the bound.
     pub xid_count: u64,
 }
 
-/// Who has a GPU, or a GPU instance in it, to itself. One process without an owner for one round, a display server and an MPS
-/// server change nothing here, and what was known stays while the driver does not answer.
+/// The sole holders of one GPU and of its GPU instances. One process without an owner in one process list, a display
+/// server and an MPS server do not change them, and the last known holders stay while the driver does not answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SoleHolders {
-    /// Of the whole GPU; nobody has one that is divided by MIG.
+    /// Sole holder of the whole GPU; `None` where the GPU is divided by MIG.
     pub card: Option<SoleHolder>,
-    /// Of GPU instances, by their id.
+    /// Sole holders of GPU instances, by GPU instance id.
     pub instances: Vec<(u32, SoleHolder)>,
 }
 
-/// A pod that has something to itself.
+/// A pod that has a whole GPU or a GPU instance to itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoleHolder {
     /// The pod.
     pub pod: PodUid,
-    /// The name of its container that has it; none where several have it, or where nobody has told the name.
+    /// The name of the container that holds it; `None` where several containers of the pod hold it, or where no source
+    /// has reported the name.
     pub container: Option<Arc<str>>,
 }
 
-/// Codes of XIDs counted on one GPU; NVIDIA's catalogue has fewer than 200, a sick card shows a handful.
+/// Upper bound on the XID codes counted on one GPU. NVIDIA's catalogue has fewer than 200; a faulty GPU shows a
+/// handful.
 pub const MAX_XID_CODES: usize = 64;
 
-/// What one may expect of a GPU.
+/// The health of a GPU, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuHealth {
-    /// Answers, and nothing is wrong.
+    /// The GPU answers, and nothing is wrong.
     Healthy,
-    /// Answers, and nothing is wrong any more; it gets no new containers until it has been so for the quiet period.
+    /// The GPU answers, and nothing is wrong any more, but it gets no new containers until the quiet period is over or,
+    /// where an incident requires a reset, until that reset.
     Degraded,
-    /// Lost, hanging, a row remapping is pending or failed, or NVML advises an action. It gets no new containers.
+    /// The GPU is lost or hangs, a row remapping is pending or failed, or NVML reports a recovery action. It gets no
+    /// new containers.
     Unhealthy,
     /// Nothing has been read yet.
     Unknown,
@@ -187,15 +192,15 @@ impl GpuHealth {
 /// Rates of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostRates {
-    /// Busy cores.
+    /// Busy CPU cores.
     pub cpu: Reading<Cores>,
-    /// From disks.
+    /// Read from disks.
     pub disk_read: Reading<BytesPerSecond>,
-    /// To disks.
+    /// Written to disks.
     pub disk_write: Reading<BytesPerSecond>,
-    /// From the network.
+    /// Received from the network.
     pub net_rx: Reading<BytesPerSecond>,
-    /// To the network.
+    /// Sent to the network.
     pub net_tx: Reading<BytesPerSecond>,
 }
 
@@ -204,21 +209,21 @@ pub struct HostRates {
 pub struct PodView {
     /// The identity.
     pub uid: PodUid,
-    /// Its names, once somebody told them.
+    /// Namespace and name, once a source has reported them.
     pub name: Option<PodRef>,
-    /// Class.
+    /// Quality-of-service class.
     pub qos: Option<Qos>,
     /// The pod's own cgroup.
     pub cgroup: Option<Arc<CgroupIdentity>>,
-    /// What was read of it.
+    /// The last sample of its cgroup.
     pub sample: CgroupSample,
-    /// Rates of it.
+    /// Rates, from its samples.
     pub rates: ContainerRates,
-    /// Network totals, or why there are none.
+    /// Network totals, or the reason why there are none.
     pub network: Reading<NetworkSample>,
-    /// Containers, ordered by name then id; the sandbox has no name and says so.
+    /// Containers, ordered by name, then id. The sandbox has no name and is marked as the sandbox.
     pub containers: Vec<ContainerView>,
-    /// What its processes do on each GPU, ordered by GPU.
+    /// What its processes use of each GPU, ordered by GPU.
     pub gpus: Vec<GpuUse>,
 }
 
@@ -229,83 +234,83 @@ pub struct ContainerView {
     pub id: ContainerId,
     /// Its cgroup.
     pub cgroup: Arc<CgroupIdentity>,
-    /// Its name in the pod, once somebody told it.
+    /// Its name in the pod, once a source has reported it.
     pub name: Option<Arc<str>>,
     /// Whether it is the pod's sandbox.
     pub sandbox: bool,
-    /// Image, once somebody told it.
+    /// Image, once a source has reported it.
     pub image: Option<Arc<str>>,
-    /// What was read of it.
+    /// The last sample of its cgroup.
     pub sample: CgroupSample,
-    /// Rates of it.
+    /// Rates, from its samples.
     pub rates: ContainerRates,
-    /// Network totals; a container of a pod shares its pod's and shows none of its own.
+    /// Network totals; a container of a pod shares the pod's network and shows no totals of its own.
     pub network: Reading<NetworkSample>,
-    /// What its processes do on each GPU.
+    /// What its processes use of each GPU.
     pub gpus: Vec<GpuUse>,
-    /// Ids that kubelet says it holds.
+    /// Device ids that it holds according to the kubelet.
     pub devices: Vec<Arc<str>>,
-    /// GPUs and MIG instances that it holds: those of its claim; without a claim, those of kubelet's ids. Where the two
-    /// differ the claim is what the container got.
+    /// GPUs and MIG instances that it holds: those of its claim, or, without a claim, those of the kubelet's ids. Where
+    /// the two differ, the container got what its claim names.
     pub holds: Vec<GpuUuid>,
 }
 
 /// Rates of a pod or container.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ContainerRates {
-    /// Busy cores.
+    /// Busy CPU cores.
     pub cpu: Reading<Cores>,
-    /// From block devices.
+    /// Read from block devices.
     pub io_read: Reading<BytesPerSecond>,
-    /// To block devices.
+    /// Written to block devices.
     pub io_write: Reading<BytesPerSecond>,
-    /// From the network.
+    /// Received from the network.
     pub net_rx: Reading<BytesPerSecond>,
-    /// To the network.
+    /// Sent to the network.
     pub net_tx: Reading<BytesPerSecond>,
 }
 
-/// What one pod or container does on one GPU: sums over its processes.
+/// What one pod or container uses of one GPU: sums over its processes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuUse {
-    /// Which card.
+    /// The GPU.
     pub gpu: GpuUuid,
     /// The MIG instance, if the processes run in one.
     pub mig: Option<GpuUuid>,
-    /// How many processes.
+    /// Number of processes.
     pub processes: u32,
-    /// Sum of what they hold; absent if it is absent for one of them.
+    /// Sum of the memory that they hold; absent if it is absent for one of them.
     pub memory_used: Reading<Bytes>,
     /// Sum of their SM use; absent if it is absent for one of them.
     pub sm: Reading<Percent>,
 }
 
-/// A pod that holds more memory of a device than it was promised, and has for a while.
+/// Over-use: a pod has held more memory of a device than it claims for a while.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OverUse {
-    /// The pod, as kubelet calls it.
+    /// The pod, by the UID that the kubelet uses.
     pub pod: PodUid,
     /// The GPU or MIG instance.
     pub device: GpuUuid,
-    /// What it may hold.
+    /// Memory that it claims.
     pub promised: Bytes,
-    /// What it holds.
+    /// Memory that it holds.
     pub used: Reading<Bytes>,
-    /// How long it has counted as over-use, in time that was measured.
+    /// How long the over-use has lasted, in measured time.
     pub lasted: Duration,
 }
 
-/// A host process with its use of the processor.
+/// A host process with its CPU use.
 #[derive(Clone, Debug)]
 pub struct ProcessView {
-    /// What was read.
+    /// The process as it was read.
     pub process: HostProcess,
-    /// Busy cores.
+    /// Busy CPU cores.
     pub cpu: Reading<Cores>,
 }
 
 impl GpuView {
-    /// The pod that has this GPU to itself. Only then may what is measured of the whole GPU be shown under a pod's name.
+    /// The pod that has this GPU to itself. Only then may values of the whole GPU carry a pod's name.
     #[must_use]
     pub fn sole_holder(&self) -> Option<&PodUid> {
         self.whose.card.as_ref().map(|holder| &holder.pod)
@@ -313,13 +318,13 @@ impl GpuView {
 }
 
 impl NodeView {
-    /// A pod by its identity.
+    /// The pod with this UID.
     #[must_use]
     pub fn pod(&self, uid: &PodUid) -> Option<&PodView> {
         self.pods.iter().find(|pod| &pod.uid == uid)
     }
 
-    /// The empty view of a program that has just begun.
+    /// The empty view of an agent that has just started.
     #[must_use]
     pub fn empty(name: NodeName, now: Now) -> Self {
         NodeView {

@@ -1,46 +1,49 @@
-//! NVIDIA's catalogue of driver errors (XIDs): what each asks for, and which condemn a GPU.
+//! NVIDIA's catalogue of driver errors (XIDs): the action for each error, and which errors make a GPU unfit.
 //!
-//! The catalogue is NVIDIA's page "Analyzing Xid Errors with the Xid Catalog": code, mnemonic, and the immediate action in
-//! one of a few buckets. Which errors make a GPU unfit for new containers is our own default, [`XidEntry::fatal`]:
+//! The catalogue is NVIDIA's page "Analyzing Xid Errors with the Xid Catalog": code, mnemonic, and the immediate action
+//! in one of a few buckets. The rule which errors make a GPU unfit for new containers is this project's default,
+//! [`XidEntry::fatal`]:
 //!
 //! | bucket | fatal | why |
 //! |---|---|---|
-//! | ignore, restart the application | no | the card is well; the process that met the error is not |
-//! | reset, restart of machine or guest, mechanics, workflows of ECC and NVLink | yes | the next container would meet it too |
-//! | contact support | no | unused codes of old cards for the most part; what is serious shows in NVML's recovery action |
-//! | the recovery action has changed (154) | no | that action is read by itself |
+//! | ignore, restart the application | no | the GPU is healthy; only the process that hit the error is affected |
+//! | reset, restart of machine or guest, mechanics, ECC and NVLink workflows | yes | the next container also fails |
+//! | contact support | no | mostly unused codes of old GPUs; a serious fault shows in NVML's recovery action |
+//! | the recovery action has changed (154) | no | the agent reads that action separately |
 //!
-//! One exception: 109 (a context switch took too long) asks for a reset, and yet an application's endless kernel makes it;
-//! NVIDIA's device plugin and HAMi pass it over, and so does the default. A code that is in no bucket is not fatal.
+//! One exception: 109 (a context switch took too long) asks for a reset, but an endless kernel of an application can
+//! cause it. NVIDIA's device plugin and HAMi ignore it, and so does the default. A code that is in no bucket is not
+//! fatal.
 //!
-//! What must never happen here: a verdict on a GPU. `decide` makes it, from these words, NVML's own advice and time.
+//! What must never happen here: a decision on a GPU. `decide` decides, from this catalogue, NVML's recovery action and
+//! time.
 
-/// NVIDIA's immediate action.
+/// NVIDIA's immediate action for an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XidAction {
-    /// Nothing to do, or another error tells more.
+    /// Nothing to do, or another error gives more information.
     Ignore,
-    /// The application must be started anew.
+    /// Restart the application.
     RestartApplication,
-    /// The GPU must be reset.
+    /// Reset the GPU.
     ResetGpu,
-    /// The virtual machine must be started anew.
+    /// Restart the virtual machine.
     RestartGuest,
-    /// The machine must be started anew.
+    /// Restart the machine.
     RestartNode,
-    /// Power, seating and cables are to be looked at.
+    /// Check power, seating and cables.
     CheckMechanics,
-    /// Driver or firmware do not fit.
+    /// Update driver or firmware, which do not match.
     UpdateSoftware,
-    /// Double-bit ECC error: reset, and drain where a row could not be remapped.
+    /// Double-bit ECC error: reset the GPU, and drain it if a row could not be remapped.
     EccWorkflow,
-    /// NVLink: reset, then look at the link.
+    /// NVLink error: reset the GPU, then check the link.
     NvlinkWorkflow,
-    /// NVML's recovery action (field 230) has changed: it says what to do.
+    /// NVML's recovery action (field 230) has changed; read it for what to do.
     RecoveryAction,
-    /// To be reported to the vendor; also every code that the driver does not use on current cards.
+    /// Contact NVIDIA's support. Also every code that the driver does not use on current GPUs.
     ContactSupport,
-    /// In the catalogue, without an action so far.
+    /// In the catalogue without an action.
     Unspecified,
 }
 
@@ -49,20 +52,20 @@ pub enum XidAction {
 pub struct XidEntry {
     /// The number.
     pub code: u32,
-    /// What it tells, in a few words.
+    /// Its meaning in a few words.
     pub meaning: &'static str,
     /// The immediate action.
     pub bucket: XidAction,
-    /// Whether a GPU that met it gets no new containers until it has recovered.
+    /// Whether a GPU with this error gets no new containers until it has recovered.
     pub fatal: bool,
 }
 
 /// The last code of the catalogue.
 const LAST: u32 = 172;
-/// Asks for a reset, but an application alone can make it.
+/// Asks for a reset, although an application alone can cause it.
 const CONTEXT_SWITCH_TIMEOUT: u32 = 109;
 
-/// The entry of a code; none for a number that the catalogue does not have.
+/// The entry of a code; `None` for a number that is not in the catalogue.
 #[must_use]
 pub fn find(code: u32) -> Option<XidEntry> {
     let (meaning, bucket) = match meaning(code) {
@@ -73,28 +76,29 @@ pub fn find(code: u32) -> Option<XidEntry> {
     Some(XidEntry { code, meaning, bucket, fatal: condemns(bucket) && code != CONTEXT_SWITCH_TIMEOUT })
 }
 
-/// Whether a GPU that met this error gets no new containers, by default. A code that is not in the catalogue does not.
+/// Whether a GPU with this error gets no new containers, by default. False for a code that is not in the catalogue.
 #[must_use]
 pub fn fatal(code: u32) -> bool {
     find(code).is_some_and(|entry| entry.fatal)
 }
 
-/// Whether what this error leaves behind goes with a reset of the GPU or a restart of the machine and not with time: every
-/// error that condemns by default. One that only a setting makes fatal is not; what it asks for is not known here, or an
-/// application alone can make it (109), and no tenant may take a card away until a person comes.
+/// Whether the damage of this error ends only with a reset of the GPU or a restart of the machine, and not with time.
+/// True for every error that is fatal by default. An error that only a setting makes fatal is different: this catalogue
+/// does not know its action, or an application alone can cause it (109), and no pod may make a GPU unavailable until an
+/// operator intervenes.
 #[must_use]
 pub fn needs_reset(code: u32) -> bool {
     fatal(code)
 }
 
-/// Whether the error is one that an application makes and that ends with it: the card is well. A contained memory error
-/// (94) ends with the application too, but is the card's.
+/// Whether an application causes the error and the error ends with it, so that the GPU is healthy. A contained memory
+/// error (94) also ends with the application, but its cause is the GPU.
 #[must_use]
 pub fn of_application(code: u32) -> bool {
     application(code).is_some() || matches!(code, 43 | 45)
 }
 
-/// The whole catalogue, in order.
+/// The whole catalogue, ordered by code.
 pub fn catalogue() -> impl Iterator<Item = XidEntry> {
     (1..=LAST).filter_map(find)
 }
@@ -116,7 +120,7 @@ fn condemns(bucket: XidAction) -> bool {
     }
 }
 
-/// The codes that have a meaning on current cards.
+/// The codes that have a meaning on current GPUs.
 fn meaning(code: u32) -> Option<(&'static str, XidAction)> {
     memory(code).or_else(|| link(code)).or_else(|| card(code)).or_else(|| application(code)).or_else(|| notice(code))
 }

@@ -1,20 +1,20 @@
-//! Whether a container has what it was to be given: its own view of its mounts says so.
+//! Whether a container has a file mounted, from the mounts that its processes see.
 
 use crate::cgroup::layout::CgroupLayout;
 use crate::cgroup::members::members;
 use crate::kernel_file::KernelFileReader;
 use crate::roots::{HostRoots, part};
 
-/// Processes of a container that are looked at: the first is there from the beginning.
+/// Most processes of a container that are read: the first one exists from the beginning.
 const MAX_LOOKED_AT: usize = 16;
 
-/// What kubelet and the runtime mount in each container, unless its pod mounts something else there. A process that sees none
-/// of them looks at another mount namespace than its container's: the runtime's own before the container begins, or one that
-/// it has made itself.
+/// Files that the kubelet and the runtime mount in each container, unless its pod mounts something else there. A
+/// process that sees none of them is in another mount namespace than its container's: the runtime's own before the
+/// container starts, or one that it has made itself.
 const EVERYWHERE: [&[u8]; 3] = [b"/etc/hosts", b"/etc/resolv.conf", b"/dev/termination-log"];
 
-/// Whether something is mounted at `path` in the container whose cgroup this is. `None` where no process of it can be
-/// looked at: it has ended, its processes are hidden from us (no hostPID), or they look at other mounts than the container's.
+/// Whether something is mounted at `path` in the container with this cgroup. `None` if none of its processes tells: the
+/// container has ended, its processes are hidden from the agent (no hostPID), or they are in other mount namespaces.
 #[must_use]
 pub fn mounted(roots: &HostRoots, cgroup: &str, path: &str) -> Option<bool> {
     let mut reader = KernelFileReader::default();
@@ -34,13 +34,13 @@ pub fn mounted(roots: &HostRoots, cgroup: &str, path: &str) -> Option<bool> {
     seen
 }
 
-/// Whether something is mounted at `path` in the container whose mounts these are; `None` where they are not a container's.
+/// Whether something is mounted at `path` in these mounts; `None` if they are not a container's.
 fn has(mountinfo: &[u8], path: &[u8]) -> Option<bool> {
     let is_a_containers = EVERYWHERE.iter().any(|path| is_mount_point(mountinfo, path));
     is_a_containers.then(|| is_mount_point(mountinfo, path))
 }
 
-/// The fifth field of a line is where something is mounted.
+/// Whether `path` is a mount point, which is the fifth field of a line.
 fn is_mount_point(mountinfo: &[u8], path: &[u8]) -> bool {
     mountinfo.split(|byte| *byte == b'\n').any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(path))
 }

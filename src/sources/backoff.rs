@@ -1,10 +1,11 @@
-//! A source that comes and goes: told when it begins to fail and when it is back, and asked ever more rarely meanwhile.
+//! Backoff for a source that comes and goes: logs when it begins to fail and when it works again, and spaces the
+//! retries out.
 
 use model::observation::ErrorCounter;
 use std::fmt::Display;
 use std::time::Duration;
 
-/// First pause after a failure; each further one doubles it.
+/// First pause after a failure; each further failure doubles it.
 const FIRST: Duration = Duration::from_secs(1);
 /// Longest pause: a source that appears is found within a minute.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -12,28 +13,28 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// How bad a failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureSeverity {
-    /// It is not there. On a machine without Kubernetes that is as it should be.
+    /// The source does not exist. On a machine without Kubernetes that is normal.
     Absent,
-    /// It is there and does not answer as it should.
+    /// The source exists and does not answer as it should.
     Broken,
 }
 
-/// A source as people know it.
+/// A source in the words of the log.
 #[derive(Debug)]
 pub(crate) struct SourceName {
     /// The source's name for people.
     pub(crate) what: &'static str,
     /// What is lost without it, as a sentence.
     pub(crate) lost: &'static str,
-    /// What to do where it is there.
+    /// What to do if it does exist.
     pub(crate) advice: &'static str,
-    /// What is counted.
+    /// The counter of its failures.
     pub(crate) trouble: Option<ErrorCounter>,
-    /// Somebody asked for it by a setting, or it has been there before: then its absence is a failure.
+    /// A setting asks for it, or it has existed before: then its absence is a failure.
     pub(crate) wanted: bool,
 }
 
-/// One source's spells of failure.
+/// The backoff of one source.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     source: SourceName,
@@ -46,7 +47,7 @@ impl Backoff {
         Backoff { source, failures: 0, said: None }
     }
 
-    /// It failed: says so if that is news; gives what is to be counted, and how long to wait.
+    /// Records a failure, and logs it if it is new. Returns the counter to increase and the pause before the next try.
     pub(crate) fn failed(&mut self, failure: FailureSeverity, error: &dyn Display) -> (Option<ErrorCounter>, Duration) {
         self.failures = self.failures.saturating_add(1);
         let news = self.said != Some(failure) && self.said != Some(FailureSeverity::Broken);
@@ -67,7 +68,7 @@ impl Backoff {
         (trouble.filter(|_| !expected), pause)
     }
 
-    /// It answered: says so if it had failed.
+    /// Records a success, and logs it after a failure.
     pub(crate) fn worked(&mut self) {
         if self.said.take().is_some() {
             let (source, failures) = (self.source.what, self.failures);

@@ -1,16 +1,16 @@
-//! Which boot of the machine this is.
+//! Reads the boot id of the machine.
 
 use model::id::BootId;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// A UUID and a line end, with room.
+/// A UUID and a line end fit easily.
 const MAX_BYTES: u64 = 64;
 
-/// Reads `sys/kernel/random/boot_id` below `/proc`: the same in every container of the machine, another after each boot.
+/// Reads `sys/kernel/random/boot_id` below `/proc`: it is the same in every container of the machine, and differs after
+/// each boot.
 ///
-/// # Errors
-/// When it cannot be read, or is no boot id.
+/// # Errors When it cannot be read, or is not a boot id.
 pub fn boot_id(procfs: &Path) -> io::Result<BootId> {
     let mut text = String::new();
     std::fs::File::open(procfs.join("sys/kernel/random/boot_id"))?.take(MAX_BYTES).read_to_string(&mut text)?;

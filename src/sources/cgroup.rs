@@ -1,20 +1,20 @@
-//! Cgroups under a given root: which there are, who is in them, what they used.
+//! Cgroups under a given root: which exist, which processes are in them, what they use.
 //!
 //! ```text
-//!   layout     v1, v2 or both; which tree counts what; whether our namespace hides the beginning of paths
+//!   layout     v1, v2 or both; which tree has which controller; whether our namespace hides the beginning of paths
 //!   walk       finds pods and containers in the mounted hierarchy
 //!   members    the processes in one cgroup and below it
-//!   kernel     how their files are read: kept open, below held directories, or by path
-//!   tracked    one cgroup: its kept-open files, its last readings
-//!   table      all of them: finds, reads, forgets, reports
+//!   kernel     reads their files: kept open, below held directories, or by path
+//!   tracked    one cgroup: its open files, its last readings
+//!   table      all cgroups: finds, reads, forgets and reports them
 //! ```
 //!
 //! Cost, measured on real v1 cgroups and 2 cores with other work on them (debug build, thread CPU time): 300 cgroups
-//! (100 pods of 2 containers) every second are 1.5 ms a pass when all rest and 3.4 ms when none does, that is 0.15 % and
-//! 0.34 % of a core; the first pass over all of them is 36 ms. `sampler::truth` holds this as a test.
+//! (100 pods of 2 containers) every second cost 1.5 ms a pass when all are idle and 3.4 ms when none is, that is 0.15 %
+//! and 0.34 % of a core; the first pass over all of them costs 36 ms. `sampler::truth` tests this.
 //!
-//! What must never happen here: a value where the kernel does not count, a file kept open of a cgroup that is gone, a
-//! pass whose cost has no bound.
+//! What must never happen here: a value where the kernel does not count, an open file of a cgroup that is gone, a pass
+//! without a limit on its cost.
 
 pub mod layout;
 pub mod walk;

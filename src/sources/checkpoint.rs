@@ -1,10 +1,10 @@
-//! kubelet's own checkpoint: which container of which pod holds which ids, and the answer that it was given for them.
+//! The kubelet's checkpoint: which container of which pod holds which device ids, and the plugin's answer for them.
 //!
 //! ```text
 //!   device-plugins/kubelet_internal_checkpoint ──stat, read──▶ wire::checkpoint ──▶ rows of one resource
 //! ```
 //!
-//! What must never happen here: the file is never written, and a file that cannot be read is never an empty one.
+//! What must never happen here: the file is never written, and a file that cannot be read never counts as an empty one.
 
 use model::checkpoint::CheckpointEntry;
 use model::id::ContainerKey;
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::{checkpoint, ticket};
 
-/// The name of the file in the folder of device plugins.
+/// Name of the file in the kubelet's directory of device plugins.
 pub const FILE: &str = "kubelet_internal_checkpoint";
 
-/// Reads the checkpoint, and does not read them again while the file is the same.
+/// Reads the checkpoint, and does not parse the file again while it is unchanged.
 #[derive(Clone, Debug)]
 pub struct CheckpointReader {
     path: PathBuf,
@@ -26,32 +26,33 @@ pub struct CheckpointReader {
     seen: Option<(FileStamp, CheckpointEntries)>,
 }
 
-/// What stands in them of one resource.
+/// The checkpoint entries of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointEntries {
-    /// Who holds what.
+    /// The entries that could be read.
     pub held: Arc<[CheckpointEntry]>,
-    /// Entries that cannot be read, each with the reason: while there are any, who is not above may hold something all the
-    /// same.
+    /// The reasons why other entries cannot be read. While there are any, a container that is not in `held` may hold
+    /// devices too.
     pub unreadable: Arc<[Arc<str>]>,
-    /// Records of tickets that stand in the plugin's answers, as they were written.
+    /// Ticket records in the plugin's answers, as they were written.
     pub records: Arc<[Arc<str>]>,
 }
 
-/// Entries of which it is said why they cannot be read; one is enough to know that something is wrong.
+/// Most unreadable entries whose reason is kept; one is enough to see that something is wrong.
 const MAX_TOLD: usize = 16;
 
-/// kubelet replaces the file by a new one, so that one of these changes each time.
+/// Inode, size and modification time. The kubelet replaces the file by a new one, so one of these changes each time.
 pub type FileStamp = (u64, u64, i64, i64);
 
 impl CheckpointReader {
-    /// The checkpoint of `resource` in kubelet's folder of device plugins.
+    /// A reader of the checkpoint entries of `resource` in the kubelet's directory of device plugins.
     #[must_use]
     pub fn new(folder: &Path, resource: Arc<str>) -> CheckpointReader {
         CheckpointReader { path: folder.join(FILE), resource, seen: None }
     }
 
-    /// The state of the file: one `stat`, which says whether a look is worth it. Blocks for as long as the file system takes.
+    /// The stamp of the file, by one `stat`; it shows whether the file has changed. Blocks for as long as the file
+    /// system takes.
     #[must_use]
     pub fn stamp(&self) -> Option<FileStamp> {
         fs::metadata(&self.path).ok().map(|about| stamp(&about))
@@ -84,8 +85,8 @@ impl CheckpointReader {
     }
 }
 
-/// The ids that kubelet has written down as devices of `resource`, whichever plugin told them; none where the checkpoint cannot be
-/// read. Blocks for as long as the file system takes.
+/// The ids that the checkpoint lists as devices of `resource`, from any plugin; empty if the checkpoint cannot be read.
+/// Blocks for as long as the file system takes.
 #[must_use]
 pub fn registered(folder: &Path, resource: &str) -> Vec<Arc<str>> {
     let checkpoint = fs::File::open(folder.join(FILE)).ok().and_then(|file| parse(file).ok());

@@ -1,4 +1,4 @@
-//! The one place where the clocks are read. Everything else takes time as an argument.
+//! The only place where the clocks are read. All other code takes the time as an argument.
 
 use model::time::{Monotonic, Now, WallTime};
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -9,7 +9,7 @@ pub fn now() -> Now {
     Now { monotonic: monotonic(), wall: WallTime(nanos(clock_gettime(ClockId::Realtime)) / 1000) }
 }
 
-/// Nanoseconds since boot, the time asleep included.
+/// Nanoseconds since boot, including the time asleep.
 #[must_use]
 pub fn monotonic() -> Monotonic {
     Monotonic(nanos(clock_gettime(ClockId::Boottime)))

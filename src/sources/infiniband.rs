@@ -1,7 +1,8 @@
-//! InfiniBand ports, from sysfs, in the slow period: `/sys/class/infiniband/<device>/ports/<n>/counters`. RoCE devices stand
-//! there as well.
+//! Reads InfiniBand ports from sysfs, in the slow period: `/sys/class/infiniband/<device>/ports/<n>/counters`. RoCE
+//! devices are there as well.
 //!
-//! What must never happen here: a port that cannot be read shown with zeros; a list that grows with what sysfs holds.
+//! What must never happen here: a port that cannot be read shown with zeros; a list that grows with the contents of
+//! sysfs.
 
 use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
@@ -15,7 +16,7 @@ use wire::sysfs_file::{counter, port_active};
 /// The kernel counts data in words of four bytes.
 const WORD: u64 = 4;
 
-/// Reads ports.
+/// Reads InfiniBand ports.
 #[derive(Debug)]
 pub(crate) struct Infiniband {
     class: Vec<u8>,
@@ -26,7 +27,7 @@ impl Infiniband {
         Infiniband { class: [&part(&roots.sysfs)[..], b"/class/infiniband/"].concat() }
     }
 
-    /// All ports, ordered by device and number; none where there is no such device.
+    /// All ports, ordered by device and number; empty if there is no such device.
     pub(crate) fn read(&self, reader: &mut KernelFileReader) -> Vec<InfinibandPort> {
         let mut ports = Vec::new();
         for device in names(reader, &[&self.class]) {
@@ -60,7 +61,7 @@ impl Infiniband {
             |name: &[u8]| Reading::from_result(count(name).map(|words| Bytes(words.saturating_mul(WORD))), at);
         let (received, sent) = (bytes(b"port_rcv_data"), bytes(b"port_xmit_data"));
         let active = file(reader, &[&port, b"/state"], port_active);
-        // The kernel writes -1 where the machine does not tell.
+        // The kernel writes -1 where it does not know the node.
         let node = file(reader, &[&folder, b"/device/numa_node"], counter);
         let node = node.and_then(|node| u32::try_from(node).map_err(|_| Absence::Unreadable));
         let pci_path = match reader.link(&[&folder]) {
@@ -86,7 +87,7 @@ impl Infiniband {
     }
 }
 
-/// Names in a folder, ordered; none where there is no such folder.
+/// Names in a folder, ordered; empty if there is no such folder.
 fn names(reader: &mut KernelFileReader, folder: &[&[u8]]) -> Vec<String> {
     let mut names = Vec::new();
     let _ = reader.names(folder, |name| {
@@ -105,8 +106,8 @@ fn file<T>(reader: &mut KernelFileReader, path: &[&[u8]], decode: fn(&[u8]) -> O
     decode(text).ok_or(Absence::Unreadable)
 }
 
-/// The bridges down to a device, from where a link of sysfs points: `../../devices/pci0000:15/…/0000:18:00.0/infiniband/mlx5_0`.
-/// What lies on no PCI bus has none.
+/// The PCI bridges above a device, from the target of its sysfs link:
+/// `../../devices/pci0000:15/…/0000:18:00.0/infiniband/mlx5_0`. `None` for a device on no PCI bus.
 pub(crate) fn pci_path(target: &[u8]) -> Option<&str> {
     let target = std::str::from_utf8(target).ok()?;
     let (_, path) = target.split_once("devices/")?;

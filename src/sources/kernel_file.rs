@@ -1,11 +1,11 @@
-//! Reading what the kernel shows as files: one reader for each thread, one buffer, no allocation once it has grown.
+//! Reads the kernel's files: one reader for each thread, one buffer, no allocation once the buffer has grown.
 //!
 //! ```text
-//!   parts of a path ──open, check, read──▶ bytes of the whole file, or a Failure that fits in a word
+//!   parts of a path ──open, check, read──▶ bytes of the whole file, or a `ReadFailure` of one word
 //! ```
 //!
-//! What must never happen here: waiting. A file is opened with `O_NONBLOCK` and must be a regular one, so a FIFO or a
-//! device that somebody put in the way is refused, not waited for; a symlink at the end of a path is not followed.
+//! What must never happen here: waiting. A file is opened with `O_NONBLOCK` and must be a regular one, so a FIFO or
+//! device in its place is refused without waiting; a symlink at the end of a path is not followed.
 
 use model::Absence;
 use rustix::fd::{AsFd, OwnedFd};
@@ -14,44 +14,44 @@ use rustix::io::Errno;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
-/// The longest file that is read: `/proc/stat` of 1,024 processors is about 400 KiB, `cgroup.procs` of 100,000 processes
-/// 700 KiB. A longer one is refused.
+/// The longest file that is read: `/proc/stat` of 1,024 processors is about 400 KiB, `cgroup.procs` of 100,000
+/// processes 700 KiB. A longer file is refused.
 pub const MAX_FILE: usize = 1 << 20;
-/// Where the buffer begins: more than any file that is read every second.
+/// Initial size of the buffer: more than any file that is read every second.
 const FIRST: usize = 16 << 10;
-/// Of a file of many records the kernel hands out as many as fit into a page before it stops (`seq_read_iter`,
-/// fs/seq_file.c). So where none is longer than half of one, a first piece of less than that is the whole.
+/// From a file of many records the kernel returns as many as fit into a page (`seq_read_iter`, fs/seq_file.c). So if no
+/// record is longer than half a page, a first read of less than that is the whole file.
 const SHORT: usize = 2048;
 
-/// Why a file could not be read. What was tried on what is known to the caller, who names it if he logs it: a failure is
-/// made on the way through thousands of files and must cost nothing.
+/// Why a file could not be read. The caller knows the path and names it in the log: a failure is made for thousands of
+/// files and must cost nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadFailure {
-    /// There is none of that name.
+    /// There is no file of that name.
     #[error("no such file")]
     NotFound,
-    /// The kernel refused.
+    /// The kernel refused access.
     #[error("permission denied")]
     Refused,
-    /// It was there when it was opened.
+    /// The file went away after it was opened.
     #[error("went away while it was read")]
     Gone,
-    /// A FIFO, a device, a symlink, a directory.
+    /// It is a FIFO, a device, a symlink or a directory.
     #[error("not a regular file")]
     NotAFile,
-    /// Longer than [`MAX_FILE`].
+    /// It is longer than [`MAX_FILE`].
     #[error("longer than {MAX_FILE} bytes")]
     TooLong,
-    /// The kernel has the file and does not fill it (pressure switched off at boot).
+    /// The file exists, but the kernel does not fill it (pressure switched off at boot).
     #[error("not supported")]
     NotSupported,
-    /// All else.
+    /// Any other error.
     #[error("error {0} of the operating system")]
     Os(i32),
 }
 
 impl ReadFailure {
-    /// The reason of a reading that should have come from this file.
+    /// The reason for an absent reading from this file.
     #[must_use]
     pub fn absence(self) -> Absence {
         match self {
@@ -69,7 +69,7 @@ impl From<Errno> for ReadFailure {
         match error {
             Errno::NOENT | Errno::NOTDIR => ReadFailure::NotFound,
             Errno::ACCESS | Errno::PERM => ReadFailure::Refused,
-            // ENODEV: a cgroup that was removed under an open file; ESRCH: a process that ended under one.
+            // ENODEV: the cgroup of an open file was removed; ESRCH: the process of an open file ended.
             Errno::NODEV | Errno::SRCH => ReadFailure::Gone,
             Errno::OPNOTSUPP => ReadFailure::NotSupported,
             Errno::LOOP => ReadFailure::NotAFile,
@@ -78,12 +78,12 @@ impl From<Errno> for ReadFailure {
     }
 }
 
-/// What a directory tells without being listed.
+/// What `stat` tells of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryLinks {
-    /// On the kernel's own file systems 2, and one for each subdirectory.
+    /// On the kernel's own file systems, 2 plus one for each subdirectory.
     pub count: u64,
-    /// Another directory under the same name has another.
+    /// Differs for another directory of the same name.
     pub inode: u64,
 }
 
@@ -106,7 +106,7 @@ impl Default for KernelFileReader {
 }
 
 impl KernelFileReader {
-    /// The whole file whose path is these parts, joined as they are.
+    /// Reads a whole file, whose path is these parts joined.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -115,7 +115,7 @@ impl KernelFileReader {
         self.read_open(&file)
     }
 
-    /// As [`KernelFileReader::read`], of a file that the kernel writes in one piece: one call less.
+    /// Like [`KernelFileReader::read`], for a file that the kernel writes in one piece: one call less.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -124,7 +124,7 @@ impl KernelFileReader {
         self.read_open_piece(&file)
     }
 
-    /// A number in decimal, such as a PID, as a part of a path.
+    /// A number in decimal, such as a PID, for a part of a path.
     #[must_use]
     pub fn decimal(number: u32, text: &mut [u8; 10]) -> &[u8] {
         let mut rest = number;
@@ -139,7 +139,7 @@ impl KernelFileReader {
         }
     }
 
-    /// Opens a regular file, to be kept.
+    /// Opens a regular file for repeated reads.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -147,7 +147,7 @@ impl KernelFileReader {
         Self::regular(CWD, self.join(parts))
     }
 
-    /// A directory, to open files below it without walking the path to it again.
+    /// Opens a directory, so that files below it can be opened without resolving its path again.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -156,7 +156,7 @@ impl KernelFileReader {
         Ok(rustix::fs::openat(CWD, self.join(parts), flags, Mode::empty())?)
     }
 
-    /// As [`KernelFileReader::read_piece`], of a file in a directory that is held.
+    /// Like [`KernelFileReader::read_piece`], for a file in an open directory.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -165,7 +165,7 @@ impl KernelFileReader {
         self.read_open_piece(&file)
     }
 
-    /// As [`KernelFileReader::read`], of a file of short records (each less than 2 KiB) in a directory that is held.
+    /// Like [`KernelFileReader::read`], for a file of short records (each less than 2 KiB) in an open directory.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -174,7 +174,8 @@ impl KernelFileReader {
         self.read_all(&file, SHORT)
     }
 
-    /// As [`KernelFileReader::read`], of a file of short records (each less than 2 KiB); and its inode number.
+    /// Like [`KernelFileReader::read`], for a file of short records (each less than 2 KiB); also returns its inode
+    /// number.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -192,7 +193,7 @@ impl KernelFileReader {
         if kind == FileType::RegularFile { Ok(file) } else { Err(ReadFailure::NotAFile) }
     }
 
-    /// All of an open file, from its beginning.
+    /// Reads all of an open file, from its beginning.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -200,7 +201,7 @@ impl KernelFileReader {
         self.read_all(file, 0)
     }
 
-    /// Ends where a read brings nothing, or where the first brought less than `short` bytes.
+    /// Stops when a read returns nothing, or when the first returned less than `short` bytes.
     fn read_all(&mut self, file: impl AsFd, short: usize) -> Result<&[u8], ReadFailure> {
         let mut end = 0;
         loop {
@@ -220,7 +221,8 @@ impl KernelFileReader {
         }
     }
 
-    /// An open file that the kernel writes in one piece, from its beginning: one `pread`, where the whole needs two.
+    /// Reads an open file that the kernel writes in one piece, from its beginning: one `pread`, where a whole file
+    /// needs two.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -232,7 +234,7 @@ impl KernelFileReader {
         }
     }
 
-    /// What a symlink says.
+    /// The target of a symlink.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -254,7 +256,7 @@ impl KernelFileReader {
         if regular { Ok(u64::from(stat.st_ino)) } else { Err(ReadFailure::NotAFile) }
     }
 
-    /// What a directory tells of itself.
+    /// Link count and inode of a directory.
     ///
     /// # Errors
     /// [`ReadFailure`]; a symlink or file in its place is [`ReadFailure::NotFound`].
@@ -262,10 +264,10 @@ impl KernelFileReader {
         self.directory_links_in(CWD, parts)
     }
 
-    /// As [`KernelFileReader::directory_links`], of what lies in a directory that is held; of that itself, if the name is empty.
+    /// Like [`KernelFileReader::directory_links`], for an entry of an open directory; for that directory itself if the
+    /// name is empty.
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors Like [`KernelFileReader::directory_links`].
     pub fn directory_links_in(&mut self, directory: impl AsFd, parts: &[&[u8]]) -> Result<DirectoryLinks, ReadFailure> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
         let stat = rustix::fs::statat(directory, self.join(parts), flags)?;
@@ -278,10 +280,9 @@ impl KernelFileReader {
         }
     }
 
-    /// The names of all subdirectories, symlinks left out.
+    /// Calls `each` with the names of all subdirectories, without symlinks.
     ///
-    /// # Errors
-    /// [`ReadFailure`]; names before the fault have been given.
+    /// # Errors [`ReadFailure`]; names before the error have been passed to `each`.
     pub fn subdirectories(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), ReadFailure> {
         self.entries(parts, |name, kind| {
             if kind == FileType::Directory {
@@ -290,10 +291,9 @@ impl KernelFileReader {
         })
     }
 
-    /// The names of all subdirectories and symlinks.
+    /// Calls `each` with the names of all subdirectories and symlinks.
     ///
-    /// # Errors
-    /// [`ReadFailure`]; names before the fault have been given.
+    /// # Errors [`ReadFailure`]; names before the error have been passed to `each`.
     pub fn names(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8])) -> Result<(), ReadFailure> {
         self.entries(parts, |name, kind| {
             if matches!(kind, FileType::Directory | FileType::Symlink) {

@@ -1,8 +1,9 @@
-//! XIDs and SXids from the kernel's log, where it may be read: XIDs are told there even when NVML's events are not (a lost
-//! card, no driver library, a hanging call), and errors of NVSwitches nowhere else.
+//! XIDs and SXids from the kernel log, if the agent may read it. The kernel log has XIDs even when NVML sends no events
+//! (a lost GPU, no driver library, a hanging call), and it is the only source of NVSwitch errors.
 //!
-//! Reads `/dev/kmsg` from its end onwards, one record a read, without blocking; a reader that was overtaken by the ring
-//! (`EPIPE`) goes on with what is left. A container that may not open that device reads the log by a system call.
+//! The reader starts at the end of `/dev/kmsg` and reads one record at a time, without blocking. If the ring buffer
+//! overtakes it (`EPIPE`), it continues with the oldest record left. A container that may not open that device reads
+//! the log by a system call.
 
 mod syslog;
 
@@ -17,19 +18,20 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wire::kernel_log::KernelError;
 
-/// The word that stands for the system call, where else a path stands.
+/// The value that selects the system call instead of a path.
 const SYSLOG: &str = "syslog";
 /// The kernel never makes a longer record (`CONSOLE_EXT_LOG_MAX`), and refuses a smaller buffer with `EINVAL`.
 const RECORD: usize = 8192;
-/// How long one wait lasts at most, so that a stop is seen.
+/// The longest wait, which is the delay until a stop is noticed.
 const WAIT: Duration = Duration::from_millis(500);
-/// A plain file (or a pipe without a writer) is always "readable"; looking five times a second costs nothing.
+/// A plain file (or a pipe without a writer) is always "readable"; reading it five times a second costs almost nothing.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Starts the thread `kernel-log`, which hands each error to `tell` until `stop`, or until the log cannot be read. A log
-/// that may not be read is said once and is no failure. The path `syslog` stands for the system call of that name.
+/// Starts the thread `kernel-log`, which passes each error to `tell` until `stop`, or until the log cannot be read. A
+/// log that the agent may not read is logged once and is no failure. The path `syslog` selects the system call of that
+/// name.
 ///
-/// # Errors
+/// # Errors When the operating system cannot start a thread.
 /// When the operating system has no thread to give.
 pub fn spawn(
     path: PathBuf,
@@ -40,7 +42,7 @@ pub fn spawn(
     if path.as_os_str() == SYSLOG {
         return syslog::spawn(reporter, stop, tell);
     }
-    // Here and not in the thread, which may start late: what comes from now on is told.
+    // Opened here and not in the thread, which may start late: every record from now on is reported.
     let log = match follow(&path) {
         Ok(log) => log,
         Err(error) => {
@@ -65,7 +67,7 @@ fn follow(path: &Path) -> rustix::io::Result<OwnedFd> {
 
 fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToken, tell: &impl Fn(KernelError)) {
     let mut buffer = vec![0_u8; RECORD];
-    // The end of the last read, when it stopped inside a line: plain files are cut anywhere, kmsg never.
+    // The length of an unfinished line at the end of the last read: plain files are cut anywhere, kmsg never.
     let mut kept = 0;
     let mut overtaken = false;
     while !stop.is_cancelled() {
@@ -89,14 +91,14 @@ fn read(log: &OwnedFd, path: &Path, reporter: &Reporter, stop: &CancellationToke
     }
 }
 
-/// Waits until there is more, at most [`WAIT`]. Whatever goes wrong here shows again in the next read.
+/// Waits until there is more, at most [`WAIT`]. An error here shows again in the next read.
 fn wait(log: &OwnedFd) {
     let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(WAIT.subsec_nanos()) };
     let _ = poll(&mut [PollFd::new(log, PollFlags::IN)], Some(&timeout));
 }
 
-/// Tells the errors in the whole lines of the first `filled` bytes; moves what is left of an unfinished line to the front
-/// and returns its length. A line longer than the buffer is dropped.
+/// Reports the errors in the whole lines of the first `filled` bytes. Moves an unfinished line to the front and returns
+/// its length. A line longer than the buffer is dropped.
 fn lines(buffer: &mut [u8], filled: usize, tell: &impl Fn(KernelError)) -> usize {
     let text = buffer.get(..filled).unwrap_or_default();
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);

@@ -1,14 +1,15 @@
-//! The Kubernetes API server: how it is found, and which pods this node has.
+//! The Kubernetes API server: how the agent connects to it, and which pods this node has.
 //!
 //! ```text
-//!   flag, KUBECONFIG, service account, ~/.kube/config ── connect ──▶ Client, for whoever reads or writes there
-//!   GET pods of this node, then watch ──ask──▶ wire::watch ──follow──▶ store ──▶ Pods, PodWatch
+//!   flag, KUBECONFIG, service account, ~/.kube/config ── connect ──▶ Client, for all code that calls the API server
+//!   list of this node's pods, then watch ── pods_client ──▶ wire::watch ── follow ──▶ store ──▶ Pods, PodWatch
 //! ```
 //!
-//! The list is told whole, whenever it differs from the one before. While the server is away, what it said stays.
+//! Each report holds the whole list, and is sent whenever the list changes. While the server cannot be reached, the
+//! last list stays valid.
 //!
-//! What must never happen here: a write, an answer without a bound in size and time, a pod taken for gone because the
-//! server was.
+//! What must never happen here: a write, an answer without a limit in size and time, a pod that counts as gone because
+//! the server cannot be reached.
 
 pub mod connect;
 pub mod own_node;
@@ -26,7 +27,7 @@ use follow::Follower;
 use model::observation::ErrorCounter;
 use tokio_util::sync::CancellationToken;
 
-/// Follows the pods of a node until `stop` is cancelled; never fails, reports what it can.
+/// Follows the pods of a node until `stop` is cancelled. It never fails; it reports what it can read.
 pub async fn follow_pods(asker: PodsClient, reporter: Reporter, stop: CancellationToken) {
     let spell = Backoff::of(SourceName {
         what: "watch of pods at the API server",

@@ -1,19 +1,23 @@
-//! The eyes: they read the world, change nothing in it, and report [`model::observation::Observation`]s into one bounded
-//! queue. Each eye that can block is a named thread of its own; a late reader never blocks the async runtime.
+//! Data sources: this code reads the host, the API server and the GPU driver, and reports
+//! [`model::observation::Observation`]s through bounded queues (`report`). A source that can block runs on a thread of
+//! its own or in Tokio's blocking pool, so it never blocks a Tokio worker.
 //!
 //! ```text
-//!   clock roots boot       when and where to look (every root is a setting), and since which boot
-//!   kernel_file            the kernel's files, read without waiting and without allocating
-//!   procfs cgroup owner    what they say, whose process is whose
-//!   sampler                the thread that looks at host, cgroups, networks, processes by deadline
-//!   names                  who is who: CRI socket, log links, PodResources
-//!   kubernetes             the API server: which pods this node has
-//!   spell                  said once, counted always, tried again ever more rarely
+//!   clock roots boot            time, the roots of the kernel's file trees (each is a setting), the boot id
+//!   kernel_file                 reads the kernel's files without waiting and without allocating
+//!   procfs cgroup owner         host and cgroup readings; the container that a process belongs to
+//!   infiniband                  InfiniBand ports and their counters
+//!   sampler                     the thread that reads host, cgroups, networks and processes by deadline
+//!   names                       names of containers: CRI socket, log links, PodResources
+//!   kubernetes                  the API server: the pods of this node
+//!   checkpoint                  the kubelet's file of allocated devices
+//!   arrival                     whether a container has a file mounted
+//!   backoff                     logs a failure once, counts it each time, and retries with growing pauses
 //!   kernel_log nvml simulated   GPUs
 //! ```
 //!
-//! What must never happen here: a decision, a write, a value made up for one that could not be read, a panic on what the
-//! kernel, a driver or a socket says.
+//! What must never happen here: a decision, a write, a value that is invented because the true one could not be read, a
+//! panic because of what the kernel, a driver or a socket returns.
 
 pub mod clock;
 pub mod roots;

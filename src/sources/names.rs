@@ -1,18 +1,18 @@
-//! Who is who: container id to namespace, pod, container and image, from the CRI socket or kubelet's log links; and from
-//! PodResources which devices a named container holds.
+//! Names of containers. The CRI socket or the kubelet's log links map a container id to namespace, pod, container and
+//! image; PodResources lists the devices of a named container.
 //!
 //! ```text
 //!   runtime's CRI socket ─── cri ────────────▶ Names(Cri)        with UID and image, sandboxes too
-//!   /var/log/containers ──── links ──────────▶ Names(LogLinks)   where there is no such socket
-//!   kubelet's PodResources ─ pod_resources ──▶ Devices           by name only: it tells neither UID nor id
-//!   runtime's CRI socket ─── runtime ────────▶ how it is set up, when it is asked
-//!        socket   one question at a time, each with limits in time and size
+//!   /var/log/containers ──── links ──────────▶ Names(LogLinks)   where there is no CRI socket
+//!   kubelet's PodResources ─ pod_resources ──▶ Devices           by name only: it has neither UID nor container id
+//!   runtime's CRI socket ─── runtime ────────▶ the runtime's configuration, on request
+//!        socket   one request at a time, each with limits in time and size
 //! ```
 //!
-//! A report is the whole of what a source knows, and is made only when it differs from the one before. A source that
-//! fails takes nothing back: what it said of a container stays true for as long as that container lives.
+//! A report holds all that a source knows, and is sent only when it differs from the one before. When a source fails,
+//! its last report stays valid: the name of a container does not change while the container lives.
 //!
-//! What must never happen here: an unbounded answer, a question without a time limit, a line in the log each time.
+//! What must never happen here: an unbounded answer, a request without a time limit, a log line for every request.
 
 mod socket;
 pub mod cri;
@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
 use wire::runtime_config::RuntimeConfig;
 
-/// Where runtimes listen, the likeliest first: containerd, CRI-O, k3s' containerd, Docker's adapter.
+/// Usual sockets of container runtimes, the likeliest first: containerd, CRI-O, containerd of k3s, Docker's adapter.
 const CRI_SOCKETS: [&str; 4] = [
     "/run/containerd/containerd.sock",
     "/run/crio/crio.sock",
@@ -37,29 +37,29 @@ const CRI_SOCKETS: [&str; 4] = [
     "/var/run/cri-dockerd.sock",
 ];
 
-/// Where the container runtime is asked.
+/// Which socket of the container runtime is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CriSocket {
-    /// At the known places.
+    /// The first of the usual sockets where a runtime answers.
     Auto,
-    /// There.
+    /// This socket.
     At(PathBuf),
-    /// Nowhere: whoever may open that socket is as good as root, and an operator may not want that of us.
+    /// None: access to that socket is as good as root, and an operator may not want to give it to the agent.
     None,
 }
 
-/// Where names are looked for.
+/// Where names are read from.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The runtime's socket.
     pub cri_socket: CriSocket,
-    /// kubelet's links, `/var/log/containers`.
+    /// The kubelet's log links, `/var/log/containers`.
     pub log_links: PathBuf,
-    /// kubelet's PodResources socket.
+    /// The kubelet's PodResources socket.
     pub pod_resources_socket: PathBuf,
 }
 
-/// Runs until `stop` is cancelled; never fails, reports what it can.
+/// Reads names until `stop` is cancelled. It never fails; it reports what it can read.
 pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken) {
     let Settings { cri_socket, log_links, pod_resources_socket } = settings;
     let runtime = Backoff::of(SourceName {
@@ -95,19 +95,17 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
     }
 }
 
-/// How the container runtime is set up.
+/// The configuration of the container runtime.
 ///
-/// # Errors
-/// A sentence that says who was asked and why that is not known.
+/// # Errors A sentence that names the socket and the reason.
 pub async fn runtime_config(cri_socket: CriSocket) -> Result<RuntimeConfig, String> {
     runtime::ask(&cri_socket.places()).await.map(|(_, config)| config)
 }
 
-/// Which runtime answers (`containerd://2.1.4`, as a Node names it), and whether it says that its CDI is on. It need not be the one
-/// that kubelet uses.
+/// The runtime that answers (`containerd://2.1.4`, as a Node names it), and whether it reports that CDI is on. It need
+/// not be the runtime that the kubelet uses.
 ///
-/// # Errors
-/// A sentence that says who was asked and why that is not known.
+/// # Errors A sentence that names the socket and the reason.
 pub async fn runtime_cdi(cri_socket: CriSocket) -> Result<(String, Option<bool>), String> {
     runtime::ask(&cri_socket.places()).await.map(|(runtime, config)| (runtime, config.cdi))
 }

@@ -1,20 +1,23 @@
-//! GPUs through the driver's own library.
+//! Reads GPUs through NVML, the driver's own library.
 //!
 //! ```text
-//!   settings gate            what the host is like; whether the library may be open
-//!   absence pulse raw        what an error means; the heartbeat; calls the wrapper lacks (all unsafe code)
-//!   library                  opening it, and advice when that fails
-//!   look instance inventory tie   who: MIG instances, GPUs, and what ties them
-//!   card                     one GPU while it is polled
-//!   utilization gpm read process_use process   what is read of it
-//!   xid message event        driver errors: the thread `nvml-events`
-//!   session                  with the driver: opened, proven, closed, opened again
-//!   allowance poll           what may be done out of turn; the thread `nvml-poll`
-//!   stall                    what is told of GPUs while a call does not return
-//!   supervise                the thread `nvml-supervise`, which never calls NVML
+//!   settings gate                    settings of the host; whether the library may be open
+//!   absence heartbeat raw            meaning of NVML errors; heartbeat; calls that the wrapper lacks (all unsafe code)
+//!   library                          opens the library, with advice when that fails
+//!   poll_round                       the identity calls about one GPU, and which of them failed
+//!   instance inventory tie           MIG instances, GPUs, and the topology between GPUs
+//!   polled_gpu                       one GPU while it is polled
+//!   utilization gpm read process_use process   readings of one GPU and of its processes
+//!   board links upkeep               its board data, NVLinks, slot, fabric and memory wear
+//!   xid message event                driver errors: the thread `nvml-events`
+//!   session                          one session with the driver: opened, verified, closed, opened again
+//!   allowance poll                   limit on calls out of turn; the thread `nvml-poll`
+//!   stall                            what is reported of GPUs while a call does not return
+//!   supervise                        the thread `nvml-supervise`, which never calls NVML
 //! ```
 //!
-//! What must never happen here: a call to NVML outside of a heartbeat, a thread that somebody waits for, one GPU's failure that touches another, a value made up for one that could not be read.
+//! What must never happen here: an NVML call outside of a heartbeat, a wait for an NVML thread to end, a failure of one
+//! GPU that affects another, a value that is invented because the true one could not be read.
 
 mod gate;
 mod settings;
@@ -59,13 +62,12 @@ use std::thread::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wire::kernel_log::KernelError;
 
-/// Starts the threads `nvml-poll` and `nvml-events`, and `nvml-supervise`, which is handed back to be watched: without it
-/// nothing is seen of a call that does not return. Never fails for want of a driver: it reports
-/// why, with advice, and tries again with back-off. Nobody has to wait for the threads: they end soon after `stop`, but for
-/// one that hangs in the driver, which ends with the process.
+/// Starts the threads `nvml-poll`, `nvml-events` and `nvml-supervise`, and returns the handle of the last one. The
+/// caller must watch it: without the supervisor, the agent does not notice a call that does not return. A missing
+/// driver is no error: the agent reports the reason with advice and retries with backoff. The caller need not wait for
+/// the threads. They end soon after `stop`; a thread that hangs in the driver ends with the process.
 ///
-/// # Errors
-/// When the operating system has no thread to give.
+/// # Errors When the operating system cannot start a thread.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<JoinHandle<()>> {
     let log = settings.kernel_log.clone();
     let mut supervisor = Supervisor::new(settings, reporter.clone(), stop.clone());

@@ -1,13 +1,13 @@
-//! Whose process is this? Number, start time and cgroup of one process, read together.
+//! Finds the container that a process belongs to: PID, start time and cgroup of one process, read together.
 //!
 //! ```text
-//!   stat ─▶ cgroup ─▶ stat again: same start time, so all three were of one process
+//!   stat ─▶ cgroup ─▶ stat again: the same start time, so all three reads saw one process
 //!
-//!   paths in /proc speak of the mounted hierarchy:   /proc/<pid>/cgroup
-//!   they do not (private cgroup namespace):          cgroup.procs of every pod and container, kept for a second
+//!   paths in /proc match the mounted hierarchy:        /proc/<pid>/cgroup
+//!   they do not (private cgroup namespace):            cgroup.procs of every pod and container, kept for a second
 //! ```
 //!
-//! What must never happen here: a process tied to a container that its number belonged to before or after.
+//! What must never happen here: a process that is assigned to a container which had its PID before or after.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
 use crate::cgroup::members::members;
@@ -27,35 +27,35 @@ use std::time::Duration;
 use wire::cgroup_path::{CgroupPlace, place, slurm};
 use wire::proc_file::{CgroupMembership, host_stat, memberships};
 
-/// Looks at one number before it is given up: each needs the number to be used again between two reads.
+/// Tries for one PID. A try fails only if the PID is reused between two reads.
 const TRIES: usize = 3;
-/// How long a walk over `cgroup.procs` answers for.
+/// How long the result of a walk over `cgroup.procs` is used.
 const KEPT: Duration = Duration::from_secs(1);
-/// Walks follow one another no faster than this, however many young processes are asked for: a walk over 300 cgroups
-/// costs about 5 ms.
+/// Shortest time between two walks, for any number of young processes: a walk over 300 cgroups costs about 5 ms.
 const APART: Duration = Duration::from_millis(100);
-/// A start time is known to one tick (10 ms): a process that began this close before a walk may have been missed by it.
+/// Start times are exact to one tick (10 ms): a walk may have missed a process that started this close before it.
 const TICK: Duration = Duration::from_millis(20);
 
-/// A process as it was at one moment.
+/// A process at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IdentifiedProcess {
-    /// Number and start time.
+    /// PID and start time.
     pub key: ProcessKey,
     /// `comm`.
     pub command: Arc<str>,
-    /// Whose it is.
+    /// The container that it belongs to, or the host.
     pub owner: ProcessOwner,
 }
 
-/// When the machine began.
+/// When the machine started.
 #[derive(Clone, Copy, Debug)]
 pub struct BootTime {
     seconds: u64,
     ticks_a_second: u64,
 }
 
-/// Reads identities; keeps what it learned of cgroups so that a second look is cheap. One for each thread.
+/// Reads which container a process belongs to, and keeps what it learns of cgroups so that later reads are cheap. Each
+/// thread has its own.
 #[derive(Debug)]
 pub struct OwnerReader {
     procfs: Vec<u8>,
@@ -66,7 +66,7 @@ pub struct OwnerReader {
     members: Option<Members>,
 }
 
-/// Who is in which cgroup, as a walk over the mounted hierarchy found it.
+/// The cgroup of each process, as a walk over the mounted hierarchy found it.
 #[derive(Debug)]
 struct Members {
     layout: Option<CgroupLayout>,
@@ -95,7 +95,7 @@ impl OwnerReader {
         }
     }
 
-    /// Reads the process now; `None` when there is none of that number (or it is hidden from us).
+    /// Reads the process now; `None` if no process has that PID (or it is hidden from the agent).
     pub fn identify(&mut self, pid: u32) -> Option<IdentifiedProcess> {
         let mut last = None;
         for _ in 0..TRIES {
@@ -111,10 +111,10 @@ impl OwnerReader {
         last
     }
 
-    /// As [`OwnerReader::identify`], of a number that the driver told: that is the machine's, and from a PID namespace of our own
-    /// it would be found to be some process of ours.
-    /// `known` is what was found before: where it still holds there is nothing that a third read could disprove, as whoever
-    /// took the number over since the first would have to be of the same container.
+    /// Like [`OwnerReader::identify`], for a PID that the GPU driver reported. That is a PID of the host: in a PID
+    /// namespace of the agent's own it would name a process of the agent, so the result is `None` there. `known` is the
+    /// earlier result. Where PID, start time, command and owner still match, no third read is needed: a process that
+    /// took the PID over after the first read would have to be in the same container.
     pub fn identify_told(&mut self, pid: u32, known: Option<&IdentifiedProcess>) -> Option<IdentifiedProcess> {
         if self.sight == ProcVisibility::Private {
             return None;
@@ -129,7 +129,7 @@ impl OwnerReader {
         self.identify(pid)
     }
 
-    /// Whose the process is that has this number now. The caller makes sure that it is still the same one.
+    /// The owner of the process that has this PID now. The caller checks that it is still the same process.
     pub fn owner(&mut self, key: ProcessKey) -> ProcessOwner {
         let OwnerReader { procfs, reader, ticks_a_second, identities, members, .. } = self;
         if let Some(members) = members {
@@ -146,7 +146,7 @@ impl OwnerReader {
         let whole = memberships(text, |membership| match place(membership.path) {
             CgroupPlace::Host => {}
             CgroupPlace::Foreign => foreign = true,
-            // A hierarchy in which it sits in a container says more than one in which it does not.
+            // The process may be in a container in one hierarchy and not in another: the container counts.
             CgroupPlace::Inside { path, kind } => {
                 let rank = rank(membership);
                 if inside.as_ref().is_none_or(|(known, ..)| rank < *known) {
@@ -164,8 +164,8 @@ impl OwnerReader {
         }
     }
 
-    /// The job of Slurm that runs this process, if one does: by the cgroup that Slurm made for it. `None` as well where the
-    /// number is another process's by now.
+    /// The Slurm job that runs this process, if there is one, from the cgroup that Slurm made for the job. `None` also
+    /// if another process has the PID by now.
     pub fn slurm_job(&mut self, key: ProcessKey) -> Option<SlurmJob> {
         let OwnerReader { procfs, reader, .. } = self;
         let text =
@@ -182,8 +182,8 @@ impl OwnerReader {
         (now == key).then_some(found)
     }
 
-    /// When the machine began, as of now: it moves when somebody sets the clock. The file tells of every processor and every
-    /// interrupt too, milliseconds of work for the kernel of a large machine, so it is asked for once for many processes.
+    /// When the machine started, as of now: this changes when the clock is set. `/proc/stat` also lists every processor
+    /// and every interrupt, which costs the kernel of a large machine milliseconds, so one read serves many processes.
     pub fn boot(&mut self) -> Option<BootTime> {
         let text = self.reader.read(&[&self.procfs, b"/stat"]).map(host_stat);
         Some(BootTime { seconds: text.ok()?.ok()?.boot_seconds, ticks_a_second: self.ticks_a_second })
@@ -191,7 +191,7 @@ impl OwnerReader {
 }
 
 impl BootTime {
-    /// When a process with these start ticks began, on the wall clock, in microseconds.
+    /// When a process with these start ticks started, on the wall clock, in microseconds.
     #[must_use]
     pub fn started_at(self, start_ticks: u64) -> Option<WallTime> {
         let micros = u128::from(start_ticks) * 1_000_000 / u128::from(self.ticks_a_second);
@@ -199,7 +199,7 @@ impl BootTime {
     }
 }
 
-/// Which hierarchy is believed first where they differ: the one that kubelet and the walk use.
+/// Rank of a hierarchy where several differ: the one that the kubelet and the walk use comes first.
 fn rank(membership: CgroupMembership<'_>) -> u8 {
     match membership.controllers {
         "memory" => 0,
@@ -209,7 +209,7 @@ fn rank(membership: CgroupMembership<'_>) -> u8 {
     }
 }
 
-/// The one identity of a path. Paths of cgroups that are gone fill the table in time, so it is emptied when it is full.
+/// The shared identity of a path. Paths of removed cgroups fill the table in time, so it is emptied when it is full.
 fn intern(
     known: &mut HashMap<Arc<str>, Arc<CgroupIdentity>>,
     path: &str,
@@ -245,10 +245,11 @@ impl Members {
             self.refresh(reader, &tree);
         }
         match (self.owners.get(&pid), self.began) {
-            // Its number was on a list after it began, and it lives: so it was itself.
+            // The list showed the PID after this process started, and the process still lives: so the entry was this
+            // process.
             (Some(identity), Some(began)) if answers(began) => ProcessOwner::Cgroup(Arc::clone(identity)),
             (None, Some(began)) if answers(began) && self.complete => ProcessOwner::Host,
-            // Too young for the last walk, and the next one is not due.
+            // The process is too young for the last walk, and the next walk is not due.
             _ => ProcessOwner::Unknown,
         }
     }
@@ -267,7 +268,7 @@ impl Members {
         let mut complete = refused == 0;
         let mut pids = Vec::new();
         cgroups.retain(|identity| match members(reader, tree, &identity.path, &mut pids) {
-            // Nobody asks by number for those that have none here.
+            // No PID of the table is looked up for processes that have no PID in this namespace.
             Ok(_) => {
                 owners.extend(pids.iter().map(|pid| (*pid, Arc::clone(identity))));
                 true

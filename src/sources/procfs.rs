@@ -1,16 +1,16 @@
-//! `/proc` under a given root. Texts are read here and understood in `wire::proc_file`.
+//! Reads `/proc` under a given root. `wire::proc_file` parses the texts.
 //!
 //! ```text
 //!   process      one process: its stat, its namespaces
-//!   sight        whether what is shown there are the machine's processes or our container's
+//!   visibility   whether `/proc` shows the machine's processes or only those of our container
 //!   carried      sums over disks and interfaces that come and go
-//!   interfaces   which interfaces of the machine are counted, each byte once
+//!   interfaces   which interfaces of the machine are counted, so that each byte counts once
 //!   host         the machine as a whole
 //!   network      totals of a pod's network namespace
 //! ```
 //!
-//! What must never happen here: two files of one PID taken for one process without a look at its start time or its
-//! namespace's number on both sides.
+//! What must never happen here: two files of one PID taken for one process without a check of its start time or its
+//! namespace's number before and after.
 
 pub mod process;
 pub mod visibility;

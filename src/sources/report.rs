@@ -1,4 +1,4 @@
-//! The way from every source to the owner of the node's state.
+//! Carries observations from every source to the owner of the node's state.
 //!
 //! ```text
 //!   facts, events ──▶ a list; a newer fact takes the place of the older ──┐
@@ -6,8 +6,8 @@
 //!   samples ──▶ a bounded queue; what does not fit is dropped ────────────┘
 //! ```
 //!
-//! Facts and events are delivered before samples. A fact is reported only when it changes, so a lost one would stay unknown until the
-//! program is started again.
+//! Facts and events are delivered before samples. A fact is reported only when it changes, so a lost one would stay
+//! unknown until the agent is restarted.
 //!
 //! What must never happen here: a fact is lost; a source waits for the owner; a list or queue without a bound.
 
@@ -18,21 +18,22 @@ use std::sync::Arc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{Notify, mpsc};
 
-/// Samples that may wait. The owner takes one within microseconds; sixteen GPUs report two each a second and the sampler four, so 256
-/// are some seven seconds of a stalled owner. After that a new sample is dropped and counted: the next one is newer anyway.
+/// Most samples that may wait. The owner takes one within microseconds. Sixteen GPUs report two samples each a second
+/// and the sampler four, so 256 are about seven seconds of a stalled owner. After that a new sample is dropped and
+/// counted; the next one is newer anyway.
 pub const QUEUE: usize = 256;
-/// Events that may wait. A GPU that fails writes some tens of errors, so this is every GPU of a machine failing twice while the owner
-/// is stalled. Beside these the list holds one fact of each kind, GPU and source.
+/// Most events that may wait. A GPU that fails reports some tens of errors, so this is every GPU of a machine failing
+/// twice while the owner is stalled. The list also holds one fact of each kind, GPU and source.
 const MAX_EVENTS: usize = 4096;
 
-/// Where observations go.
+/// The sending end: sources report here.
 #[derive(Clone, Debug)]
 pub struct Reporter {
     samples: mpsc::Sender<Observation>,
     kept: Arc<Kept>,
 }
 
-/// Where they arrive.
+/// The receiving end, for the owner.
 #[derive(Debug)]
 pub struct Observations {
     samples: mpsc::Receiver<Observation>,
@@ -49,7 +50,7 @@ struct Kept {
 #[derive(Debug, Default)]
 struct List {
     waiting: VecDeque<Observation>,
-    /// How many of them are events.
+    /// The number of events among them.
     events: usize,
 }
 
@@ -83,7 +84,7 @@ impl Kept {
 }
 
 impl Reporter {
-    /// The two ends of the way.
+    /// Makes both ends.
     #[must_use]
     pub fn channel() -> (Reporter, Observations) {
         let (samples, receiver) = mpsc::channel(QUEUE);
@@ -91,8 +92,8 @@ impl Reporter {
         (Reporter { samples, kept: Arc::clone(&kept) }, Observations { samples: receiver, kept })
     }
 
-    /// Hands an observation over without waiting. `false` when a sample or an event was dropped, because too many wait or the owner is
-    /// gone. A fact is never dropped.
+    /// Reports an observation without waiting. Returns `false` if a sample or an event was dropped, because too many
+    /// wait or the owner is gone. A fact is never dropped.
     pub fn report(&self, observation: Observation) -> bool {
         match observation.delivery() {
             DeliveryClass::Sample => self.samples.try_send(observation).is_ok(),
@@ -104,14 +105,15 @@ impl Reporter {
         }
     }
 
-    /// Counts a trouble that was logged where it happened.
+    /// Counts an error that was logged where it happened.
     pub fn trouble(&self, trouble: ErrorCounter) {
         self.report(Observation::Trouble(trouble));
     }
 }
 
 impl Observations {
-    /// The next observation; `None` when every [`Reporter`] is gone and everything has been taken. A call that is cancelled loses none.
+    /// The next observation; `None` when every [`Reporter`] is dropped and everything has been taken. A cancelled call
+    /// loses nothing.
     pub async fn recv(&mut self) -> Option<Observation> {
         loop {
             if let Some(observation) = self.kept.take() {
@@ -126,8 +128,8 @@ impl Observations {
         }
     }
 
-    /// Waits for one observation and takes up to `most`; says how many, 0 as [`Observations::recv`] says `None`. A call that is
-    /// cancelled loses none.
+    /// Waits for one observation and takes up to `most`. Returns how many, or 0 where [`Observations::recv`] returns
+    /// `None`. A cancelled call loses nothing.
     pub async fn recv_many(&mut self, taken: &mut Vec<Observation>, most: usize) -> usize {
         let Some(first) = self.recv().await else { return 0 };
         taken.push(first);
@@ -139,8 +141,7 @@ impl Observations {
 
     /// The next observation, if there is one now.
     ///
-    /// # Errors
-    /// When there is none yet, or none will come.
+    /// # Errors When there is none yet, or none will come.
     pub fn try_recv(&mut self) -> Result<Observation, TryRecvError> {
         match self.kept.take() {
             Some(observation) => Ok(observation),
@@ -164,7 +165,7 @@ mod tests {
         Observation::Names { source, names: Vec::new() }
     }
 
-    /// Sixteen GPUs whose every call fails filled the queue, and the list of GPUs that came after it was never seen.
+    /// Regression: sixteen GPUs whose calls all failed filled the queue, and the list of GPUs that followed was lost.
     #[tokio::test]
     async fn facts_and_events_reach_an_owner_that_has_no_time_for_samples() {
         let (reporter, mut observations) = Reporter::channel();

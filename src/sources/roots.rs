@@ -1,4 +1,5 @@
-//! Where the kernel's trees are. Inside a container the host's are mounted elsewhere, and tests hand in trees of their own.
+//! Roots of the kernel's file trees. In a container the host's trees are mounted elsewhere, and tests pass trees of
+//! their own.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,12 @@
-//! The thread that looks at host, cgroups, networks and processes by deadline.
+//! The thread that reads host, cgroups, networks and processes by deadline.
 //!
 //! ```text
 //!   deadline ─▶ cgroups (all: CPU and memory; by turns: the rest) ─▶ host ─▶ some processes ─▶ reports ─▶ sleep
 //! ```
 //!
-//! Deadlines stand on a grid of the monotonic clock, so they do not drift; one that passed while a pass still ran is
-//! counted and skipped, never made up for. What must never happen here: a pass that waits for anybody, a report queue
-//! that is waited for, a clock that people can set.
+//! Deadlines lie on a grid of the monotonic clock, so they do not drift. A deadline that passes during a pass is
+//! counted and skipped. What must never happen here: a pass that waits for another thread, a wait for room in the
+//! report queue, a clock that can be set.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace, kernel_release};
 use crate::cgroup::table::CgroupTable;
@@ -31,10 +31,10 @@ use tokio_util::sync::CancellationToken;
 pub mod deadline;
 pub mod processes;
 
-/// What the sampler needs to know.
+/// Settings of the sampler.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where to look.
+    /// Roots of the file trees.
     pub roots: HostRoots,
     /// Time between two passes over CPU and memory.
     pub period: Duration,
@@ -42,20 +42,19 @@ pub struct Settings {
     pub slow_period: Duration,
 }
 
-/// Troubles told in one pass; the queue holds 256 observations of all sources, and thousands of bad files must not fill
-/// it.
+/// Most errors reported in one pass: at most 4,096 events of all sources can wait, and thousands of bad files must not
+/// take their place.
 const TROUBLES_A_PASS: u32 = 16;
-/// The shortest period: below it a pass over a full node does not end in time.
+/// The shortest period: with a shorter one, a pass over a full node does not end in time.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// Files that may be kept open beside the sampler's: connections, devices, state.
+/// Open files left to the rest of the agent: connections, devices, state.
 const OTHER_FILES: u64 = 2048;
-/// The most files kept open: two for each cgroup there may be.
+/// Most files kept open: two for each possible cgroup.
 const MOST_FILES: u64 = 2 * model::cgroup::MAX_CGROUPS as u64;
 
-/// Starts the thread `sampler`; it ends at once when `stop` is cancelled, or after the pass that is being made.
+/// Starts the thread `sampler`. It ends at once when `stop` is cancelled while it waits, else after the current pass.
 ///
-/// # Errors
-/// When the operating system has no thread to give.
+/// # Errors When the operating system cannot start a thread.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("sampler".into()).spawn(move || {
         let stop = ThreadStop::new(stop);
@@ -74,17 +73,17 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
     })
 }
 
-/// Raises the limit of open files to what we may, and says how many of them may be kept open.
+/// Raises the limit of open files to the hard limit, and returns how many files may be kept open.
 fn keep_open() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // Where that is refused, fewer files are kept open: it costs time, not truth.
+    // If that is refused, fewer files are kept open, which costs time but changes no value.
     let soft = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
     let room = soft.map_or(MOST_FILES, |soft| soft.saturating_sub(OTHER_FILES).max(soft / 4)).min(MOST_FILES);
     usize::try_from(room).unwrap_or(0)
 }
 
-/// All that is read in a pass.
+/// Reads everything that belongs to a pass.
 #[derive(Debug)]
 pub struct Sampler {
     settings: Settings,
@@ -127,16 +126,16 @@ impl Sampler {
         }
     }
 
-    /// Facts of the machine.
+    /// Facts about the machine.
     pub fn facts(&mut self) -> HostFacts {
         let (roots, reader) = (&self.settings.roots, &mut self.reader);
         let layout = CgroupLayout::detect(reader, roots);
         if let Err(missing) = &layout {
-            tracing::warn!(%missing, "pods and containers cannot be seen; looked for again every slow period");
+            tracing::warn!(%missing, "pods and containers cannot be seen; the agent looks for cgroups again in every slow period");
         }
         if self.sight != ProcVisibility::Machine {
             tracing::warn!(
-                "this program lives in a PID namespace of its own (no hostPID), so processes of the machine and of pods, and what is read through them, are absent"
+                "the agent runs in a PID namespace of its own (no hostPID), so processes of the host and of pods, and readings that need them, are absent"
             );
         }
         let version = layout.map(|layout| layout.version).map_err(|_| Absence::NoSuchFile);
@@ -160,7 +159,7 @@ impl Sampler {
             self.host.read_slow(&mut self.reader);
             self.find_table();
             let ports = self.infiniband.read(&mut self.reader);
-            // A machine that never had any says nothing.
+            // A machine that never had a port reports none.
             if !ports.is_empty() || std::mem::take(&mut self.had_ports) {
                 self.had_ports = !ports.is_empty();
                 self.report(Observation::Infiniband(ports.into()), reporter);
@@ -182,7 +181,7 @@ impl Sampler {
                 Ok(_) if self.sight == ProcVisibility::Private => Reading::Absent(Absence::ProcessesHidden),
                 Ok(pass) => Reading::Measured(Count(u64::from(pass.total)), pass.at),
             };
-            // Where nobody can be listed, nobody who was listed before is shown any more.
+            // If processes cannot be listed, those of the last list are no longer shown.
             self.report(Observation::Processes(pass.unwrap_or_default()), reporter);
         }
         self.tell(reporter);
@@ -194,7 +193,7 @@ impl Sampler {
         }
     }
 
-    /// Cgroups may be mounted later than we start.
+    /// Looks for cgroups that may be mounted after the agent has started.
     fn find_table(&mut self) {
         if self.table.is_none()
             && let Ok(layout) = CgroupLayout::detect(&mut self.reader, &self.settings.roots)
@@ -203,7 +202,7 @@ impl Sampler {
         }
     }
 
-    /// Tells what went wrong since the last pass, and what the queue had no room to be told of before.
+    /// Reports the errors since the last pass, and those for which the queue had no room before.
     fn tell(&mut self, reporter: &Reporter) {
         let cgroups = self.table.as_mut().map_or(0, CgroupTable::take_malformed);
         let host = self.host.faults - self.host_faults;

@@ -1,15 +1,15 @@
-//! GPUs for people who have none: made up in process, always labelled as simulated. No library and no device is touched;
-//! what follows behind is the same as with real cards.
+//! Simulated GPUs for machines without GPUs, always labelled as simulated. No library and no device is used; all other
+//! parts of the agent work as with real GPUs.
 //!
 //! ```text
-//!   product     cards as they are sold
+//!   product     GPU models and their data
 //!   curve       numbers that follow from a seed and the time
-//!   tenant      living processes of this machine that are said to use the cards
-//!   card        one made-up card: identity, readings, processes
+//!   holders     living processes of this machine that are shown as users of the GPUs
+//!   gpu         one simulated GPU: identity, readings, processes
 //! ```
 //!
-//! What must never happen here: a value that could be taken for a real one (the state says `simulated`, so do the names),
-//! a process that does not live.
+//! What must never happen here: a value that could be taken for a real one (the source state says `simulated`, and so
+//! do the names), a process that does not exist.
 
 mod product;
 mod curve;
@@ -34,25 +34,26 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// How many cards there may be: as many as the largest hosts carry.
+/// Possible numbers of GPUs: up to as many as the largest hosts have.
 pub const COUNT: RangeInclusive<u32> = 1..=16;
 
-/// How long the thread sleeps at a stretch, and so how late it sees that it must stop: far below the 5 s in which the
-/// program has to end, and ten wake-ups a second cost nothing that could be measured.
+/// Longest sleep of the thread, which is the delay until a stop is noticed: far below the 5 s in which the agent must
+/// end. Ten wake-ups a second have no measurable cost.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// What to make up.
+/// Settings of the simulation.
 #[derive(Debug)]
 pub struct Settings {
-    /// The node whose cards these are: they are the same after every restart, and no other node has them.
+    /// The node that has these GPUs: they stay the same after a restart, and differ from those of other nodes.
     pub node: NodeName,
-    /// Where cards are shared: who holds them, and nobody else is said to use them. Without it any process of the machine is.
+    /// With sharing: the containers that hold GPUs, which are then the only users. `None`: any process of the machine
+    /// may be shown as a user.
     pub holders: Option<SimulatedHolders>,
-    /// Model, such as `H100`.
+    /// GPU model, such as `H100`.
     pub model: String,
-    /// How many.
+    /// Number of GPUs.
     pub count: u32,
-    /// Where the made-up processes' numbers come from (they are real processes of this machine).
+    /// Roots of the file trees in which the processes are found (they are real processes of this machine).
     pub roots: HostRoots,
     /// Time between two readings.
     pub period: Duration,
@@ -60,15 +61,14 @@ pub struct Settings {
     pub process_period: Duration,
 }
 
-/// Short names of the models that can be made up.
+/// Short names of the models that can be simulated.
 pub fn models() -> impl Iterator<Item = &'static str> {
     PRODUCTS.iter().map(|product| product.model)
 }
 
-/// Whether that many cards of that model can be made up; settings are checked by this before anything starts.
+/// Checks whether that many GPUs of that model can be simulated; settings are checked by this before anything starts.
 ///
-/// # Errors
-/// The sentence for who asked for them.
+/// # Errors A sentence for the user who asked for them.
 pub fn check(model: &str, count: u32) -> Result<(), String> {
     product(model, count).map(|_| ())
 }
@@ -85,10 +85,9 @@ fn product(model: &str, count: u32) -> Result<&'static Product, String> {
     }
 }
 
-/// Starts the thread `gpu-simulated`; handed back to be watched.
+/// Starts the thread `gpu-simulated`, and returns its handle, so that the caller can watch it.
 ///
-/// # Errors
-/// When such cards cannot be made up ([`check`]) or the operating system has no thread to give.
+/// # Errors When such GPUs cannot be simulated ([`check`]), or the operating system cannot start a thread.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> io::Result<JoinHandle<()>> {
     let product =
         product(&settings.model, settings.count).map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))?;
@@ -96,7 +95,7 @@ pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) ->
     thread.spawn(move || run(&settings, product, &reporter, &stop))
 }
 
-/// Reports by deadline until told to stop.
+/// Reports by deadline until stopped.
 fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop: &CancellationToken) {
     let seed = seed_of(&settings.node);
     let mut cards: Vec<SimulatedGpu> =
@@ -132,7 +131,7 @@ fn run(settings: &Settings, product: &'static Product, reporter: &Reporter, stop
     }
 }
 
-/// Says that GPUs are there, that they are made up, and who they are.
+/// Reports that GPUs exist, that they are simulated, and their identities.
 fn introduce(cards: &[SimulatedGpu], reporter: &Reporter) {
     reporter.report(Observation::GpuSource(GpuSourceState::Working {
         driver: "simulated".into(),
@@ -144,17 +143,17 @@ fn introduce(cards: &[SimulatedGpu], reporter: &Reporter) {
     reporter.report(Observation::Gpus(gpus));
 }
 
-/// The next deadline after `now` on the grid of `from`: no drift, and none to be caught up with after a pause.
+/// The next deadline after `now` on the grid of `from`: no drift, and no catching up after a pause.
 fn after(from: Instant, period: Duration, now: Instant) -> Instant {
     let period = period.max(Duration::from_millis(1));
     let next = from + period;
     if next > now { next } else { now + period }
 }
 
-/// Follows from the node's name: the same after a restart, also of an agent in a pod, whose host name is the pod's; another
-/// on each node, so that UUIDs do not collide.
+/// A seed from the node's name. It is the same after a restart, even for an agent in a pod, whose host name is the
+/// pod's; it differs between nodes, so that UUIDs do not collide.
 fn seed_of(node: &NodeName) -> u64 {
-    // The line end belongs to it: where the node is named after its host these are the UUIDs that it always had.
+    // The line end is part of the seed: it keeps the UUIDs of earlier versions where the node has the name of its host.
     node.as_str().bytes().chain([b'\n']).fold(0x51d0, |seed, byte| curve::mix(seed ^ u64::from(byte)))
 }
 
@@ -195,7 +194,7 @@ mod tests {
         }
     }
 
-    /// Observations until `enough` of samples and process lists have come.
+    /// Observations until `enough` samples and process lists have come.
     fn watch(receiver: &mut Observations, enough: usize) -> (Vec<Gpu>, Vec<GpuSample>, Vec<GpuProcesses>) {
         let (mut gpus, mut samples, mut lists) = (Vec::new(), Vec::new(), Vec::new());
         let deadline = Instant::now() + Duration::from_secs(20);

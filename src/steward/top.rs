@@ -1,4 +1,4 @@
-//! `gpu-steward top`: one node in the terminal. A client of the agent's JSON and nothing more.
+//! `gpu-steward top` shows one node in the terminal. It is a client of the agent's JSON API and reads nothing else.
 //!
 //! ```text
 //!   settings ─▶ fetch ──Snapshot──▶ state ◀──Key── screen
@@ -6,8 +6,8 @@
 //!             cards pods processes ◀──┴──▶ draw ─▶ screen | frame (plain text) | JSON
 //! ```
 //!
-//! What must never happen here: a reading of the machine (the agent has done it), a picture that is not made from the
-//! state alone, a terminal that is not given back.
+//! What must never happen here: a reading of the machine (the agent has done that), a frame that depends on more than
+//! the state, an exit that does not restore the terminal.
 
 mod settings;
 mod snapshot;
@@ -37,17 +37,17 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Columns of a plain frame where nobody says how wide it may be: everything that can be shown fits.
+/// Width of a plain frame if neither a terminal nor `COLUMNS` gives one. All columns fit.
 const PLAIN_WIDTH: u16 = 144;
 
-/// Why `top` ended without being told to.
+/// The error that ended `top`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TopError {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     #[error(transparent)]
     Screen(#[from] ScreenError),
-    #[error("cannot start asking the agent: {0}")]
+    #[error("cannot start the HTTP client: {0}")]
     Runtime(io::Error),
     #[error("cannot write the answers as JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -56,7 +56,7 @@ pub(crate) enum TopError {
 }
 
 impl TopError {
-    /// What it means for the one who started the program.
+    /// The exit code for this error.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             TopError::Fetch(error) | TopError::Screen(ScreenError::Fetch(error)) if error.is_usage() => Exit::Usage,
@@ -66,10 +66,10 @@ impl TopError {
     }
 }
 
-/// Shows the node until the user is done, or once.
+/// Shows the node until the user quits, or once.
 ///
 /// # Errors
-/// [`TopError`], whose text says what was tried and what to do.
+/// [`TopError`]; its text says what failed and what to do.
 pub(crate) fn run(settings: &Settings) -> Result<(), TopError> {
     let agent = Agent::new(&settings.url, settings.token_file.as_ref())?;
     let terminal = io::stdout().is_terminal() && io::stdin().is_terminal() && variable("TERM") != "dumb";
@@ -90,13 +90,13 @@ fn print(agent: &Agent, settings: &Settings) -> Result<(), TopError> {
         frame::plain(&state, plain_width())
     };
     match io::stdout().write_all(text.as_bytes()) {
-        // `top --once | head` is no failure.
+        // `top --once | head` is not a failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(TopError::Output),
     }
 }
 
-/// The terminal's width, what `COLUMNS` says, or room for everything.
+/// The width from `COLUMNS`, else of the terminal, else [`PLAIN_WIDTH`].
 fn plain_width() -> u16 {
     let said = variable("COLUMNS").parse().ok();
     let seen = || crossterm::terminal::size().ok().filter(|_| io::stdout().is_terminal()).map(|(width, _)| width);

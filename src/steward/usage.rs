@@ -1,11 +1,11 @@
-//! `gpu-steward usage`: asks the agent on this machine through its socket, and shows the answer.
+//! `gpu-steward usage` reads the usage of this machine's GPUs from the agent's socket and prints it.
 //!
 //! ```text
 //!   socket ──Get or Watch──▶ NodeUsage ──table | json──▶ stdout
 //! ```
 //!
-//! What must never happen here: a question to the driver or the kernel (the agent alone looks at the machine), a wait
-//! without an end.
+//! What must never happen here: a call of the driver or a reading of the kernel (only the agent reads the machine), a
+//! wait without an end.
 
 mod table;
 mod json;
@@ -26,25 +26,25 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// The setting that says where the agent listens.
+/// The setting with the path of the agent's socket.
 pub(crate) const SOCKET: &str = "usage-socket";
-/// A living agent answers in milliseconds; on a machine that swaps it may take a second.
+/// Time limit for an answer. An agent answers in milliseconds; on a machine that swaps it may take a second.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The agent sends at least every ten seconds; three times that is silence.
+/// Time limit between two states of a stream: three times the agent's longest interval of ten seconds.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Between two attempts to find an agent that went away.
+/// Pause between two attempts to reconnect to the agent.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What the user wants to see.
+/// The user's choice of output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
-    /// Go on for ever.
+    /// Print states until the user ends the program.
     pub watch: bool,
-    /// In which form.
+    /// The output format.
     pub output: Output,
 }
 
-/// `-o`.
+/// The output format (`-o`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
     /// For people.
@@ -53,7 +53,7 @@ pub(crate) enum Output {
     Json,
 }
 
-/// Why there is nothing to show; each text says what was tried, and what to do.
+/// The reason why there is nothing to show. Each text says what failed and what to do.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(
@@ -61,13 +61,13 @@ enum Failure {
          name the socket of one that runs with --usage-socket PATH", .0.display()
     )]
     NoSocket(PathBuf),
-    #[error("nobody listens on {}: an agent has ended without taking its socket away; start it again", .0.display())]
+    #[error("no agent listens on {}: the agent ended without removing its socket; start it again", .0.display())]
     NobodyListens(PathBuf),
     #[error("no permission to connect to {}: the socket is open to its owner and its group", .0.display())]
     NoPermission(PathBuf),
     #[error("cannot connect to {}: {source}", path.display())]
     Connect { path: PathBuf, source: std::io::Error },
-    #[error("{} took the connection and did not answer within {} s: is it the agent's socket?", path.display(), limit.as_secs())]
+    #[error("{} accepted the connection but did not answer within {} s: is it the agent's socket?", path.display(), limit.as_secs())]
     Silent { path: PathBuf, limit: Duration },
     #[error("{} answered with an error: {}", path.display(), status.message())]
     Refused { path: PathBuf, status: Box<Status> },
@@ -80,7 +80,7 @@ enum Failure {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with the setting that names the socket.
+/// The problems of the setting that names the socket.
 pub(crate) fn run(spoken: &RawSettings, wanted: Wanted) -> Result<Exit, Vec<Problem>> {
     let socket = socket(spoken)?;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -96,8 +96,8 @@ pub(crate) fn run(spoken: &RawSettings, wanted: Wanted) -> Result<Exit, Vec<Prob
     Ok(outcome.map_or_else(|failure| end(&failure), |()| Exit::Ok))
 }
 
-/// Where the agent listens. The configuration file is read only when neither flag nor environment say it: who may not
-/// read that file may still be allowed to ask.
+/// The path of the agent's socket. The configuration file is read only if neither flag nor environment name the socket,
+/// so that a user who may not read that file can still use the socket.
 fn socket(spoken: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
     let variable = Key::named(SOCKET).map(Key::variable).unwrap_or_default();
     let flag = spoken.flags.get(SOCKET).map(|text| RawValue { text: text.clone(), origin: Origin::Flag });
@@ -121,12 +121,12 @@ fn socket(spoken: &RawSettings) -> Result<PathBuf, Vec<Problem>> {
     };
     match value::unless_none(&said.text, value::socket_path) {
         Ok(Some(path)) => Ok(path),
-        Ok(None) => Err(invalid("the agent serves no usage socket, so there is nobody to ask".into())),
+        Ok(None) => Err(invalid("the agent serves no usage socket, so there is nothing to connect to".into())),
         Err(why) => Err(invalid(why)),
     }
 }
 
-/// A reader that went away (`| head`) is no failure.
+/// Prints the failure and returns the exit code. A closed pipe (`| head`) is not a failure.
 fn end(failure: &Failure) -> Exit {
     if matches!(failure, Failure::Write(error) if error.kind() == ErrorKind::BrokenPipe) {
         return Exit::Ok;
@@ -150,7 +150,8 @@ async fn get(path: &Path) -> Result<NodeUsage, Failure> {
     within(LIMIT, path, async { client.get(GetRequest {}).await.map(tonic::Response::into_inner) }).await
 }
 
-/// Shows states for ever. An agent that was never there is an error; one that goes away is waited for.
+/// Prints states for ever. If the agent does not answer the first time, that is an error; if it goes away later, this
+/// waits for it.
 async fn watch(path: &Path, screen: &mut Screen) -> Result<(), Failure> {
     let mut seen = false;
     let mut said = false;
@@ -159,7 +160,7 @@ async fn watch(path: &Path, screen: &mut Screen) -> Result<(), Failure> {
         if !seen || matches!(failure, Failure::Write(_)) {
             return Err(failure);
         }
-        // `seen` is set anew by the first state of the next connection, and the next loss is told again.
+        // Report each loss of the agent once: the first state of the next connection resets `said`.
         if !std::mem::replace(&mut said, true) {
             let _ = writeln!(std::io::stderr(), "waiting for the agent: {failure}");
         }
@@ -195,7 +196,7 @@ async fn within<T>(
 }
 
 async fn dial(path: &Path) -> Result<UsageClient<Channel>, Failure> {
-    // Asked by hand first: what the operating system says is clearer than what is left of it further up.
+    // Connect directly first: the error of the operating system is clearer than the error that tonic makes of it.
     drop(UnixStream::connect(path).await.map_err(|source| match source.kind() {
         ErrorKind::NotFound => Failure::NoSocket(path.to_owned()),
         ErrorKind::ConnectionRefused => Failure::NobodyListens(path.to_owned()),
@@ -213,7 +214,7 @@ fn refused(error: tonic::transport::Error) -> Status {
     Status::from_error(error.into())
 }
 
-/// Where states are shown.
+/// Prints states to standard output.
 struct Screen {
     wanted: Wanted,
     terminal: bool,
@@ -226,7 +227,7 @@ impl Screen {
         Screen { wanted, terminal: std::io::stdout().is_terminal(), shown: false, first: true }
     }
 
-    /// Whether a state was shown since this was last asked.
+    /// Whether a state was printed since the last call.
     fn take_shown(&mut self) -> bool {
         std::mem::take(&mut self.shown)
     }

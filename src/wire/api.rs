@@ -1,17 +1,18 @@
-//! `/api/v1` as JSON: what the node's port answers and `top` reads back.
+//! The JSON documents of `/api/v1`, which the agent serves and `top` reads.
 //!
 //! ```text
 //!   reading     {"value": 3, "age_seconds": 0.4}  or  {"absent": "call_hangs", "reason": "call hangs"}
-//!   head        which node, which view, how old, whether the GPUs are made up
-//!   owner       whose a process is: pod and container by name
+//!   head        the node, the number and the age of its view, and whether the GPUs are simulated
+//!   owner       the owner of a process: pod and container by name
 //!   gpus pods processes node     one document each
 //! ```
 //!
-//! Numbers are in base units and say so in their names: bytes, seconds, joules, hertz, shares of one. Fields may be added;
-//! none changes its meaning. The largest lists are converted one item at a time while they are written
-//! ([`pods::Listing`], [`processes::Listing`]), so an answer costs its text and not a second copy of the view.
+//! Numbers are in base units, and the names of their fields end in the unit: bytes, seconds, joules, hertz, ratios from
+//! 0 to 1. Fields may be added; no field changes its meaning. The largest lists are converted item by item while they
+//! are written ([`pods::PodsListing`], [`processes::ProcessesListing`]), so an answer needs memory for its text, but
+//! not for a second copy of the view.
 //!
-//! What must never happen here: a clock (ages are counted from an argument), a value for something that is absent.
+//! What must never happen here: reading a clock (the time of the answer is an argument); a value for an absent reading.
 
 pub mod reading;
 pub mod head;
@@ -31,7 +32,7 @@ mod tests {
     use serde::Serialize;
     use serde::de::DeserializeOwned;
 
-    /// What is read can be written and read again.
+    /// Whether `text` is a document of type `T`; such a document can be written and read again.
     fn read<T: Serialize + DeserializeOwned>(text: &[u8]) -> bool {
         let Ok(document) = serde_json::from_slice::<T>(text) else { return false };
         let written = serde_json::to_vec(&document).unwrap();

@@ -1,6 +1,6 @@
-//! Base64 as Go's JSON writes bytes: the standard alphabet, padded. A pure room has no crate for it.
+//! Base64 as Go's JSON writes bytes: the standard alphabet, padded. A pure crate has no dependency for it.
 
-/// Bytes of a text; none where a character is not of the alphabet, or bits are left over.
+/// The bytes of a Base64 text; `None` where a character is not in the alphabet, or the unused bits are not 0.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let digits = text.strip_suffix("==").or_else(|| text.strip_suffix('=')).unwrap_or(text).as_bytes();
     let padded = text.len() != digits.len();

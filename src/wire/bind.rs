@@ -1,4 +1,4 @@
-//! How far a bound pod has come (`hami.io/bind-phase`) and since when (`hami.io/bind-time`).
+//! The bind phase of a pod (`hami.io/bind-phase`) and the time of its binding (`hami.io/bind-time`).
 
 use crate::decode_error::{DecodeError, shown};
 use crate::key::{BIND_PHASE, BIND_TIME};
@@ -9,7 +9,7 @@ use model::time::WallTime;
 /// Reads a phase.
 ///
 /// # Errors
-/// [`DecodeError`] for a word that is none of the three.
+/// [`DecodeError`] for a word that is not one of the three phases.
 pub fn decode_phase(text: &str) -> Result<BindPhase, DecodeError> {
     match text {
         "allocating" => Ok(BindPhase::Allocating),

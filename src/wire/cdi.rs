@@ -1,22 +1,24 @@
-//! Container Device Interface: what a named device means for a container.
+//! Container Device Interface (CDI): the changes that a named device makes to a container.
 //!
 //! ```text
 //!   {"cdiVersion":"0.5.0","kind":"gpu-steward.io/gpu",
-//!    "devices":[{"name":"t0123…","containerEdits":{"env":["NVIDIA_VISIBLE_DEVICES=void"],"deviceNodes":[{"path":"/dev/nvidia0"}]}}],
-//!    "containerEdits":{"hooks":[…],"mounts":[…]}}          for every device of the file
+//!    "devices":[{"name":"t0123…",
+//!                "containerEdits":{"env":["NVIDIA_VISIBLE_DEVICES=void"],"deviceNodes":[{"path":"/dev/nvidia0"}]}}],
+//!    "containerEdits":{"hooks":[…],"mounts":[…]}}          for every device of the spec
 //! ```
 //!
-//! nvidia-ctk's file is read, from JSON or from YAML (a room that has YAML makes a [`serde_json::Value`] of it), so that what
-//! it says of all GPUs can stand in the files of tickets; those are written. Edits that are not known here are carried along
-//! word for word, under the version of the file that they came from: an edit must never be lost on the way.
+//! This file reads the CDI spec of nvidia-ctk, so that the agent can copy its edits into the CDI specs of tickets,
+//! which this file writes. A spec in YAML arrives as a [`serde_json::Value`], made by a crate that has a YAML parser.
+//! Fields that this file does not know are kept word for word, with the version of the spec that they came from: no
+//! edit may be lost.
 //!
 //! ```text
-//!   edits     what is done to a container, and putting two sets of it together
+//!   edits     the changes that a runtime makes to a container, and the merging of two sets of them
 //!   version   versions of CDI
-//!   spec      one file
-//!   host      what the host's own file says of one GPU
-//!   lowest    which version a file needs: a runtime refuses what is newer than itself
-//!   sound     what every runtime refuses
+//!   spec      one CDI spec
+//!   host      the edits for one GPU in the host's own CDI spec
+//!   lowest    the lowest version that a spec needs: a runtime refuses a spec newer than itself
+//!   sound     the checks that every runtime makes
 //! ```
 
 pub mod edits;
@@ -33,15 +35,15 @@ pub use version::CdiVersion;
 use crate::decode_error::DecodeError;
 use serde_json::Value;
 
-/// A longer file is none: nvidia-ctk writes some 30 KiB for 8 GPUs.
+/// Most bytes of a CDI spec: nvidia-ctk writes about 30 KiB for 8 GPUs.
 pub const MAX_BYTES: usize = 4 << 20;
-/// What faults call the file.
+/// Name of the file in errors.
 const KEY: &str = "CDI spec";
 
-/// Reads a file in JSON.
+/// Reads a CDI spec in JSON.
 ///
 /// # Errors
-/// [`DecodeError`] where it is none, or says what no runtime would take.
+/// [`DecodeError`] where the text is not a CDI spec, or no runtime would accept it.
 pub fn decode(bytes: &[u8]) -> Result<CdiSpec, DecodeError> {
     if bytes.len() > MAX_BYTES {
         return Err(DecodeError::too_long(KEY, bytes.len(), MAX_BYTES));
@@ -50,7 +52,7 @@ pub fn decode(bytes: &[u8]) -> Result<CdiSpec, DecodeError> {
     sound(&spec).map(|()| spec)
 }
 
-/// Reads a file that another room has made a value of; that room bounds its length by [`MAX_BYTES`].
+/// Reads a CDI spec that the caller has parsed. The caller bounds the length of its text by [`MAX_BYTES`].
 ///
 /// # Errors
 /// As [`decode`].
@@ -59,10 +61,10 @@ pub fn of_value(value: Value) -> Result<CdiSpec, DecodeError> {
     sound(&spec).map(|()| spec)
 }
 
-/// Writes a file in JSON, with the lowest version that fits.
+/// Writes a CDI spec in JSON, with the lowest version that it needs.
 ///
 /// # Errors
-/// [`DecodeError`] for what no runtime would take.
+/// [`DecodeError`] for a spec that no runtime would accept.
 pub fn encode(spec: &CdiSpec) -> Result<String, DecodeError> {
     sound(spec)?;
     let written = CdiSpec { cdi_version: lowest::version(spec), ..spec.clone() };

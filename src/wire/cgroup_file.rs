@@ -2,32 +2,32 @@
 //!
 //! ```text
 //!   one number            cpuacct.usage  memory.current  pids.current
-//!   a number or `max`     memory.max, and v1's number that means "no limit"
+//!   a number or `max`     memory.max, and in v1 a number that means "no limit"
 //!   `key value` lines     cpu.stat  memory.stat  memory.events  memory.oom_control
-//!   one line a device     io.stat  blkio.throttle.*
+//!   one line per device   io.stat  blkio.throttle.*
 //! ```
 //!
-//! What must never happen here: a number made of half a file. Every file of the kernel ends with a newline, so one that
-//! does not is [`MalformedCgroupFile::Torn`]; a key that must be there and is not is an error, never 0.
+//! What must never happen here: a number from an incomplete file. The kernel ends every file with a newline, so a file
+//! without one is [`MalformedCgroupFile::Torn`]. A missing key that every kernel writes is an error, never 0.
 
 use model::cgroup::ProcessIo;
 use model::unit::{Bytes, Count, Nanos};
 
-/// Why a file's text cannot be what it should be.
+/// Why the text of a file cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedCgroupFile {
-    /// Empty, or its last line has no end.
+    /// The file is empty, or its last line has no newline.
     #[error("file is torn: its last line has no end")]
     Torn,
-    /// Something that must be a number is none, or does not fit.
+    /// A value that must be a number is not one, or does not fit.
     #[error("not a number where {0} should be")]
     NotANumber(&'static str),
-    /// A line or key that is always there is missing.
+    /// A line or key that every kernel writes is missing.
     #[error("{0} is missing")]
     Missing(&'static str),
 }
 
-/// The lines of a file that is whole.
+/// The lines of a complete file.
 ///
 /// # Errors
 /// [`MalformedCgroupFile::Torn`].
@@ -36,12 +36,12 @@ pub fn lines(text: &[u8]) -> Result<impl Iterator<Item = &[u8]>, MalformedCgroup
     Ok(body.split(|b| *b == b'\n'))
 }
 
-/// Fields of a line between white space.
+/// The fields of a line, separated by white space.
 pub fn fields(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty())
 }
 
-/// A decimal number that is all digits and fits.
+/// A decimal number that has only digits and fits.
 #[must_use]
 pub fn digits(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
@@ -53,7 +53,7 @@ pub fn digits(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// A file that holds one number.
+/// Reads a file with one number.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -62,10 +62,11 @@ pub fn number(text: &[u8]) -> Result<u64, MalformedCgroupFile> {
     digits(line).ok_or(MalformedCgroupFile::NotANumber("the value"))
 }
 
-/// From here on a v1 limit means "none": the kernel writes `i64::MAX` rounded down to its page size (4 KiB or 64 KiB).
+/// From this number on, a v1 limit means "no limit": the kernel writes `i64::MAX`, rounded down to its page size (4 KiB
+/// or 64 KiB).
 const NO_LIMIT: u64 = 1 << 62;
 
-/// `memory.max` or `memory.limit_in_bytes`: `None` without a limit.
+/// Reads `memory.max` or `memory.limit_in_bytes`; `None` without a limit.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -76,7 +77,7 @@ pub fn memory_limit(text: &[u8]) -> Result<Option<Bytes>, MalformedCgroupFile> {
     Ok(Some(number(text)?).filter(|limit| *limit < NO_LIMIT).map(Bytes))
 }
 
-/// `cpu.max` (`50000 100000`, `max 100000`) as cores; `None` without a limit.
+/// Reads `cpu.max` (`50000 100000`, `max 100000`) as cores; `None` without a limit.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -91,7 +92,7 @@ pub fn cpu_max(text: &[u8]) -> Result<Option<f64>, MalformedCgroupFile> {
     cores(digits(quota).ok_or(MalformedCgroupFile::NotANumber("quota"))?, period)
 }
 
-/// `cpu.cfs_quota_us` and `cpu.cfs_period_us` as cores; `None` without a limit (`-1`).
+/// Reads `cpu.cfs_quota_us` and `cpu.cfs_period_us` as cores; `None` without a limit (`-1`).
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -107,16 +108,16 @@ fn cores(quota: u64, period: u64) -> Result<Option<f64>, MalformedCgroupFile> {
     if period == 0 { Err(MalformedCgroupFile::NotANumber("period")) } else { Ok(Some(quota as f64 / period as f64)) }
 }
 
-/// What `cpu.stat` says; v1 has only the enforcement, v2 without the cpu controller only the use.
+/// The content of `cpu.stat`: v1 has only the throttling, v2 without the cpu controller only the use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuStat {
-    /// All, user and system time (v2).
+    /// Total, user and system time (v2).
     pub used: Option<(Nanos, Nanos, Nanos)>,
-    /// Enforcement periods, those throttled, time throttled.
+    /// Number of enforcement periods, number of throttled periods, and throttled time.
     pub throttled: Option<(Count, Count, Nanos)>,
 }
 
-/// `cpu.stat` of either version.
+/// Reads `cpu.stat` of cgroup v1 or v2.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -151,7 +152,7 @@ pub fn cpu_stat(text: &[u8]) -> Result<CpuStat, MalformedCgroupFile> {
     }
 }
 
-/// `cpuacct.stat`: user and system time in clock ticks.
+/// Reads `cpuacct.stat`: user and system time in clock ticks.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -160,20 +161,20 @@ pub fn cpuacct_stat(text: &[u8]) -> Result<(u64, u64), MalformedCgroupFile> {
     Ok((user.ok_or(MalformedCgroupFile::Missing("user"))?, system.ok_or(MalformedCgroupFile::Missing("system"))?))
 }
 
-/// What is taken from `memory.stat`.
+/// The fields that are read from `memory.stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStat {
     /// Anonymous memory.
     pub rss: Bytes,
     /// Page cache.
     pub cache: Bytes,
-    /// File pages that were not used lately.
+    /// File pages that were not used recently.
     pub inactive_file: Bytes,
-    /// Swapped out (v1, where swap is accounted for; v2 has a file of its own).
+    /// Swap in use (v1, if the kernel accounts for swap; v2 has a separate file).
     pub swap: Option<Bytes>,
 }
 
-/// `memory.stat`: v1's `total_…` lines (with everything below), else v2's names.
+/// Reads `memory.stat`: the `total_…` lines of v1, which include the cgroups below, or the names of v2.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -188,7 +189,8 @@ pub fn memory_stat(text: &[u8]) -> Result<MemoryStat, MalformedCgroupFile> {
     Ok(MemoryStat { rss: Bytes(rss), cache: Bytes(cache), inactive_file: Bytes(inactive), swap: swap.map(Bytes) })
 }
 
-/// `oom_kill` of `memory.events` or `memory.oom_control`; `None` on a kernel before 4.13, which has no such line in v1.
+/// Reads `oom_kill` from `memory.events` or `memory.oom_control`; `None` on a kernel before 4.13, which has no such
+/// line in v1.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -197,7 +199,8 @@ pub fn oom_kills(text: &[u8]) -> Result<Option<Count>, MalformedCgroupFile> {
     Ok(kills.map(Count))
 }
 
-/// Values of the wanted keys in a file of `key value` lines; other lines are passed over, but must be lines.
+/// The values of the `wanted` keys in a file of `key value` lines. Other lines are skipped, but must end with a
+/// newline.
 fn keys<const N: usize>(text: &[u8], wanted: [&[u8]; N]) -> Result<[Option<u64>; N], MalformedCgroupFile> {
     let mut found = [None; N];
     for line in lines(text)? {
@@ -213,27 +216,27 @@ fn keys<const N: usize>(text: &[u8], wanted: [&[u8]; N]) -> Result<[Option<u64>;
 /// Block I/O summed over devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockIo {
-    /// Read from devices: bytes in `io.stat` and `…io_service_bytes`, operations in `…io_serviced`.
+    /// Reads from devices: bytes in `io.stat` and `…io_service_bytes`, operations in `…io_serviced`.
     pub read: u64,
-    /// Written to them.
+    /// Writes to devices, in the same unit.
     pub write: u64,
     /// Read operations (`io.stat` only).
     pub reads: u64,
     /// Write operations (`io.stat` only).
     pub writes: u64,
-    /// Devices that were named.
+    /// Number of devices in the file, without stacked devices.
     pub devices: u32,
 }
 
-/// `io.stat`. Devices whose major number is in `stacked` (loop, md, device-mapper) are passed over: what goes through
-/// them is counted once more on the disk below.
+/// Reads `io.stat`. Devices whose major number is in `stacked` (loop, md, device-mapper) are skipped: their I/O is
+/// counted again on the disk below.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
 pub fn io_stat(text: &[u8], stacked: &[u32]) -> Result<BlockIo, MalformedCgroupFile> {
     let mut sum = BlockIo::default();
     if text.is_empty() {
-        return Ok(sum); // no device has been used yet: the one file that may be empty
+        return Ok(sum); // no device has been used yet; only this file and `cgroup.procs` may be empty
     }
     for line in lines(text)? {
         let mut fields = fields(line);
@@ -259,8 +262,8 @@ pub fn io_stat(text: &[u8], stacked: &[u32]) -> Result<BlockIo, MalformedCgroupF
     Ok(sum)
 }
 
-/// `blkio.throttle.io_service_bytes[_recursive]` or `…io_serviced…` (v1). Where nothing is counted it names no device
-/// and says `Total 0`.
+/// Reads `blkio.throttle.io_service_bytes[_recursive]` or `…io_serviced…` (v1). Without any I/O the file names no
+/// device and has only the line `Total 0`.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -298,8 +301,8 @@ fn major(device: &[u8]) -> Option<u32> {
     u32::try_from(digits(&device[..colon])?).ok()
 }
 
-/// Totals of one pressure file: some tasks waited, all tasks waited. A file of processor pressure has no `full` line
-/// before Linux 5.13; there the kernel defines it as 0.
+/// Reads the totals of one pressure file: the time in which some tasks waited, and the time in which all tasks waited.
+/// Before Linux 5.13 the file of processor pressure has no `full` line; the kernel defines this value as 0.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -317,15 +320,15 @@ pub fn pressure(text: &[u8]) -> Result<(Nanos, Nanos), MalformedCgroupFile> {
     Ok((some.ok_or(MalformedCgroupFile::Missing("some"))?, full))
 }
 
-/// Each number in `cgroup.procs`. A 0 stands for a process outside our PID namespace (v2; v1 leaves it out): it has no
-/// number here. How many there were of those is the answer.
+/// Calls `each` for every PID in `cgroup.procs`. A 0 stands for a process outside the agent's PID namespace, which has
+/// no PID here (v2; v1 omits such processes). Returns the number of these.
 ///
 /// # Errors
-/// [`MalformedCgroupFile`]; numbers before the fault have been given.
+/// [`MalformedCgroupFile`], after `each` was called for the PIDs before the fault.
 pub fn processes(text: &[u8], mut each: impl FnMut(u32)) -> Result<u32, MalformedCgroupFile> {
     let mut hidden = 0u32;
     if text.is_empty() {
-        return Ok(hidden); // nobody is in it
+        return Ok(hidden); // the cgroup has no process
     }
     for line in lines(text)? {
         let pid =
@@ -338,7 +341,7 @@ pub fn processes(text: &[u8], mut each: impl FnMut(u32)) -> Result<u32, Malforme
     Ok(hidden)
 }
 
-/// `/proc/<pid>/io`: what a process had fetched from storage and sent to it.
+/// Reads `/proc/<pid>/io`: the bytes that a process read from storage and wrote to it.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].

@@ -1,40 +1,40 @@
-//! Cgroup paths: which pod or container a path belongs to.
+//! Finds the pod or container that a cgroup path belongs to.
 //!
 //! ```text
 //!   /kubepods/burstable/pod<UID>/<id>                                          cgroupfs driver
 //!   /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<U_I_D>.slice/<runtime>-<id>.scope   systemd driver
-//!   …/kubepods-burstable-pod<U_I_D>.slice:cri-containerd:<id>                  kubelet and containerd disagree on the driver
-//!   /docker/<id>   docker-<id>.scope   libpod-<id>.scope                       containers of no pod
+//!   …/kubepods-burstable-pod<U_I_D>.slice:cri-containerd:<id>                  kubelet: systemd, containerd: cgroupfs
+//!   /docker/<id>   docker-<id>.scope   libpod-<id>.scope                       containers without a pod
 //! ```
 //!
-//! Any prefix may stand before (a kubelet's own root, a node that is itself a container), anything may follow (what runs
-//! in the container may make cgroups of its own). What lies in a pod belongs to the outermost pod and the outermost
-//! container in it; a kubelet that runs in a container of no pod owns the pods below it.
+//! A path may have any prefix (a root cgroup set for kubelet, or a node that is itself a container) and any suffix
+//! (cgroups that a container creates itself). A cgroup inside a pod belongs to the outermost pod and to the outermost
+//! container in it. If kubelet runs in a container without a pod, the pods below it count as pods.
 //!
-//! What must never happen here: a guess. A path that reaches above the reader's cgroup namespace (`/../…`) has lost its
-//! beginning, so it is [`CgroupPlace::Foreign`], whatever follows.
+//! What must never happen here: a guess. A path that starts above the reader's cgroup namespace (`/../…`) is
+//! incomplete, so it is always [`CgroupPlace::Foreign`].
 
 use model::cgroup::{CgroupKind, Qos, RuntimeKind};
 use model::id::{ContainerId, PodUid};
 
-/// Where a path lies.
+/// The place of a cgroup path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CgroupPlace<'a> {
-    /// In a pod or container.
+    /// The path is in a pod or container.
     Inside {
-        /// The path of that pod or container itself: what is nested in it is cut off.
+        /// The path of the cgroup of that pod or container, without the cgroups below it.
         path: &'a str,
-        /// What it is.
+        /// The pod or container.
         kind: CgroupKind,
     },
-    /// In neither.
+    /// The path is neither in a pod nor in a container.
     Host,
-    /// Seen from a cgroup namespace that does not contain it.
+    /// The path is outside the reader's cgroup namespace.
     Foreign,
 }
 
-/// Finds the pod or container that `path` belongs to. A ` (deleted)` that the kernel puts behind the path of a cgroup
-/// that is gone is not part of it.
+/// Finds the pod or container that `path` belongs to. The suffix ` (deleted)`, which the kernel appends to the path of
+/// a removed cgroup, is ignored.
 #[must_use]
 pub fn place(path: &str) -> CgroupPlace<'_> {
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
@@ -53,8 +53,8 @@ pub fn place(path: &str) -> CgroupPlace<'_> {
     }
 }
 
-/// Job and step of Slurm that a path lies in: `/slurm/uid_1000/job_77/step_0/task_0`,
-/// `/system.slice/slurmstepd.scope/job_77/step_batch/user`. `None` where no segment above `job_…` is Slurm's.
+/// The Slurm job and step of a path: `/slurm/uid_1000/job_77/step_0/task_0`,
+/// `/system.slice/slurmstepd.scope/job_77/step_batch/user`. `None` where no segment above `job_…` starts with `slurm`.
 #[must_use]
 pub fn slurm(path: &str) -> Option<(u64, Option<&str>)> {
     let mut segments = path.split('/').skip_while(|segment| !segment.starts_with("slurm")).skip(1);
@@ -68,10 +68,10 @@ pub fn slurm(path: &str) -> Option<(u64, Option<&str>)> {
     Some((job, segments.next().and_then(|segment| segment.strip_prefix("step_")).filter(word)))
 }
 
-/// Longest name of a Slurm step; the longest is `interactive`, a heterogeneous one is a number and another.
+/// Longest name of a Slurm step. The longest known is `interactive`; a heterogeneous step has a number and another.
 const MAX_STEP: usize = 32;
 
-/// Segments with the position behind each.
+/// The segments of a path, each with the position of its end.
 fn segments(path: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut end = 0;
     path.split('/').map(move |segment| {
@@ -81,7 +81,7 @@ fn segments(path: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What the walk over the segments remembers.
+/// The state of the walk over the segments.
 #[derive(Default)]
 struct Steps<'a> {
     parent: &'a str,
@@ -91,7 +91,7 @@ struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    /// Takes one segment in; `true` when nothing that follows can change the answer.
+    /// Processes one segment; `true` when no later segment can change the result.
     fn step(&mut self, segment: &'a str, end: usize) -> bool {
         let parent = std::mem::replace(&mut self.parent, segment);
         if let Some((_, CgroupKind::Pod { uid, qos })) = &self.found {
@@ -119,7 +119,7 @@ impl<'a> Steps<'a> {
         false
     }
 
-    /// Notes `kubepods` and the class below it.
+    /// Records `kubepods` and the QoS class below it.
     fn class(&mut self, segment: &str) {
         let name = segment.strip_suffix(".slice").unwrap_or(segment);
         if name == "kubepods" || name.ends_with("-kubepods") {
@@ -134,7 +134,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// A pod's own segment, by either driver.
+    /// The pod whose cgroup this segment names, with either cgroup driver.
     fn pod(&self, segment: &str) -> Option<(PodUid, Qos)> {
         if let Some(pod) = segment.strip_suffix(".slice").and_then(slice_pod) {
             return Some(pod);
@@ -144,7 +144,7 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// `kubepods-burstable-pod<U_I_D>`: systemd's names carry all of their parents' names.
+/// The pod of `kubepods-burstable-pod<U_I_D>`: the name of a systemd slice contains the names of its parents.
 fn slice_pod(name: &str) -> Option<(PodUid, Qos)> {
     let (parents, uid) = name.rsplit_once("-pod")?;
     let qos = [
@@ -158,8 +158,8 @@ fn slice_pod(name: &str) -> Option<(PodUid, Qos)> {
     Some((PodUid::parse(&uid.replace('_', "-")).ok()?, qos))
 }
 
-/// `kubepods-…-pod<U_I_D>.slice:cri-containerd:<id>`: kubelet names the parent as systemd does, and the runtime, which
-/// does not speak to systemd, takes the whole text for a directory's name.
+/// The container of `kubepods-…-pod<U_I_D>.slice:cri-containerd:<id>`: kubelet uses the systemd driver and the runtime
+/// uses cgroupfs, so the runtime takes the whole text as the name of a directory.
 fn misfit(segment: &str) -> Option<CgroupKind> {
     let (slice, rest) = segment.split_once(".slice:")?;
     let (runtime, id) = rest.split_once(':')?;
@@ -168,8 +168,8 @@ fn misfit(segment: &str) -> Option<CgroupKind> {
     Some(CgroupKind::Container { pod: Some((uid, qos)), id: ContainerId::parse(id).ok()?, runtime })
 }
 
-/// What runtimes put before the id. CRI-O's and Podman's monitors (`crio-conmon-`, `libpod-conmon-`) are no containers:
-/// `conmon-…` is no id.
+/// Prefixes that runtimes put before the container id. The monitor processes of CRI-O and Podman (`crio-conmon-`,
+/// `libpod-conmon-`) are not containers: `conmon-…` is not a valid id.
 const RUNTIMES: [(&str, RuntimeKind); 5] = [
     ("cri-containerd", RuntimeKind::Containerd),
     ("nerdctl", RuntimeKind::Containerd),
@@ -178,7 +178,8 @@ const RUNTIMES: [(&str, RuntimeKind); 5] = [
     ("libpod", RuntimeKind::Podman),
 ];
 
-/// A container's own segment; without a runtime's name only where the place says that it must be one.
+/// The container whose cgroup this segment names. With `unnamed`, a bare id without a runtime's prefix counts too: the
+/// caller knows from the position that it is a container.
 fn container(segment: &str, unnamed: bool) -> Option<(RuntimeKind, ContainerId)> {
     let name = segment.strip_suffix(".scope").unwrap_or(segment);
     for (prefix, runtime) in RUNTIMES {
@@ -199,7 +200,7 @@ mod tests {
     const STATIC: &str = "0f5b9a3e0d2c4b7f9a512f1f6a1f8d11";
     const ID: &str = "1234567890abcdef1234567890abcdef1234567890abcdef1234567890abcdef";
 
-    /// `U`, `S`, `T` and `I` in braces stand for the names above.
+    /// Replaces `{U}`, `{S}`, `{T}` and `{I}` by the names above.
     fn fill(text: &str) -> String {
         text.replace("{U}", UID).replace("{S}", SYSTEMD).replace("{T}", STATIC).replace("{I}", ID)
     }

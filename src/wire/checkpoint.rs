@@ -1,16 +1,19 @@
-//! kubelet's memory of which container holds which devices (`kubelet_internal_checkpoint`).
+//! kubelet's checkpoint: the file in which its device manager keeps which container holds which devices
+//! (`kubelet_internal_checkpoint`).
 //!
 //! ```text
 //!   {"Data":{"PodDeviceEntries":[{"PodUID":"…","ContainerName":"main","ResourceName":"nvidia.com/gpu",
-//!            "DeviceIDs":{"-1":["GPU-…-3"]},"AllocResp":"<base64 of the plugin's own answer>"}],
+//!            "DeviceIDs":{"-1":["GPU-…-3"]},"AllocResp":"<base64 of the answer to `Allocate`>"}],
 //!            "RegisteredDevices":{"nvidia.com/gpu":["GPU-…-0", …]}},"Checksum":123}
 //! ```
 //!
-//! The plugin's answer stands in it as it was given, and with it the ticket: so a ticket leads to the pod's UID and the
-//! container's name. `DeviceIDs` is a list by NUMA node (`-1`, in 1.20 `0`, where there is none), before 1.20 a plain list.
-//! The checksum is kubelet's own affair: how it is made has changed and is no interface.
+//! `AllocResp` is the plugin's answer to `Allocate`, unchanged, and contains the ticket. Through the ticket the agent
+//! finds the UID of the pod and the name of the container. `DeviceIDs` is a list for each NUMA node (`-1` for no NUMA
+//! node, `0` in kubelet 1.20); before 1.20 it is a plain list. The checksum is not checked: its computation is internal
+//! to kubelet and has changed.
 //!
-//! What must never happen here: one entry that cannot be read hiding the others. Other plugins' answers are theirs.
+//! What must never happen here: one unreadable entry hides the others; the answer of another plugin is taken for an
+//! answer of the agent.
 
 use crate::base64;
 use crate::decode_error::{DecodeError, shown};
@@ -22,14 +25,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A longer file is not kubelet's: 65,536 devices of 63 characters, twice, are 9 MiB, and answers are small.
+/// Most bytes: 65,536 devices of 63 characters, twice, are 9 MiB, and answers to `Allocate` are small.
 pub const MAX_BYTES: usize = 32 << 20;
-/// Device ids of all containers: 16 GPUs in 100 slots each, forty times over for other plugins' devices.
+/// Most device ids of all containers: 16 GPUs with 100 slots each, forty times over for other plugins' devices.
 const MAX_IDS: usize = 65_536;
-/// What faults call the file.
+/// Name of the file in errors.
 const KEY: &str = "kubelet_internal_checkpoint";
 
-/// What one container holds of one resource.
+/// One entry of the checkpoint: the devices of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointRow {
     /// The pod.
@@ -38,40 +41,42 @@ pub struct CheckpointRow {
     pub container: Arc<str>,
     /// The resource: `nvidia.com/gpu`.
     pub resource: Arc<str>,
-    /// Device ids as the plugin named them, in order, each once.
+    /// Device ids of the plugin, ordered, each once.
     pub ids: Vec<Arc<str>>,
-    /// CDI devices in the plugin's answer.
+    /// CDI devices in the plugin's answer to `Allocate`.
     pub cdi_devices: Vec<Arc<str>>,
-    /// The ticket that stands in the plugin's answer beside devices, where the runtime has no CDI.
+    /// The ticket in an annotation of the answer, beside device nodes, where the runtime has no CDI.
     pub ticket: Option<Ticket>,
-    /// The ticket's record beside it, as it was written ([`crate::issued`]).
+    /// The issued ticket in an annotation of the answer, as text ([`crate::issued_ticket`]).
     pub record: Option<Arc<str>>,
-    /// Whether the plugin's answer has something in it and nothing of it is a ticket of ours, not even a broken one.
+    /// Whether the answer is of another plugin: it is not empty, and has no ticket of the agent, not even an unreadable
+    /// one.
     pub foreign: bool,
 }
 
-/// The file.
+/// The checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// What containers hold, in the file's order.
+    /// Entries that can be read, in the order of the file.
     pub allocations: Vec<CheckpointRow>,
-    /// Devices that kubelet knows and takes for healthy, by resource.
+    /// Devices that kubelet knows and regards as healthy, by resource.
     pub registered: BTreeMap<Arc<str>, Vec<Arc<str>>>,
-    /// Entries that could not be read; the others are above.
+    /// Entries that cannot be read.
     pub unreadable: Vec<UnreadableRow>,
 }
 
-/// An entry that could not be read.
+/// An entry that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableRow {
-    /// The resource: another plugin's entries are its own affair.
+    /// The resource, so that a caller can ignore entries of other plugins.
     pub resource: Arc<str>,
-    /// Which entry, and why.
+    /// The number of the entry, and the reason.
     pub fault: DecodeError,
 }
 
 impl Checkpoint {
-    /// Who holds a ticket of a CDI device. None also where two containers do, which no ticket may: then nobody can be sure.
+    /// The entry of the container that holds a ticket as a CDI device. `None` also where two containers hold it, which
+    /// must not happen: then neither can be trusted.
     #[must_use]
     pub fn holder(&self, ticket: &Ticket) -> Option<&CheckpointRow> {
         let name = ticket::qualified(ticket);
@@ -84,7 +89,7 @@ impl Checkpoint {
     }
 }
 
-/// Lists by name; kubelet writes `null` for an empty one.
+/// Lists by name; kubelet writes `null` for an empty list.
 type Lists<'a> = BTreeMap<Cow<'a, str>, Option<Vec<Cow<'a, str>>>>;
 
 #[derive(Deserialize)]
@@ -125,8 +130,8 @@ enum Ids<'a> {
 /// Reads the file.
 ///
 /// # Errors
-/// [`DecodeError`] where it is no checkpoint or larger than any. A single entry that cannot be read is told in
-/// [`Checkpoint::unreadable`].
+/// [`DecodeError`] where the file is not a checkpoint, or larger than [`MAX_BYTES`]. A single entry that cannot be read
+/// is in [`Checkpoint::unreadable`].
 pub fn parse(bytes: &[u8]) -> Result<Checkpoint, DecodeError> {
     if bytes.len() > MAX_BYTES {
         return Err(DecodeError::too_long(KEY, bytes.len(), MAX_BYTES));
@@ -148,7 +153,7 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint, DecodeError> {
             }),
         }
     }
-    // Of a resource with too many of them a part is known: that other plugins have that many is no reason to read nothing.
+    // Beyond the limit the lists are cut: the devices of other plugins must not make the whole checkpoint unreadable.
     let mut left = MAX_IDS;
     for (resource, ids) in file.data.registered.unwrap_or_default() {
         let ids: Vec<Arc<str>> = ids.unwrap_or_default().into_iter().take(left).map(Arc::from).collect();
@@ -183,20 +188,21 @@ fn allocation(entry: &Entry<'_>) -> Result<CheckpointRow, String> {
     })
 }
 
-/// What of a plugin's answer is wanted.
+/// The parts of a plugin's answer that are used.
 #[derive(Default)]
 struct Told {
     cdi_devices: Vec<Arc<str>>,
     ticket: Option<Ticket>,
     record: Option<Arc<str>>,
-    /// Whether there is anything at all.
+    /// Whether the answer has any field.
     something: bool,
-    /// Whether there is what only we write.
+    /// Whether the answer has something that only the agent writes.
     ours: bool,
 }
 
-/// The names of the CDI devices (field 5, each a message with its name in field 1), the ticket and its record among the annotations
-/// (field 4, each a message of key and value) in a plugin's answer.
+/// Reads a plugin's answer: the names of the CDI devices (field 5, a message with the name in field 1), and the ticket
+/// and the issued ticket from the annotations (field 4, a message of key and value). `None` where the text is not an
+/// answer.
 fn told(answer: &str) -> Option<Told> {
     let bytes = base64::decode(answer)?;
     let mut told = Told::default();
@@ -223,7 +229,8 @@ fn told(answer: &str) -> Option<Told> {
     Some(told)
 }
 
-/// The last text of this number in a message, which is the one that counts. `None` where it is no message or no text.
+/// The text of the field `wanted` in a message; the last one counts if there are several. `None` where the bytes are
+/// not a message or the field is not a text.
 fn text(message: &[u8], wanted: u64) -> Option<Option<&str>> {
     let mut found = None;
     for (number, field) in fields(message)? {

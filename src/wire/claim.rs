@@ -1,14 +1,15 @@
-//! What a pod was given, as its annotations carry it (`hami.io/vgpu-devices-to-allocate`, `…-allocated`).
+//! The claim of a pod in its annotations (`hami.io/vgpu-devices-allocated`, and `…-to-allocate` for containers that
+//! have not got their GPUs yet).
 //!
 //! ```text
 //!   ;GPU-x,NVIDIA,3000,30:GPU-y,NVIDIA,3000,30:;;       three containers: none, two GPUs, none
 //!   pod = { container ";" }    container = { uuid "," vendor "," MiB "," percent of cores ":" }
 //! ```
 //!
-//! Init containers stand before app containers. Readers of every age must take what writers of every age wrote: pieces without
-//! a comma are skipped, fields beyond the fourth too, and a string may have more empty slots at its end than the pod has
-//! containers (HAMi adds one each time a container starts). Such slots at the end are dropped here, so that a string does not
-//! grow by being read and written.
+//! Init containers come before app containers. Every version must read the text of every other version, so pieces
+//! without a comma are skipped, and so are fields after the fourth. A text may end with more empty containers than the
+//! pod has, because HAMi adds one each time a container starts. [`decode`] drops empty containers at the end, so that
+//! the text does not grow when it is read and written again.
 
 use crate::decode_error::{DecodeError, shown};
 use crate::key::{MAX_ANNOTATION, NVIDIA};
@@ -16,18 +17,18 @@ use model::claim::{Claim, DeviceShare};
 use model::id::GpuUuid;
 use model::unit::{Bytes, CorePercent, Mib};
 
-/// Containers of one pod. Kubernetes has no limit of its own; a pod of this many does not fit into an object's 1.5 MiB with
-/// anything in it. Empty slots at the end are not counted.
+/// Most containers of one pod. Kubernetes has no limit, but an object of 1.5 MiB has no room for this many useful
+/// containers. Empty containers at the end are not counted.
 const MAX_CONTAINERS: usize = 1024;
-/// Device shares of one container: as many MIG instances as the largest node has.
+/// Most device shares of one container: as many as the largest node has MIG instances.
 const MAX_SHARES: usize = 512;
-/// HAMi's programs hold MiB and percents in 32 bits with a sign.
+/// Largest number: HAMi's programs hold MiB and percent in signed 32-bit integers.
 const MAX_NUMBER: u64 = i32::MAX as u64;
 
 /// Reads the value of the annotation `key`.
 ///
 /// # Errors
-/// [`DecodeError`] with the byte at which the device share begins that cannot be understood.
+/// [`DecodeError`] with the byte at which the faulty device share begins.
 pub fn decode(key: &'static str, text: &str) -> Result<Claim, DecodeError> {
     if text.len() > MAX_ANNOTATION {
         return Err(DecodeError::too_long(key, text.len(), MAX_ANNOTATION));
@@ -79,7 +80,7 @@ fn share(text: &str) -> Result<DeviceShare, String> {
     let cores = u32::try_from(number("cores", cores)?).unwrap_or(u32::MAX);
     Ok(DeviceShare {
         device: GpuUuid::parse(uuid).map_err(|error| error.to_string())?,
-        // 0 is the word for no limit, of both.
+        // 0 means no limit, for memory and for cores.
         memory: Some(Mib(number("memory", memory)?).bytes()).filter(|memory| *memory > Bytes(0)),
         cores: Some(CorePercent(cores)).filter(|cores| cores.0 > 0),
     })
@@ -92,11 +93,11 @@ fn number(name: &str, text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{name} is not between 0 and {MAX_NUMBER}: {}", shown(text)))
 }
 
-/// Writes the value of the annotation `key`: one `;` for each container, so the containers at the end that have no GPU are only
-/// there if the caller put them there. A share without a limit is written as 0.
+/// Writes the value of the annotation `key`: one `;` for each container of `claim`, also for containers without GPU at
+/// the end. A missing limit is written as 0.
 ///
 /// # Errors
-/// [`DecodeError`] for a UUID with one of the separators in it, or a number beyond 31 bits: no reader could take it.
+/// [`DecodeError`] for a UUID that contains a separator, or a number beyond 31 bits: no reader accepts these.
 pub fn encode(key: &'static str, claim: &Claim) -> Result<String, DecodeError> {
     let mut text = String::new();
     for (container, shares) in claim.iter().enumerate() {
@@ -115,8 +116,8 @@ pub fn encode(key: &'static str, claim: &Claim) -> Result<String, DecodeError> {
     Ok(text)
 }
 
-/// The same value with every container marked as served: HAMi's scheduler reads that all of them have their GPUs. A value that
-/// cannot be read has nothing left to serve.
+/// The value `text` with every container emptied, which tells HAMi's scheduler that all containers have their GPUs. A
+/// value that cannot be read becomes an empty text.
 #[must_use]
 pub fn all_served(key: &'static str, text: &str) -> String {
     decode(key, text).map(|claim| ";".repeat(claim.len())).unwrap_or_default()

@@ -1,19 +1,19 @@
-//! GPUs that get no new containers (`hami.io/device-cordon`): UUIDs between commas, written by people, so with any white space
-//! and empty items.
+//! The cordon of a node (`hami.io/device-cordon`): UUIDs of GPUs that get no new containers, separated by commas.
+//! Operators write the list by hand, so white space and empty items are allowed.
 
 use crate::decode_error::DecodeError;
 use crate::key::{CORDON, MAX_ANNOTATION};
 use model::id::GpuUuid;
 use std::collections::BTreeSet;
 
-/// Items that are read: 64 GPUs of 7 MIG instances fit.
+/// Most UUIDs: 64 GPUs of 7 MIG instances fit.
 const MAX_ITEMS: usize = 1024;
 
 /// Reads the annotation's value.
 ///
 /// # Errors
-/// [`DecodeError`] where an item is no UUID. Nothing is guessed: a GPU that somebody meant to keep free must not be given away
-/// because of a typing error beside it.
+/// [`DecodeError`] where an item is not a UUID. The list is then refused as a whole: a typing error must not lead to
+/// new containers on a GPU that the operator wanted to cordon.
 pub fn decode(text: &str) -> Result<BTreeSet<GpuUuid>, DecodeError> {
     if text.len() > MAX_ANNOTATION {
         return Err(DecodeError::too_long(CORDON, text.len(), MAX_ANNOTATION));
@@ -33,7 +33,7 @@ pub fn decode(text: &str) -> Result<BTreeSet<GpuUuid>, DecodeError> {
     Ok(cordoned)
 }
 
-/// Writes it: in order, no white space.
+/// Writes the list: ordered, without white space.
 #[must_use]
 pub fn encode(cordoned: &BTreeSet<GpuUuid>) -> String {
     cordoned.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(",")

@@ -1,17 +1,17 @@
-//! What cannot be understood: in which format, where, and why.
+//! The error of all decoders: the format, the place, and the reason.
 
-/// Text of others that is shown in a fault is cut to this: a log line stays a line.
+/// Most characters of quoted input in an error, so that a log line stays one line.
 const MAX_SHOWN: usize = 60;
 
-/// One fault. It names the annotation or file, the byte at which reading stopped, and what is wrong there.
+/// Why an input cannot be decoded: the annotation or file, the byte at which decoding stopped, and the fault there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}, byte {at}: {what}")]
 pub struct DecodeError {
-    /// The annotation's key or the kind of file.
+    /// The key of the annotation, or the kind of file.
     pub key: &'static str,
-    /// Bytes before the fault.
+    /// Number of bytes before the fault.
     pub at: usize,
-    /// What is wrong.
+    /// The fault.
     pub what: String,
 }
 
@@ -21,17 +21,17 @@ impl DecodeError {
         DecodeError { key, at, what: what.into() }
     }
 
-    /// More bytes than anybody needs for this.
+    /// An input of `length` bytes where at most `allowed` are read.
     pub(crate) fn too_long(key: &'static str, length: usize, allowed: usize) -> DecodeError {
         DecodeError::new(key, allowed, format!("is {length} bytes long, more than the {allowed} that are read"))
     }
 
-    /// More things than anybody needs.
+    /// An input with more than `allowed` items of this kind.
     pub(crate) fn too_many(key: &'static str, at: usize, kind: &str, allowed: usize) -> DecodeError {
         DecodeError::new(key, at, format!("has more than {allowed} {kind}"))
     }
 
-    /// What serde says of JSON, at the place it names.
+    /// serde's error about JSON, with its line and column as a byte position.
     pub(crate) fn json(key: &'static str, bytes: &[u8], error: &serde_json::Error) -> DecodeError {
         let before: usize =
             bytes.split_inclusive(|byte| *byte == b'\n').take(error.line().saturating_sub(1)).map(<[u8]>::len).sum();
@@ -40,7 +40,7 @@ impl DecodeError {
     }
 }
 
-/// Text of others, cut and with nothing unprintable in it.
+/// Input text for a message: quoted, cut, and with unprintable characters escaped.
 pub(crate) fn shown(text: &str) -> String {
     let cut: String = text.chars().take(MAX_SHOWN).collect();
     let more = if cut.len() < text.len() { "…" } else { "" };

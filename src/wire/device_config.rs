@@ -1,4 +1,5 @@
-//! HAMi's settings of devices, taken over unchanged: the device YAML that scheduler and plugin share, and the plugin's node file.
+//! HAMi's device configuration: the device YAML that HAMi's scheduler and device plugins share, and the node file of
+//! the plugin. The agent reads both as they are.
 //!
 //! ```text
 //!   nvidia:                                   {"nodeconfig":[{"name":"node-a","devicesplitcount":4,
@@ -8,11 +9,11 @@
 //!         └──────────── read ──▶ DeviceConfig ◀── for_node
 //! ```
 //!
-//! Text becomes a [`serde_json::Value`] in a room that has YAML; what is bounded there is its length, by [`MAX_BYTES`]. A key
-//! that is not understood is told in a [`ConfigWarning`] and changes nothing; a value that cannot be meant is a [`DecodeError`]. What is
-//! understood here and not acted upon is for its reader to tell.
+//! The caller parses the text into a [`serde_json::Value`], because this crate has no YAML parser, and bounds its
+//! length by [`MAX_BYTES`]. An unknown key gives a [`ConfigWarning`] and changes nothing. A value of the wrong type or
+//! out of range is a [`DecodeError`]. If the caller does not use a setting that was read, the caller reports it.
 //!
-//! What must never happen here: a setting that is passed over in silence.
+//! What must never happen here: a setting that is ignored without a warning.
 
 pub mod setting;
 mod value;
@@ -27,53 +28,53 @@ use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// A longer file is not from a ConfigMap, which holds at most 1 MiB.
+/// Most bytes of a file: it comes from a ConfigMap, which holds at most 1 MiB.
 pub const MAX_BYTES: usize = 1 << 20;
-/// 64 GPUs in so many slots each still fit into one message to kubelet (4 MiB).
+/// Most slots of one GPU: 64 GPUs with as many slots each still fit into one message to kubelet (4 MiB).
 const MAX_SLOTS: u64 = 1000;
-/// Warnings that are told; a file with more of them is not meant for us.
+/// Most warnings for one file; a file with more is probably not a device configuration.
 const MAX_WARNINGS: usize = 64;
-/// What faults call the files.
+/// Name of the files in errors.
 const KEY: &str = "device configuration";
-/// The section that is ours.
+/// The section of the device YAML that this file reads.
 const SECTION: &str = "nvidia";
 
-/// All settings, those of the node included.
+/// All settings, including those of the node's own entry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceConfig {
-    /// How amounts become requests.
+    /// How resource amounts become requests.
     pub rules: RequestRules,
-    /// GPUs for a container that asks for memory or cores and names no count (the webhook's).
+    /// Number of GPUs for a container that requests memory or cores and no number of GPUs. HAMi's webhook uses it.
     pub default_count: u32,
-    /// Whether containers without GPU are told to see none (the webhook's).
+    /// Whether containers without GPU get a variable that hides all GPUs. HAMi's webhook uses it.
     pub overwrite_env: bool,
-    /// The runtime class for pods with GPUs (the webhook's).
+    /// The runtime class for pods with GPUs. HAMi's webhook uses it.
     pub runtime_class: Option<String>,
-    /// Containers that share one GPU.
+    /// Slots of one GPU: the number of containers that may share it.
     pub slots: u32,
-    /// Of memory.
+    /// Scaling of the memory that a GPU offers.
     pub memory_scaling: DeviceScaling,
-    /// Of computing time.
+    /// Scaling of the SM time that a GPU offers.
     pub core_scaling: DeviceScaling,
-    /// Memory of GPUs that cannot tell theirs.
+    /// Memory of GPUs for which NVML reports none.
     pub preconfigured_memory: Option<Mib>,
-    /// Whether kubelet is told the GPUs' NUMA nodes.
+    /// Whether the agent reports the NUMA nodes of the GPUs to kubelet.
     pub numa_topology: bool,
-    /// For the limiter.
+    /// How the limiter enforces the limit of SM time.
     pub core_policy: CorePolicy,
-    /// For the limiter.
+    /// Whether the limiter does not limit SM time at all.
     pub disable_core_limit: bool,
-    /// For the limiter.
+    /// Log level of the limiter.
     pub log_level: Option<String>,
-    /// For MIG.
+    /// MIG profiles that may be created, by GPU model.
     pub mig_allowlist: Vec<MigAllowance>,
-    /// How GPUs are shared: `hami-core`, `mig`.
+    /// Sharing mode: `hami-core` or `mig`.
     pub mode: String,
-    /// GPUs that are not offered, by UUID.
+    /// GPUs that the agent does not offer, by UUID.
     pub hidden_uuids: BTreeSet<GpuUuid>,
-    /// GPUs that are not offered, by index.
+    /// GPUs that the agent does not offer, by index.
     pub hidden_indexes: BTreeSet<u32>,
-    /// Whether kubelet's own choice of GPUs counts.
+    /// Whether HAMi's plugin answers `GetPreferredAllocation`.
     pub preferred_allocation: bool,
 }
 
@@ -102,25 +103,25 @@ impl Default for DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// Memory that a GPU with `total` offers: its whole MiB, scaled, and cut again.
+    /// Memory that a GPU with `total` bytes offers: its whole MiB, scaled, and rounded down to whole MiB again.
     #[must_use]
     pub fn offered_memory(&self, total: Bytes) -> Mib {
         Mib(self.memory_scaling.of(Mib::within(total).0))
     }
 
-    /// Computing time that a GPU offers.
+    /// SM time that a GPU offers.
     #[must_use]
     pub fn offered_cores(&self) -> CorePercent {
         CorePercent(u32::try_from(self.core_scaling.of(100)).unwrap_or(u32::MAX))
     }
 }
 
-/// A setting that is not followed.
+/// A setting that the agent does not follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigWarning {
-    /// Where it stands: `nvidia.someKey`.
+    /// Path of the setting in the file: `nvidia.someKey`.
     pub path: String,
-    /// Why it is not followed.
+    /// The reason.
     pub what: String,
 }
 
@@ -130,7 +131,7 @@ impl fmt::Display for ConfigWarning {
     }
 }
 
-/// Collects warnings up to their bound.
+/// Collects at most [`MAX_WARNINGS`] warnings, and one that says that there were more.
 #[derive(Default)]
 struct Warnings(Vec<ConfigWarning>);
 
@@ -151,7 +152,7 @@ fn fault(what: String) -> DecodeError {
 /// Reads the device YAML.
 ///
 /// # Errors
-/// [`DecodeError`] for an empty file, a value of another kind or out of its range.
+/// [`DecodeError`] for an empty file, or a value of the wrong type or out of range.
 pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<ConfigWarning>), DecodeError> {
     let sections = document.as_object().filter(|sections| !sections.is_empty());
     let sections = sections.ok_or_else(|| fault("is empty, or no mapping of vendors".into()))?;
@@ -180,7 +181,7 @@ pub fn read(document: &Value) -> Result<(DeviceConfig, Vec<ConfigWarning>), Deco
     Ok((config, warnings.0))
 }
 
-/// A key of others as part of a path: short and printable.
+/// A key from the file as part of a path in a message: short and printable.
 fn bare(key: &str) -> String {
     shown(key).trim_matches('"').to_owned()
 }
@@ -215,7 +216,7 @@ fn vendor_setting(
     Ok(())
 }
 
-/// Settings that the whole cluster and single nodes have in common. `false` when `key` is none of them.
+/// Reads a setting that both the cluster section and a node entry may have. `false` when `key` is not one of them.
 fn of_node(config: &mut DeviceConfig, key: &str, value: &Value) -> Result<bool, String> {
     match key {
         "devicesplitcount" => config.slots = value::number(value, 1, MAX_SLOTS)?,
@@ -229,11 +230,11 @@ fn of_node(config: &mut DeviceConfig, key: &str, value: &Value) -> Result<bool, 
     Ok(true)
 }
 
-/// Reads the plugin's node file over what `config` says: the entry of `node`, if there is one, wins. Keys are taken in any
-/// case, as HAMi takes them.
+/// Reads the plugin's node file. The entry of `node`, if there is one, overrides `config`. Keys are read in upper or
+/// lower case, as in HAMi.
 ///
 /// # Errors
-/// [`DecodeError`] for another format, and in the entry of `node` for a value of another kind or out of its range.
+/// [`DecodeError`] for another format, and for a value in the entry of `node` of the wrong type or out of range.
 pub fn for_node(document: &Value, node: &str, config: &mut DeviceConfig) -> Result<Vec<ConfigWarning>, DecodeError> {
     let Some(file) = document.as_object() else { return Err(fault("the node file is no JSON object".into())) };
     let mut warnings = Warnings::default();

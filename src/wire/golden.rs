@@ -1,4 +1,4 @@
-//! The decoders against what HAMi's programs really wrote, and against one case of every form (`tests/golden/hami`).
+//! Tests the decoders with texts that HAMi's programs wrote, and with one case of every form (`tests/golden/hami`).
 
 use crate::handshake::Handshake;
 use crate::key;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 const SCHEDULER: &str = include_str!("../../tests/golden/hami/scheduler.json");
 const PLUGIN: &str = include_str!("../../tests/golden/hami/plugin.json");
 const FORMATS: &str = include_str!("../../tests/golden/hami/formats.json");
-/// The GPUs of the recording.
+/// Memory of the GPUs in the recording.
 const MEMORY_OF_A100: Mib = Mib(81_920);
 
 fn cases(text: &str) -> Vec<Value> {
@@ -62,7 +62,7 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
 
         let asked = [list(&case["initContainers"]), list(&case["containers"])].concat();
         if name == "too-many-cores" {
-            // HAMi cuts it to 100 without a word; here the pod's owner is told.
+            // HAMi reduces it to 100 silently; the agent refuses the request, so that the owner of the pod sees it.
             let refused = request(&RequestRules::default(), &amounts(asked[0]), &ResourceAmounts::new()).unwrap_err();
             assert_eq!(refused.resource, "nvidia.com/gpucores");
             continue;
@@ -120,7 +120,7 @@ fn what_hamis_plugin_answered_follows_from_the_annotations() {
     }
 }
 
-/// Compares what a decoder says with the case, or its fault with the case's.
+/// Compares the result of a decoder with the case: the value, or the error.
 fn check(case: &Value, found: Result<Value, String>) {
     match (case.get("error"), found) {
         (Some(error), Err(found)) => assert_eq!(*error, json!(found), "{case}"),

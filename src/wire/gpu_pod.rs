@@ -1,4 +1,4 @@
-//! A pod as sharing sees it: what each container asks for, and what a scheduler promised it.
+//! Turns a pod into a GPU pod: the request of each container, and the claim that a scheduler wrote on the pod.
 
 use crate::resource::{self, RequestRules, ResourceAmounts};
 use crate::{claim, key};
@@ -9,7 +9,7 @@ use model::pod::{ContainerKind, ContainerState, Pod, PodContainer};
 use model::request::{ContainerRequest, ContainerRole, MemoryRequest};
 use std::collections::BTreeMap;
 
-/// Reads a pod that is bound to `node`. `None` for one that asks for no GPU.
+/// The GPU pod of a pod that is bound to `node`. `None` for a pod that requests no GPU.
 #[must_use]
 pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
     let mut unreadable = hidden(pod);
@@ -21,7 +21,7 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
                 ContainerKind::Init => ContainerRole::Init,
                 ContainerKind::Sidecar => ContainerRole::Sidecar,
                 ContainerKind::App => ContainerRole::App,
-                // Cannot ask for resources.
+                // The API server accepts no resources for an ephemeral container.
                 ContainerKind::Ephemeral => return None,
             };
             Some(request(container, role, rules).unwrap_or_else(|why| {
@@ -43,13 +43,14 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
         Some(why) => PodClaim::BadRequest(why.into()),
         None => read(pod, &requests, node),
     };
-    // A claim without anybody who asks is somebody's mistake, and is told.
+    // A claim that does not fit the pod's requests, for example where no container requests a GPU, is a mistake that
+    // the user must see.
     let odd = torn || (matches!(claim, PodClaim::Unreadable(_)) && pod.annotation(key::ALLOCATED).is_some());
     let asking = odd || requests.iter().any(|request| request.slots > 0);
     let asks_for_gpus = |name: &str| requests.iter().any(|request| request.slots > 0 && *request.container == *name);
     let started = pod.containers.iter().any(|container| asks_for_gpus(&container.name) && has_run(container));
     asking.then(|| GpuPod {
-        // kubelet calls a static pod by the hash of its manifest.
+        // The kubelet knows a static pod by the hash of its manifest.
         uid: pod.cgroup_uid().clone(),
         pod: pod.name.clone(),
         arrival: pod.arrival,
@@ -61,20 +62,22 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
     })
 }
 
-/// What of the pod's request was not kept, because it is beyond what one pod may have: it may be a GPU, and a claim that was made for
-/// the whole pod would be shared out among those that are known.
+/// The reason why the request of the pod is not fully known: it has more containers or resources than the pod decoder
+/// keeps. One of the missing entries may be a GPU, and the claim of the whole pod would then go to the wrong
+/// containers.
 fn hidden(pod: &Pod) -> Option<String> {
     if pod.containers_left_out > 0 {
         let (more, most) = (pod.containers_left_out, model::pod::MAX_CONTAINERS);
-        return Some(format!("it has {more} containers more than the {most} that are looked at"));
+        return Some(format!("it has {more} containers more than the {most} that the agent reads"));
     }
     let container = pod.containers.iter().find(|container| container.limits_left_out > 0)?;
     let (more, most) = (container.limits_left_out, model::pod::MAX_RESOURCES);
     let name = &container.name;
-    Some(format!("container {name}: names {more} extended resources more than the {most} that are looked at"))
+    Some(format!("container {name}: names {more} extended resources more than the {most} that the agent reads"))
 }
 
-/// A container is made only after its start was answered, and between two starts it keeps the id of the last.
+/// Whether the container has started at least once. The runtime creates it only after the agent has answered
+/// `PreStartContainer`, and its status keeps the last id between two starts.
 fn has_run(container: &PodContainer) -> bool {
     container.id.is_some() || matches!(container.state, ContainerState::Running | ContainerState::Terminated)
 }
@@ -87,7 +90,7 @@ fn request(container: &PodContainer, role: ContainerRole, rules: &RequestRules) 
     let limits = amounts(container);
     let request = resource::request(rules, &limits, &BTreeMap::new())
         .map_err(|bad| format!("container {}: {bad}", container.name))?;
-    // A memory that the pod did not name is the whole card, which is no limit.
+    // Without a memory resource in the pod, the request is the whole GPU, which is no limit.
     let named = |name: &String| limits.contains_key(name.as_str());
     Ok(ContainerRequest {
         container: container.name.clone(),
@@ -109,7 +112,7 @@ fn read(pod: &Pod, requests: &[ContainerRequest], node: &NodeName) -> PodClaim {
             _ => PodClaim::Unreadable("the pod's annotations are too large to be kept".into()),
         };
     };
-    // HAMi leaves an older assignment on a pod whose later filter failed.
+    // HAMi leaves an older claim on a pod when a later filter call fails.
     if let Some(assigned) = pod.annotation(key::ASSIGNED_NODE)
         && assigned != node.as_str()
     {
@@ -167,7 +170,7 @@ mod tests {
         assert_eq!(gpu_pod(&large, &json!({ "cpu": "1" })), None);
         let requests = json!({ "nvidia.com/gpu": "1" });
         assert_eq!(gpu_pod(&large, &requests).unwrap().claim, PodClaim::None);
-        // What a scheduler wrote and was too large to be kept is no pod that nobody placed.
+        // A pod whose claim was too large to be kept is not a pod without a claim.
         let claim = json!({ key::ALLOCATED: "x".repeat(17 << 10) });
         assert_eq!(gpu_pod(&claim, &json!({ "cpu": "1" })), None);
         assert!(matches!(gpu_pod(&claim, &requests).unwrap().claim, PodClaim::Unreadable(_)));
@@ -196,7 +199,7 @@ mod tests {
         assert!(!gpu_pod.placed_here && !gpu_pod.started && !gpu_pod.finished);
     }
 
-    /// One that was refused beside containers that need nothing of a GPU has started nothing that it could hold.
+    /// A pod whose GPU container was refused holds no GPU, even if its other containers run.
     #[test]
     fn only_a_container_that_asks_for_gpus_starts_its_pod() {
         let id = &*format!("containerd://{}", "a".repeat(64));
@@ -252,7 +255,7 @@ mod tests {
         assert_eq!(gpu_pod(&json!({}), &limits).unwrap().claim, PodClaim::None);
     }
 
-    /// Else its call of `Allocate` would be nobody's, or another pod's.
+    /// Without its requests, the agent would match the pod's call of `Allocate` to no pod, or to another one.
     #[test]
     fn a_request_of_which_a_part_was_not_kept_is_no_request_and_says_why() {
         let mut limits: serde_json::Map<String, Value> =
@@ -261,7 +264,7 @@ mod tests {
         let claim = json!({ key::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;" });
         let torn = gpu_pod(&claim, &limits.into()).unwrap();
         let PodClaim::BadRequest(why) = &torn.claim else { panic!("{:?}", torn.claim) };
-        assert_eq!(&**why, "container side: names 9 extended resources more than the 32 that are looked at");
+        assert_eq!(&**why, "container side: names 9 extended resources more than the 32 that the agent reads");
         assert_eq!(
             torn.requests.iter().map(|request| request.slots).collect::<Vec<_>>(),
             [0, 1, 1],

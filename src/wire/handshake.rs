@@ -1,38 +1,39 @@
-//! A node's handshake (`hami.io/node-handshake`): when it last said that it is there, or what a scheduler wants to know.
+//! The handshake of a node (`hami.io/node-handshake`): the time at which its agent was last alive, or a request or mark
+//! of a scheduler.
 //!
 //! ```text
-//!   1795256507                                       what we write, and what scripts subtract from the time
+//!   1795256507                                       the form that the agent writes; scripts compute its age
 //!   Reported 2024-01-23 04:30:04.43 +0000 UTC m=+…   HAMi's plugin up to 2.7.1
 //!   Requesting_2026-11-21 10:21:12                   HAMi's scheduler asks; up to 2.4 the date has points
-//!   Deleted_2026-11-21 10:21:12                      HAMi's scheduler up to 2.9 has dropped the node
+//!   Deleted_2026-11-21 10:21:12                      HAMi's scheduler up to 2.9 has removed the node
 //! ```
 //!
-//! As HAMi does, a text is taken by the word it contains, so that a form nobody has seen yet is still understood. The times
-//! behind the words have no zone and are the scheduler's local time (before 2.9 read as UTC): how long a question stands is to
-//! be counted from when it was first seen, not from its time.
+//! As in HAMi, the word that the text contains decides, so that a new form with a known word is still read. The times
+//! behind the words have no time zone: they are the scheduler's local time, which HAMi before 2.9 read as UTC. The age
+//! of a request therefore counts from when the agent first saw it, not from the time in it.
 
 use crate::timestamp;
 use model::time::WallTime;
 
-/// What a handshake says.
+/// The meaning of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handshake {
-    /// The node was there at this time.
+    /// The agent was alive at this time.
     At(WallTime),
-    /// The node said that it is there.
+    /// HAMi's plugin reported the node, in a form whose time is not read.
     Reported,
-    /// A scheduler asks whether it is.
+    /// A scheduler asks whether the node is alive.
     Requesting {
-        /// The time it says, read as UTC, if it says one.
+        /// The time in the request, read as UTC, if it has one.
         stated: Option<WallTime>,
     },
-    /// A scheduler has dropped the node.
+    /// A scheduler has removed the node.
     Deleted,
-    /// None of these.
+    /// Any other text.
     Other,
 }
 
-/// Longer ones are none of the known forms.
+/// Most bytes; a longer text is none of the known forms.
 const MAX: usize = 256;
 
 /// Reads the annotation's value.

@@ -1,15 +1,15 @@
-//! jemalloc's heap profile, as `prof.dump` writes it (`heap_v2`): which stacks hold how much memory.
+//! jemalloc's heap profile, as `prof.dump` writes it (`heap_v2`): the memory that each call stack holds.
 //!
 //! ```text
 //!   heap_v2/524288                        mean bytes between two samples
 //!     t*: 3: 4096 [7: 9000]               all threads: objects: bytes [allocated ever: bytes]
-//!   @ 0x55d0c0de 0x55d0beef               one stack, the leaf first
+//!   @ 0x55d0c0de 0x55d0beef               one stack, leaf first
 //!     t*: 1: 1024 [2: 2048]
-//!     t3: 1: 1024 [2: 2048]               one thread of it
+//!     t3: 1: 1024 [2: 2048]               the part of one thread
 //!   MAPPED_LIBRARIES:                     a copy of /proc/self/maps, not read here
 //! ```
 //!
-//! jemalloc samples; [`HeapStack::estimate`] gives what the whole was, most likely.
+//! jemalloc samples allocations; [`HeapStack::estimate`] estimates the total from the samples.
 
 use std::collections::HashMap;
 
@@ -28,49 +28,49 @@ pub struct HeapDump {
     pub stacks: HashMap<Vec<u64>, HeapStack>,
 }
 
-/// What was sampled at one stack.
+/// The sampled allocations of one stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeapStack {
-    /// Objects alive.
+    /// Live objects.
     pub live_objects: u64,
-    /// Their bytes.
+    /// Bytes of the live objects.
     pub live_bytes: u64,
-    /// Objects ever allocated, counted since profiling began; 0 without `prof_accum`.
+    /// Objects ever allocated since profiling began; 0 without `prof_accum`.
     pub all_objects: u64,
-    /// Their bytes.
+    /// Bytes of all these objects.
     pub all_bytes: u64,
 }
 
-/// What was there, as estimated from what was sampled.
+/// The estimated allocations of one stack, computed from its samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeapEstimate {
     /// Objects ever allocated.
     pub all_objects: i64,
-    /// Their bytes.
+    /// Bytes of all these objects.
     pub all_bytes: i64,
-    /// Objects alive.
+    /// Live objects.
     pub live_objects: i64,
-    /// Their bytes.
+    /// Bytes of the live objects.
     pub live_bytes: i64,
 }
 
 /// Why a dump cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeapDumpError {
-    /// The first line is another.
+    /// The first line is not that of a heap dump.
     #[error("a heap dump begins with `heap_v2/RATE`, this one with {0:?}")]
     NotADump(String),
-    /// A line inside is not understood.
+    /// A later line cannot be read.
     #[error("line {line} of the heap dump is not {wanted}: {text:?}")]
     Line {
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What it should be.
+        /// The expected content.
         wanted: &'static str,
-        /// Its beginning.
+        /// The start of the line.
         text: String,
     },
-    /// There are more than [`MAX_STACKS`].
+    /// The dump has more than [`MAX_STACKS`] stacks.
     #[error("the heap dump has more than {MAX_STACKS} stacks")]
     TooMany,
 }
@@ -78,7 +78,8 @@ pub enum HeapDumpError {
 /// Reads a dump.
 ///
 /// # Errors
-/// When it is not `heap_v2`, a line is not understood, or there are more than [`MAX_STACKS`] stacks.
+/// [`HeapDumpError`] when the dump is not `heap_v2`, a line cannot be read, or there are more than [`MAX_STACKS`]
+/// stacks.
 pub fn parse(dump: &[u8]) -> Result<HeapDump, HeapDumpError> {
     let mut lines = dump.split(|byte| *byte == b'\n').enumerate().map(|(at, line)| (at + 1, line.trim_ascii()));
     let first = lines.next().map(|(_, line)| line).unwrap_or_default();
@@ -96,7 +97,7 @@ pub fn parse(dump: &[u8]) -> Result<HeapDump, HeapDumpError> {
             current = Some(addresses(rest).ok_or_else(|| wrong("a stack `@ 0x1 0x2`"))?);
         } else if let Some(rest) = line.strip_prefix(b"t*:") {
             let counts = counts(rest).ok_or_else(|| wrong("counts `t*: 1: 2 [3: 4]`"))?;
-            // The first `t*` line, before any stack, is the sum of all.
+            // The first `t*` line comes before any stack and is the sum over all stacks.
             if let Some(stack) = current.take() {
                 if stacks.len() == MAX_STACKS && !stacks.contains_key(&stack) {
                     return Err(HeapDumpError::TooMany);
@@ -141,11 +142,12 @@ impl HeapStack {
         self.all_bytes = self.all_bytes.saturating_add(other.all_bytes);
     }
 
-    /// What was there. An object of `s` bytes is sampled with probability `1 - exp(-s / rate)`, so what was seen is
-    /// divided by that, with the mean size for `s` (jeprof's `AdjustSamples` does the same).
+    /// Estimates the total from the samples. jemalloc samples an object of `s` bytes with probability `1 - exp(-s /
+    /// rate)`, so the sampled numbers are divided by this probability, with the mean size as `s` (as in jeprof's
+    /// `AdjustSamples`).
     #[must_use]
     pub fn estimate(&self, rate: u64) -> HeapEstimate {
-        // Nothing is kept of objects that are gone unless `prof_accum` is set: then at least what lives was allocated.
+        // Without `prof_accum` jemalloc keeps no counts of freed objects; the live objects are then the lower bound.
         let all_objects = self.all_objects.max(self.live_objects);
         let all_bytes = self.all_bytes.max(self.live_bytes);
         let (live_objects, live_bytes) = scaled(self.live_objects, self.live_bytes, rate);
@@ -173,7 +175,7 @@ fn whole(value: f64) -> i64 {
 }
 
 impl HeapEstimate {
-    /// `self - earlier`: what came, or went (negative), in between.
+    /// `self - earlier`: the change since then, negative where memory was freed.
     #[must_use]
     pub fn since(&self, earlier: &HeapEstimate) -> HeapEstimate {
         HeapEstimate {
@@ -186,13 +188,13 @@ impl HeapEstimate {
 }
 
 impl HeapDump {
-    /// An estimate for each stack.
+    /// The estimate for each stack.
     #[must_use]
     pub fn estimates(&self) -> HashMap<Vec<u64>, HeapEstimate> {
         self.stacks.iter().map(|(stack, counts)| (stack.clone(), counts.estimate(self.rate))).collect()
     }
 
-    /// An estimate for each stack of what changed since an earlier dump; stacks where nothing did are left out.
+    /// The estimated change of each stack since an earlier dump; stacks without a change are left out.
     #[must_use]
     pub fn since(&self, earlier: &HeapDump) -> HashMap<Vec<u64>, HeapEstimate> {
         let mut changes = self.estimates();
@@ -224,7 +226,8 @@ mod tests {
 
     #[test]
     fn a_sample_stands_for_all_that_were_not_sampled() {
-        // One object of 1 KiB in 512 KiB: about 512 of them were there. One of 100 MiB: only itself.
+        // One sampled object of 1 KiB at a rate of 512 KiB stands for about 512 objects; one of 100 MiB only for
+        // itself.
         for (bytes, objects) in [(1024, 512..=513), (100 << 20, 1..=1)] {
             let stack = HeapStack { live_objects: 1, live_bytes: bytes, all_objects: 1, all_bytes: bytes };
             assert!(objects.contains(&stack.estimate(524_288).live_objects), "{:?}", stack.estimate(524_288));

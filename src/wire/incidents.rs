@@ -1,4 +1,4 @@
-//! What has happened to GPUs, kept in the state directory so that a restart of the agent does not forget it.
+//! The file of the incidents of GPUs, which the agent keeps in the state directory across restarts.
 //!
 //! ```text
 //!   {"version":1,"boot":"6f1b8a0e-…","gpus":[
@@ -6,8 +6,8 @@
 //!      "awaits_reset":{"energy_mj":123456,"ecc_uncorrected":2},"driver_load":4711}]}
 //! ```
 //!
-//! Times are nanoseconds since the boot that `boot` names, so no jump of a clock moves them; `at` is for people and is not
-//! read. The file of another boot says nothing: every GPU was reset since.
+//! Times are nanoseconds since the boot `boot`, so a change of the wall clock does not shift them. `at` is for people
+//! and is not read. A file of another boot is of no use, because every GPU was reset since.
 
 use crate::decode_error::{DecodeError, shown};
 use crate::kept_file::{KeptFile, Versioned};
@@ -20,11 +20,11 @@ use model::view::MAX_XID_CODES;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// A longer file is not ours: 64 GPUs with 64 incidents of 100 bytes each, and room.
+/// Most bytes: 64 GPUs with 64 incidents of 100 bytes each, with room to spare.
 pub const MAX_BYTES: usize = 1 << 20;
-/// Incidents of one GPU: as many as are counted of its XIDs, and that of its ECC errors.
+/// Most incidents of one GPU: one for each XID that is counted, and one for ECC errors.
 const MAX_INCIDENTS: usize = MAX_XID_CODES + 1;
-/// The format.
+/// Name, version and size limit of the file.
 const FILE: KeptFile = KeptFile { key: "incidents.json", version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
@@ -72,10 +72,11 @@ struct Counters {
     ecc_uncorrected: Option<u64>,
 }
 
-/// Writes it, with a line end. What stands in readings is left out.
+/// Writes the incidents, with a newline at the end. Incidents that follow from current readings are left out; the agent
+/// finds them again in the next readings.
 ///
 /// # Errors
-/// [`DecodeError`] for more GPUs or incidents than are ever read back.
+/// [`DecodeError`] for more GPUs or incidents than [`decode`] accepts.
 pub fn encode(boot: &BootId, kept: &[KeptIncidents], now: Now) -> Result<String, DecodeError> {
     if kept.len() > MAX_GPUS {
         return Err(FILE.too_many("GPUs", MAX_GPUS));
@@ -99,10 +100,10 @@ pub fn encode(boot: &BootId, kept: &[KeptIncidents], now: Now) -> Result<String,
     FILE.encode(&document)
 }
 
-/// Reads it: the boot in which it was written, and what is kept.
+/// Reads the boot in which the file was written, and the incidents.
 ///
 /// # Errors
-/// [`DecodeError`] for another version, another format, or something in it that is none of ours.
+/// [`DecodeError`] for another version, another format, or an unknown incident.
 pub fn decode(bytes: &[u8]) -> Result<(BootId, Vec<KeptIncidents>), DecodeError> {
     let document: Document<'_> = FILE.decode(bytes)?;
     let fault = |what: String| FILE.fault(what);

@@ -1,4 +1,4 @@
-//! A ticket as it was given out, kept on disk beside what hangs on it, so that a restart forgets nothing.
+//! The file of an issued ticket, which the agent keeps on disk so that a restart does not lose it.
 //!
 //! ```text
 //!   {"version":1,"ticket":"t01…","order":7,"ids":["GPU-…-3"],
@@ -6,8 +6,9 @@
 //!    "given":[{"uuid":"GPU-…","memory_bytes":3145728000,"core_percent":30}]}
 //! ```
 //!
-//! `meant` is there where devices were given at once, `holder` once kubelet has said whose it is, `given` where the claim alone
-//! does not say what the container has.
+//! `meant` is present with early binding, when the answer to `Allocate` had devices. `holder` is present once kubelet's
+//! checkpoint names the container. `given` is present where the claim alone does not say which device shares the
+//! container has.
 
 use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};
@@ -19,11 +20,11 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// A longer file is not ours: 512 ids and as many devices in 200 bytes each, twice.
+/// Most bytes: 512 ids and as many devices in 200 bytes each, twice.
 pub const MAX_BYTES: usize = 256 * 1024;
-/// Ids of one container: as many as the largest node has GPUs and MIG instances, with room.
+/// Most ids of one container: as many as the largest node has GPUs and MIG instances, with room to spare.
 const MAX_IDS: usize = 512;
-/// The format.
+/// Name, version and size limit of the file.
 const FILE: KeptFile = KeptFile { key: "ticket.json", version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
@@ -66,10 +67,10 @@ struct Device<'a> {
     core_percent: Option<u32>,
 }
 
-/// Writes it, with a line end.
+/// Writes an issued ticket, with a newline at the end.
 ///
 /// # Errors
-/// [`DecodeError`] for more ids or devices than are ever read back.
+/// [`DecodeError`] for more ids or devices than [`decode`] accepts.
 pub fn encode(issued: &IssuedTicket) -> Result<String, DecodeError> {
     let given = issued.given.as_deref().unwrap_or_default();
     if issued.ids.len() > MAX_IDS || given.len() > MAX_IDS {
@@ -94,7 +95,7 @@ pub fn encode(issued: &IssuedTicket) -> Result<String, DecodeError> {
     FILE.encode(&document)
 }
 
-/// Reads it.
+/// Reads an issued ticket.
 ///
 /// # Errors
 /// [`DecodeError`] for another version or another format.

@@ -1,23 +1,24 @@
-//! Driver errors in the kernel's log: `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python3, GPU has fallen off the bus.`
+//! Driver errors in the kernel log: `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python3, GPU has fallen off the
+//! bus.`
 //!
-//! All known forms are read: with and without `PCI:`, with and without a domain (drivers before 340), with a function
-//! number, with the MIG instance (`GPU-I:05`, `GPU-CI:00`), the PID bare or in either kind of quotes or unknown, behind
-//! the header of `/dev/kmsg`, of a syslog file or of `dmesg`.
+//! All known forms are read: with and without `PCI:`; without a domain (drivers before 340); with a function number;
+//! with the MIG instance (`GPU-I:05`, `GPU-CI:00`); with the PID bare, in single or double quotes, or unknown; after a
+//! header of `/dev/kmsg`, of a syslog file or of `dmesg`.
 //!
-//! Errors of an NVSwitch have numbers of their own and three lines each, of which one says how bad it is:
-//! `nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt`. That one counts; the
-//! others (`Severity …`, `Data {…}`) are the same error once more.
+//! Errors of an NVSwitch (SXid) have their own numbers and three lines each. Only the line with the severity is read:
+//! `nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt`. The other two
+//! lines (`Severity …`, `Data {…}`) belong to the same error.
 
-/// What marks a line.
+/// Text that marks the line of a GPU error.
 const MARK: &[u8] = b"NVRM: Xid (";
-/// What marks the line of a switch.
+/// Text that marks the line of an NVSwitch error.
 const SWITCH: &[u8] = b" SXid (";
-/// NVIDIA's catalogue of switch errors has five digits.
+/// Largest number of an NVSwitch error: NVIDIA's catalogue has numbers of five digits.
 const MAX_SWITCH_CODE: u32 = 99_999;
-/// NVIDIA's catalogue ends below 200; anything much larger is not a code but a damaged line.
+/// Largest number of an XID: NVIDIA's catalogue ends below 200, and a much larger number is a damaged line.
 const MAX_CODE: u32 = 9_999;
 
-/// A place on the PCI bus, without its function: NVIDIA's GPUs are function 0, and the kernel log leaves it out.
+/// A PCI address without its function: NVIDIA GPUs are function 0, and the kernel log omits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciSlot {
     /// Domain (segment).
@@ -28,22 +29,22 @@ pub struct PciSlot {
     pub device: u8,
 }
 
-/// One driver error.
+/// One XID: an error of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelXid {
-    /// Where the GPU sits.
+    /// PCI address of the GPU.
     pub slot: PciSlot,
     /// The number in NVIDIA's catalogue.
     pub code: u32,
-    /// The process that is named.
+    /// The PID in the line.
     pub pid: Option<u32>,
-    /// GPU instance, if MIG is on.
+    /// MIG GPU instance, if the line names one.
     pub gpu_instance: Option<u32>,
-    /// Compute instance, if MIG is on.
+    /// MIG compute instance, if the line names one.
     pub compute_instance: Option<u32>,
 }
 
-/// Reads one line (or record); `None` when it tells of no XID.
+/// Reads one line (or record); `None` when it has no XID.
 #[must_use]
 pub fn xid(line: &[u8]) -> Option<KernelXid> {
     let start = line.windows(MARK.len()).position(|window| window == MARK)? + MARK.len();
@@ -70,32 +71,32 @@ pub fn xid(line: &[u8]) -> Option<KernelXid> {
 /// One error of an NVSwitch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSxid {
-    /// Where the switch sits.
+    /// PCI address of the switch.
     pub slot: PciSlot,
     /// The number in NVIDIA's catalogue (Fabric Manager's guide).
     pub code: u32,
-    /// Whether the driver calls it fatal: then what goes through the switch is lost until it is reset.
+    /// Whether the driver calls the error fatal: then traffic through the switch is lost until a reset.
     pub fatal: bool,
-    /// The switch's own number of the link, where one is told.
+    /// The number of the link on the switch, if the line names one.
     pub link: Option<u32>,
 }
 
-/// One error that the kernel's log tells of.
+/// One error in the kernel log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelError {
-    /// Of a GPU.
+    /// An error of a GPU.
     Gpu(KernelXid),
-    /// Of an NVSwitch.
+    /// An error of an NVSwitch.
     Switch(KernelSxid),
 }
 
-/// Reads one line (or record); `None` when it tells of no error.
+/// Reads one line (or record); `None` when it has neither an XID nor an SXid.
 #[must_use]
 pub fn error(line: &[u8]) -> Option<KernelError> {
     xid(line).map(KernelError::Gpu).or_else(|| sxid(line).map(KernelError::Switch))
 }
 
-/// Reads one line (or record); `None` when it tells of no SXid, or repeats one with more numbers.
+/// Reads one line (or record); `None` when it has no SXid, or is a line without the severity word.
 #[must_use]
 pub fn sxid(line: &[u8]) -> Option<KernelSxid> {
     let start = line.windows(SWITCH.len()).position(|window| window == SWITCH)? + SWITCH.len();
@@ -114,7 +115,7 @@ pub fn sxid(line: &[u8]) -> Option<KernelSxid> {
     Some(KernelSxid { slot, code, fatal, link })
 }
 
-/// Reads a PCI address in any spelling: `00000000:65:00.0`, `0000:65:00.0`, `PCI:0000:65:00`, `65:00`, `0065:00`.
+/// Reads a PCI address in any form: `00000000:65:00.0`, `0000:65:00.0`, `PCI:0000:65:00`, `65:00`, `0065:00`.
 #[must_use]
 pub fn pci_slot(text: &str) -> Option<PciSlot> {
     let text = text.strip_prefix("PCI:").unwrap_or(text);
@@ -129,13 +130,13 @@ pub fn pci_slot(text: &str) -> Option<PciSlot> {
     if parts.next().is_some() { None } else { Some(PciSlot { domain, bus, device }) }
 }
 
-/// The number that `text` begins with.
+/// The number at the start of `text`.
 fn digits(text: &[u8]) -> Option<u32> {
     let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     std::str::from_utf8(text.get(..end)?).ok()?.parse().ok()
 }
 
-/// The number behind `pid=`, with or without quotes; `<unknown>` is none.
+/// The number after `pid=`, with or without quotes; `None` for `<unknown>`.
 fn pid(text: &[u8]) -> Option<u32> {
     const KEY: &[u8] = b"pid=";
     let start = text.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();

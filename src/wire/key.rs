@@ -1,55 +1,56 @@
-//! The keys: every annotation, label and resource by its exact name, once.
+//! Keys: the exact name of every annotation and label that the agent reads, writes or guards, once.
 
-/// Kubernetes allows this much for all annotations of one object together, so no single value is longer.
+/// Kubernetes limits all annotations of one object together to this many bytes, so no single value is longer.
 pub const MAX_ANNOTATION: usize = 256 * 1024;
 
-/// Node: the GPUs it offers ([`crate::register`]).
+/// Node: the GPUs that it registers ([`crate::register`]).
 pub const REGISTER: &str = "hami.io/node-nvidia-register";
-/// Node: when it last said that it is there ([`crate::handshake`]).
+/// Node: when its agent was last alive ([`crate::handshake`]).
 pub const HANDSHAKE: &str = "hami.io/node-handshake";
 /// Node: GPUs that get no new containers ([`crate::cordon`]).
 pub const CORDON: &str = "hami.io/device-cordon";
-/// Node: the lock of HAMi's scheduler ([`crate::node_lock`]).
+/// Node: the node lock of HAMi's scheduler ([`crate::node_lock`]).
 pub const NODE_LOCK: &str = "hami.io/mutex.lock";
 /// Node: pair scores of its GPUs, written by HAMi's plugin.
 pub const TOPOLOGY_SCORE: &str = "hami.io/node-nvidia-score";
-/// Node: what is promised there, written by our leader.
+/// Node: the claims on its GPUs, written by the leader of gpu-steward's schedulers.
 pub const ASSUMED: &str = "hami.io/node-nvidia-assume";
 
-/// Pod, annotation and label: the node that was chosen for it.
+/// Pod, annotation and label: the node that the scheduler chose for it.
 pub const ASSIGNED_NODE: &str = "hami.io/vgpu-node";
-/// Pod: when it was chosen ([`crate::bind`] reads such times).
+/// Pod: when the scheduler chose the node ([`crate::bind`] reads such times).
 pub const ASSIGNED_TIME: &str = "hami.io/vgpu-time";
-/// Pod: the grants of containers that have not started ([`crate::assignment`]).
+/// Pod: the device shares of containers that have not got their GPUs yet ([`crate::claim`]).
 pub const TO_ALLOCATE: &str = "hami.io/vgpu-devices-to-allocate";
-/// Pod: all its grants ([`crate::assignment`]).
+/// Pod: its claim, that is, all its device shares ([`crate::claim`]).
 pub const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
 /// Pod: its MIG instances.
 pub const MIG_ALLOCATIONS: &str = "hami.io/vgpu-mig-allocations";
 /// Pod: when it was bound ([`crate::bind`]).
 pub const BIND_TIME: &str = "hami.io/bind-time";
-/// Pod: how far its start has come ([`crate::bind`]).
+/// Pod: its bind phase ([`crate::bind`]).
 pub const BIND_PHASE: &str = "hami.io/bind-phase";
 
-/// The word of the vendor in device strings.
+/// The name of the vendor in the device strings of a claim.
 pub const NVIDIA: &str = "NVIDIA";
 
-/// Pod: why it can never start here; who may is asked to evict it.
+/// Pod: the reason why a controller should evict it, for example because it can never start on this node.
 pub const EVICT: &str = "gpu-steward.io/evict";
 
-/// Pod: who made its assignment, where that was no scheduler.
+/// Pod: the program that made its claim, where that was not a scheduler.
 pub const PLACED_BY: &str = "gpu-steward.io/placed-by";
-/// Its value on a pod that the node gave something by itself.
+/// Value of [`PLACED_BY`] on a pod whose claim the agent made.
 pub const PLACED_BY_AGENT: &str = "agent";
-/// Pod and Node: the leader that wrote.
+/// Pod and Node: the leader of gpu-steward's schedulers that wrote the annotations.
 pub const EPOCH: &str = "gpu-steward.io/epoch";
 
-/// Never written: an agent tries with it whether its own writes are guarded.
+/// Only in dry-run writes: the agent tests whether the admission policy for agents' writes to Nodes is in force.
 pub const GUARD_CHECK: &str = "gpu-steward.io/guard-check";
-/// Never written: an agent tries with it whether system-owned keys are guarded.
+/// Only in dry-run writes: the agent tests whether the admission policy for system-owned keys is in force.
 pub const GUARD_CHECK_KEYS: &str = "gpu-steward.io/guard-check-keys";
 
-/// The keys of pods that users do not write: what is guarded in the API server, and read before what is anybody's.
+/// Annotations of pods that users must not write. The admission policies guard them, and the pod decoder keeps them
+/// before all other annotations.
 pub const SYSTEM_OWNED: [&str; 10] = [
     ASSIGNED_NODE,
     ASSIGNED_TIME,
@@ -63,46 +64,46 @@ pub const SYSTEM_OWNED: [&str; 10] = [
     EVICT,
 ];
 
-/// What GPU feature discovery leaves on a Node that it labels.
+/// Label that GPU feature discovery (GFD) leaves on a Node that it labels.
 pub const DISCOVERY: &str = "nvidia.com/gfd.timestamp";
-/// Node, label ([`crate::labels`]), as the next ones: there are GPUs.
+/// Node label, as the next ones ([`crate::labels`]): whether the node has GPUs.
 pub const LABEL_PRESENT: &str = "nvidia.com/gpu.present";
-/// How many.
+/// Number of GPUs.
 pub const LABEL_COUNT: &str = "nvidia.com/gpu.count";
-/// Their name.
+/// Product name of the GPUs.
 pub const LABEL_PRODUCT: &str = "nvidia.com/gpu.product";
-/// Memory of each, in MiB.
+/// Memory of each GPU, in MiB.
 pub const LABEL_MEMORY: &str = "nvidia.com/gpu.memory";
-/// Their generation.
+/// Architecture of the GPUs.
 pub const LABEL_FAMILY: &str = "nvidia.com/gpu.family";
-/// CUDA compute capability, before the point.
+/// Major number of the CUDA compute capability.
 pub const LABEL_COMPUTE_MAJOR: &str = "nvidia.com/gpu.compute.major";
-/// Behind the point.
+/// Minor number of the CUDA compute capability.
 pub const LABEL_COMPUTE_MINOR: &str = "nvidia.com/gpu.compute.minor";
-/// Into how many each is cut.
+/// Number of slots of each GPU.
 pub const LABEL_REPLICAS: &str = "nvidia.com/gpu.replicas";
-/// How they are shared.
+/// How containers share a GPU.
 pub const LABEL_SHARING: &str = "nvidia.com/gpu.sharing-strategy";
-/// Whether one of them can be divided by MIG.
+/// Whether at least one GPU supports MIG.
 pub const LABEL_MIG_CAPABLE: &str = "nvidia.com/mig.capable";
-/// How they are divided, where they are.
+/// MIG strategy, where a GPU is in MIG mode.
 pub const LABEL_MIG_STRATEGY: &str = "nvidia.com/mig.strategy";
-/// Version of the driver.
+/// Driver version.
 pub const LABEL_DRIVER: &str = "nvidia.com/cuda.driver-version.full";
-/// Its parts, each by its new and its old name.
+/// Parts of the driver version, each under its new and its old name.
 pub const LABELS_DRIVER: [[&str; 2]; 3] = [
     ["nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver.major"],
     ["nvidia.com/cuda.driver-version.minor", "nvidia.com/cuda.driver.minor"],
     ["nvidia.com/cuda.driver-version.revision", "nvidia.com/cuda.driver.rev"],
 ];
-/// Version of CUDA that the driver brings.
+/// CUDA version of the driver.
 pub const LABEL_RUNTIME: &str = "nvidia.com/cuda.runtime-version.full";
-/// Its parts, each by its new and its old name.
+/// Parts of the CUDA version, each under its new and its old name.
 pub const LABELS_RUNTIME: [[&str; 2]; 2] = [
     ["nvidia.com/cuda.runtime-version.major", "nvidia.com/cuda.runtime.major"],
     ["nvidia.com/cuda.runtime-version.minor", "nvidia.com/cuda.runtime.minor"],
 ];
-/// Every label that we may write on our Node.
+/// Every label that the agent may write on its Node.
 pub const LABELS: [&[&str]; 3] = [
     &[
         LABEL_PRESENT,

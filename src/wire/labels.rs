@@ -1,12 +1,14 @@
-//! What a node's GPUs are, as labels that GPU feature discovery (GFD) writes and that people select nodes by.
+//! The labels of a node about its GPUs, with the names of GPU feature discovery (GFD), by which users select nodes.
 //!
 //! ```text
 //!   nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3   gpu.count: "8"   gpu.memory: "81559"   gpu.family: hopper
-//!   nvidia.com/gpu.compute.major: "9"   gpu.replicas: "10"   cuda.driver-version.full: 550.127.08   mig.capable: "true"
+//!   nvidia.com/gpu.compute.major: "9"   gpu.replicas: "10"   cuda.driver-version.full: 550.127.08
+//!   nvidia.com/mig.capable: "true"
 //! ```
 //!
-//! A node of several models is told by the first, as GFD tells one. What NVML does not tell has no label. One difference:
-//! the product never ends in `-SHARED`, because here every GPU is shared and what was promised is not a time slice.
+//! On a node with several GPU models the labels describe the first, as with GFD. A value that NVML does not report has
+//! no label. One difference to GFD: the product never ends in `-SHARED`, because the agent shares every GPU, and a
+//! device share is not a time slice.
 
 use crate::key;
 use model::gpu::Gpu;
@@ -18,10 +20,10 @@ use std::collections::BTreeMap;
 /// Labels by key.
 pub type NodeLabels = BTreeMap<&'static str, String>;
 
-/// Kubernetes' bound of a label's value.
+/// Kubernetes' limit for the value of a label.
 const MAX_VALUE: usize = 63;
 
-/// The labels of a node whose GPUs are cut into `replicas`. `None` while it is not known what the node has.
+/// The labels of a node with `replicas` slots for each GPU. `None` while the GPUs of the node are not known.
 #[must_use]
 pub fn of(view: &NodeView, replicas: u32) -> Option<NodeLabels> {
     let GpuSourceState::Working { driver, cuda, .. } = &view.gpu_source else { return None };
@@ -63,7 +65,8 @@ fn versions(driver: &str, cuda: Option<&str>, tell: &mut impl FnMut(&'static str
     }
 }
 
-/// The name; on a node that is divided alike everywhere, with the profile, as GFD's strategy `single` tells it.
+/// The product name. Where all GPUs are divided into the same MIG profile, with the profile, as in GFD's strategy
+/// `single`.
 fn product(first: &Gpu, all: &[&Gpu]) -> String {
     let words = |name: &str| name.split_whitespace().collect::<Vec<_>>().join("-");
     match single_profile(all) {
@@ -72,7 +75,7 @@ fn product(first: &Gpu, all: &[&Gpu]) -> String {
     }
 }
 
-/// The one profile of all instances, where every card is divided.
+/// The MIG profile, where every GPU is in MIG mode and all instances have the same profile.
 fn single_profile<'a>(gpus: &[&'a Gpu]) -> Option<&'a str> {
     let mut instances = gpus.iter().flat_map(|gpu| gpu.instances());
     let profile = &*instances.next()?.profile;
@@ -80,7 +83,7 @@ fn single_profile<'a>(gpus: &[&'a Gpu]) -> Option<&'a str> {
     all.then_some(profile)
 }
 
-/// None where no card is in MIG mode.
+/// The MIG strategy; `None` where no GPU is in MIG mode.
 fn mig_strategy(view: &NodeView) -> Option<&'static str> {
     let gpus: Vec<&Gpu> = view.gpus.iter().map(|gpu| &*gpu.gpu).collect();
     gpus.iter()
@@ -88,7 +91,7 @@ fn mig_strategy(view: &NodeView) -> Option<&'static str> {
         .then(|| if single_profile(&gpus).is_some() { "single" } else { "mixed" })
 }
 
-/// NVIDIA's name for a compute capability.
+/// NVIDIA's architecture name for a compute capability.
 fn family(major: u32, minor: u32) -> Option<&'static str> {
     Some(match (major, minor) {
         (5, _) => "maxwell",
@@ -103,7 +106,7 @@ fn family(major: u32, minor: u32) -> Option<&'static str> {
     })
 }
 
-/// What Kubernetes takes: letters, digits, `-`, `_`, `.`, of which the first and the last are letters or digits.
+/// The value as Kubernetes accepts it: letters, digits, `-`, `_`, `.`, with a letter or digit at both ends.
 fn fit(text: &str) -> String {
     let plain: String =
         text.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).take(MAX_VALUE).collect();

@@ -1,14 +1,16 @@
-//! The bytes: how others write things, read into nouns. One file per format; total functions, no I/O.
+//! Wire formats: decodes the bytes that other programs write into the types of `model`, and encodes them again. One
+//! file per format; every function is total and does no I/O.
 //!
 //! ```text
-//!   bytes of a file, line or message ──parse──▶ nouns of `model`   (every known form is read)
-//!   nouns ──write──▶ one canonical form                            (what we emit)
+//!   bytes of a file, line or message ──decode, parse──▶ types of `model`   (every known form is read)
+//!   types of `model` ──encode──▶ one canonical form                        (the form that the agent writes)
 //! ```
 //!
-//! What must never happen here: no file, socket, clock or log; no panic on any input (each decoder has a property test and
-//! a fuzz target under `tests/fuzz`); no guess: what cannot be understood is an error that says what and where.
+//! What must never happen here: access to a file, socket, clock or log; a panic on any input (each decoder has a
+//! property test and a fuzz target under `tests/fuzz`); a guess: an input that cannot be decoded gives an error with
+//! the reason and the place.
 
-// A pure room answers every input; what cannot be is an error or a type, not an end of the program.
+// A pure crate answers every input. It reports an impossible input as an error and never ends the program.
 #![deny(clippy::expect_used)]
 
 pub mod decode_error;

@@ -1,14 +1,15 @@
-//! What a container may read of its own limits (`/etc/gpu-steward/limits.json`, mounted read-only).
+//! The limits file, where a container reads its own limits (`/etc/gpu-steward/limits.json`, mounted read-only).
 //!
 //! ```text
 //!   {"version":1,"pod":{"uid":"…","namespace":"ml","name":"train-0"},"container":"main","priority":0,
-//!    "devices":[{"index":0,"uuid":"GPU-…","node_index":3,"model":"NVIDIA H100 80GB HBM3","memory_bytes":3145728000,"core_percent":30}]}
+//!    "devices":[{"index":0,"uuid":"GPU-…","node_index":3,"model":"NVIDIA H100 80GB HBM3",
+//!                "memory_bytes":3145728000,"core_percent":30}]}
 //! ```
 //!
-//! `index` is how the container counts its devices, `node_index` how NVML does on the node. What is absent is no limit
-//! (`core_percent`) or was not asked for (`priority`); where no limit of memory was promised, `memory_bytes` is all there is and
-//! `"memory_unlimited":true` stands beside it. Fields may be added under the same version; a reader skips what it does
-//! not know. Another version means that something has changed its meaning.
+//! `index` is the index of the device in the container, `node_index` NVML's index on the node. Without `core_percent`
+//! there is no limit of SM time; without `priority` the pod requested none. Where the claim has no limit of memory,
+//! `memory_bytes` is the whole memory of the device and `"memory_unlimited":true` is set. New fields may be added under
+//! the same version, and a reader skips unknown fields. A new version means that the meaning of a field has changed.
 
 use crate::decode_error::DecodeError;
 use crate::kept_file::{KeptFile, Versioned};
@@ -18,13 +19,13 @@ use model::unit::{Bytes, CorePercent};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Where a container finds it.
+/// Path of the limits file in the container.
 pub const PATH: &str = "/etc/gpu-steward/limits.json";
-/// A longer file is not ours: 512 devices in 300 bytes each, twice.
+/// Most bytes: 512 devices in 300 bytes each, twice.
 pub const MAX_BYTES: usize = 256 * 1024;
-/// Devices of one container: as many MIG instances as the largest node has.
+/// Most devices of one container: as many as the largest node has MIG instances.
 const MAX_DEVICES: usize = 512;
-/// The format.
+/// Name, version and size limit of the file.
 const FILE: KeptFile = KeptFile { key: "limits.json", version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
@@ -71,10 +72,10 @@ struct Device<'a> {
     core_percent: Option<u32>,
 }
 
-/// Writes the promise: the same promise is the same text, which ends with a line end.
+/// Writes the limits, with a newline at the end. Equal limits give equal texts.
 ///
 /// # Errors
-/// [`DecodeError`] for more devices than are ever read back.
+/// [`DecodeError`] for more devices than [`decode`] accepts.
 pub fn encode(promise: &ContainerLimits) -> Result<String, DecodeError> {
     if promise.devices.len() > MAX_DEVICES {
         return Err(FILE.too_many("devices", MAX_DEVICES));
@@ -102,10 +103,10 @@ pub fn encode(promise: &ContainerLimits) -> Result<String, DecodeError> {
     FILE.encode(&document)
 }
 
-/// Reads a promise.
+/// Reads the limits.
 ///
 /// # Errors
-/// [`DecodeError`] for another version, another format, or devices that are not counted from 0 upwards.
+/// [`DecodeError`] for another version, another format, or devices whose indexes do not count up from 0.
 pub fn decode(bytes: &[u8]) -> Result<ContainerLimits, DecodeError> {
     let document: Document<'_> = FILE.decode(bytes)?;
     let fault = |what: String| FILE.fault(what);
@@ -113,7 +114,7 @@ pub fn decode(bytes: &[u8]) -> Result<ContainerLimits, DecodeError> {
         return Err(FILE.too_many("devices", MAX_DEVICES));
     }
     if let Some((place, _)) = document.devices.iter().enumerate().find(|(place, device)| device.index != *place) {
-        return Err(fault(format!("device {place} says that it is another")));
+        return Err(fault(format!("device {place} has another index")));
     }
     let device = |device: &Device<'_>| {
         Ok(DeviceLimits {
@@ -185,9 +186,9 @@ mod tests {
     #[test]
     fn other_documents_are_refused() {
         for (from, to, what) in [
-            ("\"version\":1", "\"version\":2", "is of version 2, and 1 is read"),
+            ("\"version\":1", "\"version\":2", "has version 2; only version 1 can be read"),
             ("\"version\":1,", "", "missing field `version`"),
-            ("\"index\":1", "\"index\":2", "device 1 says that it is another"),
+            ("\"index\":1", "\"index\":2", "device 1 has another index"),
             ("\"GPU-a\"", "\"GPU a\"", "not a GPU UUID"),
             ("466d3e0f", "x", "not a pod UID"),
             ("3145728000", "-1", "invalid value"),

@@ -1,30 +1,30 @@
 //! kubelet's links to container logs: `<pod>_<namespace>_<container>-<container id>.log` in `/var/log/containers`.
 //!
-//! kubelet cuts a name that is longer than 255 bytes, and what it cuts is the id; such a link names no container and is
-//! refused. Pod, namespace and container names have no `_` (Kubernetes allows letters, digits, `-` and `.` only), so the
-//! parts cannot be mistaken for each other.
+//! kubelet cuts the end of a name that is longer than 255 bytes, and with it a part of the id. Such a link names no
+//! container and is refused. Pod, namespace and container names contain no `_` (Kubernetes allows only letters, digits,
+//! `-` and `.`), so the parts are unambiguous.
 
 use model::cgroup::ContainerName;
 use model::id::{ContainerId, PodRef};
 use std::sync::Arc;
 
-/// Digits of a container id in every runtime that kubelet speaks to.
+/// Digits of a container id in every runtime that kubelet supports.
 const ID_DIGITS: usize = 64;
 /// Longest name of a pod.
 const MAX_POD: usize = 253;
 /// Longest name of a namespace or container.
 const MAX_LABEL: usize = 63;
 
-/// Why a file name is not such a link.
+/// Why a file name is not a link to a container log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotALogLink {
-    /// Another kind of file.
+    /// The name does not end in `.log`.
     #[error("does not end in .log")]
     Suffix,
-    /// No container can be named by it.
+    /// The name has no complete container id.
     #[error("does not end in a container id of 64 digits")]
     Id,
-    /// Not `<pod>_<namespace>_<container>`.
+    /// The part before the id is not `<pod>_<namespace>_<container>`.
     #[error("is not <pod>_<namespace>_<container> before the id")]
     Parts,
 }

@@ -1,47 +1,49 @@
-//! Nodes as the API server writes their metadata: identity, annotations, labels, and who wrote each of these.
+//! The metadata of Nodes from the API server: identity, annotations, labels, and the field managers that own them.
 //!
 //! ```text
 //!   {"metadata":{"uid":…,"annotations":{…},"labels":{…},
-//!     "managedFields":[{"manager":"nfd-master","fieldsV1":{"f:metadata":{"f:labels":{"f:nvidia.com/gpu.count":{}}}}}]}}
+//!     "managedFields":[{"manager":"nfd-master",
+//!                       "fieldsV1":{"f:metadata":{"f:labels":{"f:nvidia.com/gpu.count":{}}}}}]}}
 //! ```
 //!
-//! Texts are bounded by what the answer may hold (its reader cuts it off); the list of writers is bounded here, and what
-//! cannot be read of it says nothing: who wrote a label is a courtesy between programs and never a right.
+//! The reader of the answer bounds its length, and so all texts in it. The list of field managers is bounded here, and
+//! entries that cannot be read are skipped: the owner of a label only tells programs not to disturb each other, and
+//! grants no right.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Entries of `managedFields` that are looked at. The API server folds the oldest updates together beyond ten; appliers are
-/// not folded, and one for each program of a node is a dozen.
+/// Most entries of `managedFields` that are read. The API server merges the oldest updates beyond ten. It does not
+/// merge entries of server-side apply, but a node has about a dozen programs that apply.
 const MAX_WRITERS: usize = 64;
-/// What begins the name of a field in `fieldsV1`.
+/// Prefix of a field name in `fieldsV1`.
 const FIELD: &str = "f:";
 
-/// What is known of our Node.
+/// The metadata of a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeObject {
-    /// The API server's identity of it; empty where it tells none.
+    /// UID; empty where the answer has none.
     pub uid: String,
-    /// Its name; empty where it tells none.
+    /// Name; empty where the answer has none.
     pub name: String,
-    /// The version of the object; a write that names it is refused once there is a newer one.
+    /// Resource version. The API server refuses a write with this version once there is a newer one.
     pub version: String,
     annotations: BTreeMap<String, String>,
     labels: BTreeMap<String, String>,
-    /// By label, the field managers that own it.
+    /// The field managers that own each label.
     writers: Writers,
-    /// By annotation.
+    /// The field managers that own each annotation.
     annotators: Writers,
 }
 
 type Writers = BTreeMap<String, BTreeSet<String>>;
 
-/// Nodes, and where the list goes on.
+/// One page of a list of Nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeList {
-    /// Those of this part.
+    /// The Nodes of this page.
     pub nodes: Vec<NodeObject>,
-    /// What to ask with for the next part; empty at the end.
+    /// The `continue` token for the next page; empty on the last page.
     pub more: String,
 }
 
@@ -59,7 +61,7 @@ struct ListMetadata {
     more: Option<String>,
 }
 
-/// Why an answer is no Node.
+/// Why an answer cannot be read as a Node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the JSON of a Node's metadata: {0}")]
 pub struct NotANode(String);
@@ -87,13 +89,13 @@ struct Metadata {
 }
 
 impl NodeObject {
-    /// The annotation of this key.
+    /// The annotation with this key.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.annotations.get(key).map(String::as_str)
     }
 
-    /// The label of this key.
+    /// The label with this key.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.labels.get(key).map(String::as_str)
@@ -104,19 +106,19 @@ impl NodeObject {
         self.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// Whether the field manager of this name owns the label.
+    /// Whether the field manager `manager` owns the label.
     #[must_use]
     pub fn written_by(&self, label: &str, manager: &str) -> bool {
         self.writers.get(label).is_some_and(|managers| managers.contains(manager))
     }
 
-    /// A field manager of another name that owns the label.
+    /// A field manager other than `manager` that owns the label.
     #[must_use]
     pub fn written_by_another(&self, label: &str, manager: &str) -> Option<&str> {
         self.writers.get(label)?.iter().map(String::as_str).find(|other| *other != manager)
     }
 
-    /// Whether the field manager of this name owns the annotation.
+    /// Whether the field manager `manager` owns the annotation.
     #[must_use]
     pub fn annotated_by(&self, annotation: &str, manager: &str) -> bool {
         self.annotators.get(annotation).is_some_and(|managers| managers.contains(manager))
@@ -138,14 +140,14 @@ impl NodeObject {
     }
 }
 
-/// Who wrote what of these is there.
+/// The field managers of each key in `there`.
 fn writers(managed: &[serde_json::Value], part: &str, there: &BTreeMap<String, String>) -> Writers {
     let mut writers = Writers::new();
     for entry in managed.iter().take(MAX_WRITERS) {
         let Some(manager) = entry["manager"].as_str() else { continue };
         let owned = entry["fieldsV1"]["f:metadata"][part].as_object();
         for key in owned.into_iter().flatten().filter_map(|(field, _)| field.strip_prefix(FIELD)) {
-            // Of what is not there nobody is the writer.
+            // A manager may still own a key that was removed; such a key has no entry.
             if there.contains_key(key) {
                 writers.entry(key.to_owned()).or_default().insert(manager.to_owned());
             }
@@ -154,19 +156,19 @@ fn writers(managed: &[serde_json::Value], part: &str, there: &BTreeMap<String, S
     writers
 }
 
-/// Reads the metadata of a Node, or a whole one.
+/// Reads a whole Node, or one with metadata only.
 ///
 /// # Errors
-/// [`NotANode`] where it is none.
+/// [`NotANode`] where the text is not a Node.
 pub fn decode(json: &[u8]) -> Result<NodeObject, NotANode> {
     let object: Object = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
     Ok(NodeObject::of(object.metadata))
 }
 
-/// Reads a list of Nodes, or of their metadata.
+/// Reads a list of whole Nodes, or of Nodes with metadata only.
 ///
 /// # Errors
-/// [`NotANode`] where it is none, or one of them is none.
+/// [`NotANode`] where the text is not a list, or one of its items is not a Node.
 pub fn decode_list(json: &[u8]) -> Result<NodeList, NotANode> {
     let list: List = serde_json::from_slice(json).map_err(|error| NotANode(error.to_string()))?;
     let nodes = list.items.unwrap_or_default().into_iter().map(|object| NodeObject::of(object.metadata)).collect();

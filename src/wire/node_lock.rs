@@ -1,5 +1,5 @@
-//! The lock that HAMi's scheduler takes on a node (`hami.io/mutex.lock`): `<RFC 3339 time>,<namespace>,<pod>`, from older
-//! schedulers the time alone.
+//! The node lock that HAMi's scheduler takes (`hami.io/mutex.lock`): `<RFC 3339 time>,<namespace>,<pod>`. Older
+//! schedulers write only the time.
 
 use crate::decode_error::{DecodeError, shown};
 use crate::key::NODE_LOCK;
@@ -8,13 +8,13 @@ use model::claim::NodeLock;
 use model::id::PodRef;
 use model::time::WallTime;
 
-/// A time, a namespace of at most 63 and a pod's name of at most 253 characters, with room.
+/// Most bytes: a time, a namespace of at most 63 and a pod name of at most 253 characters, with room to spare.
 const MAX: usize = 512;
 
 /// Reads the annotation's value.
 ///
 /// # Errors
-/// [`DecodeError`] for another number of parts, an empty name or a time that is none.
+/// [`DecodeError`] for another number of parts, an empty name or an invalid time.
 pub fn decode(text: &str) -> Result<NodeLock, DecodeError> {
     if text.len() > MAX {
         return Err(DecodeError::too_long(NODE_LOCK, text.len(), MAX));

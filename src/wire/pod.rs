@@ -1,8 +1,9 @@
-//! A pod as the API server writes it, JSON in, [`Pod`] out. Only what [`Pod`] holds is looked at: of an object of some
-//! 15 KiB that is 1 KiB, and the rest (managed fields, volumes, environments) is passed over without being kept.
+//! Reads a pod from the JSON of the API server into a [`Pod`]. Only the fields of [`Pod`] are kept: about 1 KiB of an
+//! object of 15 KiB. The rest (managed fields, volumes, environments) is skipped.
 //!
-//! What kubelet, the scheduler and users put into a pod is believed no further than its bounds: names are checked, texts
-//! and lists have a longest length, and what is beyond is counted, because a claim that was cut must not look like none.
+//! Everything in a pod is bounded, whether kubelet, a scheduler or a user wrote it. Names are checked, and texts and
+//! lists have a greatest length. Entries beyond it are counted, because a claim that was cut off must not look like no
+//! claim.
 
 use crate::key::SYSTEM_OWNED;
 use crate::{quantity, timestamp};
@@ -20,36 +21,36 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Annotations that begin so are kept: HAMi's, NVIDIA's and HAMi's for users, ours, Alnair's.
+/// Prefixes of the annotations that are kept: HAMi's, those of NVIDIA and HAMi for users, gpu-steward's, Alnair's.
 const ANNOTATIONS: [&str; 4] = ["hami.io/", "nvidia.com/", "gpu-steward.io/", "ai.centaurus.io/"];
-/// kubelet's, on a static pod and its mirror: the hash of the manifest, by which it names the cgroup.
+/// kubelet's annotation on a static pod and its mirror: the hash of the manifest, after which kubelet names the cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// The same, on the mirror alone.
+/// kubelet's annotation on the mirror only, with the same hash.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
-/// Kubernetes' own limit for names.
+/// Kubernetes' limit for names.
 const MAX_NAME: usize = 253;
-/// Kubernetes' own limit for keys: a domain, a slash, 63 characters.
+/// Kubernetes' limit for keys: a domain, a slash, 63 characters.
 const MAX_KEY: usize = MAX_NAME + 64;
-/// Kubernetes' own limit for the value of a label.
+/// Kubernetes' limit for the value of a label.
 const MAX_LABEL: usize = 63;
 /// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
 const MAX_IMAGE: usize = 512;
-/// Longest quantity: the canonical form of the largest has some twenty characters.
+/// Longest quantity that is kept: the canonical form of the largest has about twenty characters.
 const MAX_QUANTITY: usize = 64;
 
-/// Why an object is no pod that we could use.
+/// Why an object cannot be read as a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAPod {
-    /// Another shape.
+    /// The text is not the JSON of a pod.
     #[error("not the JSON of a pod: {0}")]
     Json(String),
-    /// No UID to know it by.
+    /// The UID is missing or invalid.
     #[error("metadata.uid: {0}")]
     Uid(#[from] NotAName),
-    /// A name that Kubernetes would not have taken.
-    #[error("{0} is missing, too long, or not fit to be shown")]
+    /// A name that Kubernetes would not accept.
+    #[error("{0} is missing, too long, or has control characters")]
     Text(&'static str),
-    /// A time that is none.
+    /// The time of deletion cannot be read.
     #[error("metadata.deletionTimestamp is no time")]
     Time,
 }
@@ -57,12 +58,13 @@ pub enum NotAPod {
 /// Reads one pod.
 ///
 /// # Errors
-/// [`NotAPod`], when what identifies it cannot be read. Whatever else is missing or unknown is left empty.
+/// [`NotAPod`] where its UID, its names or its time of deletion cannot be read. Any other missing or unknown field
+/// stays empty.
 pub fn decode(json: &[u8]) -> Result<Pod, NotAPod> {
     decode_with(json, &[])
 }
 
-/// The same, with the labels of these keys.
+/// Reads one pod as [`decode`] does, and keeps its labels with these keys.
 ///
 /// # Errors
 /// As [`decode`].
@@ -91,14 +93,15 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
     let (containers, containers_left_out) = containers(&spec, &status);
     Ok(Pod {
         uid,
-        // Whoever makes pods may write those annotations; kubelet's mirrors belong to its Node as well.
+        // Every user who creates pods may write these annotations; a mirror that kubelet made also has its Node as
+        // controller.
         mirror_of: mirror_of.filter(|_| is_of_node),
         name: PodRef {
             namespace: shown(&namespace, MAX_NAME).ok_or(NotAPod::Text("metadata.namespace"))?,
             name: shown(&name, MAX_NAME).ok_or(NotAPod::Text("metadata.name"))?,
         },
         phase: phase(&status.phase.0),
-        // Nothing but an order rests on these two.
+        // These two only order the pods, so an unreadable value is not an error.
         created_at: creation_timestamp.as_deref().and_then(timestamp::rfc3339),
         version: resource_version.as_deref().and_then(|text| text.parse().ok()),
         arrival: None,
@@ -117,9 +120,9 @@ pub fn decode_with(json: &[u8], label_keys: &[Arc<str>]) -> Result<Pod, NotAPod>
     })
 }
 
-// === what JSON says ===
+// === the JSON ===
 
-/// Go writes an empty list or map as `null` now and then.
+/// A value that Go may write as `null` where it is empty.
 #[derive(Debug, Default)]
 struct OrNull<T>(T);
 
@@ -149,7 +152,7 @@ struct Metadata<'a> {
     creation_timestamp: Option<String>,
     deletion_timestamp: Option<String>,
     annotations: OrNull<Annotations>,
-    /// Read only where some are wanted.
+    /// Parsed only where the caller asks for labels.
     #[serde(borrow)]
     labels: Option<&'a RawValue>,
     owner_references: OrNull<Vec<OwnerReference>>,
@@ -195,7 +198,8 @@ struct SecurityContext {
 }
 
 impl SecurityContext {
-    /// Capabilities are written with and without `CAP_`, and runtimes take them in small letters too.
+    /// Whether the container may mount file systems. Runtimes accept capabilities with and without `CAP_`, in upper and
+    /// lower case.
     fn may_mount(&self) -> bool {
         let mounts = |name: &String| {
             let name = name.to_ascii_uppercase();
@@ -235,7 +239,7 @@ struct ContainerStatus {
     state: OrNull<State>,
 }
 
-/// One of them is there; what it says is not looked at.
+/// The state of a container: one of these fields is present, and its content is not read.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct State {
@@ -244,7 +248,7 @@ struct State {
     terminated: Option<IgnoredAny>,
 }
 
-/// The entries of a map whose keys are wanted; of all others not even the value is read.
+/// Reads the entries of a map whose keys are `wanted`; the values of all others are skipped.
 struct Wanted<T, F> {
     wanted: fn(&str) -> bool,
     take: F,
@@ -270,7 +274,7 @@ impl<'de, T: DeserializeOwned, F: FnMut(String, T)> Visitor<'de> for Wanted<T, F
     }
 }
 
-/// Those of these keys. What is no map of texts has none.
+/// The labels with these keys. None where `labels` is not a map of texts.
 fn wanted_labels(labels: Option<&RawValue>, keys: &[Arc<str>]) -> PodLabels {
     let Some(labels) = labels.filter(|_| !keys.is_empty()) else { return Vec::new() };
     let Ok(labels) = serde_json::from_str::<HashMap<Cow<'_, str>, Cow<'_, str>>>(labels.get()) else {
@@ -284,13 +288,13 @@ fn is_ours(key: &str) -> bool {
     key.len() <= MAX_KEY && ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix))
 }
 
-/// GPUs may be counted under any name that the device configuration gives them; each of them has a domain, which what
-/// Kubernetes itself counts (`cpu`, `memory`, `hugepages-2Mi`) has not.
+/// Whether this is an extended resource. The device configuration may give GPUs any resource name with a domain;
+/// Kubernetes' own resources (`cpu`, `memory`, `hugepages-2Mi`) have none.
 fn is_extended(resource: &str) -> bool {
     resource.len() <= MAX_KEY && resource.contains('/')
 }
 
-/// Those that matter.
+/// The annotations that are kept.
 #[derive(Default)]
 struct Annotations {
     kept: Vec<(Arc<str>, Arc<str>)>,
@@ -301,7 +305,7 @@ struct Annotations {
 
 impl<'de> Deserialize<'de> for Annotations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // What a user writes must not push out what was promised: there is room for the one when the other has its own.
+        // A user's annotations must not displace a claim: system-owned annotations get their space first.
         let (mut system, mut free) = (Room::default(), Room::default());
         let (mut hash, mut mirror) = (None, None);
         deserializer.deserialize_map(Wanted {
@@ -326,7 +330,7 @@ impl<'de> Deserialize<'de> for Annotations {
     }
 }
 
-/// Entries that fit into [`MAX_ANNOTATIONS`], and how many did not.
+/// The entries that fit into [`MAX_ANNOTATIONS`], and the number of those that do not.
 #[derive(Default)]
 struct Room {
     kept: Vec<(Arc<str>, Arc<str>)>,
@@ -346,14 +350,14 @@ impl Room {
     }
 }
 
-/// A mirror carries the hash twice. The hash has no dashes and the UIDs of the API server have, so nobody can name
-/// another pod's UID here and be taken for it.
+/// The hash of a mirror, which has it in both annotations. The hash has no dashes, unlike the UIDs of the API server,
+/// so a user cannot put the UID of another pod here.
 fn mirror_of(hash: Option<&str>, mirror: Option<&str>) -> Option<PodUid> {
     let hash = hash.filter(|hash| Some(*hash) == mirror && !hash.contains('-'))?;
     PodUid::parse(hash).ok()
 }
 
-/// Those of extended resources.
+/// The limits of extended resources.
 #[derive(Default)]
 struct Limits {
     kept: Vec<(Arc<str>, Arc<str>)>,
@@ -362,7 +366,8 @@ struct Limits {
 
 impl<'de> Deserialize<'de> for Limits {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Nothing of a resource is asked for by whoever pleases, and must not push out what a node has been asked for.
+        // A user may list any number of resources with the amount 0. They must not displace the resources that are
+        // really requested.
         let (mut something, mut nothing) = (Vec::new(), Vec::new());
         let mut left_out = 0;
         deserializer.deserialize_map(Wanted {
@@ -390,7 +395,7 @@ fn is_nothing(text: &str) -> bool {
     quantity::parse(text).is_ok_and(|quantity| quantity.integer() == Some(0))
 }
 
-// === what it means ===
+// === conversion ===
 
 fn containers(spec: &Spec, status: &Status) -> (Vec<PodContainer>, u32) {
     let lists = [
@@ -404,7 +409,7 @@ fn containers(spec: &Spec, status: &Status) -> (Vec<PodContainer>, u32) {
         for spec in specs {
             match container(kind, spec, statuses).filter(|_| kept.len() < MAX_CONTAINERS) {
                 Some(container) => kept.push(container),
-                // The API server takes no resources from these, so nothing that anybody asks for is lost with them.
+                // The API server accepts no resources for ephemeral containers, so no request is lost.
                 None if kind == ContainerKind::Ephemeral => {}
                 None => left_out += 1,
             }
@@ -434,7 +439,7 @@ fn container(kind: ContainerKind, spec: &Container, statuses: &[ContainerStatus]
     })
 }
 
-/// `containerd://<id>`.
+/// The id in `containerd://<id>`.
 fn container_id(text: &str) -> Option<ContainerId> {
     let (_, id) = text.split_once("://")?;
     ContainerId::parse(id).ok()
@@ -477,7 +482,7 @@ fn of_controller(owner: &OwnerReference) -> Option<PodController> {
     })
 }
 
-/// A text that is fit to be shown.
+/// The text, if it is not empty, not too long and without control characters.
 fn shown(text: &str, longest: usize) -> Option<Arc<str>> {
     let fit = !text.is_empty() && text.len() <= longest && !text.chars().any(char::is_control);
     fit.then(|| Arc::from(text))

@@ -1,47 +1,47 @@
 //! Files of `/proc`, as the kernel writes them.
 //!
 //! ```text
-//!   of one process    stat  cgroup  net/dev        (its `io` has the form of a cgroup's file: `cgroup_file::process_io`)
-//!   of the machine    stat  meminfo  loadavg  diskstats  mountinfo  devices
+//!   of one process    stat  cgroup  net/dev  mountinfo     (`io`: see `cgroup_file::process_io`)
+//!   of the machine    stat  meminfo  loadavg  diskstats  devices
 //! ```
 //!
-//! The machine's `vmstat` and `pressure/*` have the form of a cgroup's files too: `cgroup_file::{oom_kills, pressure}`.
+//! The machine's `vmstat` and `pressure/*` also have the form of cgroup files: `cgroup_file::{oom_kills, pressure}`.
 //!
-//! What must never happen here: a number made of half a file, a process name that breaks the fields behind it. Names are
-//! bytes: a process may call itself `a) R 1 (b` or something that is not UTF-8.
+//! What must never happen here: a number from an incomplete file; a process name that shifts the fields after it.
+//! Process names are bytes: a process may have the name `a) R 1 (b`, or a name that is not UTF-8.
 
 use crate::cgroup_file::{MalformedCgroupFile, digits, fields, lines};
 use model::cgroup::NetworkSample;
 use model::unit::{Bytes, Count};
 
-/// What is taken from `/proc/<pid>/stat`.
+/// The fields that are read from `/proc/<pid>/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcStat<'a> {
-    /// The number, as this `/proc` counts.
+    /// PID, in the PID namespace of this `/proc`.
     pub pid: u32,
-    /// `comm`: at most 15 bytes of anything.
+    /// `comm`: at most 15 bytes of any value.
     pub command: &'a [u8],
-    /// `R`, `S`, `Z`, …
+    /// State: `R`, `S`, `Z`, …
     pub state: u8,
     /// User time in clock ticks.
     pub user_ticks: u64,
     /// System time in clock ticks.
     pub system_ticks: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
-    /// Clock ticks between boot and its start.
+    /// Start time in clock ticks since boot.
     pub start_ticks: u64,
     /// Resident memory in pages.
     pub rss_pages: u64,
 }
 
-/// `/proc/<pid>/stat`.
+/// Reads `/proc/<pid>/stat`.
 ///
 /// # Errors
-/// [`MalformedCgroupFile`] when it is torn or has fewer fields than any kernel of today writes.
+/// [`MalformedCgroupFile`] when the file is incomplete, or has fewer fields than every supported kernel writes.
 pub fn stat(text: &[u8]) -> Result<ProcStat<'_>, MalformedCgroupFile> {
     let line = text.strip_suffix(b"\n").ok_or(MalformedCgroupFile::Torn)?;
-    // The name is the only field that may hold a parenthesis, so it ends at the last one.
+    // Only the name may contain a parenthesis, so it ends at the last one.
     let open = line.iter().position(|b| *b == b'(').ok_or(MalformedCgroupFile::Missing("the command"))?;
     let close = line
         .iter()
@@ -52,7 +52,7 @@ pub fn stat(text: &[u8]) -> Result<ProcStat<'_>, MalformedCgroupFile> {
     let mut rest = fields(&line[close + 1..]);
     let state =
         rest.next().and_then(|field| field.first().copied()).ok_or(MalformedCgroupFile::Missing("the state"))?;
-    // Field 3 has been taken; `field(n)` takes field n as proc_pid_stat(5) counts them, in rising order.
+    // Field 3 is read already; `field(n)` reads field n with the numbers of proc_pid_stat(5), in rising order.
     let mut at = 3;
     let mut field = |n: usize| {
         let value = rest.nth(n - at - 1);
@@ -62,7 +62,7 @@ pub fn stat(text: &[u8]) -> Result<ProcStat<'_>, MalformedCgroupFile> {
     let (user_ticks, system_ticks) = (field(14)?, field(15)?);
     let (threads, start_ticks) = (field(20)?, field(22)?);
     let rss_pages = field(24)?;
-    field(25)?; // without a field behind it the resident size itself could be torn
+    field(25)?; // without a field after it, the resident size could be cut off
     let pid = pid.ok_or(MalformedCgroupFile::NotANumber("the process"))?;
     let command = &line[open + 1..close];
     Ok(ProcStat { pid, command, state, user_ticks, system_ticks, threads, start_ticks, rss_pages })
@@ -71,17 +71,17 @@ pub fn stat(text: &[u8]) -> Result<ProcStat<'_>, MalformedCgroupFile> {
 /// One line of `/proc/<pid>/cgroup`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CgroupMembership<'a> {
-    /// `memory`, `cpu,cpuacct`, `name=systemd`; empty for the v2 tree.
+    /// Controllers: `memory`, `cpu,cpuacct`, `name=systemd`; empty for cgroup v2.
     pub controllers: &'a str,
-    /// The path below that hierarchy's root, as our cgroup namespace shows it.
+    /// Path below the root of that hierarchy, as the agent's cgroup namespace shows it.
     pub path: &'a str,
 }
 
-/// Each hierarchy in `/proc/<pid>/cgroup`. A line whose path is not UTF-8 is passed over: kubelet and the runtimes
-/// write ASCII only.
+/// Calls `each` for every hierarchy in `/proc/<pid>/cgroup`. A line whose path is not UTF-8 is skipped: kubelet and the
+/// runtimes write only ASCII.
 ///
 /// # Errors
-/// [`MalformedCgroupFile`]; lines before the fault have been given.
+/// [`MalformedCgroupFile`], after `each` was called for the lines before the fault.
 pub fn memberships<'a>(text: &'a [u8], mut each: impl FnMut(CgroupMembership<'a>)) -> Result<(), MalformedCgroupFile> {
     for line in lines(text)? {
         let Ok(line) = std::str::from_utf8(line) else { continue };
@@ -96,17 +96,18 @@ pub fn memberships<'a>(text: &'a [u8], mut each: impl FnMut(CgroupMembership<'a>
     Ok(())
 }
 
-/// Each interface of `/proc/<pid>/net/dev` with its counters.
+/// Calls `each` for every interface of `/proc/<pid>/net/dev` with its counters.
 ///
 /// # Errors
-/// [`MalformedCgroupFile`]; interfaces before the fault have been given, so a caller must add up only after `Ok`.
+/// [`MalformedCgroupFile`], after `each` was called for the interfaces before the fault, so a caller must use its sum
+/// only after `Ok`.
 pub fn net_dev<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], NetworkSample)) -> Result<(), MalformedCgroupFile> {
     let mut body = lines(text)?;
     if !body.by_ref().take(2).all(|line| line.contains(&b'|')) {
         return Err(MalformedCgroupFile::Missing("the head of net/dev"));
     }
     for line in body {
-        // A name may hold a colon (an alias), the numbers cannot.
+        // The name may contain a colon (an alias), the numbers cannot.
         let colon = line.iter().rposition(|b| *b == b':').ok_or(MalformedCgroupFile::Missing("the interface"))?;
         let mut counters = [0; 16];
         let mut values = fields(&line[colon + 1..]);
@@ -121,26 +122,26 @@ pub fn net_dev<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], NetworkSample)
     Ok(())
 }
 
-/// What is taken from `/proc/stat`: clock ticks over all processors since boot.
+/// The fields that are read from `/proc/stat`; times are clock ticks of all processors since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostStat {
-    /// User mode, nice included.
+    /// Time in user mode, including nice.
     pub user_ticks: u64,
-    /// Kernel, interrupts included.
+    /// Time in the kernel, including interrupts.
     pub system_ticks: u64,
-    /// Idle.
+    /// Idle time.
     pub idle_ticks: u64,
-    /// Idle and waiting for storage.
+    /// Idle time while a task waited for storage.
     pub iowait_ticks: u64,
-    /// Taken by the hypervisor.
+    /// Time that the hypervisor took.
     pub steal_ticks: u64,
-    /// Processors on line.
+    /// Number of online processors.
     pub processors: u64,
-    /// Seconds between 1970 and boot.
+    /// Time of boot in seconds since 1970.
     pub boot_seconds: u64,
 }
 
-/// `/proc/stat`.
+/// Reads `/proc/stat`.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -170,14 +171,14 @@ pub fn host_stat(text: &[u8]) -> Result<HostStat, MalformedCgroupFile> {
     if cpu { Ok(found) } else { Err(MalformedCgroupFile::Missing("cpu")) }
 }
 
-/// What is taken from `/proc/meminfo`.
+/// The fields that are read from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemInfo {
-    /// Installed.
+    /// Total memory.
     pub total: Bytes,
-    /// Could be given to new work; kernels before 3.14 do not say.
+    /// Memory available to new programs; absent on kernels before 3.14.
     pub available: Option<Bytes>,
-    /// Anonymous memory; kernels before 2.6.18 do not say.
+    /// Anonymous memory; absent on kernels before 2.6.18.
     pub anonymous: Option<Bytes>,
     /// Page cache and buffers.
     pub cache: Bytes,
@@ -185,7 +186,7 @@ pub struct MemInfo {
     pub swap_used: Bytes,
 }
 
-/// `/proc/meminfo`.
+/// Reads `/proc/meminfo`.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -207,16 +208,16 @@ pub fn meminfo(text: &[u8]) -> Result<MemInfo, MalformedCgroupFile> {
     Ok(MemInfo { total, available, anonymous, cache, swap_used })
 }
 
-/// What is taken from `/proc/loadavg`.
+/// The fields that are read from `/proc/loadavg`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoadAverage {
-    /// Over 1, 5 and 15 minutes.
+    /// Load averages over 1, 5 and 15 minutes.
     pub loads: [f64; 3],
-    /// Processes and threads of the machine.
+    /// Number of processes and threads of the machine.
     pub tasks: u64,
 }
 
-/// `/proc/loadavg`.
+/// Reads `/proc/loadavg`.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].
@@ -229,31 +230,31 @@ pub fn loadavg(text: &[u8]) -> Result<LoadAverage, MalformedCgroupFile> {
         let value = text.and_then(|text| text.parse::<f64>().ok()).filter(|value| value.is_finite() && *value >= 0.0);
         *load = value.ok_or(MalformedCgroupFile::NotANumber("a load"))?;
     }
-    // Those that run, a slash, all of them.
+    // Running tasks, a slash, all tasks.
     let entities = values.next().ok_or(MalformedCgroupFile::Missing("the number of tasks"))?;
     let slash = entities.iter().position(|b| *b == b'/').ok_or(MalformedCgroupFile::Missing("the number of tasks"))?;
     let tasks = digits(&entities[slash + 1..]).ok_or(MalformedCgroupFile::NotANumber("the number of tasks"))?;
     Ok(LoadAverage { loads, tasks })
 }
 
-/// What a disk has done since boot.
+/// I/O of a disk since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskIo {
     /// Bytes read.
     pub read: Bytes,
     /// Bytes written.
     pub write: Bytes,
-    /// Reads.
+    /// Read operations.
     pub reads: Count,
-    /// Writes.
+    /// Write operations.
     pub writes: Count,
 }
 
-/// Each device of `/proc/diskstats`. The kernel counts sectors of 512 bytes whatever the disk's own are
-/// (Documentation/block/stat.rst).
+/// Calls `each` for every device of `/proc/diskstats`. The kernel counts sectors of 512 bytes, whatever the sector size
+/// of the disk (Documentation/block/stat.rst).
 ///
 /// # Errors
-/// [`MalformedCgroupFile`]; devices before the fault have been given.
+/// [`MalformedCgroupFile`], after `each` was called for the devices before the fault.
 pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], DiskIo)) -> Result<(), MalformedCgroupFile> {
     if text.is_empty() {
         return Ok(()); // a machine without a disk
@@ -264,7 +265,7 @@ pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], DiskIo)) -> 
         let mut number =
             |skip| values.nth(skip).and_then(digits).ok_or(MalformedCgroupFile::NotANumber("a counter of a disk"));
         let sectors = |sectors: u64| Bytes(sectors.saturating_mul(512));
-        // Reads, merged, sectors, milliseconds; the same of writes.
+        // Reads, merged reads, sectors, milliseconds; then the same four for writes.
         let (reads, read) = (Count(number(0)?), sectors(number(1)?));
         let (writes, write) = (Count(number(1)?), sectors(number(1)?));
         each(name, DiskIo { read, write, reads, writes });
@@ -272,21 +273,21 @@ pub fn diskstats<'a>(text: &'a [u8], mut each: impl FnMut(&'a [u8], DiskIo)) -> 
     Ok(())
 }
 
-/// One line of `/proc/<pid>/mountinfo`; texts with the kernel's octal escapes still in them.
+/// One line of `/proc/<pid>/mountinfo`. Its texts still contain the kernel's octal escapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountInfo<'a> {
-    /// What of the file system is mounted; for cgroups relative to our namespace's root.
+    /// The mounted folder of the file system; for cgroups relative to the root of the agent's cgroup namespace.
     pub root: &'a [u8],
-    /// Where.
+    /// Mount point.
     pub point: &'a [u8],
-    /// `cgroup`, `cgroup2`, …
+    /// Type of the file system: `cgroup`, `cgroup2`, …
     pub kind: &'a [u8],
 }
 
-/// Each mount of `/proc/<pid>/mountinfo`.
+/// Calls `each` for every mount of `/proc/<pid>/mountinfo`.
 ///
 /// # Errors
-/// [`MalformedCgroupFile`]; mounts before the fault have been given.
+/// [`MalformedCgroupFile`], after `each` was called for the mounts before the fault.
 pub fn mountinfo<'a>(text: &'a [u8], mut each: impl FnMut(MountInfo<'a>)) -> Result<(), MalformedCgroupFile> {
     for line in lines(text)? {
         let mut values = fields(line);
@@ -301,7 +302,7 @@ pub fn mountinfo<'a>(text: &'a [u8], mut each: impl FnMut(MountInfo<'a>)) -> Res
     Ok(())
 }
 
-/// Text of a mount with its escapes (`\040` for a blank) undone.
+/// The text of a mount with its escapes (`\040` for a space) decoded.
 #[must_use]
 pub fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
@@ -318,8 +319,8 @@ pub fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Major numbers of block devices that lie on other block devices (loop, md, device-mapper, ram, zram), from
-/// `/proc/devices`: what goes through them is counted again below, or never reaches a disk.
+/// Major numbers of block devices above other block devices or without a disk (loop, md, device-mapper, ram, zram),
+/// from `/proc/devices`. Their I/O is counted again on the disk below, or never reaches a disk.
 ///
 /// # Errors
 /// [`MalformedCgroupFile`].

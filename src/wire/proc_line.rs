@@ -1,38 +1,38 @@
-//! Single lines and links of a process's folder in `/proc`.
+//! Single lines and links from the folder of a process in `/proc`.
 //!
 //! ```text
 //!   ns/net    net:[4026531840]
-//!   syscall   202 0x7f… 0x80 0x0 0x0 0x0 0x0 0x7ffd…10 0x7f99…     number, six arguments, stack pointer, program counter
+//!   syscall   202 0x7f… 0x80 0x0 0x0 0x0 0x0 0x7ffd…10 0x7f99…   number, six arguments, stack pointer, PC
 //!   maps      1000-3000 r-xp 00400000 fd:00 12   /usr/bin/gpu-steward
 //!   status    VmRSS:     1234 kB
 //! ```
 //!
-//! What must never happen here: a number made of half a line.
+//! What must never happen here: a number from an incomplete line.
 
 use crate::cgroup_file::digits;
 
-/// One mapping of a process's memory.
+/// One memory mapping of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryMapping<'a> {
     /// First address.
     pub begin: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// `r-xp`.
+    /// Permissions: `r-xp`.
     pub rights: &'a str,
-    /// The file, if there is one.
+    /// Path of the mapped file, if there is one.
     pub path: Option<&'a str>,
 }
 
-/// The number of a namespace of this kind (`net`, `cgroup`), as a link in `ns/` tells it.
+/// The number of a namespace of this kind (`net`, `cgroup`), from the target of its link in `ns/`.
 #[must_use]
 pub fn namespace(link: &[u8], kind: &str) -> Option<u64> {
     let number = link.strip_prefix(kind.as_bytes())?.strip_prefix(b":[")?.strip_suffix(b"]")?;
     digits(number)
 }
 
-/// Stack pointer and program counter of a thread that waits, from `syscall`: the last two of nine numbers (`-1 SP PC`
-/// outside of a call). One that runs tells neither.
+/// Stack pointer and program counter of a waiting thread, from `syscall`: the last two of nine numbers (`-1 SP PC`
+/// outside a system call). `None` for a running thread, whose file has no numbers.
 #[must_use]
 pub fn registers(syscall: &str) -> Option<(u64, u64)> {
     let mut words = syscall.split_ascii_whitespace().rev();
@@ -41,18 +41,18 @@ pub fn registers(syscall: &str) -> Option<(u64, u64)> {
     Some((number()?, pc))
 }
 
-/// A line of `maps`.
+/// Reads a line of `maps`.
 #[must_use]
 pub fn mapping(line: &str) -> Option<MemoryMapping<'_>> {
     let mut words = line.split_ascii_whitespace();
     let (range, rights) = (words.next()?, words.next()?);
     let (begin, end) = range.split_once('-')?;
     let (begin, end) = (usize::from_str_radix(begin, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
-    // Offset, device, inode, then the path.
+    // The path comes after offset, device and inode.
     Some(MemoryMapping { begin, len: end.checked_sub(begin)?, rights, path: words.nth(3) })
 }
 
-/// The number behind this key (`VmRSS:`, `Threads:`) of `status`.
+/// The number after this key (`VmRSS:`, `Threads:`) in `status`.
 #[must_use]
 pub fn status(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;

@@ -1,18 +1,18 @@
-//! Messages of protocol buffers, field by field. The generated types live in `proto`, which a pure room does not know; here one
-//! field of one message is wanted.
+//! Protocol buffer messages, field by field. The generated types are in `proto`, on which a pure crate does not depend;
+//! this crate needs a few fields of one message.
 
-/// What stands in one field.
+/// The value of one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field<'a> {
     /// A whole number.
     Number(u64),
     /// A text, bytes, or a message.
     Bytes(&'a [u8]),
-    /// Eight or four bytes: nothing that is read here.
+    /// Eight or four bytes; no caller reads them.
     Fixed,
 }
 
-/// The fields of `message` with their numbers; none where it is cut off or is no message.
+/// The fields of `message` with their numbers; `None` where it is cut off or not a message.
 pub(crate) fn fields(message: &[u8]) -> Option<Vec<(u64, Field<'_>)>> {
     let mut found = Vec::new();
     let mut rest = message;

@@ -4,18 +4,18 @@
 //!   sign? digits [ . digits ] suffix      suffix = Ki Mi Gi Ti Pi Ei | n u m "" k M G T P E | (e|E) sign? digits
 //! ```
 //!
-//! A quantity is exact: it is held in billionths, and what is finer is rounded away from zero, as Kubernetes does. `E` with
-//! digits behind it is an exponent, alone it is exa.
+//! A quantity is held in billionths; finer parts are rounded away from zero, as in Kubernetes. `E` with digits behind
+//! it is an exponent; `E` alone is exa.
 
 use crate::decode_error::shown;
 
 /// Billionths in one.
 const NANO: i128 = 1_000_000_000;
-/// No amount is larger, in either direction: Kubernetes' own limit.
+/// Kubernetes' limit for an amount, in either direction.
 const MAX: i128 = i64::MAX as i128;
-/// Longer texts are none: the largest amount has 19 digits, and the rest is zeros, a point, a sign and a suffix.
+/// A longer text is not a quantity: the largest amount has 19 digits; the rest is zeros, a point, a sign and a suffix.
 const MAX_LENGTH: usize = 64;
-/// Digits that count: as many as the largest amount has.
+/// Most significant digits: as many as the largest amount has.
 const MAX_DIGITS: usize = 19;
 
 /// An amount.
@@ -24,7 +24,7 @@ pub struct Quantity {
     nanos: i128,
 }
 
-/// Why a text is no quantity.
+/// Why a text is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAQuantity {
     /// It does not follow the grammar.
@@ -83,7 +83,7 @@ pub fn parse(text: &str) -> Result<Quantity, NotAQuantity> {
     Ok(Quantity { nanos: if negative { -magnitude } else { magnitude } })
 }
 
-/// What a mantissa is multiplied by.
+/// The factor of a mantissa.
 enum Scale {
     /// A power of ten.
     Ten(i32),
@@ -115,14 +115,14 @@ fn scale(suffix: &str) -> Option<Scale> {
             if bare.is_empty() || !bare.bytes().all(|byte| byte.is_ascii_digit()) {
                 return None;
             }
-            // An exponent that does not fit leads beyond every quantity, or to less than a billionth.
+            // An exponent that does not fit into an i32 makes the amount too large, or less than a billionth.
             let far = if digits.starts_with('-') { -1000 } else { 1000 };
             Scale::Ten(digits.parse::<i32>().map_or(far, |power| power.clamp(-1000, 1000)))
         }
     })
 }
 
-/// The amount in billionths, rounded up; none where it is beyond what can be held. 19 digits times 2^60 fit.
+/// The amount in billionths, rounded up; `None` where it overflows. 19 digits times 2^60 fit.
 fn magnitude(digits: i128, behind: usize, scale: Scale) -> Option<i128> {
     let behind = i32::try_from(behind).ok()?;
     let (product, power) = match scale {
@@ -137,7 +137,7 @@ fn magnitude(digits: i128, behind: usize, scale: Scale) -> Option<i128> {
         (Some(ten), true) => product.checked_mul(ten),
         (None, true) => None,
         (Some(ten), false) => Some(product / ten + i128::from(product % ten != 0)),
-        // Less than a billionth, whatever it is.
+        // Any amount above 0 and below a billionth is rounded up to one.
         (None, false) => Some(1),
     }
 }

@@ -1,13 +1,14 @@
-//! The GPUs that a node registers (`hami.io/node-nvidia-register`).
+//! The register of a node (`hami.io/node-nvidia-register`): the list of its GPUs for the scheduler.
 //!
 //! ```text
-//!   [{"id":"GPU-…","count":10,"devmem":81559,"devcore":100,"type":"NVIDIA H100 80GB HBM3","mode":"hami-core","health":true}]
-//!   GPU-…,10,81559,100,NVIDIA-Tesla T4,0,true[,index,mode]:                        HAMi up to 2.7.1, and other vendors
+//!   [{"id":"GPU-…","count":10,"devmem":81559,"devcore":100,"type":"NVIDIA H100 80GB HBM3",
+//!     "mode":"hami-core","health":true}]
+//!   GPU-…,10,81559,100,NVIDIA-Tesla T4,0,true[,index,mode]:       HAMi up to 2.7.1, and other vendors
 //! ```
 //!
-//! Both are read; a first byte `[` tells them apart. In JSON a field that is absent is zero, false or empty, so a GPU whose
-//! health is not told is not healthy; unknown fields are skipped. What is written is JSON, ordered by UUID, fields in HAMi's
-//! order, and nothing that is zero: two writes that mean the same are the same text.
+//! [`decode`] reads both forms; the first byte `[` marks JSON. In JSON an absent field is zero, false or empty, so a
+//! GPU without the field `health` is unhealthy. Unknown fields are skipped. [`encode`] writes JSON, ordered by UUID,
+//! with the fields in HAMi's order and without fields that are zero, so that equal registers give equal texts.
 
 use crate::decode_error::{DecodeError, shown};
 use crate::key::{MAX_ANNOTATION, REGISTER};
@@ -18,11 +19,12 @@ use model::unit::{CorePercent, Mib};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Profiles and placements of one GPU: NVIDIA has fewer than 20 profiles and 8 places for each.
+/// Most MIG profiles of one GPU, and most placements of one profile: NVIDIA has fewer than 20 profiles, with 8
+/// placements each.
 const MAX_PROFILES: usize = 64;
-/// HAMi's programs hold counts, MiB and percents in 32 bits with a sign.
+/// Largest number: HAMi's programs hold counts, MiB and percent in signed 32-bit integers.
 const MAX_NUMBER: u64 = i32::MAX as u64;
-/// What the seven-field form means, which tells neither index nor mode.
+/// The mode of an entry in the form with seven fields, which has neither index nor mode.
 const OLD_MODE: &str = "hami-core";
 
 #[derive(Serialize, Deserialize)]
@@ -81,16 +83,17 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// What users select a GPU by: its product's name, with `NVIDIA-` before it where it does not begin with `NVIDIA`.
+/// The product name by which users select a GPU: the name from NVML, with `NVIDIA-` before it unless it begins with
+/// `NVIDIA`.
 #[must_use]
 pub fn product(nvml_name: &str) -> String {
     if nvml_name.starts_with("NVIDIA") { nvml_name.to_owned() } else { format!("NVIDIA-{nvml_name}") }
 }
 
-/// Reads either form. The order is that of the text.
+/// Reads either form, in the order of the text.
 ///
 /// # Errors
-/// [`DecodeError`] where an entry cannot be understood, is there twice, or there are more than [`MAX_GPUS`].
+/// [`DecodeError`] where an entry cannot be read or appears twice, or there are more than [`MAX_GPUS`] entries.
 pub fn decode(text: &str) -> Result<Vec<RegisteredGpu>, DecodeError> {
     if text.len() > MAX_ANNOTATION {
         return Err(DecodeError::too_long(REGISTER, text.len(), MAX_ANNOTATION));
@@ -182,7 +185,7 @@ impl Entry<'_> {
             memory: Mib(u64::from(small("devmem", self.devmem)?)),
             cores: CorePercent(small("devcore", self.devcore)?),
             product: self.kind.as_ref().into(),
-            // The kernel says -1 where it does not know.
+            // The kernel writes -1 for an unknown NUMA node.
             numa: small("numa", self.numa.max(0))?,
             mode: self.mode.as_ref().into(),
             healthy: self.health,
@@ -246,17 +249,17 @@ fn small(name: &str, number: i64) -> Result<u32, String> {
 /// Writes the canonical form: JSON, ordered by UUID.
 ///
 /// # Errors
-/// [`DecodeError`] for what no reader of this annotation could take: a number beyond 31 bits, a GPU twice.
+/// [`DecodeError`] for a number beyond 31 bits or a GPU that appears twice: no reader of this annotation accepts these.
 pub fn encode(gpus: &[RegisteredGpu]) -> Result<String, DecodeError> {
     let ordered = ordered(gpus)?;
     let entries: Vec<Entry<'_>> = ordered.iter().map(|gpu| Entry::of(gpu)).collect();
     serde_json::to_string(&entries).map_err(|error| DecodeError::new(REGISTER, 0, error.to_string()))
 }
 
-/// Writes the colon form with nine fields, for schedulers up to HAMi 2.7.1. MIG profiles have no place in it.
+/// Writes the colon form with nine fields, for schedulers up to HAMi 2.7.1. It cannot hold MIG profiles.
 ///
 /// # Errors
-/// As [`encode`], and for a text that has one of the form's separators in it.
+/// As [`encode`], and for a text that contains a separator of this form.
 pub fn encode_colons(gpus: &[RegisteredGpu]) -> Result<String, DecodeError> {
     let mut text = String::new();
     for gpu in ordered(gpus)? {

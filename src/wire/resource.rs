@@ -1,17 +1,18 @@
-//! What one container asks of GPUs, from the amounts in its specification.
+//! Computes the GPU request of one container from the resource amounts in its specification.
 //!
 //! ```text
 //!   limits, else requests:  nvidia.com/gpu 2 · nvidia.com/gpumem 3000 (MiB) · nvidia.com/gpumem-percentage 50
 //!                           nvidia.com/gpucores 30 · nvidia.com/priority 0        ──▶ GpuRequest
 //! ```
 //!
-//! The rules are HAMi's: an amount of MiB wins over a share; without either it is the default amount, or the whole GPU; a
-//! share of 0 or less is none, one above 100 is 100. What HAMi takes for no request at all (an amount that is no whole number,
-//! negative or beyond 31 bits) is an error here, so that the pod's owner is told; so are cores above 100, which HAMi cuts, and
-//! a priority other than 0 and 1, which nothing knows.
+//! The rules are HAMi's. An amount of MiB overrides a percentage. Without either, the request is the default amount, or
+//! the whole GPU. A percentage of 0 or less counts as none, and one above 100 counts as 100. Three cases are errors
+//! here, so that the owner of the pod sees them: an amount that is not a whole number, negative or beyond 31 bits,
+//! which HAMi treats as no request; cores above 100, which HAMi reduces to 100; and a priority other than 0 and 1,
+//! which HAMi does not define.
 //!
-//! What must never happen here: the webhook's work. It adds a count where only memory or cores are asked for, and all cores
-//! where the whole memory is; what stands in the pod is taken as it stands.
+//! What must never happen here: the work of HAMi's webhook. The webhook adds a count where a pod requests only memory
+//! or cores, and all cores where a pod requests the whole memory. This file reads the amounts of the pod as they are.
 
 use crate::decode_error::shown;
 use crate::quantity;
@@ -19,36 +20,36 @@ use model::request::{GpuRequest, MemoryRequest};
 use model::unit::{CorePercent, Mib};
 use std::collections::BTreeMap;
 
-/// Amounts as the API server has them: resource to quantity.
+/// Resource amounts as the API server writes them: resource name to quantity.
 pub type ResourceAmounts = BTreeMap<String, String>;
 
-/// HAMi's programs hold all amounts in 32 bits with a sign.
+/// Largest amount: HAMi's programs hold all amounts in signed 32-bit integers.
 const MAX_NUMBER: i64 = i32::MAX as i64;
-/// Cores are percent of one GPU's computing time.
+/// Largest amount of cores, which are percent of the SM time of one GPU.
 const MAX_CORES: i64 = 100;
 /// The lower of HAMi's two priorities; 0 is the higher one.
 const MAX_PRIORITY: i64 = 1;
 
-/// What the resources are called.
+/// Names of the resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceNames {
-    /// GPUs.
+    /// Number of GPUs.
     pub count: String,
-    /// MiB of each.
+    /// Memory of each GPU, in MiB.
     pub memory: String,
-    /// Share of each GPU's memory.
+    /// Percent of the memory of each GPU.
     pub memory_percentage: String,
-    /// Percent of each GPU's computing time.
+    /// Percent of the SM time of each GPU.
     pub cores: String,
-    /// 0 high, 1 low.
+    /// Priority: 0 is high, 1 is low.
     pub priority: String,
 }
 
 impl ResourceNames {
-    /// Looks that no two resources have one name.
+    /// Checks that no two resources have the same name.
     ///
     /// # Errors
-    /// Half a sentence that names two that have.
+    /// The text names two resources with the same name.
     pub fn distinct(&self) -> Result<(), String> {
         let ResourceNames { count, memory, memory_percentage, cores, priority } = self;
         let mut seen = BTreeMap::new();
@@ -79,14 +80,14 @@ impl Default for ResourceNames {
     }
 }
 
-/// How amounts become a request.
+/// The rules by which amounts become a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRules {
-    /// What the resources are called.
+    /// Names of the resources.
     pub names: ResourceNames,
-    /// Memory where none is asked for; none is the whole GPU.
+    /// Memory where the pod requests none; `None` is the whole GPU.
     pub default_memory: Option<Mib>,
-    /// Cores where none are asked for.
+    /// Cores where the pod requests none.
     pub default_cores: CorePercent,
     /// MiB in one unit of the memory resource.
     pub memory_factor: u32,
@@ -103,20 +104,20 @@ impl Default for RequestRules {
     }
 }
 
-/// An amount that cannot be asked for.
+/// An invalid amount in a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{resource}: {why}")]
 pub struct BadAmount {
-    /// Which resource.
+    /// Name of the resource.
     pub resource: String,
-    /// What is wrong with it.
+    /// The fault.
     pub why: String,
 }
 
-/// The request of a container with these limits and requests; none if it asks for no GPU.
+/// The request of a container with these limits and requests; `None` if it requests no GPU.
 ///
 /// # Errors
-/// [`BadAmount`] for the first amount that cannot be asked for.
+/// [`BadAmount`] for the first invalid amount.
 pub fn request(
     rules: &RequestRules,
     limits: &ResourceAmounts,
@@ -146,7 +147,8 @@ pub fn request(
     }))
 }
 
-/// How many GPUs a container with these limits gets from the kubelet, whatever else it asks for.
+/// The number of GPU slots that the kubelet allocates to a container with these limits, whether or not the rest of its
+/// request is valid.
 #[must_use]
 pub fn count(rules: &RequestRules, limits: &ResourceAmounts) -> u32 {
     let count = limits.get(&rules.names.count).and_then(|text| whole(text, MAX_NUMBER).ok());
@@ -159,7 +161,7 @@ fn whole(text: &str, most: i64) -> Result<i64, String> {
     if (0..=most).contains(&number) { Ok(number) } else { Err(format!("is not between 0 and {most}: {}", shown(text))) }
 }
 
-/// The share of memory, 1 to 100. HAMi takes what is not positive as not there.
+/// The percentage of memory, 1 to 100. As in HAMi, 0 or less counts as absent.
 fn share(name: &str, limits: &ResourceAmounts, requests: &ResourceAmounts) -> Result<Option<u8>, BadAmount> {
     let Some(text) = limits.get(name).or_else(|| requests.get(name)) else { return Ok(None) };
     let bad = |why: String| BadAmount { resource: name.to_owned(), why };

@@ -1,37 +1,38 @@
-//! How a container runtime is set up, as it tells kubelet's side of the CRI (`Status`, verbose).
+//! The configuration of a container runtime, from its answer to the CRI call `Status` with `verbose`.
 //!
 //! ```text
 //!   info["config"] = {"enableCDI":true,"cdiSpecDirs":["/etc/cdi","/var/run/cdi"],
-//!                     "containerd":{"defaultRuntimeName":"nvidia",
-//!                                   "runtimes":{"nvidia":{"options":{"BinaryName":"/usr/bin/nvidia-container-runtime"}}}}}
+//!                     "containerd":{"defaultRuntimeName":"nvidia","runtimes":{
+//!                        "nvidia":{"options":{"BinaryName":"/usr/bin/nvidia-container-runtime"}}}}}
 //! ```
 //!
-//! That is containerd's way; other runtimes tell nothing of this, and then nothing is known.
+//! Only containerd answers in this form. With other runtimes the fields of [`RuntimeConfig`] stay `None`.
 
 use crate::decode_error::DecodeError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// A longer text is no configuration: containerd's has some 4 KiB.
+/// Most bytes of a configuration: containerd's has about 4 KiB.
 pub const MAX_BYTES: usize = 1 << 20;
-/// What faults call it.
+/// Name of the text in errors.
 const KEY: &str = "runtime configuration";
-/// The program of NVIDIA's container runtime, and its modes for one way each (`nvidia-container-runtime.cdi`).
+/// The program of NVIDIA's container runtime; its variants for one mode have a suffix (`nvidia-container-runtime.cdi`).
 const NVIDIA: &str = "nvidia-container-runtime";
 
-/// What matters of it.
+/// The settings that the agent uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
     /// The handler of pods that name no runtime class.
     pub default_handler: Option<String>,
-    /// The program behind it, where it is not runc.
+    /// The program of that handler, where the configuration names one.
     pub default_program: Option<String>,
     /// Whether CDI is on.
     pub cdi: Option<bool>,
 }
 
 impl RuntimeConfig {
-    /// Whether every pod runs under NVIDIA's runtime, which gives it the devices that `NVIDIA_VISIBLE_DEVICES` names.
+    /// Whether the default handler is NVIDIA's runtime, which gives every pod the devices that `NVIDIA_VISIBLE_DEVICES`
+    /// names.
     #[must_use]
     pub fn nvidia_injects(&self) -> bool {
         let program = self.default_program.as_deref().and_then(|path| path.rsplit('/').next());
@@ -67,7 +68,7 @@ struct Options {
     program: Option<String>,
 }
 
-/// Reads what stands under `config`.
+/// Reads the text of `info["config"]`.
 ///
 /// # Errors
 /// [`DecodeError`] for another format.
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_handler_of_pods_without_a_class_is_found() {
-        // As containerd 2.1 writes it, shortened where the length says nothing.
+        // As containerd 2.1 writes it, without fields that do not matter here.
         let text = |default: &str| {
             format!(
                 r#"{{"containerd":{{"defaultRuntimeName":"{default}","runtimes":{{

@@ -1,15 +1,15 @@
-//! Small files of sysfs that count: a PCI device's error reports (AER), an InfiniBand port's counters and state.
+//! Small sysfs files: the error counters (AER) of a PCI device, and the counters and state of an InfiniBand port.
 //!
 //! ```text
-//!   aer_dev_fatal      Undefined 0 ⏎ DLP 0 ⏎ … ⏎ TOTAL_ERR_FATAL 0        the total counts, the kinds are not read
+//!   aer_dev_fatal      Undefined 0 ⏎ DLP 0 ⏎ … ⏎ TOTAL_ERR_FATAL 0        only the total is read
 //!   port_rcv_data      123456                                             one number
 //!   state              4: ACTIVE
 //! ```
 
-/// A longer name, of a kind of error or of a state, is not the kernel's.
+/// Longest name of a kind of error or of a state that is read.
 const MAX_NAME: usize = 64;
 
-/// The total of an AER file; `None` where there is none in it.
+/// The total of an AER file; `None` where the file has none, or two.
 #[must_use]
 pub fn aer_total(text: &[u8]) -> Option<u64> {
     let lines = text.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"TOTAL_ERR_"));
@@ -18,11 +18,12 @@ pub fn aer_total(text: &[u8]) -> Option<u64> {
         counter(rest.get(space..)?)
     });
     let total = totals.next()??;
-    // Two totals are two files, or none.
+    // A file with two totals is not an AER file.
     totals.next().is_none().then_some(total)
 }
 
-/// One number, with white space around it. A counter that the hardware does not have reads as text (`N/A (not available)`).
+/// A number, with white space around it. `None` for text, which the kernel writes where the hardware lacks the counter
+/// (`N/A (not available)`).
 #[must_use]
 pub fn counter(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
@@ -30,7 +31,7 @@ pub fn counter(text: &[u8]) -> Option<u64> {
     if digits { std::str::from_utf8(text).ok()?.parse().ok() } else { None }
 }
 
-/// Whether a port is active, by its state's number: 4 of `4: ACTIVE`.
+/// Whether a port is active, by the number of its state: 4 in `4: ACTIVE`.
 #[must_use]
 pub fn port_active(text: &[u8]) -> Option<bool> {
     let colon = text.iter().take(MAX_NAME).position(|byte| *byte == b':')?;

@@ -1,4 +1,4 @@
-//! What pods have had of GPUs, kept on disk from one life of the program to the next.
+//! The file of the tallies: GPU time and energy of each pod, which the agent keeps on disk across restarts.
 //!
 //! ```text
 //!   {"version":1,"tallies":[{"pod":"<uid>","gpu":"GPU-…","held_ns":7200500000000,"energy_mj":2161800000}]}
@@ -12,9 +12,9 @@ use model::unit::{Millijoules, Nanos};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// A longer file is not ours: as many tallies as there may be, in 256 bytes each.
+/// Most bytes: the greatest number of tallies, in 256 bytes each.
 pub const MAX_BYTES: usize = MAX_TALLIES * 256;
-/// The format.
+/// Name, version and size limit of the file.
 const FILE: KeptFile = KeptFile { key: "tallies.json", version: 1, max_bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
@@ -40,10 +40,10 @@ struct Entry<'a> {
     energy_mj: u64,
 }
 
-/// Writes them, with a line end.
+/// Writes the tallies, with a newline at the end.
 ///
 /// # Errors
-/// [`DecodeError`] for more than are ever read back.
+/// [`DecodeError`] for more tallies than [`decode`] accepts.
 pub fn encode(tallies: &[GpuTally]) -> Result<String, DecodeError> {
     if tallies.len() > MAX_TALLIES {
         return Err(FILE.too_many("tallies", MAX_TALLIES));
@@ -58,10 +58,10 @@ pub fn encode(tallies: &[GpuTally]) -> Result<String, DecodeError> {
     FILE.encode(&document)
 }
 
-/// Reads them.
+/// Reads the tallies.
 ///
 /// # Errors
-/// [`DecodeError`] where the file is not ours, or torn.
+/// [`DecodeError`] for another version or format, an incomplete file, or an invalid id.
 pub fn decode(bytes: &[u8]) -> Result<Vec<GpuTally>, DecodeError> {
     let document: Document<'_> = FILE.decode(bytes)?;
     if document.tallies.len() > MAX_TALLIES {

@@ -1,33 +1,33 @@
-//! Tickets as CDI devices: `gpu-steward.io/gpu=t0123…`, one file a ticket.
+//! Tickets as CDI devices: `gpu-steward.io/gpu=t0123…`, with one CDI spec for each ticket.
 //!
-//! A runtime resolves such a name when it makes the container, long after kubelet was given it: until then nobody needs to
-//! know whose it is.
+//! A runtime resolves the device name when it creates the container, long after kubelet got the name. Until then the
+//! agent does not need to know the container.
 
 use crate::decode_error::{DecodeError, shown};
 use model::id::Ticket;
 
-/// Vendor and class of all tickets, as CDI writes a kind.
+/// The CDI kind (vendor and class) of all tickets.
 pub const KIND: &str = "gpu-steward.io/gpu";
-/// The annotation of a plugin's answer that carries a ticket where there are no CDI devices. Runtimes drop it; kubelet's
-/// checkpoint keeps it.
+/// The annotation in the answer to `Allocate` that holds a ticket where the answer has no CDI devices. Runtimes ignore
+/// it; kubelet's checkpoint keeps it.
 pub const ANNOTATION: &str = "gpu-steward.io/ticket";
-/// The annotation beside it that carries the ticket's whole record ([`crate::issued`]). The kubelet syncs its checkpoint, so the record
-/// outlives a power loss there.
+/// The annotation beside it that holds the whole issued ticket ([`crate::issued_ticket`]). The kubelet syncs its
+/// checkpoint to disk, so the issued ticket outlives a power loss there.
 pub const RECORD: &str = "gpu-steward.io/issued";
-/// What the file of every ticket begins with: the kind, as CDI proposes for file names.
+/// Start of the file name of every ticket: the kind, as the CDI specification proposes for file names.
 const FILE_PREFIX: &str = "gpu-steward.io-gpu-";
 const FILE_SUFFIX: &str = ".json";
 
-/// The name that kubelet and runtime are given.
+/// The full CDI device name, which kubelet and the runtime get.
 #[must_use]
 pub fn qualified(ticket: &Ticket) -> String {
     format!("{KIND}={ticket}")
 }
 
-/// Reads such a name.
+/// Reads the ticket from a full CDI device name.
 ///
 /// # Errors
-/// [`DecodeError`] for devices of other kinds and for names that are no tickets.
+/// [`DecodeError`] for devices of other kinds and for names that are not tickets.
 pub fn parse(name: &str) -> Result<Ticket, DecodeError> {
     let ticket = name
         .strip_prefix(KIND)
@@ -36,13 +36,13 @@ pub fn parse(name: &str) -> Result<Ticket, DecodeError> {
     Ticket::parse(ticket).map_err(|error| DecodeError::new(KIND, KIND.len() + 1, error.to_string()))
 }
 
-/// The name of the file that says what a ticket is, in the folder that the runtime watches.
+/// The name of the ticket's CDI spec in the folder that the runtime watches.
 #[must_use]
 pub fn file_name(ticket: &Ticket) -> String {
     format!("{FILE_PREFIX}{ticket}{FILE_SUFFIX}")
 }
 
-/// The ticket of a file; none for files of others.
+/// The ticket of a CDI spec, from its file name; `None` for files of other programs.
 #[must_use]
 pub fn of_file_name(name: &str) -> Option<Ticket> {
     Ticket::parse(name.strip_prefix(FILE_PREFIX)?.strip_suffix(FILE_SUFFIX)?).ok()

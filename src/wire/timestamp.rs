@@ -1,16 +1,16 @@
 //! Times as text: RFC 3339 as Kubernetes' programs write it, Unix seconds, and a date and time without a zone.
 //!
-//! Read by hand because a pure room has no calendar: the proleptic Gregorian one, years 1970 to 9999, whole seconds (what
-//! stands behind the second's point is cut off).
+//! This file has its own calendar, because a pure crate has no dependency for it: the proleptic Gregorian calendar,
+//! years 1970 to 9999, whole seconds. Fractions of a second are cut off.
 
 use model::time::WallTime;
 
 const SECONDS_A_DAY: i64 = 86_400;
 const MICROS: u64 = 1_000_000;
-/// The first second of the year 10000: later times have no four-digit year.
+/// The first second of the year 10000, from which on a year has more than four digits.
 const END: i64 = 253_402_300_800;
 
-/// Reads `2006-01-02T15:04:05Z` with any offset and any part of a second; none for times before 1970.
+/// Reads `2006-01-02T15:04:05Z` with any offset and any fraction of a second; `None` for times before 1970.
 #[must_use]
 pub fn rfc3339(text: &str) -> Option<WallTime> {
     let (date, rest) = text.split_at_checked(10)?;
@@ -30,7 +30,8 @@ pub fn rfc3339(text: &str) -> Option<WallTime> {
     wall(local.checked_sub(offset(zone)?)?)
 }
 
-/// Writes whole seconds of UTC: `2006-01-02T15:04:05Z`. A time beyond the year 9999 is written as its last second.
+/// Writes whole seconds in UTC: `2006-01-02T15:04:05Z`. A time after the year 9999 is written as the last second of
+/// 9999.
 #[must_use]
 pub fn to_rfc3339(at: WallTime) -> String {
     let seconds = i64::try_from(at.0 / MICROS).unwrap_or(i64::MAX).min(END - 1);
@@ -39,7 +40,7 @@ pub fn to_rfc3339(at: WallTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", of_day / 3600, of_day / 60 % 60, of_day % 60)
 }
 
-/// Reads a date and a time without a zone, as if they were UTC: `2006-01-02 15:04:05`, or with points in the date.
+/// Reads a date and a time without a zone as UTC: `2006-01-02 15:04:05`, or with points in the date.
 #[must_use]
 pub fn zoneless(text: &str) -> Option<WallTime> {
     let (date, time) = text.split_once(' ')?;

@@ -1,19 +1,19 @@
-//! What runs on a node, by its Node's own word: the versions of kubelet and of the container runtime.
+//! The versions of kubelet and of the container runtime, from the status of a Node.
 
 use serde::Deserialize;
 
-/// The versions; empty where a Node does not tell one.
+/// The versions of one node; empty where the Node does not give one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct NodeVersions {
-    /// `v1.34.9`.
+    /// Version of kubelet: `v1.34.9`.
     #[serde(default, rename = "kubeletVersion")]
     pub kubelet: String,
-    /// `containerd://2.1.4`.
+    /// Name and version of the container runtime: `containerd://2.1.4`.
     #[serde(default, rename = "containerRuntimeVersion")]
     pub runtime: String,
 }
 
-/// Why an answer tells none.
+/// Why the versions cannot be read from an answer of the API server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the JSON of a Node with its status: {0}")]
 pub struct NoVersions(String);
@@ -29,10 +29,10 @@ struct Status {
     node_info: NodeVersions,
 }
 
-/// Reads a whole Node.
+/// Reads the JSON of a whole Node.
 ///
 /// # Errors
-/// [`NoVersions`] where it is none, or metadata alone.
+/// [`NoVersions`] where the text is not a Node, or has only metadata.
 pub fn decode(json: &[u8]) -> Result<NodeVersions, NoVersions> {
     let object: Object = serde_json::from_slice(json).map_err(|error| NoVersions(error.to_string()))?;
     Ok(object.status.node_info)

@@ -1,11 +1,11 @@
-//! What the API server answers to a list and to a watch of pods.
+//! Reads the API server's answers to a list and to a watch of pods.
 //!
 //! ```text
-//!   list    one object: its version, where it goes on, the pods
-//!   watch   lines without end ──Stream::feed──▶ events, each with the version that it leads to
+//!   list    one object: its version, the token for the next page, the pods
+//!   watch   endless lines ──WatchLines::feed──▶ events, each with the version that it leads to
 //! ```
 //!
-//! A pod that cannot be read is an error of its own and costs no other one.
+//! A pod that cannot be read is an error for that pod only; all other pods are read.
 
 use crate::pod::{self, NotAPod};
 use model::pod::{LabelKeys, Pod};
@@ -13,19 +13,19 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 
-/// Longest line of a watch. etcd takes objects of 1.5 MiB, and JSON may write a byte as six.
+/// Longest line of a watch: etcd accepts objects of 1.5 MiB, and JSON may need six bytes for one.
 pub const MAX_LINE: usize = 12 << 20;
-/// Longest text of the server's that is kept.
+/// Most characters that are kept of a message from the server.
 const MAX_MESSAGE: usize = 300;
 
 /// A page of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodPage {
-    /// From where a watch goes on.
+    /// The resource version from which a watch continues.
     pub version: String,
-    /// What to ask for the next page, if there is one.
+    /// The `continue` token for the next page, if there is one.
     pub next: Option<String>,
-    /// The pods, and those that could not be read.
+    /// The pods, with an error for each pod that cannot be read.
     pub pods: Vec<Result<Pod, UnreadablePod>>,
 }
 
@@ -33,11 +33,11 @@ pub struct PodPage {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pod {}: {why}", name.as_deref().unwrap_or("of unknown name"))]
 pub struct UnreadablePod {
-    /// Its UID, where at least that could be read.
+    /// UID, where at least it can be read.
     pub uid: Option<model::id::PodUid>,
-    /// Namespace and name, where at least these could be read.
+    /// Namespace and name, where at least these can be read.
     pub name: Option<String>,
-    /// Why.
+    /// The reason.
     pub why: NotAPod,
 }
 
@@ -46,33 +46,33 @@ pub struct UnreadablePod {
 pub enum WatchEvent {
     /// A pod came or changed.
     Applied(Box<Result<Pod, UnreadablePod>>),
-    /// A pod is gone: its UID, where that can be read.
+    /// A pod was deleted: its UID, where it can be read.
     Deleted(Option<model::id::PodUid>),
-    /// Nothing happened up to here.
+    /// No further event up to this version.
     Bookmark,
     /// The server ends the watch.
     Error(ApiRefusal),
 }
 
-/// What the server says where it does not do what it was asked.
+/// The message of the API server when it refuses a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiRefusal {
-    /// HTTP's number.
+    /// HTTP status code.
     pub code: u16,
-    /// Its words, cut to a line.
+    /// Its text, cut to one line.
     pub message: String,
 }
 
-/// An event, and the version it leads to.
+/// An event, and the resource version that it leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchLine {
-    /// What happened.
+    /// The event.
     pub event: WatchEvent,
-    /// From where a watch goes on after it; `None` where it does not say.
+    /// The resource version from which a watch continues after it; `None` where the line has none.
     pub version: Option<String>,
 }
 
-/// Why an answer is not what was asked for.
+/// Why an answer of the API server cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadWatchAnswer {
     /// Not a list.
@@ -81,7 +81,7 @@ pub enum BadWatchAnswer {
     /// Not an event.
     #[error("not an event of a watch: {0}")]
     Event(String),
-    /// A line that does not end.
+    /// A line that is longer than [`MAX_LINE`].
     #[error("a line is longer than {MAX_LINE} bytes")]
     TooLong,
 }
@@ -109,7 +109,7 @@ struct RawEvent<'a> {
     object: &'a RawValue,
 }
 
-/// What can be read of an object that else cannot.
+/// The fields that are read also from an object that is not a valid pod.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Skeleton {
@@ -133,10 +133,10 @@ struct Status {
     reason: Option<String>,
 }
 
-/// Reads one page of a list; of each pod the labels of these keys are kept.
+/// Reads one page of a list, and keeps the labels of each pod with these keys.
 ///
 /// # Errors
-/// [`BadWatchAnswer::List`]
+/// [`BadWatchAnswer::List`] where the text is not a list.
 pub fn page(json: &[u8], label_keys: &[Arc<str>]) -> Result<PodPage, BadWatchAnswer> {
     let raw: RawList<'_> = serde_json::from_slice(json).map_err(|error| BadWatchAnswer::List(error.to_string()))?;
     let ListMetadata { resource_version, r#continue } = raw.metadata;
@@ -148,7 +148,7 @@ pub fn page(json: &[u8], label_keys: &[Arc<str>]) -> Result<PodPage, BadWatchAns
     })
 }
 
-/// Reads what the server says where it refuses; what is no `Status` is quoted.
+/// Reads the answer with which the server refuses a request. An answer that is not a `Status` is quoted.
 #[must_use]
 pub fn refusal(code: u16, body: &[u8]) -> ApiRefusal {
     let status: Status = serde_json::from_slice(body).unwrap_or_default();
@@ -156,7 +156,7 @@ pub fn refusal(code: u16, body: &[u8]) -> ApiRefusal {
     ApiRefusal { code: status.code.unwrap_or(code), message: cut(&text) }
 }
 
-/// One line, short, fit to be shown.
+/// The text as one short line without control characters.
 fn cut(text: &str) -> String {
     text.trim().chars().take(MAX_MESSAGE).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -179,7 +179,7 @@ fn uid(bones: &Bones) -> Option<model::id::PodUid> {
     model::id::PodUid::parse(bones.uid.as_deref()?).ok()
 }
 
-/// The lines of a watch, put together from pieces.
+/// Joins the pieces of a watch into lines.
 #[derive(Debug, Default)]
 pub struct WatchLines {
     begun: Vec<u8>,
@@ -187,16 +187,16 @@ pub struct WatchLines {
 }
 
 impl WatchLines {
-    /// A new one; of each pod the labels of these keys are kept.
+    /// A new watch, which keeps the labels of each pod with these keys.
     #[must_use]
     pub fn new(label_keys: LabelKeys) -> WatchLines {
         WatchLines { begun: Vec::new(), label_keys }
     }
 
-    /// Takes the next piece in; gives the events that it completes.
+    /// Adds the next piece, and gives the events that it completes.
     ///
     /// # Errors
-    /// [`BadWatchAnswer`]; nothing more can be read after it.
+    /// [`BadWatchAnswer`]; after it the watch cannot be read further.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<WatchLine>, BadWatchAnswer> {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
@@ -218,7 +218,7 @@ impl WatchLines {
     }
 }
 
-/// One line; an empty one says nothing.
+/// The event of one line; `None` for an empty line.
 fn event(line: &[u8], label_keys: &[Arc<str>]) -> Result<Option<WatchLine>, BadWatchAnswer> {
     if line.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);

@@ -258,7 +258,7 @@ impl Drop for Unbound<'_> {
 fn guard_line(agent: &Agent, says: &str) {
     eventually(&format!("a guard that is {says:?}"), SOON, || {
         let text = agent.get("/readyz").text().to_owned();
-        text.lines().any(|line| line == format!("guard of the API server: {says}")).then_some(())
+        text.lines().any(|line| line == format!("admission policies: {says}")).then_some(())
     });
 }
 

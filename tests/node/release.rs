@@ -24,7 +24,7 @@ fn the_driver_is_let_go_of_for_a_while_and_no_gpu_is_taken_away() {
     assert!(is_open() && operate("GET", "/nvml/release").text().contains("holds"));
 
     let answer = operate("PUT", "/nvml/release?seconds=600");
-    assert!(answer.status == 200 && answer.text().contains("has let go"), "{} {}", answer.status, answer.text());
+    assert!(answer.status == 200 && answer.text().contains("has released"), "{} {}", answer.status, answer.text());
     assert!(!is_open(), "an administrator may reset a GPU now");
     eventually("what is shown meanwhile", START, || {
         let node = agent.get("/api/v1/node").json();
@@ -35,7 +35,7 @@ fn the_driver_is_let_go_of_for_a_while_and_no_gpu_is_taken_away() {
         assert_eq!((&gpu["health"], &gpu["power_watts"]["absent"]), (&"healthy".into(), &"released".into()), "{gpu}");
     }
     let ready = agent.get("/readyz");
-    assert!(ready.status == 200 && ready.text().contains("GPU driver: let go of for"), "{}", ready.text());
+    assert!(ready.status == 200 && ready.text().contains("GPU driver: released for"), "{}", ready.text());
     assert!(agent.get("/metrics").text().contains("state=\"released\""));
     assert!(!is_open(), "and it stays so");
 

@@ -1,4 +1,4 @@
-//! Cards that come, go, fail and come back.
+//! GPUs that appear, disappear, fail and come back.
 
 use super::*;
 use crate::unread;
@@ -130,7 +130,7 @@ fn codes_of_xids_are_bounded() {
     assert_eq!((cards.cards[0].xids.len(), cards.cards[0].xid_count), (MAX_XID_CODES, 1000));
 }
 
-/// Of a driver that gives no advice.
+/// A sample from a driver that reports no recovery action.
 fn mute(second: u64) -> GpuSample {
     GpuSample { recovery: Reading::Absent(Absence::NotSupported), ..well_at(second) }
 }
@@ -147,7 +147,7 @@ fn awaits(cards: &GpuStates) -> Vec<bool> {
     cards.cards.iter().map(|card| card.record.condition(&cards.policy).awaits_reset).collect()
 }
 
-/// Two cards, the second of which has met XID 95, under a driver that gives no advice.
+/// Two GPUs, the second of which has had XID 95, with a driver that reports no recovery action.
 fn one_condemned() -> GpuStates {
     let mut cards = GpuStates::default();
     cards.source(working(), at(1));
@@ -204,7 +204,7 @@ fn a_driver_that_was_loaded_again_has_reset_every_gpu_and_a_library_that_failed_
     }
 }
 
-/// NVML was let go of, or the agent did not run: the driver that is loaded now is another one than before.
+/// NVML was released, or the agent did not run: the driver is loaded again, with another load number than before.
 #[test]
 fn another_loading_of_the_driver_has_reset_every_gpu_also_where_nobody_looked() {
     for (loads, expect) in [(&[4, 4][..], true), (&[4, 5], false), (&[], true)] {
@@ -240,7 +240,7 @@ fn what_was_kept_is_held_against_the_gpu_that_comes_and_no_other() {
     }
     assert_eq!(awaits(&cards), [false, true]);
     assert_eq!(cards.kept(), kept);
-    // A GPU that the first list does not have may have been taken out, and was if it comes later.
+    // A GPU that is missing from the first list may have been removed; it certainly was if it appears later.
     let mut cards = GpuStates::restored(HealthPolicy::default(), &kept, at(1000));
     cards.listed(vec![gpu(0)]);
     cards.listed(vec![gpu(0), gpu(1)]);

@@ -1,4 +1,4 @@
-//! A card's way down and back, step by step and by chance.
+//! A GPU becomes unfit and fit again: single steps, and random sequences.
 
 use super::*;
 use model::incident::CounterMarks;
@@ -15,7 +15,7 @@ fn policy() -> HealthPolicy {
     HealthPolicy { quiet: Duration::from_secs(60), ..HealthPolicy::default() }
 }
 
-/// A card on which nothing is wrong, read at this second.
+/// A sample of a healthy GPU at this second.
 fn well(seconds: u64) -> GpuSample {
     GpuSample {
         temperature: Reading::Measured(Celsius(40), at(seconds)),
@@ -72,7 +72,7 @@ fn a_stall_condemns_nothing_and_a_hang_only_while_it_lasts() {
     let told = Incident::Silent(Absence::CallHangs);
     assert_eq!(record.read(&hangs, &policy(), at(30)), [HealthChange::Condemned(told)]);
     assert_eq!(record.health(&hangs), GpuHealth::Unhealthy);
-    // It returns, and the next one stalls before anything was read: nothing has got better.
+    // The hung call returns, and the next one stalls before anything was read: nothing has improved.
     assert_eq!(record.read(&stalls, &policy(), at(45)), []);
     assert_eq!(record.health(&stalls), GpuHealth::Unhealthy);
     assert_eq!(record.read(&well(47), &policy(), at(47)), [HealthChange::Fit]);
@@ -108,7 +108,7 @@ fn the_third_stall_in_five_minutes_condemns_for_the_quiet_period() {
     assert!(record.stalls.len() <= STALLS && record.condition(&policy()).incidents.len() == 1);
 }
 
-/// A round in which each call of the card failed so.
+/// A round in which every call to the GPU failed with this reason.
 fn failed(why: Absence) -> GpuSample {
     GpuSample::absent(why)
 }
@@ -119,14 +119,14 @@ fn a_card_of_which_nothing_can_be_read_three_rounds_running_is_not_trusted() {
     for why in [Absence::Nvml(999), Absence::Nvml(10), Absence::Nvml(28), Absence::NoPermission] {
         let mut record = HealthRecord::default();
         record.read(&well(0), &policy(), at(0));
-        // However little time lies between them: rounds are counted.
+        // Rounds count, however little time lies between them.
         assert_eq!(record.read(&failed(why), &policy(), at(1)), [], "{why}");
         assert_eq!(record.read(&failed(why), &policy(), at(1)), [], "{why}");
         assert_eq!(record.health(&failed(why)), GpuHealth::Healthy);
         let told = Incident::Unread(why);
         assert_eq!(record.read(&failed(why), &policy(), at(1)), [HealthChange::Condemned(told)]);
         assert_eq!((record.health(&failed(why)), told.code()), (GpuHealth::Unhealthy, "silent".to_owned()));
-        // Another reason is the same incident, and a stall between two rounds is no way back.
+        // Another reason is still the same incident, and a stall between two rounds does not end it.
         for next in [Absence::Nvml(5), Absence::CallStalls, Absence::Nvml(5)] {
             assert_eq!(record.read(&failed(next), &policy(), at(2)), []);
             assert_eq!(record.health(&failed(next)), GpuHealth::Unhealthy);
@@ -155,7 +155,8 @@ fn a_single_round_that_succeeds_begins_the_count_anew() {
 #[test]
 fn what_a_model_or_a_division_does_not_tell_is_no_silence() {
     let gap = Reading::Absent(Absence::NotSupported);
-    // Two readings of a virtual GPU, none of them; a divided card; a driver that is too old for what is asked.
+    // A virtual GPU with two of the readings, or with none; a GPU divided by MIG; a driver that is too old for the
+    // calls.
     let virtual_one = GpuSample { power: Reading::Absent(Absence::NotSupported), temperature: gap, ..well(0) };
     let nothing = GpuSample { memory_copy: Reading::NOT_YET, ..GpuSample::absent(Absence::NotSupported) };
     let mut divided = well(0);
@@ -168,7 +169,7 @@ fn what_a_model_or_a_division_does_not_tell_is_no_silence() {
             assert_eq!(record.read(&sample, &policy(), at(second)), [], "{sample:?}");
         }
     }
-    // But a divided card whose other calls all fail has nothing to say for itself.
+    // A GPU divided by MIG whose other calls all fail has no such excuse.
     let mut dead = GpuSample::absent(Absence::Nvml(999));
     dead.utilization = Reading::Absent(Absence::MigEnabled);
     let mut record = HealthRecord::default();
@@ -193,7 +194,7 @@ fn the_way_back_needs_nvmls_advice_and_a_quiet_period() {
     assert_eq!(record.xid(48, &policy(), at(10)), Some(HealthChange::Condemned(Incident::Xid(48))));
     assert_eq!(record.health(&well(9)), GpuHealth::Degraded);
     assert_eq!(record.condition(&policy()).fit_at, Some(at(70)));
-    // The advice of before is no advice, however long it is quiet.
+    // An older reading of the recovery action does not count, however long the quiet time.
     assert_eq!(record.read(&well(9), &policy(), at(100)), []);
     let reset = advised(101, RecoveryAction::ResetGpu);
     assert_eq!(record.read(&reset, &policy(), at(101)).len(), 1);
@@ -205,12 +206,12 @@ fn the_way_back_needs_nvmls_advice_and_a_quiet_period() {
     assert!(record.condition(&policy()).fit() && record.health(&well(210)) == GpuHealth::Healthy);
 }
 
-/// Of a driver that gives no advice.
+/// A sample from a driver that reports no recovery action.
 fn mute(seconds: u64) -> GpuSample {
     GpuSample { recovery: Reading::Absent(Absence::NotSupported), ..well(seconds) }
 }
 
-/// The same, with persistence mode and energy since the driver was loaded.
+/// The same, with persistence mode and with energy since the driver was loaded.
 fn counting(seconds: u64, energy: u64) -> GpuSample {
     GpuSample {
         energy: Reading::Measured(Millijoules(energy), at(seconds)),
@@ -229,7 +230,7 @@ fn where_nvml_never_advises_quiet_decides_of_what_needs_no_reset() {
         assert_eq!(record.condition(&every).fit_at, Some(at(60)));
         assert_eq!(record.read(&mute(59), &every, at(59)), []);
         assert_eq!(record.read(&mute(60), &every, at(60)), [HealthChange::Fit], "{code}");
-        // Where it has advised before, its silence is none.
+        // Where the driver has reported a recovery action before, an absent one does not count as "none".
         record.read(&well(61), &every, at(61));
         record.xid(79, &every, at(62));
         assert_eq!(record.read(&mute(500), &every, at(500)), []);
@@ -250,7 +251,7 @@ fn where_nvml_never_advises_time_alone_mends_nothing_that_needs_a_reset() {
         assert!(condition.awaits_reset && condition.fit_at.is_none(), "{code}");
         let advice = condition.advice(Incident::Xid(code));
         assert!(advice.contains("--clear-incident"), "{advice}");
-        // It is reset: the counters begin again, and from then on the quiet period counts as ever.
+        // The GPU is reset: the counters start again, and from then on only the quiet period counts.
         for second in 1000..1003 {
             record.read(&counting(second, second - 1000), &policy(), at(second));
         }
@@ -328,11 +329,11 @@ fn what_has_happened_is_known_in_the_next_life_and_what_stands_is_read_anew() {
         assert_eq!(next.read(&counting(second, 6000 + second), &policy(), at(second)), []);
     }
     assert!(next.condition(&policy()).awaits_reset);
-    // A driver that advises: its word is heard as ever.
+    // With a driver that reports recovery actions, these decide as usual.
     let mut advised = HealthRecord::restored(&kept, at(1000));
     assert_eq!(advised.read(&well(1001), &policy(), at(1001)), [HealthChange::Fit]);
     assert_eq!(advised.kept(&gpu), None);
-    // A time that is still to come was not written by us.
+    // A time in the future was not written by this agent.
     let far = KeptIncidents { last: Monotonic(u64::MAX), awaits: None, ..kept };
     let mut next = HealthRecord::restored(&far, at(1000));
     assert_eq!(next.read(&mute(1060), &policy(), at(1060)), [HealthChange::Fit]);
@@ -356,7 +357,7 @@ fn an_applications_own_error_condemns_nothing_even_if_a_setting_says_so() {
     assert!(record.condition(&every).fit());
 }
 
-/// What may happen to a card in a second.
+/// What can happen to a GPU in one second.
 #[derive(Clone, Debug)]
 enum Step {
     Xid(u32),
@@ -404,7 +405,7 @@ fn play(record: &mut HealthRecord, step: &Step, second: u64) -> Vec<HealthChange
 }
 
 proptest! {
-    /// Fit again only a quiet period after the last thing that happened; unfit only for a reason that is told.
+    /// A GPU becomes fit only a quiet period after the last event, and unfit only for a reported reason.
     #[test]
     fn nothing_is_trusted_too_early(steps in prop::collection::vec((step(), 0..40_u64), 0..120)) {
         let mut record = HealthRecord::default();
@@ -445,7 +446,7 @@ proptest! {
         }
     }
 
-    /// Whatever happened, a card that is well and advised nothing for the quiet period is fit.
+    /// Whatever happened: a GPU without conditions and without a recovery action for the quiet period is fit.
     #[test]
     fn there_is_always_a_way_back(steps in prop::collection::vec((step(), 0..40_u64), 0..60)) {
         let mut record = HealthRecord::default();

@@ -201,10 +201,10 @@ fn a_pod_holds_the_card_of_its_claim_and_not_that_of_the_slot_that_kubelet_count
     let view = node.view(now(1));
     assert_eq!([&view.gpus[0].holders[..], &view.gpus[1].holders[..]], [&[][..], &[uid(1)]]);
     assert_eq!(view.pods[0].containers[0].holds, [gpu(1).uuid]);
-    // A process says what nobody else can: who really is there.
+    // A process shows which pod really uses the GPU.
     node.apply(processes(vec![on_gpu(ProcessOwner::Cgroup(cgroup(1, 2)), 10)]), now(2));
     assert_eq!(node.view(now(2)).gpus[0].holders, [uid(1)]);
-    // Without a claim the slot is all that is known.
+    // Without a claim only the slot is known.
     node.apply(processes(vec![]), now(3));
     node.apply(Observation::Plugin(plugin(&[(2, "GPU-1")])), now(3));
     let view = node.view(now(3));
@@ -218,7 +218,7 @@ fn containers_without_a_pod_stand_by_themselves() {
     assert_eq!((view.pods.len(), view.containers.len()), (0, 1));
 }
 
-/// A pod of the API server with one container; kubelet calls it by another UID if it is a mirror.
+/// A pod of the API server with one container; for a mirror pod the kubelet uses another UID.
 fn api_pod(number: u8, name: &str, container: u8, mirror_of: Option<u8>) -> Arc<Pod> {
     let main = PodContainer {
         name: "main".into(),
@@ -337,7 +337,7 @@ fn any_observation() -> impl Strategy<Value = Observation> {
 
 proptest! {
     /// Against a naive model: the pods of the view are those of the last pass (and, before any pass, of the GPU list),
-    /// each GPU is there once, and every pod's share of a card is a holder of that card.
+    /// each GPU is listed once, and every pod that uses a GPU is a holder of that GPU.
     #[test]
     fn the_view_agrees_with_the_last_word_of_each_source(events in prop::collection::vec(any_observation(), 0..20)) {
         let mut node = node(vec![]);
@@ -429,7 +429,7 @@ fn who_has_a_gpu_and_its_driver_are_known_while_the_source_does_not_answer() {
     assert_eq!(view.gpus[0].processes.absence(), Some(why));
     assert_eq!((&view.gpus[0].whose, &view.driver), (&before.gpus[0].whose, &before.driver));
     assert_eq!(view.driver.as_deref(), Some("570.86.15"));
-    // The pod that goes takes its name along.
+    // When the pod is gone, its name is gone too.
     node.apply(pass(vec![]), now(3));
     assert_eq!(node.view(now(3)).gpus[0].whose.card, None);
 }
@@ -457,7 +457,7 @@ fn an_idle_instance_is_the_pods_that_kubelet_gave_it_to() {
         resource: "nvidia.com/mig-1g.10gb".into(),
         ids: vec!["MIG-2".into()],
     };
-    // The list of processes cannot be read at all, as it is without a right to it.
+    // The process list cannot be read at all, as without the permission for it.
     let unread =
         GpuProcesses { gpu: gpu(0).uuid, list: Reading::Absent(Absence::NoPermission), stamp: None, left_out: 0 };
     let mut node = node(vec![
@@ -495,7 +495,7 @@ fn the_process_that_an_error_names_is_joined_to_its_pod_when_it_is_heard_of() {
     assert_eq!(told(&mut node), None, "a process of nobody");
     node.apply(Observation::Xid(error(31, Some(4))), now(2));
     assert_eq!(told(&mut node), Some(uid(1)));
-    // NVML names no process; the kernel's log does, a moment later, and by then the process is gone from nobody's list.
+    // NVML names no process. The kernel log does a moment later; the process may be gone from the GPU's list by then.
     node.apply(Observation::Xid(error(13, None)), now(2));
     assert_eq!(told(&mut node), None);
     let remarks = node.apply(Observation::XidProcess(error(13, Some(4))), now(2));

@@ -1,4 +1,4 @@
-//! Whose name stands beside a GPU, and what does not take it away.
+//! Which pod is the sole holder of a GPU, and what does not change that.
 
 use super::*;
 use crate::unread;
@@ -60,7 +60,7 @@ fn pod(number: u8, holds: &[&str]) -> PodView {
     }
 }
 
-/// A GPU; with instances (`GPU instance`, `compute instance`) a divided one.
+/// A GPU; with instances (`GPU instance`, `compute instance`), one that is divided by MIG.
 fn gpu(instances: &[(u32, u32)]) -> Gpu {
     let instance = |&(gpu_instance, compute_instance): &(u32, u32)| MigInstance {
         uuid: device(&format!("MIG-{gpu_instance}-{compute_instance}")),
@@ -100,7 +100,7 @@ fn unknown(pid: u32) -> GpuProcess {
     process(pid, "", GpuProcessKind::Compute, ProcessOwner::Unknown)
 }
 
-/// The pod that stands beside an undivided GPU after each of these lists.
+/// The sole holder of an undivided GPU after each of these lists.
 fn after_each(lists: &[&[GpuProcess]], pods: &[PodView]) -> Vec<Option<PodUid>> {
     let mut occupants = Occupants::default();
     let mut named = Vec::new();
@@ -123,7 +123,7 @@ fn servers_take_no_name_away_and_other_programs_of_the_host_do() {
         (process(9, "Xorg", Compute, ProcessOwner::Host), false),
         (process(9, "train", Compute, ProcessOwner::Host), false),
         (process(9, "Xorg", Graphics, ProcessOwner::Cgroup(identity(2))), false),
-        // In a pod it serves somebody, or it is no server.
+        // In a pod it counts as a server only if others are served by it.
         (process(9, "nvidia-cuda-mps", Compute, ProcessOwner::Cgroup(identity(2))), false),
         (process(9, "nvidia-cuda-mps", Mps, ProcessOwner::Cgroup(identity(2))), false),
     ] {
@@ -153,7 +153,7 @@ fn a_process_that_is_not_identified_for_one_list_takes_no_name_away_and_gives_no
         [none.clone(), none.clone()],
         "before the first list nobody is known"
     );
-    // What was another pod's stays that pod's for the one list, so a shared GPU does not become somebody's.
+    // A process of another pod stays that pod's for the one list, so a shared GPU does not get a sole holder.
     let shared = [of_pod(1, 1), of_pod(2, 2)];
     let blurred = [of_pod(1, 1), unknown(2)];
     assert_eq!(after_each(&[&shared, &blurred, &blurred], &pods), [none.clone(), none.clone(), none.clone()]);
@@ -169,12 +169,12 @@ fn an_idle_instance_has_the_pod_that_kubelet_gave_it_to_and_the_whole_gpu_has_no
     occupants.told(&[], 0);
     let whose = occupants.whose(&divided, &pods, |_| true);
     let told: Vec<_> = whose.instances.iter().map(|(id, holder)| (*id, holder.pod.clone())).collect();
-    // Two pods have a compute instance each of 3, and nobody has 7.
+    // Two pods have one compute instance each of GPU instance 3, and no pod has GPU instance 7.
     assert_eq!((whose.card, told), (None, vec![(1, uid(1)), (5, uid(4))]));
     let alone = occupants.whose(&gpu(&[(1, 0)]), &pods[..1], |_| true);
     assert_eq!(alone.card, None, "a pod on the only instance does not have the power of the whole GPU");
     assert_eq!(alone.instances, [(1, SoleHolder { pod: uid(1), container: Some("main".into()) })]);
-    // Somebody else who computes there takes the name away, one who computes in another instance does not.
+    // Another process in the same GPU instance removes the name; one in another instance does not.
     let stranger = |mig: &str| GpuProcess {
         mig: Some(device(mig)),
         ..process(9, "train", GpuProcessKind::Compute, ProcessOwner::Host)

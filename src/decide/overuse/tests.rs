@@ -1,4 +1,4 @@
-//! When a pod counts as over its promise, and when it does not any more.
+//! When an over-use begins, and when it ends.
 
 use super::*;
 use crate::unread;
@@ -48,7 +48,7 @@ fn over_uses() -> OverUses {
     over
 }
 
-/// One list of processes at this second, in which the pod holds so much.
+/// A process list at this second, in which the pod holds this much.
 fn look(over: &mut OverUses, second: u64, used: u64) -> Vec<OverUse> {
     over.judge(&[pod(Some(Reading::Measured(Bytes(used), at(second))))], &[card(Reading::Measured((), at(second)))])
 }
@@ -76,7 +76,8 @@ fn what_lasts_begins_and_ends_and_a_peak_does_neither() {
     assert_eq!(look(&mut over, 100, HIGH), [], "it begins anew");
 }
 
-/// Looks that cannot measure: of a pod of whose processes nothing is told, and of a card whose list cannot be read.
+/// Views without a measurement: the pod's memory is not known, the GPU's process list cannot be read, or the GPU is
+/// missing.
 fn blind(over: &mut OverUses, second: u64) -> [Vec<OverUse>; 3] {
     let absent = Reading::Absent(Absence::NotSupported);
     [
@@ -100,7 +101,7 @@ fn a_look_that_measures_nothing_neither_ends_an_over_use_nor_brings_an_eviction_
             assert!(still[0].used.value().is_none() && !to_evict(&still[0]));
         }
     }
-    // Nobody knows what was in between, so it counts neither for nor against.
+    // What happened in the gap is not known, so it counts neither for nor against.
     let back = look(&mut over, 305, HIGH);
     assert_eq!((back.len(), back[0].lasted), (1, Duration::from_secs(30)));
     assert!(!to_evict(&look(&mut over, 334, HIGH)[0]));
@@ -127,7 +128,7 @@ fn a_context_beside_the_promise_is_no_over_use() {
 fn what_is_not_measured_proves_nothing() {
     let mut over = over_uses();
     look(&mut over, 0, HIGH);
-    // The same reading again and again is one measurement.
+    // The same reading repeated counts as one measurement.
     for _ in 0..100 {
         assert_eq!(look(&mut over, 0, HIGH), []);
     }
@@ -139,7 +140,7 @@ fn what_is_not_measured_proves_nothing() {
     assert_eq!(look(&mut over, 200, HIGH), [], "nobody knows what was in between");
     assert_eq!(look(&mut over, 225, HIGH), []);
     assert_eq!(look(&mut over, 230, HIGH).len(), 1);
-    // Processes that are gone hold nothing.
+    // Processes that have ended hold nothing.
     for second in (235..=270).step_by(5) {
         over.judge(&[pod(None)], &[card(Reading::Measured((), at(second)))]);
     }
@@ -159,7 +160,7 @@ fn without_a_promise_there_is_no_over_use() {
 }
 
 proptest! {
-    /// Over-use is told only after measurements above the promise for the whole time before.
+    /// An over-use is reported only after measurements above the claim over the whole span before.
     #[test]
     fn nobody_is_accused_on_less_than_half_a_minute(looks in prop::collection::vec((1_u64..90, any::<bool>()), 1..60)) {
         let mut over = over_uses();

@@ -1,4 +1,4 @@
-//! What is due on pods, and when.
+//! Which pod writes are due, and when.
 
 use super::*;
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ fn what_fails_is_tried_again_more_and_more_rarely_until_it_is_written() {
         assert_eq!(due.len(), 1, "at {now:?}");
         assert_eq!((due[0].failed, &due[0].annotations), (failed, &says(&[("claim", "a")])));
         assert_eq!((unwritten.due(now), unwritten.next()), (vec![], None), "one try at a time");
-        // The try itself takes its time.
+        // The try itself takes time.
         now = now.after(Duration::from_secs(10));
         unwritten.ended(&due[0], PodWriteOutcome::Failed, now);
         let next = unwritten.next().unwrap();
@@ -54,7 +54,7 @@ fn the_newest_of_a_kind_is_written_and_nothing_of_it_is_lost() {
     let mut unwritten = PendingPodWrites::default();
     add(&mut unwritten, 1, PodWriteKind::Claim, &[("claim", "a"), ("by", "us")], at(0));
     let first = unwritten.due(at(0)).remove(0);
-    // While the first is on its way, the older must not land last: the newer waits.
+    // While the first is in flight, the newer waits, so that the older cannot arrive last.
     add(&mut unwritten, 1, PodWriteKind::Claim, &[("claim", "b")], at(1));
     add(&mut unwritten, 1, PodWriteKind::Evict, &[("evict", "x")], at(1));
     let beside = unwritten.due(at(1));
@@ -62,7 +62,7 @@ fn the_newest_of_a_kind_is_written_and_nothing_of_it_is_lost() {
     unwritten.ended(&first, PodWriteOutcome::Written, at(2));
     let second = unwritten.due(at(2)).remove(0);
     assert_eq!(second.annotations, says(&[("claim", "b"), ("by", "us")]));
-    // A word about the first try that comes late changes nothing.
+    // A late outcome of the first try changes nothing.
     unwritten.ended(&first, PodWriteOutcome::Written, at(2));
     assert_eq!(unwritten.len(), 2);
     unwritten.ended(&second, PodWriteOutcome::Written, at(3));
@@ -94,7 +94,7 @@ fn what_was_to_be_written_on_a_pod_goes_with_it() {
     unwritten.ended(&due[0], PodWriteOutcome::Gone, at(1));
     unwritten.forget(&BTreeSet::from([&uid(3)]));
     assert_eq!(unwritten.len(), 1);
-    // The second's try ends when its pod is forgotten already.
+    // The second pod's try ends after its pod was forgotten.
     unwritten.ended(&due[1], PodWriteOutcome::Failed, at(2));
     unwritten.ended(&due[2], PodWriteOutcome::Written, at(2));
     assert!(unwritten.is_empty());
@@ -111,7 +111,8 @@ fn what_finds_no_room_is_said() {
 }
 
 proptest! {
-    /// An API server that is away and comes back: in the end each pod has the newest of everything, whatever failed between.
+    /// An API server that goes away and comes back: in the end each pod has the newest value of everything, whatever
+    /// failed in between.
     #[test]
     fn in_the_end_the_newest_stands_on_every_pod(
         asked in prop::collection::vec((0_u32..6, 0_u8..2, 0_u32..4), 1..40),

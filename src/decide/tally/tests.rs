@@ -20,7 +20,7 @@ fn card() -> GpuUuid {
     GpuUuid::parse("GPU-0").unwrap()
 }
 
-/// A card with this energy counter and these holders; `strangers` is what they use.
+/// A GPU with this energy counter and these holders; `strangers` is the SM use of its strangers.
 fn gpu(joules: Option<u64>, holders: &[u8], strangers: f64) -> GpuView {
     let energy = joules.map_or(Reading::NOT_YET, |joules| Reading::Measured(Millijoules(joules * 1000), at(1)));
     GpuView {
@@ -32,7 +32,7 @@ fn gpu(joules: Option<u64>, holders: &[u8], strangers: f64) -> GpuView {
     }
 }
 
-/// A pod whose processes use this much of the card.
+/// A pod whose processes use this much of the GPU.
 fn pod(number: u8, sm: f64) -> PodView {
     let mut pod = crate::pods::bare(&uid(number));
     let sm = Reading::Measured(Percent(sm), at(1));
@@ -40,7 +40,7 @@ fn pod(number: u8, sm: f64) -> PodView {
     pod
 }
 
-/// Claims on the card: pod, memory, cores.
+/// Claims on the GPU: pod, memory, cores.
 fn claims(of: &[(u8, Option<u64>, Option<u32>)]) -> PluginView {
     let claim = |(pod, memory, cores): &(u8, Option<u64>, Option<u32>)| ContainerClaim {
         holder: ContainerKey { pod: uid(*pod), container: "main".into() },
@@ -91,7 +91,7 @@ fn time_goes_by_what_is_held_and_energy_by_use() {
     ] {
         let mut tallies = begun(&gpus(1000));
         tallies.pass(&gpus(2000), &pods, Some(&claims), at(41));
-        // A fifth of what was drawn is the stranger's, and so nobody's.
+        // A fifth of the energy is the stranger's, so no pod gets it.
         let expected = [(uid(1), seconds[0], 600), (uid(2), seconds[1], 200)];
         assert_eq!(told(&tallies), expected, "{name}");
     }
@@ -104,7 +104,7 @@ fn energy_of_a_card_on_which_nobody_is_busy_goes_by_what_is_held() {
     let mut tallies = begun(&gpus(0));
     tallies.pass(&gpus(400), &[pod(1, 0.0), pod(2, 0.0)], Some(&claims), at(5));
     assert_eq!(told(&tallies), [(uid(1), 3, 300), (uid(2), 1, 100)]);
-    // Nor is it known how busy somebody is whom the view does not have.
+    // The use of a holder that the view does not have is not known either.
     tallies.pass(&gpus(800), &[pod(1, 50.0)], Some(&claims), at(9));
     assert_eq!(told(&tallies), [(uid(1), 6, 600), (uid(2), 2, 200)]);
 }
@@ -170,7 +170,7 @@ fn no_more_is_kept_than_the_bound() {
 }
 
 proptest! {
-    /// Whatever the cards tell: no sum falls, and all holders together have no more than there was.
+    /// Whatever the GPUs report: no sum falls, and all holders together never get more than there was.
     #[test]
     fn sums_never_fall_and_never_exceed_what_passed(
         steps in proptest::collection::vec((0u64..100, any::<Option<u16>>(), 0u8..4, -10.0f64..200.0, 0.0f64..100.0), 1..40),
@@ -189,7 +189,7 @@ proptest! {
             let sums = tallies.sums();
             let find = |tally: &GpuTally| sums.iter().find(|other| other.pod == tally.pod);
             for tally in &before {
-                // One that was forgotten begins anew.
+                // A pod whose sum was forgotten starts again at 0.
                 if let Some(after) = find(tally) {
                     prop_assert!(after.held.0 >= tally.held.0 && after.energy.0 >= tally.energy.0);
                 }

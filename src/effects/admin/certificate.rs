@@ -1,4 +1,4 @@
-//! Certificates for HTTPS, read again when their files change, and at once when somebody asks.
+//! Certificates for HTTPS. The server reads them again when their files change, and at once on SIGHUP.
 
 use axum_server::tls_rustls::RustlsConfig;
 use rustls::crypto::{CryptoProvider, ring};
@@ -16,30 +16,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Between two looks at the files. Tools that renew certificates do so days before the old ones end.
+/// Pause between two checks of the files. Renewal tools replace certificates days before the old ones expire.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// PEM files for HTTPS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// Our certificate chain.
+    /// The server's certificate chain.
     pub chain: PathBuf,
-    /// Its key.
+    /// The key of the server's certificate.
     pub key: PathBuf,
-    /// Authorities whose certificates callers must show; without, no certificate is asked for.
+    /// Authorities for client certificates; with `None` the server asks for no client certificate.
     pub client_ca: Option<PathBuf>,
 }
 
 /// Reads the files.
 ///
 /// # Errors
-/// When a file cannot be read, or they do not belong together; the message names the file.
+/// When a file cannot be read, or key and chain do not match; the message names the file.
 pub fn load(tls: &Tls) -> io::Result<RustlsConfig> {
     Ok(RustlsConfig::from_config(read(tls)?))
 }
 
-/// Looks at the files for ever, and takes them in when they change or when `asked` is notified. Files that cannot be used
-/// leave the old ones in use.
+/// Checks the files for ever, and loads them when they change or when `asked` is notified. If the new files cannot be
+/// used, the old certificates stay in use.
 pub async fn keep_fresh(config: &RustlsConfig, tls: &Tls, asked: &Notify) -> Infallible {
     let stamps = || [Some(&tls.chain), Some(&tls.key), tls.client_ca.as_ref()].map(|path| stamp(path?));
     let mut known = stamps();
@@ -60,7 +60,7 @@ pub async fn keep_fresh(config: &RustlsConfig, tls: &Tls, asked: &Notify) -> Inf
     }
 }
 
-/// What changes when a file is replaced or rewritten.
+/// Inode, size and modification time: at least one changes when a file is replaced or rewritten.
 fn stamp(path: &Path) -> Option<(u64, u64, i64, i64)> {
     let metadata = fs::metadata(path).ok()?;
     Some((metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec()))
@@ -94,7 +94,7 @@ fn read(tls: &Tls) -> io::Result<Arc<ServerConfig>> {
     Ok(Arc::new(config))
 }
 
-/// Lets in who shows a certificate of these authorities, and nobody else.
+/// A verifier that accepts only client certificates from these authorities.
 fn callers(path: &Path, provider: Arc<CryptoProvider>) -> io::Result<Arc<dyn ClientCertVerifier>> {
     let what = "reading the authorities of callers from";
     let mut roots = RootCertStore::empty();
@@ -102,7 +102,7 @@ fn callers(path: &Path, provider: Arc<CryptoProvider>) -> io::Result<Arc<dyn Cli
         roots.add(certificate).map_err(|error| failed(what, path, &error))?;
     }
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    // None at all in the file is refused here.
+    // A file without any certificate is refused here.
     verifier.map_err(|error| failed(what, path, &error))
 }
 

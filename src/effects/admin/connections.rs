@@ -1,4 +1,5 @@
-//! The door: so many connections and no more; one too many is closed at once. Each request learns to which address it came.
+//! Limits the connections of the admin port: a connection over the limit is closed at once. Each request carries the
+//! local address that its client connected to.
 
 use axum::Extension;
 use axum::middleware::AddExtension;
@@ -14,21 +15,21 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Layer;
 
-/// Lets a bounded number in.
+/// Accepts a bounded number of connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionSemaphore {
     seats: Arc<Semaphore>,
 }
 
 impl ConnectionSemaphore {
-    /// A door to so many seats.
+    /// A semaphore with this many connection permits.
     #[must_use]
     pub fn new(seats: usize) -> Self {
         ConnectionSemaphore { seats: Arc::new(Semaphore::new(seats)) }
     }
 }
 
-/// The address that a connection came to, as an extension of its requests.
+/// The local address of a connection, as an extension of its requests.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalAddress(pub IpAddr);
 
@@ -48,7 +49,7 @@ impl<S> Accept<TcpStream, S> for ConnectionSemaphore {
     }
 }
 
-/// A connection that holds its seat while it is open.
+/// A connection that holds its permit while it is open.
 #[derive(Debug)]
 pub struct PermittedConnection<I> {
     stream: I,

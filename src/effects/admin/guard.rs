@@ -1,5 +1,5 @@
-//! Who may ask the admin port: requests whose `Host` is ours, and with a token those that carry it. Certificates of callers
-//! are looked at before, when the connection is made.
+//! Access to the admin port. A request needs a `Host` that belongs to this node and, if a token is set, that token.
+//! Client certificates are checked earlier, in the TLS handshake.
 
 use super::connections::LocalAddress;
 use crate::caller::{self, AllowedHosts};
@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-/// What is asked of a request.
+/// The conditions that a request must meet.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
     hosts: AllowedHosts,
@@ -24,8 +24,11 @@ impl Guard {
     }
 }
 
-/// Of a port that asks nobody who they are: what changes which GPUs are offered or read is for those who can read the state
-/// directory, where this token lies, and not for every user and every pod with the host's network.
+/// Checks the operator token. It protects the operator paths where the port has no other token and no client
+/// certificates.
+///
+/// The token is in the state directory. So only callers that can read that directory may change which GPUs are offered
+/// or read; other users of the host, and pods in the host network, may not.
 pub(super) async fn operator(State(token): State<Option<Arc<str>>>, request: Request, next: Next) -> Response {
     match (&token, caller::bearer(request.headers())) {
         (None, _) => next.run(request).await,
@@ -33,7 +36,8 @@ pub(super) async fn operator(State(token): State<Option<Arc<str>>>, request: Req
             next.run(request).await
         }
         _ => {
-            let why = "this wants the header Authorization: Bearer <operator_token of addresses.json in --state-dir>\n";
+            let why =
+                "this path needs the header Authorization: Bearer <operator_token of addresses.json in --state-dir>\n";
             (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], why).into_response()
         }
     }
@@ -48,9 +52,9 @@ pub(super) async fn check(State(guard): State<Guard>, request: Request, next: Ne
     match (&guard.token, caller::bearer(request.headers())) {
         (None, _) => next.run(request).await,
         (Some(token), Some(given)) if caller::same(given, token.as_bytes()) => next.run(request).await,
-        (Some(_), Some(_)) => (StatusCode::FORBIDDEN, "this token does not open the admin port\n").into_response(),
+        (Some(_), Some(_)) => (StatusCode::FORBIDDEN, "this token is not valid for the admin port\n").into_response(),
         (Some(_), None) => {
-            let why = "the admin port wants the header Authorization: Bearer <token>\n";
+            let why = "the admin port needs the header Authorization: Bearer <token>\n";
             (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], why).into_response()
         }
     }

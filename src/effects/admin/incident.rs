@@ -1,4 +1,4 @@
-//! `DELETE /incidents/<UUID|all>`: an operator says that what has happened to a GPU is mended.
+//! `DELETE /incidents/<UUID|all>`: an operator clears the incidents of a GPU after a repair.
 
 use axum::Router;
 use axum::extract::Path;
@@ -12,19 +12,19 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-/// How long the owner of the node's state may take for an answer; it takes milliseconds.
+/// How long a request waits for the task that owns the node state, which answers within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The word for every GPU.
+/// Stands for every GPU in the path.
 pub const ALL: &str = "all";
-/// As many questions may wait for the owner.
+/// Length of the queue to the task that owns the node state.
 pub const QUEUE: usize = 4;
 
-/// The question, to whoever owns the node's state.
+/// A clear request to the task that owns the node state.
 #[derive(Debug)]
 pub struct ClearIncident {
-    /// Which GPU; `None` for all.
+    /// The GPU; `None` for all.
     pub gpu: Option<GpuUuid>,
-    /// Takes each GPU of which something was cleared, with what is left.
+    /// Receives each GPU with a cleared incident, and its condition afterwards.
     pub answer: oneshot::Sender<Vec<(GpuUuid, GpuCondition)>>,
 }
 
@@ -35,7 +35,7 @@ pub fn router(owner: mpsc::Sender<ClearIncident>) -> Router {
             ALL => None,
             name => match GpuUuid::parse(name) {
                 Ok(gpu) => Some(gpu),
-                Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}; or say {ALL}\n")).into_response(),
+                Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}; or use {ALL}\n")).into_response(),
             },
         };
         let (answer, answered) = oneshot::channel();
@@ -51,18 +51,17 @@ pub fn router(owner: mpsc::Sender<ClearIncident>) -> Router {
 }
 
 fn unanswered() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "the agent is busy or ends; try again\n").into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, "the agent is busy or shuts down; try again\n").into_response()
 }
 
 fn told(which: &str, cleared: &[(GpuUuid, GpuCondition)]) -> Response {
     if cleared.is_empty() {
-        return (StatusCode::NOT_FOUND, format!("nothing has happened that could be cleared ({which})\n"))
-            .into_response();
+        return (StatusCode::NOT_FOUND, format!("no incident to clear ({which})\n")).into_response();
     }
     let mut text = String::new();
     for (gpu, left) in cleared {
         let stands: Vec<String> = left.incidents.iter().map(|(incident, _)| incident.to_string()).collect();
-        let stands = if stands.is_empty() { String::new() } else { format!("; this stands: {}", stands.join(", ")) };
+        let stands = if stands.is_empty() { String::new() } else { format!("; not cleared: {}", stands.join(", ")) };
         let _ = writeln!(text, "{gpu}: cleared{stands}");
     }
     text.into_response()

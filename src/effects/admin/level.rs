@@ -1,4 +1,4 @@
-//! `/loglevel`: GET shows it, PUT sets it.
+//! `/loglevel`: GET shows the log level, PUT sets it.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -7,12 +7,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use std::sync::Arc;
 
-/// Longest level accepted; `5` is the usual one.
+/// Longest level text accepted, in bytes. A usual one is `5`.
 const MAX_LEVEL: usize = 256;
 
-/// The log level, as the admin port needs it; the front door implements it.
+/// The log level, as the admin port needs it; `steward` implements it.
 pub trait LogLevel: Send + Sync {
-    /// The level now, for people.
+    /// The current level, as text for people.
     fn show(&self) -> String;
     /// Sets it from what the caller sent.
     ///
@@ -33,7 +33,7 @@ pub fn router(level: Arc<dyn LogLevel>) -> Router {
 fn set(level: &dyn LogLevel, body: &[u8]) -> Response {
     let text = match std::str::from_utf8(body) {
         Ok(text) if text.len() <= MAX_LEVEL => text.trim(),
-        _ => return (StatusCode::BAD_REQUEST, "the level is a short text\n").into_response(),
+        _ => return (StatusCode::BAD_REQUEST, "the log level has at most 256 bytes of UTF-8\n").into_response(),
     };
     match level.set(text) {
         Ok(()) => format!("{}\n", level.show()).into_response(),

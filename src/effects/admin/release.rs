@@ -1,4 +1,5 @@
-//! `/nvml/release`: GET shows whether the agent holds the GPU driver, PUT lets go of it for a while, DELETE takes it back.
+//! `/nvml/release`: GET shows whether the agent holds the GPU driver, PUT releases the driver for a while, DELETE ends
+//! the release early.
 
 use axum::Router;
 use axum::extract::RawQuery;
@@ -12,22 +13,23 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// For how long where the caller names no time: a reset of one GPU takes some seconds.
+/// Length of a release where the caller names none. A reset of one GPU takes some seconds.
 pub const USUAL: Duration = Duration::from_secs(60);
-/// For how long at most: who needs longer asks again, and one who forgets it is forgotten.
+/// Longest release. It bounds a release that an operator forgets to end; a longer one needs another PUT.
 pub const LONGEST: Duration = Duration::from_secs(600);
-/// How long a caller waits for it: a wait for events ends within a second, a call within some.
+/// How long a request waits for the release. A wait for NVML events ends within a second, an NVML call within some
+/// seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The driver, as the admin port needs it; the front door implements it.
+/// The GPU driver, as the admin port needs it; `steward` implements it.
 pub trait DriverControl: Send + Sync {
-    /// Asks for it to be let go of, for so long.
+    /// Requests a release of this length.
     fn release(&self, span: Duration);
-    /// Lets it be opened again.
+    /// Ends the release, so that the agent opens the driver again.
     fn take_back(&self);
-    /// How it stands, and every change of that.
+    /// The current state, and every change of it.
     fn hold(&self) -> watch::Receiver<DriverHold>;
-    /// How long it is until then.
+    /// The time from now until `until`.
     fn left(&self, until: Monotonic) -> Duration;
 }
 
@@ -48,7 +50,7 @@ pub fn router(driver: Arc<dyn DriverControl>) -> Router {
 async fn release(driver: &dyn DriverControl, query: Option<&str>) -> Response {
     let Some(span) = span(query.unwrap_or_default()) else {
         let most = LONGEST.as_secs();
-        return (StatusCode::BAD_REQUEST, format!("?seconds= is a number from 1 to {most}\n")).into_response();
+        return (StatusCode::BAD_REQUEST, format!("?seconds= must be a number from 1 to {most}\n")).into_response();
     };
     let mut hold = driver.hold();
     driver.release(span);
@@ -58,12 +60,12 @@ async fn release(driver: &dyn DriverControl, query: Option<&str>) -> Response {
             let hold = *hold;
             told(driver, hold)
         }
-        // The thread that would let go hangs, or the program ends.
+        // The thread that would close the driver hangs, or the program ends.
         _ => told(driver, *driver.hold().borrow()),
     }
 }
 
-/// `seconds=60`; nothing is the usual time.
+/// Parses `seconds=60`; an empty query means [`USUAL`].
 fn span(query: &str) -> Option<Duration> {
     if query.is_empty() {
         return Some(USUAL);
@@ -79,19 +81,19 @@ fn told(driver: &dyn DriverControl, hold: DriverHold) -> Response {
     match hold {
         DriverHold::Held { refused: None } => "the agent holds the GPU driver\n".into_response(),
         DriverHold::Held { refused: Some(why) } => {
-            (StatusCode::CONFLICT, format!("the agent holds the GPU driver and could not let go: {why}\n"))
+            (StatusCode::CONFLICT, format!("the agent holds the GPU driver and could not release it: {why}\n"))
                 .into_response()
         }
         DriverHold::LettingGo { until } => {
             let left = seconds(until);
             let text = format!(
-                "a call to the GPU driver has not returned; the agent lets go when it does, unless that is in more than {left} s\n"
+                "a call to the GPU driver has not returned; the agent releases the driver if the call returns within {left} s\n"
             );
             (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
         DriverHold::Released { until } => {
             let left = seconds(until);
-            format!("the agent has let go of the GPU driver for {left} s; DELETE takes it back\n").into_response()
+            format!("the agent has released the GPU driver for {left} s; DELETE ends the release\n").into_response()
         }
     }
 }

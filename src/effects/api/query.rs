@@ -1,9 +1,8 @@
 //! The query of a request: `?namespace=`, `?pod=`, `?gpu=`.
 //!
-//! What must never happen here: an unknown key that is silently passed over (who misspells a filter would read everything
-//! as the answer).
+//! What must never happen here: an unknown key is ignored. A misspelt filter would then return the whole list.
 
-/// What the query asks for.
+/// The filter of a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiFilter {
     /// Only this namespace.
@@ -14,7 +13,7 @@ pub struct ApiFilter {
     pub gpu: Option<String>,
 }
 
-/// Why a query cannot be answered: a sentence for the caller.
+/// The error of a query that cannot be answered; its text is for the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadQuery {
     /// No such key.
@@ -26,10 +25,10 @@ pub enum BadQuery {
 }
 
 impl ApiFilter {
-    /// From what stands behind `?`.
+    /// Parses the text after `?`.
     ///
     /// # Errors
-    /// [`BadQuery`], a sentence for the caller.
+    /// [`BadQuery`], with a text for the caller.
     pub fn parse(query: &str) -> Result<ApiFilter, BadQuery> {
         let mut filter = ApiFilter::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {

@@ -1,5 +1,5 @@
-//! The edits that make a container see its share and nothing else. The runtime applies them last, so that neither the
-//! pod's own variables nor the image's stand against them.
+//! The CDI edits that make a container see its device shares and nothing else. The runtime applies them last, so that
+//! they win over the variables of the pod and of the image.
 
 use super::limiter::{self, LimiterLibrary};
 use model::id::GpuUuid;
@@ -9,40 +9,40 @@ use std::path::{Path, PathBuf};
 use wire::cdi::{CdiDeviceNode, CdiEdits, CdiMount, CdiVersion};
 use wire::limits;
 
-/// Limits by index that HAMi-core reads: 16 devices, as many as it has room for.
+/// The number of devices with a limit of their own: HAMi-core reads 16.
 const INDEXES: usize = 16;
 
 /// A device node of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostDeviceNode {
-    /// Where the container sees it.
+    /// Its path in the container.
     pub path: String,
-    /// Where it is.
+    /// Its path on the host.
     pub host: PathBuf,
 }
 
-/// What containers of this node are given beside their promise.
+/// The settings of this node that the edits need beside the claim.
 #[derive(Clone, Debug)]
 pub struct NodeKit {
-    /// Nodes of each device.
+    /// Device nodes of each device.
     pub nodes: BTreeMap<GpuUuid, Vec<HostDeviceNode>>,
-    /// What the host's CDI spec says of each device. A path that it names is taken from it and not from `nodes`.
+    /// The edits of the host's CDI spec for each device. A path in them wins over the same path in `nodes`.
     pub own: BTreeMap<GpuUuid, CdiEdits>,
-    /// Nodes that every container with a GPU gets.
+    /// Device nodes that every container with a GPU gets.
     pub shared_nodes: Vec<HostDeviceNode>,
-    /// The host's own edits for every container with a GPU (libraries, hooks), inlined from its CDI spec.
+    /// The edits of the host's CDI spec for every container with a GPU (libraries, hooks), inlined.
     pub common: CdiEdits,
-    /// The version of the spec that these came from.
+    /// The CDI version of the host's spec.
     pub carried: CdiVersion,
-    /// The library that limits containers, if there is one.
+    /// HAMi-core's library, if the agent has it.
     pub limiter: Option<LimiterLibrary>,
-    /// Whether the runtime injects devices by `NVIDIA_VISIBLE_DEVICES`, so that we give none.
+    /// Whether the runtime injects devices by `NVIDIA_VISIBLE_DEVICES`, so that the agent adds none.
     pub runtime_injects: bool,
-    /// Whether more memory is promised than the cards have.
+    /// Whether claims may add up to more memory than the GPUs have.
     pub oversubscribed: bool,
     /// HAMi-core's log level, if it is set.
     pub log_level: Option<String>,
-    /// What HAMi-core does about SM time: `default` (as far as others wait), `force`, `disable`.
+    /// HAMi-core's policy for SM time: `default` (limits while other processes wait), `force`, `disable`.
     pub core_policy: &'static str,
 }
 
@@ -64,7 +64,7 @@ impl Default for NodeKit {
 }
 
 impl NodeKit {
-    /// All edits for one container. `limits_file` is its file on the host.
+    /// All edits for one container. `limits_file` is its limits file on the host.
     #[must_use]
     pub fn edits(&self, promise: &ContainerLimits, limits_file: &Path) -> CdiEdits {
         let mut edits = CdiEdits::default();
@@ -74,7 +74,7 @@ impl NodeKit {
                 edits.add(own);
             }
             let own = promise.devices.iter().filter_map(|device| self.nodes.get(&device.uuid)).flatten();
-            // Where the driver lives in a container of its own, only the host's spec knows where its nodes are.
+            // If the driver is in a container of its own, only the host's spec has the paths of its device nodes.
             let nodes: Vec<CdiDeviceNode> = own
                 .chain(&self.shared_nodes)
                 .filter(|node| edits.device_nodes.iter().all(|there| there.path != node.path))
@@ -88,7 +88,7 @@ impl NodeKit {
         if let Some((limiter, folder)) = self.limiter_for(promise).zip(limits_file.parent()) {
             edits.add(&limiter.edits(folder, promise.uid.as_str()));
         }
-        // Last: what limits must stand against everything else.
+        // Last, so that the edits on which limits depend win over all others.
         edits.add(&CdiEdits {
             env: self.variables(promise),
             mounts: vec![CdiMount::read_only(&limits_file.display().to_string(), limits::PATH)],
@@ -97,13 +97,13 @@ impl NodeKit {
         edits
     }
 
-    /// MIG instances are limited by the card itself.
+    /// The limiter for this container; `None` if all its devices are MIG instances, which the GPU itself limits.
     pub(super) fn limiter_for(&self, promise: &ContainerLimits) -> Option<&LimiterLibrary> {
         let whole = |uuid: &GpuUuid| !uuid.as_str().starts_with("MIG-");
         self.limiter.as_ref().filter(|_| promise.devices.iter().any(|device| whole(&device.uuid)))
     }
 
-    /// Every variable that limits rest on, each with a value, so that none is left for the pod to fill.
+    /// Every variable on which limits depend, each with a value, so that the pod can set none of them.
     fn variables(&self, promise: &ContainerLimits) -> Vec<String> {
         let uuids: Vec<&str> = promise.devices.iter().map(|device| device.uuid.as_str()).collect();
         let visible = if self.runtime_injects { uuids.join(",") } else { "void".into() };
@@ -116,23 +116,24 @@ impl NodeKit {
         env
     }
 
-    /// Those that HAMi-core reads.
+    /// The variables that HAMi-core reads.
     pub(super) fn limits(&self, promise: &ContainerLimits) -> Vec<String> {
         let mut env = vec![
             "CUDA_DISABLE_CONTROL=false".into(),
             format!("GPU_CORE_UTILIZATION_POLICY={}", self.core_policy),
             format!("CUDA_OVERSUBSCRIBE={}", self.oversubscribed),
             format!("CUDA_TASK_PRIORITY={}", promise.priority.unwrap_or(1)),
-            // As they are by themselves, so that no pod switches off who ends it or what its priority is judged by.
+            // The defaults of HAMi-core, set so that no pod can switch off its OOM killer or the record of kernels by
+            // which its priority is judged.
             "ACTIVE_OOM_KILLER=true".into(),
             "RECORD_KERNEL_INTERVAL=1".into(),
-            // Nor what HAMi-core opens in its own place.
+            // A pod must not choose the library that HAMi-core opens in its own place either.
             format!("CUDA_REDIRECT={}", limiter::LIBRARY),
         ];
         if let Some(level) = &self.log_level {
             env.push(format!("LIBCUDA_LOG_LEVEL={level}"));
         }
-        // The general limits count for devices that have none of their own, so they are the smallest there is.
+        // The general limits apply to devices without a limit of their own, so they are the smallest of all.
         let memory = promise.devices.iter().map(|device| device.memory.0 >> 20).min().unwrap_or(0);
         let cores = promise.devices.iter().filter_map(|device| device.cores).map(|cores| cores.0).min().unwrap_or(0);
         env.push(format!("CUDA_DEVICE_MEMORY_LIMIT={memory}m"));

@@ -1,6 +1,6 @@
-//! Edits as the fields of an answer to `Allocate`, for runtimes that know no CDI.
+//! The edits as fields of an answer to `Allocate`, for runtimes without CDI.
 //!
-//! What such an answer sets is weaker: kubelet puts the pod's own variables after ours, and there are no hooks.
+//! These fields are weaker than CDI edits: the kubelet puts the pod's own variables after them, and they have no hooks.
 
 use crate::plugin::ContainerField;
 use model::id::Ticket;
@@ -10,7 +10,7 @@ use wire::ticket;
 /// The variable that names the ticket, for people who look into a container.
 const VARIABLE: &str = "GPU_STEWARD_TICKET";
 
-/// The fields, and names of what cannot be given so.
+/// The fields, and the names of the edits that have no field.
 pub(super) fn of(edits: &CdiEdits, ticket: &Ticket) -> (Vec<ContainerField>, Vec<String>) {
     let mut fields = vec![
         ContainerField::Annotation(ticket::ANNOTATION.into(), ticket.to_string()),

@@ -1,4 +1,4 @@
-//! Files that containers read: whole or not there.
+//! Writes files that containers read: each appears whole or not at all.
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 use std::fs;
@@ -7,15 +7,17 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Read by the container's user, whoever that is; written by nobody.
+/// Every user of a container may read the file; nobody may write it.
 const FILE_MODE: u32 = 0o444;
 
-/// Read by the container runtime, which is root as the agent is: whose devices these are is not for every user of the host.
+/// Only root reads a spec: the container runtime and the agent. Other users of the host must not see which pod has
+/// which devices.
 const SPEC_MODE: u32 = 0o400;
-/// A folder that only the agent and the container runtime reach. What a container is given of it is mounted for it.
+/// A folder that only the agent and the container runtime can enter. A container reaches a part of it only through a
+/// mount.
 const FOLDER_MODE: u32 = 0o700;
 
-/// What could not be done, and where.
+/// A step that failed, and the path.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing} {}: {error}", path.display())]
 pub struct DeliveryError {
@@ -30,18 +32,18 @@ impl From<DeliveryError> for io::Error {
     }
 }
 
-/// Says what was being done, and where.
+/// Adds the step and the path to an error.
 pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DeliveryError {
     let path = path.to_owned();
     move |error| DeliveryError { doing, path, error }
 }
 
-/// Makes a folder, and those above it, that only the agent and the container runtime reach.
+/// Makes a folder and its parents, which only the agent and the container runtime can enter.
 pub(super) fn make_folder(path: &Path) -> Result<(), DeliveryError> {
     fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path).map_err(failed("make folder", path))
 }
 
-/// Takes away what others may do in a folder that is there already. An earlier version of the program made it wider.
+/// Removes the rights of other users on a folder that exists. Earlier versions of the agent made it with more rights.
 pub(super) fn narrow(path: &Path) -> Result<(), DeliveryError> {
     let narrow = || {
         let mode = fs::metadata(path)?.permissions().mode() & 0o7777;
@@ -50,22 +52,22 @@ pub(super) fn narrow(path: &Path) -> Result<(), DeliveryError> {
             _ => fs::set_permissions(path, fs::Permissions::from_mode(mode & FOLDER_MODE)),
         }
     };
-    narrow().map_err(failed("take away what others may do in", path))
+    narrow().map_err(failed("remove the rights of other users on", path))
 }
 
-/// Writes a file for containers whole or not at all.
+/// Writes a file for containers, whole or not at all.
 pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
     place(path, bytes, FILE_MODE)
 }
 
-/// Writes a file for the container runtime whole or not at all.
+/// Writes a file for the container runtime, whole or not at all.
 pub(super) fn put_spec(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
     place(path, bytes, SPEC_MODE)
 }
 
-/// Writes a file for the container runtime that is not there yet, whole or not at all, in a way that whoever watches the folder for files
-/// that are renamed, written or taken away hears nothing of: it has no name until it is whole. Where that cannot be done, as
-/// [`put_spec`].
+/// Writes a new file for the container runtime, whole or not at all. A process that watches the folder for renamed,
+/// written or removed files gets no event: the file has no name until it is whole. If the file system cannot do that,
+/// or the file exists, this is [`put_spec`].
 pub(super) fn lay(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
     let write = || -> io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -73,22 +75,22 @@ pub(super) fn lay(path: &Path, bytes: &[u8]) -> Result<(), DeliveryError> {
         let mut file = fs::File::from(open(folder, nameless, Mode::from_raw_mode(SPEC_MODE))?);
         file.write_all(bytes)?;
         crate::failpoint!("spec-nameless");
-        // By its path, because a name for a bare descriptor takes a capability.
+        // By its path, because linking a bare descriptor needs a capability.
         let own = format!("/proc/self/fd/{}", file.as_raw_fd());
         Ok(linkat(CWD, &own, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
     };
     write().or_else(|_| put_spec(path, bytes))
 }
 
-/// Writes a file whole or not at all: a hidden one beside it, then a rename.
+/// Writes a file whole or not at all: first a hidden file beside it, then a rename.
 pub(super) fn place(path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     place_by(&path.with_file_name(format!(".{name}.new")), path, bytes, mode)
 }
 
-/// Writes a file whole or not at all, by this `hidden` one: where two write the same file, each needs its own.
+/// Writes a file whole or not at all, through this `hidden` file: two writers of the same file need two hidden files.
 pub(crate) fn place_by(hidden: &Path, path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
-    // A left-over of an earlier life is read-only and could not be opened for writing.
+    // A hidden file of an earlier agent process is read-only and cannot be opened for writing.
     let _ = fs::remove_file(hidden);
     let write = || {
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(hidden)?;
@@ -98,7 +100,7 @@ pub(crate) fn place_by(hidden: &Path, path: &Path, bytes: &[u8], mode: u32) -> R
     crate::failpoint!(renames path);
     let placed = written.and_then(|()| fs::rename(hidden, path).map_err(failed("put in place", path)));
     if placed.is_err() {
-        // On a full disk the half that was written is in the way of others.
+        // On a full disk, the half that was written takes room from others.
         let _ = fs::remove_file(hidden);
     }
     placed

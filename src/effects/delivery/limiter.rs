@@ -1,5 +1,5 @@
-//! HAMi-core's library for containers: kept under names that say what is in it, so that another version on the host changes
-//! nothing for a container that runs.
+//! Keeps HAMi-core's library for containers under names made from its content, so that a new version on the host
+//! changes nothing for a running container.
 //!
 //! ```text
 //!   the host's libvgpu.so ──copy──▶ <state>/limiter/libvgpu.so.<hash> ◀── current
@@ -8,15 +8,15 @@
 //!                                   <state>/pods/<uid>/<container>/libvgpu.so   mounted read-only
 //! ```
 //!
-//! The hard link is the record of who uses a version: it goes with the pod, and a version that has no link left and is not
-//! the newest is swept. Where a container sees what, and who owns it, is as HAMi has it, because the library has these
-//! paths built in.
+//! The hard link records that a container uses the version: it is removed with the pod, and a version without a link
+//! that is not the newest is removed. The paths in the container and the owners of the files are those of HAMi, because
+//! the library has these paths built in.
 //!
-//! Two folders of a container are writable for it: `vgpu` and `lock`. Each container has its own, so that no container can hold up
-//! or read another (decision 0110).
+//! Two folders of a container are writable for it: `vgpu` and `lock`. Each container has its own, so that no container
+//! can block or read another (decision 0110).
 //!
-//! What must never happen here: a library is changed or removed under a name that a container may still open; half a file
-//! has a name.
+//! What must never happen here: a library is changed or removed under a name that a container may still open; half a
+//! file has a name.
 
 use super::file::{DeliveryError, failed, make_folder, put};
 use std::fs;
@@ -25,28 +25,29 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use wire::cdi::{CdiEdits, CdiMount};
 
-/// HAMi-core's directory in containers, writable: processes of one container find each other in a file in it.
+/// HAMi-core's directory in containers, writable: processes of one container share a file in it.
 const CACHE: &str = "/usr/local/vgpu";
-/// The library in it; the path is built in, the library opens itself again by it.
+/// The library in that directory. The library has the path built in and opens itself again by it.
 pub(super) const LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 /// Names the library to the dynamic linker of every program.
 const PRELOAD: &str = "/etc/ld.so.preload";
-/// Variables that the library sets over those of its process, so that a program that changes its own changes no limit.
+/// Variables that the library sets over those of its process, so that a program cannot change a limit by its
+/// environment.
 const OVERRIDE: &str = "/overrideEnv";
-/// The folder of a lock, by which older versions of the library find out which process of the host they are in.
+/// The folder of a lock that older versions of the library take to find out their process id on the host.
 const LOCK: &str = "/tmp/vgpulock";
-/// Written by whatever user a container runs as; no user removes what is another's.
+/// Every user of a container may write there; no user can remove a file of another user.
 const SHARED_MODE: u32 = 0o1777;
-/// Opened by all users of a container.
+/// Every user of a container opens the file.
 const CACHE_MODE: u32 = 0o666;
-/// What a container may write into, in its folder.
+/// The folders that a container may write into, in its own folder.
 pub(super) const WRITABLE: [&str; 2] = ["vgpu", "lock"];
-/// HAMi-core has less than 1 MiB; a larger file is not meant.
+/// HAMi-core has less than 1 MiB; a larger file is a mistake.
 const MAX_BYTES: u64 = 64 << 20;
-/// Versions that are looked at in one sweep.
+/// Limit of versions in one sweep.
 const MAX_VERSIONS: usize = 1024;
 
-/// One version of the library, and what it needs beside it.
+/// One version of the library, and the preload file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimiterLibrary {
     library: PathBuf,
@@ -54,10 +55,10 @@ pub struct LimiterLibrary {
 }
 
 impl LimiterLibrary {
-    /// Keeps what is at `library` now as the newest version. Doing it again with the same content changes nothing.
+    /// Keeps the file at `library` as the newest version. A second call with the same content changes nothing.
     ///
     /// # Errors
-    /// When it is no library, or cannot be read or kept.
+    /// If the file is no library, or cannot be read or kept.
     pub fn keep(state: &Path, library: &Path) -> Result<LimiterLibrary, DeliveryError> {
         let folder = folder(state);
         let bytes = read(library).map_err(failed("read the limiter's library", library))?;
@@ -65,7 +66,7 @@ impl LimiterLibrary {
         let preload = folder.join("ld.so.preload");
         put(&preload, format!("{LIBRARY}\n").as_bytes())?;
         let kept = folder.join(format!("libvgpu.so.{:032x}", digest(&bytes)));
-        // The link first: what it names is never swept.
+        // First the link: a sweep never removes the file that it names.
         let current = folder.join("current");
         let next = folder.join(".current.new");
         let _ = fs::remove_file(&next);
@@ -78,17 +79,18 @@ impl LimiterLibrary {
         Ok(LimiterLibrary { library: kept, preload })
     }
 
-    /// The version's file.
+    /// The path of this version's file.
     #[must_use]
     pub fn library(&self) -> &Path {
         &self.library
     }
 
-    /// Puts what one container needs into its folder; `variables` are those that limits rest on, `name` is that of its cache file.
+    /// Writes the limiter's files of one container into its folder. Limits depend on `variables`; `name` is the name of
+    /// its cache file.
     pub(super) fn fill(&self, folder: &Path, variables: &[String], name: &str) -> Result<(), DeliveryError> {
         for writable in WRITABLE.map(|writable| folder.join(writable)) {
             make_folder(&writable)?;
-            // Not by the mode of its making, which the program's own mask would cut.
+            // After making the folder, because the umask of the process would cut the mode.
             let open = fs::set_permissions(&writable, fs::Permissions::from_mode(SHARED_MODE));
             open.map_err(failed("open to all", &writable))?;
         }
@@ -98,15 +100,16 @@ impl LimiterLibrary {
         let _ = fs::remove_file(&hidden);
         fs::hard_link(&self.library, &hidden).map_err(failed("link the limiter's library to", &hidden))?;
         fs::rename(&hidden, &library).map_err(failed("put in place", &library))?;
-        // Renaming one of two names of a file to the other leaves both.
+        // If both names are the same file, a rename leaves both.
         let _ = fs::remove_file(&hidden);
-        // The name of the region too: a process that named another would count by itself alone, and have the whole limit once more.
+        // Also the name of the cache file: a process with another one would count alone, and have the whole limit once
+        // more.
         let shared = shared_cache(name);
         let text: String = variables.iter().chain([&shared]).flat_map(|variable| [variable, "\n"]).collect();
         put(&folder.join("overrideEnv"), text.as_bytes())
     }
 
-    /// What the runtime does with it.
+    /// The CDI edits for the limiter.
     pub(super) fn edits(&self, folder: &Path, name: &str) -> CdiEdits {
         let path = |path: &Path| path.display().to_string();
         let writable = |host: &Path, container: &str| CdiMount {
@@ -127,15 +130,16 @@ impl LimiterLibrary {
     }
 }
 
-/// Names the file by which the processes of a container find each other.
+/// The variable with the path of the file that the processes of a container share.
 fn shared_cache(name: &str) -> String {
     format!("CUDA_DEVICE_MEMORY_SHARED_CACHE={CACHE}/{name}.cache")
 }
 
-/// Makes the file by which the processes of a container find each other, if it is not there. By itself the first of them would make
-/// it, and where the kernel protects files in sticky folders (`fs.protected_regular`) the processes of other users could not open it.
+/// Makes the file that the processes of a container share, if it is missing. Without this, the first process would make
+/// it, and where the kernel protects files in sticky folders (`fs.protected_regular`) processes of other users could
+/// not open it.
 fn make_cache(path: &Path) -> io::Result<()> {
-    // Never through a link that the container has put there.
+    // `create_new` never follows a link that the container has put there.
     let made = fs::OpenOptions::new().write(true).create_new(true).mode(CACHE_MODE).open(path);
     match made {
         Ok(file) => file.set_permissions(fs::Permissions::from_mode(CACHE_MODE)),
@@ -144,7 +148,7 @@ fn make_cache(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes away versions that no container has and that are not the newest. Says how many.
+/// Removes versions that no container uses and that are not the newest. Returns their number.
 pub(super) fn sweep(state: &Path) -> usize {
     let folder = folder(state);
     let Ok(current) = fs::read_link(folder.join("current")) else { return 0 };
@@ -165,13 +169,13 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = fs::File::open(path)?;
     let about = file.metadata()?;
     if !about.is_file() || about.len() > MAX_BYTES {
-        return Err(io::Error::other(format!("is no file of at most {MAX_BYTES} bytes")));
+        return Err(io::Error::other(format!("it is not a file of at most {MAX_BYTES} bytes")));
     }
     file.take(MAX_BYTES).read_to_end(&mut bytes)?;
-    if bytes.starts_with(b"\x7fELF") { Ok(bytes) } else { Err(io::Error::other("is no shared library (ELF)")) }
+    if bytes.starts_with(b"\x7fELF") { Ok(bytes) } else { Err(io::Error::other("it is not a shared library (ELF)")) }
 }
 
-/// FNV-1a: names a content; the content itself is compared before a name is trusted.
+/// FNV-1a. The digest names a content; the content itself is compared before a name is trusted.
 fn digest(bytes: &[u8]) -> u128 {
     bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
         (hash ^ u128::from(*byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)

@@ -1,5 +1,5 @@
-//! How much containers have written into their writable folders. A container may have made any tree in them, so the walk has a bound
-//! in entries and in depth, and what lies beyond a bound counts as too much.
+//! Counts the bytes and files that containers have written into their writable folders. A container may have made any
+//! tree in them, so the walk is limited in entries and depth, and a tree beyond a limit counts as too large.
 //!
 //! What must never happen here: a link is followed, a mount point is entered, a walk without an end.
 
@@ -12,28 +12,29 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// What a file or folder counts at least: its entry and its inode take room as well, so that very many empty files are too much.
+/// The least that a file or folder counts: its entry and its inode take room too, so that very many empty files are too
+/// much.
 const LEAST: u64 = 4096;
-/// Folders within folders. HAMi-core makes none.
+/// Limit of nested folders. HAMi-core makes none.
 const MAX_DEPTH: usize = 32;
 
-/// Entries that are looked at between two pauses. A pod may keep 16,384 for good, and a node has more than a hundred pods.
+/// Entries between two pauses. A pod may keep 16,384 entries for good, and a node has more than a hundred pods.
 const TURN: u32 = 1024;
 
-/// What a pod has written.
+/// The files that a pod has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodFileSize {
-    /// Room on the disk.
+    /// Their size on the disk.
     pub bytes: u64,
-    /// Files and folders.
+    /// The number of files and folders.
     pub files: u64,
-    /// Whether it is more than it may be. Then the walk ended there, and there may be more than the numbers say.
+    /// Whether a limit is exceeded. The walk ends there, so that the true numbers may be larger.
     pub over: bool,
-    /// Whether a folder could not be looked into: what is in it is not among the numbers, and may be anything.
+    /// Whether a folder could not be opened: its content is not in the numbers, and may be anything.
     pub closed: bool,
 }
 
-/// What is written into these folders of containers, up to `limit`. Calls `pause` after every 1,024 entries.
+/// Counts the files in these folders of containers, up to `limit`. Calls `pause` after every 1,024 entries.
 pub(super) fn into(folders: impl Iterator<Item = PathBuf>, limit: Bytes, pause: &mut dyn FnMut()) -> PodFileSize {
     let mut walk = Walk { limit: limit.0, charged: 0, since_pause: 0, pause, written: PodFileSize::default() };
     for folder in folders {
@@ -93,8 +94,9 @@ impl Walk<'_> {
         }
     }
 
-    /// A folder that is not there, or is a link or a mount point, holds nothing that the pod has written there. Any other is closed to us:
-    /// by its mode, as the root of a container can close it where the agent lacks CAP_DAC_OVERRIDE, or by some trouble of ours.
+    /// Marks the count as closed on an error. A folder that does not exist, or is a link or a mount point, has no files
+    /// of the pod and is no error. Any other error is one: the root user of a container can close a folder by its mode
+    /// if the agent lacks CAP_DAC_OVERRIDE, or the agent itself has a problem.
     fn has_failed(&mut self, error: Option<Errno>) {
         let is_nothing = |error| matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV);
         self.written.closed |= error.is_some_and(|error| !is_nothing(error));
@@ -135,10 +137,10 @@ mod tests {
         delivery.written(&uid, (&TicketFolders::new(&folder.path().join("state")), &[]), LIMIT, &mut || {})
     }
 
-    /// What `look` sees without the capabilities that open every folder to root.
+    /// Runs `look` without the capabilities that let root into every folder.
     fn without_capabilities<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> T {
         use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-        // Those of one thread.
+        // Capabilities belong to one thread.
         let run = move || {
             let mut sets = capabilities(None).unwrap();
             sets.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
@@ -188,7 +190,7 @@ mod tests {
         assert_eq!((little.files, little.over), (2, false));
         assert!(little.bytes >= 100_000, "{little:?}");
         assert!(of(|own| fs::write(own.join("large"), vec![1; 2 << 20]).unwrap()).over);
-        // Sparse: what the library's own file is.
+        // A sparse file, like the library's own cache file.
         let sparse = of(|own| fs::File::create(own.join("sparse")).unwrap().set_len(1 << 40).unwrap());
         assert!(!sparse.over && sparse.bytes < 1 << 20, "{sparse:?}");
     }
@@ -214,7 +216,7 @@ mod tests {
         assert_eq!(replaced, PodFileSize::default());
     }
 
-    /// Without CDI the folders are those of the tickets.
+    /// Without CDI, containers write into the folders of their tickets.
     #[test]
     fn what_is_written_into_the_folders_of_tickets_is_the_pods() {
         let state = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! Pods of which a start was answered: one line each, written before kubelet has the answer. By it the next life of the program
-//! knows what they hold; what lies in their folders says nothing of that, because it is written ahead of a start.
+//! The pods of which the agent answered a start: one line each, written before the kubelet gets the answer. By it the
+//! next agent process knows that these pods hold devices. The folders of pods do not say so, because the agent writes
+//! them ahead of a start.
 
 use super::file::{DeliveryError, failed, place};
 use model::id::PodUid;
@@ -11,14 +12,14 @@ use std::path::{Path, PathBuf};
 
 /// Beside the folders of the pods.
 const FILE: &str = "started";
-/// Nobody's but the agent's.
+/// Only the agent may read and write it.
 const MODE: u32 = 0o600;
-/// Lines of pods that are gone, beyond which the file is written anew.
+/// The file is written again if it has more lines than this of pods that are gone.
 const MAX_GONE: usize = 256;
-/// Some 27,000 pods: those of a full node, and as many gone ones as there may be between two sweeps.
+/// Limit of the file: about 27,000 pods, those of a full node and those that go between two sweeps.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The file.
+/// The file of started pods.
 #[derive(Debug)]
 pub struct StartedPodsFile {
     path: PathBuf,
@@ -29,46 +30,47 @@ pub struct StartedPodsFile {
 }
 
 impl StartedPodsFile {
-    /// Under the state directory.
+    /// The file in this state directory.
     #[must_use]
     pub fn new(state: &Path) -> StartedPodsFile {
         StartedPodsFile { path: state.join(FILE), file: None, pods: BTreeSet::new(), lines: 0, length: 0 }
     }
 
-    /// Those of an earlier life. What cannot be read is left out and told in the log.
+    /// The pods that an earlier agent process wrote. A line that cannot be read is left out; an unreadable file is
+    /// logged.
     pub fn recall(&mut self) -> BTreeSet<PodUid> {
         let mut bytes = Vec::new();
         match File::open(&self.path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "which pods had started before cannot be read");
+                tracing::warn!(file = %self.path.display(), %error, "file of started pods cannot be read");
             }
         }
-        // One line that is damaged must not cost the others.
+        // One damaged line must not cost the others.
         let text = String::from_utf8_lossy(&bytes);
-        // Zeros are what a disk had nothing for yet when its power went.
+        // After a power loss, a file system may fill blocks that were not written with zeros.
         let lines = || text.split(['\n', '\0']).filter(|line| !line.is_empty());
         self.lines = lines().count();
         self.length = bytes.len() as u64;
-        // A line that was torn off is of nobody who is there.
+        // A line that was cut off is not a UID of any pod.
         self.pods = lines().filter_map(|line| PodUid::parse(line).ok()).collect();
         self.pods.clone()
     }
 
-    /// A start of this pod is about to be answered.
+    /// Adds a pod of which a start is about to be answered.
     ///
     /// # Errors
-    /// It is not kept: the disk is full or gone.
+    /// If the line is not written: the file is full, or the disk is full or gone.
     pub fn note(&mut self, pod: &PodUid) -> Result<(), DeliveryError> {
         if self.pods.contains(pod) {
             return Ok(());
         }
-        // The end of the line before it may have been torn off.
+        // The line starts with a line feed, because the line before it may be cut off.
         let line = format!("\n{pod}");
         let told = failed("write into", &self.path);
         if self.length + line.len() as u64 > MAX_BYTES {
-            return Err(told(io::Error::other("it is full of pods")));
+            return Err(told(io::Error::other("it is full")));
         }
         let mut write = || {
             let mut file = match self.file.take() {
@@ -85,10 +87,10 @@ impl StartedPodsFile {
         Ok(())
     }
 
-    /// Forgets all pods but these, and writes the file anew where many have gone.
+    /// Forgets all other pods, and writes the file again if many are gone.
     ///
     /// # Errors
-    /// It cannot be written; it stays as it was.
+    /// If it cannot be written; the file stays as it was.
     pub fn keep_only(&mut self, pods: &BTreeSet<PodUid>) -> Result<(), DeliveryError> {
         self.pods.retain(|pod| pods.contains(pod));
         if self.lines <= self.pods.len() + MAX_GONE {
@@ -96,7 +98,7 @@ impl StartedPodsFile {
         }
         let text: String = self.pods.iter().map(|pod| format!("\n{pod}")).collect();
         place(&self.path, text.as_bytes(), MODE)?;
-        // What was open has no name any more.
+        // The old open file has no name any more, so it is opened again.
         (self.file, self.lines, self.length) = (None, self.pods.len(), text.len() as u64);
         Ok(())
     }
@@ -119,7 +121,7 @@ mod tests {
             starts.note(&uid(n)).unwrap();
         }
         assert_eq!(fs::read_to_string(folder.path().join(FILE)).unwrap().trim().lines().count(), 2, "once each");
-        // Lines that were torn or damaged, as by a power cut.
+        // Lines that were cut or damaged, as by a power loss.
         let mut file = fs::OpenOptions::new().append(true).open(folder.path().join(FILE)).unwrap();
         file.write_all(b"\n\xff\0\xfe\n0000").unwrap();
         let mut starts = StartedPodsFile::new(folder.path());
@@ -146,7 +148,7 @@ mod tests {
         assert!(fs::metadata(&path).unwrap().len() <= MAX_BYTES);
     }
 
-    /// As a power loss may leave it.
+    /// What a power loss may leave.
     #[test]
     fn a_file_that_is_empty_cut_or_full_of_zeros_costs_only_the_lines_that_it_took() {
         let folder = tempfile::tempdir().unwrap();

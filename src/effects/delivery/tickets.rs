@@ -1,5 +1,5 @@
-//! Tickets on disk: a folder for each, with what was given out for it, and with the limits that its container mounts where
-//! everything was given at `Allocate`.
+//! Tickets on disk: each has a folder with its record, and with early binding also with the limits that its container
+//! mounts.
 
 use super::file::{DeliveryError, failed, make_folder, put};
 use super::trash::Trash;
@@ -11,19 +11,19 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use wire::issued_ticket;
 
-/// Tickets that are looked at: twice as many as are kept in memory.
+/// Limit of tickets that are read: twice as many as are kept in memory.
 const MAX_ENTRIES: usize = 16_384;
-/// What is known of a ticket, in its folder.
+/// The record of an issued ticket, in its folder.
 const RECORD: &str = "ticket.json";
 
-/// The folders.
+/// The folders of tickets.
 #[derive(Clone, Debug)]
 pub struct TicketFolders {
     root: PathBuf,
 }
 
 impl TicketFolders {
-    /// Under the state directory.
+    /// The folders under this state directory.
     #[must_use]
     pub fn new(state: &Path) -> TicketFolders {
         TicketFolders { root: state.join("tickets") }
@@ -35,21 +35,21 @@ impl TicketFolders {
         self.root.join(ticket.as_str())
     }
 
-    /// Keeps what is known of a ticket.
+    /// Writes the record of a ticket.
     ///
     /// # Errors
-    /// What could not be written.
+    /// If it cannot be written.
     pub fn keep(&self, issued: &IssuedTicket) -> Result<(), DeliveryError> {
         let folder = self.folder(&issued.ticket);
         make_folder(&folder)?;
         let path = folder.join(RECORD);
         let text = issued_ticket::encode(issued)
             .map_err(|fault| failed("make the text of", &path)(io::Error::other(fault.to_string())))?;
-        // A power loss may take it: what was given stands in the kubelet's checkpoint too.
+        // Not synced: after a power loss the ticket is still in the kubelet's checkpoint.
         put(&path, text.as_bytes())
     }
 
-    /// All that was kept. What cannot be read is left out and told in the log.
+    /// All records. A record that cannot be read is left out and logged.
     #[must_use]
     pub fn recall(&self) -> Vec<IssuedTicket> {
         let mut recalled = Vec::new();
@@ -62,17 +62,17 @@ impl TicketFolders {
             };
             match read() {
                 Ok(issued) if issued.ticket == ticket => recalled.push(issued),
-                Ok(_) => tracing::warn!(file = %path.display(), "is of another ticket"),
+                Ok(_) => tracing::warn!(file = %path.display(), "record of another ticket is in this folder"),
                 Err(error) => {
-                    tracing::warn!(file = %path.display(), %error, "what was kept of a ticket cannot be read")
+                    tracing::warn!(file = %path.display(), %error, "record of a ticket cannot be read")
                 }
             }
         }
         recalled
     }
 
-    /// Moves the tickets that are not in `kept` into the trash. Says which. How old a folder is by the wall clock counts for
-    /// nothing: that clock jumps.
+    /// Moves the tickets that are not in `kept` into the trash, and returns them. The age of a folder does not count,
+    /// because the wall clock jumps.
     pub fn sweep(&self, kept: &BTreeSet<Ticket>, trash: &Trash) -> Vec<Ticket> {
         let gone = self.all().into_iter().filter(|(ticket, _)| !kept.contains(ticket));
         gone.filter(|(_, folder)| trash.take(folder).is_ok()).map(|(ticket, _)| ticket).collect()
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(tickets.recall().len(), 2);
     }
 
-    /// As a power loss may leave what was not synced.
+    /// What a power loss may leave of a file that was not synced.
     #[test]
     fn a_record_that_is_empty_cut_or_full_of_zeros_costs_only_itself() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,16 +1,17 @@
-//! Removes folders that a container could write into. A container may have made any tree in them: 20,000 levels deep, a million
-//! files, folders that nobody may read, mount points.
+//! Removes folders that a container could write into. A container may have made any tree in them: 20,000 levels deep, a
+//! million files, folders without read permission, mount points.
 //!
 //! ```text
 //!   pods/<uid> ──rename──▶ trash/1       trash/1/a/b/c: each folder in trash/1 that is not empty is renamed up,
-//!                                        trash/2/b/c, trash/3/c … until every folder is empty and goes
+//!                                        trash/2/b/c, trash/3/c … until every folder is empty and removed
 //! ```
 //!
-//! A container of a pod that was deleted by force may still run and write here through its mount, as fast as is removed. So each folder
-//! has so much of a visit and no more, and the next one follows: what is left of it comes again at the end of the round.
+//! A container of a pod that was deleted by force may still run and write here through its mount, as fast as the agent
+//! removes. So each visit to an entry of the trash is limited, and the rest of it waits for the next round.
 //!
-//! A removal needs four descriptors and less than 100 KiB of memory, whatever the shape of the tree. Only root reaches `trash` (0700), so
-//! a name in it is never replaced by a container that still runs. What cannot be removed stays there and is tried again.
+//! A removal needs four descriptors and less than 100 KiB of memory, whatever the shape of the tree. Only root can
+//! enter `trash` (0700), so a container that still runs never replaces a name in it. An entry that cannot be removed
+//! stays there, and the agent tries again.
 //!
 //! What must never happen here: a link is followed, a mount point is entered, a call that recurses with the tree.
 
@@ -29,57 +30,59 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Under the state directory.
+/// In the state directory.
 const FOLDER: &str = "trash";
-/// Only the agent's.
+/// Only the agent may enter.
 const MODE: Mode = Mode::RWXU;
-/// Entries that are removed between two pauses: some 10 ms of work on a slow disk's cache.
+/// Entries that are removed between two pauses: about 10 ms of work in a slow disk's cache.
 const TURN: u32 = 1024;
-/// Names of folders that were moved up and wait for their turn. Those beyond are found by the next look at the trash.
+/// Limit of remembered names of folders that were moved up. The next round finds the others.
 const MAX_NAMES: usize = 4096;
-/// Entries of one folder, and of what is below it, that are looked at in one visit. A pod within the usual limit of what it may write
-/// (64 MiB, 4 KiB each) has no more of them, and with the pauses they take about a second, which the next folder can wait.
+/// Limit of entries in one visit, of one folder of the trash and of the folders below it. A pod within the usual limit
+/// of its files (64 MiB, 4 KiB each) has no more, and with the pauses they take about a second, which the next folder
+/// can wait.
 const PER_VISIT: u32 = 16 * TURN;
-/// Visits of all folders in one call. Then the caller hears of it, though there is more.
+/// Limit of rounds in one call. Then the call returns, though entries are left.
 const MAX_ROUNDS: usize = 8;
-/// Looks at one folder in one visit: entries that a look has missed, or that came meanwhile, are for the next visit.
+/// Limit of passes over one folder in one visit: entries that a pass missed, or that came meanwhile, wait for the next
+/// visit.
 const MAX_LOOKS: usize = 2;
-/// Names that are tried until one is free. Names of an earlier life of the program may be taken.
+/// Limit of names that are tried until one is free. Names of an earlier agent process may be taken.
 const MAX_TRIES: usize = 1 << 20;
 
-/// To read a folder, and never what a link leads to.
+/// Opens a folder for reading and never follows a link.
 pub(super) const FOLDER_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The folder. Clones share it.
+/// The trash folder. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Trash {
     path: PathBuf,
     next: Arc<AtomicU64>,
-    /// Whether it was said that something cannot be moved here.
+    /// Whether the log says already that a folder cannot be moved here.
     told: Arc<AtomicBool>,
-    /// How often something could not be.
+    /// The number of folders that could not be moved here.
     not_taken: Arc<AtomicU64>,
 }
 
-/// What came of emptying the trash.
+/// The result of emptying the trash.
 #[derive(Debug, Default)]
 pub struct EmptiedTrash {
-    /// Entries that are gone.
+    /// The number of entries that were removed.
     pub removed: u64,
-    /// Entries that could not be removed.
+    /// The number of entries that could not be removed.
     pub left: u64,
-    /// The first of them, and why.
+    /// The first of them, and its error.
     pub first: Option<(PathBuf, io::Error)>,
-    /// Whether there was more than one call removes: it goes on with the next.
+    /// Whether entries are left because the call reached its limit: the next call continues.
     pub unfinished: bool,
 }
 
 impl Trash {
-    /// Under the state directory; it is made if it is missing.
+    /// The trash in this state directory; a missing folder is made.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If it cannot be made.
     pub fn new(state: &Path) -> Result<Trash, DeliveryError> {
         let path = state.join(FOLDER);
         let made = fs::create_dir(&path).or_else(|error| match error.kind() {
@@ -91,10 +94,10 @@ impl Trash {
         Ok(Trash { path, next: Arc::default(), told: Arc::default(), not_taken: Arc::default() })
     }
 
-    /// Moves a folder here. It is out of everybody's way at once and is removed by [`Trash::empty`].
+    /// Moves a folder into the trash. Its old path is free at once, and [`Trash::empty`] removes it.
     ///
     /// # Errors
-    /// When it cannot be moved: it is a mount point, or on another file system.
+    /// If it cannot be moved: it is a mount point, or on another file system.
     pub fn take(&self, folder: &Path) -> io::Result<()> {
         let moved = self.open().and_then(|trash| self.move_up(|name| renameat(rustix::fs::CWD, folder, &trash, name)));
         if let Err(error) = moved {
@@ -107,19 +110,20 @@ impl Trash {
         Ok(moved.map(drop)?)
     }
 
-    /// How many folders could not be moved here since this was asked last.
+    /// The number of folders that could not be moved here since the last call.
     pub fn not_taken(&self) -> u64 {
         self.not_taken.swap(0, Ordering::Relaxed)
     }
 
-    /// Whether there is nothing to remove.
+    /// Whether the trash is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         fs::read_dir(&self.path).is_ok_and(|mut entries| entries.next().is_none())
     }
 
-    /// Removes what is here. Calls `pause` after every 1,024 entries. Returns when all is gone, when nothing more can be removed, or
-    /// after some rounds in which everything here had its visit: then it says that there is more.
+    /// Removes the entries of the trash. Calls `pause` after every 1,024 entries. Returns when all are gone, when
+    /// nothing more can be removed, or after some rounds in which each entry had one visit: then the result says that
+    /// entries are left.
     pub fn empty(&self, pause: &mut dyn FnMut()) -> EmptiedTrash {
         self.rounds(MAX_ROUNDS, pause)
     }
@@ -146,13 +150,14 @@ impl Trash {
         open(&self.path, FOLDER_FLAGS, Mode::empty())
     }
 
-    /// Renames something to the next name that is free here, and says which.
+    /// Renames a folder to the next free name in the trash, and returns the name's number.
     fn move_up(&self, rename: impl Fn(&str) -> Result<(), Errno>) -> Result<u64, Errno> {
         for _ in 0..MAX_TRIES {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             match rename(&number.to_string()) {
                 Ok(()) => return Ok(number),
-                // Taken by an earlier life of the program. An empty folder of that name is replaced, which does no harm.
+                // An earlier agent process has taken the name. An empty folder of that name is replaced, which does no
+                // harm.
                 Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
                 Err(error) => return Err(error),
             }
@@ -165,16 +170,17 @@ struct Removal<'a> {
     trash: &'a Trash,
     pause: &'a mut dyn FnMut(),
     since_pause: u32,
-    /// Entries that were looked at in this visit.
+    /// Entries that this visit has looked at.
     visit: u32,
-    /// Folders that were moved up and were not looked into yet.
+    /// Folders that were moved up and not looked into yet.
     moved: Vec<u64>,
     emptied: EmptiedTrash,
 }
 
 impl Removal<'_> {
-    /// Visits every entry that is in the trash now once. What is moved here meanwhile is part of the visit that it was moved in, or
-    /// waits for the next round: else a container that makes folders as they are removed would make the round endless.
+    /// Visits once every entry that is in the trash now. A folder that is moved here meanwhile is part of the visit
+    /// that moved it, or waits for the next round. Otherwise a container that makes folders as fast as they are removed
+    /// would make the round endless.
     fn look(&mut self) -> Result<(), Errno> {
         let trash = self.trash.open()?;
         let mut entries = Dir::read_from(&trash)?;
@@ -182,7 +188,7 @@ impl Removal<'_> {
         while let Some(entry) = entries.read() {
             last = last.max(number(entry?.file_name()));
         }
-        // Names of an earlier life may be above ours: what comes now is to be above all of them.
+        // Names of an earlier agent process may be higher than `next`; new names must be above all of them.
         self.trash.next.fetch_max(last.map_or(0, |last| last.saturating_add(1)), Ordering::Relaxed);
         entries.rewind();
         while let Some(entry) = entries.read() {
@@ -194,7 +200,7 @@ impl Removal<'_> {
         Ok(())
     }
 
-    /// Removes one entry of the trash and what is moved up from it, as far as one visit goes.
+    /// Removes one entry of the trash and the folders that are moved up from it, up to the limit of one visit.
     fn visit(&mut self, trash: &OwnedFd, name: &CStr) {
         self.visit = 0;
         self.remove(trash, name);
@@ -205,15 +211,15 @@ impl Removal<'_> {
                 self.remove(trash, &name);
             }
         }
-        // The next round finds them.
+        // The next round finds them in the trash.
         self.moved.clear();
     }
 
-    /// Removes one entry of the trash. Its folders that are not empty become entries of the trash themselves.
+    /// Removes one entry of the trash. Folders in it that are not empty become entries of the trash.
     fn remove(&mut self, trash: &OwnedFd, name: &CStr) {
         match self.try_remove(trash, name) {
             Ok(()) | Err(Errno::NOENT) => {}
-            // Something in it is left, and was counted.
+            // An entry in it is left, and was counted.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             Err(error) => self.is_left(&[name], error),
         }
@@ -227,7 +233,7 @@ impl Removal<'_> {
             return Ok(());
         }
         let folder = enter(trash, name)?;
-        // For an owner without capabilities; where it fails, removing fails as well and says so.
+        // Needed by an owner without capabilities. If it fails, the removal fails too and reports its error.
         let _ = fchmod(&folder, MODE);
         let mut entries = Dir::read_from(&folder)?;
         for _ in 0..MAX_LOOKS {
@@ -238,7 +244,7 @@ impl Removal<'_> {
                     continue;
                 }
                 if self.visit >= PER_VISIT {
-                    // Something in it is left, for the next visit.
+                    // The rest waits for the next visit.
                     return Ok(());
                 }
                 self.visit += 1;
@@ -259,11 +265,11 @@ impl Removal<'_> {
         Err(Errno::NOTEMPTY)
     }
 
-    /// Takes one entry out of a folder of the trash: removed, or, if it is a folder with something in it, moved up.
+    /// Takes one entry out of a folder of the trash: removes it, or moves it up if it is a folder that is not empty.
     fn clear(&mut self, trash: &OwnedFd, folder: &OwnedFd, (name, kind): (&CStr, FileType)) -> Result<(), Errno> {
         if kind != FileType::Directory {
             match unlinkat(folder, name, AtFlags::empty()) {
-                // The file system does not tell kinds, or the container was quick.
+                // The file system does not report kinds, or the container has replaced the entry.
                 Err(Errno::ISDIR | Errno::PERM) if is_folder(folder, name) => {}
                 Ok(()) => {
                     self.is_gone();
@@ -282,14 +288,14 @@ impl Removal<'_> {
         }
         let up = || self.trash.move_up(|number| renameat(folder, name, trash, number));
         let number = match up() {
-            // A folder is moved only by somebody who may write into it.
+            // Moving a folder needs write permission on it.
             Err(Errno::ACCESS) => {
                 drop(unlock(folder, name)?);
                 up()?
             }
             moved => moved?,
         };
-        // Progress: a level less.
+        // This counts as progress: the tree has one level less.
         self.is_gone();
         if self.moved.len() < MAX_NAMES {
             self.moved.push(number);
@@ -324,7 +330,7 @@ fn is_dots(name: &CStr) -> bool {
     matches!(name.to_bytes(), b"." | b"..")
 }
 
-/// The number that an entry of the trash is called by.
+/// The number that is the name of an entry of the trash.
 fn number(name: &CStr) -> Option<u64> {
     name.to_str().ok()?.parse().ok()
 }
@@ -334,7 +340,7 @@ fn is_folder(folder: &OwnedFd, name: &CStr) -> bool {
     about.is_ok_and(|about| FileType::from_raw_mode(about.st_mode) == FileType::Directory)
 }
 
-/// Opens a folder of the trash to read it, if it is no mount point.
+/// Opens a folder of the trash for reading, unless it is a mount point.
 fn enter(trash: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     match open_below(trash, name, FOLDER_FLAGS) {
         Err(Errno::ACCESS) => {
@@ -345,19 +351,19 @@ fn enter(trash: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Lets its owner, if that is us, into a folder, whatever its mode was. Never through a link.
+/// Gives the owner, if that is the agent, access to a folder, whatever its mode was. Never through a link.
 fn unlock(parent: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let folder = open_below(parent, name, FOLDER_FLAGS.union(OFlags::PATH))?;
-    // A bare descriptor has no chmod of its own; the kernel's link to it leads nowhere else.
+    // A path descriptor has no chmod; the kernel's link to it leads to the folder and nowhere else.
     rustix::fs::chmod(format!("/proc/self/fd/{}", folder.as_raw_fd()), MODE)?;
     Ok(folder)
 }
 
-/// Opens what lies directly in `parent` and is not mounted there.
+/// Opens an entry of `parent` that is not a mount point.
 pub(super) fn open_below(parent: &OwnedFd, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let here = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match openat2(parent, name, flags, Mode::empty(), here) {
-        // Linux before 5.6: a mount point cannot be renamed, so it does not come here, and another device is seen.
+        // Linux before 5.6: a mount point cannot be renamed, so it does not get here, and another device is noticed.
         Err(Errno::NOSYS | Errno::PERM) => {
             let opened = openat(parent, name, flags, Mode::empty())?;
             let device = |of: &OwnedFd| fstat(of).map(|about| about.st_dev);

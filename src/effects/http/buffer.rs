@@ -1,4 +1,4 @@
-//! Answers: a few large buffers that are used again and again, and the body that carries one to its reader.
+//! Answers: a pool of large buffers, and the response body that carries a buffer to the client.
 
 use super::queue::Turn;
 use flate2::Compression;
@@ -11,10 +11,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Buffers that are kept for the next answer: its text, and the same compressed.
+/// Number of buffers kept for the next answer: one for its text, one for the compressed text.
 const KEPT: usize = 2;
-/// Largest buffer that is kept. 8 GPUs with 200 containers need some 1.2 MB; what thousands of containers need is given
-/// back to the system after each answer.
+/// Largest buffer that is kept. 8 GPUs with 200 containers need some 1.2 MB. The larger buffers that thousands of
+/// containers need are freed after each answer.
 const KEPT_BYTES: usize = 2 * 1024 * 1024;
 
 /// Buffers waiting for the next answer.
@@ -24,7 +24,7 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// An empty buffer, with the place it occupies among the answers under way.
+    /// An empty buffer that holds `turn`, its place among the answers in progress.
     pub(super) fn take(&self, turn: Turn) -> Buffer {
         Buffer { bytes: self.spare(), home: self.clone(), _turn: turn }
     }
@@ -42,7 +42,7 @@ impl Buffers {
     }
 }
 
-/// One buffer; goes home when the last byte was handed to the system, or the connection is cut.
+/// One buffer. It returns to the pool when the system has its last byte, or when the connection is cut.
 #[derive(Debug)]
 pub(super) struct Buffer {
     /// The text.
@@ -52,7 +52,8 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// gzip at its fastest. The compressor's own memory (some 300 KiB) lives only as long as this call.
+    /// Compresses with gzip at its fastest level. The compressor's own memory (some 300 KiB) lives only during this
+    /// call.
     pub(super) fn compress(&mut self) {
         let mut encoder = GzEncoder::new(self.home.spare(), Compression::fast());
         // Writing to memory does not fail.
@@ -76,7 +77,7 @@ impl Drop for Buffer {
     }
 }
 
-/// The body of an answer: one piece.
+/// The body of an answer, in one piece.
 pub(super) struct Answer {
     bytes: Option<Bytes>,
     _busy: Option<Box<dyn Send>>,
@@ -93,19 +94,19 @@ impl Answer {
         Answer::text(Bytes::from_owner(buffer))
     }
 
-    /// How long it is.
+    /// The length in bytes.
     pub(super) fn len(&self) -> usize {
         self.bytes.as_ref().map_or(0, Bytes::len)
     }
 
-    /// Without its bytes, for `HEAD`.
+    /// The same answer without its bytes, for `HEAD`.
     pub(super) fn emptied(self) -> Answer {
         Answer { bytes: None, ..self }
     }
 
-    /// The same; `guard` lives until the body is dropped.
+    /// The same answer with a `guard` that lives until the body is dropped.
     ///
-    /// The guard ends with the body's last frame, when hyper has it in its own buffer.
+    /// hyper drops the body after its last frame, when it has the frame in its own buffer.
     pub(super) fn holding(self, guard: impl Send + 'static) -> Answer {
         Answer { _busy: Some(Box::new(guard)), ..self }
     }

@@ -1,6 +1,8 @@
-//! Which connections stay open. When the room is full, the address with most connections loses the one that has been idle
-//! longest, so a thousand open connections cost as much as the places there are, never keep a health check out, and never
-//! cost another address the connection that it keeps.
+//! Limits the number of open connections. When the limit is reached, the server closes an idle connection of the
+//! address that has most connections: the one that has been idle longest.
+//!
+//! So a client with a thousand connections costs no more memory than the limit allows, never keeps a health check out,
+//! and never closes the connection that another address keeps open.
 
 use parking_lot::Mutex;
 use std::cmp::Reverse;
@@ -9,7 +11,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The places. Owned by the accept loop alone.
+/// The open connections. Only the accept loop owns this.
 #[derive(Debug)]
 pub(super) struct ConnectionLimit {
     places: usize,
@@ -30,30 +32,30 @@ enum State {
     Gone,
 }
 
-/// Someone came in.
+/// A new connection was let in.
 #[derive(Debug)]
 pub(super) struct Admission {
-    /// The place.
+    /// The permit of the new connection.
     pub(super) seat: ConnectionPermit,
-    /// How many idle connections were asked to leave for it.
+    /// How many idle connections were closed for it.
     pub(super) made_way: u64,
 }
 
-/// One connection's place; free again when it is dropped.
+/// The permit of one connection. Dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit(Arc<Place>);
 
-/// A request is being answered; idle again when it is dropped.
+/// A request is being answered. When this is dropped, the connection is idle again.
 #[derive(Debug)]
 pub(super) struct Busy(Arc<Place>);
 
 impl ConnectionLimit {
-    /// An empty room.
+    /// A limit of `places` connections, all free.
     pub(super) fn new(places: usize) -> ConnectionLimit {
         ConnectionLimit { places, taken: Vec::new() }
     }
 
-    /// A place for a connection from this address, or `None` when all are busy.
+    /// A permit for a connection from this address, or `None` when all connections are busy.
     pub(super) fn enter(&mut self, peer: IpAddr) -> Option<Admission> {
         let mut made_way = 0;
         if self.taken.len() >= self.places {
@@ -74,19 +76,19 @@ impl ConnectionLimit {
         Some(Admission { seat: ConnectionPermit(place), made_way })
     }
 
-    /// Connections from this address; there are some hundred in all.
+    /// Number of connections from this address. A scan is cheap: there are some hundred connections.
     fn of(&self, peer: IpAddr) -> usize {
         self.taken.iter().filter(|place| place.peer == peer).count()
     }
 }
 
 impl ConnectionPermit {
-    /// Ends when a newer connection needs the place.
+    /// Returns when a newer connection needs this place.
     pub(super) async fn asked_to_leave(&self) {
         self.0.leave.cancelled().await;
     }
 
-    /// Until the answer's body is dropped, this connection is not idle.
+    /// Marks the connection as busy until the guard, and so the answer's body, is dropped.
     pub(super) fn busy(&self) -> Busy {
         *self.0.state.lock() = State::Busy;
         Busy(Arc::clone(&self.0))

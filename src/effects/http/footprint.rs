@@ -1,4 +1,5 @@
-//! What this program costs, from `/proc/self`. The only thing this room reads: it is about itself, not about the world.
+//! What this program costs in memory, CPU time and files, from `/proc/self`. The metrics server reads nothing else from
+//! the host.
 
 use crate::metrics::ProcessFootprint;
 use model::time::{Monotonic, Now};
@@ -10,7 +11,7 @@ use std::fs;
 use wire::proc_file::stat;
 use wire::proc_line::status;
 
-/// Reads it; some 50 µs.
+/// Reads the values; this takes some 50 µs.
 pub(super) fn read(now: Now) -> ProcessFootprint {
     let at = now.monotonic;
     let reading = |value: Option<u64>| Reading::from_result(value.ok_or(Absence::Unreadable), at);
@@ -27,7 +28,8 @@ pub(super) fn read(now: Now) -> ProcessFootprint {
     }
 }
 
-/// Kernels from 6.2 on tell it as the directory's size; on older ones it is listed, a millisecond for 2,500 files.
+/// The number of open files. From Linux 6.2 on it is the size of the directory. On older kernels the directory is
+/// listed, which takes a millisecond for 2,500 files.
 fn files() -> Option<u64> {
     const FOLDER: &str = "/proc/self/fd";
     match fs::metadata(FOLDER).ok()?.len() {
@@ -43,7 +45,7 @@ fn cpu_seconds() -> Option<f64> {
     Some(std::time::Duration::new(seconds, nanos).as_secs_f64())
 }
 
-/// `/proc/self/stat` tells the start in clock ticks since boot.
+/// The start of the program. `/proc/self/stat` has it in clock ticks since boot.
 fn started(now: Now) -> Option<f64> {
     let text = fs::read("/proc/self/stat").ok()?;
     let nanos = stat(&text).ok()?.start_ticks.checked_mul(1_000_000_000)? / rustix::param::clock_ticks_per_second();

@@ -1,12 +1,12 @@
-//! Which text a scraper wants, and whether compressed: `Accept` and `Accept-Encoding` with their weights (RFC 9110, 12.5).
+//! Chooses the text format and compression from `Accept` and `Accept-Encoding` with their weights (RFC 9110, 12.5).
 
 use crate::exposition::ExpositionFormat;
 
-/// The form with the larger weight; classic where both weigh the same or nothing is asked.
-/// OpenMetrics is only given to who asks for it by name (`*/*` is every browser).
+/// The format with the larger weight; the classic format where the weights are equal or the header is absent. A client
+/// gets OpenMetrics only if it names it, because every browser sends `*/*`.
 ///
-/// `classic_is_better`: there is something in the text that only classic text can say. Then OpenMetrics is for those who take nothing
-/// else.
+/// `classic_is_better`: some metrics have a type that only the classic format can express. Then only clients that do
+/// not accept the classic format get OpenMetrics.
 #[must_use]
 pub(super) fn format(accept: &str, classic_is_better: bool) -> ExpositionFormat {
     let mut classic: Option<u16> = None;
@@ -51,7 +51,7 @@ pub(super) fn gzip(accept_encoding: &str) -> bool {
     })
 }
 
-/// `0.75` is 750. What cannot be read weighs nothing.
+/// The weight in thousandths: `0.75` is 750. A weight that cannot be parsed is 0.
 fn thousandths(weight: &str) -> u16 {
     let (whole, broken) = weight.split_once('.').unwrap_or((weight, ""));
     let mut digits = broken.bytes().chain([b'0'; 3]).take(3);

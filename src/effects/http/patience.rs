@@ -1,6 +1,8 @@
-//! A socket that loses patience with a reader that stalls: once its buffer is full, the rest of the answer must be taken
-//! within a time counted from that first stall and not from the last byte, so a reader of one byte a second is cut too. While
-//! others wait for an answer that time is shorter.
+//! A socket that cuts a client that stops reading.
+//!
+//! Once the socket's send buffer is full, the client must take the rest of the answer within a time limit. The limit
+//! counts from the first stall and not from the last byte, so a client that reads one byte a second is cut too. While
+//! other requests wait for an answer, the limit is shorter.
 
 use super::queue::Line;
 use super::settings::Limits;
@@ -16,16 +18,16 @@ use tokio::time::{Instant, Sleep};
 pub(super) struct Patient {
     stream: TcpStream,
     limits: Limits,
-    /// Of those that wait for an answer.
+    /// The requests that wait for an answer.
     line: Line,
     stalled: Option<Stall>,
 }
 
-/// The system's buffer is full, since then.
+/// The time since which the socket's send buffer is full.
 #[derive(Debug)]
 struct Stall {
     since: Instant,
-    /// Until the next look at the line.
+    /// Ends at the next check of the line.
     look: Pin<Box<Sleep>>,
 }
 
@@ -34,7 +36,7 @@ impl Patient {
         Patient { stream, limits, line, stalled: None }
     }
 
-    /// Starts the clock at the first stall; an error when it has run out.
+    /// Starts the clock at the first stall; returns an error when the time has run out.
     fn wait<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         let haste = self.limits.haste.min(self.limits.patience);
         self.stalled.get_or_insert_with(|| Stall { since: Instant::now(), look: Box::pin(tokio::time::sleep(haste)) });
@@ -47,7 +49,7 @@ impl Patient {
         Poll::Pending
     }
 
-    /// Whether the reader has had its time; if not, this task is woken for the next look.
+    /// Whether the client's time has run out. If not, this task is woken for the next check.
     fn has_run_out(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(stall) = &mut self.stalled else { return false };
         let Limits { haste, patience, .. } = self.limits;
@@ -91,7 +93,7 @@ impl AsyncWrite for Patient {
         self.stream.is_write_vectored()
     }
 
-    /// hyper flushes once its own buffer is empty: the answer is with the system, the clock stops.
+    /// Stops the clock: hyper flushes once its own buffer is empty, so the system has the whole answer.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stalled = None;
         Pin::new(&mut self.stream).poll_flush(cx)
@@ -103,7 +105,7 @@ impl AsyncWrite for Patient {
 }
 
 impl Patient {
-    /// Progress does not stop the clock while the answer is not out.
+    /// A partial write does not stop the clock.
     fn still_in_time<T>(&mut self, cx: &mut Context<'_>, result: io::Result<T>) -> Poll<io::Result<T>> {
         if self.has_run_out(cx) { self.wait(cx) } else { Poll::Ready(result) }
     }

@@ -1,12 +1,14 @@
-//! Large answers: so many at once, so many more may wait, and of both only a part for callers from one address.
+//! The queue for large answers. It bounds the answers in progress and the requests that wait, in all and for each
+//! address.
 //!
 //! ```text
-//!   request ──▶ its address's own turn ──▶ one of the common answers
-//!               (a line of its own)        (another line; while it is not empty, readers that stall are cut early)
+//!   request ──▶ permit of its own address ──▶ permit for one of the common answers
+//!               (waits in the own line)       (waits in the common line; while a request waits there,
+//!                                              clients that stop reading are cut early)
 //! ```
 //!
-//! An address comes to the common line with no more requests than it may have answers, so few addresses cannot fill it. Those
-//! at its head come on, because an answer whose reader stalls is cut after [`super::settings::Limits::haste`].
+//! One address has at most `answers_per_peer` requests in the common line and in progress, so a few addresses cannot
+//! fill the line. The line moves, because a stalled answer is cut after [`super::settings::Limits::haste`].
 
 use super::settings::Limits;
 use parking_lot::Mutex;
@@ -15,7 +17,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The queue of all callers.
+/// The queue of all clients.
 #[derive(Debug)]
 pub(super) struct Queue {
     answers: Arc<Semaphore>,
@@ -25,7 +27,7 @@ pub(super) struct Queue {
     limits: Limits,
 }
 
-/// A line of requests that wait.
+/// A bounded line of waiting requests.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     places: Arc<Semaphore>,
@@ -42,8 +44,8 @@ impl Line {
         self.places.available_permits() < self.length
     }
 
-    /// One of these permits: at once where one is free, else after those that came before, in a place of this line. `None` when
-    /// the line has no place.
+    /// Takes one permit of `wanted`. If none is free, the request waits in this line, first come first served. `None`
+    /// when the line is full.
     async fn wait_for(&self, wanted: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = Arc::clone(wanted).try_acquire_owned() {
             return Some(permit);
@@ -53,14 +55,14 @@ impl Line {
     }
 }
 
-/// One address; known while it has a request here, so there are at most as many as connections.
+/// One client address. It is kept only while it has a request here, so there are at most as many as connections.
 #[derive(Debug)]
 struct Peer {
     answers: Arc<Semaphore>,
     requests: usize,
 }
 
-/// An answer under way; the next one's turn when it is dropped.
+/// The permits of one answer in progress. Dropping it lets the next request go on.
 #[derive(Debug)]
 pub(super) struct Turn {
     _answer: OwnedSemaphorePermit,
@@ -83,16 +85,16 @@ impl Queue {
         Queue { answers, common, own, peers: Arc::default(), limits }
     }
 
-    /// Where requests wait that only an answer of others keeps back.
+    /// The line of requests that wait for one of the common answers.
     pub(super) fn common_line(&self) -> Line {
         self.common.clone()
     }
 
-    /// A turn; `None` when too many wait already, or it does not come in time.
+    /// Waits for a turn; `None` when too many requests wait already, or when the time runs out.
     pub(super) async fn enter(&self, peer: IpAddr) -> Option<Turn> {
         let (own, counted) = self.count(host(peer))?;
         let turn = async {
-            // Its own limit first: a request that waits for answers of its own address takes no place of the common line.
+            // The limit of the address comes first: a request that waits for it takes no place in the common line.
             let own = self.own.wait_for(&own).await?;
             let answer = self.common.wait_for(&self.answers).await?;
             Some(Turn { _answer: answer, _own: own, _counted: counted })
@@ -124,7 +126,7 @@ impl Drop for Counted {
     }
 }
 
-/// The address that stands for one host: of IPv6 the first 64 bits, because a host has all of the others.
+/// The address that stands for one host. For IPv6 these are the first 64 bits, because a host may use all the others.
 pub(super) fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -198,7 +200,7 @@ mod tests {
         assert!(!queue.common_line().is_waited_in());
     }
 
-    /// One look at a future.
+    /// Polls the future once.
     async fn futures_poll<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
         std::future::poll_fn(|cx| {
             std::task::Poll::Ready(match future.as_mut().poll(cx) {

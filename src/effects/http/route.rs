@@ -1,4 +1,4 @@
-//! What is answered at which path, to whom.
+//! The paths of the metrics port: their answers and their access checks.
 
 use super::buffer::{Answer, Buffer, Buffers};
 use super::footprint;
@@ -21,16 +21,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::watch;
 
-/// Shorter answers are not compressed: the header would outweigh what is saved.
+/// Answers shorter than this are not compressed, because the gzip header would cost more than it saves.
 const WORTH_COMPRESSING: usize = 1024;
 
-/// What a connection hears that finds nobody idle.
+/// The answer to a connection over the limit when no other connection is idle.
 pub(super) const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n\
 Content-Length: 50\r\nConnection: close\r\nRetry-After: 5\r\n\r\nall connections are busy; try again in 5 seconds.\n";
 
 const INDEX: &str = "gpu-steward\n\n\
-/metrics            all that is switched on, as Prometheus text\n\
-/metrics/gpu        our own names of GPUs, and of pods on them\n\
+/metrics            all enabled metrics, as Prometheus text\n\
+/metrics/gpu        gpu-steward's metrics of GPUs, and of pods on them\n\
 /metrics/dcgm       dcgm-exporter's names\n\
 /metrics/hami       HAMi monitor's names\n\
 /metrics/cadvisor   cAdvisor's names\n\
@@ -38,10 +38,10 @@ const INDEX: &str = "gpu-steward\n\n\
 /api/v1/gpus        its GPUs       (?gpu=  ?namespace=  ?pod=)\n\
 /api/v1/pods        its pods       (?gpu=  ?namespace=  ?pod=)\n\
 /api/v1/processes   its processes  (?gpu=  ?namespace=  ?pod=)\n\
-/healthz            the program runs\n\
-/readyz             the program is ready, or why not\n";
+/healthz            whether the program runs\n\
+/readyz             whether the program is ready, or why not\n";
 
-/// What is behind a path.
+/// The kind of answer at a path.
 enum Place {
     Index,
     Health,
@@ -53,13 +53,13 @@ enum Place {
 /// Both ends of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// Who called.
+    /// The client's address.
     pub(super) peer: IpAddr,
-    /// The address that was called.
+    /// The local address that the client connected to.
     pub(super) local: IpAddr,
 }
 
-/// Everything a request may need.
+/// The state that all requests share.
 #[derive(Debug)]
 pub(super) struct Server {
     settings: Settings,
@@ -81,7 +81,7 @@ impl Server {
         Server { settings, view, ready, queue: Queue::new(limits), buffers: Buffers::default(), own: Arc::default() }
     }
 
-    /// Where requests wait that only an answer of others keeps back.
+    /// The line of requests that wait for one of the common answers.
     pub(super) fn common_line(&self) -> Line {
         self.queue.common_line()
     }
@@ -89,7 +89,7 @@ impl Server {
     /// Answers one request.
     pub(super) async fn answer(&self, request: &Request<Incoming>, ends: Ends) -> Response<Answer> {
         let Some(place) = self.place(request.uri().path()) else {
-            return sentence(StatusCode::NOT_FOUND, "nothing is served here; see / for what is.");
+            return sentence(StatusCode::NOT_FOUND, "no such path; / lists the paths.");
         };
         let mut response = match *request.method() {
             Method::GET | Method::HEAD => self.open(place, request, ends).await,
@@ -151,8 +151,9 @@ impl Server {
         }
     }
 
-    /// Whether we are ready, and where the API server is asked, how long ago it said anything, and where GPUs are shared,
-    /// whether kubelet knows us. Why it does not is for those who may ask the API: it names addresses.
+    /// The answer of `/readyz`: whether the agent is ready, how long ago the API server answered the pod watch, and
+    /// whether the plugin is registered with the kubelet. The error of a failed registration is only in the API,
+    /// because it names addresses.
     fn readiness(&self) -> Response<Answer> {
         let view = Arc::clone(&self.view.borrow());
         let kubelet = view.plugin.as_ref().map_or_else(String::new, |plugin| {
@@ -174,7 +175,7 @@ impl Server {
         let driver = match view.gpu_source {
             GpuSourceState::Released { until } => {
                 let left = until.since((self.settings.clock)().monotonic).as_secs_f64().ceil();
-                format!("\nGPU driver: let go of for {left} s because an operator asked for it")
+                format!("\nGPU driver: released for {left} s at an operator's request")
             }
             _ => String::new(),
         };
@@ -216,7 +217,7 @@ impl Server {
         }
     }
 
-    /// The buffer as an answer, compressed where the caller takes that: names and labels repeat, so gzip's fastest level
+    /// The buffer as an answer, compressed if the client accepts gzip. Names and labels repeat, so gzip's fastest level
     /// leaves a twentieth.
     fn packed(&self, mut buffer: Buffer, headers: &HeaderMap) -> Response<Answer> {
         let gzip =
@@ -232,7 +233,7 @@ impl Server {
         response
     }
 
-    /// A buffer and one of the places for large answers.
+    /// A buffer with a turn in the queue for large answers.
     async fn buffer(&self, peer: IpAddr) -> Option<Buffer> {
         Some(self.buffers.take(self.queue.enter(peer).await?))
     }
@@ -240,12 +241,13 @@ impl Server {
     fn too_many(&self) -> Response<Answer> {
         self.own.scrapes_refused.fetch_add(1, Ordering::Relaxed);
         let mut response =
-            sentence(StatusCode::SERVICE_UNAVAILABLE, "too many answers are under way; try again in 5 seconds.");
+            sentence(StatusCode::SERVICE_UNAVAILABLE, "too many answers are in progress; try again in 5 seconds.");
         set(&mut response, header::RETRY_AFTER, "5");
         response
     }
 
-    /// `None` for who may ask the API: with a token everyone who has it, without one callers on this machine.
+    /// `None` if the client may use the API: with a token set, every client that has it; without one, clients on this
+    /// machine.
     fn refusal(&self, ends: Ends, request: (&Uri, &HeaderMap)) -> Option<Response<Answer>> {
         let (uri, headers) = request;
         if let Err(why) = self.settings.hosts.check(uri, headers, ends.local) {
@@ -257,9 +259,9 @@ impl Server {
         };
         match caller::bearer(headers) {
             Some(given) if caller::same(given, token.as_bytes()) => None,
-            Some(_) => Some(sentence(StatusCode::FORBIDDEN, "this token does not open the API.")),
+            Some(_) => Some(sentence(StatusCode::FORBIDDEN, "this token is not valid for the API.")),
             None => {
-                let why = "the API wants the header Authorization: Bearer <token>.";
+                let why = "the API needs the header Authorization: Bearer <token>.";
                 let mut refusal = sentence(StatusCode::UNAUTHORIZED, why);
                 set(&mut refusal, header::WWW_AUTHENTICATE, "Bearer");
                 Some(refusal)
@@ -268,7 +270,7 @@ impl Server {
     }
 }
 
-/// What is to be known of containers that are not kept from others' GPUs.
+/// A line for `/readyz` if the agent cannot keep containers from GPUs that they were not given.
 fn isolation(plugin: &PluginView) -> &'static str {
     match plugin.isolation {
         DeviceIsolation::Holds => "",
@@ -281,7 +283,7 @@ fn isolation(plugin: &PluginView) -> &'static str {
     }
 }
 
-/// Which of the chart's policies are in force, as far as it is known.
+/// A line for `/readyz` with the known states of the chart's admission policies.
 fn guard(plugin: &PluginView) -> String {
     let of = |state: PolicyGuard| -> Vec<&str> {
         plugin.guards.iter().filter(|(_, guard)| *guard == state).map(|(policy, _)| policy.code()).collect()
@@ -289,7 +291,7 @@ fn guard(plugin: &PluginView) -> String {
     let words = [
         (PolicyGuard::InForce, "in force"),
         (PolicyGuard::Open, "NOT in force"),
-        (PolicyGuard::Hinders, "in this agent's way"),
+        (PolicyGuard::Hinders, "blocks this agent"),
     ];
     let lists: Vec<String> = words
         .into_iter()
@@ -297,7 +299,7 @@ fn guard(plugin: &PluginView) -> String {
         .filter(|(policies, _)| !policies.is_empty())
         .map(|(policies, word)| format!("{word}: {}", policies.join(" ")))
         .collect();
-    if lists.is_empty() { String::new() } else { format!("\nguard of the API server: {}", lists.join("; ")) }
+    if lists.is_empty() { String::new() } else { format!("\nadmission policies: {}", lists.join("; ")) }
 }
 
 /// All values of a header, as one list.

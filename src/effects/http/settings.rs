@@ -1,4 +1,4 @@
-//! What the front door tells the server.
+//! Settings and limits of the metrics server.
 
 use crate::caller::AllowedHosts;
 use model::time::Now;
@@ -6,25 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What the server needs to know.
+/// Settings of the metrics server.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Sets of metric names that `/metrics` carries beside our own.
+    /// Sets of metric names that `/metrics` has besides our own.
     pub sets: MetricSets,
-    /// Token that every caller needs for `/api/v1`; without one callers from elsewhere are refused.
+    /// Token that every client needs for `/api/v1`; with `None` only clients on this machine are answered.
     pub api_token: Option<Arc<str>>,
-    /// Names under which `/api/v1` may be asked for.
+    /// Accepted `Host` names for `/api/v1`.
     pub hosts: AllowedHosts,
-    /// Both clocks: ages are counted from the moment of an answer.
+    /// Reads both clocks, so that ages count from the moment of an answer.
     pub clock: fn() -> Now,
 }
 
-/// Which foreign names are served at `/metrics` itself. Each set has a path of its own in any case.
+/// The foreign metric names that `/metrics` itself has. Each set also has a path of its own, whatever is set here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricSets {
     /// dcgm-exporter's.
     pub dcgm: bool,
-    /// The new names that DCGM 4.6 has for some of them, wherever those are.
+    /// The names that DCGM 4.6 has changed, at each path that has dcgm-exporter's names.
     pub dcgm_renamed: bool,
     /// HAMi monitor's.
     pub hami: bool,
@@ -32,42 +32,44 @@ pub struct MetricSets {
     pub cadvisor: bool,
 }
 
-/// Whether the program is ready, and why not.
+/// Whether the program is ready; the error says why not.
 pub type Readiness = watch::Receiver<Result<(), Arc<str>>>;
 
-/// How much of everything, and for how long. One value for all but the tests, which wait less.
+/// The limits of the server. The program uses the default; tests wait less.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections at once. A node's port has a handful of scrapers, `top` and kubelet's probes; 256 idle connections
-    /// are about 5 MiB at worst.
+    /// Most connections at once. The port of a node has a handful of scrapers, `top` and the kubelet's probes. 256 idle
+    /// connections take about 5 MiB at worst.
     pub(super) connections: usize,
-    /// Time for a request's headers, and so also for silence between two requests. Above Prometheus's usual 15 s
-    /// interval, so that it can keep its connection; who holds many connections is handled by [`super::room`].
+    /// Time for a request's headers, and so also the longest pause between two requests. It is above Prometheus's usual
+    /// interval of 15 s, so that Prometheus can keep its connection. [`super::connection_limit`] handles clients with
+    /// many connections.
     pub(super) header_time: Duration,
-    /// Time to take the rest of an answer once the socket's own buffer is full: Prometheus's default scrape timeout.
+    /// Time for a client to take the rest of an answer once the socket's buffer is full: Prometheus's default scrape
+    /// timeout.
     pub(super) patience: Duration,
-    /// The same while a caller of another address waits for an answer: all eight answers are free again within this time, so
-    /// the last of the common line comes to its turn within two seconds and the time that four times eight answers take to
-    /// write. In half a second a network of 100 Mbit/s takes 6 MB, and a compressed answer for 5,000 containers has less than 1.
+    /// The same while a request waits in the common line. Then all eight answers are free again within this time. So
+    /// the last of 32 waiting requests gets its turn within two seconds, plus the time to write 32 answers. In half a
+    /// second a network of 100 Mbit/s takes 6 MB; a compressed answer for 5,000 containers has less than 1 MB.
     pub(super) haste: Duration,
-    /// Answers with a large body under way at once. One scraper and one `top` are usual; with 5,000 containers an answer
-    /// has some 15 MB, so eight stalled readers cost at most 120 MB for the ten seconds until they are cut.
+    /// Most answers with a large body in progress at once. One scraper and one `top` are usual. With 5,000 containers
+    /// an answer has some 15 MB, so eight stalled clients cost at most 120 MB for the ten seconds until they are cut.
     pub(super) answers: usize,
-    /// Of those for callers from one address, so that two scrapers behind one address go side by side. Four addresses can
-    /// hold all answers: their readers are then cut after `haste`.
+    /// Most answers in progress for one address. Two scrapers behind one address run side by side. Four addresses can
+    /// hold all answers; their stalled clients are then cut after `haste`.
     pub(super) answers_per_peer: usize,
-    /// Requests that may wait for an answer that others hold. An address has at most `answers_per_peer` of them and of the
-    /// answers together, so it takes 20 addresses to fill both.
+    /// Length of the common line: requests that wait for one of the `answers`. An address has at most
+    /// `answers_per_peer` requests in this line and in progress together, so it takes 20 addresses to fill both.
     pub(super) waiting: usize,
-    /// Requests that may wait for an answer that their own address holds. Where this line is full, an address is refused what
-    /// it asks beyond `answers_per_peer`, and nothing else. With the answers and the other line far below the number of
-    /// connections, so that one is always idle and makes way for a health check.
+    /// Length of the line of requests that wait for an answer of their own address. When it is full, the server refuses
+    /// only the requests of an address beyond `answers_per_peer`. The sum of both lines and the answers is far below
+    /// the number of connections, so one connection is always idle and can be closed for a health check.
     pub(super) waiting_for_peers: usize,
-    /// Of those for callers from one address; the sets of names scraped by one Prometheus are four requests.
+    /// Most of these for one address. One Prometheus that scrapes all sets of names has four requests.
     pub(super) waiting_per_peer: usize,
-    /// How long a request waits; below Prometheus's 10 s.
+    /// How long a request waits; it is below Prometheus's 10 s.
     pub(super) wait: Duration,
-    /// How long requests in flight may take to end after `stop`; the whole program has 5 s.
+    /// How long requests in flight may take after `stop`; the whole program has 5 s.
     pub(super) drain: Duration,
 }
 

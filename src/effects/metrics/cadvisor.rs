@@ -1,9 +1,10 @@
-//! cAdvisor's container metrics, with the labels that kubelet gives them: `id,name,image,namespace,pod,container`.
+//! cAdvisor's container metrics, with the labels that the kubelet gives them: `id,name,image,namespace,pod,container`.
 //!
-//! As in cAdvisor, a pod's own cgroup is a series with an empty `container` and an empty `image` (the sum of the pod: who
-//! adds it to its containers counts twice, and the usual rules filter `image!=""` or `container!=""`), and network
-//! totals are on the pod's sandbox. An image that no source told is `unknown`, so that those filters keep the container.
-//! Block I/O is the sum over devices: its `device` is `/dev/*`.
+//! As in cAdvisor, a pod's own cgroup is a series with an empty `container` and an empty `image`. It is the sum of the
+//! pod, so a query that adds it to the containers counts twice; the usual rules filter `image!=""` or `container!=""`.
+//! Network totals are on the pod's sandbox, also as in cAdvisor. If the image of a container is not known, `image` is
+//! `unknown`, so that those filters keep the container. Block I/O is the sum over all devices: its `device` is
+//! `/dev/*`.
 
 use super::input::MetricsInput;
 use super::number::{MetricRow, number};
@@ -67,12 +68,12 @@ fn pressed(sample: &CgroupSample, pick: impl FnOnce(model::cgroup::Pressure) -> 
     number(&sample.pressure.map(pick))
 }
 
-/// The time is the whole sample's and is not shown.
+/// A measured count. Its time is not shown, so it is 0.
 fn counted(value: u64) -> Reading<SampleValue> {
     Reading::Measured(SampleValue::Whole(value), model::time::Monotonic(0))
 }
 
-/// Writes all of it.
+/// Writes cAdvisor's metrics.
 pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let cgroups = cgroups(scene.view, subjects);
     for row in CGROUP {
@@ -105,7 +106,8 @@ fn last_seen(now: Now, cgroups: &[(&CgroupSample, MetricLabels)], out: &mut Expo
     }
 }
 
-/// Pods' own cgroups, and containers but sandboxes: those use next to nothing and are in the pod's sum.
+/// The cgroups of pods, and those of containers without sandboxes. A sandbox uses almost nothing and is in the pod's
+/// sum.
 fn cgroups<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<(&'a CgroupSample, MetricLabels)> {
     let mut all = Vec::with_capacity(subjects.pods.len() + subjects.containers.len());
     for pod in &view.pods {
@@ -129,7 +131,7 @@ fn networks(view: &NodeView) -> Vec<(&NetworkSample, MetricLabels)> {
 
 fn of_pod(pod: &PodView) -> MetricLabels {
     let path = pod.cgroup.as_ref().map_or_else(String::new, |cgroup| cgroup.path.to_string());
-    // Without a cgroup of its own the pod is told apart by its UID.
+    // If the pod has no cgroup of its own, its UID makes the series unique.
     let id = if path.is_empty() { format!("pod{}", pod.uid) } else { path };
     let (namespace, name) = pod_name(Some(pod));
     set(["", &id, "", "", namespace, name])
@@ -142,7 +144,7 @@ fn of_container(pod: Option<&PodView>, container: &ContainerView) -> MetricLabel
     set([own, &container.cgroup.path, image, container.id.as_str(), namespace, name])
 }
 
-/// In the order kubelet writes them.
+/// The labels in the order in which the kubelet writes them.
 fn set([container, id, image, name, namespace, pod]: [&str; 6]) -> MetricLabels {
     MetricLabels::new()
         .with("container", container)

@@ -1,4 +1,4 @@
-//! What is counted of the program itself.
+//! Counters and resource use of the program itself.
 
 use model::Reading;
 use model::unit::{Bytes, Count};
@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct ServerCounts {
     /// Scrapes answered.
     pub scrapes: AtomicU64,
-    /// Scrapes refused because too many answers were under way.
+    /// Scrapes refused because too many answers were in progress.
     pub scrapes_refused: AtomicU64,
     /// Connections that are open.
     pub connections: AtomicU64,
-    /// Connections closed to make room for newer ones, or not taken because all were busy.
+    /// Connections closed for newer ones, or refused because all were busy.
     pub connections_cut: AtomicU64,
 }
 
-/// What `/proc/self` says. Every field on its own: what cannot be read has no series.
+/// Resource use from `/proc/self`. A field that cannot be read has no series; the others still have theirs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProcessFootprint {
     /// When the program was started, in seconds since 1970.
@@ -31,25 +31,25 @@ pub struct ProcessFootprint {
     pub address_space: Reading<Bytes>,
     /// Open files.
     pub files: Reading<Count>,
-    /// How many there may be.
+    /// Limit of open files.
     pub files_limit: Reading<Count>,
     /// Threads.
     pub threads: Reading<Count>,
 }
 
-/// A connection is open; counted until it is dropped.
+/// An open connection; it counts as open until this is dropped.
 #[derive(Debug)]
 pub struct OpenConnection(Arc<ServerCounts>);
 
 impl ServerCounts {
-    /// Counts a connection in.
+    /// Counts an open connection.
     #[must_use]
     pub fn open(self: &Arc<ServerCounts>) -> OpenConnection {
         self.connections.fetch_add(1, Ordering::Relaxed);
         OpenConnection(Arc::clone(self))
     }
 
-    /// Counts connections that had to go.
+    /// Counts connections that were closed or refused at the limit.
     pub fn cut(&self, count: u64) {
         self.connections_cut.fetch_add(count, Ordering::Relaxed);
     }

@@ -1,11 +1,14 @@
 //! dcgm-exporter's names, labels and units, so that dashboards made for it work unchanged.
 //!
-//! Labels in its order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, for MIG `GPU_I_PROFILE` and `GPU_I_ID`, then
-//! `Hostname` (every release) and `hostname` (its main branch), `DCGM_FI_DRIVER_VERSION`, and `container`, `namespace`,
-//! `pod` where exactly one pod has the GPU or GPU instance to itself. A shared one names nobody: whoever sums these series over
-//! pods must not find one GPU under two names. On a GPU with MIG, memory and profiling series exist for its GPU instances only
-//! (a sum over both would count twice) and the rest for the GPU only, without a pod: its power is not the power of one instance.
-//! As with DCGM an entity is a GPU instance: compute instances in it share its memory and counters and are no series of their own.
+//! The labels have its order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, for MIG `GPU_I_PROFILE` and
+//! `GPU_I_ID`, then `Hostname` (every release) and `hostname` (its main branch), `DCGM_FI_DRIVER_VERSION`, and
+//! `container`, `namespace`, `pod` where exactly one pod has the GPU or GPU instance to itself. The series of a shared
+//! GPU names no pod, because a sum of these series over pods must not count one GPU under two names.
+//!
+//! On a GPU in MIG mode, memory and profiling series exist only for its GPU instances, because a sum over both would
+//! count twice. The other series exist only for the GPU, without a pod: its power is not the power of one instance. As
+//! in DCGM, the entity is the GPU instance: its compute instances share its memory and counters and have no series of
+//! their own.
 
 use super::input::MetricsInput;
 use super::number::MetricRow;
@@ -49,7 +52,7 @@ const XID: MetricFamily = MetricFamily {
     help: "Value of the last XID error encountered.",
 };
 
-/// Memory of a card or of a MIG instance.
+/// Memory of a GPU or of a MIG instance.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     free: Reading<Bytes>,
@@ -100,7 +103,8 @@ fn speed(reading: &Reading<BytesPerSecond>) -> Reading<SampleValue> {
     reading.map(|rate| SampleValue::Real(rate.0))
 }
 
-/// DCGM takes the difference of NVML's counters of KiB, divides by the seconds between and by 1,000, and cuts the rest off.
+/// The rate as DCGM computes it: the difference of NVML's KiB counters, divided by the elapsed seconds and by 1,000,
+/// and truncated.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -115,23 +119,23 @@ fn mib(reading: &Reading<Bytes>) -> Reading<SampleValue> {
     reading.map(|bytes| SampleValue::Whole(bytes.0 / Bytes::MIB))
 }
 
-/// 0 where none was seen, as dcgm-exporter has it; none for a card that does not answer.
+/// The last XID; 0 if none was seen, as in dcgm-exporter; `None` for a GPU that does not answer.
 fn last_xid(gpu: &GpuView) -> Option<u32> {
     let answers = gpu.sample.memory_used.value().is_some() || gpu.sample.utilization.value().is_some();
     gpu.last_xid.as_ref().map(|xid| xid.code).or(answers.then_some(0))
 }
 
-/// Which of DCGM's names are written.
+/// The set of DCGM's names to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DcgmNames {
-    /// Those that dcgm-exporter has always had.
+    /// The names that dcgm-exporter has always had.
     Known,
-    /// Those that DCGM 4.6 has given to some of the same fields; the old ones are macros there, called deprecated. Values, units
-    /// and types stay what they are: `DCGM_FI_DEV_GPU_UTIL_RATIO` is a percentage.
+    /// The names that DCGM 4.6 has given to some of the same fields; there the old names are deprecated macros. Values,
+    /// units and types are unchanged: `DCGM_FI_DEV_GPU_UTIL_RATIO` is a percentage.
     Renamed,
 }
 
-/// From the end of `dcgm_fields.h` of DCGM 4.6.0: known and new name of a field.
+/// Known and new name of each renamed field, from the end of `dcgm_fields.h` of DCGM 4.6.0.
 #[rustfmt::skip]
 const RENAMED: [(&str, &str); 25] = [
     ("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS"),
@@ -162,7 +166,7 @@ const RENAMED: [(&str, &str); 25] = [
 ];
 
 impl DcgmNames {
-    /// The family under these names; none where it has no new one.
+    /// The family under these names; `None` if [`DcgmNames::Renamed`] has no new name for it.
     fn of(self, family: &MetricFamily) -> Option<MetricFamily> {
         match self {
             DcgmNames::Known => Some(*family),
@@ -174,13 +178,13 @@ impl DcgmNames {
     }
 }
 
-/// A card or a MIG instance with its labels.
+/// A GPU or a MIG instance with its labels.
 struct Entity<'a, T> {
     seen: &'a T,
     labels: MetricLabels,
 }
 
-/// Writes all that has such a name.
+/// Writes every metric that has a name in `names`.
 pub fn write(scene: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_>) {
     let view = scene.view;
     let cards: Vec<Entity<'_, GpuView>> = view.gpus.iter().map(|gpu| card(view, gpu)).collect();
@@ -207,7 +211,7 @@ pub fn write(scene: &MetricsInput<'_>, names: DcgmNames, out: &mut Exposition<'_
     table((PROFILING, names), profiles.iter().map(|(gpm, labels)| (*gpm, labels)), out);
 }
 
-/// The number is the value and, with what it means, in labels: `err_code`, `err_msg`. The words for a number are our own.
+/// Writes the last XIDs. The number is the value and the label `err_code`; `err_msg` has its meaning in our own words.
 fn xids(cards: &[Entity<'_, GpuView>], names: DcgmNames, out: &mut Exposition<'_>) {
     let Some(family) = names.of(&XID) else { return };
     out.family(&family);
@@ -249,7 +253,8 @@ impl Memory {
     }
 }
 
-/// What was read of a GPU instance: each of its compute instances tells the same, so the first that was read will do.
+/// The sample of a GPU instance. All its compute instances have the same values, so the first one that was read is
+/// enough.
 fn read_of<'a>(gpu: &'a GpuView, inside: &[MigInstance]) -> Option<&'a MigSample> {
     let samples = || gpu.sample.mig.iter().filter(|sample| inside.iter().any(|instance| instance.uuid == sample.uuid));
     samples().find(|sample| sample.memory_used.value().is_some()).or_else(|| samples().next())
@@ -286,7 +291,7 @@ fn host(view: &NodeView, labels: MetricLabels) -> MetricLabels {
     }
 }
 
-/// `container` (where it is exactly one), `namespace`, `pod`.
+/// Adds `container` (empty unless it is exactly one), `namespace` and `pod` of the sole holder.
 fn held(labels: MetricLabels, view: &NodeView, holder: Option<&SoleHolder>) -> MetricLabels {
     let Some((holder, pod)) = holder.and_then(|holder| Some((holder, view.pod(&holder.pod)?))) else { return labels };
     let (namespace, name) = pod_name(Some(pod));

@@ -1,4 +1,4 @@
-//! GPUs and MIG instances under our own names.
+//! Our own metrics of GPUs and MIG instances.
 
 use super::input::MetricsInput;
 use super::number::{MetricRow, number};
@@ -12,21 +12,21 @@ use model::{Absence, Reading};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
-const VIOLATED: &str = "Time for which the clocks were held below what was asked for, by NVML's policy.";
+const VIOLATED: &str = "Time for which the clocks were below the requested clocks, by NVML policy.";
 
-/// Readings of a card. The first one that is measured dates the sample.
+/// Readings of a GPU with one value each.
 #[rustfmt::skip]
 static CARD: &[MetricRow<GpuView>] = &[
-    MetricRow::gauge("memory_total_bytes", "bytes", "All memory of the card, with what the driver reserves.", |g| number(&g.gpu.memory_total)),
+    MetricRow::gauge("memory_total_bytes", "bytes", "Total memory of the GPU, including what the driver reserves.", |g| number(&g.gpu.memory_total)),
     MetricRow::gauge("memory_used_bytes", "bytes", "Memory that processes hold, without what the driver reserves.", |g| number(&g.sample.memory_used)),
     MetricRow::gauge("memory_reserved_bytes", "bytes", "Memory that the driver keeps for itself.", |g| number(&g.sample.memory_reserved)),
-    MetricRow::gauge("memory_free_bytes", "bytes", "Memory nobody holds.", |g| number(&g.sample.memory_free)),
+    MetricRow::gauge("memory_free_bytes", "bytes", "Free memory.", |g| number(&g.sample.memory_free)),
     MetricRow::gauge("utilization_ratio", "ratio", "Share of time with a kernel running.", |g| number(&g.sample.utilization)),
     MetricRow::gauge("memory_copy_ratio", "ratio", "Share of time with device memory being read or written.", |g| number(&g.sample.memory_copy)),
     MetricRow::gauge("encoder_ratio", "ratio", "Use of the video encoder.", |g| number(&g.sample.encoder)),
     MetricRow::gauge("decoder_ratio", "ratio", "Use of the video decoder.", |g| number(&g.sample.decoder)),
-    MetricRow::gauge("power_watts", "watts", "Power drawn by the card.", |g| number(&g.sample.power)),
-    MetricRow::gauge("power_limit_watts", "watts", "Limit of power that is enforced: the lowest of what was set and what the board or its slot allows.", |g| number(&g.gpu.power_limit)),
+    MetricRow::gauge("power_watts", "watts", "Power drawn by the GPU.", |g| number(&g.sample.power)),
+    MetricRow::gauge("power_limit_watts", "watts", "Enforced power limit: the lowest of the configured limit and the limits of the board and its slot.", |g| number(&g.gpu.power_limit)),
     MetricRow::counter("energy_joules_total", "joules", "Energy drawn since the driver was loaded.", |g| number(&g.sample.energy)),
     MetricRow::gauge("clock_sm_hertz", "hertz", "Clock of the multiprocessors.", |g| number(&g.sample.clock_sm)),
     MetricRow::gauge("clock_memory_hertz", "hertz", "Clock of the memory.", |g| number(&g.sample.clock_memory)),
@@ -41,37 +41,37 @@ static CARD: &[MetricRow<GpuView>] = &[
     MetricRow::counter("violation_seconds_total", "seconds", VIOLATED, |g: &GpuView| number(&g.sample.violations.base_clocks)).labelled("policy=\"base_clocks\""),
     MetricRow::gauge("temperature_celsius", "celsius", "Temperature of the chip.", |g| number(&g.sample.temperature)),
     MetricRow::gauge("memory_temperature_celsius", "celsius", "Temperature of the memory.", |g| number(&g.sample.temperature_memory)),
-    MetricRow::gauge("pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe by the card.", |g| number(&g.sample.pcie_tx)),
-    MetricRow::gauge("pcie_receive_bytes_per_second", "bytes_per_second", "Received over PCIe by the card.", |g| number(&g.sample.pcie_rx)),
+    MetricRow::gauge("pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe by the GPU.", |g| number(&g.sample.pcie_tx)),
+    MetricRow::gauge("pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe by the GPU.", |g| number(&g.sample.pcie_rx)),
     MetricRow::counter("pcie_replays_total", "", "PCIe packets sent again.", |g| number(&g.sample.pcie_replays)),
     MetricRow::counter("nvlink_bytes_total", "bytes", "Bytes over all NVLinks, both ways.", |g| number(&g.sample.nvlink_bytes)),
     MetricRow::gauge("nvlinks_active", "", "NVLinks that are up.", |g| number(&g.gpu.nvlinks_active)),
     MetricRow::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.corrected)).labelled("type=\"corrected\""),
     MetricRow::counter("ecc_volatile_errors_total", "", "ECC errors since the driver was loaded.", |g: &GpuView| number(&g.sample.ecc_volatile.uncorrected)).labelled("type=\"uncorrected\""),
-    MetricRow::counter("ecc_aggregate_errors_total", "", "ECC errors in the life of the card.", |g: &GpuView| number(&g.sample.ecc_aggregate.corrected)).labelled("type=\"corrected\""),
-    MetricRow::counter("ecc_aggregate_errors_total", "", "ECC errors in the life of the card.", |g: &GpuView| number(&g.sample.ecc_aggregate.uncorrected)).labelled("type=\"uncorrected\""),
+    MetricRow::counter("ecc_aggregate_errors_total", "", "ECC errors over the lifetime of the GPU.", |g: &GpuView| number(&g.sample.ecc_aggregate.corrected)).labelled("type=\"corrected\""),
+    MetricRow::counter("ecc_aggregate_errors_total", "", "ECC errors over the lifetime of the GPU.", |g: &GpuView| number(&g.sample.ecc_aggregate.uncorrected)).labelled("type=\"uncorrected\""),
     MetricRow::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.correctable)).labelled("cause=\"corrected\""),
     MetricRow::counter("remapped_rows_total", "", "Memory rows remapped, by the errors that caused it.", |g: &GpuView| number(&g.sample.remapped.uncorrectable)).labelled("cause=\"uncorrected\""),
     MetricRow::gauge("row_remap_pending", "", "1 while a row remapping waits for a reset.", |g| number(&g.sample.remapped.pending)),
     MetricRow::gauge("row_remap_failed", "", "1 after a row remapping failed.", |g| number(&g.sample.remapped.failed)),
-    MetricRow::gauge("recovery_action", "", "What NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 recover IMEX domain, 6 reset PCIe bus, 7 reboot system.", |g| number(&g.sample.recovery)),
+    MetricRow::gauge("recovery_action", "", "Recovery action that NVML advises: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 recover IMEX domain, 6 reset PCIe bus, 7 reboot system.", |g| number(&g.sample.recovery)),
     MetricRow::gauge("graphics_active_ratio", "ratio", "Graphics or compute engine active (GPM).", |g| number(&g.sample.gpm.graphics_active)),
     MetricRow::gauge("sm_active_ratio", "ratio", "Multiprocessors with at least one warp (GPM).", |g| number(&g.sample.gpm.sm_active)),
-    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps, of what could be (GPM).", |g| number(&g.sample.gpm.sm_occupancy)),
+    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps as a share of the maximum (GPM).", |g| number(&g.sample.gpm.sm_occupancy)),
     MetricRow::gauge("tensor_active_ratio", "ratio", "Tensor pipes active (GPM).", |g| number(&g.sample.gpm.tensor_active)),
     MetricRow::gauge("dram_active_ratio", "ratio", "Device memory interface active (GPM).", |g| number(&g.sample.gpm.dram_active)),
     MetricRow::gauge("fp64_active_ratio", "ratio", "FP64 pipe active (GPM).", |g| number(&g.sample.gpm.fp64_active)),
     MetricRow::gauge("fp32_active_ratio", "ratio", "FP32 pipe active (GPM).", |g| number(&g.sample.gpm.fp32_active)),
     MetricRow::gauge("fp16_active_ratio", "ratio", "FP16 pipe active (GPM).", |g| number(&g.sample.gpm.fp16_active)),
-    MetricRow::gauge("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Sent over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_tx)),
-    MetricRow::gauge("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Received over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_rx)),
-    MetricRow::gauge("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Sent over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_tx)),
-    MetricRow::gauge("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Received over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_rx)),
-    MetricRow::gauge("processes", "", "Processes on the card.", |g| match &g.processes {
+    MetricRow::gauge("counted_pcie_transmit_bytes_per_second", "bytes_per_second", "Data sent over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_tx)),
+    MetricRow::gauge("counted_pcie_receive_bytes_per_second", "bytes_per_second", "Data received over PCIe, as the profiling unit counts it (GPM).", |g| number(&g.sample.gpm.pcie_rx)),
+    MetricRow::gauge("counted_nvlink_transmit_bytes_per_second", "bytes_per_second", "Data sent over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_tx)),
+    MetricRow::gauge("counted_nvlink_receive_bytes_per_second", "bytes_per_second", "Data received over NVLink (GPM).", |g| number(&g.sample.gpm.nvlink_rx)),
+    MetricRow::gauge("processes", "", "Processes on the GPU.", |g| match &g.processes {
         Reading::Measured(list, at) => Reading::Measured(SampleValue::Whole(list.len() as u64 + u64::from(g.processes_left_out)), *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }),
-    MetricRow::gauge("mig_instances", "", "MIG instances on the card.", |g| match &g.gpu.mig {
+    MetricRow::gauge("mig_instances", "", "MIG instances on the GPU.", |g| match &g.gpu.mig {
         Reading::Measured(list, at) => Reading::Measured(SampleValue::Whole(list.len() as u64), *at),
         Reading::Absent(why) => Reading::Absent(*why),
     }),
@@ -79,41 +79,37 @@ static CARD: &[MetricRow<GpuView>] = &[
     MetricRow::gauge("unattributed_sm_ratio", "ratio", "SM use of processes that belong to no pod.", |g| number(&g.unattributed_sm)),
 ];
 
-const INFO: MetricFamily = family("info", MetricType::Info, "", "Who the card is.");
+const INFO: MetricFamily = family("info", MetricType::Info, "", "Identity of the GPU.");
 const HEALTH: MetricFamily = family(
     "health",
     MetricType::Gauge,
     "",
-    "1 for the state the card is in: healthy, degraded (recovering), unhealthy, unknown.",
+    "1 for the current state of the GPU: healthy, degraded (recovering), unhealthy, unknown.",
 );
 const INCIDENT: MetricFamily =
-    family("incident", MetricType::Gauge, "", "1 for each reason for which the card gets no new containers.");
+    family("incident", MetricType::Gauge, "", "1 for each reason why the GPU gets no new containers.");
 const FIT_IN: MetricFamily = family(
     "fit_in_seconds",
     MetricType::Gauge,
     "seconds",
-    "Time until the card gets new containers again if nothing more happens; no series while something stands.",
+    "Time until the GPU gets new containers again if no new incident occurs; no series while an incident lasts or waits for a reset.",
 );
 const STRANGERS: MetricFamily =
-    family("strangers", MetricType::Gauge, "", "Processes on the card that belong to no pod.");
+    family("strangers", MetricType::Gauge, "", "Processes on the GPU that belong to no pod.");
 const HOLDERS: MetricFamily = family(
     "holders",
     MetricType::Gauge,
     "",
-    "Pods that have a process on the card or hold it by their claim, or without a claim by a slot that kubelet gave them.",
+    "Pods that have a process on the GPU or hold it by their claim, or without a claim by a slot that the kubelet allocated.",
 );
 const XIDS: MetricFamily = family(
     "xids_total",
     MetricType::Counter,
     "",
-    "Driver errors since the program started, by XID; those that condemn the card from 0 on.",
+    "Driver errors since the program started, by XID. XIDs that make the GPU unfit have a series with 0 from the start.",
 );
-const XID_EVENTS: MetricFamily = family(
-    "xid_events_total",
-    MetricType::Counter,
-    "",
-    "Driver errors since the program started, of all XIDs together.",
-);
+const XID_EVENTS: MetricFamily =
+    family("xid_events_total", MetricType::Counter, "", "Driver errors since the program started, all XIDs together.");
 const REASON: MetricFamily = family(
     "clock_throttle_reason",
     MetricType::Gauge,
@@ -121,14 +117,14 @@ const REASON: MetricFamily = family(
     "1 for each reason why the clocks are not higher, 0 for the others that NVML knows.",
 );
 const AGE: MetricFamily =
-    family("sample_age_seconds", MetricType::Gauge, "seconds", "Age of the card's newest reading.");
+    family("sample_age_seconds", MetricType::Gauge, "seconds", "Age of the GPU's newest reading.");
 const LIST_AGE: MetricFamily =
-    family("processes_age_seconds", MetricType::Gauge, "seconds", "Age of the list of the card's processes.");
+    family("processes_age_seconds", MetricType::Gauge, "seconds", "Age of the list of the GPU's processes.");
 const ABSENT: MetricFamily =
-    family("reading_absent", MetricType::Gauge, "", "1 for each reading of the card that is absent, with the reason.");
+    family("reading_absent", MetricType::Gauge, "", "1 for each reading of the GPU that is absent, with the reason.");
 
 const MIG_PREFIX: &str = "gpu_steward_mig_";
-const MIG_INFO: MetricFamily = family("info", MetricType::Info, "", "Who the MIG instance is.");
+const MIG_INFO: MetricFamily = family("info", MetricType::Info, "", "Identity of the MIG instance.");
 const MIG_TOTAL: MetricFamily = family("memory_total_bytes", MetricType::Gauge, "bytes", "Memory of the MIG instance.");
 const MIG_ABSENT: MetricFamily = family(
     "reading_absent",
@@ -141,10 +137,10 @@ const MIG_ABSENT: MetricFamily = family(
 static MIG: &[MetricRow<MigSample>] = &[
     MetricRow::gauge("memory_used_bytes", "bytes", "Memory that processes hold in the MIG instance.", |m| number(&m.memory_used)),
     MetricRow::gauge("memory_reserved_bytes", "bytes", "Memory reserved in the MIG instance.", |m| number(&m.memory_reserved)),
-    MetricRow::gauge("memory_free_bytes", "bytes", "Memory nobody holds in the MIG instance.", |m| number(&m.memory_free)),
+    MetricRow::gauge("memory_free_bytes", "bytes", "Free memory of the MIG instance.", |m| number(&m.memory_free)),
     MetricRow::gauge("graphics_active_ratio", "ratio", "Compute engine of the instance active (GPM).", |m| number(&m.gpm.graphics_active)),
     MetricRow::gauge("sm_active_ratio", "ratio", "Multiprocessors of the instance with at least one warp (GPM).", |m| number(&m.gpm.sm_active)),
-    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps of the instance, of what could be (GPM).", |m| number(&m.gpm.sm_occupancy)),
+    MetricRow::gauge("sm_occupancy_ratio", "ratio", "Resident warps of the instance as a share of the maximum (GPM).", |m| number(&m.gpm.sm_occupancy)),
     MetricRow::gauge("tensor_active_ratio", "ratio", "Tensor pipes of the instance active (GPM).", |m| number(&m.gpm.tensor_active)),
     MetricRow::gauge("dram_active_ratio", "ratio", "Memory interface of the instance active (GPM).", |m| number(&m.gpm.dram_active)),
 ];
@@ -153,7 +149,7 @@ const fn family(name: &'static str, kind: MetricType, unit: &'static str, help: 
     MetricFamily { name, kind, unit, help }
 }
 
-/// Writes all of it.
+/// Writes the metrics of GPUs and MIG instances.
 pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     identity(scene, subjects, out);
     for row in CARD.iter().chain(upkeep::CARD) {
@@ -193,7 +189,7 @@ fn identity(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut
     }
 }
 
-/// Nothing, as with the other labels, where it could not be read.
+/// The value of the label `mig`; empty, as for other labels, if it could not be read.
 fn mig_mode(mode: &Reading<bool>) -> &'static str {
     match mode {
         Reading::Measured(true, _) => "on",
@@ -220,7 +216,8 @@ fn state(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     }
 }
 
-/// Counted by the program, so from 0 on and since its start. A series that is born with its first error has no increase.
+/// Writes the XID counters. The program counts XIDs from its start, so the series begin at 0: a series that begins with
+/// its first error has no `increase()`.
 fn xids(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let since = scene.footprint.started_seconds.get();
     out.prefixed(PREFIX, &XID_EVENTS);
@@ -236,7 +233,8 @@ fn xids(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exp
     }
 }
 
-/// Each bit of `nvmlClocksThrottleReason…`; bits that are newer than this program show in the whole set only.
+/// Writes one series for each known bit of `nvmlClocksThrottleReason…`. Bits that are newer than this program are only
+/// in the bit set `clock_throttle_reasons`.
 fn throttling(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let reasons: Vec<(u64, MetricLabels)> =
         THROTTLE_REASONS.iter().map(|(bit, word)| (*bit, MetricLabels::new().with("reason", word))).collect();
@@ -249,7 +247,8 @@ fn throttling(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     }
 }
 
-/// A wait that is over and not yet judged is no negative time.
+/// Writes incidents and the time until each GPU is fit again. A wait that is over but not yet evaluated counts as 0,
+/// not as a negative time.
 fn incidents(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &INCIDENT);
     for gpu in &subjects.gpus {
@@ -269,7 +268,7 @@ fn incidents(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Expositi
 fn ages(now: Monotonic, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &AGE);
     for gpu in &subjects.gpus {
-        // Facts of the card are read once; only what is read again and again tells how fresh the sample is.
+        // Facts of the GPU are read once; only readings that are repeated show how fresh the sample is.
         let sample = &gpu.seen.sample;
         let read = [sample.memory_used.at(), sample.utilization.at(), sample.power.at(), sample.temperature.at()];
         if let Some(at) = read.into_iter().flatten().max() {
@@ -298,8 +297,8 @@ fn absences(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     }
 }
 
-/// What is measured is of GPU instances, so it stands once for each of them, under its first compute instance: a sum over all
-/// series is what the GPU has.
+/// Writes the MIG metrics. The readings belong to GPU instances, so each GPU instance has one series, under its first
+/// compute instance. So the sum over all series is the value of the GPU.
 fn mig(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(MIG_PREFIX, &MIG_INFO);
     for gpu in &subjects.gpus {

@@ -1,11 +1,11 @@
-//! The names of HAMi's node monitor, new and legacy, as far as what it shows can be known from outside the container.
+//! The names of HAMi's node monitor, new and legacy, for every value that can be known from outside the container.
 //!
 //! HAMi reads limits, kinds of memory and the time of the last kernel from a file that its library keeps inside each
-//! container. We do not read that file: use is what the driver tells of the container's processes, and a limit is what the
-//! container was promised, which only the device plugin knows. So an agent that stands alone has no limits, and nobody has
-//! `hami_vgpu_memory_{context,module,buffer}_bytes`, `hami_container_last_kernel_elapsed_seconds` and their legacy names, nor
-//! `Device_memory_desc_of_container`, whose labels are those kinds. Every series carries `zone="vGPU"`, and ratios are 0 to
-//! 100, as in HAMi.
+//! container. The agent does not read that file. It takes the use from the driver's list of processes, and the limit
+//! from the container's claim, which only the device plugin knows. So an agent in standalone mode has no limits. No
+//! agent has `hami_vgpu_memory_{context,module,buffer}_bytes`, `hami_container_last_kernel_elapsed_seconds` and their
+//! legacy names, nor `Device_memory_desc_of_container`, whose labels are those kinds of memory. As in HAMi, every
+//! series carries `zone="vGPU"`, and ratios are 0 to 100.
 
 use super::input::MetricsInput;
 use super::subject::{LabelledSubjects, pod_name};
@@ -21,10 +21,8 @@ const HOST_UTIL: MetricFamily = gauge("hami_host_gpu_utilization_ratio", "GPU ut
 const HOST_COPY: MetricFamily =
     gauge("hami_host_gpu_memory_controller_utilization_ratio", "Memory controller utilization on the host, 0 to 100.");
 const MEMORY: MetricFamily = gauge("hami_vgpu_memory_used_bytes", "GPU memory that the container's processes hold.");
-const LIMIT: MetricFamily = gauge(
-    "hami_vgpu_memory_limit_bytes",
-    "GPU memory that the container was promised; no series where it is not limited.",
-);
+const LIMIT: MetricFamily =
+    gauge("hami_vgpu_memory_limit_bytes", "GPU memory limit of the container; no series where memory is not limited.");
 const DEVICE_MEMORY: MetricFamily =
     gauge("hami_container_device_memory_bytes", "The same as hami_vgpu_memory_used_bytes.");
 const DEVICE_UTIL: MetricFamily =
@@ -37,7 +35,7 @@ const OLD_HOST_UTIL: MetricFamily =
 const OLD_MEMORY: MetricFamily =
     gauge("vGPU_device_memory_usage_in_bytes", "GPU memory that the container's processes hold (legacy name).");
 const OLD_LIMIT: MetricFamily =
-    gauge("vGPU_device_memory_limit_in_bytes", "GPU memory that the container was promised (legacy name).");
+    gauge("vGPU_device_memory_limit_in_bytes", "GPU memory limit of the container (legacy name).");
 const OLD_UTIL: MetricFamily =
     gauge("Device_utilization_desc_of_container", "SM use of the container's processes (0 to 100; legacy name).");
 const OLD_MIG: MetricFamily = gauge("MigInfo", "1 for each MIG instance that a container uses (legacy name).");
@@ -46,17 +44,17 @@ const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
     MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
 }
 
-/// A container on one device, in both spellings of its labels.
+/// A container on one device, with its labels under new and legacy names.
 struct Slot<'a> {
-    /// What its processes do there, if it has any.
+    /// Use of the device by the container's processes, if it has any there.
     share: Option<&'a GpuUse>,
-    /// What it was promised there.
+    /// The container's device share, if its claim names the device.
     portion: Option<&'a DeviceShare>,
     new: MetricLabels,
     old: MetricLabels,
 }
 
-/// Writes all of it.
+/// Writes HAMi's metrics.
 pub fn write(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     hosts(scene.view, out);
     let slots = slots(scene.view, subjects);
@@ -97,7 +95,7 @@ fn device(gpu: &GpuView) -> MetricLabels {
         .with("device_uuid", gpu.gpu.uuid.as_str())
 }
 
-/// HAMi's monitor puts the vendor before a product name that already has it.
+/// HAMi's monitor puts the vendor before the product name, although the product name already has it.
 fn product(gpu: &GpuView) -> String {
     format!("NVIDIA-{}", gpu.gpu.model)
 }
@@ -117,8 +115,8 @@ fn cards(
     }
 }
 
-/// Only containers of pods, by name, as HAMi has it. The virtual device's index is the place in the container's claim, and
-/// behind it the place among the other devices that its processes use.
+/// Only containers of pods, by name, as in HAMi. The index of the virtual device is its place in the container's claim.
+/// Other devices that the processes use follow after those of the claim.
 fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a>> {
     let mut slots = Vec::new();
     for pod in &subjects.pods {
@@ -154,10 +152,11 @@ fn slots<'a>(view: &'a NodeView, subjects: &LabelledSubjects<'a>) -> Vec<Slot<'a
     slots
 }
 
-/// One place on a device: what was promised there, and what processes do there.
+/// A container on one device: its device share, and the use by its processes.
 type Place<'a> = (Option<&'a DeviceShare>, Option<&'a GpuUse>);
 
-/// The devices of a claim in its order, each with what the container's processes do there; then those that no claim names.
+/// The devices of a claim in its order, each with the use by the container's processes; then the devices in use that
+/// the claim does not name.
 fn places<'a>(claim: Option<&'a ContainerClaim>, shares: &'a [GpuUse]) -> Vec<Place<'a>> {
     let on = |share: &GpuUse, device: &GpuUuid| share.mig.as_ref().unwrap_or(&share.gpu) == device;
     let portions = claim.map_or(&[][..], |claim| &claim.device_shares);
@@ -175,7 +174,7 @@ fn card_of<'a>(view: &'a NodeView, device: &'a GpuUuid) -> &'a GpuUuid {
     view.gpus.iter().find(has).map_or(device, |gpu| &gpu.gpu.uuid)
 }
 
-/// HAMi shows the first 40 bytes.
+/// The first 40 bytes of the UUID, as in HAMi.
 fn short(uuid: &GpuUuid) -> &str {
     uuid.as_str().get(..40).unwrap_or(uuid.as_str())
 }

@@ -1,4 +1,4 @@
-//! InfiniBand ports, and the GPUs that are near them.
+//! InfiniBand ports, and the GPUs that are nearest to them.
 
 use super::number::{MetricRow, number};
 use super::subject::LabelledSubjects;
@@ -30,7 +30,7 @@ const AFFINITY: MetricFamily = MetricFamily {
     help: "1 for each GPU that is nearest to an InfiniBand device, and what they have in common: pcie_switch, host_bridge, numa.",
 };
 
-/// Writes all of it.
+/// Writes the metrics of InfiniBand ports.
 pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     for row in PORT {
         out.prefixed(PREFIX, &row.family);
@@ -44,7 +44,7 @@ pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposit
     out.family(&AFFINITY);
     let mut last = None;
     for port in view.infiniband.iter() {
-        // A device with two ports is near its GPUs once.
+        // A device with two ports has one set of affinity series.
         if last.replace(&port.device) == Some(&port.device) {
             continue;
         }

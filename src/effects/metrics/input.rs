@@ -1,18 +1,18 @@
-//! What a scrape is made of.
+//! The input of a scrape.
 
 use super::counts::{ProcessFootprint, ServerCounts};
 use model::time::Now;
 use model::view::NodeView;
 
-/// The view, the moment, and the program that tells it.
+/// The node view, the time, and the counters of the program itself.
 #[derive(Clone, Copy, Debug)]
 pub struct MetricsInput<'a> {
-    /// What is believed.
+    /// The node view.
     pub view: &'a NodeView,
-    /// When it is told.
+    /// The time of the scrape.
     pub now: Now,
-    /// The program itself.
+    /// Counters of the server.
     pub own: &'a ServerCounts,
-    /// What it costs.
+    /// Resource use of the program.
     pub footprint: ProcessFootprint,
 }

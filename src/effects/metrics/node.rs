@@ -1,4 +1,4 @@
-//! The machine under our own names.
+//! Our own metrics of the node.
 
 use super::input::MetricsInput;
 use super::number::{MetricRow, number};
@@ -29,7 +29,7 @@ static HOST: &[MetricRow<HostSample>] = &[
     MetricRow::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |h| number(&h.memory_rss)),
     MetricRow::gauge("memory_cache_bytes", "bytes", "Page cache and buffers.", |h| number(&h.memory_cache)),
     MetricRow::gauge("swap_used_bytes", "bytes", "Swap in use.", |h| number(&h.swap_used)),
-    MetricRow::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |h| number(&h.oom_kills)),
+    MetricRow::counter("oom_kills_total", "", "Processes that the kernel killed for lack of memory.", |h| number(&h.oom_kills)),
     MetricRow::counter("disk_read_bytes_total", "bytes", "Bytes read from whole disks.", |h| number(&h.disk_read)),
     MetricRow::counter("disk_write_bytes_total", "bytes", "Bytes written to whole disks.", |h| number(&h.disk_write)),
     MetricRow::counter("disk_reads_total", "", "Reads from whole disks.", |h| number(&h.disk_reads)),
@@ -51,9 +51,10 @@ static HOST: &[MetricRow<HostSample>] = &[
     MetricRow::counter("pressure_io_stalled_seconds_total", "seconds", "Time all tasks waited for I/O.", |h| pressed(h, |p| p.io_stalled)),
 ];
 
-const INFO: MetricFamily = MetricFamily { name: "info", kind: MetricType::Info, unit: "", help: "The machine." };
+const INFO: MetricFamily =
+    MetricFamily { name: "info", kind: MetricType::Info, unit: "", help: "Kernel and cgroup version of the node." };
 const GPUS: MetricFamily =
-    MetricFamily { name: "gpu_steward_gpus", kind: MetricType::Gauge, unit: "", help: "GPUs that are known." };
+    MetricFamily { name: "gpu_steward_gpus", kind: MetricType::Gauge, unit: "", help: "GPUs that the agent knows." };
 const UNIDENTIFIED: MetricFamily = MetricFamily {
     name: "gpu_steward_gpus_unidentified",
     kind: MetricType::Gauge,
@@ -70,7 +71,7 @@ const SIMULATED: MetricFamily = MetricFamily {
     name: "gpu_steward_gpus_simulated",
     kind: MetricType::Gauge,
     unit: "",
-    help: "1 when the GPUs and all their readings are made up (--gpus simulated).",
+    help: "1 when the GPUs and all their readings are simulated (--gpus simulated).",
 };
 const DRIVER: MetricFamily = MetricFamily {
     name: "gpu_steward_driver_info",
@@ -82,7 +83,7 @@ const SOURCE: MetricFamily = MetricFamily {
     name: "gpu_steward_gpu_source",
     kind: MetricType::Gauge,
     unit: "",
-    help: "1 for the state in which GPUs are seen: working, starting, missing, hanging, released, switched_off.",
+    help: "1 for the state of the GPU source: working, starting, missing, hanging, released, switched_off.",
 };
 
 fn total(host: &HostSample, pick: impl FnOnce(&NetworkSample) -> u64) -> Reading<SampleValue> {
@@ -96,7 +97,7 @@ fn pressed(host: &HostSample, pick: impl FnOnce(HostPressure) -> Nanos) -> Readi
     number(&host.pressure.map(pick))
 }
 
-/// Writes all of it.
+/// Writes the metrics of the node.
 pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let view = scene.view;
     out.prefixed(PREFIX, &INFO);
@@ -114,7 +115,7 @@ pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     write_gpus(view, out);
 }
 
-/// Writes which GPUs are seen, and how.
+/// Writes the number of GPUs and the state of the GPU source.
 pub fn write_gpus(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&GPUS);
     out.sample(&[], SampleValue::Whole(view.gpus.len() as u64));

@@ -1,13 +1,13 @@
-//! Values of the model as numbers in base units.
+//! Converts values of the model to numbers in base units.
 
 use crate::exposition::{MetricFamily, MetricType, SampleValue};
 use model::Reading;
 use model::gpu::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Millijoules, Nanos, Percent, Ratio, Watts};
 
-/// A value that has a number in base units: bytes, seconds, joules, hertz, shares of one.
+/// A value with a number in base units: bytes, seconds, joules, hertz, ratios from 0 to 1.
 pub trait Measure {
-    /// That number.
+    /// The number in base units.
     fn number(self) -> SampleValue;
 }
 
@@ -51,14 +51,14 @@ pub fn number<T: Measure + Copy>(reading: &Reading<T>) -> Reading<SampleValue> {
     reading.map(Measure::number)
 }
 
-/// A line of a table: a family, fixed labels, and where the value is found in `S`.
+/// A row of a table: a family, fixed labels, and the function that reads the value from `S`.
 #[derive(Clone, Copy, Debug)]
 pub struct MetricRow<S> {
-    /// The name.
+    /// The metric family.
     pub family: MetricFamily,
-    /// Fixed `name="value"` pairs, escaped by hand.
+    /// Fixed `name="value"` pairs, already escaped.
     pub labels: &'static str,
-    /// Where the value is.
+    /// Reads the value.
     pub read: fn(&S) -> Reading<SampleValue>,
 }
 
@@ -83,12 +83,12 @@ impl<S> MetricRow<S> {
         MetricRow { family: MetricFamily { name, kind: MetricType::Counter, unit, help }, labels: "", read }
     }
 
-    /// A counter that others named without `_total`.
+    /// A counter that another program named without `_total`.
     pub const fn foreign_counter(name: &'static str, help: &'static str, read: fn(&S) -> Reading<SampleValue>) -> Self {
         MetricRow { family: MetricFamily { name, kind: MetricType::ForeignCounter, unit: "", help }, labels: "", read }
     }
 
-    /// The same row with fixed labels; rows of one family stand together in their table.
+    /// The same row with fixed labels. Rows of one family must be next to each other in their table.
     pub const fn labelled(mut self, labels: &'static str) -> Self {
         self.labels = labels;
         self

@@ -1,4 +1,4 @@
-//! The program itself: what it costs, what went wrong, who asked.
+//! Metrics of the program itself: resource use, errors, scrapes.
 
 use super::counts::ProcessFootprint;
 use super::input::MetricsInput;
@@ -26,29 +26,32 @@ const BUILD: MetricFamily = MetricFamily {
     unit: "",
     help: "The version of this program.",
 };
-const TROUBLES: MetricFamily = counter("gpu_steward_troubles_total", "What went wrong since the start, by kind.");
+const TROUBLES: MetricFamily = counter("gpu_steward_troubles_total", "Errors since the start, by kind.");
 const PASS: MetricFamily =
     gauge("gpu_steward_sampling_pass_seconds", "seconds", "How long the last pass over cgroups took.");
 const MISSED: MetricFamily = counter("gpu_steward_sampling_deadlines_missed_total", "Sampling deadlines missed.");
 const LEFT_OUT: MetricFamily =
-    gauge("gpu_steward_left_out", "", "Things beyond a bound that are counted and not shown.");
+    gauge("gpu_steward_left_out", "", "Objects beyond a bound, which are counted but not shown.");
 const WATCHING: MetricFamily = gauge(
     "gpu_steward_pod_watch_up",
     "",
-    "1 while this node's pods are followed at the API server, 0 while they cannot be.",
+    "1 while the watch of this node's pods at the API server works, 0 while it does not.",
 );
 const WATCH_AGE: MetricFamily = gauge(
     "gpu_steward_pod_watch_age_seconds",
     "seconds",
-    "Time since the API server last said anything about this node's pods.",
+    "Time since the API server last sent anything about this node's pods.",
 );
 const VIEW_AGE: MetricFamily =
-    gauge("gpu_steward_view_age_seconds", "seconds", "Age of the view that this text shows.");
+    gauge("gpu_steward_view_age_seconds", "seconds", "Age of the node view that this text shows.");
 const SCRAPES: MetricFamily = counter("gpu_steward_scrapes_total", "Answered requests for metrics, this one included.");
 const REFUSED: MetricFamily =
-    counter("gpu_steward_scrapes_refused_total", "Requests refused because too many answers were under way.");
+    counter("gpu_steward_scrapes_refused_total", "Requests refused because too many answers were in progress.");
 const CONNECTIONS: MetricFamily = gauge("gpu_steward_http_connections", "", "Connections that are open.");
-const CUT: MetricFamily = counter("gpu_steward_http_connections_cut_total", "Connections closed for want of room.");
+const CUT: MetricFamily = counter(
+    "gpu_steward_http_connections_cut_total",
+    "Connections closed or refused because the connection limit was reached.",
+);
 
 const fn gauge(name: &'static str, unit: &'static str, help: &'static str) -> MetricFamily {
     MetricFamily { name, kind: MetricType::Gauge, unit, help }
@@ -58,7 +61,7 @@ const fn counter(name: &'static str, help: &'static str) -> MetricFamily {
     MetricFamily { name, kind: MetricType::Counter, unit: "", help }
 }
 
-/// Writes all of it.
+/// Writes the metrics of the program itself.
 pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     out.family(&BUILD);
     out.sample(&[MetricLabels::new().with("version", env!("CARGO_PKG_VERSION")).as_str()], SampleValue::Whole(1));
@@ -104,7 +107,8 @@ fn sampling(view: &NodeView, out: &mut Exposition<'_>) {
     }
 }
 
-/// No series where the API server is not asked, and no age before it has said anything.
+/// Writes the state of the pod watch. Without a pod watch there is no series, and before the first answer of the API
+/// server there is no age.
 fn pod_watch(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let watch = scene.view.pod_watch.as_ref().map(|view| &view.watch);
     out.family(&WATCHING);

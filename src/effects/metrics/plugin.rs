@@ -1,4 +1,4 @@
-//! The device plugin: how it stands with kubelet, what was asked of it, what became of it.
+//! Metrics of the device plugin: its registration with the kubelet, its slots and claims, calls and container starts.
 
 use super::input::MetricsInput;
 use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
@@ -6,58 +6,65 @@ use model::plugin::{DeviceSlots, PluginView, PodFiles, RegistrationState};
 
 const REGISTERED: MetricFamily = gauge(
     "gpu_steward_plugin_registered",
-    "1 while kubelet watches our list of devices, and which way it came to know us.",
+    "1 while the kubelet watches the plugin's list of devices, with the way of its registration.",
 );
 const REGISTRATIONS: MetricFamily =
-    counter("gpu_steward_plugin_registrations_total", "How often kubelet came to know the plugin.");
+    counter("gpu_steward_plugin_registrations_total", "How often the plugin was registered with the kubelet.");
 const SLOTS: MetricFamily = gauge(
     "gpu_steward_plugin_slots",
-    "Slots of a GPU or MIG instance: free, used, unhealthy (free and not to be handed out), used_unhealthy.",
+    "Slots of a GPU or MIG instance: free, used, unhealthy (not used, and not for new containers), used_unhealthy.",
 );
 const CLAIMS: MetricFamily = gauge(
     "gpu_steward_plugin_claims",
-    "Pods that were promised something of a GPU or MIG instance and have not ended; healthy says whether it can be trusted.",
+    "Pods that claim a part of a GPU or MIG instance and have not ended; healthy says whether the device is fit for new containers.",
 );
-const CORDONED: MetricFamily =
-    gauge("gpu_steward_plugin_cordoned", "1 while an operator keeps the GPU or MIG instance from new containers.");
-const ALLOCATIONS: MetricFamily = counter("gpu_steward_plugin_allocations_total", "Containers that kubelet allocated.");
+const CORDONED: MetricFamily = gauge(
+    "gpu_steward_plugin_cordoned",
+    "1 while the GPU or MIG instance is cordoned, so that it gets no new containers.",
+);
+const ALLOCATIONS: MetricFamily =
+    counter("gpu_steward_plugin_allocations_total", "Containers for which the kubelet called Allocate.");
 const STARTS: MetricFamily = counter(
     "gpu_steward_plugin_starts_total",
-    "Starts of containers that were answered: filled, refused, late (waited for in vain), failed (could not be written), foreign.",
+    "Container starts that were answered: filled, refused, late (a wait took too long), failed (files could not be written), foreign (slots of an earlier plugin).",
 );
 const WAITED: MetricFamily =
-    counter("gpu_steward_plugin_starts_waited_total", "Starts that had to wait, by what they waited for.");
+    counter("gpu_steward_plugin_starts_waited_total", "Container starts that had to wait, by what they waited for.");
 const DIFFERING: MetricFamily = counter(
     "gpu_steward_plugin_ids_differing_total",
-    "Containers for which kubelet counts other devices than those of the claim, which holds.",
+    "Containers for which the kubelet counts other devices than the claim names; the claim applies.",
 );
 const WITHOUT_GPU: MetricFamily = gauge(
     "gpu_steward_plugin_pods_without_gpu",
-    "Pods that run and hold a GPU or MIG instance that this node does not list.",
+    "Running pods that hold a GPU or MIG instance that this node does not list.",
 );
 const MOVED: MetricFamily = counter(
     "gpu_steward_plugin_claims_moved_total",
-    "Containers that got other devices than their claim named, with the same numbers: exchanged with another claim, or alone.",
+    "Containers that got other devices than their claim named, with the same memory and SM time: exchanged with another claim, or alone.",
 );
 const FILES_BYTES: MetricFamily = MetricFamily {
     unit: "bytes",
     ..gauge(
         "gpu_steward_plugin_pod_files_bytes",
-        "Room on the node's disk that a pod takes by what it wrote into the folders that the limiter needs writable.",
+        "Disk space of the files that a pod wrote into the folders that the limiter needs writable.",
     )
 };
 const FILES: MetricFamily = gauge(
     "gpu_steward_plugin_pod_files",
-    "Files and folders that a pod wrote into the folders that the limiter needs writable; over says whether that is too much.",
+    "Files and folders that a pod wrote into the folders that the limiter needs writable; over says whether it wrote more than it may.",
 );
 const GUARD: MetricFamily = gauge(
     "gpu_steward_guard",
-    "1 for what was found of a policy of the chart: in_force, open (it lets through what must not be written), hinders (it refuses what this agent has to write).",
+    "1 for the state of an admission policy of the chart: in_force, open (does not refuse a forbidden write), hinders (also refuses a write that this agent must make).",
 );
-const ALLOCATE: MetricFamily =
-    histogram("gpu_steward_plugin_allocate_seconds", "Allocate, from kubelet's request to our answer.");
-const START: MetricFamily =
-    histogram("gpu_steward_plugin_start_seconds", "PreStartContainer, from kubelet's request to our answer.");
+const ALLOCATE: MetricFamily = histogram(
+    "gpu_steward_plugin_allocate_seconds",
+    "Duration of Allocate, from the kubelet's request to the agent's answer.",
+);
+const START: MetricFamily = histogram(
+    "gpu_steward_plugin_start_seconds",
+    "Duration of PreStartContainer, from the kubelet's request to the agent's answer.",
+);
 
 const fn gauge(name: &'static str, help: &'static str) -> MetricFamily {
     MetricFamily { name, kind: MetricType::Gauge, unit: "", help }
@@ -71,7 +78,7 @@ const fn histogram(name: &'static str, help: &'static str) -> MetricFamily {
     MetricFamily { name, kind: MetricType::Histogram, unit: "seconds", help }
 }
 
-/// Writes all of it; nothing where GPUs are not shared.
+/// Writes the metrics of the device plugin; no series where GPUs are not shared.
 pub fn write(scene: &MetricsInput<'_>, out: &mut Exposition<'_>) {
     let plugin = scene.view.plugin.as_deref();
     out.family(&REGISTERED);

@@ -1,4 +1,4 @@
-//! Pods and containers under our own names.
+//! Our own metrics of pods and containers.
 
 use super::number::{Measure, MetricRow, number};
 use super::subject::LabelledSubjects;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 const POD: &str = "gpu_steward_pod_";
 const CONTAINER: &str = "gpu_steward_container_";
 
-/// What a cgroup counts.
+/// Readings of a cgroup.
 #[rustfmt::skip]
 static CGROUP: &[MetricRow<CgroupSample>] = &[
     MetricRow::counter("cpu_seconds_total", "seconds", "CPU time.", |s| number(&s.cpu_total)),
@@ -27,18 +27,18 @@ static CGROUP: &[MetricRow<CgroupSample>] = &[
     MetricRow::counter("cpu_cfs_throttled_periods_total", "", "Enforcement periods in which the quota was used up.", |s| number(&s.cfs_throttled_periods)),
     MetricRow::counter("cpu_cfs_throttled_seconds_total", "seconds", "Time spent waiting for the next enforcement period.", |s| number(&s.cfs_throttled)),
     MetricRow::gauge("memory_usage_bytes", "bytes", "Memory charged, page cache included.", |s| number(&s.memory_usage)),
-    MetricRow::gauge("memory_working_set_bytes", "bytes", "Memory without inactive file pages: what kubelet evicts by.", |s| number(&s.memory_working_set)),
+    MetricRow::gauge("memory_working_set_bytes", "bytes", "Memory without inactive file pages: the value by which the kubelet evicts.", |s| number(&s.memory_working_set)),
     MetricRow::gauge("memory_rss_bytes", "bytes", "Anonymous memory.", |s| number(&s.memory_rss)),
     MetricRow::gauge("memory_cache_bytes", "bytes", "Page cache.", |s| number(&s.memory_cache)),
     MetricRow::gauge("memory_swap_bytes", "bytes", "Memory swapped out; no series where the kernel does not account for swap.", |s| number(&s.memory_swap)),
     MetricRow::gauge("memory_limit_bytes", "bytes", "Memory limit; no series where there is none.", |s| limit(&s.memory_limit, |bytes| SampleValue::Whole(bytes.0))),
-    MetricRow::counter("oom_kills_total", "", "Processes the kernel killed for memory.", |s| number(&s.oom_kills)),
+    MetricRow::counter("oom_kills_total", "", "Processes that the kernel killed for lack of memory.", |s| number(&s.oom_kills)),
     MetricRow::counter("io_read_bytes_total", "bytes", "Bytes read from block devices.", |s| number(&s.io_read)),
     MetricRow::counter("io_write_bytes_total", "bytes", "Bytes written to block devices.", |s| number(&s.io_write)),
     MetricRow::counter("io_reads_total", "", "Reads from block devices.", |s| number(&s.io_reads)),
     MetricRow::counter("io_writes_total", "", "Writes to block devices.", |s| number(&s.io_writes)),
-    MetricRow::gauge("process_io_read_bytes", "bytes", "Bytes that the living processes read from storage; loses those that ended.", |s| number(&s.process_io.map(|io| io.read))),
-    MetricRow::gauge("process_io_write_bytes", "bytes", "Bytes that the living processes wrote to storage; loses those that ended.", |s| number(&s.process_io.map(|io| io.write))),
+    MetricRow::gauge("process_io_read_bytes", "bytes", "Bytes that the running processes read from storage, without processes that have ended.", |s| number(&s.process_io.map(|io| io.read))),
+    MetricRow::gauge("process_io_write_bytes", "bytes", "Bytes that the running processes wrote to storage, without processes that have ended.", |s| number(&s.process_io.map(|io| io.write))),
     MetricRow::gauge("tasks", "", "Processes and threads.", |s| number(&s.tasks)),
     MetricRow::gauge("processes", "", "Processes.", |s| number(&s.processes)),
     MetricRow::counter("pressure_cpu_waiting_seconds_total", "seconds", "Time some task waited for a processor.", |s| pressed(s, |p| p.cpu_waiting)),
@@ -49,7 +49,7 @@ static CGROUP: &[MetricRow<CgroupSample>] = &[
     MetricRow::counter("pressure_io_stalled_seconds_total", "seconds", "Time all tasks waited for I/O.", |s| pressed(s, |p| p.io_stalled)),
 ];
 
-/// What a network namespace counts.
+/// Counters of a network namespace.
 #[rustfmt::skip]
 static NETWORK: &[MetricRow<Reading<NetworkSample>>] = &[
     MetricRow::counter("network_receive_bytes_total", "bytes", "Bytes received on all interfaces but lo.", |n| total(n, |n| n.rx_bytes.0)),
@@ -62,47 +62,47 @@ static NETWORK: &[MetricRow<Reading<NetworkSample>>] = &[
     MetricRow::counter("network_transmit_dropped_total", "", "Packets dropped before they were sent.", |n| total(n, |n| n.tx_dropped.0)),
 ];
 
-/// What its processes do on a GPU.
+/// Use of a GPU by the processes of a pod or container.
 #[rustfmt::skip]
 static SHARE: &[MetricRow<GpuUse>] = &[
-    MetricRow::gauge("gpu_memory_used_bytes", "bytes", "GPU memory of its processes, by GPU.", |s| number(&s.memory_used)),
-    MetricRow::gauge("gpu_sm_ratio", "ratio", "SM use of its processes, by GPU.", |s| number(&s.sm)),
-    MetricRow::gauge("gpu_processes", "", "Its processes, by GPU.", |s| Reading::Measured(SampleValue::Whole(u64::from(s.processes)), Monotonic(0))),
+    MetricRow::gauge("gpu_memory_used_bytes", "bytes", "GPU memory that the processes hold, by GPU.", |s| number(&s.memory_used)),
+    MetricRow::gauge("gpu_sm_ratio", "ratio", "SM use of the processes, by GPU.", |s| number(&s.sm)),
+    MetricRow::gauge("gpu_processes", "", "Processes on the GPU, by GPU.", |s| Reading::Measured(SampleValue::Whole(u64::from(s.processes)), Monotonic(0))),
 ];
 
 const PROMISED: MetricFamily = MetricFamily {
     name: "gpu_memory_promised_bytes",
     kind: MetricType::Gauge,
     unit: "bytes",
-    help: "GPU memory that its containers together were promised, by GPU or MIG instance; no series where it is not limited.",
+    help: "GPU memory that the pod's containers together claim, by GPU or MIG instance; no series where memory is not limited.",
 };
 
 const OVER_USE: MetricFamily = MetricFamily {
     name: "over_use_bytes",
     kind: MetricType::Gauge,
     unit: "bytes",
-    help: "GPU memory that it holds beyond its promise, once it has for half a minute; no series otherwise.",
+    help: "GPU memory that the pod holds beyond its claim, once it has done so for half a minute; no series otherwise.",
 };
 
 const OWNER: MetricFamily = MetricFamily {
     name: "owner_info",
     kind: MetricType::Info,
     unit: "",
-    help: "Who made the pod, by the controller among its ownerReferences; no series for a pod that nobody made.",
+    help: "Owner of the pod: the controller among its ownerReferences; no series for a pod without one.",
 };
 
 const LABELS: MetricFamily = MetricFamily {
     name: "labels_info",
     kind: MetricType::Info,
     unit: "",
-    help: "Labels of the pod, those that --pod-labels names; no series for a pod that has none of them.",
+    help: "Labels of the pod that --pod-labels names; no series for a pod that has none of them.",
 };
 
-/// What it has had of GPUs so far.
+/// The tally of a pod.
 #[rustfmt::skip]
 static TALLY: &[MetricRow<GpuTally>] = &[
-    MetricRow::counter("gpu_seconds_total", "seconds", "GPU time that it held, by GPU: a second of a GPU is divided among its holders. Goes on over restarts of the agent.", |t| Reading::Measured(t.held.number(), Monotonic(0))),
-    MetricRow::counter("gpu_energy_joules_total", "joules", "Its part of what its GPUs drew, by GPU: by SM use, else as its GPU time. Goes on over restarts of the agent.", |t| Reading::Measured(t.energy.number(), Monotonic(0))),
+    MetricRow::counter("gpu_seconds_total", "seconds", "GPU time of the pod, by GPU: each second of a GPU is divided among its holders. The sum survives restarts of the agent.", |t| Reading::Measured(t.held.number(), Monotonic(0))),
+    MetricRow::counter("gpu_energy_joules_total", "joules", "The pod's part of the energy that the GPU drew, by GPU: divided by SM use, or else like GPU time. The sum survives restarts of the agent.", |t| Reading::Measured(t.energy.number(), Monotonic(0))),
 ];
 
 const REASON: MetricFamily = MetricFamily {
@@ -131,7 +131,7 @@ fn total(network: &Reading<NetworkSample>, pick: impl FnOnce(&NetworkSample) -> 
     }
 }
 
-/// What pods and containers have in common.
+/// The readings that pods and containers have in common.
 trait Holds {
     fn sample(&self) -> &CgroupSample;
     fn network(&self) -> &Reading<NetworkSample>;
@@ -162,7 +162,7 @@ impl Holds for ContainerView {
     }
 }
 
-/// Writes all of it.
+/// Writes the metrics of pods and containers.
 pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
     let containers: Vec<_> = subjects.containers.iter().map(|it| (it.seen, it.labels.as_str())).collect();
@@ -179,7 +179,7 @@ pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposit
     one(CONTAINER, &containers, subjects, out);
 }
 
-/// Writes what pods have of GPUs, and nothing else of them.
+/// Writes only the metrics of pods that are about GPUs.
 pub fn write_shares(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let pods: Vec<_> = subjects.pods.iter().map(|pod| (pod.seen, pod.labels.as_str())).collect();
     shares(POD, &pods, subjects, out);
@@ -208,7 +208,7 @@ fn against_promises(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut 
     }
 }
 
-/// Who made each pod, and what it has had so far.
+/// Writes owner, labels and tallies of pods.
 fn over_time(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let labels = labels_of(subjects);
     out.prefixed(POD, &OWNER);
@@ -229,13 +229,13 @@ fn over_time(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposit
     tallies(view, &labels, subjects, out);
 }
 
-/// The name of a pod's label in a series, as kube-state-metrics makes it: `label_app_kubernetes_io_name`.
+/// The metric label for a pod's label, formed as in kube-state-metrics: `label_app_kubernetes_io_name`.
 fn label_name(key: &str) -> String {
     let fits = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '_' };
     format!("label_{}", key.chars().map(fits).collect::<String>())
 }
 
-/// What pods have had of GPUs so far.
+/// Writes the tallies of pods.
 fn tallies(
     view: &NodeView,
     labels: &HashMap<&PodUid, &str>,

@@ -1,15 +1,15 @@
-//! Who a line is about: label sets that are escaped once and copied into every line.
+//! Label sets of GPUs, pods and containers. They are escaped once and copied into every line.
 
 use crate::exposition::MetricLabels;
 use model::id::{ContainerId, GpuUuid};
 use model::view::{ContainerView, GpuUse, GpuView, NodeView, PodView};
 use std::collections::{HashMap, HashSet};
 
-/// Digits of a container's id that runtimes print and people type. Of half a billion nodes with a thousand containers
-/// each, one has two that agree in all of them.
+/// Number of digits of a container id that runtimes print and people type. Of half a billion nodes with a thousand
+/// containers each, one has two containers with the same digits.
 const SHORT: usize = 12;
 
-/// Everybody in a view.
+/// All GPUs, pods and containers of a view, with their labels.
 #[derive(Debug)]
 pub struct LabelledSubjects<'a> {
     /// GPUs by index.
@@ -22,17 +22,17 @@ pub struct LabelledSubjects<'a> {
     cards: HashMap<&'a GpuUuid, &'a GpuUuid>,
 }
 
-/// One of them, with its labels.
+/// A GPU, pod or container with its labels.
 #[derive(Debug)]
 pub struct LabelledSubject<'a, T> {
-    /// What is believed of it.
+    /// The view of the object.
     pub seen: &'a T,
     /// `gpu,uuid` or `namespace,pod,pod_uid` or `namespace,pod,container,id`.
     pub labels: MetricLabels,
 }
 
 impl<'a> LabelledSubjects<'a> {
-    /// Of `view`.
+    /// The subjects of `view`.
     #[must_use]
     pub fn of(view: &'a NodeView) -> LabelledSubjects<'a> {
         let gpus = view.gpus.iter().map(|seen| LabelledSubject { seen, labels: of_gpu(seen) }).collect();
@@ -50,13 +50,13 @@ impl<'a> LabelledSubjects<'a> {
         LabelledSubjects { gpus, pods, containers: inside.chain(alone).collect(), indices, cards }
     }
 
-    /// `gpu,uuid` of a share, and `mig_uuid` where there is one.
+    /// `gpu,uuid` of a GPU in use, and `mig_uuid` for a MIG instance.
     #[must_use]
     pub fn share(&self, share: &GpuUse) -> MetricLabels {
         self.place(&share.gpu, share.mig.as_ref())
     }
 
-    /// The same of a GPU or MIG instance.
+    /// The same labels for a GPU or MIG instance.
     #[must_use]
     pub fn device(&self, device: &GpuUuid) -> MetricLabels {
         match self.cards.get(device) {
@@ -82,7 +82,7 @@ fn of_gpu(gpu: &GpuView) -> MetricLabels {
     MetricLabels::new().with("gpu", &gpu.gpu.index.to_string()).with("uuid", gpu.gpu.uuid.as_str())
 }
 
-/// `namespace` and `pod`, empty while nobody has told them.
+/// `namespace` and `pod`; empty while they are not known.
 #[must_use]
 pub fn pod_name(pod: Option<&PodView>) -> (&str, &str) {
     pod.and_then(|pod| pod.name.as_ref()).map_or(("", ""), |name| (&*name.namespace, &*name.name))
@@ -97,15 +97,15 @@ fn short(id: &ContainerId) -> &str {
     id.as_str().get(..SHORT).unwrap_or(id.as_str())
 }
 
-/// What more than one container's id begins with.
+/// The short ids that more than one container has.
 fn twins(view: &NodeView) -> HashSet<&str> {
     let mut seen = HashSet::new();
     let inside = view.pods.iter().flat_map(|pod| pod.containers.iter());
     inside.chain(&view.containers).map(|container| short(&container.id)).filter(|id| !seen.insert(*id)).collect()
 }
 
-/// While nobody has told names the id alone tells containers apart, so one that is like another's at its beginning stands
-/// whole.
+/// The labels of a container. While names are not known, only `id` makes the series unique, so an id whose short form
+/// is not unique is written in full.
 fn of_container(pod: Option<&PodView>, container: &ContainerView, twins: &HashSet<&str>) -> MetricLabels {
     let (namespace, name) = pod_name(pod);
     let id = short(&container.id);

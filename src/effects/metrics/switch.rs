@@ -1,4 +1,4 @@
-//! NVSwitches, as far as the kernel's log tells of them.
+//! Metrics of NVSwitches, from their errors in the kernel's log.
 
 use crate::exposition::{Exposition, MetricFamily, MetricLabels, MetricType, SampleValue};
 use model::view::NodeView;
@@ -10,7 +10,7 @@ const SXIDS: MetricFamily = MetricFamily {
     help: "Errors of NVSwitches (SXids) in the kernel's log since the program started, by code and whether fatal.",
 };
 
-/// Writes all of it.
+/// Writes the metrics of NVSwitches.
 pub fn write(view: &NodeView, out: &mut Exposition<'_>) {
     out.family(&SXIDS);
     for switch in &view.switches {

@@ -1,5 +1,5 @@
-//! What is read rarely of a card: its plate and limits, its slot, worn memory, links and fabric; under our own names and
-//! under those that dcgm-exporter has for the same thing.
+//! Readings of a GPU that are taken rarely: board and power limits, PCIe link, retired memory, NVLinks and fabric. They
+//! have our own names and, where dcgm-exporter has the same value, its names.
 
 use super::number::{MetricRow, number};
 use super::subject::LabelledSubjects;
@@ -11,31 +11,31 @@ use model::view::{GpuView, NodeView};
 
 const PREFIX: &str = "gpu_steward_gpu_";
 
-/// Readings with one value for a card.
+/// Readings with one value for each GPU.
 #[rustfmt::skip]
 pub static CARD: &[MetricRow<GpuView>] = &[
-    MetricRow::gauge("power_limit_default_watts", "watts", "Limit of power that the card starts with.", |g| number(&g.gpu.board.power_default)),
-    MetricRow::gauge("power_limit_minimum_watts", "watts", "The least limit of power that may be set.", |g| number(&g.gpu.board.power_least)),
-    MetricRow::gauge("power_limit_maximum_watts", "watts", "The highest limit of power that may be set.", |g| number(&g.gpu.board.power_most)),
-    MetricRow::gauge("pcie_link_generation", "", "PCIe generation of the card's slot now; falls while the card idles.", |g| number(&g.sample.upkeep.pcie_generation)),
-    MetricRow::gauge("pcie_link_generation_maximum", "", "The highest PCIe generation that card and slot can do together.", |g| number(&g.gpu.board.pcie_generation_most)),
-    MetricRow::gauge("pcie_link_width", "", "PCIe lanes in use now.", |g| number(&g.sample.upkeep.pcie_width)),
-    MetricRow::gauge("pcie_link_width_maximum", "", "The most PCIe lanes that card and slot have in common.", |g| number(&g.gpu.board.pcie_width_most)),
-    MetricRow::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.correctable)).labelled("severity=\"correctable\""),
-    MetricRow::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.nonfatal)).labelled("severity=\"nonfatal\""),
-    MetricRow::counter("pcie_errors_total", "", "Errors that the card reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.fatal)).labelled("severity=\"fatal\""),
-    MetricRow::counter("retired_pages_total", "", "Memory pages given up, by the errors that caused it (cards before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.corrected)).labelled("cause=\"corrected\""),
-    MetricRow::counter("retired_pages_total", "", "Memory pages given up, by the errors that caused it (cards before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.uncorrected)).labelled("cause=\"uncorrected\""),
-    MetricRow::gauge("retired_pages_pending", "", "1 while pages wait for a reset to be given up.", |g| number(&g.sample.upkeep.retired.pending)),
-    MetricRow::gauge("nvlinks", "", "NVLinks of the card, up or down.", |g| links(g).map(|all| SampleValue::Whole(all.len() as u64))),
-    MetricRow::gauge("fabric_error", "", "NVML's code of how the fabric manager ended with the card: 0 is well. No series before it ended.", |g| match g.sample.upkeep.fabric {
+    MetricRow::gauge("power_limit_default_watts", "watts", "Default power limit of the GPU.", |g| number(&g.gpu.board.power_default)),
+    MetricRow::gauge("power_limit_minimum_watts", "watts", "Lowest power limit that can be set.", |g| number(&g.gpu.board.power_least)),
+    MetricRow::gauge("power_limit_maximum_watts", "watts", "Highest power limit that can be set.", |g| number(&g.gpu.board.power_most)),
+    MetricRow::gauge("pcie_link_generation", "", "Current PCIe generation of the GPU's link; it is lower while the GPU idles.", |g| number(&g.sample.upkeep.pcie_generation)),
+    MetricRow::gauge("pcie_link_generation_maximum", "", "Highest PCIe generation that both the GPU and its slot support.", |g| number(&g.gpu.board.pcie_generation_most)),
+    MetricRow::gauge("pcie_link_width", "", "Current number of PCIe lanes in use.", |g| number(&g.sample.upkeep.pcie_width)),
+    MetricRow::gauge("pcie_link_width_maximum", "", "Most PCIe lanes that both the GPU and its slot support.", |g| number(&g.gpu.board.pcie_width_most)),
+    MetricRow::counter("pcie_errors_total", "", "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.correctable)).labelled("severity=\"correctable\""),
+    MetricRow::counter("pcie_errors_total", "", "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.nonfatal)).labelled("severity=\"nonfatal\""),
+    MetricRow::counter("pcie_errors_total", "", "Errors that the GPU reported on its PCIe link (AER) since boot, by severity.", |g: &GpuView| number(&g.sample.upkeep.pcie_errors.fatal)).labelled("severity=\"fatal\""),
+    MetricRow::counter("retired_pages_total", "", "Memory pages retired, by the errors that caused it (GPUs before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.corrected)).labelled("cause=\"corrected\""),
+    MetricRow::counter("retired_pages_total", "", "Memory pages retired, by the errors that caused it (GPUs before Ampere).", |g: &GpuView| number(&g.sample.upkeep.retired.uncorrected)).labelled("cause=\"uncorrected\""),
+    MetricRow::gauge("retired_pages_pending", "", "1 while pages wait for a GPU reset to be retired.", |g| number(&g.sample.upkeep.retired.pending)),
+    MetricRow::gauge("nvlinks", "", "NVLinks of the GPU, up or down.", |g| links(g).map(|all| SampleValue::Whole(all.len() as u64))),
+    MetricRow::gauge("fabric_error", "", "NVML's status of the GPU's registration with the fabric manager: 0 is success. No series before the registration is completed.", |g| match g.sample.upkeep.fabric {
         Reading::Measured(fabric, at) if fabric.state == FabricState::Completed => Reading::Measured(SampleValue::Whole(fabric.outcome.into()), at),
         Reading::Measured(..) => Reading::NOT_YET,
         Reading::Absent(why) => Reading::Absent(why),
     }),
 ];
 
-/// dcgm-exporter's names.
+/// The readings under dcgm-exporter's names.
 #[rustfmt::skip]
 pub static DCGM: &[MetricRow<GpuView>] = &[
     MetricRow::foreign_counter("DCGM_FI_DEV_RETIRED_SBE", "Total number of retired pages due to single-bit errors.", |g| number(&g.sample.upkeep.retired.corrected)),
@@ -47,34 +47,38 @@ pub static DCGM: &[MetricRow<GpuView>] = &[
     MetricRow::foreign_counter("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Total number of NVLink recovery errors.", |g| sum(g, LinkError::Recovery)),
 ];
 
-const BOARD: MetricFamily = family("board_info", MetricType::Info, "What is on the card's plate.");
+const BOARD: MetricFamily =
+    family("board_info", MetricType::Info, "Serial number and VBIOS version of the GPU's board.");
 const JOB: MetricFamily = family(
     "slurm_job_info",
     MetricType::Info,
-    "A job of Slurm with a process on the card that is in no pod, by the cgroup that Slurm made for it.",
+    "Slurm job with a process on the GPU that is in no pod, by the cgroup that Slurm made for the job.",
 );
 const UP: MetricFamily = family("nvlink_up", MetricType::Gauge, "1 while the NVLink is up, 0 while it is down.");
 const ERRORS: MetricFamily = family(
     "nvlink_errors_total",
     MetricType::Counter,
-    "What went wrong on an NVLink since the driver was loaded; which kinds are counted is a matter of the architecture.",
+    "Errors on an NVLink since the driver was loaded, by type; the types depend on the GPU's architecture.",
 );
 const FABRIC: MetricFamily = family(
     "fabric_info",
     MetricType::Info,
-    "The NVLink fabric that the card is of: cards of one cluster and clique reach each other.",
+    "The NVLink fabric of the GPU: GPUs of one cluster and clique reach each other.",
 );
 const STATE: MetricFamily = family(
     "fabric_state",
     MetricType::Gauge,
-    "1 for how far the fabric manager has come with the card; CUDA starts when it is completed.",
+    "1 for the state of the GPU's registration with the fabric manager; CUDA starts when it is completed.",
 );
-const FAULT: MetricFamily =
-    family("fabric_fault", MetricType::Gauge, "1 for what is wrong in the card's fabric, 0 for what is not.");
+const FAULT: MetricFamily = family(
+    "fabric_fault",
+    MetricType::Gauge,
+    "1 for each fault that the GPU's fabric has, 0 for each that it does not have.",
+);
 const SUMMARY: MetricFamily = family(
     "fabric_health",
     MetricType::Gauge,
-    "1 for NVML's judgement of the card's fabric: healthy, unhealthy, limited_capacity.",
+    "1 for NVML's health summary of the GPU's fabric: healthy, unhealthy, limited_capacity.",
 );
 
 const fn family(name: &'static str, kind: MetricType, help: &'static str) -> MetricFamily {
@@ -88,7 +92,7 @@ fn links(gpu: &GpuView) -> Reading<&[NvLink]> {
     }
 }
 
-/// Over the links that count it; absent where none does.
+/// The sum over the links that count this kind of error; absent if no link does.
 fn sum(gpu: &GpuView, kind: LinkError) -> Reading<SampleValue> {
     let all = match links(gpu) {
         Reading::Measured(all, _) => all.iter().map(|link| link.errors(kind)),
@@ -104,7 +108,7 @@ fn sum(gpu: &GpuView, kind: LinkError) -> Reading<SampleValue> {
     number(&sum.unwrap_or_default())
 }
 
-/// Writes what has more than one value for a card.
+/// Writes the readings that have more than one value for each GPU.
 pub fn write(view: &NodeView, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     out.prefixed(PREFIX, &JOB);
     for (gpu, job) in &view.slurm_jobs {
@@ -178,7 +182,7 @@ fn fabric(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     }
 }
 
-/// Lines of the family of absent readings for kinds of link errors that no link of the card counts.
+/// Writes an absent reading for each kind of link error that no link of the GPU counts.
 pub fn absences(gpu: &GpuView, labels: &MetricLabels, out: &mut Exposition<'_>) {
     let links = links(gpu).value().copied().unwrap_or_default();
     for kind in LinkError::ALL {

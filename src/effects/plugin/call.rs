@@ -1,4 +1,4 @@
-//! What kubelet asks, as a message to the owner of the state.
+//! Calls of the kubelet as messages to the owner task, which owns the node allocator.
 
 use super::journal::TicketJournal;
 use super::meter::CallMeter;
@@ -9,94 +9,94 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 use wire::ticket;
 
-/// Calls that may wait for the owner. kubelet admits pods one at a time and starts containers in parallel; 110 pods of a
-/// node, all starting at once, fit.
+/// Calls that may wait for the owner task. The kubelet admits pods one at a time and starts containers in parallel; the
+/// starts of 110 pods, the kubelet's usual limit, fit.
 pub(super) const QUEUE: usize = 256;
 
-/// One device of the list, as kubelet is told of it.
+/// One device of the list that the kubelet gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginDevice {
     /// `<uuid>-<number>`.
     pub id: Arc<str>,
-    /// Whether kubelet may hand it out.
+    /// Whether the kubelet may allocate it.
     pub healthy: bool,
-    /// NUMA node, where the machine tells one.
+    /// Its NUMA node, if the machine reports one.
     pub numa: Option<u32>,
 }
 
-/// What `Allocate` gives a container.
+/// The answer to `Allocate` for one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocateAnswer {
     /// Full names of CDI devices.
     pub cdi: Vec<String>,
-    /// Everything else, where the runtime has no CDI.
+    /// Everything else that the container needs, if the container runtime has no CDI.
     pub fields: Vec<ContainerField>,
 }
 
 impl AllocateAnswer {
-    /// A ticket and nothing else.
+    /// An answer with a ticket and nothing else.
     #[must_use]
     pub fn of_ticket(ticket: &Ticket) -> AllocateAnswer {
         AllocateAnswer { cdi: vec![ticket::qualified(ticket)], fields: Vec::new() }
     }
 }
 
-/// One thing that a container gets without CDI.
+/// One part of an `Allocate` answer without CDI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContainerField {
-    /// A variable.
+    /// An environment variable: name, value.
     Env(String, String),
     /// A device node: path in the container, path on the host.
     Device(String, String),
     /// A file or folder: path in the container, path on the host, whether it is read-only.
     Mount(String, String, bool),
-    /// An annotation of the container; runtimes drop it, kubelet's checkpoint keeps it.
+    /// An annotation of the container: key, value. Container runtimes drop it; the kubelet's checkpoint keeps it.
     Annotation(String, String),
 }
 
-/// Why a call is refused: the sentence that kubelet writes into the pod's status.
+/// The reason why a call is refused: the sentence that the kubelet writes into the pod's status.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CallRefused(pub String);
 
-/// A call of kubelet.
+/// A call of the kubelet.
 #[derive(Debug)]
 pub enum PluginCall {
-    /// Which of these ids would be best?
+    /// `GetPreferredAllocation`: which of these ids suit the container best.
     Prefer {
-        /// Those that are free.
+        /// The free ids.
         available: Vec<Arc<str>>,
-        /// Those that must be among them.
+        /// The ids that the answer must contain.
         must: Vec<Arc<str>>,
-        /// How many in all.
+        /// The number of ids in the answer.
         size: usize,
-        /// The ids.
+        /// Takes the chosen ids.
         reply: oneshot::Sender<Vec<Arc<str>>>,
     },
-    /// A container of some pod gets these ids.
+    /// `Allocate`: a container gets these ids. The call does not name the pod.
     Allocate {
         /// The ids.
         ids: Vec<Arc<str>>,
-        /// What it gets.
+        /// Takes the answer.
         reply: oneshot::Sender<Result<AllocateAnswer, CallRefused>>,
     },
-    /// A container of some pod has got these ids, and this ticket for them.
+    /// `Allocate` was answered already: a container has these ids, and this ticket for them.
     Allocated {
         /// The ids.
         ids: Vec<Arc<str>>,
-        /// What was answered.
+        /// The ticket in the answer.
         ticket: Ticket,
     },
-    /// A container that holds these ids is about to start.
+    /// `PreStartContainer`: a container that holds these ids is about to start.
     Start {
         /// The ids.
         ids: Vec<Arc<str>>,
-        /// Whether it may.
+        /// Takes whether the container may start.
         reply: oneshot::Sender<Result<(), CallRefused>>,
     },
 }
 
-/// The way to the owner.
+/// The sending end: the gRPC service sends calls to the owner task.
 #[derive(Clone, Debug)]
 pub struct PluginCallSender {
     queue: mpsc::Sender<PluginCall>,
@@ -106,20 +106,21 @@ pub struct PluginCallSender {
     under_way: UnderWay,
 }
 
-/// The owner's end.
+/// The receiving end, for the owner task.
 #[derive(Debug)]
 pub struct PluginCallReceiver {
-    /// What kubelet asks, in its order.
+    /// The calls of the kubelet, in the order in which they arrive.
     pub calls: mpsc::Receiver<PluginCall>,
-    /// The owner's standing word that whoever allocates gets a ticket and nothing else, once it is noted there: while it holds,
-    /// a call is answered at once and told to the owner before anything that follows it.
+    /// The owner task's permission to answer `Allocate` with a ticket only, once the ticket stands in this journal.
+    /// While it is set, `Allocate` is answered at once, and the owner task gets [`PluginCall::Allocated`] before every
+    /// later call.
     pub tickets: watch::Sender<Option<Arc<TicketJournal>>>,
-    /// The turn at the disk, shared with who answers at once.
+    /// Limits blocking writes to one Tokio worker; shared with the service that answers at once.
     pub disk: Arc<OneAtDisk>,
 }
 
 impl PluginCallSender {
-    /// The two ends.
+    /// Makes the two ends.
     #[must_use]
     pub fn channel() -> (PluginCallSender, PluginCallReceiver) {
         let (queue, calls) = mpsc::channel(QUEUE);
@@ -130,13 +131,13 @@ impl PluginCallSender {
         (calls_of, PluginCallReceiver { calls, tickets: say, disk })
     }
 
-    /// How long answers take.
+    /// Times how long answers take.
     #[must_use]
     pub fn meter(&self) -> &Arc<CallMeter> {
         &self.meter
     }
 
-    /// A call of kubelet has come: it is under way until this is dropped.
+    /// Counts a call of the kubelet as under way until the returned value is dropped.
     pub(super) fn begin(&self, kind: Kind) -> Waited {
         self.under_way.begin(kind)
     }
@@ -146,14 +147,14 @@ impl PluginCallSender {
         &self.under_way
     }
 
-    /// Asks and waits for the answer; `None` when the owner has gone.
+    /// Sends a call and waits for the answer; `None` if the owner task has ended.
     pub(super) async fn ask<T>(&self, call: impl FnOnce(oneshot::Sender<T>) -> PluginCall) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.queue.send(call(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// What a container gets that is given these ids; `None` when the owner has gone.
+    /// The answer to an `Allocate` of these ids; `None` if the owner task has ended.
     pub(super) async fn allocate(&self, ids: Vec<Arc<str>>) -> Option<Result<AllocateAnswer, CallRefused>> {
         let Some(journal) = self.tickets.borrow().clone() else {
             return self.ask(|reply| PluginCall::Allocate { ids, reply }).await;
@@ -163,7 +164,7 @@ impl PluginCallSender {
             Err(refused) => return Some(Err(refused)),
         };
         if let Err(error) = self.disk.write(|| journal.note(&ticket, &ids)) {
-            tracing::warn!(%error, "a ticket is given out that an agent which ends now would not know");
+            tracing::warn!(%error, "ticket not written to the journal: an agent that restarts now does not know it");
         }
         crate::failpoint!("allocate-noted");
         let answer = AllocateAnswer::of_ticket(&ticket);
@@ -173,10 +174,10 @@ impl PluginCallSender {
     }
 }
 
-/// A ticket that nobody has, nor can guess.
+/// A new random ticket, which is unique and cannot be guessed.
 ///
 /// # Errors
-/// The kernel gives no random bytes.
+/// If the kernel returns no random bytes.
 pub fn new_ticket() -> Result<Ticket, CallRefused> {
     let mut bytes = [0; 16];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

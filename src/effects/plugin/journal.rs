@@ -1,8 +1,10 @@
-//! Tickets that were given out and have no folder of their own yet: one short line each, written before kubelet gets its answer.
-//! An answer waits for a line and not for a folder, and an agent that is killed right after it still knows what it gave out.
+//! The ticket journal: one short line for each issued ticket that has no folder yet, written before the kubelet gets
+//! the answer. The answer waits for one line and not for a folder, and an agent that is killed right after it still
+//! knows the ticket.
 //!
-//! Lines of tickets that have a folder by now go when the file is written anew with the open ones: after the last of them, when the
-//! file is large, and before one more line that would not fit.
+//! Lines of tickets that have a folder by now are removed by compaction, which writes the file again with the open
+//! tickets only. The journal compacts after the last open ticket, when the file is large, and when one more line would
+//! not fit.
 
 use model::id::Ticket;
 use model::ticket::IssuedTicket;
@@ -14,14 +16,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::issued_ticket;
 
-/// Beside the folders of the tickets.
+/// In the state directory, beside the folders of the tickets.
 const FILE: &str = "given-out";
-/// Much more than the tickets of a full node whose disk hangs.
+/// Limit of the file: far more than the tickets of a full node whose disk hangs.
 const MAX_BYTES: u64 = 1 << 20;
-/// The file is written anew when it is this large and at least half of it is of no use: some 500 lines, 60 kB to write.
+/// The journal compacts when the file has this size and at least half of it is unused: about 500 lines, 60 kB to write.
 const MUCH: u64 = 64 << 10;
 
-/// The file. The gRPC task adds lines and the writer thread removes them: a mutex is held for one line, or for one writing anew.
+/// The ticket journal. The gRPC task adds lines and the writer thread removes them; a mutex is held for one line or one
+/// compaction.
 #[derive(Debug)]
 pub struct TicketJournal {
     path: PathBuf,
@@ -31,7 +34,7 @@ pub struct TicketJournal {
 #[derive(Debug, Default)]
 struct State {
     file: Option<File>,
-    /// In the order in which they were given out. At most as many as fit into the file.
+    /// Tickets without a folder and their lines, in the order of issue. At most as many as fit into the file.
     open: Vec<(Ticket, String)>,
     length: u64,
 }
@@ -41,7 +44,7 @@ impl State {
         self.open.iter().map(|(_, line)| line.len() as u64).sum()
     }
 
-    /// Writes the file with the open tickets only: whole or not at all.
+    /// Writes the file with the open tickets only. The rename makes it appear whole or not at all.
     fn compact(&mut self, path: &Path) -> io::Result<()> {
         let hidden = path.with_file_name(format!(".{FILE}.new"));
         let _ = fs::remove_file(&hidden);
@@ -50,21 +53,21 @@ impl State {
             file.write_all(line.as_bytes())?;
         }
         fs::rename(&hidden, path)?;
-        // What was open has no name any more.
+        // The old open file has no name any more, so later lines go to the new one.
         (self.file, self.length) = (Some(file), self.bytes_of_open());
         Ok(())
     }
 }
 
 impl TicketJournal {
-    /// Under the state directory.
+    /// The journal in this state directory.
     #[must_use]
     pub fn new(state: &Path) -> TicketJournal {
         TicketJournal { path: state.join(FILE), state: Mutex::default() }
     }
 
-    /// Tickets of an earlier life with their ids, in the order in which they were given out. They stay until they are
-    /// [`TicketJournal::kept`]. What cannot be read is left out and told in the log.
+    /// The tickets of an earlier agent process with their ids, in the order of issue. They stay in the journal until
+    /// [`TicketJournal::kept`]. A line that cannot be read is left out and logged.
     #[must_use]
     pub fn recall(&self) -> Vec<(Ticket, Vec<Arc<str>>)> {
         let mut bytes = Vec::new();
@@ -72,13 +75,13 @@ impl TicketJournal {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
             Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "tickets that were given out last cannot be read");
+                tracing::warn!(file = %self.path.display(), %error, "ticket journal cannot be read");
                 return Vec::new();
             }
         }
         let mut found = Vec::new();
         let mut state = self.state.lock();
-        // Zeros are what a disk had nothing for yet when its power went.
+        // After a power loss, a file system may fill blocks that were not written with zeros.
         for line in bytes.split(|byte| matches!(byte, b'\n' | 0)).filter(|line| !line.is_empty()) {
             match issued_ticket::decode(line) {
                 Ok(issued) => {
@@ -86,7 +89,7 @@ impl TicketJournal {
                     found.push((issued.ticket, issued.ids));
                 }
                 Err(error) => {
-                    tracing::warn!(file = %self.path.display(), %error, "a ticket that was given out cannot be read");
+                    tracing::warn!(file = %self.path.display(), %error, "line of the ticket journal cannot be read");
                 }
             }
         }
@@ -94,10 +97,10 @@ impl TicketJournal {
         found
     }
 
-    /// A ticket is about to be given out.
+    /// Adds a ticket that is about to be issued.
     ///
     /// # Errors
-    /// It is not kept: the disk is full or gone.
+    /// If the line is not written: the journal is full, or the disk is full or gone.
     pub fn note(&self, ticket: &Ticket, ids: &[Arc<str>]) -> io::Result<()> {
         let issued = IssuedTicket {
             ticket: ticket.clone(),
@@ -107,14 +110,14 @@ impl TicketJournal {
             holder: None,
             given: None,
         };
-        // The end of the line before it may have been torn off.
+        // The line starts with a line feed, because the line before it may be cut off.
         let text = issued_ticket::encode(&issued).map_err(|fault| io::Error::other(fault.to_string()))?;
         let line = format!("\n{text}");
         let mut state = self.state.lock();
         let length = line.len() as u64;
         if state.length + length > MAX_BYTES {
             if state.bytes_of_open() + length > MAX_BYTES {
-                return Err(io::Error::other(format!("{} is full: is the disk slow?", self.path.display())));
+                return Err(io::Error::other(format!("{} is full: check if the disk is slow", self.path.display())));
             }
             state.compact(&self.path)?;
         }
@@ -129,12 +132,12 @@ impl TicketJournal {
         Ok(())
     }
 
-    /// It has a folder of its own now.
+    /// Removes a ticket that has a folder of its own now.
     pub fn kept(&self, ticket: &Ticket) {
         let mut state = self.state.lock();
         state.open.retain(|(open, _)| open != ticket);
         if state.open.is_empty() && state.length > 0 {
-            // Where that fails it is tried again after the next.
+            // If this fails, the next call tries it again.
             if fs::OpenOptions::new().write(true).open(&self.path).and_then(|file| file.set_len(0)).is_ok() {
                 state.length = 0;
             }
@@ -142,7 +145,7 @@ impl TicketJournal {
             && state.bytes_of_open() * 2 <= state.length
             && let Err(error) = state.compact(&self.path)
         {
-            tracing::debug!(file = %self.path.display(), %error, "cannot write the file anew; it is tried again after the next ticket");
+            tracing::debug!(file = %self.path.display(), %error, "cannot compact the ticket journal");
         }
     }
 }
@@ -165,7 +168,7 @@ mod tests {
         for n in [3, 1, 2] {
             journal.note(&ticket(n), &ids).unwrap();
         }
-        // The next life, after a line that was torn.
+        // The next agent process, after a line that was cut off.
         fs::OpenOptions::new()
             .append(true)
             .open(folder.path().join(FILE))
@@ -207,14 +210,14 @@ mod tests {
         assert!(most <= MUCH + 4 * line, "{most}");
         let recalled = TicketJournal::new(folder.path()).recall();
         assert_eq!(recalled.first(), Some(&(ticket(1), ids.clone())), "the oldest is first");
-        // The next life goes on with it.
+        // The next agent process continues the file.
         let journal = TicketJournal::new(folder.path());
         let before = journal.recall().len();
         journal.note(&ticket(2), &ids).unwrap();
         assert_eq!(TicketJournal::new(folder.path()).recall().len(), before + 1);
     }
 
-    /// Nobody has noted that they were kept until the file is full.
+    /// The file is full before any ticket is marked as kept.
     #[test]
     fn a_full_file_is_written_anew_where_that_makes_room() {
         let folder = tempfile::tempdir().unwrap();
@@ -222,7 +225,7 @@ mod tests {
         let ids: Vec<Arc<str>> = (0..500).map(|n| format!("GPU-{n}-{}", "x".repeat(50)).into()).collect();
         let full = (0..100).find(|n| journal.note(&ticket(*n), &ids).is_err()).unwrap();
         assert!(full > 2);
-        // Less than half of it: it is not written anew for this alone.
+        // It is less than half of the file, so this alone does not compact.
         journal.kept(&ticket(1));
         assert!(journal.note(&ticket(full), &ids).is_ok(), "there is room for it now");
         assert!(journal.note(&ticket(full + 1), &ids).is_err(), "and for no other");
@@ -232,7 +235,7 @@ mod tests {
         assert!(fs::metadata(folder.path().join(FILE)).unwrap().len() <= MAX_BYTES);
     }
 
-    /// As a power loss may leave it: empty, cut, or with zeros where the disk had nothing yet.
+    /// What a power loss may leave: an empty file, a cut line, or zeros in blocks that were not written.
     #[test]
     fn what_a_power_loss_leaves_costs_only_the_lines_that_it_took() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! One connection of kubelet's, counted while it is open.
+//! One connection of the kubelet, counted while it is open.
 
 use std::io;
 use std::pin::Pin;
@@ -8,14 +8,14 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::transport::server::Connected;
 
-/// Open connections, and how many there have been.
+/// The number of open connections, and of all connections so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lines {
     pub(super) open: usize,
     pub(super) ever: u64,
 }
 
-/// The connection.
+/// One connection.
 #[derive(Debug)]
 pub(super) struct Line {
     stream: UnixStream,

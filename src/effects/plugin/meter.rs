@@ -1,10 +1,10 @@
-//! How long kubelet waits for our answers.
+//! Histograms of the time that the kubelet waits for an answer.
 
 use model::plugin::Histogram;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Calls of both kinds since the program began.
+/// Histograms of both kinds of call since the agent started.
 #[derive(Debug, Default)]
 pub struct CallMeter {
     pub(super) allocate: Timer,
@@ -25,7 +25,7 @@ impl CallMeter {
     }
 }
 
-/// One kind of call.
+/// The histogram of one kind of call.
 #[derive(Debug, Default)]
 pub(super) struct Timer {
     counts: [AtomicU64; Histogram::PLACES],
@@ -33,7 +33,7 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// The call that came at `since` is answered now.
+    /// Counts a call that came at `since` and is answered now.
     pub(super) fn answered(&self, since: Instant) {
         let took = since.elapsed();
         if let Some(count) = self.counts.get(Histogram::place(took)) {

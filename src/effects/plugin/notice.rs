@@ -1,4 +1,5 @@
-//! `pluginregistration.Registration`: kubelet finds our socket, asks who we are, and says whether it took us.
+//! `pluginregistration.Registration`: the kubelet's plugin watcher finds the agent's socket, calls `GetInfo`, and
+//! reports with `NotifyRegistrationStatus` whether it accepted the plugin.
 
 use proto::plugin_registration::registration_server::Registration;
 use proto::plugin_registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
@@ -6,25 +7,25 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-/// How far kubelet has come with us.
+/// The state of one registration by the plugin watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// It has not asked yet.
+    /// The kubelet has not called `GetInfo`.
     Unasked,
-    /// It has asked who we are.
+    /// The kubelet has called `GetInfo`.
     Asked,
-    /// It took us.
+    /// The kubelet accepted the plugin.
     Taken,
-    /// It refused us, with its words.
+    /// The kubelet refused the plugin, with this error text.
     Refused(Arc<str>),
 }
 
-/// Answers kubelet's plugin watcher.
+/// Answers the kubelet's plugin watcher.
 #[derive(Clone, Debug)]
 pub(super) struct Notice {
     /// `nvidia.com/gpu`.
     pub resource: Arc<str>,
-    /// What is told to the one who waits.
+    /// Publishes the progress to the task that registers.
     pub progress: watch::Sender<Progress>,
 }
 
@@ -55,7 +56,7 @@ impl Registration for Notice {
         let progress = if status.plugin_registered {
             Progress::Taken
         } else {
-            // kubelet's words, bounded: they go into a log line.
+            // The kubelet's error text, cut: it goes into a log line.
             Progress::Refused(status.error.chars().take(1000).collect::<String>().into())
         };
         self.progress.send_replace(progress);

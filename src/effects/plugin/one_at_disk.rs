@@ -1,21 +1,22 @@
-//! Of the runtime's two threads one at most waits for a disk.
+//! At most one Tokio worker blocks on disk I/O.
 //!
-//! A line that is written into the kernel's memory takes microseconds, and a disk that hangs can make it take for ever. To hand
-//! a thread's other tasks over to another thread before each line ([`block_in_place`]) costs turns at the processor, which are
-//! milliseconds each on a busy node. So the first who writes just writes, and whoever comes meanwhile hands over first.
+//! A line written to the page cache takes microseconds, but a disk that hangs can block the write without end.
+//! [`block_in_place`] before each line, which moves the other tasks of the thread to another thread, costs context
+//! switches: milliseconds each on a busy node. So the first writer writes directly, and a writer that comes meanwhile
+//! calls [`block_in_place`].
 //!
-//! What must never happen here: both threads wait for the disk.
+//! What must never happen here: both workers wait for the disk.
 
 use parking_lot::Mutex;
 use tokio::task::block_in_place;
 
-/// The turn at the disk.
+/// The lock of the worker that writes directly.
 #[derive(Debug, Default)]
 pub struct OneAtDisk(Mutex<()>);
 
 impl OneAtDisk {
-    /// Writes on this thread; where another does so now, with this thread's other tasks handed over. From a runtime of many
-    /// threads.
+    /// Writes on this thread. If another thread writes now, the other tasks of this thread move to another thread
+    /// first. Needs a multi-thread runtime.
     pub fn write<T>(&self, write: impl FnOnce() -> T) -> T {
         match self.0.try_lock() {
             Some(_turn) => write(),

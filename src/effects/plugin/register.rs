@@ -1,26 +1,33 @@
-//! How kubelet comes to know us, and comes to know us again.
+//! Registers the agent with the kubelet as the device plugin of its resource, and registers again when the registration
+//! is lost.
 //!
-//! *Watcher*: our socket lies in kubelet's registry folder and kubelet dials it, also after its own restart.
-//! *Classic*: our socket lies in the plugin folder and we call `Register`; kubelet deletes every socket there when it
-//! starts, so we look whether ours still stands.
+//! *Watcher*: the agent's socket lies in the kubelet's registry folder, and the kubelet's plugin watcher dials it, also
+//! after a restart of the kubelet.
 //!
-//! Only one of the two is ever open: each way takes its socket away and ends its server before the other begins.
+//! *Classic*: the agent's socket lies in the plugin folder and the agent calls `Register`. The kubelet deletes every
+//! socket there when it starts, so the agent checks that its socket still exists.
 //!
-//! *After another agent* (an upgrade) it is the classic way at first: it takes milliseconds, where the watcher takes one to two
-//! seconds. The agent before leaves its socket in the registry, because kubelets before 1.37 would drop us with it.
+//! Only one of the two is open at a time: each way removes its socket and ends its server before the other begins.
 //!
-//! *Beside another agent*, which ends when we are registered, so that kubelet has a plugin at every moment. Kubelets before 1.37
-//! remember one connection for a resource, and when any connection of it ends, they drop the one that they remember:
+//! *After another agent* (an upgrade) the agent begins the classic way: it takes milliseconds, where the watcher takes
+//! one to two seconds. The previous agent leaves its socket in the registry, because kubelets before 1.37 would drop
+//! the new agent with it.
+//!
+//! *Beside another agent*, which ends when this agent is registered, so that the kubelet always has a plugin. Kubelets
+//! before 1.37 remember one connection for a resource, and when any connection of the resource ends, they drop the one
+//! that they remember:
 //!
 //! ```text
-//!   remembered:  theirs ── Register ──▶ ours ── a Register that fails ──▶ none ── theirs ends: none is dropped ── Register ──▶ ours
+//!   remembered:  previous agent's ── Register ──▶ this agent's ── a Register that fails ──▶ none
+//!                none ── the previous agent's ends: nothing is dropped ── Register ──▶ this agent's
 //! ```
 //!
-//! A connection that is served and not remembered stays. The last step is for our own end, which kubelet would not see otherwise
-//! (docs/decisions/0120).
+//! The kubelet keeps a connection that it serves and does not remember. The last step is for the end of this agent,
+//! which the kubelet would not notice otherwise (docs/decisions/0120).
 //!
-//! Both ways end in an open `ListAndWatch`. When the last one ends and we did not end it, kubelet has lost us (its restart,
-//! or the end of an older registration that took ours with it), and the whole way is gone again.
+//! Both ways end in an open `ListAndWatch`. When the last one ends and the agent did not end it, the kubelet has lost
+//! the registration (the kubelet restarted, or an older registration ended and took this one with it), and the agent
+//! registers from the beginning.
 
 use super::call::{PluginCallSender, PluginDevice};
 use super::notice::{Notice, Progress};
@@ -45,35 +52,38 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-/// kubelet asks a new socket about 0.8 s after it was made, and again with back-off; one that has run for so long and has
-/// not asked has no watcher.
+/// The kubelet's plugin watcher asks a new socket about 0.8 s after it was made, and again with backoff. A kubelet that
+/// has run for this long and has not asked has no plugin watcher.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
-/// kubelet gives its question a second; one that was not heard by then cannot be understood here.
+/// The kubelet's `GetInfo` call times out after 1 s. If the agent has not received it by then, its HTTP/2 does not
+/// understand it.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
-/// kubelet looks once a second whether a socket has left its registry, and then drops whoever serves the socket's resource,
-/// also one who has come by the other way meanwhile.
+/// Once a second the kubelet checks whether a socket has left its registry. It then drops the plugin that serves the
+/// resource of that socket, also one that has registered the other way meanwhile.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(3);
-/// A list is watched right after a registration; kubelet that does not do so within this time has lost us.
+/// The kubelet calls `ListAndWatch` right after a registration; if it does not within this time, the registration is
+/// lost.
 const WATCHED_WITHIN: Duration = Duration::from_secs(15);
-/// How often our own socket is looked at: one `stat`.
+/// How often the agent checks its own socket: one `stat`.
 const LOOK: Duration = Duration::from_secs(1);
-/// kubelet dials us inside `Register` for at most 10 s.
+/// The kubelet dials the agent inside `Register`, for at most 10 s.
 const REGISTER_WITHIN: Duration = Duration::from_secs(15);
-/// Between two tries: a kubelet's socket may come a second or two after its Node is ready, or minutes later.
+/// Pause between two tries: the kubelet's socket may appear a second or two after its Node is ready, or minutes later.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// After a registration that was lost, because kubelet drops whoever serves a resource when an older connection of it ends: every
-/// pod that comes meanwhile fails.
+/// Pause after a registration that was lost: the kubelet drops the plugin of a resource when an older connection of the
+/// resource ends, and fails every pod that comes before the next registration.
 const AT_ONCE: Duration = Duration::from_millis(50);
-/// So often, unless a registration has stood for so long: a kubelet that drops us again and again has another reason.
+/// The number of short pauses until a registration has lasted [`STANDS_FOR`]: a kubelet that drops the agent again and
+/// again has another reason.
 const AT_ONCE_TIMES: u32 = 3;
 const STANDS_FOR: Duration = Duration::from_secs(10);
 
-/// Serves kubelet until it is told to stop. `state` tells how it stands.
+/// Registers and serves the kubelet until `course.stop`. `state` shows the registration.
 ///
 /// # Errors
-/// When the list is longer than kubelet can take: no restart would help, the configuration must change. When another agent listens
-/// where we are to: we would take the resource from each other.
+/// If the list is longer than the kubelet can take: the configuration must change, a restart does not help. If another
+/// agent listens on a socket of this one: the two would take the resource from each other.
 pub async fn serve(
     settings: Settings,
     list: watch::Receiver<Arc<[PluginDevice]>>,
@@ -115,22 +125,22 @@ impl Way {
     }
 }
 
-/// How one registration ended.
+/// The reason why one registration ended.
 enum End {
     Stopped,
-    /// kubelet never asked.
+    /// The kubelet's plugin watcher did not ask.
     Unasked,
-    /// kubelet does not run.
+    /// The kubelet does not run.
     Away(String),
-    /// It never came to be.
+    /// The registration failed.
     Failed(String),
-    /// It was, and is not any more.
+    /// The registration succeeded, and was lost later.
     Lost(String),
 }
 
 struct Desk {
     settings: Settings,
-    /// Our socket in the plugin folder.
+    /// The agent's socket in the plugin folder.
     endpoint: PathBuf,
     list: watch::Receiver<Arc<[PluginDevice]>>,
     calls: PluginCallSender,
@@ -139,7 +149,7 @@ struct Desk {
 }
 
 impl Desk {
-    /// Registers again and again, until the end.
+    /// Registers again and again until `course.stop`.
     async fn serve(&self) -> io::Result<()> {
         let following = self.course.entry != RegistrationStart::Fresh;
         let mut tries = Tries { way: self.first_way(), next: BACK_OFF.0, at_once: AT_ONCE_TIMES };
@@ -155,7 +165,7 @@ impl Desk {
         }
         let mut first = true;
         loop {
-            // The one before us may still listen when we begin.
+            // On the first try the previous agent may still listen.
             if !(first && following)
                 && let Some(second) = self.second(following).await
             {
@@ -183,23 +193,24 @@ impl Desk {
         }
     }
 
-    /// How long until the next try, and by which way, after a registration that was begun so long `ago`. `None` at the end.
+    /// The pause until the next try, after a registration that began this long `ago`; also sets the way of the next
+    /// try. `None` at the end.
     fn pause_after(&self, end: End, ago: Duration, tries: &mut Tries) -> Option<Duration> {
         let auto = self.settings.registration == RegistrationMethod::Auto;
         match end {
             End::Stopped => return None,
-            // kubelet has nothing of ours that it could drop.
+            // No pause: the kubelet has no registration that it could drop.
             End::Unasked if auto => {
                 tracing::info!(
                     registry = %self.settings.registry.display(),
-                    "kubelet does not come to know us by its registry: registering the classic way"
+                    "kubelet's plugin watcher did not ask: registering the classic way"
                 );
                 tries.way = Way::Classic;
                 return Some(Duration::ZERO);
             }
-            End::Unasked => self.wait_for("kubelet to ask at its plugin registry"),
+            End::Unasked => self.wait_for("kubelet's plugin watcher to ask"),
             End::Lost(why) => {
-                tracing::warn!(reason = %why, "kubelet does not know us any more: registering again");
+                tracing::warn!(reason = %why, "registration with kubelet lost: registering again");
                 self.wait_for(&why);
                 tries.lost(ago);
             }
@@ -220,17 +231,17 @@ impl Desk {
         Some(tries.pause())
     }
 
-    /// Another agent where we are to listen. One that we follow has some time to close.
+    /// Another agent that listens on a socket of this one. A previous agent gets some time to close.
     async fn second(&self, following: bool) -> Option<rival::SecondAgent> {
         let paths = self.settings.socket_paths();
         if following { rival::find_second(&paths).await } else { rival::listening(&paths).await }
     }
 
-    /// Told to end, and kubelet's calls are answered.
+    /// Waits for `course.stop`, and then until the calls of the kubelet are answered.
     async fn is_to_end(&self) -> End {
         self.course.stop.cancelled().await;
         if !self.calls.under_way().answered().await {
-            tracing::warn!("kubelet waits for the answer to an admission at the end of this agent: its pod fails");
+            tracing::warn!("agent ends before it answers an admission call of kubelet: the pod fails");
         }
         End::Stopped
     }
@@ -253,7 +264,7 @@ impl Desk {
         self.state.send_replace(RegistrationState::Registered(way));
     }
 
-    /// A fresh service with its own end: nothing of an earlier registration is shared.
+    /// A new service with its own end, which shares nothing with an earlier registration.
     fn service(&self) -> (Service, watch::Receiver<Watches>) {
         let (watched, seen) = watch::channel(Watches::default());
         let (calls, list) = (self.calls.clone(), self.list.clone());
@@ -282,9 +293,9 @@ impl Desk {
             }
             let taken = seen.wait_for(|progress| !matches!(progress, Progress::Unasked | Progress::Asked));
             match timeout(WATCHED_WITHIN, taken).await.map(|progress| progress.map(|progress| progress.clone())) {
-                Ok(Ok(Progress::Refused(why))) => return End::Failed(format!("kubelet refused us: {why}")),
+                Ok(Ok(Progress::Refused(why))) => return End::Failed(format!("kubelet refused the plugin: {why}")),
                 Ok(Ok(_)) => {}
-                _ => return End::Failed("kubelet asked and never said whether it took us".into()),
+                _ => return End::Failed("kubelet asked for the plugin and did not accept or refuse it".into()),
             }
             self.hold(&site, watched, "watcher").await
         };
@@ -293,7 +304,7 @@ impl Desk {
         end
     }
 
-    /// Ends when kubelet could have asked and has not. While it does not run, the socket stays: it will look.
+    /// Returns when the kubelet could have asked and has not. While the kubelet does not run, the socket stays for it.
     async fn unasked(&self, site: &Site) {
         let kubelet = self.settings.kubelet();
         let mut lines = site.lines();
@@ -311,7 +322,8 @@ impl Desk {
         tokio::select! { () = unheard => {}, () = unseen => {} }
     }
 
-    /// `unremembered`: beside an agent whose end would take us with it.
+    /// `unremembered`: the previous agent is still registered, and the kubelet would drop this agent when that one
+    /// ends.
     async fn classic(&self, unremembered: bool) -> End {
         let (service, watched) = self.service();
         let routes = Routes::new(plugin(&service));
@@ -319,7 +331,7 @@ impl Desk {
         if UnixStream::connect(&kubelet).await.is_err() {
             return End::Away(format!("kubelet, which does not listen on {}", kubelet.display()));
         }
-        // Listening comes before `Register`: kubelet dials us inside that call.
+        // The agent listens before it calls `Register`, because the kubelet dials it inside that call.
         let site = match Site::open(&self.endpoint, service, routes) {
             Ok(site) => site,
             Err(error) => return End::Failed(error.to_string()),
@@ -339,13 +351,14 @@ impl Desk {
         end
     }
 
-    /// Stays when the agent before us ends, and has kubelet remember us after that.
+    /// Makes the kubelet forget the connections, waits for the end of the previous agent, and registers again so that
+    /// the kubelet remembers this one.
     async fn hold_unremembered(&self, kubelet: &Path, site: &Site, watched: watch::Receiver<Watches>) -> End {
         if let Err(end) = is_watched(watched.clone(), 1).await {
             return end;
         }
         if let Err(why) = self.fail_to_register(kubelet).await {
-            tracing::warn!(reason = %why, "kubelet will drop us with the agent before us, and fail the pods that come meanwhile");
+            tracing::warn!(reason = %why, "kubelet will drop this agent together with the previous one");
         }
         self.registered("classic");
         let remembered = async {
@@ -358,14 +371,15 @@ impl Desk {
                 Err(end) => end,
             }
         };
-        // Both connections stay: the end of any is the end of the one that kubelet remembers.
+        // Both connections must stay: when one of them ends, the kubelet drops the one that it remembers.
         tokio::select! {
             end = self.stay(site, watched.clone(), |watches| watches.ended > 0) => end,
             end = remembered => end,
         }
     }
 
-    /// A registration that kubelet accepts, and then gets no answer from the plugin: it forgets which connection it remembered.
+    /// Makes a registration that fails: the kubelet accepts it, gets no answer from the plugin, and forgets its
+    /// remembered connection.
     async fn fail_to_register(&self, kubelet: &Path) -> Result<(), String> {
         let path = self.settings.unanswering();
         let (service, _watched) = self.service();
@@ -377,7 +391,7 @@ impl Desk {
                 tracing::debug!(answer = %why, "kubelet has forgotten the connections of this resource");
                 Ok(())
             }
-            Ok(()) => Err("kubelet took a plugin that does not answer".into()),
+            Ok(()) => Err("kubelet accepted a plugin that does not answer".into()),
         }
     }
 
@@ -401,7 +415,7 @@ impl Desk {
         RegistrationClient::new(channel).register(request).await.map_err(|status| told(&status.message())).map(drop)
     }
 
-    /// Stays while kubelet watches the list and the socket is ours.
+    /// Returns when the kubelet no longer watches the list, or the socket is not the agent's any more.
     async fn hold(&self, site: &Site, watched: watch::Receiver<Watches>, way: &'static str) -> End {
         if let Err(end) = is_watched(watched.clone(), 1).await {
             return end;
@@ -410,17 +424,17 @@ impl Desk {
         self.stay(site, watched, |watches| watches.open == 0).await
     }
 
-    /// Stays until kubelet's watches are `lost` or the socket is not ours any more.
+    /// Returns when the kubelet's watches are `lost`, or the socket is not the agent's any more.
     async fn stay(&self, site: &Site, mut watched: watch::Receiver<Watches>, lost: fn(&Watches) -> bool) -> End {
         loop {
             tokio::select! {
                 ended = watched.wait_for(lost) => match ended {
-                    Ok(_) => return End::Lost("kubelet ended its watch of the list".into()),
-                    Err(_) => return End::Lost("our server ended".into()),
+                    Ok(_) => return End::Lost("kubelet ended ListAndWatch".into()),
+                    Err(_) => return End::Lost("the agent's device plugin server ended".into()),
                 },
                 () = sleep(LOOK) => {
                     if !site.stands() {
-                        return End::Lost(format!("{} is not ours any more", site.path().display()));
+                        return End::Lost(format!("{} was removed or replaced", site.path().display()));
                     }
                 }
             }
@@ -428,26 +442,26 @@ impl Desk {
     }
 }
 
-/// kubelet watches the list on so many connections.
+/// Waits until the kubelet watches the list on this number of connections.
 async fn is_watched(mut watched: watch::Receiver<Watches>, connections: usize) -> Result<(), End> {
     match timeout(WATCHED_WITHIN, watched.wait_for(|watches| watches.open >= connections)).await {
         Ok(Ok(_)) => Ok(()),
-        _ => Err(End::Failed("kubelet took us and never asked for the list".into())),
+        _ => Err(End::Failed("kubelet accepted the plugin and did not call ListAndWatch".into())),
     }
 }
 
-/// What the next try is.
+/// The next try.
 #[derive(Debug)]
 struct Tries {
     way: Way,
-    /// The pause before it.
+    /// The pause before the next try.
     next: Duration,
-    /// So many more are made at once.
+    /// The number of short pauses that are left.
     at_once: u32,
 }
 
 impl Tries {
-    /// A registration was lost that had begun so long ago.
+    /// Sets the pause after the loss of a registration that began this long `ago`.
     fn lost(&mut self, ago: Duration) {
         if ago >= STANDS_FOR {
             self.at_once = AT_ONCE_TIMES;

@@ -1,5 +1,5 @@
-//! Another plugin that serves the same resource: kubelet would take the newer of the two and drop both later, so we look
-//! before we register.
+//! Finds another plugin that serves the same resource. The kubelet would accept the newer of the two and drop both
+//! later, so the agent checks before it registers.
 
 use proto::device_plugin::Empty;
 use proto::device_plugin::device_plugin_client::DevicePluginClient;
@@ -10,21 +10,21 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 
-/// A living plugin answers in milliseconds; a dead one's socket refuses at once.
+/// A running plugin answers in milliseconds; the socket of an ended one refuses at once.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
-/// Sockets looked at; a node has a handful of plugins.
+/// Limit of files that are looked at in a folder; a node has a handful of plugins.
 pub(super) const MAX_SOCKETS: usize = 64;
 
-/// A plugin that hands out what we are to hand out.
+/// Another plugin that offers the same GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RivalPlugin {
     /// Its socket.
     pub socket: PathBuf,
-    /// Its process, where the kernel tells one.
+    /// The id of its process, if the kernel reports one.
     pub pid: Option<i32>,
-    /// How many devices it lists.
+    /// The number of devices that it lists.
     pub devices: usize,
-    /// One of them.
+    /// One of its devices.
     pub example: String,
 }
 
@@ -38,8 +38,9 @@ impl std::fmt::Display for RivalPlugin {
     }
 }
 
-/// The first living plugin in `folder`, other than the sockets named in `but`, that lists GPUs or any of the ids that kubelet
-/// has `registered` for our resource: NVIDIA's plugin can be told to name GPUs by their index.
+/// The first running plugin in `folder`, other than the sockets named in `but`, that lists GPUs or any of the ids that
+/// the kubelet has `registered` for the agent's resource: NVIDIA's plugin can be configured to name GPUs by their
+/// index.
 pub async fn find(folder: &Path, but: &[String], registered: &[Arc<str>]) -> Option<RivalPlugin> {
     let registered: BTreeSet<&str> = registered.iter().map(|id| &**id).collect();
     let entries = std::fs::read_dir(folder).ok()?;
@@ -56,12 +57,12 @@ pub async fn find(folder: &Path, but: &[String], registered: &[Arc<str>]) -> Opt
     None
 }
 
-/// How long a predecessor of ours may take to close its sockets after it has let its state directory go.
+/// How long a previous agent may take to close its sockets after it has released its state directory.
 const CLOSES_WITHIN: Duration = Duration::from_secs(10);
-/// Between two looks at them.
+/// Pause between two checks of the sockets.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// An agent that listens where we are to.
+/// Another agent that listens on a socket that this agent needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecondAgent {
     socket: PathBuf,
@@ -84,8 +85,8 @@ impl From<SecondAgent> for std::io::Error {
     }
 }
 
-/// Whoever still listens at one of these sockets, which are to be ours, after the time that a predecessor needs to end. An agent
-/// that was killed listens no more.
+/// An agent that still listens on one of these sockets, which this agent needs, after the time that a previous agent
+/// needs to end. An agent that was killed does not listen any more.
 pub async fn find_second(sockets: &[PathBuf]) -> Option<SecondAgent> {
     let until = Instant::now() + CLOSES_WITHIN;
     loop {
@@ -97,7 +98,7 @@ pub async fn find_second(sockets: &[PathBuf]) -> Option<SecondAgent> {
     }
 }
 
-/// Whoever listens at one of these sockets now.
+/// An agent that listens on one of these sockets now.
 pub(super) async fn listening(sockets: &[PathBuf]) -> Option<SecondAgent> {
     for socket in sockets {
         if let Ok(stream) = UnixStream::connect(socket).await {

@@ -1,4 +1,4 @@
-//! `v1beta1.DevicePlugin` as kubelet calls it.
+//! `v1beta1.DevicePlugin`, the service that the kubelet calls.
 
 use super::call::{AllocateAnswer, CallRefused, ContainerField, PluginCall, PluginCallSender, PluginDevice};
 use super::under_way::Kind;
@@ -13,36 +13,36 @@ use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-/// kubelet's receive bound is 4 MiB; a list above it ends the stream and the resource is gone. A twentieth stays free, for
-/// what a later kubelet may add to a device.
+/// The kubelet's receive limit is 4 MiB; a longer list ends the stream, and the resource is gone. One twentieth stays
+/// free for fields that a later kubelet may add to a device.
 pub(super) const MAX_LIST: usize = 4 * 1024 * 1024 / 20 * 19;
 
-/// Both options are always on; kubelets before 1.25 take them from `Register`, later ones from the call.
+/// Both options are always on. Kubelets before 1.25 take them from `Register`, later ones from the call.
 pub(super) fn options() -> v1beta1::DevicePluginOptions {
     v1beta1::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true }
 }
 
-/// Serves one kubelet.
+/// The device plugin service of one registration.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
-    /// To the owner.
+    /// Sends calls to the owner task.
     pub calls: PluginCallSender,
-    /// The list, always the newest.
+    /// The list of devices, always the newest.
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
-    /// How kubelet watches the list.
+    /// Counts the kubelet's `ListAndWatch` streams.
     pub watched: watch::Sender<Watches>,
-    /// The end of this registration: streams end with it, and kubelet then hangs up.
+    /// The end of this registration: it ends the streams, and the kubelet then closes its connection.
     pub end: CancellationToken,
 }
 
-/// The streams of `ListAndWatch` of one registration.
+/// The counts of `ListAndWatch` streams of one registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Watches {
     pub(super) open: usize,
     pub(super) ended: usize,
 }
 
-/// Counts one open stream for as long as it lives.
+/// Counts one `ListAndWatch` stream as open while this value exists.
 #[derive(Debug)]
 struct Watching(watch::Sender<Watches>);
 
@@ -73,7 +73,7 @@ fn message(list: &[PluginDevice]) -> v1beta1::ListAndWatchResponse {
     v1beta1::ListAndWatchResponse { devices: list.iter().map(device).collect() }
 }
 
-/// How many bytes the list takes on the wire.
+/// The size of the list on the wire, in bytes.
 pub(super) fn encoded_len(list: &[PluginDevice]) -> usize {
     message(list).encoded_len()
 }
@@ -127,7 +127,7 @@ impl DevicePlugin for Service {
 
     async fn list_and_watch(&self, _: Request<v1beta1::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let watching = Watching::new(&self.watched);
-        // The newest list only: a kubelet that reads slowly gets the state, not a queue of its changes.
+        // Only the newest list: a kubelet that reads slowly gets the state, not a queue of its changes.
         let lists = tokio_stream::wrappers::WatchStream::new(self.list.clone()).filter_map(move |list| {
             let _ = &watching;
             let message = message(&list);
@@ -136,11 +136,11 @@ impl DevicePlugin for Service {
                 tracing::error!(
                     devices = list.len(),
                     bytes = len,
-                    "the list of devices has grown beyond what kubelet takes and stays as it was there: lower --split-count"
+                    "the list of devices is too long for kubelet, which keeps the last one: lower --split-count"
                 );
                 return None;
             }
-            tracing::debug!(devices = list.len(), "kubelet is told the list of devices");
+            tracing::debug!(devices = list.len(), "kubelet gets the list of devices");
             Some(Ok(message))
         });
         let end = self.end.clone();
@@ -193,7 +193,7 @@ impl DevicePlugin for Service {
     }
 }
 
-/// A stream that ends when something else does.
+/// A stream that ends when the future `until` completes.
 struct Until<S> {
     lists: Pin<Box<S>>,
     until: Pin<Box<dyn Future<Output = ()> + Send>>,

@@ -1,4 +1,4 @@
-//! Where and as what kubelet is served, how that begins and ends, and which socket files are whose.
+//! Settings of the device plugin: folders, resource, how the registration begins and ends, and the socket files.
 
 use super::rival::MAX_SOCKETS;
 use super::socket_name;
@@ -9,47 +9,47 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tokio_util::sync::CancellationToken;
 
-/// How serving kubelet begins.
+/// How the registration begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegistrationStart {
-    /// No agent was here, or it has been away for a while.
+    /// No agent ran on this node, or it ended a while ago.
     Fresh,
-    /// The agent before this one has closed just now. Its socket in the registry may still be there.
+    /// The previous agent has just closed. Its socket in the registry may still exist.
     After,
-    /// The agent before this one is registered still, and closes when this one is registered too.
+    /// The previous agent is still registered, and closes when this one is registered too.
     Beside(SecondConnection),
 }
 
-/// How serving kubelet begins and ends.
+/// How the registration begins and ends.
 #[derive(Clone, Debug)]
 pub struct RegistrationCourse {
-    /// The begin.
+    /// How it begins.
     pub entry: RegistrationStart,
-    /// The end: calls that are under way are answered, then all is closed.
+    /// Stops the agent: calls under way are answered, then everything is closed.
     pub stop: CancellationToken,
-    /// The end of the agent before this one.
+    /// Set when the previous agent has ended.
     pub alone: CancellationToken,
-    /// Whether another agent follows at once: then our socket in the registry is left to it.
+    /// Whether a next agent takes over at once: then this agent leaves its socket in the registry.
     pub followed: Arc<AtomicBool>,
 }
 
-/// Which way.
+/// How the agent registers with the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegistrationMethod {
-    /// The watcher, and the classic way where it comes to nothing.
+    /// By the plugin watcher, and by `Register` if that fails.
     Auto,
-    /// The watcher only.
+    /// By the plugin watcher only.
     Watcher,
-    /// `Register` only.
+    /// By the `Register` call only.
     Classic,
 }
 
-/// Where and as what.
+/// The settings of the device plugin.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `nvidia.com/gpu`.
     pub resource: Arc<str>,
-    /// Which way.
+    /// How the agent registers.
     pub registration: RegistrationMethod,
     /// `/var/lib/kubelet/plugins_registry`.
     pub registry: PathBuf,
@@ -58,7 +58,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The file names of our sockets: two in the plugin folder, one in the registry.
+    /// The file names of the agent's sockets: two in the plugin folder, one in the registry.
     #[must_use]
     pub fn sockets(&self) -> [String; 3] {
         let of = [socket_name::plugin, socket_name::plugin_beside, socket_name::registry];
@@ -72,8 +72,9 @@ impl Settings {
         [self.plugins.join(plugin), self.plugins.join(beside), self.registry.join(registry)]
     }
 
-    /// Takes away what an agent that was killed has left. Says whether kubelet has lost a socket of its registry by it: it
-    /// would drop us with that one, were we there already, and refuse pods until it knows us again.
+    /// Removes the sockets that a killed agent left. Returns whether one of them was in the registry: the kubelet then
+    /// drops the plugin that serves the resource, also a new one, and refuses pods until it registers again. The caller
+    /// waits for that first.
     pub(super) fn clear(&self, by_watcher: bool) -> bool {
         for folder in [&self.plugins, &self.registry] {
             clear_dead(folder, &self.sockets());
@@ -86,14 +87,15 @@ impl Settings {
         std::fs::remove_file(registry).is_ok()
     }
 
-    /// Takes away what agents before us have left, and we have kept because kubelet would have dropped us with it.
+    /// Removes the sockets of earlier agents that this agent has kept because the kubelet would have dropped it with
+    /// them.
     pub(super) fn clear_left(&self) {
         for path in self.socket_paths().into_iter().filter(|path| is_dead(path)) {
             let _ = std::fs::remove_file(path);
         }
     }
 
-    /// Where nothing of the plugin is answered.
+    /// The socket that answers no call of the device plugin.
     pub(super) fn unanswering(&self) -> PathBuf {
         self.plugins.join(socket_name::unanswering(&self.resource))
     }
@@ -103,8 +105,8 @@ impl Settings {
     }
 }
 
-/// Takes away the sockets of agents at which nobody listens, but for these: the resource may have had another name when the
-/// agent was killed, and kubelet dials what lies in its registry again and again.
+/// Removes the sockets of agents on which no process listens, except the names in `but`. The resource may have had
+/// another name when the agent was killed, and the kubelet dials the sockets in its registry again and again.
 fn clear_dead(folder: &Path, but: &[String]) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten().take(MAX_SOCKETS) {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -117,7 +119,7 @@ fn clear_dead(folder: &Path, but: &[String]) {
     }
 }
 
-/// Whether nobody listens at this socket.
+/// Whether no process listens on this socket.
 fn is_dead(path: &Path) -> bool {
     let dialled = std::os::unix::net::UnixStream::connect(path);
     dialled.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)

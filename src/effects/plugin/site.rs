@@ -1,4 +1,4 @@
-//! A socket that we serve on, for as long as its file is ours.
+//! One served socket, for as long as its file is the agent's.
 
 use super::line::{Line, Lines};
 use super::service::Service;
@@ -16,13 +16,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-/// kubelet sends every free id with `GetPreferredAllocation`: tens of thousands on a large node, where tonic's own bound of
-/// 4 MiB is what kubelet's side has for answers.
+/// The kubelet sends every free id with `GetPreferredAllocation`: tens of thousands on a large node. tonic's default
+/// limit is 4 MiB, the kubelet's own limit for answers.
 pub(super) const MAX_REQUEST: usize = 16 * 1024 * 1024;
 
-/// kubelet hangs up within milliseconds of the end of the list.
+/// The kubelet closes its connection within milliseconds of the end of the list.
 const HANGS_UP_WITHIN: Duration = Duration::from_millis(500);
-/// A call that hangs in its client must not hold up what comes next.
+/// A call whose client hangs must not delay the next step.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// One served socket.
@@ -33,14 +33,14 @@ pub(super) struct Site {
     service: Service,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
     lines: watch::Receiver<Lines>,
-    /// The end of the server, after that of the registration.
+    /// Ends the server, after the registration has ended.
     end: CancellationToken,
 }
 
 impl Site {
-    /// Listens and serves.
+    /// Listens on `path` and serves the routes.
     pub(super) fn open(path: &Path, service: Service, routes: Routes) -> io::Result<Site> {
-        let listener = socket::bind("kubelet's way to us", path)?;
+        let listener = socket::bind("device plugin socket", path)?;
         let file = SocketFile::of(&listener)
             .ok_or_else(|| io::Error::other(format!("{} vanished as it was made", path.display())))?;
         let (counted, lines) = watch::channel(Lines::default());
@@ -56,24 +56,24 @@ impl Site {
         Ok(Site { path: path.to_owned(), file, service, server, lines, end })
     }
 
-    /// Whether the file is still ours: kubelet deletes the sockets in its folder when it starts.
+    /// Whether the file is still the agent's: the kubelet deletes the sockets in its folder when it starts.
     pub(super) fn stands(&self) -> bool {
         self.file.stands() && !self.server.is_finished()
     }
 
-    /// The connections.
+    /// The connection counts.
     pub(super) fn lines(&self) -> watch::Receiver<Lines> {
         self.lines.clone()
     }
 
-    /// Where.
+    /// The path of the socket.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Ends every stream, then the server, then the file: in this order, so that kubelet sees the end of the old
-    /// registration before it can see a new one. kubelet hangs up when it has forgotten us, and is answered until then. The file
-    /// stays where it is `left` to a successor.
+    /// Ends every stream, then removes the file, then ends the server, so that the kubelet sees the end of the old
+    /// registration before it can see a new one. The kubelet closes its connections when it has removed the
+    /// registration, and gets answers until then. The file stays if it is `left` to the next agent.
     pub(super) async fn close(mut self, left: bool) {
         self.service.end.cancel();
         let _ = timeout(HANGS_UP_WITHIN, self.lines.wait_for(|lines| lines.open == 0)).await;
@@ -83,7 +83,7 @@ impl Site {
         self.end().await;
     }
 
-    /// Hangs up and removes the file: nothing was registered that kubelet would have to forget first.
+    /// Removes the file and ends the server at once: the kubelet has no registration that it must remove first.
     pub(super) async fn hang_up(self) {
         self.file.remove();
         self.end().await;

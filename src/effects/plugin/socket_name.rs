@@ -1,30 +1,31 @@
-//! What our sockets are called: one for each resource in each of kubelet's two folders.
+//! The names of the agent's sockets: one for each resource in each of the kubelet's two folders.
 //!
-//! In the registry the name decides whether kubelet can be heard. Its client makes the `:authority` of its question from
-//! the socket's whole path and escapes what no authority may hold (`%2Fvar%2Flib%2F…`). Our HTTP/2 takes a percent sign in
-//! the user of an authority and nowhere else, so the name holds an `@`: what stands before it is the user, what follows is
-//! a host without anything to escape (docs/decisions/0091).
+//! In the registry the name decides whether the agent understands the kubelet. The kubelet's client makes the
+//! `:authority` of its call from the whole path of the socket and escapes what an authority may not hold
+//! (`%2Fvar%2Flib%2F…`). The agent's HTTP/2 accepts a percent sign only in the user part of an authority. So the name
+//! has an `@`: the part before it is the user, and the part after it is a host in which nothing needs an escape
+//! (docs/decisions/0091).
 //!
-//! What must never happen here: a character behind the `@` that an authority cannot hold as it is.
+//! What must never happen here: a character after the `@` that an authority cannot hold unescaped.
 
 const IN_PLUGINS: &str = "gpu-steward-";
 const IN_REGISTRY: &str = "gpu-steward@";
 const END: &str = ".sock";
-/// No resource's name has a comma.
+/// The name of a resource has no comma.
 const BESIDE: &str = ",2";
 const UNANSWERING: &str = ",0";
 
-/// In the plugin folder, whose sockets kubelet calls `localhost`.
+/// In the plugin folder. The kubelet calls sockets there with the authority `localhost`.
 pub(super) fn plugin(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{END}", resource.replace('/', "-"))
 }
 
-/// In the plugin folder, beside a predecessor that still listens at the other one.
+/// In the plugin folder, while a previous agent still listens on the socket [`plugin`].
 pub(super) fn plugin_beside(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{BESIDE}{END}", resource.replace('/', "-"))
 }
 
-/// In the plugin folder, for a registration that is to fail.
+/// In the plugin folder, for a registration that has to fail.
 pub(super) fn unanswering(resource: &str) -> String {
     format!("{IN_PLUGINS}{}{UNANSWERING}{END}", resource.replace('/', "-"))
 }
@@ -34,7 +35,7 @@ pub(super) fn registry(resource: &str) -> String {
     format!("{IN_REGISTRY}{}{END}", resource.replace('/', "-"))
 }
 
-/// Whether a file of this name is a socket of an agent, whatever resource it serves.
+/// Whether a file of this name is the socket of an agent, for any resource.
 pub(super) fn is_an_agents(name: &str) -> bool {
     (name.starts_with(IN_PLUGINS) || name.starts_with(IN_REGISTRY)) && name.ends_with(END)
 }
@@ -47,8 +48,8 @@ pub(super) mod tests {
     use std::fmt::Write;
     use std::path::Path;
 
-    /// As kubelet's client (grpc-go, `encodeAuthority`) makes it of a path: what RFC 3986 lets an authority hold stays as it
-    /// is, every other byte is escaped.
+    /// The authority that the kubelet's client (grpc-go, `encodeAuthority`) makes from a path: characters that RFC 3986
+    /// allows in an authority stay, every other byte is escaped.
     pub(in crate::plugin) fn authority(path: &Path) -> String {
         let mut authority = String::new();
         for byte in path.as_os_str().as_encoded_bytes() {
@@ -83,8 +84,8 @@ pub(super) mod tests {
     }
 
     proptest! {
-        /// Whatever kubelet's folder and the resource are called. Colons and brackets, which kubelet's client does not
-        /// escape, are beyond this: a node whose kubelet lives under such a path is registered the classic way.
+        /// For every kubelet folder and resource name. Paths with colons or brackets, which the kubelet's client does
+        /// not escape, are left out: the agent registers the classic way on such a node.
         #[test]
         fn every_path_is_an_authority(
             root in "(/[^\\x00/:\\[\\]]{1,20}){0,4}",

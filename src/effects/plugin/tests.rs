@@ -1,4 +1,4 @@
-//! Registration by both ways, with a kubelet whose requests are the bytes that the real one sends.
+//! Registration both ways, with a fake kubelet that sends the same bytes as the real one.
 
 use super::call::{PluginCall, PluginCallReceiver, PluginCallSender, PluginDevice};
 use super::register::serve;
@@ -25,16 +25,16 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-/// Nothing in these tests takes longer unless it is broken.
+/// Limit of each step; no step takes longer unless it is broken.
 const LIMIT: Duration = Duration::from_secs(30);
 const RESOURCE: &str = "nvidia.com/gpu";
-/// A stream that carries a question and its answer, and nothing of the connection.
+/// The HTTP/2 stream of the call; stream 0 is for the connection itself.
 const STREAM: u32 = 1;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const PROTOCOL_ERROR: u32 = 1;
 
-/// The two folders, and the plugin that wants to be known.
+/// The kubelet's two folders, and the plugin that registers.
 struct Node {
     plugins: PathBuf,
     registry: PathBuf,
@@ -49,7 +49,7 @@ struct Node {
 }
 
 impl Node {
-    /// `kubelet` does something before the plugin looks.
+    /// `kubelet` prepares the plugin folder before the plugin starts.
     fn with(registration: RegistrationMethod, kubelet: impl FnOnce(&Path)) -> Node {
         Node::entering(RegistrationStart::Fresh, registration, kubelet)
     }
@@ -116,7 +116,7 @@ async fn dial(path: &Path, authority: &str) -> Channel {
     Endpoint::try_from(format!("unix://{}", path.display())).unwrap().origin(origin).connect().await.unwrap()
 }
 
-/// kubelet's watcher, which names the path as its authority.
+/// The kubelet's plugin watcher, which uses the path as its authority.
 async fn watcher(path: &Path) -> RegistrationClient<Channel> {
     RegistrationClient::new(dial(path, &authority(path)).await)
 }
@@ -128,7 +128,7 @@ async fn watched(path: &Path) -> tonic::Streaming<v1beta1::ListAndWatchResponse>
     list
 }
 
-/// kubelet's own socket: says which endpoints were registered.
+/// The kubelet's own socket: reports which endpoints were registered.
 struct Kubelet {
     plugins: PathBuf,
     told: mpsc::UnboundedSender<String>,
@@ -136,7 +136,7 @@ struct Kubelet {
 
 #[tonic::async_trait]
 impl Register for Kubelet {
-    /// Dials back and asks for the options within the call, as kubelets from 1.25 on do.
+    /// Dials the plugin and asks for its options inside the call, as kubelets from 1.25 on do.
     async fn register(&self, asked: Request<v1beta1::RegisterRequest>) -> Result<Response<v1beta1::Empty>, Status> {
         let endpoint = asked.into_inner().endpoint;
         let mut plugin = DevicePluginClient::new(dial(&self.plugins.join(&endpoint), "localhost").await);
@@ -155,7 +155,8 @@ fn kubelet(plugins: &Path) -> mpsc::UnboundedReceiver<String> {
     told
 }
 
-/// `GetInfo` with this authority, byte for byte; the kind and the content of the first frame that answers it.
+/// Sends `GetInfo` with this authority, byte for byte; returns the kind and the content of the first frame of the
+/// answer.
 async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
     let frame = |kind: u8, flags: u8, stream: u32, content: &[u8]| {
         let len = u32::try_from(content.len()).unwrap().to_be_bytes();
@@ -170,7 +171,7 @@ async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
         ("content-type", "application/grpc"),
         ("te", "trailers"),
     ] {
-        // Literal, without an index and without Huffman's code; a length below 127 is one byte.
+        // Literal, without an index and without Huffman coding; a length below 127 is one byte.
         block.push(0);
         for text in [name, value] {
             block.push(u8::try_from(text.len()).ok().filter(|len| *len < 127).expect("a short text"));
@@ -198,7 +199,7 @@ async fn ask(path: &Path, authority: &str) -> (u8, Vec<u8>) {
     }
 }
 
-/// What the name of the socket is for: the same question of the same server, in the bytes of kubelet's client.
+/// Shows why the socket has this name: the same call to the same server, in the bytes of the kubelet's client.
 #[tokio::test]
 async fn a_path_as_authority_is_heard_where_our_sockets_name_stands_and_refused_elsewhere() {
     let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
@@ -229,7 +230,7 @@ async fn a_kubelet_that_asks_is_never_registered_with() {
     node.stands(RegistrationState::Registered("watcher")).await;
     assert!(!node.in_plugins().exists(), "one socket at a time");
 
-    // Its end is seen, and the socket is offered anew.
+    // The agent notices the end of the registration, and makes the socket again.
     drop((list, client));
     soon("the loss", node.state.wait_for(|now| matches!(now, RegistrationState::Waiting(_)))).await.unwrap();
     let socket = node.socket(node.in_registry()).await;
@@ -243,7 +244,7 @@ async fn a_kubelet_that_asks_is_never_registered_with() {
     node.end().await;
 }
 
-/// As kubelets before 1.29 ask: with the bare path.
+/// Kubelets before 1.29 send the path without escapes.
 #[tokio::test]
 async fn one_whose_question_cannot_be_understood_is_registered_with() {
     let mut registered = None;
@@ -259,7 +260,7 @@ async fn one_whose_question_cannot_be_understood_is_registered_with() {
     node.end().await;
 }
 
-/// It is asked again by the other way, and by none before kubelet has forgotten what came of the first.
+/// The agent registers the other way, and not before the kubelet has forgotten the first registration.
 #[tokio::test]
 async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
     let mut registered = None;
@@ -270,14 +271,14 @@ async fn one_that_refuses_by_one_way_is_asked_by_the_other() {
     let began = std::time::Instant::now();
     let status = RegistrationStatus { plugin_registered: false, error: "no handler registered".into() };
     let _ = client.notify_registration_status(status).await.unwrap();
-    let why = "kubelet refused us: no handler registered".into();
+    let why = "kubelet refused the plugin: no handler registered".into();
     node.stands(RegistrationState::Waiting(why)).await;
     let _ = soon("Register", registered.unwrap().recv()).await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(2), "kubelet would drop the new one with the old: {began:?}");
     node.end().await;
 }
 
-/// A kubelet that speaks garbage, and one whose numbers cannot be.
+/// A kubelet that sends garbage, and one that sends impossible numbers.
 #[tokio::test]
 async fn garbage_from_kubelet_harms_nobody() {
     let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
@@ -308,7 +309,8 @@ async fn garbage_from_kubelet_harms_nobody() {
     node.end().await;
 }
 
-/// As a GPU that is plugged in while the agent runs can make it: kubelet would end the stream at such a message.
+/// A GPU that is added while the agent runs can make the list this long; the kubelet would end the stream at such a
+/// message.
 #[tokio::test]
 async fn a_list_that_grows_beyond_what_kubelet_takes_stays_as_it_was() {
     let node = Node::with(RegistrationMethod::Watcher, |_| {});
@@ -317,12 +319,12 @@ async fn a_list_that_grows_beyond_what_kubelet_takes_stays_as_it_was() {
         (0..count).map(|slot| PluginDevice { id: format!("GPU-1-{slot}").into(), healthy: true, numa: None }).collect()
     };
     node.list.send_replace(of(300_000));
-    // This runtime has one thread: after some turns everybody who waits for a list has seen this one.
+    // This runtime has one thread: after some turns every task that waits for a list has seen this one.
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
     node.list.send_replace(of(2));
-    // Lists come in their order: were the large one sent, it would be heard first.
+    // Lists arrive in order: if the agent had sent the long one, it would arrive first.
     assert_eq!(soon("the next list", told.message()).await.unwrap().unwrap().devices.len(), 2);
     drop(told);
     node.end().await;
@@ -350,7 +352,7 @@ async fn what_an_agent_of_another_resource_left_is_taken_away_and_a_living_ones_
     node.end().await;
 }
 
-/// kubelet's call is under way when the agent is told to end: it is answered, and the list ends after that.
+/// A call of the kubelet is under way when the agent stops: the agent answers it, and ends the list after that.
 #[tokio::test]
 async fn an_admission_under_way_at_the_end_is_answered() {
     let mut node = Node::with(RegistrationMethod::Watcher, |_| {});
@@ -375,8 +377,8 @@ async fn an_admission_under_way_at_the_end_is_answered() {
     node.end().await;
 }
 
-/// An upgrade: the first leaves its socket in the registry, the second registers the classic way at once and takes away what was
-/// left at its own end. The first one may still be there when the second one registers.
+/// An upgrade: the first agent leaves its socket in the registry; the second one registers the classic way at once, and
+/// removes that socket at its own end. The first agent may still run when the second one registers.
 #[tokio::test]
 async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_registry_meanwhile() {
     for alive in [false, true] {
@@ -403,7 +405,8 @@ async fn one_that_follows_registers_at_once_and_kubelet_loses_no_socket_of_its_r
     }
 }
 
-/// A kubelet that remembers one connection is to remember none while the connection of the agent before ends, and ours after that.
+/// A kubelet that remembers one connection must remember none while the previous agent's connection ends, and this
+/// agent's after that.
 #[tokio::test]
 async fn beside_another_agent_kubelet_forgets_whom_it_would_drop_and_remembers_us_later() {
     let mut registered = None;
@@ -426,7 +429,7 @@ async fn beside_another_agent_kubelet_forgets_whom_it_would_drop_and_remembers_u
     assert_eq!(next().await, beside);
     let _second = watched(&node.plugins.join(&beside)).await;
     assert!(timeout(Duration::from_millis(300), node.state.changed()).await.is_err(), "it stands");
-    // Each end is noticed, also of the connection that kubelet remembers no more.
+    // The agent notices the end of each connection, also of the one that the kubelet no longer remembers.
     drop(first);
     assert_eq!(next().await, beside, "it registers anew");
     let _third = watched(&node.plugins.join(&beside)).await;

@@ -1,27 +1,27 @@
-//! Calls of kubelet that wait for their answers, so that an end can wait for them.
+//! Counts the calls of the kubelet that wait for an answer, so that the agent can wait for them before it ends.
 //!
-//! kubelet never repeats an `Allocate` (or a `GetPreferredAllocation`) that failed: the pod fails for good. A `PreStartContainer`
-//! that failed is repeated.
+//! The kubelet never retries a failed `Allocate` or `GetPreferredAllocation`: the pod fails. It retries a failed
+//! `PreStartContainer`.
 
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// How long starts are waited for: one that does not wait for evidence takes milliseconds, and kubelet repeats the others.
+/// How long the end of the agent waits for starts. Most take milliseconds; the kubelet retries the others.
 const STARTS_WITHIN: Duration = Duration::from_secs(1);
-/// How long admissions are waited for: as long as early binding waits for the pod that asks, and the answer after that.
+/// How long the end waits for admissions: the time that early binding waits for the pod that asks, and its answer.
 const ADMISSIONS_WITHIN: Duration = Duration::from_millis(4500);
-/// For so long no call may be under way: kubelet asks for the next container of a pod right after it has the answer for the one
-/// before.
+/// No call may be under way for this long: the kubelet asks for the next container of a pod right after it has the
+/// answer for the one before.
 const QUIET: Duration = Duration::from_millis(5);
 
-/// What becomes of a call that is not answered.
+/// The kind of a call: what happens if it is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Its pod fails for good.
+    /// The pod fails for good.
     Admission,
-    /// kubelet repeats it.
+    /// The kubelet retries the call.
     Start,
 }
 
@@ -31,7 +31,7 @@ struct Counts {
     starts: usize,
 }
 
-/// How many there are.
+/// The number of calls under way, by kind.
 #[derive(Clone, Debug)]
 pub(super) struct UnderWay(Arc<watch::Sender<Counts>>);
 
@@ -41,7 +41,7 @@ impl Default for UnderWay {
     }
 }
 
-/// Counts one call for as long as it lives.
+/// Counts one call as under way while this value exists.
 #[derive(Debug)]
 pub(super) struct Waited(UnderWay, Kind);
 
@@ -51,7 +51,7 @@ impl UnderWay {
         Waited(self.clone(), kind)
     }
 
-    /// Waits until no call is under way, for a bounded time. Says whether every admission was answered.
+    /// Waits until no call is under way, for a bounded time. Returns whether every admission was answered.
     pub(super) async fn answered(&self) -> bool {
         let began = Instant::now();
         let mut counts = self.0.subscribe();

@@ -1,15 +1,15 @@
-//! The body of a `symbol` request: addresses in hexadecimal, joined by `+`, as Go's client sends them.
+//! Parses the body of a `symbol` request: hexadecimal addresses joined by `+`, as Go's client sends them.
 
-/// Most addresses in one request; the client sends some thousands at most.
+/// Limit of addresses in one request; the client sends a few thousand at most.
 pub const MAX_SYMBOLS: usize = 10_000;
 
-/// The addresses, at most [`MAX_SYMBOLS`]; what is no number is passed over, as Go does.
+/// The addresses, at most [`MAX_SYMBOLS`]. A word that is not a number is skipped, as in Go.
 #[must_use]
 pub fn addresses(body: &[u8]) -> Vec<u64> {
     let number = |word: &[u8]| {
         let word = std::str::from_utf8(word).ok()?.trim();
         let digits = word.strip_prefix("0x").unwrap_or(word);
-        // `from_str_radix` would take a sign.
+        // `from_str_radix` alone would accept a sign.
         let hexadecimal = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
         u64::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
     };

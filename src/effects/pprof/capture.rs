@@ -1,13 +1,13 @@
-//! A thread's registers and a copy of its stack, taken by the thread itself in a signal handler.
+//! Takes the registers and a copy of the stack of a thread; the thread itself does this in a signal handler.
 //!
 //! ```text
 //!   handler   free slot ─▶ registers, thread, copy of up to 64 KiB of stack ─▶ ready slot     (no lock, no allocation)
 //!   reader    ready slot ─▶ snapshot ─▶ free slot
 //! ```
 //!
-//! The handler copies the stack with `pread` of `/proc/self/mem`: the kernel says how much of it is there, so no address
-//! can fault. Nothing is unwound in this process, so nothing has to be prepared before the first signal, and a thread may
-//! allocate, panic, spawn or load a library while it is interrupted.
+//! The handler copies the stack with `pread` of `/proc/self/mem`: the kernel returns how many bytes exist, so no
+//! address can fault. This process unwinds nothing, so it prepares nothing before the first signal, and a thread may be
+//! interrupted while it allocates, panics, spawns or loads a library.
 
 use super::order::{StackLabel, ThreadSnapshot};
 use std::cell::UnsafeCell;
@@ -18,79 +18,79 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of stack copied at most. Frames of the agent's deepest call chains add up to less than half of it.
+/// Limit of copied stack bytes. The frames of the agent's deepest call chains take less than half of it.
 pub const STACK_BYTES: usize = 64 << 10;
 
-/// Samples between two looks of the reader: 64 in 10 ms are 64 cores, all busy. 4 MiB that are touched only by profiles,
-/// and only as far as they are needed.
+/// Samples between two reads: 64 in 10 ms are 64 busy cores. The slots take 4 MiB, which only profiles touch, and only
+/// as far as they need.
 const SLOTS: usize = 64;
 
-/// How long a thread has to answer; one that waits for a device never does.
+/// How long a thread has to answer; a thread that waits for a device never answers.
 const ANSWER_WITHIN: Duration = Duration::from_millis(50);
 
-/// Why nothing can be taken.
+/// The reason why no snapshot can be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// One at a time: there is one timer and one set of slots.
+    /// Another profile runs: there is one timer and one set of slots.
     #[error("another profile is using the sampler; only one can, try again when it has ended")]
     Busy,
     /// The sampler could not be set up.
     #[error("setting up the sampler: {what}")]
     Setup {
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// The right to sample. There is one; dropped, it is free again and the timer is off.
+/// The right to sample, which exists once. Dropping it turns the timer off and frees the right.
 #[derive(Debug)]
 pub struct SamplingTurn(());
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 impl SamplingTurn {
-    /// Takes the right, if nobody has it.
+    /// Takes the right, if it is free.
     ///
     /// # Errors
-    /// [`Error::Busy`], or the handler cannot be installed.
+    /// [`Error::Busy`], or an error if the handler cannot be installed.
     pub fn take() -> Result<Self, Error> {
         if TAKEN.swap(true, Ordering::AcqRel) {
             return Err(Error::Busy);
         }
         let mut turn = SamplingTurn(());
         prepare()?;
-        // What a late handler of the turn before left behind.
+        // Drops snapshots that a late handler of the last profile left.
         turn.ready(|_, _| {});
         LOST.store(0, Ordering::Relaxed);
         Ok(turn)
     }
 
-    /// From now on, interrupts whatever thread runs after each `interval` of processor time.
+    /// From now on, interrupts the running thread after each `interval` of processor time.
     ///
     /// # Errors
-    /// When there is no such timer.
+    /// If the timer cannot be set.
     pub fn sample_every(&mut self, interval: Duration) -> Result<(), Error> {
         ARMED.store(true, Ordering::Release);
         set_timer(i64::from(interval.subsec_micros()))
             .map_err(|source| Error::Setup { what: "setitimer(ITIMER_PROF)", source })
     }
 
-    /// Hands out what is ready: the thread, its registers and its stack, without values.
+    /// Passes on the ready snapshots: the thread, its registers and its stack, without values.
     pub fn ready(&mut self, mut sink: impl FnMut(i32, ThreadSnapshot)) {
         RING.iter().filter_map(Slot::take_ready).for_each(|(thread, snapshot)| sink(thread, snapshot));
     }
 
-    /// Samples that found no free slot.
+    /// The number of samples that found no free slot.
     #[must_use]
     pub fn lost(&self) -> u64 {
         LOST.load(Ordering::Relaxed)
     }
 
-    /// Interrupts one thread and waits for its snapshot; `None` if it does not answer in time. The system call it sleeps
-    /// in ends with `EINTR` unless it restarts: ask only threads that take that as nothing.
+    /// Interrupts one thread and waits for its snapshot; `None` if it does not answer in time. The system call in which
+    /// the thread sleeps returns `EINTR` unless it restarts, so use this only for threads that tolerate `EINTR`.
     pub fn of_thread(&mut self, thread: i32) -> Option<ThreadSnapshot> {
         ARMED.store(true, Ordering::Release);
         let mut found = None;
@@ -109,13 +109,13 @@ impl SamplingTurn {
 impl Drop for SamplingTurn {
     fn drop(&mut self) {
         ARMED.store(false, Ordering::Release);
-        // Only fails for an invalid timer or interval.
+        // Fails only for an invalid timer or interval.
         let _ = set_timer(0);
         TAKEN.store(false, Ordering::Release);
     }
 }
 
-// === what the handler and the reader share ===
+// === shared by the handler and the reader ===
 
 const FREE: u32 = 0;
 const WRITING: u32 = 1;
@@ -124,7 +124,7 @@ const READY: u32 = 2;
 static ARMED: AtomicBool = AtomicBool::new(false);
 static LOST: AtomicU64 = AtomicU64::new(0);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
-/// `/proc/self/mem`, opened once and kept: the handler must not open files.
+/// `/proc/self/mem`, opened once and kept open: the handler must not open files.
 static MEMORY: AtomicI32 = AtomicI32::new(-1);
 static RING: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 
@@ -150,8 +150,9 @@ struct Registers {
 }
 
 #[expect(unsafe_code, reason = "a slot is handed from the handler to the reader and back by its state")]
-// SAFETY: `body` is touched only by who moved `state` away from where the other side may touch it: the handler between
-// FREE -> WRITING (compare-exchange) and READY (release), the reader between READY (acquire) and FREE (release).
+// SAFETY: `body` is touched only by the side that moved `state` away from where the other side may touch it: the
+// handler between FREE -> WRITING (compare-exchange) and READY (release), the reader between READY (acquire) and FREE
+// (release).
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -166,7 +167,8 @@ impl Slot {
         if self.state.load(Ordering::Acquire) != READY {
             return None;
         }
-        // SAFETY: READY was read with acquire, and only the one reader (the holder of `Turn`) moves a slot from READY.
+        // SAFETY: READY was read with acquire, and only the one reader (the holder of `SamplingTurn`) moves a slot from
+        // READY.
         let body = unsafe { &*self.body.get() };
         let Registers { pc, sp, fp, lr } = body.registers;
         let stack = body.stack[..body.length.min(STACK_BYTES)].to_vec();
@@ -199,7 +201,7 @@ fn prepare() -> Result<(), Error> {
     Ok(())
 }
 
-/// The handler stays for good: the default action of a late SIGPROF would end the program.
+/// The handler stays installed: the default action of a late SIGPROF would end the program.
 #[expect(unsafe_code, reason = "sigaction has no safe wrapper for a handler that reads registers")]
 fn install() -> io::Result<()> {
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigprof;
@@ -230,7 +232,7 @@ fn set_timer(microseconds: i64) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs on whatever thread was interrupted, at any instruction: atomics, `gettid`, `pread` and nothing else.
+/// Runs on the interrupted thread, at any instruction: uses only atomics, `gettid` and `pread`.
 #[expect(unsafe_code, reason = "a signal handler")]
 extern "C" fn on_sigprof(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     if !ARMED.load(Ordering::Acquire) || context.is_null() {

@@ -1,4 +1,4 @@
-//! Where processor time goes: a signal after each 10 ms of it, process wide, to the thread that runs.
+//! The CPU profile: after each 10 ms of processor time of the process, a signal interrupts the running thread.
 //!
 //! ```text
 //!   capture ─snapshots, every 10 ms─▶ record ─orders─▶ child ─▶ profile
@@ -10,16 +10,16 @@ use super::worker::{self, SymbolizeWorker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
-/// Between two samples, in processor time: Go's 100 a second. The kernel's tick caps it at about 250.
+/// Processor time between two samples: 100 samples a second, as in Go. The kernel's tick limits it to about 250.
 pub const PERIOD: Duration = Duration::from_millis(10);
 
-/// Between two looks at what was sampled.
+/// Pause between two reads of the samples.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Between two looks at which files are in memory.
+/// How often the list of loaded files is read again.
 const MODULES_EVERY: Duration = Duration::from_secs(1);
 
-/// Why there is no CPU profile.
+/// The reason why there is no CPU profile.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The sampler cannot be used.
@@ -30,10 +30,10 @@ pub enum Error {
     Worker(#[from] worker::Error),
 }
 
-/// Samples for `length` and returns the profile. `started` is called once sampling has begun.
+/// Samples for `length` and returns the profile. Calls `started` when sampling has begun.
 ///
 /// # Errors
-/// When sampling cannot begin, the child fails, or the request is given up.
+/// If sampling cannot begin, the child fails, or the request is given up.
 pub fn record(
     mut turn: SamplingTurn,
     length: Duration,
@@ -54,7 +54,7 @@ pub fn record(
         forward(&mut turn, &mut worker)?;
     }
     let end = OrderEnd { duration_nanos: nanos(from.elapsed()), lost: turn.lost() };
-    // The timer stops here; naming what was seen may take seconds.
+    // The timer stops here; finding the names of the functions may take seconds.
     drop(turn);
     Ok(worker.finish(end)?)
 }

@@ -1,4 +1,5 @@
-//! Who holds memory, and who allocated it: jemalloc's own samples, one for each 512 KiB on average.
+//! The heap profile: which code allocated memory, and how much of it is in use. jemalloc samples one allocation per 512
+//! KiB on average.
 
 use super::cpu::nanos;
 use super::order::{CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm, ProfileValue};
@@ -13,24 +14,24 @@ use tikv_jemalloc_ctl::raw;
 use tokio_util::sync::CancellationToken;
 use wire::heap_dump::{self, HeapDump, HeapDumpError, HeapEstimate};
 
-/// Largest dump read; 100,000 stacks of depth 60 are about 110 MiB, a real one about 1 MiB.
+/// Limit of a dump: 100,000 stacks of depth 60 are about 110 MiB, a real dump is about 1 MiB.
 const MAX_DUMP: u64 = 128 << 20;
 
-/// The allocator's own frames, which every stack would end in. The reader hides them and what they call.
+/// The allocator's own frames, in which every stack would end. The reader hides them and all that they call.
 const DROP_FRAMES: &str = "(_rjem_je_|je_)?prof_.*|_?(rjem_)?(je_)?(malloc|calloc|realloc|mallocx|rallocx|xallocx|aligned_alloc|\
     posix_memalign|memalign)(_default|_gen|_body|_slow.*)?|imalloc.*|(je_|_rjem_je_).*|_RNv.*___?rust_(re)?alloc.*|\
     __rust_(re)?alloc.*|__rdl_.*|__rg_.*|.*tikv_jemallocator::.*|<?alloc::alloc::.*|<?alloc::raw_vec::.*";
 
-/// Which of the values is shown first.
+/// The value that is shown first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeapValue {
-    /// What is alive (`heap`).
+    /// Memory in use (`heap`).
     InUse,
-    /// What was ever allocated (`allocs`).
+    /// All memory ever allocated (`allocs`).
     Allocated,
 }
 
-/// Why there is no heap profile.
+/// The reason why there is no heap profile.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The allocator was started without profiling.
@@ -39,10 +40,10 @@ pub enum Error {
     /// jemalloc refused.
     #[error("asking jemalloc for its heap profile: {0}")]
     Dump(String),
-    /// The memory file failed.
+    /// The file in memory that takes the dump failed.
     #[error("jemalloc's heap profile in a memory file")]
     File(#[source] io::Error),
-    /// Its text is not understood.
+    /// The dump cannot be parsed.
     #[error(transparent)]
     Parse(#[from] HeapDumpError),
     /// The child failed.
@@ -50,8 +51,8 @@ pub enum Error {
     Worker(#[from] worker::Error),
 }
 
-/// Switches sampling on or off; a program that nobody may profile does not pay for it. Without `prof:true` at the start
-/// there is nothing to switch.
+/// Turns sampling on or off; a program that serves no profiles does not pay for it. Without `prof:true` at the start
+/// this does nothing.
 #[expect(unsafe_code, reason = "`prof.active` is not among the typed settings")]
 pub fn set_active(active: bool) {
     if is_compiled_and_started() {
@@ -66,10 +67,10 @@ fn is_compiled_and_started() -> bool {
     unsafe { raw::read::<bool>(b"opt.prof\0") }.unwrap_or(false)
 }
 
-/// What jemalloc has sampled so far.
+/// The samples of jemalloc so far.
 ///
 /// # Errors
-/// When it does not sample, or its dump cannot be made or read.
+/// If jemalloc does not sample, or its dump cannot be made or read.
 #[expect(unsafe_code, reason = "`prof.dump` is not among the typed settings")]
 pub fn dump() -> Result<HeapDump, Error> {
     if !is_compiled_and_started() {
@@ -86,10 +87,10 @@ pub fn dump() -> Result<HeapDump, Error> {
     Ok(heap_dump::parse(&text)?)
 }
 
-/// The profile of a dump, or of what changed since an earlier one.
+/// The profile of a dump, or of the change since an earlier dump.
 ///
 /// # Errors
-/// When the child fails or the request is given up.
+/// If the child fails or the request is given up.
 pub fn profile(
     now: &HeapDump,
     earlier: Option<(&HeapDump, Duration)>,
@@ -110,7 +111,7 @@ pub fn profile(
 fn send(worker: &mut SymbolizeWorker, stacks: HashMap<Vec<u64>, HeapEstimate>) -> Result<(), Error> {
     for (addresses, estimate) in stacks {
         worker.order(OrderStep::Stack(CapturedStack {
-            // All of them are return addresses: one less lies in the call.
+            // All of them are return addresses: one less is an address inside the call.
             addresses: addresses.into_iter().map(|address| address.saturating_sub(1)).collect(),
             values: vec![estimate.all_objects, estimate.all_bytes, estimate.live_objects, estimate.live_bytes],
             ..CapturedStack::default()

@@ -1,12 +1,12 @@
-//! From addresses to functions, files and lines, by the debug information (of the file, or of the separate file it
-//! names) and the symbol table. Only in the child.
+//! Finds the function, file and line of an address, in the debug information (of the file, or of the separate file that
+//! it names) and the symbol table. Used only in the child.
 
 use super::order::Module;
 use super::profile::SourceLine;
 use addr2line::Loader;
 use std::collections::HashMap;
 
-/// What is known of addresses.
+/// The debug information of the loaded files, and the addresses found so far.
 pub struct LineTable {
     modules: Vec<Module>,
     files: Vec<Option<Loader>>,
@@ -20,7 +20,7 @@ impl std::fmt::Debug for LineTable {
 }
 
 impl LineTable {
-    /// Opens the files. One that cannot be opened leaves its addresses without names.
+    /// Opens the files. The addresses of a file that cannot be opened get no names.
     #[must_use]
     pub fn new(modules: &[Module]) -> Self {
         let files = modules.iter().map(|module| Loader::new(&module.open).ok()).collect();
@@ -44,7 +44,7 @@ impl LineTable {
         let Some(file) = &self.files[at] else { return vec![unknown(base_name(&module.path))] };
         let probe = address.wrapping_sub(module.bias);
         let mut spots = inlined(file, probe);
-        // The symbol table has the whole path of a function, the line tables often only its last word.
+        // The symbol table has the full path of a function, the line tables often only its last part.
         if let Some(symbol) = file.find_symbol(probe) {
             match spots.last_mut() {
                 Some(outermost) => {
@@ -88,7 +88,7 @@ fn inlined(file: &Loader, probe: u64) -> Vec<SourceLine> {
     spots
 }
 
-/// `{:#}` leaves the hash off.
+/// `{:#}` omits the hash.
 fn demangled(name: &str) -> String {
     format!("{:#}", rustc_demangle::demangle(name))
 }

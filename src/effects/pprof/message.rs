@@ -1,46 +1,46 @@
-//! `perftools.profiles.Profile`, the format of `go tool pprof` (github.com/google/pprof, proto/profile.proto), as far as
-//! we write it. Strings are indices into the profile's string table; index 0 is the empty string.
+//! `perftools.profiles.Profile`, the format of `go tool pprof` (github.com/google/pprof, proto/profile.proto), as far
+//! as the agent writes it. Strings are indices into the profile's string table; index 0 is the empty string.
 
 /// A whole profile.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProfileMessage {
-    /// What the values of each sample are.
+    /// The kinds of the values of each sample.
     #[prost(message, repeated, tag = "1")]
     pub sample_type: Vec<ValueType>,
-    /// What was seen.
+    /// The samples.
     #[prost(message, repeated, tag = "2")]
     pub sample: Vec<SampleMessage>,
-    /// Files that addresses lie in; the program itself first.
+    /// The files in which addresses are; the program itself first.
     #[prost(message, repeated, tag = "3")]
     pub mapping: Vec<MappingMessage>,
     /// Addresses with their lines.
     #[prost(message, repeated, tag = "4")]
     pub location: Vec<LocationMessage>,
-    /// Functions that lines belong to.
+    /// The functions of the lines.
     #[prost(message, repeated, tag = "5")]
     pub function: Vec<FunctionMessage>,
     /// All strings; the first is empty.
     #[prost(string, repeated, tag = "6")]
     pub string_table: Vec<String>,
-    /// Functions (a regular expression) that are hidden together with all they call.
+    /// A regular expression of functions that are hidden together with all that they call.
     #[prost(int64, tag = "7")]
     pub drop_frames: i64,
-    /// When it began, in nanoseconds since 1970.
+    /// The start, in nanoseconds since 1970.
     #[prost(int64, tag = "9")]
     pub time_nanos: i64,
-    /// How long it took, in nanoseconds.
+    /// The duration, in nanoseconds.
     #[prost(int64, tag = "10")]
     pub duration_nanos: i64,
-    /// What lies between two samples.
+    /// The kind of the sampling period.
     #[prost(message, optional, tag = "11")]
     pub period_type: Option<ValueType>,
-    /// How much of it.
+    /// The sampling period.
     #[prost(int64, tag = "12")]
     pub period: i64,
-    /// Sentences for the reader.
+    /// Comments for the reader.
     #[prost(int64, repeated, tag = "13")]
     pub comment: Vec<i64>,
-    /// Which of the sample types is shown unless asked.
+    /// The sample type that is shown by default.
     #[prost(int64, tag = "14")]
     pub default_sample_type: i64,
 }
@@ -48,10 +48,10 @@ pub struct ProfileMessage {
 /// A kind of value and its unit.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct ValueType {
-    /// `cpu`, `inuse_space`.
+    /// The kind: `cpu`, `inuse_space`.
     #[prost(int64, tag = "1")]
     pub r#type: i64,
-    /// `nanoseconds`, `bytes`, `count`.
+    /// The unit: `nanoseconds`, `bytes`, `count`.
     #[prost(int64, tag = "2")]
     pub unit: i64,
 }
@@ -59,13 +59,13 @@ pub struct ValueType {
 /// One stack and its values.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SampleMessage {
-    /// The leaf first.
+    /// The locations, the leaf first.
     #[prost(uint64, repeated, tag = "1")]
     pub location_id: Vec<u64>,
-    /// As many as there are sample types.
+    /// One value for each sample type.
     #[prost(int64, repeated, tag = "2")]
     pub value: Vec<i64>,
-    /// Such as the thread's name.
+    /// Labels, such as the name of the thread.
     #[prost(message, repeated, tag = "3")]
     pub label: Vec<LabelMessage>,
 }
@@ -81,7 +81,7 @@ pub struct LabelMessage {
     pub str: i64,
 }
 
-/// A file and where it lies in memory.
+/// A file and its place in memory.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MappingMessage {
     /// Number, from 1.
@@ -90,28 +90,28 @@ pub struct MappingMessage {
     /// First address.
     #[prost(uint64, tag = "2")]
     pub memory_start: u64,
-    /// Address behind the last.
+    /// Address after the last.
     #[prost(uint64, tag = "3")]
     pub memory_limit: u64,
-    /// Offset in the file of the first address.
+    /// Offset of the first address in the file.
     #[prost(uint64, tag = "4")]
     pub file_offset: u64,
     /// Path.
     #[prost(int64, tag = "5")]
     pub filename: i64,
-    /// Build identity, in hexadecimal.
+    /// Build ID, in hexadecimal.
     #[prost(int64, tag = "6")]
     pub build_id: i64,
-    /// Names are already there: the reader need not look for them.
+    /// The profile has function names: the reader need not look for them.
     #[prost(bool, tag = "7")]
     pub has_functions: bool,
-    /// Files are already there.
+    /// The profile has file names.
     #[prost(bool, tag = "8")]
     pub has_filenames: bool,
-    /// Lines are already there.
+    /// The profile has line numbers.
     #[prost(bool, tag = "9")]
     pub has_line_numbers: bool,
-    /// Inlined calls are already there.
+    /// The profile has inlined calls.
     #[prost(bool, tag = "10")]
     pub has_inline_frames: bool,
 }
@@ -122,7 +122,7 @@ pub struct LocationMessage {
     /// Number, from 1.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// The mapping it lies in, 0 if none.
+    /// The mapping that has the address, 0 if none.
     #[prost(uint64, tag = "2")]
     pub mapping_id: u64,
     /// The address.
@@ -139,7 +139,7 @@ pub struct LineMessage {
     /// The function.
     #[prost(uint64, tag = "1")]
     pub function_id: u64,
-    /// Line in its file, 0 if not known.
+    /// Line in its file, 0 if unknown.
     #[prost(int64, tag = "2")]
     pub line: i64,
 }
@@ -153,7 +153,7 @@ pub struct FunctionMessage {
     /// Name for people.
     #[prost(int64, tag = "2")]
     pub name: i64,
-    /// Name of the linker. It differs from `name`, which tells the reader not to shorten `name` as if it were C++.
+    /// The linker's name. If it differs from `name`, the reader does not shorten `name` as if it were C++.
     #[prost(int64, tag = "3")]
     pub system_name: i64,
     /// Source file.

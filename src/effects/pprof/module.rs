@@ -1,13 +1,13 @@
-//! Which files this process has in memory, and where: asked of the dynamic loader, never parsed.
+//! Lists the files that this process has loaded, and their addresses, by asking the dynamic loader.
 
 use super::order::Module;
 use findshlibs::{Segment, SharedLibrary, TargetSharedLibrary};
 use std::fmt::Write;
 
-/// Files looked at; the agent has about ten (libc, libgcc, libnvidia-ml and what they bring).
+/// Limit of files; the agent has about ten (libc, libgcc, libnvidia-ml and their dependencies).
 const MAX_MODULES: usize = 1_000;
 
-/// The program itself first, then each shared library. What has no file (the kernel's own page) is told by its name.
+/// The program itself first, then each shared library. A part without a file (the kernel's own page) has its name only.
 #[must_use]
 pub fn loaded() -> Vec<Module> {
     let mut modules = Vec::new();

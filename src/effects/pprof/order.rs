@@ -1,70 +1,70 @@
-//! What this process tells its child: `Begin`, then `Modules`, snapshots and stacks in any order, then `End`; each with
-//! its length before it. Parent and child are the same program, so this format has no versions.
+//! The messages of this process to its child: `Begin`, then `Modules`, snapshots and stacks in any order, then `End`.
+//! Each has its length before it. Parent and child are the same program, so this format has no versions.
 
 use prost::Message;
 use std::io::{self, Read};
 
-/// Longest order: a snapshot holds at most 64 KiB of stack, a list of 1,000 modules about 150 KiB.
+/// Limit of one order: a snapshot has at most 64 KiB of stack, a list of 1,000 modules about 150 KiB.
 const MAX_ORDER: u64 = 1 << 20;
 
-/// One order.
+/// One message to the child.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SymbolizeOrder {
-    /// Which.
+    /// The order.
     #[prost(oneof = "OrderStep", tags = "1, 2, 3, 4, 5")]
     pub step: Option<OrderStep>,
 }
 
-/// What is ordered.
+/// The order of one message.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum OrderStep {
-    /// The first order.
+    /// The first order: the kind of the profile.
     #[prost(message, tag = "1")]
     Begin(OrderBegin),
-    /// Files in memory; replaces what was told before.
+    /// The loaded files; replaces the list before.
     #[prost(message, tag = "2")]
     Modules(Modules),
-    /// A thread's registers and stack, to be unwound.
+    /// The registers and stack of a thread, to be unwound.
     #[prost(message, tag = "3")]
     Snapshot(ThreadSnapshot),
-    /// Addresses.
+    /// A stack that is unwound already.
     #[prost(message, tag = "4")]
     Stack(CapturedStack),
-    /// The last order: answer.
+    /// The last order: write the answer.
     #[prost(message, tag = "5")]
     End(OrderEnd),
 }
 
-/// What is to be made.
+/// The kind and the form of the answer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct OrderBegin {
-    /// In which form.
+    /// A [`ProfileForm`].
     #[prost(enumeration = "ProfileForm", tag = "1")]
     pub form: i32,
-    /// Kinds of values.
+    /// The kinds of values.
     #[prost(message, repeated, tag = "2")]
     pub values: Vec<ProfileValue>,
-    /// The kind shown unless asked; empty for the last.
+    /// The kind that is shown by default; if empty, the last.
     #[prost(string, tag = "3")]
     pub shown: String,
-    /// What lies between two samples.
+    /// The kind of the sampling period.
     #[prost(message, optional, tag = "4")]
     pub period_type: Option<ProfileValue>,
-    /// How much of it.
+    /// The sampling period.
     #[prost(int64, tag = "5")]
     pub period: i64,
-    /// Nanoseconds since 1970.
+    /// The start, in nanoseconds since 1970.
     #[prost(int64, tag = "6")]
     pub time_nanos: i64,
-    /// Functions hidden with all they call: a regular expression.
+    /// A regular expression of functions that are hidden with all that they call.
     #[prost(string, tag = "7")]
     pub drop_frames: String,
-    /// The profile's name, for the form of text.
+    /// The profile's name, for the text form.
     #[prost(string, tag = "8")]
     pub title: String,
 }
 
-/// Forms of an answer.
+/// The forms of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum ProfileForm {
@@ -76,13 +76,13 @@ pub enum ProfileForm {
     Symbols = 2,
 }
 
-/// A kind of value.
+/// A kind of value and its unit.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProfileValue {
-    /// `cpu`.
+    /// The kind: `cpu`.
     #[prost(string, tag = "1")]
     pub kind: String,
-    /// `nanoseconds`.
+    /// The unit: `nanoseconds`.
     #[prost(string, tag = "2")]
     pub unit: String,
 }
@@ -95,7 +95,7 @@ impl ProfileValue {
     }
 }
 
-/// Files in memory.
+/// The loaded files.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Modules {
     /// The program itself first.
@@ -103,30 +103,30 @@ pub struct Modules {
     pub modules: Vec<Module>,
 }
 
-/// A file in memory.
+/// A loaded file.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct Module {
     /// First address.
     #[prost(uint64, tag = "1")]
     pub start: u64,
-    /// Address behind the last.
+    /// Address after the last.
     #[prost(uint64, tag = "2")]
     pub end: u64,
-    /// Address in memory minus address in the file's own counting.
+    /// An address in memory minus the same address in the file.
     #[prost(uint64, tag = "3")]
     pub bias: u64,
-    /// Path, as people know it.
+    /// Path for people.
     #[prost(string, tag = "4")]
     pub path: String,
-    /// Path to open; `/proc/self/exe` for the program, which also holds after an upgrade replaced the file.
+    /// Path to open; `/proc/self/exe` for the program, which is right also after an upgrade has replaced the file.
     #[prost(string, tag = "5")]
     pub open: String,
-    /// Build identity, in hexadecimal.
+    /// Build ID, in hexadecimal.
     #[prost(string, tag = "6")]
     pub build_id: String,
 }
 
-/// A thread at one moment.
+/// The state of a thread at one moment.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ThreadSnapshot {
     /// Program counter.
@@ -135,10 +135,10 @@ pub struct ThreadSnapshot {
     /// Stack pointer.
     #[prost(uint64, tag = "2")]
     pub sp: u64,
-    /// Frame pointer, 0 if not known.
+    /// Frame pointer, 0 if unknown.
     #[prost(uint64, tag = "3")]
     pub fp: u64,
-    /// Link register, where the machine has one.
+    /// Link register, if the processor has one.
     #[prost(uint64, tag = "4")]
     pub lr: u64,
     /// Memory from `sp` upwards.
@@ -152,7 +152,7 @@ pub struct ThreadSnapshot {
     pub labels: Vec<StackLabel>,
 }
 
-/// Addresses, the leaf first, each inside the call (a return address minus one).
+/// A stack as addresses, the leaf first, each inside the call (a return address minus one).
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CapturedStack {
     /// Addresses.
@@ -164,7 +164,7 @@ pub struct CapturedStack {
     /// Labels.
     #[prost(message, repeated, tag = "3")]
     pub labels: Vec<StackLabel>,
-    /// Shown instead of a stack where there is none: `[running]`.
+    /// Shown instead of a stack if there is none: `[running]`.
     #[prost(string, tag = "4")]
     pub instead: String,
 }
@@ -188,27 +188,27 @@ impl StackLabel {
     }
 }
 
-/// The end.
+/// The last order.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct OrderEnd {
-    /// How long was looked, in nanoseconds.
+    /// How long sampling took, in nanoseconds.
     #[prost(int64, tag = "1")]
     pub duration_nanos: i64,
-    /// Samples that found no free place.
+    /// The number of samples that found no free slot.
     #[prost(uint64, tag = "2")]
     pub lost: u64,
 }
 
-/// Bytes of an order, its length before it.
+/// The bytes of an order, with its length before it.
 #[must_use]
 pub fn encode(step: OrderStep) -> Vec<u8> {
     SymbolizeOrder { step: Some(step) }.encode_length_delimited_to_vec()
 }
 
-/// The next order, `None` at the end of the input.
+/// Reads the next order; `None` at the end of the input.
 ///
 /// # Errors
-/// When the input breaks off inside an order, or is not an order.
+/// If the input ends inside an order, or is not an order.
 pub fn read(input: &mut impl Read) -> io::Result<Option<OrderStep>> {
     let Some(length) = read_length(input)? else { return Ok(None) };
     if length > MAX_ORDER {

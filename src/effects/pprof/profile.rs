@@ -1,5 +1,5 @@
-//! Counts stacks, then writes them as a profile: every function, line and inlined call is named, so that the reader needs
-//! neither the program nor a second request.
+//! Counts stacks and writes them as a profile. The profile names every function, line and inlined call, so that the
+//! reader needs neither the program nor a second request.
 
 use super::message::{
     FunctionMessage, LabelMessage, LineMessage, LocationMessage, MappingMessage, ProfileMessage, SampleMessage,
@@ -12,34 +12,34 @@ use prost::Message;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-/// Distinct stacks kept; more are counted as [`LEFT_OUT`]. A busy minute of the agent has a few thousand; 50,000 of
-/// depth 60 are about 30 MiB, in the child.
+/// Limit of distinct stacks; further ones are counted as [`LEFT_OUT`]. A busy minute of the agent has a few thousand;
+/// 50,000 of depth 60 are about 30 MiB, in the child.
 const MAX_STACKS: usize = 50_000;
 
-/// Where samples go for which there was no room.
+/// The stack that counts the samples beyond the limit.
 const LEFT_OUT: &str = "[stacks beyond the bound]";
 
-/// One line of a frame: what the debug information or the symbol table says of an address.
+/// One source line of an address, from the debug information or the symbol table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SourceLine {
     /// Name for people.
     pub name: String,
     /// The linker's name.
     pub system_name: String,
-    /// Source file, empty if not known.
+    /// Source file, empty if unknown.
     pub file: String,
-    /// Line, 0 if not known.
+    /// Line, 0 if unknown.
     pub line: u32,
 }
 
-/// A stack: addresses, labels, and what is shown if there are no addresses.
+/// A stack: addresses, labels, and a text for a stack without addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StackKey {
-    /// The leaf first.
+    /// The addresses, the leaf first.
     pub addresses: Vec<u64>,
     /// Labels.
     pub labels: Vec<StackLabel>,
-    /// Shown where there are no addresses.
+    /// Shown if there are no addresses.
     pub instead: String,
 }
 
@@ -61,7 +61,8 @@ impl StackTally {
         }
     }
 
-    /// All stacks, the largest first; equal ones in the order of their addresses, so that two runs look alike.
+    /// All stacks, the largest first; equal ones in the order of their addresses, so that two runs give the same
+    /// result.
     #[must_use]
     pub fn sorted(&self) -> Vec<(&StackKey, &[i64])> {
         let mut all: Vec<_> = self.stacks.iter().map(|(key, values)| (key, values.as_slice())).collect();
@@ -73,23 +74,23 @@ impl StackTally {
     }
 }
 
-/// What the profile says beside its samples.
+/// The fields of the profile beside its samples.
 #[derive(Debug)]
 pub struct ProfileHead<'a> {
     /// Kinds of values, time, period.
     pub begin: &'a OrderBegin,
-    /// Files in memory, the program first.
+    /// The loaded files, the program first.
     pub modules: &'a [Module],
-    /// How long was looked.
+    /// How long sampling took.
     pub duration_nanos: i64,
-    /// A sentence for the reader, if there is one.
+    /// A comment for the reader, if there is one.
     pub comment: Option<String>,
 }
 
-/// The profile, compressed. `lines` names an address; it is asked once for each.
+/// The compressed profile. `lines` returns the lines of an address; it is called once for each address.
 ///
 /// # Errors
-/// As the compressor says; it writes into memory.
+/// If the compressor fails; it writes into memory.
 pub fn compressed(
     frame: &ProfileHead<'_>,
     tally: &StackTally,
@@ -100,7 +101,7 @@ pub fn compressed(
     encoder.finish()
 }
 
-/// The profile.
+/// The profile, not compressed.
 pub fn profile(
     frame: &ProfileHead<'_>,
     tally: &StackTally,
@@ -249,7 +250,7 @@ impl Strings {
         if let Some(index) = self.by_text.get(text) {
             return *index;
         }
-        // The table is bounded by the stacks, far below 2^63.
+        // The limit of stacks also limits the table, far below 2^63.
         let index = i64::try_from(self.table.len()).unwrap_or(0);
         self.table.push(text.to_owned());
         self.by_text.insert(text.to_owned(), index);

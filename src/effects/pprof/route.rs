@@ -1,4 +1,4 @@
-//! `/debug/pprof/`: what may be asked, and with which bounds.
+//! The routes of `/debug/pprof/`: their parameters and limits.
 
 use super::order::{CapturedStack, OrderBegin, OrderEnd, OrderStep, ProfileForm};
 use super::worker::SymbolizeWorker;
@@ -20,16 +20,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How long a look at the threads' stacks may hold the sampler before a profile is refused for it.
+/// How long a thread profile may use the sampler before a CPU profile is refused for it.
 const THREADS_TAKE: Duration = Duration::from_secs(2);
-/// Length of a CPU profile unless asked: Go's.
+/// Default length of a CPU profile, as in Go.
 const DEFAULT_SECONDS: u64 = 30;
 
-/// Longest profile: a snapshot each 10 ms of processor time goes to the child, which holds what it counts all that time.
+/// Limit of a profile's length: the child gets a snapshot for each 10 ms of processor time, and holds its counts all
+/// that time.
 pub const MAX_SECONDS: u64 = 300;
 
-/// Children at work for heap, threads and symbols at the same time; each may need 100 MiB to read the line tables. A CPU
-/// profile has a child of its own beside them.
+/// Limit of children for heap, threads and symbols at the same time; each may need 100 MiB to read the line tables. A
+/// CPU profile has one more child.
 const CHILDREN: usize = 2;
 
 const INDEX: &str = include_str!("index.html");
@@ -63,13 +64,13 @@ pub fn router() -> Router {
         .with_state(Arc::new(Semaphore::new(CHILDREN)))
 }
 
-/// As Go does with a folder's name that lacks its slash.
+/// Redirects to the path with a slash at the end, as Go does.
 async fn to_the_index(asked: Uri) -> Response {
     let query = asked.query().map_or_else(String::new, |query| format!("?{query}"));
     (StatusCode::MOVED_PERMANENTLY, [(header::LOCATION, format!("/debug/pprof/{query}"))]).into_response()
 }
 
-/// What may stand behind the `?`; anything else (`gc=1`) is left alone, as Go does.
+/// The query parameters; others (`gc=1`) are ignored, as in Go.
 #[derive(Debug, Default, serde::Deserialize)]
 struct Asked {
     seconds: Option<String>,
@@ -97,7 +98,8 @@ impl Asked {
     }
 }
 
-/// The sampler, which a look at the threads' stacks uses for a moment too: only another profile is worth a refusal.
+/// Takes the sampler. A thread profile uses it for a moment too, so this waits, and only another CPU profile leads to a
+/// refusal.
 async fn sampler() -> Result<capture::SamplingTurn, capture::Error> {
     let patience = tokio::time::Instant::now() + THREADS_TAKE;
     loop {
@@ -122,13 +124,14 @@ async fn profile(Query(asked): Query<Asked>) -> Response {
     };
     let (started, has_started) = oneshot::channel();
     let mut work = Work::start(move |given_up| {
-        // Nobody listens if the client has left: `given_up` says so too.
+        // `started` has no receiver if the client has left; `given_up` is set then, too.
         cpu::record(turn, length, given_up, || {
             let _ = started.send(());
         })
         .map_err(|error| sentence(&error))
     });
-    // The client waits for the headers only a little longer than `seconds`: they go as soon as sampling has begun.
+    // The client waits for the headers only a little longer than `seconds`, so they are sent as soon as sampling has
+    // begun.
     if has_started.await.is_ok() {
         return download("profile", work);
     }
@@ -184,7 +187,8 @@ async fn tasks(
     deliver(name, form, work)
 }
 
-/// Waiting for locks and channels is not measured: profiles without samples, so that the client's menus work.
+/// The agent does not measure the waiting for locks and channels: profiles without samples, so that the client's menus
+/// work.
 async fn nothing(name: &'static str, State(children): State<Children>) -> Response {
     use super::order::ProfileValue;
     let Ok(seat) = children.try_acquire_owned() else { return too_many() };
@@ -230,7 +234,7 @@ async fn trace() -> Response {
 }
 
 fn refuse(status: StatusCode, why: impl Display) -> Response {
-    // `X-Go-Pprof` makes the Go client print the sentence instead of the status alone.
+    // With `X-Go-Pprof` the Go client prints the sentence and not only the status.
     (status, [("x-go-pprof", "1")], format!("{why}\n")).into_response()
 }
 
@@ -269,7 +273,8 @@ fn sentence(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Work on a thread of its own; as a body it is one piece that comes later. Dropped (the client left), it is given up.
+/// Work on a thread of its own. As a response body it is one chunk that comes later. Dropping it (the client left)
+/// cancels the work.
 struct Work {
     answer: oneshot::Receiver<Result<Vec<u8>, String>>,
     given_up: DropGuard,
@@ -281,7 +286,7 @@ impl Work {
         let given_up = CancellationToken::new();
         let token = given_up.clone();
         let (tell, answer) = oneshot::channel();
-        // If no thread can be had, `tell` is dropped with the closure and the answer says so.
+        // If no thread can be started, `tell` is dropped with the closure, and the receiver returns an error.
         let spawned = std::thread::Builder::new().name("pprof".to_owned()).spawn(move || {
             let answer = work(&token);
             if let (Err(error), false) = (&answer, token.is_cancelled()) {

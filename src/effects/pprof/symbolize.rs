@@ -1,4 +1,4 @@
-//! The child: takes orders on its input, unwinds and names, and writes one answer to its output.
+//! The child process: reads orders from its input, unwinds stacks, finds names, and writes one answer to its output.
 
 use super::lines::LineTable;
 use super::order::{self, CapturedStack, Module, OrderBegin, OrderEnd, OrderStep, ProfileForm, ThreadSnapshot};
@@ -10,7 +10,7 @@ use std::io::{self, BufReader, Read, Write};
 /// Runs the hidden subcommand `symbolize`: orders on standard input, the answer on standard output.
 ///
 /// # Errors
-/// When the input is not a whole sequence of orders, or the output is closed.
+/// If the input is not a complete sequence of orders, or the output is closed.
 pub fn run_child() -> io::Result<()> {
     let answer = answer(&mut BufReader::new(io::stdin().lock()))?;
     let mut output = io::stdout().lock();
@@ -18,10 +18,10 @@ pub fn run_child() -> io::Result<()> {
     output.flush()
 }
 
-/// What the orders ask for.
+/// The answer to a sequence of orders.
 ///
 /// # Errors
-/// When the orders do not begin with `Begin` or do not end with `End`.
+/// If the orders do not begin with `Begin` or do not end with `End`.
 pub fn answer(input: &mut impl Read) -> io::Result<Vec<u8>> {
     let Some(OrderStep::Begin(begin)) = order::read(input)? else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the first order is not a beginning"));
@@ -65,7 +65,7 @@ impl Work {
     }
 
     fn finish(mut self, begin: &OrderBegin, end: OrderEnd) -> io::Result<Vec<u8>> {
-        // Frame tables are not needed any more; the line tables are about to come.
+        // Frees the frame tables before the line tables are read.
         self.frames = None;
         let mut lines = LineTable::new(&self.modules);
         let name = |address| lines.of(address);

@@ -1,4 +1,4 @@
-//! Stacks as text, in the manner of Go's `debug=1`, and answers to `/debug/pprof/symbol`.
+//! Stacks as text, in the format of Go's `debug=1`, and answers to `/debug/pprof/symbol`.
 
 use super::profile::{SourceLine, StackKey, StackTally};
 use std::fmt::Write;
@@ -14,7 +14,7 @@ pub fn stacks(title: &str, tally: &StackTally, mut lines: impl FnMut(u64) -> Vec
     text
 }
 
-// Writing to a String cannot fail, so the results of `write!` are dropped in this file.
+// Writing to a String cannot fail, so this file ignores the results of `write!`.
 fn stack(text: &mut String, key: &StackKey, values: &[i64], lines: &mut impl FnMut(u64) -> Vec<SourceLine>) {
     let values: Vec<String> = values.iter().map(ToString::to_string).collect();
     let _ = write!(text, "{} @", values.join(" "));

@@ -1,9 +1,10 @@
-//! The threads of this process: what a Go program would answer for its goroutines.
+//! The profile of this process's threads, which takes the place of a Go program's goroutines.
 //!
-//! A thread that sleeps in `futex` or `epoll_wait` is interrupted and takes a snapshot of itself, as for a CPU sample: both
-//! calls may return for nothing by contract. One that sleeps elsewhere, perhaps in a driver that takes `EINTR` as a
-//! failure, is left alone: `/proc/self/task/<id>/syscall` has its program counter and stack pointer, and its stack is
-//! copied from outside; without the frame pointer it may break off early. A thread that runs shows only its name.
+//! A thread that sleeps in `futex` or `epoll_wait` is interrupted and takes a snapshot of itself, as for a CPU sample:
+//! callers of both calls must expect them to return early. A thread that sleeps elsewhere, perhaps in a driver that
+//! treats `EINTR` as a failure, is not interrupted: `/proc/self/task/<id>/syscall` has its program counter and stack
+//! pointer, and its stack is copied from outside; without the frame pointer the stack may end early. A running thread
+//! shows only its name.
 
 use super::capture::{STACK_BYTES, SamplingTurn};
 use super::cpu::nanos;
@@ -17,7 +18,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
-/// Most threads told; the agent has about twenty.
+/// Limit of threads; the agent has about twenty.
 const MAX_THREADS: usize = 1_024;
 
 #[cfg(target_arch = "x86_64")]
@@ -27,19 +28,19 @@ const HARMLESS: [libc::c_long; 4] =
 #[cfg(not(target_arch = "x86_64"))]
 const HARMLESS: [libc::c_long; 3] = [libc::SYS_futex, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
 
-/// Which profile is made of the threads.
+/// The kind of a thread profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadProfileKind {
-    /// Each with its stack.
+    /// Each thread with its stack.
     Stacks,
-    /// Only how many of each name.
+    /// The number of threads of each name.
     Names,
 }
 
-/// The profile.
+/// Makes the profile of all threads.
 ///
 /// # Errors
-/// When the child fails or the request is given up.
+/// If the child fails or the request is given up.
 pub fn profile(
     kind: ThreadProfileKind,
     form: ProfileForm,
@@ -47,11 +48,11 @@ pub fn profile(
 ) -> Result<Vec<u8>, worker::Error> {
     let mut worker = SymbolizeWorker::start(begin(kind, form), given_up.clone())?;
     let memory = File::open("/proc/self/mem").ok();
-    // While a CPU profile is being taken, all are looked at from outside.
+    // While a CPU profile uses the sampler, all stacks are copied from outside.
     let mut turn = SamplingTurn::take().ok();
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten().take(MAX_THREADS);
     for task in tasks {
-        // A thread that ended in between has no files left and is left out.
+        // A thread that has ended meanwhile has no files any more and is left out.
         if let Some(step) = thread(&task.path(), kind, memory.as_ref(), turn.as_mut()) {
             worker.order(step)?;
         }
@@ -103,7 +104,7 @@ fn thread(
     })
 }
 
-/// The third field of `stat`, behind the name, which may itself hold brackets.
+/// The third field of `stat`, after the name, which may itself contain brackets.
 fn state(stat: &[u8]) -> &'static str {
     let letter = stat.iter().rposition(|byte| *byte == b')').and_then(|at| stat.get(at + 2));
     match letter {
@@ -121,7 +122,7 @@ fn number(task: &Path) -> Option<i32> {
     task.file_name()?.to_str()?.parse().ok()
 }
 
-/// Whether the thread sleeps in a call that may return for nothing.
+/// Whether the thread sleeps in a call that may return early.
 fn may_be_interrupted(task: &Path) -> bool {
     let syscall = fs::read_to_string(task.join("syscall")).unwrap_or_default();
     let call = syscall.split(' ').next().and_then(|word| word.parse::<libc::c_long>().ok());
@@ -135,7 +136,7 @@ fn sleeping(task: &Path, memory: &File) -> Option<ThreadSnapshot> {
     let mut stack = vec![0; STACK_BYTES];
     let read = memory.read_at(&mut stack, sp).ok()?;
     stack.truncate(read);
-    // It may have run in between: then the copy is of two moments and worth nothing.
+    // If the thread has run meanwhile, the copy mixes two moments and is useless.
     (fs::read_to_string(&path).ok()? == before).then(|| ThreadSnapshot {
         pc,
         sp,

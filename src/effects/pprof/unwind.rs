@@ -1,4 +1,5 @@
-//! From registers and a copy of a stack to return addresses, by the frame tables in the files. Only in the child.
+//! Finds the return addresses in a copy of a stack, from the registers and the frame tables of the files. Used only in
+//! the child.
 
 use super::order::{Module, ThreadSnapshot};
 use framehop::{
@@ -9,12 +10,12 @@ use object::{Object, ObjectSection, ReadCache};
 use std::fs::File;
 use std::ops::Range;
 
-/// Deepest stack; recursion beyond it loses its roots.
+/// Limit of the stack depth; a deeper stack loses its roots.
 const MAX_DEPTH: usize = 512;
 
 type Native = UnwinderNative<Vec<u8>, MayAllocateDuringUnwind>;
 
-/// Frame tables of the files in memory.
+/// The frame tables of the loaded files.
 pub struct FrameTables {
     unwinder: Native,
     cache: CacheNative<MayAllocateDuringUnwind>,
@@ -27,13 +28,14 @@ impl std::fmt::Debug for FrameTables {
 }
 
 impl FrameTables {
-    /// Reads the tables. A file that cannot be read has none: stacks through it go by frame pointers or end there.
+    /// Reads the tables. A file that cannot be read has none: stacks through it follow the frame pointers or end there.
     #[must_use]
     pub fn new(modules: &[Module]) -> Self {
         let mut unwinder = Native::new();
         for module in modules {
             if let Some(sections) = sections(&module.open) {
-                // An address in memory is `bias` above the file's own, which counts from 0: so the base is the bias.
+                // An address in memory is the file's own address plus `bias`, and the file counts from 0: so the base
+                // is the bias.
                 let range = module.start..module.end;
                 unwinder.add_module(Tables::new(module.path.clone(), range, module.bias, sections));
             }
@@ -41,7 +43,7 @@ impl FrameTables {
         FrameTables { unwinder, cache: CacheNative::default() }
     }
 
-    /// Addresses, the leaf first; those of callers lie inside the call (the return address minus one).
+    /// The addresses, the leaf first; an address of a caller is inside the call (the return address minus one).
     #[must_use]
     pub fn addresses(&mut self, snapshot: &ThreadSnapshot) -> Vec<u64> {
         let mut read = |address: u64| word(snapshot, address).ok_or(());

@@ -1,4 +1,5 @@
-//! This process's side of its child: starts it, feeds it, waits for its answer with a bound, and never leaves it behind.
+//! The parent's side of the child process: starts it, sends orders, waits for the answer with a limit, and never leaves
+//! it running.
 
 use super::module;
 use super::order::{self, Module, Modules, OrderBegin, OrderEnd, OrderStep};
@@ -13,37 +14,37 @@ use tokio_util::sync::CancellationToken;
 /// The child's only argument.
 pub const SUBCOMMAND: &str = "symbolize";
 
-/// Longest time without any progress of the child: reading the line tables of an unoptimised build took 6 s on a
+/// Limit of the time without any progress of the child: reading the line tables of an unoptimised build took 6 s on a
 /// two-core machine that was busy building.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Largest answer; a profile of 50,000 stacks is about 3 MiB.
+/// Limit of an answer; a profile of 50,000 stacks is about 3 MiB.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// Why there is no profile.
+/// The reason why there is no profile.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The program could not be started a second time.
     #[error("starting /proc/self/exe {SUBCOMMAND}, the child that names functions and lines")]
     Start(#[source] io::Error),
-    /// It does not take orders, or does not answer.
+    /// The child does not take orders, or does not answer.
     #[error("the child that names functions and lines: {what}")]
     Child {
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// It ended without an answer.
+    /// The child ended without an answer.
     #[error("the child that names functions and lines ended without an answer")]
     NoAnswer,
-    /// Nobody waits any more.
+    /// The client has left.
     #[error("the request was given up")]
     GivenUp,
 }
 
-/// A child at work. Dropped, it is killed.
+/// A running child. Dropping it kills the child.
 #[derive(Debug)]
 pub struct SymbolizeWorker {
     child: Child,
@@ -53,10 +54,10 @@ pub struct SymbolizeWorker {
 }
 
 impl SymbolizeWorker {
-    /// Starts a child and tells it what is to be made.
+    /// Starts a child and sends `begin` and the loaded files.
     ///
     /// # Errors
-    /// When it does not start, or takes no order.
+    /// If the child does not start, or takes no order.
     pub fn start(begin: OrderBegin, given_up: CancellationToken) -> Result<Self, Error> {
         let mut child = Command::new("/proc/self/exe")
             .arg(SUBCOMMAND)
@@ -82,10 +83,10 @@ impl SymbolizeWorker {
         Ok(())
     }
 
-    /// Tells which files are in memory, if that changed.
+    /// Sends the list of loaded files, if it has changed.
     ///
     /// # Errors
-    /// When the child takes no order.
+    /// If the child takes no order.
     pub fn tell_modules(&mut self) -> Result<(), Error> {
         let modules = module::loaded();
         if modules != self.told {
@@ -95,10 +96,10 @@ impl SymbolizeWorker {
         Ok(())
     }
 
-    /// Gives one order.
+    /// Sends one order.
     ///
     /// # Errors
-    /// When the child does not take it, or the request was given up.
+    /// If the child does not take it, or the request was given up.
     pub fn order(&mut self, step: OrderStep) -> Result<(), Error> {
         let bytes = order::encode(step);
         let failed = |source| Error::Child { what: "giving it an order", source };
@@ -124,10 +125,10 @@ impl SymbolizeWorker {
         Ok(())
     }
 
-    /// Gives the last order and waits for the answer.
+    /// Sends the last order and waits for the answer.
     ///
     /// # Errors
-    /// When there is none, or the request was given up.
+    /// If there is no answer, or the request was given up.
     pub fn finish(mut self, end: OrderEnd) -> Result<Vec<u8>, Error> {
         self.tell_modules()?;
         self.order(OrderStep::End(end))?;
@@ -161,7 +162,7 @@ impl SymbolizeWorker {
 
 impl Drop for SymbolizeWorker {
     fn drop(&mut self) {
-        // Both fail only if the child has already been waited for.
+        // Both fail only if the child has been waited for already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -171,7 +172,7 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Waits until the pipe is ready, somebody gave up, or the deadline has passed (an error).
+/// Waits until the pipe is ready, the request is given up, or the deadline has passed (an error).
 fn wait(pipe: &impl AsFd, ready: PollFlags, deadline: Instant, given_up: &CancellationToken) -> io::Result<()> {
     let step = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     while !given_up.is_cancelled() {

@@ -1,5 +1,5 @@
-//! Connections of the usage socket: bounded in number, cut off when they never say anything, and able to tell whether the
-//! peer has read what it was sent.
+//! Connections of the usage socket. Their number is bounded, a silent one is cut, and each one shows whether the client
+//! has read the data sent to it.
 
 use futures_core::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,15 +15,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 
-/// Connections at most; what comes beyond them is closed at once. Four for each stream that may be open; an idle one
-/// holds about 10 KiB, so all of them are below 3 MiB.
+/// Most connections; a further one is closed at once. This is four for each stream that may be open. An idle connection
+/// holds about 10 KiB, so all together stay below 3 MiB.
 pub(super) const MAX_CONNECTIONS: usize = 256;
-/// A gRPC client speaks first and at once; who says nothing for this long is not one.
+/// Time for the first byte. A gRPC client sends first and at once, so a peer that sends nothing for this long is not
+/// one.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Pause after a failed accept (out of file descriptors): trying again at once would only burn the processor.
+/// Pause after a failed accept, for example without a free file descriptor. A retry at once would only use CPU time.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
-/// What is asked for as the socket's send buffer; the kernel makes it its smallest, 4.5 KiB. A small buffer is how one
-/// sees that a peer does not read ([`Peer::has_read`]), and it bounds what the kernel keeps for one that never does.
+/// Requested size of the socket's send buffer; the kernel raises it to its minimum, 4.5 KiB. A small buffer shows that
+/// a client does not read ([`Peer::has_read`]), and it bounds the data that the kernel keeps for a client that never
+/// reads.
 const SEND_BUFFER: usize = 1;
 
 /// Accepts connections.
@@ -41,7 +43,7 @@ pub(super) struct Connection {
     _slot: OwnedSemaphorePermit,
 }
 
-/// The other end, as a request handler sees it. It does not keep the connection open.
+/// The client's end of a connection, for request handlers. It does not keep the connection open.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer(Weak<UnixStream>);
 
@@ -76,15 +78,15 @@ impl Stream for Incoming {
 // === impl Peer ===
 
 impl Peer {
-    /// Whether the peer has read (nearly) everything it was sent. Linux calls a unix socket writable while at most a
-    /// quarter of its send buffer waits to be read, and that quarter is one small packet here. A connection that is
-    /// gone has nothing left to read.
+    /// Whether the client has read (nearly) everything sent to it. Linux reports a unix socket as writable while at
+    /// most a quarter of its send buffer waits to be read, and that quarter is one small packet here. A closed
+    /// connection counts as read.
     pub(super) fn has_read(&self) -> bool {
         let Some(socket) = self.0.upgrade() else { return true };
         let mut asked = [PollFd::new(&*socket, PollFlags::OUT)];
         match poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             Ok(answers) => answers > 0,
-            // Interrupted: asked again by the caller's next look.
+            // Interrupted by a signal: the caller checks again.
             Err(_) => false,
         }
     }
@@ -94,7 +96,7 @@ impl Peer {
 
 impl Connection {
     fn new(socket: UnixStream, slot: OwnedSemaphorePermit) -> Self {
-        // Refused by no kernel; where it were, a stalled reader would be noticed later.
+        // No known kernel refuses this. If one did, a stalled client would be noticed later.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
         Connection { socket: Arc::new(socket), silence: Some(Box::pin(sleep(SILENCE))), _slot: slot }
     }

@@ -1,4 +1,4 @@
-//! The view as the usage stream tells it. Pure: the same view gives the same message.
+//! Converts the node view to messages of the usage stream. It is pure: the same view gives the same message.
 
 use model::gpu::{MigInstance, MigSample};
 use model::observation::GpuSourceState;
@@ -18,18 +18,18 @@ pub(super) fn state(view: &NodeView) -> say::NodeUsage {
     }
 }
 
-/// The message without sequence, times and ages: two states that differ in nothing else are the same news.
+/// The message without sequence, times and ages. Two equal messages of this form mean that nothing has changed.
 pub(super) fn values(view: &NodeView) -> say::NodeUsage {
     Telling { stamps: None }.node(view)
 }
 
-/// How readings are told: with the times they follow from, or bare.
+/// How readings are converted: with sample times and ages, or without.
 #[derive(Clone, Copy)]
 struct Telling {
     stamps: Option<Now>,
 }
 
-/// A reading taken apart.
+/// The parts of a reading.
 struct Parts<T> {
     value: Option<T>,
     absent: Option<say::Absence>,

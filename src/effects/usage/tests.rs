@@ -1,4 +1,4 @@
-//! The server over a real socket, asked by a real client.
+//! Tests the server over a real socket with a real client.
 
 use super::convert::tests::node;
 use super::*;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-/// Nothing in these tests takes longer unless it is broken.
+/// Deadline for each step of these tests.
 const LIMIT: Duration = Duration::from_secs(20);
 const FAST: Pace =
     Pace { least: Duration::from_millis(1), most: Duration::from_secs(60), recheck: Duration::from_millis(1) };
@@ -104,7 +104,7 @@ async fn states_never_come_faster_than_the_pace() {
     assert!(begun.elapsed() >= Duration::from_millis(290), "{:?}", begun.elapsed());
 }
 
-/// The reader is a thread with a runtime of its own that stands still between two reads, as a stopped process does.
+/// The client is a thread with a runtime of its own that does nothing between two reads, like a stopped process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_stood_still_gets_the_newest_state_and_no_queue() {
     let running = Running::start(FAST);

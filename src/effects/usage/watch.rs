@@ -1,5 +1,5 @@
-//! One `Watch`: waits until a state is due, then takes the newest there is. No state is kept for a reader, so a slow one
-//! can only ever get the newest.
+//! One `Watch` stream. It waits until a state is due, then sends the newest one. No state is queued for a client, so a
+//! slow client also gets only the newest state.
 
 use super::connection::Peer;
 use super::convert;
@@ -19,11 +19,11 @@ use tonic::Status;
 /// How often a state is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Never sooner than this after the one before.
+    /// Shortest time between two states.
     pub(super) least: Duration,
-    /// Never later than this, changed or not: the reader sees that we live.
+    /// Longest time between two states, also without a change, so that the client sees that the agent runs.
     pub(super) most: Duration,
-    /// A peer that has not read the state before is looked at again after this.
+    /// Time between two checks of a client that has not read the last state.
     pub(super) recheck: Duration,
 }
 
@@ -32,13 +32,13 @@ impl Default for Pace {
         Pace {
             least: Duration::from_secs(1),
             most: Duration::from_secs(10),
-            // Only readers that stall are looked at: 64 of them cost 256 system calls a second.
+            // Only stalled clients are checked: 64 of them cost 256 system calls a second.
             recheck: Duration::from_millis(250),
         }
     }
 }
 
-/// What one stream needs to know.
+/// The state of one stream.
 pub(super) struct Watcher {
     pace: Pace,
     view: watch::Receiver<Arc<NodeView>>,
@@ -48,7 +48,7 @@ pub(super) struct Watcher {
     ended: bool,
 }
 
-/// The state that was sent last.
+/// The last state sent.
 struct Sent {
     values: NodeUsage,
     at: Instant,
@@ -57,7 +57,7 @@ struct Sent {
 type Item = Result<NodeUsage, Status>;
 type Step = Pin<Box<dyn Future<Output = (Watcher, Option<Item>)> + Send>>;
 
-/// The stream that tonic pulls from: it asks for a state only when the peer's window has room for one.
+/// The stream that tonic polls. tonic polls it only when the client's flow-control window has room for a state.
 pub(super) struct States {
     step: Step,
     _slot: OwnedSemaphorePermit,
@@ -94,7 +94,7 @@ impl Watcher {
         (self, Some(item))
     }
 
-    /// Waits until a state is due; `false` when there will be no more.
+    /// Waits until a state is due; `false` when no more views will come.
     async fn due(&mut self) -> bool {
         let Some(last) = self.sent.as_ref().map(|sent| sent.at) else { return true };
         sleep_until(last + self.pace.least).await;
@@ -105,7 +105,7 @@ impl Watcher {
         goes_on
     }
 
-    /// Waits until a value differs from what was sent; `false` when there will be no more views.
+    /// Waits until a value differs from the last state sent; `false` when no more views will come.
     async fn changed(&mut self) -> bool {
         loop {
             let newest = self.view.borrow_and_update().clone();

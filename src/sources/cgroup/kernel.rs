@@ -1,13 +1,13 @@
-//! How files of cgroups are read: kept open while there is room, else below directories that are held, else by their
+//! Reads files of cgroups: from files kept open while the limit allows it, else below held directories, else by their
 //! whole path.
 //!
 //! ```text
 //!   keep   pread of a kept-open file ─┐
-//!   take   below a held directory     ├─▶ understood ─▶ Reading
-//!          by the whole path          ┘        └─ a file that is not there: is the whole cgroup gone?
+//!   take   below a held directory     ├─▶ parsed ─▶ Reading
+//!          by the whole path          ┘      └─ file not found: is the whole cgroup gone?
 //! ```
 //!
-//! What must never happen here: more files open than there is room for, a log line for each file that is odd.
+//! What must never happen here: more open files than the limit allows, a log line for each malformed file.
 
 use crate::cgroup::layout::{CgroupController, CgroupLayout, CgroupTrees};
 use crate::cgroup::members::{members, members_in};
@@ -19,51 +19,51 @@ use model::{Absence, Reading};
 use rustix::fd::OwnedFd;
 use wire::cgroup_file::MalformedCgroupFile;
 
-/// What reading needs, and what it found out on the way.
+/// Reads and parses cgroup files, and counts failures.
 #[derive(Debug)]
 pub struct CgroupFileReader {
-    /// Files are read with this.
+    /// The reader of files.
     pub reader: KernelFileReader,
     /// `/proc`.
     pub procfs: Vec<u8>,
-    /// Whether the numbers in lists of processes are all, and mean the same in `/proc`.
+    /// Whether process lists are complete, and their PIDs mean the same in `/proc`.
     pub sight: ProcVisibility,
-    /// The trees.
+    /// The cgroup trees.
     pub layout: CgroupLayout,
-    /// One clock tick.
+    /// Nanoseconds of one clock tick.
     pub nanos_a_tick: u64,
-    /// Majors of devices that lie on others.
+    /// Major numbers of stacked block devices.
     pub stacked: Vec<u32>,
     /// How many more files may be kept open.
     pub room: usize,
-    /// Files that could not be understood since this was last looked at.
+    /// Files that could not be parsed since this count was last taken.
     pub malformed: u32,
-    /// The first of them since the start has been logged.
+    /// The first malformed file has been logged.
     pub logged: bool,
-    /// A file was not there: perhaps the whole cgroup is gone.
+    /// A file was not found: perhaps the whole cgroup is gone.
     pub(super) missed: bool,
-    /// A list of processes, kept for its memory.
+    /// A list of processes, kept to reuse its memory.
     pub(super) pids: Vec<u32>,
 }
 
 /// A file that may be kept open.
 #[derive(Debug, Default)]
 pub(super) enum Kept {
-    /// Not yet, or not any more.
+    /// Not open yet, or closed again.
     #[default]
     Closed,
-    /// It takes one place of the room.
+    /// Open; counts against the limit of open files.
     Open(OwnedFd),
 }
 
-/// The directories of one cgroup, one for each controller's tree; opened when first needed, while there is room.
+/// The directories of one cgroup, one for each controller's tree; opened when first needed, while the limit allows it.
 #[derive(Debug, Default)]
 pub(super) struct Directories(pub(super) [Kept; CONTROLLERS]);
 
-/// Slots of [`Directories`]: one for each [`CgroupController`]. In a v2 tree they are one directory, held once.
+/// Entries of [`Directories`]: one for each [`CgroupController`]. In a v2 tree they are one directory, held once.
 const CONTROLLERS: usize = 6;
 
-/// A cgroup that is not there any more.
+/// A cgroup that no longer exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CgroupGone;
 
@@ -93,7 +93,7 @@ impl CgroupFileReader {
         }
     }
 
-    /// Reads a file of a cgroup and understands it.
+    /// Reads a file of a cgroup and parses it.
     pub(super) fn take<T>(
         &mut self,
         directories: &mut Directories,
@@ -109,14 +109,14 @@ impl CgroupFileReader {
             Kept::Closed => self.reader.read_piece(&[tree, path.as_bytes(), name.as_bytes()]),
         };
         let result = text.map(parse);
-        // The directory may be that of a cgroup which was removed and made again under its old name.
+        // The directory may belong to a removed cgroup whose name a new one has taken.
         if result.is_err() {
             self.close(held);
         }
         self.reading(result, path, name)
     }
 
-    /// The processes in a cgroup, of which so many others are known to lie directly in it: see [`members_in`].
+    /// The processes in a cgroup with so many child cgroups that are known by themselves: see [`members_in`].
     pub(super) fn members(
         &mut self,
         directories: &mut Directories,
@@ -124,7 +124,8 @@ impl CgroupFileReader {
         pids: &mut Vec<u32>,
     ) -> Result<u32, Absence> {
         let tree = self.layout.walked();
-        // Both are 0 in a v2 tree; else memory's is the one that is walked, and held already, wherever it is mounted.
+        // In a v2 tree all controllers share entry 0. In v1 the memory tree, where mounted, is the walked one, and its
+        // directory is usually held already.
         let held = &mut directories.0
             [if matches!(self.layout.trees, CgroupTrees::One(_)) { 0 } else { CgroupController::Memory as usize }];
         let own = self.layout.tree(CgroupController::Memory) == Some(tree);
@@ -145,7 +146,7 @@ impl CgroupFileReader {
         })
     }
 
-    /// As [`CgroupFileReader::take`], from a file that is kept open while there is room.
+    /// Like [`CgroupFileReader::take`], from a file that is kept open while the limit allows it.
     pub(super) fn keep<T>(
         &mut self,
         (kept, directories): (&mut Kept, &mut Directories),
@@ -167,7 +168,7 @@ impl CgroupFileReader {
         self.reading(result, path, name)
     }
 
-    /// Gives a file's place back.
+    /// Closes a file and returns its place to the limit.
     pub(super) fn close(&mut self, kept: &mut Kept) {
         if let Kept::Open(file) = std::mem::take(kept) {
             drop(file);
@@ -198,7 +199,7 @@ impl CgroupFileReader {
         }
     }
 
-    /// Whether the cgroup is gone, asked only after a file of it was not there.
+    /// Whether the cgroup is gone; checked only after one of its files was not found.
     pub(super) fn gone(&mut self, path: &str) -> Result<(), CgroupGone> {
         if !std::mem::take(&mut self.missed) {
             return Ok(());
@@ -210,7 +211,7 @@ impl CgroupFileReader {
     }
 }
 
-/// Holds a directory from now on, if there is room.
+/// Holds a directory open from now on, if the limit allows it.
 fn hold(reader: &mut KernelFileReader, room: &mut usize, held: &mut Kept, path: &[&[u8]]) {
     if let (Kept::Closed, 1..) = (&*held, *room)
         && let Ok(directory) = reader.directory(path)

@@ -8,33 +8,33 @@ use std::path::PathBuf;
 use wire::cgroup_file::fields;
 use wire::proc_file::{mountinfo, unescape};
 
-/// Nothing under the root looks like cgroups.
+/// The root has no cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("looked for cgroups in {root} and found neither cgroup.controllers (v2) nor a controller's directory (v1)")]
 pub struct NoCgroups {
-    /// Where.
+    /// The root.
     pub root: PathBuf,
 }
 
-/// Where the trees are. Paths have no slash at their end.
+/// The layout of the cgroup trees. Paths have no slash at their end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupLayout {
     /// What is mounted.
     pub version: CgroupVersion,
-    /// Which tree counts what.
+    /// Which tree has which controller.
     pub trees: CgroupTrees,
 }
 
-/// The trees.
+/// The cgroup trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CgroupTrees {
-    /// v2: one tree for all.
+    /// v2: one tree for all controllers.
     One(Vec<u8>),
-    /// v1: one for each controller.
+    /// v1: one tree for each controller.
     Many(Box<ControllerTrees>),
 }
 
-/// What counts something.
+/// A group of counters, as v1 divides them into controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupController {
     /// Limits and throttling.
@@ -51,7 +51,7 @@ pub enum CgroupController {
     Pressure,
 }
 
-/// v1: where each controller's tree is, if it is mounted.
+/// v1: the tree of each controller, if it is mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerTrees {
     /// Limits and throttling.
@@ -69,7 +69,7 @@ pub struct ControllerTrees {
 }
 
 impl CgroupLayout {
-    /// Looks at the root.
+    /// Detects the layout under the root.
     ///
     /// # Errors
     /// [`NoCgroups`].
@@ -99,7 +99,7 @@ impl CgroupLayout {
         Ok(CgroupLayout { version, trees: CgroupTrees::Many(Box::new(found)) })
     }
 
-    /// The tree that counts this, if it is mounted.
+    /// The tree with this controller, if it is mounted.
     #[must_use]
     pub fn tree(&self, controller: CgroupController) -> Option<&[u8]> {
         let tree = match (&self.trees, controller) {
@@ -114,7 +114,7 @@ impl CgroupLayout {
         tree.as_deref()
     }
 
-    /// The tree in which pods and containers are looked for, and their processes.
+    /// The tree that is searched for pods, containers and their processes.
     #[must_use]
     pub fn walked(&self) -> &[u8] {
         match &self.trees {
@@ -125,7 +125,7 @@ impl CgroupLayout {
 }
 
 impl ControllerTrees {
-    /// Memory first: every runtime joins it, and kubelet itself judges by it.
+    /// The tree to search. Memory comes first: every runtime joins it, and the kubelet itself uses it.
     fn any(&self) -> Option<&[u8]> {
         [&self.memory, &self.cpuacct, &self.cpu, &self.pids, &self.blkio]
             .into_iter()
@@ -146,39 +146,39 @@ impl ControllerTrees {
     }
 }
 
-/// Controllers and their trees: directories named `memory` or `cpu,cpuacct`. The links `cpu -> cpu,cpuacct` that usually
-/// lie beside the latter are not needed.
+/// Controllers and their trees: directories such as `memory` or `cpu,cpuacct`. The links `cpu -> cpu,cpuacct` that
+/// usually exist beside the latter are not needed.
 fn controllers(reader: &mut KernelFileReader, root: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut names = Vec::new();
-    // A root that cannot be listed holds nothing that could be read: the caller says so.
+    // A root that cannot be listed gives no controllers: the caller reports that.
     let _ = reader.subdirectories(&[root, b"/"], |name| names.push(name.to_vec()));
     names.retain(|name| reader.open(&[root, b"/", name, b"/cgroup.procs"]).is_ok());
     let tree = |name: &[u8]| [root, b"/", name].concat();
     names.iter().flat_map(|name| name.split(|b| *b == b',').map(|one| (one.to_vec(), tree(name)))).collect()
 }
 
-/// What our cgroup namespace does to what we see.
+/// How the agent's cgroup namespace changes what it sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupNamespace {
-    /// Whether it is not the host's; `None` if the kernel does not tell.
+    /// Whether it is not the host's namespace; `None` if the kernel does not tell.
     pub private: Option<bool>,
-    /// Whether the mounted hierarchy begins above our namespace's root: then `/proc/<pid>/cgroup` speaks of other paths
-    /// than the hierarchy, and processes are found by walking `cgroup.procs`.
+    /// Whether the mounted hierarchy begins above the root of the agent's namespace. Then paths in `/proc/<pid>/cgroup`
+    /// differ from those in the hierarchy, and the agent finds processes by walking `cgroup.procs`.
     pub mounted_above: bool,
 }
 
-/// The number of the first cgroup namespace, fixed in the kernel (`PROC_CGROUP_INIT_INO`, include/linux/proc_ns.h).
+/// Inode number of the first cgroup namespace, fixed in the kernel (`PROC_CGROUP_INIT_INO`, include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFB;
 
 impl CgroupNamespace {
-    /// Looks at our own namespace and at how the hierarchy is mounted.
+    /// Reads the agent's own namespace and how the hierarchy is mounted.
     pub fn detect(reader: &mut KernelFileReader, roots: &HostRoots) -> CgroupNamespace {
         let proc = part(&roots.procfs);
         let ours = process::namespace(reader, &proc, b"self", "cgroup").ok();
         let cgroup = part(&roots.cgroup);
         let mut mounted_above = false;
         if let Ok(text) = reader.read(&[&proc, b"/self/mountinfo"]) {
-            // What stands before a torn line is as good as ever.
+            // The lines before a torn line are valid.
             let _ = mountinfo(text, |mount| {
                 let here =
                     unescape(mount.point).strip_prefix(&cgroup[..]).is_some_and(|r| r.is_empty() || r[0] == b'/');
@@ -190,13 +190,13 @@ impl CgroupNamespace {
     }
 }
 
-/// Major numbers of devices that lie on others, of this machine; none where `/proc/devices` cannot be read.
+/// Major numbers of this machine's stacked block devices; empty if `/proc/devices` cannot be read.
 pub fn stacked_majors(reader: &mut KernelFileReader, roots: &HostRoots) -> Vec<u32> {
     let text = reader.read(&[&part(&roots.procfs), b"/devices"]).unwrap_or_default();
     wire::proc_file::stacked_majors(text).unwrap_or_default()
 }
 
-/// The kernel's release.
+/// The release of the kernel.
 pub fn kernel_release(reader: &mut KernelFileReader, roots: &HostRoots) -> String {
     let text = reader.read(&[&part(&roots.procfs), b"/sys/kernel/osrelease"]).unwrap_or_default();
     String::from_utf8_lossy(fields(text).next().unwrap_or_default()).into_owned()

@@ -1,4 +1,4 @@
-//! The processes in one cgroup and in what is nested in it.
+//! The processes in one cgroup and in the cgroups nested in it.
 
 use crate::kernel_file::{KernelFileReader, ReadFailure};
 use crate::procfs::process::ProcError;
@@ -6,28 +6,26 @@ use rustix::fd::AsFd;
 use wire::cgroup_file::processes;
 use wire::cgroup_path::{CgroupPlace, place};
 
-/// Processes of one cgroup that are counted and known by number: the kernel's own default limit of PIDs.
+/// Most processes of one cgroup that are listed: the kernel's default limit of PIDs.
 pub const MAX_MEMBERS: usize = 32_768;
-/// Cgroups nested in one container that are looked into: systemd in a container makes some fifty.
+/// Most cgroups nested in one container that are read: systemd in a container makes about fifty.
 const MAX_NESTED: usize = 256;
 
-/// Puts the processes in the cgroup at `path` below `tree` into `pids`, after emptying it. Containers in a pod are not
-/// looked into: they are cgroups of their own. The answer is how many more there are that have no number here, because
-/// they live outside our PID namespace.
+/// Empties `pids` and fills it with the processes in the cgroup at `path` below `tree`. Containers in a pod are left
+/// out: they are cgroups of their own. Returns the number of further processes, which have no PID here because they
+/// live outside the agent's PID namespace.
 ///
-/// # Errors
-/// [`ProcError`] when the cgroup's own list cannot be read; lists of nested cgroups that cannot are passed over, because
-/// those come and go.
+/// # Errors [`ProcError`] when the cgroup's own list cannot be read. Lists of nested cgroups that cannot be read are
+/// skipped, because nested cgroups come and go.
 pub fn members(reader: &mut KernelFileReader, tree: &[u8], path: &str, pids: &mut Vec<u32>) -> Result<u32, ProcError> {
     let directory = reader.directory(&[tree, path.as_bytes()])?;
     members_in(reader, &directory, (tree, path, 0), pids)
 }
 
-/// As [`members`], where the cgroup's directory is held, and so many cgroups in it are known to be others' (a pod's
-/// containers): if there are no more, nothing has to be listed.
+/// Like [`members`], with an open directory of the cgroup. `others` of its child cgroups are known by themselves (a
+/// pod's containers); if there are no more than these, no directory is listed.
 ///
-/// # Errors
-/// As there.
+/// # Errors Like [`members`].
 pub fn members_in(
     reader: &mut KernelFileReader,
     directory: impl AsFd,
@@ -37,12 +35,12 @@ pub fn members_in(
     pids.clear();
     let mut hidden = add(reader.read_records_in(&directory, b"cgroup.procs")?, pids)?;
     if reader.directory_links_in(&directory, &[]).is_ok_and(|links| links.count == 2 + others) {
-        return Ok(hidden); // nothing is nested: nearly always
+        return Ok(hidden); // nothing is nested, which is the usual case
     }
     let mut nested = children(reader, tree, path, path);
     let mut at = 0;
     while let Some(child) = nested.get(at).cloned() {
-        // A threaded cgroup refuses to list processes (EOPNOTSUPP); its domain above lists them.
+        // A threaded cgroup refuses to list processes (EOPNOTSUPP); the domain cgroup above lists them.
         let text = reader.read(&[tree, child.as_bytes(), b"/cgroup.procs"]).map_err(ProcError::from);
         hidden += text.and_then(|text| add(text, pids)).unwrap_or(0);
         if nested.len() < MAX_NESTED {
@@ -104,7 +102,8 @@ mod tests {
             pids.sort_unstable();
             assert_eq!(pids, expected);
         }
-        // Two lie in the pod: where both are known to be others', nothing is listed; where one is, the other is its own.
+        // The pod has two child cgroups. If both count as known, none is listed; if one does, the other is part of the
+        // pod itself.
         let directory = reader.directory(&[&tree, pod.as_bytes()]).unwrap();
         for (others, expected) in [(2, vec![1]), (1, vec![1, 6])] {
             assert_eq!(members_in(&mut reader, &directory, (&tree, pod, others), &mut pids), Ok(0));

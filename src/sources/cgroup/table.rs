@@ -1,4 +1,4 @@
-//! All pods and containers: found, read, forgotten, reported.
+//! All pods and containers: finds, reads, forgets and reports their cgroups.
 
 use crate::cgroup::kernel::CgroupFileReader;
 use crate::cgroup::layout::{CgroupLayout, stacked_majors};
@@ -17,12 +17,12 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Processes of one pod that are tried before its network is given up for this time.
+/// Most processes of one pod that are tried for its network in one reading.
 const NETWORK_TRIES: usize = 16;
-/// Processes of one container that are tried.
+/// Most processes of one container that are tried.
 const TRIES_A_CONTAINER: usize = 2;
 
-/// All of them.
+/// The cgroups of all pods and containers.
 #[derive(Debug)]
 pub struct CgroupTable {
     kernel: CgroupFileReader,
@@ -32,18 +32,18 @@ pub struct CgroupTable {
     turns: u64,
     pass: u64,
     left_out: u32,
-    /// Found once and kept; while it is not found, no pod's network is read.
+    /// Found once and kept; until it is found, no pod's network is read.
     namespaces: Option<NetworkNamespaces>,
     found: Vec<FoundCgroup>,
     due: Vec<Arc<str>>,
     pids: Vec<u32>,
     candidates: Vec<(u64, u32)>,
-    /// The pod that was looked at last has processes that cannot be seen.
+    /// The pod that was read last has processes that are hidden from the agent.
     hidden: bool,
 }
 
 impl CgroupTable {
-    /// Nothing has been looked at yet. `turns` passes make a slow period; `room` files may be kept open.
+    /// An empty table. `turns` passes make a slow period; `room` files may be kept open.
     #[must_use]
     pub fn new(roots: &HostRoots, layout: CgroupLayout, turns: u64, room: usize) -> Self {
         let mut reader = KernelFileReader::default();
@@ -65,7 +65,7 @@ impl CgroupTable {
         }
     }
 
-    /// One pass: what is new is read whole at once, what is known by its turn.
+    /// One pass: new cgroups are read completely at once, known ones in their turn.
     pub fn pass(&mut self) -> Vec<CgroupReport> {
         let turn = self.pass % self.turns;
         if self.find(turn == 0) {
@@ -79,30 +79,30 @@ impl CgroupTable {
         self.report()
     }
 
-    /// Pods and containers for which there was no room at the last full look.
+    /// Pods and containers without room at the last full walk.
     #[must_use]
     pub fn left_out(&self) -> u32 {
         self.left_out
     }
 
-    /// Files that could not be understood since this was last asked.
+    /// Files that could not be parsed since this was last called.
     pub fn take_malformed(&mut self) -> u32 {
         std::mem::take(&mut self.kernel.malformed)
     }
 
-    /// Pods and containers that are known.
+    /// Number of tracked pods and containers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.cgroups.len()
     }
 
-    /// Whether none is known.
+    /// Whether no pod or container is tracked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cgroups.is_empty()
     }
 
-    /// Whether something was found.
+    /// Finds new cgroups. Returns whether there were any.
     fn find(&mut self, full: bool) -> bool {
         let CgroupTable { kernel, walk, cgroups, found, turns, .. } = self;
         let refused = walk.look(&mut kernel.reader, full, |one| {
@@ -117,7 +117,7 @@ impl CgroupTable {
         for FoundCgroup { path, kind } in found.drain(..) {
             let turn = cgroups.len() as u64 % *turns;
             let identity = Arc::new(CgroupIdentity { path: Arc::clone(&path), kind });
-            // A path that is found again before it was missed is another cgroup of the same name.
+            // A path that is found again before its removal was noticed is a new cgroup of the same name.
             if let Some(mut before) = cgroups.insert(path, TrackedCgroup::new(identity, turn)) {
                 before.release(kernel);
             }
@@ -136,7 +136,7 @@ impl CgroupTable {
         }
     }
 
-    /// Whether something is gone.
+    /// Reads the cgroups that are due. Returns whether any is gone.
     fn read(&mut self, turn: u64) -> bool {
         let CgroupTable { kernel, walk, cgroups, due, .. } = self;
         let before = cgroups.len();
@@ -193,7 +193,8 @@ impl CgroupTable {
         let net = NetworkReader { procfs: &self.kernel.procfs, namespaces };
         let reading = totals.read_through(&mut self.kernel.reader, net, &self.pids);
         match reading.absence() {
-            // Process 1 is not the machine's: that somebody shares its network says nothing of the host's.
+            // In a private PID namespace, process 1 is not the host's: sharing its network does not mean the host's
+            // network.
             Some(Absence::NoLivingProcess | Absence::HostNetwork) if self.kernel.sight == ProcVisibility::Private => {
                 Reading::Absent(Absence::ProcessesHidden)
             }
@@ -202,8 +203,8 @@ impl CgroupTable {
         }
     }
 
-    /// Living processes of a pod with their start times, the oldest first: that is the sandbox's, which holds the
-    /// namespace, while a container may have made one of its own.
+    /// Living processes of a pod with their start times, the oldest first. The oldest is the sandbox's, which holds the
+    /// network namespace; a container may have made one of its own.
     fn find_candidates(&mut self, path: &str, candidates: &mut Vec<(u64, u32)>) {
         let CgroupTable { kernel, cgroups, pids, hidden, .. } = self;
         candidates.clear();
@@ -226,7 +227,7 @@ impl CgroupTable {
         candidates.sort_unstable();
     }
 
-    /// Everything as it was read last. Paths are in order, so a pod comes before its containers, whose processes it sums.
+    /// All last readings. Paths are in order, so a pod comes before its containers, whose processes it sums.
     fn report(&self) -> Vec<CgroupReport> {
         let mut reports: Vec<CgroupReport> = Vec::with_capacity(self.cgroups.len());
         let mut pod: Option<usize> = None;
@@ -254,12 +255,12 @@ impl CgroupTable {
     }
 }
 
-/// A pod has a network of its own, and so has a container of no pod; one in a pod shares its pod's.
+/// A pod has a network of its own, and so has a container of no pod; a container in a pod shares the pod's.
 fn has_network(kind: &CgroupKind) -> bool {
     !matches!(kind, CgroupKind::Container { pod: Some(_), .. })
 }
 
-/// A sum is as old as its oldest part, and absent if a part is.
+/// Adds two readings. The sum is as old as its oldest part, and absent if a part is absent.
 fn plus<T>(one: Reading<T>, other: Reading<T>, sum: impl Fn(T, T) -> T) -> Reading<T> {
     match (one, other) {
         (Reading::Measured(a, first), Reading::Measured(b, second)) => Reading::Measured(sum(a, b), first.min(second)),
@@ -269,12 +270,12 @@ fn plus<T>(one: Reading<T>, other: Reading<T>, sum: impl Fn(T, T) -> T) -> Readi
 
 #[cfg(test)]
 impl CgroupTable {
-    /// As if every cgroup had run since its last slow reading: what a node costs on which nobody rests.
+    /// Makes every cgroup look active since its last slow reading: the cost of a node without idle cgroups.
     pub(crate) fn forget_stillness(&mut self) {
         self.cgroups.values_mut().for_each(TrackedCgroup::forget_stillness);
     }
 
-    /// As if the links that tell namespaces apart might not be read.
+    /// Makes the reader work as if it may not read the links that tell namespaces apart.
     pub(crate) fn tell_namespaces_by_counters(&mut self) {
         self.namespaces = NetworkNamespaces::by_counters(&mut self.kernel.reader, &self.kernel.procfs).ok();
     }

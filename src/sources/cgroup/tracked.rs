@@ -1,17 +1,18 @@
-//! One cgroup: its kept-open files and its last readings.
+//! One cgroup: its open files and its last readings.
 //!
 //! ```text
 //!   every period        CPU time and memory usage, one pread each from files that are kept open
-//!   every slow period   the rest: memory, CPU times and tasks from files that are kept open too, all else opened, read and
-//!                       closed below directories that are held. Keeping all eleven open for each of 300 cgroups would
-//!                       cost the kernel some 16 MiB; walking the whole path to each again is half of what reading costs
-//!   every sixth of those   limits, which only a resize of the pod changes; throttling where there is no quota; v1 block
-//!                       I/O while the kernel does not count it
+//!   every slow period   the rest: memory, CPU times and tasks from files that are kept open too; all others are
+//!                       opened, read and closed below directories that are held. Keeping all eleven open for each
+//!                       of 300 cgroups would cost the kernel some 16 MiB; resolving the whole path again for each
+//!                       file is half of the cost of reading
+//!   every sixth of those   limits, which only a resize of the pod changes; throttling where there is no quota; v1
+//!                       block I/O while the kernel does not count it
 //! ```
 //!
-//! A cgroup that used no CPU time and whose memory did not change since its last slow reading has run nothing: what only
-//! its own processes can change is still what it was, and is stamped anew without being read. Half of the cgroups of a
-//! usual node (every sandbox among them) are so.
+//! A cgroup that used no CPU time and whose memory did not change since its last slow reading is idle. Values that only
+//! its own processes can change are not read again; they get a new time. Half of the cgroups of a usual node (every
+//! sandbox among them) are idle.
 
 use crate::cgroup::kernel::{CgroupFileReader, CgroupGone, Directories, Kept};
 use crate::cgroup::layout::{CgroupController, CgroupTrees};
@@ -29,12 +30,13 @@ use wire::cgroup_file::{
     number, oom_kills, process_io,
 };
 
-/// Slow readings between two looks at the limits.
+/// Slow readings from one reading of the limits to the next.
 const LIMITS_EVERY: u64 = 6;
-/// Processes of one cgroup whose `io` is read, about 15 µs each. A cgroup with more shows no sum rather than a part.
+/// Most processes of one cgroup whose `io` is read, about 15 µs each. A cgroup with more has no sum, rather than a
+/// partial one.
 const MAX_IO_PROCESSES: usize = 256;
 
-/// The files of every slow reading that are worth keeping open: three of eleven.
+/// The files of each slow reading that are worth keeping open: three of eleven.
 #[derive(Debug, Default)]
 struct SlowFiles {
     memory: Kept,
@@ -42,20 +44,20 @@ struct SlowFiles {
     tasks: Kept,
 }
 
-/// One cgroup.
+/// One cgroup and what was read of it.
 #[derive(Debug)]
 pub struct TrackedCgroup {
-    /// Who.
+    /// Its path and kind.
     pub identity: Arc<CgroupIdentity>,
-    /// What was read last.
+    /// The last readings.
     pub sample: CgroupSample,
-    /// The network, if this has one of its own.
+    /// The network readings, if this cgroup has a network of its own.
     pub network: Reading<NetworkSample>,
-    /// Totals of it.
+    /// State of the network readings.
     pub totals: NetworkTotals,
-    /// Which of the turns of a slow period is this one's.
+    /// The pass of each slow period in which this cgroup is read.
     pub turn: u64,
-    /// Containers that lie directly in it and are known by themselves.
+    /// Containers directly in it that are tracked by themselves.
     pub containers: u64,
     cpu: Kept,
     memory: Kept,
@@ -68,7 +70,7 @@ pub struct TrackedCgroup {
 }
 
 impl TrackedCgroup {
-    /// A cgroup of which nothing has been read yet; the slow readings of different `turn`s are spread over time.
+    /// A cgroup without readings; different `turn`s spread the slow readings over time.
     #[must_use]
     pub fn new(identity: Arc<CgroupIdentity>, turn: u64) -> Self {
         TrackedCgroup {
@@ -99,7 +101,7 @@ impl TrackedCgroup {
         self.slow_readings == 0
     }
 
-    /// Gives its kept-open files back.
+    /// Closes its open files.
     pub fn release(&mut self, kernel: &mut CgroupFileReader) {
         kernel.close(&mut self.cpu);
         kernel.close(&mut self.memory);
@@ -109,7 +111,7 @@ impl TrackedCgroup {
         self.directories.0.iter_mut().for_each(|directory| kernel.close(directory));
     }
 
-    /// CPU time and memory usage.
+    /// Reads CPU time and memory usage.
     ///
     /// # Errors
     /// [`CgroupGone`].
@@ -142,7 +144,7 @@ impl TrackedCgroup {
         kernel.gone(path)
     }
 
-    /// All else but the network. [`TrackedCgroup::read_use`] comes first: the working set is made of its reading.
+    /// Reads all else but the network. [`TrackedCgroup::read_use`] comes first: the working set needs its reading.
     ///
     /// # Errors
     /// [`CgroupGone`].
@@ -166,19 +168,21 @@ impl TrackedCgroup {
             self.read_block_io_v2(kernel);
         } else if !still {
             self.read_cpu_v1(kernel, limits);
-            // Where the kernel does not count, it is asked only now and then whether it does by now.
+            // Where the kernel does not count, the file is read only along with the limits, to see whether it counts by
+            // now.
             if limits || self.sample.io_read.absence() != Some(Absence::KernelDoesNotCount) {
                 self.read_block_io_v1(kernel);
             }
         }
-        // A v2 tree beside v1 ones may not have this cgroup: asked again with the limits.
+        // A v2 tree beside v1 trees may not have this cgroup: read again along with the limits.
         if limits || self.sample.pressure.absence() != Some(Absence::NoSuchFile) {
             self.read_pressure(kernel);
         }
         kernel.gone(&self.identity.path)
     }
 
-    /// A kernel without swap accounting has no v2 file for it: asked again with the limits.
+    /// Reads memory. A kernel without swap accounting has no v2 file for swap, which is then read only along with the
+    /// limits.
     fn read_memory(&mut self, kernel: &mut CgroupFileReader, v2: bool, limits: bool) {
         let (path, sample, directories) = (&*self.identity.path, &mut self.sample, &mut self.directories);
         let stat = kernel.keep(
@@ -239,7 +243,7 @@ impl TrackedCgroup {
         );
         sample.cpu_user = times.map(|times| nanos(times.0));
         sample.cpu_system = times.map(|times| nanos(times.1));
-        // Without a quota nothing is throttled: the counters are what they were.
+        // Without a quota nothing is throttled: the counters do not change.
         if !limits && sample.cpu_limit.get() == Some(None) {
             let now = clock::monotonic();
             anew(&mut sample.cfs_periods, now);
@@ -252,7 +256,7 @@ impl TrackedCgroup {
         throttling(sample, throttled);
     }
 
-    /// Tasks, processes, and what those read and wrote where the kernel does not count it by cgroup.
+    /// Reads tasks and processes, and sums the I/O of the processes where the kernel does not count it by cgroup.
     fn read_tasks(&mut self, kernel: &mut CgroupFileReader) {
         let (path, directories) = (&*self.identity.path, &mut self.directories);
         self.sample.tasks = kernel
@@ -263,7 +267,7 @@ impl TrackedCgroup {
         let listed = listed.and_then(|hidden| self.all_listed(kernel.sight, hidden, pids.len() as u64));
         self.sample.processes = Reading::from_result(listed, clock::monotonic());
         self.sample.process_io = match (&kernel.layout.trees, listed) {
-            // Counted by cgroup, so not added up from processes.
+            // The kernel counts I/O by cgroup, so it is not summed over processes.
             (CgroupTrees::One(_), _) => Reading::Absent(Absence::SwitchedOff),
             _ if self.block_io_counts => Reading::Absent(Absence::SwitchedOff),
             (_, Ok(_)) => Reading::from_result(sum_io(kernel, &pids), clock::monotonic()),
@@ -272,12 +276,12 @@ impl TrackedCgroup {
         kernel.pids = pids;
     }
 
-    /// How many processes there are, if none of them is hidden from us.
+    /// The number of processes, if none of them is hidden from the agent.
     fn all_listed(&self, sight: ProcVisibility, hidden: u32, listed: u64) -> Result<Count, Absence> {
         let left_out = match sight {
             ProcVisibility::Machine => false,
-            // v1 lists do not say that they leave processes out: an empty one says nothing, unless there is no task. A
-            // pod's own list is empty in any case, and its tasks are those of its containers.
+            // v1 lists silently leave out processes of other PID namespaces, so an empty list proves nothing unless
+            // there is no task. A pod's own list is always empty, and its tasks are those of its containers.
             ProcVisibility::Private => {
                 let container = matches!(self.identity.kind, CgroupKind::Container { .. });
                 container && listed == 0 && self.sample.tasks.get() != Some(Count(0))
@@ -300,8 +304,8 @@ impl TrackedCgroup {
         self.sample.io_writes = io.map(|io| Count(io.writes));
     }
 
-    /// v1: kernels of today show `Total 0` whatever is read and written, so a 0 is believed only of a file that names
-    /// devices or has been seen to move.
+    /// Reads v1 block I/O. Current kernels show `Total 0` whatever is read and written, so 0 counts only if the file
+    /// names devices or has once shown another value.
     fn read_block_io_v1(&mut self, kernel: &mut CgroupFileReader) {
         let (path, directories) = (&*self.identity.path, &mut self.directories);
         let mut of = |names: [&str; 2]| {
@@ -318,7 +322,7 @@ impl TrackedCgroup {
         let bytes = of(["/blkio.throttle.io_service_bytes_recursive", "/blkio.throttle.io_service_bytes"]);
         self.block_io_counts |= bytes.value().is_some_and(|io| io.devices > 0 || io.read > 0 || io.write > 0);
         let counts = self.block_io_counts;
-        // Where bytes are not counted, operations are not either: the second file is not worth its read.
+        // Where the kernel does not count bytes, it does not count operations either: the second file is not read.
         let operations = match bytes {
             Reading::Measured(..) if counts => {
                 of(["/blkio.throttle.io_serviced_recursive", "/blkio.throttle.io_serviced"])
@@ -359,7 +363,7 @@ impl TrackedCgroup {
     }
 }
 
-/// Sums `/proc/<pid>/io`; processes that end meanwhile are not in the sum.
+/// Sums `/proc/<pid>/io`; processes that end meanwhile are left out.
 fn sum_io(kernel: &mut CgroupFileReader, pids: &[u32]) -> Result<ProcessIo, Absence> {
     if pids.len() > MAX_IO_PROCESSES {
         return Err(Absence::NotAttributable);
@@ -379,11 +383,11 @@ fn sum_io(kernel: &mut CgroupFileReader, pids: &[u32]) -> Result<ProcessIo, Abse
             Err(failure) => return Err(failure.absence()),
         }
     }
-    // Not one of them could be found, be it that they ended or that they are hidden (`hidepid`): no sum, rather than 0.
+    // No process was found: all have ended, or all are hidden (`hidepid`). There is no sum then, rather than 0.
     if found { Ok(sum) } else { Err(Absence::Vanished) }
 }
 
-/// Enforcement of the CPU limit; a v2 cgroup without the cpu controller has none.
+/// Sets the throttling counters; a v2 cgroup without the cpu controller has none.
 fn throttling(sample: &mut CgroupSample, throttled: Reading<Option<(Count, Count, Nanos)>>) {
     let throttled = optional_with(throttled, Absence::NoSuchFile);
     sample.cfs_periods = throttled.map(|t| t.0);
@@ -391,7 +395,7 @@ fn throttling(sample: &mut CgroupSample, throttled: Reading<Option<(Count, Count
     sample.cfs_throttled = throttled.map(|t| t.2);
 }
 
-/// A line that this kernel does not write.
+/// A value whose line this kernel does not write is not supported.
 fn optional<T>(reading: Reading<Option<T>>) -> Reading<T> {
     optional_with(reading, Absence::NotSupported)
 }
@@ -404,14 +408,14 @@ fn optional_with<T>(reading: Reading<Option<T>>, without: Absence) -> Reading<T>
     }
 }
 
-/// It is still what it was.
+/// Gives an unchanged value a new time.
 fn anew<T>(reading: &mut Reading<T>, now: Monotonic) {
     if let Reading::Measured(_, at) = reading {
         *at = now;
     }
 }
 
-/// Stamps what only running processes can change: nothing ran.
+/// Gives a new time to all values that only running processes can change, because none ran.
 fn stamp(sample: &mut CgroupSample, v2: bool, now: Monotonic) {
     anew(&mut sample.memory_working_set, now);
     anew(&mut sample.memory_rss, now);

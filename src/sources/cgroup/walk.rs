@@ -1,10 +1,10 @@
 //! Finds pods and containers by walking the mounted hierarchy.
 //!
-//! A directory is listed again when its number of subdirectories changed and when one of its children was found gone. So
-//! a look that finds nothing new costs one `stat` for each pod and each directory above pods, and a container is seen at
-//! the first look after it was made. Directories in which others are watched are held, because walking the path from the
-//! root to each pod anew is most of what such a `stat` costs. What that cannot show (a child of no interest goes while
-//! another comes) is found at a thorough look, which lists everything.
+//! A directory is listed again when its number of subdirectories has changed, or when one of its children is gone. So a
+//! walk that finds nothing new costs one `stat` for each pod and each directory above pods, and finds a new container
+//! the first time after it was made. Directories with watched children are held open, because resolving the path from
+//! the root to each pod is most of the cost of such a `stat`. A change that keeps the number of subdirectories (an
+//! uninteresting child goes while another comes) is found by a thorough walk, which lists everything.
 
 use crate::kernel_file::{DirectoryLinks, KernelFileReader, ReadFailure};
 use model::cgroup::CgroupKind;
@@ -13,19 +13,19 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use wire::cgroup_path::{CgroupPlace, place};
 
-/// Directories that are watched for pods and containers: pods ([`model::cgroup::MAX_CGROUPS`] at most) and as many of
-/// the host's own (a host has some hundred services).
+/// Most directories that are watched for pods and containers: pods ([`model::cgroup::MAX_CGROUPS`] at most) and as many
+/// directories of the host (a host has about a hundred services).
 const MAX_DIRECTORIES: usize = 16_384;
-/// Directories below one another that are followed: the deepest known (rootless Podman under systemd) is 7.
+/// Greatest depth that is followed: the deepest known (rootless Podman under systemd) is 7.
 const MAX_DEPTH: usize = 16;
 
-/// Directories that are held, each an open file: a node has three with pods in them, and a host some dozens of slices.
+/// Most directories that are held open: a node has three with pods in them, and a host some dozens of slices.
 const MAX_HELD: usize = 64;
 
-/// Full looks from one thorough look to the next: with one every 5 s, 30 s. Listing 100 pods costs about 1 ms.
+/// Full walks from one thorough walk to the next: with a full walk every 5 s, 30 s. Listing 100 pods costs about 1 ms.
 const THOROUGH_EVERY: u64 = 6;
 
-/// A pod or container that was not known before.
+/// A newly found pod or container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoundCgroup {
     /// Its path below the hierarchy's root.
@@ -34,14 +34,14 @@ pub struct FoundCgroup {
     pub kind: CgroupKind,
 }
 
-/// What may lie in a directory.
+/// What a directory may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Below {
     /// Anything: a directory of the host.
     Anything,
     /// Containers of this pod.
     Containers,
-    /// A kubelet's own tree, if it runs in this container of no pod.
+    /// The cgroup tree of a kubelet that may run in this container, which belongs to no pod.
     Kubelet,
 }
 
@@ -49,11 +49,11 @@ enum Below {
 struct Directory {
     path: Arc<str>,
     below: Below,
-    /// As it was when it was listed; `None` makes the next look list it.
+    /// The links when it was last listed; `None` makes the next walk list it.
     links: Option<DirectoryLinks>,
-    /// The directory that it lies in.
+    /// The open directory above it.
     above: Option<Arc<OwnedFd>>,
-    /// Itself, held for those in it.
+    /// This directory, held open for those in it.
     held: Option<Arc<OwnedFd>>,
 }
 
@@ -66,7 +66,7 @@ impl Directory {
     }
 }
 
-/// The walk: what it knows of the tree.
+/// Walks the tree, and keeps what it knows of it.
 #[derive(Debug)]
 pub struct CgroupWalk {
     tree: Vec<u8>,
@@ -79,7 +79,7 @@ pub struct CgroupWalk {
 }
 
 impl CgroupWalk {
-    /// Nothing has been looked at yet.
+    /// A walk that has not looked at anything yet.
     #[must_use]
     pub fn new(tree: &[u8]) -> Self {
         let root = Directory { path: Arc::from(""), below: Below::Anything, links: None, above: None, held: None };
@@ -94,21 +94,21 @@ impl CgroupWalk {
         }
     }
 
-    /// Looks for what is new where something changed; `full` also where the file system does not count subdirectories,
-    /// and everywhere at times. `keep` says whether there is room for one more. Returns how many found no room; a look
-    /// that is not thorough repeats the number of the last one that was.
+    /// Looks for new pods and containers where something has changed. A `full` walk also looks where the file system
+    /// does not count subdirectories, and from time to time everywhere. `keep` returns whether there is room for one
+    /// more. Returns the number that found no room; a walk that is not thorough repeats the last thorough number.
     pub fn look(
         &mut self,
         reader: &mut KernelFileReader,
         full: bool,
         mut keep: impl FnMut(FoundCgroup) -> bool,
     ) -> u32 {
-        // As long as there is no room for all, every full look counts those left out anew.
+        // While there is no room for all, every full walk counts those left out again.
         let thorough = full && (self.full_looks.is_multiple_of(THOROUGH_EVERY) || self.refused > 0);
         self.full_looks += u64::from(full);
         let mut refused = 0;
         let mut at = 0;
-        // New directories are put at the end, so this reaches them too.
+        // New directories are added at the end, so this loop reaches them too.
         while at < self.directories.len() {
             let directory = &mut self.directories[at];
             let known = directory.links;
@@ -122,7 +122,7 @@ impl CgroupWalk {
                 }
                 Err(_) => {}
             }
-            // Two links: the kernel says that nothing is below. One link: the file system does not count them.
+            // Two links: there are no subdirectories. One link: the file system does not count them.
             let below = links.map_or(0, |links| links.count);
             let changed =
                 directory.links != known || (!self.disturbed.is_empty() && self.disturbed.contains(&directory.path));
@@ -140,7 +140,7 @@ impl CgroupWalk {
         self.refused
     }
 
-    /// A pod or container is gone: its path may be found again, and what is beside it is looked at.
+    /// Records that a pod or container is gone: its path may be found again, and its directory is listed again.
     pub fn forget(&mut self, path: &str) {
         self.seen.remove(path);
         if let Some((parent, _)) = path.rsplit_once('/') {
@@ -148,7 +148,8 @@ impl CgroupWalk {
         }
     }
 
-    /// Another directory has this one's name: what was in the old one is gone with it. Returns where the new one is now.
+    /// Another directory has taken this one's name: forgets the contents of the old one. Returns the new index of the
+    /// directory.
     fn forget_below(&mut self, at: usize) -> usize {
         self.directories[at].held = None;
         let above = format!("{}/", self.directories[at].path);
@@ -163,7 +164,7 @@ impl CgroupWalk {
         let Directory { path, below, .. } = directories[at].clone();
         let (mut refused, first) = (0, directories.len());
         let listed = reader.subdirectories(&[tree, path.as_bytes(), b"/"], |name| {
-            // A name that is not UTF-8 is none of kubelet's or a runtime's.
+            // The kubelet and container runtimes use only UTF-8 names.
             let Ok(name) = std::str::from_utf8(name) else { return };
             child.clear();
             child.push_str(&path);
@@ -200,7 +201,7 @@ impl CgroupWalk {
         refused
     }
 
-    /// Holds a directory for those in it that were found, the ones from `first` on.
+    /// Holds a directory open for the children found in it, which start at `first`.
     fn hold(&mut self, reader: &mut KernelFileReader, at: usize, first: usize) {
         let CgroupWalk { tree, directories, .. } = self;
         let held = directories.iter().filter(|directory| directory.held.is_some()).count();
@@ -213,7 +214,7 @@ impl CgroupWalk {
     }
 }
 
-/// What a child is, and whether what is below it is of interest.
+/// What a child is, and whether the directories below it are followed.
 fn judge(child: &str, below: Below) -> (Option<CgroupKind>, Option<Below>) {
     let shallow = child.bytes().filter(|b| *b == b'/').count() <= MAX_DEPTH;
     match place(child) {
@@ -227,7 +228,7 @@ fn judge(child: &str, below: Below) -> (Option<CgroupKind>, Option<Below>) {
             };
             (Some(kind), follow)
         }
-        // Nested in a container of no pod: followed only where it looks like a kubelet's.
+        // Nested in a container of no pod: followed only if its path looks like a kubelet's.
         CgroupPlace::Inside { path, kind: CgroupKind::Container { pod: None, .. } } => {
             let kubelet = shallow && child.get(path.len()..).is_some_and(|rest| rest.contains("kube"));
             (None, kubelet.then_some(Below::Kubelet))
@@ -295,7 +296,7 @@ mod tests {
         make(&format!("{}/{}", pod(10), id(1)));
         let mut walk = CgroupWalk::new(&part(base.path()));
         assert_eq!(look(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(1))]);
-        // As many of everything as before, one of them under its old name.
+        // The same numbers of directories as before, one of them under its old name.
         fs::rename(base.path().join("kubepods/burstable"), base.path().join("old")).unwrap();
         make(&format!("{}/{}", pod(10), id(2)));
         assert_eq!(look(&mut walk, false), [pod(10), format!("{}/{}", pod(10), id(2))]);

@@ -1,9 +1,10 @@
-//! The kernel's log through the system call `syslog` (`man 2 syslog`), for a container: its device cgroup allows no
-//! `/dev/kmsg` unless it is privileged, and the call needs CAP_SYSLOG alone.
+//! Reads the kernel log by the system call `syslog` (`man 2 syslog`), for containers: the device cgroup of a container
+//! that is not privileged allows no `/dev/kmsg`, and the call needs only CAP_SYSLOG.
 //!
-//! Asks every two seconds for the newest records and takes nothing out of the log. What follows the end of the last answer is
-//! new. Where that end is not in the log any more (more was written than is read at once, or `dmesg --clear`), lines with a
-//! later time are new; without times (`printk.time=0`) none of them is told, because old errors would be told again.
+//! Every two seconds it reads the newest records; reading does not remove them from the log. What follows the end of
+//! the last answer is new. If that end is no longer in the log (more was written than is read at once, or `dmesg
+//! --clear`), lines with a later time are new. Without times (`printk.time=0`) none of them is reported then, because
+//! old errors would be reported again.
 
 use crate::report::Reporter;
 use model::observation::ErrorCounter;
@@ -14,27 +15,28 @@ use wire::kernel_log::KernelError;
 
 /// `SYSLOG_ACTION_READ_ALL`: the newest records that fit, oldest first.
 const READ_ALL: libc::c_int = 3;
-/// How long one wait lasts, so that a stop is seen.
+/// How long one sleep lasts, which is the delay until a stop is noticed.
 const WAIT: Duration = Duration::from_millis(500);
-/// Waits between two looks. For each look the kernel goes through its whole log: measured 0.6 ms for 128 KiB with 670 records,
-/// and large machines have 1 MiB. Later than 5 s an XID would not be known as the one that NVML has told (`nvml::xid`).
+/// Sleeps between two reads. For each read the kernel goes through its whole log: measured 0.6 ms for 128 KiB with 670
+/// records, and large machines have 1 MiB. An XID that is reported more than 5 s late would not be recognised as the
+/// one from NVML (`nvml::xid`).
 const WAITS: u32 = 4;
-/// Bytes asked for: first what is enough for two seconds, then more while the end of the last answer is not among them.
+/// Bytes to read: first enough for two seconds, then more while the end of the last answer is not among them.
 const SIZES: [usize; 3] = [16 << 10, 128 << 10, 1 << 20];
-/// The end of an answer that is kept, to be found in the next one.
+/// Bytes at the end of an answer that are kept, to be found in the next one.
 const KEPT: usize = 1024;
 
-/// Starts the thread `kernel-log`, which hands each error to `tell` until `stop`, or until the call fails. A log that may
-/// not be read is said once and is no failure.
+/// Starts the thread `kernel-log`, which passes each error to `tell` until `stop`, or until the call fails. A log that
+/// the agent may not read is logged once and is no failure.
 ///
-/// # Errors
+/// # Errors When the operating system cannot start a thread.
 /// When the operating system has no thread to give.
 pub(super) fn spawn(
     reporter: Reporter,
     stop: CancellationToken,
     tell: impl Fn(KernelError) + Send + 'static,
 ) -> Result<()> {
-    // Here and not in the thread, which may start late: what comes from now on is told.
+    // Read here and not in the thread, which may start late: every record from now on is reported.
     let seen = match newest(SIZES[0]) {
         Ok(text) => Seen::of(&text),
         Err(error) => {
@@ -62,7 +64,7 @@ fn read(mut seen: Seen, reporter: &Reporter, stop: &CancellationToken, tell: &im
                 return;
             }
         };
-        // A log that was cleared and got nothing since says nothing of where to go on.
+        // A log that was cleared and is still empty does not tell where to continue.
         if text.is_empty() {
             continue;
         }
@@ -85,7 +87,7 @@ fn pause(stop: &CancellationToken) {
     }
 }
 
-/// The newest text of the log, and where in it the end of the last look is; `None` when it is not there.
+/// The newest text of the log, and the position in it where the last read ended; `None` if that is no longer there.
 fn look(seen: &Seen) -> Result<(Vec<u8>, Option<usize>)> {
     let mut text = Vec::new();
     for size in SIZES {
@@ -97,7 +99,7 @@ fn look(seen: &Seen) -> Result<(Vec<u8>, Option<usize>)> {
     Ok((text, None))
 }
 
-/// The newest whole records of the log that fit into so many bytes.
+/// The newest whole records of the log that fit into this many bytes.
 #[expect(unsafe_code, reason = "rustix has no safe form of this call")]
 fn newest(size: usize) -> Result<Vec<u8>> {
     let mut text = vec![0_u8; size];
@@ -108,7 +110,7 @@ fn newest(size: usize) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What a look has seen last.
+/// The end of the last read.
 #[derive(Debug, Default)]
 struct Seen {
     end: Vec<u8>,
@@ -122,7 +124,7 @@ impl Seen {
         Seen { end: end.to_vec(), time: text.split(|byte| *byte == b'\n').rev().find_map(time) }
     }
 
-    /// Where what was seen ends in this text. The beginning, where nothing was seen yet.
+    /// The position in this text where the last read ended; 0 if nothing was read yet.
     fn end_in(&self, text: &[u8]) -> Option<usize> {
         if self.end.is_empty() {
             return Some(0);
@@ -167,7 +169,7 @@ mod tests {
         assert!(new(&seen, "<6>[    1.000000] one\n<6>[    2.000000] two\n").is_empty());
         let more = "<6>[    1.000000] one\n<6>[    2.000000] two\n<4>[    2.000000] three\n";
         assert_eq!(new(&seen, more), ["<4>[    2.000000] three"]);
-        // The end that is kept is shorter than the answer.
+        // The part of the end that is kept is shorter than the answer.
         let long: String = (0..200).map(|n| format!("<6>[   10.{n:06}] line\n")).collect();
         let seen = Seen::of(long.as_bytes());
         let rest = long.get(long.len() / 2..).unwrap();
@@ -179,7 +181,7 @@ mod tests {
     fn after_an_overtaking_only_lines_with_a_later_time_are_new() {
         let seen = Seen::of(b"<6>[    1.000000] one\n<6>[    2.000000] two\n");
         assert_eq!(seen.time, Some(2_000_000));
-        // A record that was continued: it is not what it was, and what stands before it is old.
+        // A continued record: the line has changed, and the lines before it are old.
         let continued = "<6>[    1.000000] one\n<6>[    2.000000] two and more\n<6>[    2.000001][  T9] three\n";
         assert_eq!(new(&seen, continued), ["<6>[    2.000001][  T9] three"]);
         assert_eq!(new(&seen, "<6>[    9.000000] after a clear\n"), ["<6>[    9.000000] after a clear"]);

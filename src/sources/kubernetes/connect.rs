@@ -1,7 +1,7 @@
-//! Which API server, and who we are there.
+//! Finds the API server and the credentials for it.
 //!
-//! The first of these that is there is taken, and if it is wrong nothing else is tried: `--kubeconfig`; the files that
-//! `KUBECONFIG` names; a pod's service account; `~/.kube/config`.
+//! The first of these that exists is used: `--kubeconfig`; the files that `KUBECONFIG` names; the pod's service
+//! account; `~/.kube/config`. If it is invalid, the agent tries no other.
 
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest time for a connection to be made, TLS included.
+/// Time limit for making a connection, TLS included.
 const CONNECT: Duration = Duration::from_secs(10);
-/// What kubelet sets in every container.
+/// The variable that the kubelet sets in every container.
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 const VARIABLE: &str = "KUBECONFIG";
 
-/// A way to the API server. Nothing has been asked yet.
+/// A connection to the API server. No request has been sent yet.
 #[derive(Clone)]
 pub struct ApiConnection {
-    /// The client; cheap to clone, shares its connections.
+    /// The client; clones are cheap and share its connections.
     pub client: Client,
-    /// Address, for people.
+    /// The server's address, for log lines.
     pub server: Arc<str>,
-    /// Where address and credentials come from, for people.
+    /// Where address and credentials come from, for log lines.
     pub from: Arc<str>,
 }
 
@@ -33,10 +33,10 @@ impl fmt::Debug for ApiConnection {
     }
 }
 
-/// Why there is no way: what was tried, on what, and what to do.
+/// Why there is no connection: what was tried, where, and what to change.
 #[derive(Debug, thiserror::Error)]
 pub enum NotConnected {
-    /// Nobody says where the API server is.
+    /// No setting or file names an API server.
     #[error(
         "no way to the Kubernetes API server: --kubeconfig is not given, {VARIABLE} is not set, this is no pod \
          ({IN_CLUSTER} is not set) and there is no {home}; give --kubeconfig PATH, or run with --standalone"
@@ -48,9 +48,9 @@ pub enum NotConnected {
     /// The file cannot be used.
     #[error("cannot use the kubeconfig {from}: {why}; correct it, or name another with --kubeconfig")]
     Kubeconfig {
-        /// Which.
+        /// The file or files.
         from: String,
-        /// Why not.
+        /// The reason.
         why: Box<KubeconfigError>,
     },
     /// The pod has no service account.
@@ -59,24 +59,24 @@ pub enum NotConnected {
          --kubeconfig PATH"
     )]
     ServiceAccount(Box<InClusterError>),
-    /// Certificates, keys or tokens are not what they should be.
+    /// Certificates, keys or tokens are invalid.
     #[error("cannot make a client of {from}: {why}; check its certificates, keys and token")]
     Client {
-        /// Of what.
+        /// Where the configuration comes from.
         from: String,
-        /// Why not.
+        /// The reason.
         why: Box<kube::Error>,
     },
 }
 
-/// Finds the API server; `kubeconfig` is what the user gave. Must be called inside the async runtime.
+/// Finds the API server; `kubeconfig` is the path that the user gave. Must be called inside the async runtime.
 ///
 /// # Errors
-/// [`NotConnected`]: a sentence for people.
+/// [`NotConnected`], with a sentence for people.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<ApiConnection, NotConnected> {
     let (from, mut config) = find(kubeconfig).await?;
     config.connect_timeout = Some(CONNECT);
-    // Whoever asks counts failures and waits between them; a second back-off below it would hide them.
+    // The callers count failures and back off; retries inside the client would hide failures from them.
     config.default_retry = false;
     let server = config.cluster_url.to_string();
     let client =

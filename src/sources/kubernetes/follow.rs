@@ -1,8 +1,8 @@
-//! List, watch, and again: keeps the store as the API server has it, for as long as the program runs.
+//! Lists and watches the pods of this node, and keeps the store equal to the API server's state while the agent runs.
 //!
 //! ```text
-//!   list ──version──▶ watch ──event──▶ store, version ──▶ told at most every 20 ms
-//!    ▲                  │ ended in its time, or broke: again from the same version
+//!   list ──version──▶ watch ──event──▶ store, version ──▶ a report at most every 20 ms
+//!    ▲                  │ ended in time, or broke: again from the same version
 //!    └── 410, garbage ◀─┘
 //! ```
 
@@ -19,30 +19,31 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use wire::watch::{UnreadablePod, WatchEvent, WatchLines};
 
-/// A watch lasts this long and up to as long again, so that the agents of a cluster do not come back all at once, and a
-/// connection that died without a word is noticed.
+/// A watch lasts between this time and twice as long. So the agents of a cluster do not reconnect all at once, and the
+/// agent notices a connection that has died silently.
 const LASTS: Duration = Duration::from_secs(150);
-/// What comes within this time is told together: fifty pods that start at once are one list.
+/// Changes within this time go into one report: fifty pods that start at once are one list.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// A watch that has lasted so long, or has said something, works.
+/// A watch counts as working once it has lasted this long or has sent an event.
 const WORKS: Duration = Duration::from_secs(2);
-/// Pages of one list.
+/// Most pages of one list.
 const MAX_PAGES: usize = 100;
-/// Lists for which the server's cache may be too old, before etcd is asked: the cache may never reach a version that was told before
-/// etcd was restored to an older state.
+/// After so many lists in a row for which the server's cache was too old, the agent asks etcd. If etcd was restored to
+/// an older state, the cache may never reach the version that the agent saw before.
 const BEHIND: u32 = 3;
 
 /// Follows the pods of one node.
 pub(super) struct Follower {
     asker: PodsClient,
     store: Store,
-    /// From where a watch goes on; `None` when a list is due.
+    /// The version from which the next watch continues; `None` when a list is due.
     version: Option<String>,
-    /// The newest version that a list or a watch told: no list may be older, or pods that run would vanish.
+    /// The newest version from a list or a watch. No list may be older, or running pods would vanish.
     seen: Option<String>,
-    /// Lists one after the other for which the server's cache was too old.
+    /// Lists in a row for which the server's cache was too old.
     behind: u32,
-    /// The server did not know that version any more: no failure, unless it happens again before a watch works.
+    /// The server has answered 410 Gone since a watch last worked. The first 410 only causes a new list; another one
+    /// before a watch works is a failure.
     forgot: bool,
     watch: PodWatchState,
     spell: Backoff,
@@ -50,7 +51,7 @@ pub(super) struct Follower {
     untold: Untold,
 }
 
-/// What the node's state does not know yet.
+/// Changes that have not been reported yet.
 #[derive(Default)]
 struct Untold {
     pods: bool,
@@ -73,7 +74,7 @@ impl Follower {
         }
     }
 
-    /// For ever.
+    /// Lists and watches for ever.
     pub(super) async fn run(mut self) {
         let ApiConnection { server, from, .. } = self.asker.connection().clone();
         tracing::info!(server = &*server, credentials = &*from, "following this node's pods at the API server");
@@ -93,7 +94,7 @@ impl Follower {
         }
     }
 
-    /// Says and counts a failure, and waits.
+    /// Logs and counts a failure, and waits.
     async fn pause(&mut self, why: &Unanswered) {
         let (trouble, pause) = self.spell.failed(FailureSeverity::Broken, why);
         trouble.inspect(|trouble| self.reporter.trouble(*trouble));
@@ -102,7 +103,7 @@ impl Follower {
         sleep(spread(pause).max(why.wait())).await;
     }
 
-    /// One list, if it is due, and one watch.
+    /// Does one list, if it is due, and one watch.
     async fn once(&mut self) -> Result<(), Unanswered> {
         let version = match self.version.take() {
             Some(version) => version,
@@ -143,7 +144,7 @@ impl Follower {
         Ok(first.version)
     }
 
-    /// Takes in what a watch says until it ends.
+    /// Handles the events of a watch until it ends.
     async fn listen(&mut self, answer: &mut Answer, begun: Instant, end: Instant) -> Result<(), Unanswered> {
         let mut stream = WatchLines::new(self.asker.label_keys());
         let mut works = false;
@@ -169,11 +170,11 @@ impl Follower {
                         }
                         self.heard();
                     }
-                    // Its time is over, or the server closes it early, as it may.
+                    // The watch has lasted its time, or the server ended it early, which is allowed.
                     Ok(Ok(None)) if works => return Ok(()),
                     Ok(Ok(None)) => return Err(answer.at_once()),
                     Ok(Err(why)) => return Err(why),
-                    // Nothing, not even an end: the connection is dead.
+                    // No data, not even the end of the stream: the connection is dead.
                     Err(_) => return Err(answer.slow(begun.elapsed())),
                 },
             }
@@ -188,7 +189,7 @@ impl Follower {
     }
 
     fn unreadable(&self, bad: &UnreadablePod) {
-        let lost = "its names come from other sources, and what else it says is not known";
+        let lost = "its name comes from another source, and its other fields are unknown";
         tracing::warn!(pod = bad.name.as_deref().unwrap_or_default(), error = %bad.why, lost, "a pod cannot be read");
         self.reporter.trouble(ErrorCounter::PodUnreadable);
     }
@@ -205,7 +206,7 @@ impl Follower {
         self.untold.since.get_or_insert_with(Instant::now);
     }
 
-    /// Reports what is not known yet.
+    /// Reports the changes that have not been reported yet.
     fn tell(&mut self) {
         if std::mem::take(&mut self.untold.pods) {
             self.reporter.report(Observation::Pods(self.store.list()));
@@ -215,7 +216,7 @@ impl Follower {
     }
 }
 
-/// Half of it to all of it, by chance, so that not everybody comes back at the same moment.
+/// A random time between half of `pause` and all of it, so that the agents do not all reconnect at the same moment.
 fn spread(pause: Duration) -> Duration {
     let chance = RandomState::new().hash_one(Instant::now()) % 1024;
     pause / 2 + pause.mul_f64(f64::from(u32::try_from(chance).unwrap_or(0)) / 2048.0)

@@ -1,4 +1,4 @@
-//! Our own Node object, its metadata only: from the API server's cache, or as it is now.
+//! Reads the metadata of Node objects: of this node from the API server's cache or from etcd, and of others.
 
 use super::ApiConnection;
 use http_body_util::BodyExt;
@@ -8,21 +8,21 @@ use std::time::Duration;
 use tokio::time::timeout;
 use wire::node::{self, NodeObject};
 
-/// A server that is silent for longer hangs.
+/// A server that does not answer within this time hangs.
 const WITHIN: Duration = Duration::from_secs(10);
-/// Metadata of one object: etcd takes 1.5 MiB for all of it. Of a page of them: Nodes have some 20 KiB each.
+/// Largest answer. etcd stores at most 1.5 MiB of one object; metadata of one Node in a page is about 20 KiB.
 const MAX_BYTES: usize = 4 << 20;
-/// Nodes in one answer.
+/// Nodes in one page.
 const PAGE: usize = 100;
-/// Nodes in all: three times what Kubernetes is made for.
+/// Most Nodes of one list: three times the number that Kubernetes supports.
 const MAX_NODES: usize = 15_000;
-/// Metadata alone: a Node's status lists every image that it holds.
+/// Asks for metadata only: a Node's status lists all images of the node.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// The same of a list.
+/// The same for a list.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
-/// Looks at our Node.
+/// Reads the Node object of this node.
 #[derive(Clone, Debug)]
 pub struct OwnNodeReader {
     connection: ApiConnection,
@@ -30,25 +30,24 @@ pub struct OwnNodeReader {
 }
 
 impl OwnNodeReader {
-    /// Our Node at this server.
+    /// A reader of the Node `node` at this server.
     #[must_use]
     pub fn new(connection: ApiConnection, node: NodeName) -> OwnNodeReader {
         OwnNodeReader { connection, node }
     }
 
-    /// Looks once, at what may be as old as the API server's cache: cheap enough to be done every few seconds.
+    /// Reads the Node once. The answer may be as old as the API server's cache, so this is cheap enough for every few
+    /// seconds.
     ///
-    /// # Errors
-    /// A sentence for the log.
+    /// # Errors A sentence for the log.
     pub async fn look(&self) -> Result<NodeObject, String> {
         self.ask("?resourceVersion=0").await
     }
 
-    /// Looks once, at what stands there now: a cache that lags would show a lock that is gone, or none where one was just
-    /// taken.
+    /// Reads the Node once as it is in etcd now. A cache that lags would show a node lock that was released, or miss
+    /// one that was just taken.
     ///
-    /// # Errors
-    /// A sentence for the log.
+    /// # Errors A sentence for the log.
     pub async fn look_now(&self) -> Result<NodeObject, String> {
         self.ask("").await
     }
@@ -61,7 +60,8 @@ impl OwnNodeReader {
     }
 }
 
-/// The Node of this name as it is now, if there is one: asked for by name, because an agent's account may not list Nodes.
+/// The Node of this name as it is now, if there is one. It is read by name, because the agent's account may not list
+/// Nodes.
 ///
 /// # Errors
 /// A sentence for people.
@@ -92,7 +92,7 @@ pub async fn nodes_now(connection: &ApiConnection) -> Result<Vec<NodeObject>, St
         if nodes.len() >= MAX_NODES {
             return Err(told(format!("more than {MAX_NODES} Nodes")));
         }
-        // A token of the server's own making; what is no part of a query is left out of it.
+        // The server makes this token; characters that do not belong into a query are left out.
         let token: String = part.more.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.~=".contains(*c)).collect();
         more = format!("&continue={token}");
     }
@@ -101,10 +101,10 @@ pub async fn nodes_now(connection: &ApiConnection) -> Result<Vec<NodeObject>, St
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
-    /// The server answers with this code.
+    /// The server answered with this status code.
     #[error("{0}")]
     Refused(http::StatusCode),
-    /// Anything else, in words.
+    /// Any other reason, as text.
     #[error("{0}")]
     Other(String),
 }

@@ -1,4 +1,4 @@
-//! One question to the API server, with limits in time and size.
+//! One list or watch request for pods at the API server, with limits in time and size.
 
 use super::connect::ApiConnection;
 use http_body_util::BodyExt;
@@ -15,34 +15,35 @@ use tokio::time::timeout;
 use wire::watch::{ApiRefusal, BadWatchAnswer, PodPage, page, refusal};
 
 const PODS: &str = "/api/v1/pods";
-/// A server that is silent for longer hangs; one with ten thousand nodes takes seconds for a list from its cache.
+/// A server that does not answer within this time hangs; one with ten thousand nodes takes seconds for a list from its
+/// cache.
 pub(super) const SILENCE: Duration = Duration::from_secs(30);
-/// Largest list: 500 pods of 64 KiB, four times what they usually have.
+/// Largest list: 500 pods of 64 KiB, four times their usual size.
 const MAX_LIST: usize = 32 << 20;
-/// Largest text of a refusal that is looked at.
+/// Largest text of a refusal that is read.
 const MAX_REFUSAL: usize = 64 << 10;
-/// Longest wait that a server may ask for.
+/// Longest wait that the agent accepts from the server's `Retry-After`.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Why there is no answer; the texts say what was asked, where, and what to do.
+/// Why there is no answer; the texts name the request, the server and what to change.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unanswered {
-    /// No connection, or it broke.
+    /// The connection could not be made, or it broke.
     #[error("{call} at {server}: {why}")]
     Broken { call: &'static str, server: Arc<str>, why: String },
-    /// Nothing comes.
+    /// No answer came in time.
     #[error("{call} at {server}: no answer within {} s", waited.as_secs())]
     Slow { call: &'static str, server: Arc<str>, waited: Duration },
-    /// The server says no.
+    /// The server refused the request.
     #[error("{call} at {server}: {} {}{}", refusal.code, refusal.message, advice(refusal.code))]
     Refused { call: &'static str, server: Arc<str>, refusal: ApiRefusal, wait: Option<Duration> },
     /// The answer cannot be read.
     #[error("{call} at {server}: {why}")]
     Garbage { call: &'static str, server: Arc<str>, why: BadWatchAnswer },
-    /// The answer is larger than any that makes sense.
+    /// The answer is larger than its limit.
     #[error("{call} at {server}: the answer is larger than {most} MiB")]
     TooLarge { call: &'static str, server: Arc<str>, most: usize },
-    /// The server ends a watch as soon as it has begun.
+    /// The server ended a watch as soon as it had begun.
     #[error("{call} at {server}: it ended as soon as it had begun")]
     AtOnce { call: &'static str, server: Arc<str> },
 }
@@ -56,7 +57,7 @@ fn advice(code: u16) -> &'static str {
 }
 
 impl Unanswered {
-    /// Whether the version from which was asked is of no more use.
+    /// Whether the resource version of the request is of no more use.
     pub(super) fn outdated(&self) -> bool {
         match self {
             Unanswered::Refused { refusal, .. } => matches!(refusal.code, 400 | 404 | 410 | 422 | 504),
@@ -65,17 +66,17 @@ impl Unanswered {
         }
     }
 
-    /// Whether the server's cache has not reached the version that was asked for.
+    /// Whether the server's cache has not reached the resource version of the request.
     pub(super) fn behind(&self) -> bool {
         matches!(self, Unanswered::Refused { refusal, .. } if refusal.code == 504)
     }
 
-    /// Whether the server has only forgotten the version from which was asked: that is no failure.
+    /// Whether the server no longer has the history after this resource version (410), which is no failure.
     pub(super) fn gone(&self) -> bool {
         matches!(self, Unanswered::Refused { refusal, .. } if refusal.code == 410)
     }
 
-    /// How long the server asks us to wait.
+    /// How long the server asks the agent to wait.
     pub(super) fn wait(&self) -> Duration {
         match self {
             Unanswered::Refused { wait: Some(wait), .. } => MAX_WAIT.min(*wait),
@@ -84,7 +85,7 @@ impl Unanswered {
     }
 }
 
-/// Pods of one node, at one server.
+/// Lists and watches the pods of one node at one server.
 #[derive(Debug)]
 pub struct PodsClient {
     connection: ApiConnection,
@@ -95,17 +96,17 @@ pub struct PodsClient {
 /// How old a list may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Age {
-    /// As old as the cache of the server that answers. Asking etcd costs the server a look at every pod of the cluster.
+    /// As old as the answering server's cache. A list from etcd would make the server read every pod of the cluster.
     Any,
-    /// From a cache that knows this version. A server whose cache does not get there within seconds answers 504.
+    /// At least as new as this version. A server whose cache does not reach it within seconds answers 504.
     NotOlderThan(String),
     /// From etcd.
     Newest,
-    /// The next page of an earlier answer.
+    /// The next page of an earlier list.
     Continued(String),
 }
 
-/// An answer that is on its way.
+/// An answer whose body is still being received.
 #[derive(Debug)]
 pub(super) struct Answer {
     call: &'static str,
@@ -113,10 +114,10 @@ pub(super) struct Answer {
     body: Body,
 }
 
-// === impl Asker ===
+// === impl PodsClient ===
 
 impl PodsClient {
-    /// Of the pods of this node; of each the labels of these keys are kept.
+    /// For the pods of this node; only the labels with these keys are kept.
     #[must_use]
     pub fn of(connection: ApiConnection, node: &NodeName, label_keys: LabelKeys) -> PodsClient {
         PodsClient { connection, selector: format!("spec.nodeName={node}"), label_keys }
@@ -130,7 +131,7 @@ impl PodsClient {
         &self.connection
     }
 
-    /// One page of the list.
+    /// Reads one page of the list.
     pub(super) async fn list(&self, age: &Age) -> Result<PodPage, Unanswered> {
         let params = ListParams::default().fields(&self.selector);
         let params = match age {
@@ -144,7 +145,7 @@ impl PodsClient {
         page(&answer.whole(MAX_LIST).await?, &self.label_keys).map_err(|why| Unanswered::Garbage { call, server, why })
     }
 
-    /// What happens after `version`, for `seconds`.
+    /// Watches for changes after `version`, for `seconds`.
     pub(super) async fn watch(&self, version: &str, seconds: u32) -> Result<Answer, Unanswered> {
         let params = WatchParams::default().fields(&self.selector).timeout(seconds);
         self.ask("watch of pods", Request::new(PODS).watch(&params, version)).await
@@ -179,7 +180,7 @@ impl PodsClient {
 // === impl Answer ===
 
 impl Answer {
-    /// The next piece of it; `None` at its end.
+    /// The next part of the body; `None` at its end.
     pub(super) async fn piece(&mut self) -> Result<Option<impl AsRef<[u8]> + use<>>, Unanswered> {
         loop {
             match self.body.frame().await {
@@ -199,7 +200,7 @@ impl Answer {
         }
     }
 
-    /// All of it, if it is not larger than `most`.
+    /// The whole body, if it is not larger than `most`.
     async fn whole(mut self, most: usize) -> Result<Vec<u8>, Unanswered> {
         let mut all = Vec::new();
         loop {
@@ -216,28 +217,28 @@ impl Answer {
         }
     }
 
-    /// That a piece of it is not what it should be.
+    /// The error for a part that cannot be read.
     pub(super) fn garbage(&self, why: BadWatchAnswer) -> Unanswered {
         Unanswered::Garbage { call: self.call, server: Arc::clone(&self.server), why }
     }
 
-    /// That the server ended it with these words.
+    /// The error for a watch that the server ended with this refusal.
     pub(super) fn refused(&self, refusal: ApiRefusal) -> Unanswered {
         Unanswered::Refused { call: self.call, server: Arc::clone(&self.server), refusal, wait: None }
     }
 
-    /// That not even its end comes.
+    /// The error for a watch whose end does not come.
     pub(super) fn slow(&self, waited: Duration) -> Unanswered {
         Unanswered::Slow { call: self.call, server: Arc::clone(&self.server), waited }
     }
 
-    /// That it ended as soon as it had begun.
+    /// The error for a watch that ended as soon as it had begun.
     pub(super) fn at_once(&self) -> Unanswered {
         Unanswered::AtOnce { call: self.call, server: Arc::clone(&self.server) }
     }
 }
 
-/// An error with what caused it, in one line: most of them say little by themselves.
+/// An error and its causes in one line: most of these errors say little without their causes.
 fn told(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);

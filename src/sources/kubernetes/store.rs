@@ -1,10 +1,10 @@
-//! The pods of this node as a list and the events after it make them, and the order in which they came. Bounded, and the
-//! same whatever the order of a list.
+//! The pods of this node, made from a list and the watch events after it, and the order in which they came. The store
+//! is bounded, and does not depend on the order of a list.
 //!
-//! The order is to be kubelet's, which has the same watch of the same node: from a watch it admits one pod after the other as
-//! they come, and what a list brings it sorts by the time at which it was made, in whole seconds
-//! (`sliceutils.PodsByCreationTime`). Within a second kubelet has no order of its own, and here the one with the older version
-//! comes first: of a pod that kubelet has not dealt with yet, the newest version is mostly that of its binding.
+//! The order follows the kubelet's, which watches the same pods. The kubelet admits pods from a watch one after the
+//! other as they come. Pods from a list it sorts by creation time, in whole seconds (`sliceutils.PodsByCreationTime`).
+//! Within a second the kubelet has no fixed order; here the pod with the older resource version comes first. For a pod
+//! that the kubelet has not handled yet, the newest version is usually that of its binding.
 
 use model::id::PodUid;
 use model::pod::{MAX_POD_OBJECTS, Pod, PodList};
@@ -13,19 +13,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use wire::watch::{UnreadablePod, WatchEvent};
 
-/// What is known.
+/// The pods that are known.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     pods: BTreeMap<PodUid, Arc<Pod>>,
-    /// Pods whose newest version could not be read; as many as are kept at most.
+    /// Pods whose newest version could not be read; bounded like `pods`.
     unreadable: BTreeSet<PodUid>,
     left_out: u32,
-    /// The place of the pod that came last.
+    /// The number of the pod that came last.
     last: u64,
 }
 
 impl Store {
-    /// A whole list takes the place of all that was. Gives what could not be read.
+    /// Replaces all pods by those of a list. Returns the pods that could not be read.
     pub(super) fn listed(&mut self, mut pods: Vec<Result<Pod, UnreadablePod>>) -> Vec<UnreadablePod> {
         let before = std::mem::take(self);
         self.last = before.last;
@@ -38,7 +38,7 @@ impl Store {
                     self.keep(pod, known);
                 }
                 Err(why) => {
-                    // What was known of it is still the best that is known.
+                    // The last readable version of the pod is the best one known.
                     if let Some(old) = why.uid.as_ref().and_then(|uid| before.pods.get(uid)) {
                         self.pods.insert(old.uid.clone(), Arc::clone(old));
                     }
@@ -50,7 +50,7 @@ impl Store {
         bad
     }
 
-    /// One event. Gives what could not be read, if it was that.
+    /// Takes in one event. Returns the pod if it could not be read.
     pub(super) fn happened(&mut self, event: WatchEvent) -> Option<UnreadablePod> {
         match event {
             WatchEvent::Applied(pod) => match *pod {
@@ -74,7 +74,7 @@ impl Store {
         None
     }
 
-    /// All that is known.
+    /// All pods that are known.
     pub(super) fn list(&self) -> PodList {
         PodList {
             pods: self.pods.values().cloned().collect(),
@@ -83,7 +83,7 @@ impl Store {
         }
     }
 
-    /// `known` is its place, if it came before.
+    /// `known` is the pod's place in the order, if it is known already.
     fn keep(&mut self, mut pod: Pod, known: Option<Arrival>) {
         self.unreadable.remove(&pod.uid);
         if self.pods.len() >= MAX_POD_OBJECTS && !self.pods.contains_key(&pod.uid) {
@@ -108,7 +108,7 @@ impl Store {
     }
 }
 
-/// What a list is sorted by.
+/// The sort key of a pod in a list.
 fn by_age(pod: &Result<Pod, UnreadablePod>) -> Option<(Option<WallTime>, Option<u64>, &PodUid)> {
     pod.as_ref().ok().map(|pod| (pod.created_at, pod.version, &pod.uid))
 }
@@ -163,18 +163,18 @@ mod tests {
     #[test]
     fn pods_of_a_watch_come_in_its_order_and_those_of_a_list_by_age() {
         let mut store = Store::default();
-        // Names and UIDs say nothing, nor does the order of the list; versions are numbers.
+        // Names, UIDs and the order of the list do not count; versions compare as numbers.
         store.listed(vec![made(1, 9, "100"), made(2, 8, "300"), made(3, 8, "99"), made(4, 9, "20")]);
         assert_eq!(order(&store), ["p3", "p2", "p4", "p1"]);
         for (number, second) in [(7, 9), (5, 9), (6, 1)] {
             store.happened(WatchEvent::Applied(Box::new(made(number, second, "400"))));
         }
-        // Another version of a pod changes nothing, whichever way it comes.
+        // A newer version of a known pod does not change its place, from a list or a watch.
         store.happened(WatchEvent::Applied(Box::new(made(3, 8, "401"))));
         assert_eq!(order(&store), ["p3", "p2", "p4", "p1", "p7", "p5", "p6"]);
         store.listed(vec![made(8, 1, "9"), made(6, 1, "1"), made(5, 9, "500"), made(7, 9, "501"), unreadable(1)]);
         assert_eq!(order(&store), ["p1", "p7", "p5", "p6", "p8"], "who is new comes last");
-        // One that goes and comes again is another.
+        // A pod that is deleted and comes again gets a new place.
         store.happened(WatchEvent::Deleted(PodUid::parse(&format!("{:032x}", 7)).ok()));
         store.happened(WatchEvent::Applied(Box::new(made(7, 9, "502"))));
         assert_eq!(order(&store), ["p1", "p5", "p6", "p8", "p7"]);

@@ -1,4 +1,4 @@
-//! What runs on our Node, by its own word: the versions of kubelet and of the container runtime.
+//! The versions of the kubelet and the container runtime, as this node's Node object states them.
 
 use super::ApiConnection;
 use http_body_util::BodyExt;
@@ -8,23 +8,24 @@ use std::time::Duration;
 use tokio::time::timeout;
 use wire::versions::{self, NodeVersions};
 
-/// A server that is silent for longer hangs.
+/// A server that does not answer within this time hangs.
 const WITHIN: Duration = Duration::from_secs(10);
-/// A whole Node, which lists every image that it holds: etcd takes 1.5 MiB for an object.
+/// Largest answer: a whole Node with its list of images; etcd stores at most 1.5 MiB of an object.
 const MAX_BYTES: usize = 4 << 20;
 
 /// Why the versions are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VersionsUnknown {
-    /// No kubelet has written them: there is no such Node, or it does not name them. kubelet has no pods before.
+    /// The kubelet has not written them: the Node does not exist, or it names no versions. Before that, the kubelet has
+    /// no pods.
     #[error("{0}")]
     NoKubelet(String),
-    /// The server does not answer, or not with a Node.
+    /// The server does not answer, or its answer is not a Node.
     #[error("{0}")]
     Unanswered(String),
 }
 
-/// Asks once.
+/// Reads the versions once.
 ///
 /// # Errors
 /// A sentence for the log.

@@ -1,4 +1,4 @@
-//! The container runtime's own socket: names, UIDs and images of containers, and which containers are sandboxes.
+//! The container runtime's CRI socket: names, UIDs and images of containers, and which containers are sandboxes.
 
 use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
 use crate::report::Reporter;
@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::transport::Channel;
 
-/// What kubelet says of itself when it asks for the version.
+/// The version that the kubelet sends in its own `Version` request.
 pub(super) const KUBELET_API: &str = "0.1.0";
-/// Longest name that is kept; Kubernetes' own limit for a pod's.
+/// Longest name that is kept: the limit of Kubernetes for a pod's name.
 const MAX_NAME: usize = 253;
 /// Longest image reference that is kept: registries allow 255 for the name, a digest is 71.
 const MAX_IMAGE: usize = 512;
 
-/// The runtime.
+/// Asks the container runtime for names.
 pub(super) struct Cri {
     places: Vec<PathBuf>,
     runtime: Option<Runtime>,
@@ -36,7 +36,7 @@ struct Runtime {
 }
 
 impl Cri {
-    /// The first of `places` where a runtime answers.
+    /// For the first of `places` where a runtime answers.
     pub(super) fn at(places: Vec<PathBuf>, reporter: Reporter) -> Self {
         Cri { places, runtime: None, told: None, reporter }
     }
@@ -59,7 +59,7 @@ impl Ask for Cri {
     const PERIOD: Duration = Duration::from_secs(5);
 
     async fn ask(&mut self) -> Result<(), Unanswered> {
-        // Taken out while it is asked: a runtime that fails is dropped and looked for again.
+        // Taken out during the request, so that a failed runtime is dropped and looked for again.
         let mut runtime = match self.runtime.take() {
             Some(runtime) => runtime,
             None => self.find().await?,
@@ -100,7 +100,8 @@ impl Runtime {
     }
 }
 
-/// The names that a runtime's two answers tell, ordered by id, at most [`MAX_CGROUPS`]. What is no name is left out.
+/// The names in a runtime's two answers, ordered by id, at most [`MAX_CGROUPS`]. Entries without valid names are left
+/// out.
 #[must_use]
 pub fn names(containers: &[Container], sandboxes: &[PodSandbox]) -> Vec<ContainerName> {
     let containers = containers.iter().filter_map(of_container);
@@ -109,7 +110,8 @@ pub fn names(containers: &[Container], sandboxes: &[PodSandbox]) -> Vec<Containe
     names
 }
 
-/// A container by the labels that kubelet gives it; `None` for one that kubelet did not make.
+/// The names of a container from the labels that the kubelet sets; `None` for a container that the kubelet did not
+/// create.
 fn of_container(container: &Container) -> Option<ContainerName> {
     let label = |key: &str| container.labels.get(key).map(String::as_str);
     Some(ContainerName {
@@ -124,7 +126,7 @@ fn of_container(container: &Container) -> Option<ContainerName> {
     })
 }
 
-/// What the pod's author wrote, else what the runtime made of it.
+/// The image as the pod's author wrote it, else as the runtime resolved it.
 fn image(container: &Container) -> Option<Arc<str>> {
     let spec = container.image.as_ref();
     let author = spec.map(|spec| spec.user_specified_image.as_str());
@@ -143,7 +145,7 @@ fn of_sandbox(sandbox: &PodSandbox) -> Option<ContainerName> {
     })
 }
 
-/// A text that is fit to be shown.
+/// The text, if it is fit to be shown: not empty, not too long, without control characters.
 fn kept(text: &str, longest: usize) -> Option<Arc<str>> {
     let fit = !text.is_empty() && text.len() <= longest && !text.chars().any(char::is_control);
     fit.then(|| Arc::from(text))
@@ -185,7 +187,7 @@ mod tests {
         assert_eq!(of_container(&labelled(&[])), None);
     }
 
-    /// Ids and labels as a runtime tells them, and as it never should.
+    /// Valid ids and labels, and arbitrary ones.
     fn text(good: &'static str, longest: usize) -> impl Strategy<Value = String> {
         prop_oneof![
             Just(good.to_owned()),

@@ -1,4 +1,5 @@
-//! kubelet's links to container logs: names for every container it made, from nothing but a list of file names.
+//! The kubelet's links to container logs: the file names alone give the names of every container that the kubelet
+//! created.
 
 use crate::backoff::{Backoff, FailureSeverity, SourceName};
 use crate::report::Reporter;
@@ -15,16 +16,16 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
-/// Time between two readings of a folder that the kernel does not watch for us (no inotify instance to be had).
+/// Time between two reads of a folder without an inotify watch (no inotify instance was available).
 const UNWATCHED: Duration = Duration::from_secs(5);
-/// Time between two readings of a watched folder in which nothing happens.
+/// Time between two reads of a watched folder without events.
 const WATCHED: Duration = Duration::from_secs(60);
-/// Pods that come at fifty a second cause two readings a second, not a hundred.
+/// Pause after an event: pods that start at fifty a second then cause two reads a second, not a hundred.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Entries looked at: four dead containers' links beside each living one's.
+/// Most entries that are read: links of four dead containers beside each running one.
 const MAX_ENTRIES: usize = 5 * MAX_CGROUPS;
 
-/// Reads the folder for ever, whenever it changes.
+/// Reads the folder whenever it changes, for ever.
 pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
     let mut spell = Backoff::of(SourceName {
         what: "folder of the kubelet's log links",
@@ -36,7 +37,7 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
     let mut told: Option<Vec<ContainerName>> = None;
     let mut watch: Option<Watch> = None;
     loop {
-        // Watched before it is read, so that nothing that happens meanwhile is missed.
+        // The watch starts before the read, so that no change between them is missed.
         if watch.is_none() {
             watch = Watch::on(&folder).ok();
         }
@@ -60,7 +61,7 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
     }
 }
 
-/// Waits until the folder is to be read again; gives the watch back if it still holds.
+/// Waits until the folder must be read again; returns the watch if it is still valid.
 async fn settle(watch: Option<Watch>) -> Option<Watch> {
     let Some(mut watch) = watch else {
         sleep(UNWATCHED).await;
@@ -71,7 +72,7 @@ async fn settle(watch: Option<Watch>) -> Option<Watch> {
             sleep(SETTLE).await;
             Some(watch)
         }
-        // The folder itself went, or the watch is broken: made anew before the next reading.
+        // The folder itself is gone, or the watch is broken: a new watch is made before the next read.
         Ok(Err(_)) => {
             sleep(SETTLE).await;
             None
@@ -80,7 +81,7 @@ async fn settle(watch: Option<Watch>) -> Option<Watch> {
     }
 }
 
-/// The names of all links in the folder, ordered by id. Not on a thread of the runtime: a file system may hang.
+/// The names of all links in the folder, ordered by id. Runs in the blocking pool, because a file system may hang.
 async fn read(folder: &Path) -> Result<Vec<ContainerName>> {
     let folder = folder.to_owned();
     tokio::task::spawn_blocking(move || names_in(&folder)).await.map_err(Error::other)?
@@ -98,7 +99,7 @@ fn names_in(folder: &Path) -> Result<Vec<ContainerName>> {
     Ok(names)
 }
 
-/// The kernel's word that something in a folder came or went.
+/// An inotify watch that reports files which come and go in a folder.
 struct Watch {
     events: AsyncFd<OwnedFd>,
 }
@@ -119,10 +120,9 @@ impl Watch {
         Ok(Watch { events })
     }
 
-    /// Waits for an event, and takes all that are there.
+    /// Waits for an event, and takes all events that are there.
     ///
-    /// # Errors
-    /// When the folder itself went away, or the watch cannot be read.
+    /// # Errors When the folder itself is gone, or the watch cannot be read.
     async fn happened(&mut self) -> Result<()> {
         loop {
             let mut ready = self.events.readable().await?;
@@ -134,7 +134,7 @@ impl Watch {
     }
 }
 
-/// Takes all events that wait; `WouldBlock` when there was none.
+/// Takes all pending events; `WouldBlock` when there was none.
 fn drain(events: &OwnedFd) -> Result<()> {
     let gone = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT;
     let mut buffer = [MaybeUninit::uninit(); 4096];

@@ -1,5 +1,5 @@
-//! kubelet's PodResources: which devices a container holds. It tells neither pod UID nor container id, so this can be
-//! tied to what runs only by names that another source told.
+//! The kubelet's PodResources: which devices a container holds. Its answer has neither pod UID nor container id, so it
+//! can be matched to running containers only by names from another source.
 
 use super::socket::{Ask, MAX_ANSWER, Unanswered, answer, dial};
 use crate::report::Reporter;
@@ -13,10 +13,10 @@ use std::time::Duration;
 use tonic::Code;
 use tonic::transport::Channel;
 
-/// Device ids kept in all: 16 GPUs in 100 slots each, forty times over for other plugins' devices.
+/// Most device ids that are kept: 16 GPUs with 100 slots each, and forty times as many for other plugins' devices.
 const MAX_DEVICES: usize = 65_536;
 
-/// kubelet.
+/// Asks the kubelet for devices.
 pub(super) struct PodResources {
     path: PathBuf,
     client: Option<PodResourcesListerClient<Channel>>,
@@ -39,7 +39,8 @@ impl Ask for PodResources {
             None => PodResourcesListerClient::new(dial(&self.path).await?).max_decoding_message_size(MAX_ANSWER),
         };
         let listed = match answer("List", &self.path, client.list(ListPodResourcesRequest {})).await {
-            // kubelet lets all its callers together ask ten times at once; it is well, and is asked again next time.
+            // The kubelet limits all clients together to bursts of ten requests. It works, and the agent asks again in
+            // the next period.
             Err(Unanswered::Refused { status, .. }) if status.code() == Code::ResourceExhausted => {
                 self.client = Some(client);
                 return Ok(());
@@ -56,7 +57,7 @@ impl Ask for PodResources {
     }
 }
 
-/// Asks once, for whom the periodic answer would come too late.
+/// Asks once, for callers for which the next periodic answer would come too late.
 ///
 /// # Errors
 /// A sentence that says what was asked, and where.
@@ -69,8 +70,8 @@ pub async fn list_once(path: &Path) -> Result<Vec<ContainerDevices>, String> {
     ask.await.map(gather).map_err(|why| why.to_string())
 }
 
-/// One entry for each container and resource, in order, with no more ids in all than any node has. kubelet makes an entry
-/// for each device, or (before 1.21) for each resource.
+/// One entry for each container and resource, sorted, with at most `MAX_DEVICES` ids in all. The kubelet sends one
+/// entry for each device, or (before 1.21) one for each resource.
 #[must_use]
 pub fn gather(listed: ListPodResourcesResponse) -> Vec<ContainerDevices> {
     let mut gathered: BTreeMap<[Arc<str>; 4], Vec<Arc<str>>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! The container runtime's own account of how it is set up.
+//! The configuration of the container runtime, as the runtime reports it.
 
 use super::cri::KUBELET_API;
 use super::socket::{MAX_ANSWER, Unanswered, answer, dial};
@@ -7,10 +7,10 @@ use proto::cri::{StatusRequest, VersionRequest};
 use std::path::{Path, PathBuf};
 use wire::runtime_config::{self, RuntimeConfig};
 
-/// Who answers (`containerd://2.1.4`, as a Node names it), and how it is set up.
+/// The runtime (`containerd://2.1.4`, as a Node names it), and its configuration.
 pub(super) type Told = (String, RuntimeConfig);
 
-/// Asks at the first of these places where something answers.
+/// Asks at the first of these sockets where a runtime answers.
 pub(super) async fn ask(places: &[PathBuf]) -> Result<Told, String> {
     if places.is_empty() {
         return Err("the container runtime is not asked (--cri-socket=none)".into());

@@ -1,4 +1,4 @@
-//! One question at a time to a gRPC service on a unix socket, with limits in time and size.
+//! One request at a time to a gRPC service on a Unix socket, with limits in time and size.
 
 use crate::backoff::{Backoff, FailureSeverity};
 use crate::report::Reporter;
@@ -12,43 +12,43 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-/// A local service that takes longer than this to answer hangs. kubelet and runtimes answer in milliseconds; on a machine
-/// that swaps they may take a second.
+/// A local service that takes longer than this to answer hangs. The kubelet and runtimes answer within milliseconds, or
+/// about a second on a machine that swaps.
 pub(super) const LIMIT: Duration = Duration::from_secs(2);
-/// Largest answer: what kubelet itself allows its runtime, some 8,000 containers of 2 KiB each.
+/// Largest answer: the limit that the kubelet sets for its runtime, about 8,000 containers of 2 KiB each.
 pub(super) const MAX_ANSWER: usize = 16 << 20;
 
-/// Why there is no answer; the texts say what was asked, and where.
+/// Why there is no answer; the texts name the request and the socket.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unanswered {
-    /// Nothing is at the path.
+    /// There is no socket at the path.
     #[error("tried {places}")]
     Absent {
-        /// Every place that was tried.
+        /// Every path that was tried.
         places: String,
     },
-    /// Nobody takes the connection.
+    /// No process accepts the connection.
     #[error("connect to {}: {source}", path.display())]
     Connect {
-        /// Where.
+        /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: std::io::Error,
     },
     /// The service does not answer in time.
     #[error("{call} on {}: no answer within {} s", path.display(), LIMIT.as_secs())]
     Slow {
-        /// What was asked.
+        /// The request.
         call: &'static str,
-        /// Where.
+        /// The socket.
         path: PathBuf,
     },
     /// The service answers with an error, or not in gRPC.
     #[error("{call} on {}: {:?}: {}", path.display(), status.code(), status.message())]
     Refused {
-        /// What was asked.
+        /// The request.
         call: &'static str,
-        /// Where.
+        /// The socket.
         path: PathBuf,
         /// The answer.
         status: Box<Status>,
@@ -66,11 +66,11 @@ impl Unanswered {
     }
 }
 
-/// A source that is asked again and again.
+/// A source that is asked periodically.
 pub(super) trait Ask {
-    /// Time between two questions while all is well.
+    /// Time between two requests while they succeed.
     const PERIOD: Duration;
-    /// Asks once and reports what it was told.
+    /// Asks once and reports the answer.
     fn ask(&mut self) -> impl Future<Output = Result<(), Unanswered>> + Send;
 }
 
@@ -98,7 +98,7 @@ fn pause_of<A: Ask>(_: &A) -> Duration {
     A::PERIOD
 }
 
-/// Connects. The connection is not made anew when it breaks: whoever holds it drops it and dials again.
+/// Connects. A channel that breaks is not repaired: its holder drops it and dials again.
 pub(super) async fn dial(path: &Path) -> Result<Channel, Unanswered> {
     let failed = |source: std::io::Error| match source.kind() {
         ErrorKind::NotFound => Unanswered::Absent { places: path.display().to_string() },
@@ -109,7 +109,7 @@ pub(super) async fn dial(path: &Path) -> Result<Channel, Unanswered> {
         let taken = stream.take().ok_or_else(|| std::io::Error::from(ErrorKind::NotConnected));
         std::future::ready(taken)
     });
-    // The name is what goes into `:authority`: HTTP/2 refuses the path of a socket there.
+    // This name goes into `:authority`, where HTTP/2 does not allow the path of a socket.
     let endpoint = Endpoint::from_static("http://localhost");
     match timeout(LIMIT, endpoint.connect_with_connector(once)).await {
         Ok(Ok(channel)) => Ok(channel),

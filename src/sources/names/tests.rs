@@ -1,4 +1,4 @@
-//! Sources of names against real sockets: a runtime and a kubelet that are ours, at the outermost edge.
+//! Tests of the sources of names over real sockets, with a fake runtime and a fake kubelet.
 
 use super::cri::Cri;
 use super::pod_resources::PodResources;
@@ -32,7 +32,7 @@ use tonic::{Code, Request, Response, Status};
 const LIMIT: Duration = Duration::from_secs(20);
 const UID: &str = "0f5b9a3e-0d2c-4b7f-9a51-2f1f6a1f8d11";
 
-/// A container runtime that says what the test set, and refuses once it is told to.
+/// A container runtime that answers as the test sets, or refuses when the test says so.
 struct FakeRuntime(watch::Receiver<Result<Vec<Container>, Status>>);
 
 #[tonic::async_trait]
@@ -63,7 +63,7 @@ impl RuntimeService for FakeRuntime {
     }
 }
 
-/// kubelet's PodResources.
+/// The kubelet's PodResources.
 struct FakeKubelet(watch::Receiver<Result<Vec<Pod>, Status>>);
 
 #[tonic::async_trait]
@@ -170,7 +170,7 @@ async fn a_runtime_that_goes_and_comes_back_is_found_again() {
 
     for round in 0..2 {
         let served = serve_runtime(&path, &says);
-        // The first question after a runtime's end may meet the connection that died with it.
+        // The first request after the runtime ended may use the connection that died with it.
         let answered = timeout(LIMIT, async { while cri.ask().await.is_err() {} }).await;
         assert!(answered.is_ok(), "round {round}");
         served.abort();
@@ -260,7 +260,7 @@ async fn links_that_come_and_go_are_told_soon() {
     assert_eq!(links(&mut seen).await, []);
 
     let link = place.join(format!("train-0_ml_main-{}.log", "a".repeat(64)));
-    // kubelet's links may lead nowhere: only their names count.
+    // The kubelet's links may point to nothing: only their names count.
     std::os::unix::fs::symlink("/nowhere", &link).unwrap();
     let told = links(&mut seen).await;
     assert_eq!((told.len(), told[0].container.as_deref(), told[0].uid.as_ref()), (1, Some("main"), None));

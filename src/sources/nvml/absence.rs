@@ -1,22 +1,23 @@
-//! What NVML's answers mean: the one place where an error becomes a reason.
+//! Maps NVML's errors to reasons for an absent reading; the only place that does so.
 
 use model::Absence;
 use nvml_wrapper::error::NvmlError;
 
-/// `NVML_ERROR_INVALID_ARGUMENT`: for lists that are asked by place, behind the end.
+/// `NVML_ERROR_INVALID_ARGUMENT`: for lists that are read by index, an index behind the end.
 pub(super) const INVALID_ARGUMENT: Absence = Absence::Nvml(2);
-/// `NVML_ERROR_NOT_FOUND`: for lists that are asked by place, an empty one; for sample buffers, nothing newer than what was asked after.
+/// `NVML_ERROR_NOT_FOUND`: for lists that are read by index, an empty entry; for sample buffers, no sample newer than
+/// the given time.
 pub(super) const NOT_FOUND: Absence = Absence::Nvml(6);
-/// `NVML_ERROR_INSUFFICIENT_SIZE`: the list grew between the question for its length and the question for itself.
+/// `NVML_ERROR_INSUFFICIENT_SIZE`: the list grew between the call for its length and the call for the list.
 pub(super) const INSUFFICIENT_SIZE: Absence = Absence::Nvml(7);
 /// `NVML_ERROR_NO_DATA`.
 pub(super) const NO_DATA: Absence = Absence::Nvml(21);
 /// `NVML_ERROR_LIB_RM_VERSION_MISMATCH`.
 pub(super) const VERSION_MISMATCH: Absence = Absence::Nvml(18);
-/// `NVML_ERROR_UNINITIALIZED`: the session is over, the library must be initialised again.
+/// `NVML_ERROR_UNINITIALIZED`: the session is over; the library must be initialised again.
 pub(super) const UNINITIALIZED: Absence = Absence::Nvml(1);
 
-/// The reason behind an error of the wrapper.
+/// The reason for an error of the wrapper.
 pub(super) fn reason(error: NvmlError) -> Absence {
     match error {
         NvmlError::NotSupported | NvmlError::VgpuEccNotSupported => Absence::NotSupported,
@@ -25,7 +26,7 @@ pub(super) fn reason(error: NvmlError) -> Absence {
         NvmlError::ResetRequired => Absence::ResetRequired,
         NvmlError::DriverNotLoaded => Absence::DriverNotLoaded,
         NvmlError::LibraryNotFound | NvmlError::LibloadingError(_) => Absence::LibraryNotFound,
-        // A call that this library lacks, or has in another version of its structure only.
+        // This library lacks the call, or has it only with another version of its structure.
         NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) | NvmlError::UnexpectedVariant(25 | 26) => {
             Absence::NotInThisDriver
         }
@@ -33,7 +34,7 @@ pub(super) fn reason(error: NvmlError) -> Absence {
     }
 }
 
-/// Whether the answer will stay the same for long, so that asking every second is a waste.
+/// Whether the answer will stay the same for long, so that asking again every second is useless.
 pub(super) fn lasting(why: Absence) -> bool {
     matches!(
         why,
@@ -41,12 +42,12 @@ pub(super) fn lasting(why: Absence) -> bool {
     )
 }
 
-/// Whether the answer says that there is no such thing at all, so that none is what was measured.
+/// Whether the answer means that the GPU has no such thing, so that the count is zero.
 pub(super) fn none_of_it(why: Absence) -> bool {
     matches!(why, Absence::NotSupported | Absence::NotInThisDriver)
 }
 
-/// Whether the answer is one that a healthy GPU may give.
+/// Whether a healthy GPU may give this answer.
 pub(super) fn ordinary(why: Absence) -> bool {
     lasting(why) || matches!(why, NOT_FOUND | NO_DATA | INSUFFICIENT_SIZE | Absence::CallHangs | Absence::MigEnabled)
 }

@@ -1,27 +1,27 @@
-//! How often something dear may be done out of turn.
+//! Limits how often an expensive call may be made out of turn.
 //!
-//! What must never happen here: a cause that comes without end makes calls without end.
+//! What must never happen here: an endless cause that leads to endless calls.
 
 use model::time::Monotonic;
 use std::time::Duration;
 
-/// So many times at once, and once more after each span of time.
+/// A token bucket: a burst of `most`, and one more after each `every`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
     most: u32,
     every: Duration,
     left: u32,
-    /// Up to when time has been turned into allowance.
+    /// Time up to which allowance has been added.
     grown: Monotonic,
 }
 
 impl Allowance {
-    /// All of it is there.
+    /// Starts with the full burst.
     pub(super) fn new(most: u32, every: Duration, now: Monotonic) -> Self {
         Allowance { most, every, left: most, grown: now }
     }
 
-    /// Whether it may be done now.
+    /// Whether one may be used now.
     pub(super) fn has(&mut self, now: Monotonic) -> bool {
         let every = u64::try_from(self.every.as_nanos()).unwrap_or(u64::MAX).max(1);
         let spans = now.0.saturating_sub(self.grown.0) / every;
@@ -30,7 +30,7 @@ impl Allowance {
         self.left > 0
     }
 
-    /// It was done.
+    /// Uses one.
     pub(super) fn spend(&mut self) {
         self.left = self.left.saturating_sub(1);
     }

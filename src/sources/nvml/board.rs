@@ -1,7 +1,7 @@
-//! What is on a card's plate, its limits of power, and what it can do in its slot.
+//! A GPU's board data: serial number, firmware, power limits, and the fastest PCIe link of its slot.
 //!
-//! What must never happen here: a question asked every ten seconds whose answer cannot change while the card is in its
-//! slot. What was answered once, and what the driver says it does not have, is not asked again.
+//! What must never happen here: a call every ten seconds whose answer cannot change while the GPU is in its slot. A
+//! value that was read once, or that the driver does not have, is not read again.
 
 use crate::clock::monotonic;
 use crate::infiniband::pci_path;
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use wire::kernel_log::{PciSlot, pci_slot};
 
-/// Reads what is not known yet; `before` is what earlier looks at this card found.
+/// Reads the values that are not known yet; `before` is the result of earlier rounds for this GPU.
 pub(super) fn read(
     look: &mut PollRound<'_>,
     device: &Device<'static>,
@@ -41,7 +41,7 @@ pub(super) fn read(
     board
 }
 
-/// The bridges down to a slot, by where the kernel's link to it points.
+/// The PCIe bridges above a slot, from the target of the kernel's link to it.
 fn path_of_slot(slot: &Reading<Arc<str>>, sysfs: &Path) -> Result<Arc<str>, Absence> {
     let slot = match slot {
         Reading::Measured(id, _) => pci_slot(id).ok_or(Absence::Unreadable)?,
@@ -51,19 +51,19 @@ fn path_of_slot(slot: &Reading<Arc<str>>, sysfs: &Path) -> Result<Arc<str>, Abse
     pci_path(target.as_os_str().as_bytes()).map(Arc::from).ok_or(Absence::Unreadable)
 }
 
-/// The folder of a slot's device in sysfs.
+/// The sysfs directory of a slot's device.
 pub(super) fn device_of_slot(PciSlot { domain, bus, device }: PciSlot) -> String {
     format!("bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.0")
 }
 
-/// Asks where the answer is still open.
+/// Reads the value if it is not settled yet.
 fn once<T>(reading: &mut Reading<T>, ask: impl FnOnce() -> Result<T, Absence>) {
     if open(reading) {
         *reading = Reading::from_result(ask(), monotonic());
     }
 }
 
-/// Whether another answer may come than the one that was given.
+/// Whether a new read may give another answer.
 fn open<T>(reading: &Reading<T>) -> bool {
     reading.absence().is_some_and(|why| !lasting(why))
 }

@@ -1,4 +1,4 @@
-//! The real wrapper over the fake driver library, and everything it can be made to answer.
+//! Tests with the real wrapper over a fake driver library, which can give every answer.
 
 mod cost;
 mod event;
@@ -28,15 +28,15 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-/// How long a test waits for what must come; the machine may be busy with other tests.
+/// How long a test waits for an expected report; the machine may be busy with other tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The eye over a fake library, and what it has reported so far.
+/// The NVML source over a fake library, and its reports so far.
 pub(super) struct Drill {
     pub(super) fake: FakeNvml,
     pub(super) scenario: Scenario,
     pub(super) seen: Seen,
-    /// Twenty times less than in earnest would fail calls on a busy machine.
+    /// Twenty times shorter limits than the defaults would make calls fail on a busy machine.
     pub(super) patience: DriverPatience,
     directory: TempDir,
     queue: Option<Observations>,
@@ -44,7 +44,7 @@ pub(super) struct Drill {
     stop: CancellationToken,
 }
 
-/// The newest of each kind.
+/// The newest report of each kind.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) source: Vec<GpuSourceState>,
@@ -52,28 +52,28 @@ pub(super) struct Seen {
     pub(super) events_fail: Vec<bool>,
     /// Failures of NVML that were counted.
     pub(super) failures: usize,
-    /// How often it was told that the driver was replaced.
+    /// How often a replaced driver was reported.
     pub(super) replaced: usize,
-    /// Which loadings of the driver it worked with.
+    /// The loads of the driver that were reported.
     pub(super) loads: Vec<u64>,
-    /// Whose calls stalled, in their order.
+    /// GPUs whose calls stalled, in order.
     pub(super) stalled: Vec<GpuUuid>,
-    /// GPUs of which all was absent once, and why.
+    /// GPUs of which all readings were absent once, with the reason.
     pub(super) absent: BTreeSet<(GpuUuid, model::Absence)>,
     pub(super) gpus: Option<Vec<Gpu>>,
     pub(super) unidentified: Vec<UnidentifiedGpu>,
     pub(super) samples: BTreeMap<GpuUuid, GpuSample>,
     pub(super) processes: BTreeMap<GpuUuid, GpuProcesses>,
     pub(super) xids: Vec<model::gpu::Xid>,
-    /// Errors whose process was told later.
+    /// Errors whose process was reported later.
     pub(super) named: Vec<model::gpu::Xid>,
     pub(super) sxids: Vec<model::switch::Sxid>,
-    /// Jobs of Slurm, by GPU.
+    /// Slurm jobs, by GPU.
     pub(super) jobs: BTreeMap<GpuUuid, Vec<model::process::SlurmJob>>,
 }
 
 impl Drill {
-    /// Everything but the threads: a library, a scenario, empty trees of the kernel.
+    /// Everything but the threads: a library, a scenario, empty file trees of the kernel.
     pub(super) fn prepare(scenario: Scenario) -> Drill {
         let directory = TempDir::new().unwrap();
         let fake = FakeNvml::install(directory.path()).unwrap();
@@ -92,7 +92,7 @@ impl Drill {
         Drill { fake, scenario, seen: Seen::default(), patience, gate, directory, queue: None, stop }
     }
 
-    /// The eye at work, twenty times as fast as in earnest.
+    /// The running source, with periods twenty times shorter than the defaults.
     pub(super) fn start(scenario: Scenario) -> Drill {
         let mut drill = Drill::prepare(scenario);
         drill.open();
@@ -128,13 +128,13 @@ impl Drill {
         self.directory.path().join(name)
     }
 
-    /// Changes the scenario while the eye is at work.
+    /// Changes the scenario while the source runs.
     pub(super) fn change(&mut self, change: impl FnOnce(&mut Scenario)) {
         change(&mut self.scenario);
         self.fake.write(&self.scenario).unwrap();
     }
 
-    /// Waits until what was reported answers the question.
+    /// Waits until the reports answer the question.
     pub(super) fn until<T>(&mut self, what: &str, mut question: impl FnMut(&Seen) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
@@ -152,20 +152,20 @@ impl Drill {
         self.until(what, |seen| condition(seen).then_some(()));
     }
 
-    /// Takes in everything that was reported.
+    /// Takes in all reports.
     fn take(&mut self) {
         while let Some(Ok(observation)) = self.queue.as_mut().map(Observations::try_recv) {
             self.seen.take(observation);
         }
     }
 
-    /// Waits for as many further readings of a GPU, so that something that must *not* happen had its chance.
+    /// Waits for this many further samples of a GPU, so that something that must *not* happen had its chance.
     pub(super) fn rounds(&mut self, place: usize, count: usize) {
         let uuid = self.uuid(place);
         self.rounds_of(&uuid, count);
     }
 
-    /// The same, of the GPU of this name.
+    /// The same, for the GPU with this UUID.
     pub(super) fn rounds_of(&mut self, uuid: &GpuUuid, count: usize) {
         for _ in 0..count {
             self.seen.samples.remove(uuid);
@@ -188,7 +188,7 @@ impl Drill {
 impl Drop for Drill {
     fn drop(&mut self) {
         self.stop.cancel();
-        // Whatever hangs returns, so that the threads end with the test.
+        // Calls that hang return, so that the threads end with the test.
         let _ = self.fake.write(&Scenario::default());
     }
 }
@@ -226,29 +226,29 @@ impl Seen {
         }
     }
 
-    /// Index and reason of the GPUs that could not be identified.
+    /// Index and reason of the GPUs that were not identified.
     pub(super) fn nameless(&self) -> Vec<(u32, model::Absence)> {
         self.unidentified.iter().map(|gpu| (gpu.index, gpu.why)).collect()
     }
 }
 
-/// A scenario of these cards.
+/// A scenario with these GPUs.
 pub(super) fn of(gpus: Vec<FakeGpu>) -> Scenario {
     Scenario { gpus, ..Scenario::default() }
 }
 
-/// A card with these numbers.
+/// A GPU with these values.
 pub(super) fn with(card: FakeGpu, values: &[(ReadingKind, f64)]) -> FakeGpu {
     let values = values.iter().map(|(quantity, value)| (*quantity, Value::Constant(*value))).collect();
     FakeGpu { values, ..card }
 }
 
-/// A call on a card that goes wrong.
+/// A call on a GPU that fails.
 pub(super) fn error(call: &str, gpu: u32, code: u32) -> CallFault {
     CallFault { call: call.into(), gpu: Some(Which::Place(gpu)), error: Some(Code(code)), ..CallFault::default() }
 }
 
-/// A call on a card that does not return.
+/// A call on a GPU that does not return.
 pub(super) fn hang(call: &str, gpu: u32) -> CallFault {
     CallFault { call: call.into(), gpu: Some(Which::Place(gpu)), hang: true, ..CallFault::default() }
 }

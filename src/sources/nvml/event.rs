@@ -1,15 +1,15 @@
-//! The thread that waits for NVML's events: XIDs, and changes of the MIG layout. Every call it makes is under the heartbeat
-//! of [`Heartbeat`], so that the supervisor sees one that does not return.
+//! The thread that waits for NVML's events: XIDs, and changes of the MIG layout. It makes every call under a
+//! [`Heartbeat`], so that the supervisor sees a call that does not return.
 //!
 //! ```text
 //!   set of all GPUs ──wait──▶ event, or none ──▶ wait again
-//!         ▲             └───▶ a GPU is lost ──▶ asked one by one which, each by a set of its own ──┐
-//!         └──────────────────────── without it, and now and then with it once more ────────────────┘
+//!         ▲             └───▶ a GPU is lost ──▶ each GPU is tried with a set of its own ──┐
+//!         └──────────────── without the lost GPU; from time to time with it again ────────┘
 //! ```
 //!
-//! NVML fails a wait for all GPUs of a set when one of them is lost, and does so from then on.
+//! When one GPU of a set is lost, NVML fails every wait on that set from then on.
 //!
-//! What must never happen here: a GPU's errors that are not heard because of its neighbour; a thread that spins.
+//! What must never happen here: a GPU whose errors are missed because of another GPU; a thread that spins.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::reason;
@@ -31,48 +31,48 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// How long one wait lasts: so soon are a stop and a new GPU noticed.
+/// How long one wait lasts, which is the delay until a stop or a new GPU is noticed.
 pub(super) const WAIT: Duration = Duration::from_secs(1);
 const WAIT_MS: u32 = 1000;
 /// Pause after a wait that failed, so that a library that fails at once does not spin.
 const PAUSE: Duration = Duration::from_secs(1);
-/// So many failed waits in a row are told to the front door: as long as a wait that does not return.
+/// So many failed waits in a row are reported: they last as long as a wait that counts as hanging.
 const FAILURES: u32 = 3;
-/// `NVML_…INSTANCE_ID` where there is none.
+/// `NVML_…INSTANCE_ID` for "no instance".
 const NO_INSTANCE: u32 = u32::MAX;
 
 /// The state of the thread.
 pub(super) struct Events {
     pub(super) nvml: &'static Nvml,
-    /// New lists of GPUs.
+    /// Receives new lists of GPUs.
     pub(super) lists: Receiver<Vec<Known>>,
     pub(super) tell: SyncSender<Message>,
     pub(super) reporter: Reporter,
     pub(super) pulse: Arc<Heartbeat>,
     pub(super) stop: CancellationToken,
-    /// Time between two attempts to hear a GPU that is lost.
+    /// Time between two attempts to register for events of a lost GPU.
     pub(super) again: Duration,
 }
 
-/// What becomes of a set that is not waited for any more.
+/// What follows when the thread stops waiting on a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// The thread ends.
     Leave,
-    /// Another set takes its place, without the GPUs that are lost.
+    /// The thread makes a new set, without the lost GPUs.
     Anew,
 }
 
-/// How the waits went.
+/// Results of the waits.
 #[derive(Debug, Default)]
 struct Waits {
-    /// Failed in a row.
+    /// Failed waits in a row.
     failed: u32,
-    /// The front door believes that they fail.
+    /// The failure has been reported.
     told: bool,
 }
 
-/// GPUs whose events are in the set, those that refused, and those with which a wait fails.
+/// GPUs whose events are in the set, GPUs that refused, and GPUs that make a wait fail.
 #[derive(Debug, Default)]
 struct Registered {
     known: Vec<Known>,
@@ -82,10 +82,10 @@ struct Registered {
 }
 
 impl Events {
-    /// Waits until `stop`, or until nobody has a list of GPUs for this thread any more.
+    /// Waits until `stop`, or until the supervisor drops the sender of the lists.
     pub(super) fn run(self) {
         self.listen();
-        // The set is gone by now, so the library may be closed.
+        // The set is dropped by now, so the library may be closed.
         let _ = self.tell.try_send(Message::EventsLeft);
     }
 
@@ -163,7 +163,7 @@ impl Events {
         Next::Leave
     }
 
-    /// A wait went well.
+    /// Handles a wait that succeeded.
     fn heard(&self, waits: &mut Waits) {
         waits.failed = 0;
         if std::mem::take(&mut waits.told) {
@@ -171,11 +171,11 @@ impl Events {
         }
     }
 
-    /// A wait failed: counted, said once, and told when it goes on.
+    /// Handles a wait that failed: counts it, logs the first in a row, and reports when failures go on.
     fn failed(&self, error: &NvmlError, waits: &mut Waits) {
         self.reporter.trouble(ErrorCounter::NvmlFailed);
         if waits.failed == 0 {
-            tracing::warn!(%error, "waiting for NVML's events failed, said once");
+            tracing::warn!(%error, "waiting for NVML's events failed; repeats are only counted");
         }
         waits.failed = waits.failed.saturating_add(1);
         if waits.failed >= FAILURES && !std::mem::replace(&mut waits.told, true) {
@@ -184,7 +184,7 @@ impl Events {
         let _ = self.tell.try_send(Message::LookAgain);
     }
 
-    /// Finds the GPUs with which a wait fails. The set that failed is gone.
+    /// Finds the GPUs that make a wait fail. The failed set is dropped already.
     fn put_aside(&self, registered: &mut Registered) {
         let done = std::mem::take(&mut registered.done);
         let mut found = false;
@@ -193,7 +193,7 @@ impl Events {
                 Ok(told) => self.pass_on(&told, &registered.known),
                 Err(NvmlError::GpuLost) => {
                     found = true;
-                    tracing::warn!(gpu_uuid = %known.gpu.uuid, "GPU is lost, and would keep NVML from telling events of the others: they are heard without it");
+                    tracing::warn!(gpu_uuid = %known.gpu.uuid, "GPU is lost: the agent waits for events of the other GPUs without it, because NVML fails every wait that includes it");
                     registered.lost.insert(known.gpu.uuid.clone());
                 }
                 Err(_) => {}
@@ -204,7 +204,7 @@ impl Events {
         }
     }
 
-    /// An event of this GPU that waits already, by a set of its own.
+    /// A pending event of this GPU, read through a set of its own.
     fn alone(&self, known: &Known) -> Result<Told, NvmlError> {
         let set = self.pulse.during(None, || self.nvml.create_event_set())?;
         let answer = self.pulse.during(Some(&known.key()), || {
@@ -224,7 +224,7 @@ impl Events {
             return;
         }
         let Ok(code) = u32::try_from(told.data) else { return };
-        // Handles first: a card that fell off the bus does not tell its UUID any more.
+        // Handles come first: a GPU that fell off the bus does not tell its UUID any more.
         let gpu = known.iter().find(|known| raw::same(&known.device, &told.device)).or_else(|| {
             let uuid = self.pulse.during(None, || told.device.uuid()).ok()?;
             known.iter().find(|known| known.gpu.uuid.as_str() == uuid)
@@ -250,7 +250,7 @@ impl Events {
 }
 
 impl Registered {
-    /// Takes a new list; registers what is new in it.
+    /// Takes a new list, and registers the new GPUs in it.
     fn renew(&mut self, known: Vec<Known>, set: &EventSet<'static>, pulse: &Heartbeat) {
         self.known = known;
         let still = |uuid: &GpuUuid| self.known.iter().any(|known| known.gpu.uuid == *uuid);
@@ -260,7 +260,8 @@ impl Registered {
         self.retry(set, pulse, false);
     }
 
-    /// Registers the GPUs that are not in the set yet, each for what it offers; those that were lost only `with_lost`.
+    /// Registers the GPUs that are not in the set yet, each for the events that it supports; lost GPUs only
+    /// `with_lost`.
     fn retry(&mut self, set: &EventSet<'static>, pulse: &Heartbeat, with_lost: bool) {
         let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::MIG_CONFIG_CHANGE;
         for known in &self.known {
@@ -270,7 +271,7 @@ impl Registered {
             }
             let kinds =
                 pulse.during(Some(&gpu), || known.device.supported_event_types()).map(|offered| offered & wanted);
-            // One that does not tell what it offers is asked for the one thing that matters.
+            // A GPU that does not tell its supported events is registered for XIDs only.
             let kinds = kinds.unwrap_or(EventTypes::CRITICAL_XID_ERROR);
             let answer = if kinds.is_empty() {
                 Err(NvmlError::NotSupported)
@@ -280,7 +281,7 @@ impl Registered {
             match answer {
                 Ok(()) => {
                     if self.lost.remove(uuid) {
-                        tracing::info!(gpu_uuid = %uuid, "GPU answers again, its events are heard");
+                        tracing::info!(gpu_uuid = %uuid, "GPU answers again; the agent waits for its events");
                     }
                     self.refused.remove(uuid);
                     self.done.insert(uuid.clone());

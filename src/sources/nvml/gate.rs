@@ -1,8 +1,8 @@
-//! Whether the library may be open. An operator asks from outside, the poller answers.
+//! Whether the NVML library may be open. An operator asks for it to be closed; the poller closes it and reports that.
 //!
 //! ```text
-//!   Held ──release──▶ LettingGo ──the poller has closed the library──▶ Released ──taken back, or the time is over──▶ Held
-//!                         └──the poller cannot close it──▶ Held, with why
+//!   Held ──release──▶ LettingGo ──the poller has closed the library──▶ Released ──taken back, or time is over──▶ Held
+//!                         └──the poller cannot close it──▶ Held, with the reason
 //! ```
 
 use model::driver_hold::DriverHold;
@@ -10,12 +10,12 @@ use model::time::Monotonic;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Shared by operators, the supervisor and the pollers.
+/// The switch that operators, the supervisor and the pollers share.
 #[derive(Clone, Debug, Default)]
 pub struct DriverGate(Arc<watch::Sender<DriverHold>>);
 
 impl DriverGate {
-    /// Asks for the library to be closed until then; where it is closed already, this is the new end of it.
+    /// Asks for the library to be closed until then; if it is closed already, this becomes the new end.
     pub fn release(&self, until: Monotonic) {
         self.0.send_modify(|hold| {
             *hold = match *hold {
@@ -25,23 +25,23 @@ impl DriverGate {
         });
     }
 
-    /// Lets it be opened again.
+    /// Allows the library to be opened again.
     pub fn take_back(&self) {
         self.0.send_replace(DriverHold::default());
     }
 
-    /// How it stands, and every change of that.
+    /// The current state, and every change of it.
     #[must_use]
     pub fn seen(&self) -> watch::Receiver<DriverHold> {
         self.0.subscribe()
     }
 
-    /// Until when the library is to be closed, if it is.
+    /// Until when the library must be closed, if it must.
     pub(super) fn closed(&self, now: Monotonic) -> Option<Monotonic> {
         self.0.borrow().wanted(now)
     }
 
-    /// The library is closed. Says until when, unless that is over.
+    /// Records that the library is closed. Returns until when, unless that time is over.
     pub(super) fn released(&self, now: Monotonic) -> Option<Monotonic> {
         self.0.send_if_modified(|hold| match hold.wanted(now) {
             Some(until) if *hold != (DriverHold::Released { until }) => {
@@ -53,12 +53,12 @@ impl DriverGate {
         self.closed(now)
     }
 
-    /// The library cannot be closed.
+    /// Records that the library cannot be closed.
     pub(super) fn refuse(&self, why: &'static str) {
         self.0.send_replace(DriverHold::Held { refused: Some(why) });
     }
 
-    /// The time is over.
+    /// Ends the hold if its time is over.
     pub(super) fn expire(&self, now: Monotonic) {
         self.0.send_if_modified(|hold| {
             let over = !matches!(hold, DriverHold::Held { .. }) && hold.wanted(now).is_none();

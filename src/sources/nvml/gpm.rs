@@ -1,5 +1,5 @@
-//! The profiling unit of Hopper and later: shares of time and rates between two samples, of the whole GPU and of each MIG
-//! instance.
+//! GPU performance monitoring (GPM) of Hopper and later: ratios and rates between two samples, of the whole GPU and of
+//! each MIG instance.
 
 use crate::nvml::polled_gpu::PolledGpu;
 use model::gpu::GpmSample as Counters;
@@ -11,7 +11,7 @@ use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::gpm::gpm_metrics_get;
 
-/// What is asked, in the order in which it is read below.
+/// The metrics, in the order in which they are read below.
 const METRICS: [GpmMetricId; 12] = [
     GpmMetricId::GraphicsUtil,
     GpmMetricId::SmUtil,
@@ -27,10 +27,10 @@ const METRICS: [GpmMetricId; 12] = [
     GpmMetricId::NvlinkTotalRxPerSec,
 ];
 
-/// Architectures without the unit, as NVML names them; those it does not know yet are asked.
+/// Architectures without GPM, as NVML names them; unknown ones are asked.
 const WITHOUT: [&str; 7] = ["Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada"];
 
-/// Takes a sample of the whole GPU and of its instances, and reads the counters since the samples before.
+/// Takes a sample of the whole GPU and of its instances, and computes the counters since the previous samples.
 pub(super) fn read(card: &mut PolledGpu, at: Monotonic) {
     if let Err(why) = offered(card) {
         card.gpm = None;
@@ -44,7 +44,7 @@ pub(super) fn read(card: &mut PolledGpu, at: Monotonic) {
     let newer = card.asker.ask("gpm sample", || card.known.device.gpm_sample());
     card.sample.gpm = between(card, card.gpm.as_ref(), newer.as_ref(), at);
     card.gpm = newer.ok();
-    // It counts all of the time between two samples, of which the plain call sees 20 ms.
+    // GPM counts all of the time between two samples; the plain call measures 20 ms.
     if let (Reading::Measured(..), Reading::Measured(..)) = (card.sample.gpm.pcie_tx, card.sample.gpm.pcie_rx) {
         (card.sample.pcie_tx, card.sample.pcie_rx) = (card.sample.gpm.pcie_tx, card.sample.gpm.pcie_rx);
     }
@@ -67,7 +67,7 @@ fn instances(card: &mut PolledGpu, at: Monotonic) {
     }
 }
 
-/// Whether this GPU has the unit.
+/// Whether this GPU has GPM.
 fn offered(card: &mut PolledGpu) -> Result<(), Absence> {
     if card.gpm.is_some() {
         return Ok(());
@@ -101,7 +101,7 @@ fn between(
     };
     let mut answers = answers.into_iter().map(|answer| answer.map(|metric| metric.value));
     let mut next = || match answers.next() {
-        // Between two samples without any time in between, the library divides by zero.
+        // For two samples at the same time, the library divides by zero.
         Some(Ok(value)) if value.is_finite() => Reading::Measured(value, at),
         Some(Ok(_)) | None => Reading::Absent(Absence::NotYet),
         Some(Err(error)) => Reading::Absent(crate::nvml::absence::reason(error)),

@@ -1,5 +1,5 @@
-//! The heartbeat of a thread that calls NVML: every call is between two beats, so that one that does not return is seen
-//! from outside, and a poller that was given up notices when it returns after all.
+//! The heartbeat of a thread that calls NVML. Every call is made between two beats, so the supervisor sees a call that
+//! does not return, and a replaced poller notices it when its call returns after all.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::reason;
@@ -13,26 +13,26 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Shared by one poller, or the event thread, and the supervisor.
+/// Shared by the supervisor and one poller or the event thread.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeat {
-    /// The call that is being made.
+    /// The call in progress.
     call: Mutex<Option<Call>>,
-    /// When the last call began that has returned.
+    /// When the last call that has returned began.
     answered: Mutex<Option<Monotonic>>,
-    /// The poller has been replaced, or the program stops: no further call, and away.
+    /// The poller has been replaced, or the agent stops: the thread makes no further call and ends.
     dismissed: AtomicBool,
-    /// Somebody saw a sign that the list of GPUs has changed.
+    /// A sign was seen that the list of GPUs has changed.
     look_again: AtomicBool,
-    /// GPUs that are left alone because a call to them hangs in another poller.
+    /// GPUs that this poller skips because a call to them hangs in another poller.
     skipped: Mutex<BTreeSet<GpuKey>>,
 }
 
-/// How a GPU is named from one call to the next. Its index is no name: NVML counts anew when another GPU leaves the bus.
+/// How a GPU is identified between calls. Its index is not used: NVML renumbers GPUs when one leaves the bus.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GpuKey {
     Uuid(GpuUuid),
-    /// One whose UUID has not been read yet has only its index.
+    /// A GPU whose UUID has not been read yet has only its index.
     Index(u32),
 }
 
@@ -40,21 +40,21 @@ pub(super) enum GpuKey {
 struct Call {
     began: Monotonic,
     gpu: Option<GpuKey>,
-    /// It opens the library, which may take longer than any other.
+    /// It opens the library, which may take longer than other calls.
     opens: bool,
 }
 
 /// A call that has not returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stuck {
-    /// The GPU it is about, if it is about one.
+    /// The GPU that the call is about, if any.
     pub(super) gpu: Option<GpuKey>,
-    /// It hangs; else it stalls only.
+    /// It hangs; otherwise it only stalls.
     pub(super) hangs: bool,
 }
 
 impl Heartbeat {
-    /// For a poller that leaves these GPUs alone.
+    /// The heartbeat of a poller that skips these GPUs.
     pub(super) fn skipping(skipped: BTreeSet<GpuKey>) -> Self {
         Heartbeat { skipped: Mutex::new(skipped), ..Heartbeat::default() }
     }
@@ -71,7 +71,7 @@ impl Heartbeat {
         self.during(gpu, call).map_err(reason)
     }
 
-    /// Does something that may not return.
+    /// Runs work that may not return.
     pub(super) fn during<T>(&self, gpu: Option<&GpuKey>, work: impl FnOnce() -> T) -> T {
         self.beat(Call { began: monotonic(), gpu: gpu.cloned(), opens: false }, work)
     }
@@ -93,17 +93,17 @@ impl Heartbeat {
         answer
     }
 
-    /// When the last call began that has returned.
+    /// When the last call that has returned began.
     pub(super) fn answered(&self) -> Option<Monotonic> {
         *self.answered.lock()
     }
 
-    /// When the call began that is being made.
+    /// When the call in progress began.
     pub(super) fn began(&self) -> Option<Monotonic> {
         self.call.lock().as_ref().map(|call| call.began)
     }
 
-    /// As if a call that began at that time had returned.
+    /// Sets the state as if a call that began at that time had returned.
     #[cfg(test)]
     pub(super) fn was_answered(&self, began: Monotonic) {
         *self.answered.lock() = Some(began);
@@ -117,47 +117,47 @@ impl Heartbeat {
         Some(Stuck { gpu: call.gpu.clone(), hangs: now.since(call.began) > hangs_after })
     }
 
-    /// Whether a call has not returned after this long.
+    /// Whether a call is in progress for longer than this.
     pub(super) fn silent_for(&self, now: Monotonic, long: Duration) -> bool {
         self.call.lock().as_ref().is_some_and(|call| now.since(call.began) > long)
     }
 
-    /// No further calls, please.
+    /// Forbids further calls.
     pub(super) fn dismiss(&self) {
         self.dismissed.store(true, Ordering::Release);
     }
 
-    /// Whether the poller is to end.
+    /// Whether the thread must end.
     pub(super) fn dismissed(&self) -> bool {
         self.dismissed.load(Ordering::Acquire)
     }
 
-    /// Asks for a look at the list of GPUs in the next round.
+    /// Asks for a new inventory of GPUs in the next round.
     pub(super) fn look_again(&self) {
         self.look_again.store(true, Ordering::Release);
     }
 
-    /// Whether somebody asked since the last time.
+    /// Whether a new inventory was asked for since this was last called.
     pub(super) fn take_look_again(&self) -> bool {
         self.look_again.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether this GPU is left alone.
+    /// Whether this GPU is skipped.
     pub(super) fn skips(&self, gpu: &GpuKey) -> bool {
         self.skipped.lock().contains(gpu)
     }
 
-    /// Whether any GPU is left alone, that is, whether another thread is inside the library for good.
+    /// Whether any GPU is skipped, that is, whether another thread hangs inside the library.
     pub(super) fn skips_any(&self) -> bool {
         !self.skipped.lock().is_empty()
     }
 
-    /// Whether a GPU is left alone of which only the index is known.
+    /// Whether a GPU is skipped of which only the index is known.
     pub(super) fn skips_an_index(&self) -> bool {
         self.skipped.lock().iter().any(|gpu| matches!(gpu, GpuKey::Index(_)))
     }
 
-    /// The call to this GPU has returned after all.
+    /// Stops skipping this GPU: the call to it has returned after all.
     pub(super) fn no_longer_skip(&self, gpu: &GpuKey) {
         self.skipped.lock().remove(gpu);
     }

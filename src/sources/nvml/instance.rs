@@ -1,4 +1,4 @@
-//! MIG instances: GPUs inside a GPU.
+//! MIG instances of a GPU.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{INVALID_ARGUMENT, NOT_FOUND};
@@ -11,10 +11,10 @@ use model::{Absence, Reading};
 use nvml_wrapper::Device;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 
-/// What a slot without an instance answers.
+/// The answers of a slot without an instance.
 const EMPTY: [Absence; 2] = [NOT_FOUND, INVALID_ARGUMENT];
 
-/// An instance with the handle to ask it by.
+/// An instance with its handle.
 #[derive(Debug)]
 pub(super) struct Instance {
     pub(super) identity: MigInstance,
@@ -27,10 +27,9 @@ impl Clone for Instance {
     }
 }
 
-/// The instances of a GPU, ordered by GPU instance and compute instance. `total` is the whole card's memory.
+/// The instances of a GPU, ordered by GPU instance and compute instance. `total` is the memory of the whole GPU.
 ///
-/// # Errors
-/// When it cannot be said of one of its slots what is in it: a list without that one would look whole.
+/// # Errors When one of its slots cannot be read: a list without that slot would look complete.
 pub(super) fn list(
     look: &mut PollRound<'_>,
     device: &Device<'static>,
@@ -48,7 +47,7 @@ pub(super) fn list(
     Ok(instances)
 }
 
-/// Who an instance is. One that goes away meanwhile is an error, and the next look knows.
+/// Reads the identity of an instance. An instance that goes away meanwhile is an error; the next round sees that.
 fn identify(
     look: &mut PollRound<'_>,
     device: &Device<'static>,
@@ -66,7 +65,7 @@ fn identify(
         .or_else(|why| attributes.as_ref().map(|a| Bytes(a.memory_size_mb * Bytes::MIB)).map_err(|_| why));
     let profile = match (&attributes, total) {
         (Ok(attributes), Some(total)) => profile(attributes, total),
-        // The name ends in it: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
+        // The name ends with the profile: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
         _ => {
             let name = look.ask("MIG name", || device.name()).unwrap_or_default();
             name.rsplit_once(" MIG ").map_or("unknown", |(_, profile)| profile).to_owned()
@@ -82,8 +81,8 @@ fn identify(
     })
 }
 
-/// The name of a profile as NVIDIA's tools write it: slices, and memory as that part of the card's memory, in eighths
-/// rounded up, which the instance has.
+/// The name of a profile as NVIDIA's tools write it: slices, then memory. The memory is the instance's part of the
+/// GPU's memory, rounded up to eighths.
 fn profile(attributes: &DeviceAttributes, total: Bytes) -> String {
     let compute = attributes.compute_instance_slice_count;
     let slices = attributes.gpu_instance_slice_count;
@@ -106,7 +105,7 @@ fn gigabytes(mebibytes: u64, total: Bytes) -> u64 {
     (eighths * total.0.div_ceil(1 << 30) as f64).round() as u64
 }
 
-/// Gives instances that were known before the times of then, so that an unchanged layout compares as unchanged.
+/// Gives known instances their old times, so that an unchanged layout compares as unchanged.
 pub(super) fn keep_times(before: &[MigInstance], now: &mut [MigInstance]) {
     for instance in now {
         if let Some(old) = before.iter().find(|old| old.uuid == instance.uuid) {

@@ -1,4 +1,4 @@
-//! Which GPUs there are and who each of them is.
+//! Lists the GPUs and reads the identity of each.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{NOT_FOUND, none_of_it};
@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use wire::kernel_log::{PciSlot, pci_slot};
 
-/// A GPU with the handles to ask it by.
+/// A GPU with its handles.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) gpu: Gpu,
@@ -34,13 +34,13 @@ impl Clone for Known {
 }
 
 impl Known {
-    /// How it is named from one call to the next.
+    /// How the GPU is identified between calls.
     pub(super) fn key(&self) -> GpuKey {
         GpuKey::Uuid(self.gpu.uuid.clone())
     }
 }
 
-/// Where the inventory is taken.
+/// What an inventory needs: the library, the heartbeat and sysfs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) nvml: &'static Nvml,
@@ -48,24 +48,23 @@ pub(super) struct Place<'a> {
     pub(super) sysfs: &'a Path,
 }
 
-/// What an inventory found.
+/// The result of an inventory.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
-    /// Ordered by index. A GPU that was known and does not answer stays in.
+    /// Ordered by index. A known GPU that does not answer stays in the list.
     pub(super) known: Vec<Known>,
-    /// Indices that NVML counts but that could never be identified, and why.
+    /// Indices that NVML counts but that were never identified, with the reason.
     pub(super) unidentified: Vec<(u32, Absence)>,
-    /// What failed on those that were looked at.
+    /// The calls that failed, by GPU.
     pub(super) failed: Vec<(GpuUuid, Failed)>,
 }
 
-/// Looks at all GPUs; what was known before is kept where nothing new could be read, with its time.
+/// Takes the inventory of all GPUs. Where nothing new can be read, the known values stay, with their times.
 ///
-/// A known GPU is found by its PCI slot: indices move when another GPU leaves the bus, and one that hangs must not be
-/// asked which index it has now.
+/// A known GPU is found by its PCI slot: indices change when another GPU leaves the bus, and a GPU that hangs must not
+/// be asked for its index.
 ///
-/// # Errors
-/// When NVML does not even tell how many GPUs there are.
+/// # Errors When NVML does not tell the number of GPUs.
 pub(super) fn take(place: Place<'_>, before: &[Known]) -> Result<Inventory, Absence> {
     let count = place.pulse.call(None, || place.nvml.device_count())?;
     let mut round =
@@ -79,7 +78,7 @@ pub(super) fn take(place: Place<'_>, before: &[Known]) -> Result<Inventory, Abse
     round.rest(&left);
     let mut found = round.found;
     found.known.sort_by_key(|known| known.gpu.index);
-    // One that does not answer must not appear a second time by the index that it had.
+    // A GPU that does not answer must not appear a second time under its old index.
     let mut seen = BTreeSet::new();
     found.known.retain(|known| seen.insert(known.gpu.uuid.clone()));
     Ok(found)
@@ -90,9 +89,9 @@ struct Round<'a> {
     place: Place<'a>,
     before: &'a [Known],
     found: Inventory,
-    /// Known GPUs with a call that does not return. They stay in the list and are not touched.
+    /// Known GPUs with a call that does not return. They stay in the list and are not called.
     hanging: Vec<Known>,
-    /// Known GPUs that did not answer when they were looked for by their slot.
+    /// Known GPUs that did not answer when they were looked up by slot.
     silent: Vec<Known>,
     /// A known GPU has left, or has another index than before.
     moved: bool,
@@ -123,7 +122,7 @@ impl Round<'_> {
         identify(self.place, (look, index), device, self.before)
     }
 
-    /// Asks the indices at which no known GPU was found, but for those that may be of a GPU that hangs.
+    /// Asks at the indices without a known GPU, except those that may belong to a GPU that hangs.
     fn rest(&mut self, left: &[u32]) {
         let nameless = self.place.pulse.skips_an_index();
         if !self.moved || (self.hanging.is_empty() && !nameless) {
@@ -137,11 +136,11 @@ impl Round<'_> {
             }
         } else {
             if left.len() <= self.hanging.len() && !nameless {
-                // All that is left is theirs, in the order of before.
+                // All indices that are left belong to the hanging GPUs, in their old order.
                 self.hanging.iter_mut().zip(left).for_each(|(known, index)| known.gpu.index = *index);
             } else {
-                // Which of these indices are theirs cannot be known. Until it can, all keep those of before, by which
-                // the next look sees as well that they have moved.
+                // It is unknown which of these indices belong to hanging GPUs. Until it is known, all GPUs keep their
+                // old indices, so the next round also sees that they have moved.
                 self.keep_indices();
             }
             let others = left.len().saturating_sub(self.hanging.len() + self.silent.len());
@@ -151,7 +150,7 @@ impl Round<'_> {
         self.found.known.append(&mut self.hanging);
     }
 
-    /// Asks who is at an index.
+    /// Asks which GPU has an index.
     fn ask(&mut self, index: u32) {
         let look = PollRound::new(self.place.pulse, GpuKey::Index(index));
         match self.at(look, index) {
@@ -161,7 +160,7 @@ impl Round<'_> {
             }
             Err(why) => {
                 let before = self.silent.iter().position(|known| known.gpu.index == index);
-                // Where others have moved, so may this one.
+                // If others have moved, this one may have moved too.
                 match before.or((self.moved && !self.silent.is_empty()).then_some(0)) {
                     Some(place) => self.found.known.push(self.silent.remove(place)),
                     None => self.found.unidentified.push((index, why)),
@@ -188,7 +187,7 @@ impl Round<'_> {
     }
 }
 
-/// Who the GPU of a handle is.
+/// Reads the identity of the GPU of a handle.
 fn identify(
     place: Place<'_>,
     (mut look, index): (PollRound<'_>, u32),
@@ -209,7 +208,7 @@ fn identify(
     let listed = match gpu.mig_mode {
         Reading::Measured(true, _) => instance::list(&mut look, &device, gpu.memory_total.get()),
         Reading::Measured(false, _) => Ok(Vec::new()),
-        // Without MIG there are none; else it is not known whether there are any.
+        // Without MIG there are no instances; with any other reason it is unknown whether there are any.
         Reading::Absent(why) if none_of_it(why) => Ok(Vec::new()),
         Reading::Absent(why) => Err(why),
     };
@@ -228,8 +227,8 @@ fn identify(
     Ok((Known { gpu, device, instances }, look.failed()))
 }
 
-/// The slots that the kernel's driver serves (`/proc/driver/nvidia/gpus`) and that NVML does not list: GPUs that were
-/// plugged in after the library was opened. Nothing where the driver does not tell.
+/// Slots that the kernel's driver serves (`/proc/driver/nvidia/gpus`) but NVML does not list: GPUs that were added
+/// after the library was opened. Empty if the driver does not tell.
 pub(super) fn unlisted(procfs: &Path, known: &[Known]) -> BTreeSet<PciSlot> {
     let listed: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
     let Ok(folders) = std::fs::read_dir(procfs.join("driver/nvidia/gpus")) else { return BTreeSet::new() };
@@ -237,7 +236,8 @@ pub(super) fn unlisted(procfs: &Path, known: &[Known]) -> BTreeSet<PciSlot> {
     served.filter(|slot| !listed.contains(slot)).collect()
 }
 
-/// GPUs that could not be identified, each with its slot where only one is left. NVML's indices do not tell slots.
+/// GPUs that could not be identified. The slot is known only if exactly one GPU and one slot are left, because NVML's
+/// indices do not tell slots.
 pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<UnidentifiedGpu> {
     if found.unidentified.is_empty() {
         return Vec::new();
@@ -254,7 +254,7 @@ pub(super) fn nameless(procfs: &Path, found: &Inventory) -> Vec<UnidentifiedGpu>
     found.unidentified.iter().map(one).collect()
 }
 
-/// Reads an identity, all but MIG instances and links.
+/// Reads an identity, except MIG instances and links.
 fn read(look: &mut PollRound<'_>, sysfs: &Path, device: &Device<'static>, (uuid, index): (GpuUuid, u32)) -> Gpu {
     let at = monotonic();
     let text = |answer: Result<String, Absence>| Reading::from_result(answer.map(Arc::<str>::from), at);
@@ -294,8 +294,8 @@ fn compute(told: CudaComputeCapability) -> Result<ComputeCapability, Absence> {
     Ok(ComputeCapability { major: part(told.major)?, minor: part(told.minor)? })
 }
 
-/// What was known stays with its time where the new look says the same or nothing; but for the power limit, which somebody
-/// may have set anew.
+/// Known values keep their times where the new read is equal or failed. The power limit is the exception, because an
+/// operator may change it.
 fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
     Gpu {
         minor: settle(old.minor, fresh.minor),
@@ -314,14 +314,14 @@ fn merge(old: &Gpu, fresh: Gpu) -> Gpu {
     }
 }
 
-/// NUMA node of a PCI slot as the kernel tells it. NVML's own call is only about GPUs that are NUMA nodes themselves.
+/// NUMA node of a PCI slot from the kernel. NVML's own call covers only GPUs that are NUMA nodes themselves.
 fn numa_of_slot(sysfs: &Path, bus_id: &str) -> Option<u32> {
     let slot = board::device_of_slot(pci_slot(bus_id)?) + "/numa_node";
-    // The kernel writes -1 where the machine does not tell, which is no number here either.
+    // The kernel writes -1 where it does not know the node; that does not parse as `u32` either.
     std::fs::read_to_string(sysfs.join(slot)).ok()?.trim().parse().ok()
 }
 
-/// Whether both inventories are of the same GPUs.
+/// Whether both inventories have the same GPUs.
 pub(super) fn same_set(one: &[Known], other: &[Known]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.gpu.uuid == other.gpu.uuid)
 }

@@ -1,4 +1,4 @@
-//! Opening the library, and what to tell people when that fails.
+//! Opens the NVML library, and gives advice when that fails.
 
 use crate::nvml::absence::{UNINITIALIZED, VERSION_MISMATCH};
 use crate::nvml::heartbeat::Heartbeat;
@@ -11,17 +11,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What the dynamic linker is asked for when no path is set.
+/// The name for the dynamic linker when no path is set.
 const DEFAULT: &str = "libnvidia-ml.so.1";
 
-/// Why there are no GPUs.
+/// Why the library is not available, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
     pub(super) why: Absence,
     pub(super) advice: Arc<str>,
 }
 
-/// Opens and initialises. The library is never unloaded again: threads that hang in it may outlive everything else.
+/// Opens and initialises the library. The library is never unloaded: a thread that hangs in it may outlive all others.
 pub(super) fn open(
     path: Option<&Path>,
     loaded: Option<&'static Nvml>,
@@ -46,7 +46,7 @@ fn load(path: Option<&Path>) -> Result<Nvml, NvmlError> {
     builder.init()
 }
 
-/// What NVML says of itself.
+/// Versions of driver, NVML and CUDA.
 pub(super) fn versions(nvml: &'static Nvml, pulse: &Heartbeat) -> GpuSourceState {
     let unknown = |_| "unknown".to_owned();
     let driver = pulse.call(None, || nvml.sys_driver_version()).unwrap_or_else(unknown);
@@ -60,13 +60,13 @@ pub(super) fn versions(nvml: &'static Nvml, pulse: &Heartbeat) -> GpuSourceState
     }
 }
 
-/// Which loading of the driver this is: the kernel makes a folder for each loading of a module, and gives no two folders of one
-/// boot the same number. `None` where the driver is no module, or sysfs is not there.
+/// The number of this load of the driver. The kernel makes a directory for each load of a module, and no two
+/// directories of one boot have the same inode. `None` if the driver is not a module, or sysfs is missing.
 pub(super) fn driver_load(sysfs: &Path) -> Option<u64> {
     std::fs::metadata(sysfs.join("module/nvidia")).ok().map(|folder| folder.ino())
 }
 
-/// One sentence of what was tried and what NVML answered, one of what to do.
+/// What was tried and what NVML answered, then what to do.
 fn advice(path: Option<&Path>, why: Absence, said: &str) -> String {
     let library = path.map_or_else(|| DEFAULT.to_owned(), |path| path.display().to_string());
     let tried = match why {
@@ -95,30 +95,30 @@ fn advice(path: Option<&Path>, why: Absence, said: &str) -> String {
         }
         VERSION_MISMATCH => {
             "the library and the loaded kernel module are of different driver versions: reload the module or reboot \
-             after a driver update, and restart gpu-steward if it does not go on then"
+             after a driver update, and restart gpu-steward if it does not recover then"
         }
         Absence::CallHangs => "the driver does not answer: look for NVRM lines in dmesg",
         _ => "look for NVRM lines in dmesg, and try nvidia-smi on this machine",
     };
-    format!("{tried}; {remedy}; tried again with back-off, CPU and memory go on without GPUs")
+    format!("{tried}; {remedy}; the agent retries with backoff, and goes on without GPUs meanwhile")
 }
 
-/// What is said when the driver was replaced while its library was in use.
+/// The text for a driver that was replaced while its library was in use.
 pub(super) fn replaced(path: Option<&Path>) -> Arc<str> {
     let library = path.map_or_else(|| DEFAULT.to_owned(), |path| path.display().to_string());
     format!(
         "the NVIDIA driver was updated while {library} was in use, and the library in memory will never match it: \
-         gpu-steward ends to be started anew with the new one, and running containers are left alone"
+         gpu-steward ends so that it starts again with the new one, and running containers are not affected"
     )
     .into()
 }
 
-/// Whether an answer to a question about no GPU in particular means that this session with the driver is over.
+/// Whether an answer to a call about no particular GPU means that the session with the driver is over.
 pub(super) fn session_over(why: Absence) -> bool {
     matches!(why, Absence::DriverNotLoaded | Absence::LibraryNotFound | VERSION_MISMATCH | UNINITIALIZED)
 }
 
-/// What is said when a session ends.
+/// The reason and advice when a session ends.
 pub(super) fn over(path: Option<&Path>, why: Absence) -> Missing {
     Missing { why, advice: advice(path, why, &why.to_string()).into() }
 }
@@ -144,7 +144,7 @@ mod tests {
                 let text = advice(path, why, &said);
                 let library = path.map_or(DEFAULT, |_| "/opt/lib.so");
                 assert!(text.contains(library), "{text}");
-                assert!(text.contains(needed[0]) && text.contains("again with back-off"), "{text}");
+                assert!(text.contains(needed[0]) && text.contains("retries with backoff"), "{text}");
             }
             assert!(advice(None, why, &said).contains(needed[1]), "{why:?}");
         }

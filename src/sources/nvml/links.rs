@@ -1,9 +1,9 @@
-//! The NVLinks of a card one by one: whether each is up, and what went wrong on it.
+//! The NVLinks of a GPU: whether each is up, and its error counts.
 //!
-//! Three generations of counters, of which a card answers one or two: a call for each kind (Pascal to Ampere), fields that
-//! mean the same (Hopper), fields that count otherwise (Blackwell and later).
+//! There are three generations of counters, and a GPU has one or two of them: one call for each kind (Pascal to
+//! Ampere), fields with the same meaning (Hopper), fields with other counts (Blackwell and later).
 //!
-//! What must never happen here: an error that was not counted shown as none.
+//! What must never happen here: an error that was not counted, shown as no error.
 
 use crate::nvml::absence::{INVALID_ARGUMENT, lasting, reason};
 use crate::nvml::polled_gpu::{PolledGpu, of_field};
@@ -20,7 +20,7 @@ use nvml_wrapper_sys::bindings::field_id::{
 };
 use std::sync::Arc;
 
-/// Fields that count errors of one link. Recovery is counted by one field up to Hopper and by another from Blackwell on.
+/// Fields that count errors of one link. One field counts recoveries up to Hopper, another from Blackwell on.
 const FIELDS: [(u32, LinkError); 7] = [
     (NVML_FI_DEV_NVLINK_ERROR_DL_CRC, LinkError::Crc),
     (NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, LinkError::Replay),
@@ -31,7 +31,7 @@ const FIELDS: [(u32, LinkError); 7] = [
     (NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, LinkError::Symbol),
 ];
 
-/// Kinds that the older call counts, with its number for each.
+/// Kinds that the older call counts, with NVML's number of each.
 const COUNTERS: [(&str, u32, LinkError); 4] = [
     ("nvlink replays", 0, LinkError::Replay),
     ("nvlink recoveries", 1, LinkError::Recovery),
@@ -39,7 +39,7 @@ const COUNTERS: [(&str, u32, LinkError); 4] = [
     ("nvlink crc of data", 3, LinkError::CrcData),
 ];
 
-/// Reads all links, or why there are none.
+/// Reads all links, or the reason why there are none.
 pub(super) fn read(card: &mut PolledGpu, at: Monotonic) -> Reading<Arc<[NvLink]>> {
     let device = &card.known.device;
     let states = card.asker.ask("nvlink states", || {
@@ -47,7 +47,7 @@ pub(super) fn read(card: &mut PolledGpu, at: Monotonic) -> Reading<Arc<[NvLink]>
         for number in 0..MAX_NVLINKS {
             match device.link_wrapper_for(number).is_active() {
                 Ok(up) => states.push(up),
-                // The first link that does not exist ends the list; if that is the very first, there are none at all.
+                // The first missing link ends the list; if that is link 0, the GPU has no NVLinks.
                 Err(error) if number == 0 => return Err(error),
                 Err(error) => match reason(error) {
                     Absence::NotSupported | INVALID_ARGUMENT => break,
@@ -91,7 +91,7 @@ fn by_fields(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
             let values = raw::field_list(device, &ids, link)?;
             let values: Vec<_> =
                 values.into_iter().map(|value| value.map_err(|error| reason(of_field(error)))).collect();
-            // A GPU that has none of these answers the call, and refuses each field.
+            // A GPU without these fields answers the call, and refuses each field.
             match values.first() {
                 Some(Err(why)) if values.iter().all(|value| value.is_err_and(unknown)) => Err(again(*why)),
                 _ => Ok(values),
@@ -117,12 +117,12 @@ fn by_fields(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
     });
 }
 
-/// Whether a field that is refused so is refused until the library is opened anew.
+/// Whether a field with this refusal is refused until the library is reopened.
 fn unknown(why: Absence) -> bool {
     matches!(why, Absence::NotSupported | Absence::NotInThisDriver)
 }
 
-/// Why every link that answered refuses the field at this place, where that is for good.
+/// The lasting reason for which every link that answered refuses the field at this place, if there is one.
 fn unknown_to_all(links: &[Result<Vec<Result<u64, Absence>>, Absence>], place: usize) -> Option<Absence> {
     let mut answers = links.iter().filter_map(|link| link.as_ref().ok()?.get(place)).peekable();
     let first = answers.peek()?.err()?;
@@ -132,7 +132,7 @@ fn unknown_to_all(links: &[Result<Vec<Result<u64, Absence>>, Absence>], place: u
 fn by_counters(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
     let device = &card.known.device;
     for (name, number, kind) in COUNTERS {
-        // What a field has told already is the same count.
+        // A field has already given the same count.
         if links.iter().any(|link| link.errors(kind).value().is_some()) {
             continue;
         }
@@ -141,7 +141,7 @@ fn by_counters(card: &mut PolledGpu, links: &mut [NvLink], at: Monotonic) {
     }
 }
 
-/// A count stands against a reason why there is none, and a reason that says more against "not supported".
+/// Sets a count. A count replaces any reading; a reason replaces only "not supported".
 fn settle(link: &mut NvLink, kind: LinkError, now: Reading<Count>) {
     if let Some(before) = link.errors.get_mut(kind as usize)
         && (now.value().is_some() || before.absence() == Some(Absence::NotSupported))
@@ -150,8 +150,8 @@ fn settle(link: &mut NvLink, kind: LinkError, now: Reading<Count>) {
     }
 }
 
-/// Asks each link. One that refuses is left out, but for the case that all of them do: then the card has no such counter, or
-/// is not well.
+/// Asks each link. A link that refuses gets its reason. If all refuse, the result is an error: the GPU has no such
+/// counter, or it fails.
 fn each<T>(links: &[NvLink], ask: impl Fn(u32) -> Result<T, NvmlError>) -> Result<Vec<Result<T, Absence>>, NvmlError> {
     let mut answers = Vec::with_capacity(links.len());
     let mut refused = None;
@@ -160,7 +160,7 @@ fn each<T>(links: &[NvLink], ask: impl Fn(u32) -> Result<T, NvmlError>) -> Resul
             Ok(answer) => answers.push(Ok(answer)),
             Err(error) => {
                 let why = reason(error);
-                // Asking the other seventeen whether they have what this one does not have is a waste.
+                // The other seventeen links do not have the counter either, so they are not asked.
                 if link.up && lasting(why) && answers.iter().all(Result::is_err) {
                     return Err(again(why));
                 }
@@ -175,7 +175,7 @@ fn each<T>(links: &[NvLink], ask: impl Fn(u32) -> Result<T, NvmlError>) -> Resul
     }
 }
 
-/// Hands the answers to their links, or to each the reason why there are none.
+/// Gives each link its answer, or the reason why there is none.
 fn spread<T>(
     links: &mut [NvLink],
     told: Result<Vec<Result<T, Absence>>, Absence>,
@@ -187,7 +187,7 @@ fn spread<T>(
     }
 }
 
-/// The error behind a reason, for the one who keeps refusals.
+/// The error for a reason, for the caller that remembers refusals.
 fn again(why: Absence) -> NvmlError {
     match why {
         Absence::NotSupported => NvmlError::NotSupported,

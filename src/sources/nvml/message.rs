@@ -1,4 +1,4 @@
-//! What the threads that may hang tell the supervisor, who never calls NVML.
+//! Messages from the threads that may hang to the supervisor, which never calls NVML.
 
 use crate::nvml::inventory::Known;
 use model::gpu::Xid;
@@ -7,31 +7,32 @@ use nvml_wrapper::Nvml;
 use std::sync::mpsc::SyncSender;
 use wire::kernel_log::{KernelSxid, KernelXid};
 
-/// How many messages may wait: the supervisor empties the queue several times a second; a card that dies tells some tens
-/// of XIDs at once.
+/// How many messages may wait. The supervisor empties the queue several times a second; a GPU that fails sends some
+/// tens of XIDs at once.
 pub(super) const QUEUE: usize = 256;
 
-/// One message.
+/// A message to the supervisor.
 #[derive(Debug)]
 pub(super) enum Message {
     /// The library is open.
     Session(&'static Nvml),
-    /// NVML works, or why it does not.
+    /// NVML works, or the reason why it does not.
     Source(GpuSourceState),
-    /// The GPUs there are.
+    /// The inventory of GPUs.
     Known(Vec<Known>),
-    /// NVML told of an error.
+    /// An error from NVML.
     Event(Xid),
-    /// The kernel told of an error.
+    /// A GPU error from the kernel log.
     Log(KernelXid),
-    /// The kernel told of an error of an NVSwitch.
+    /// An NVSwitch error from the kernel log.
     Switch(KernelSxid),
-    /// The library is to be closed and opened again: nobody may be inside. Answered once the event thread has left.
+    /// The library must be closed and opened again, so no thread may be inside. The supervisor answers once the event
+    /// thread has left.
     Close(SyncSender<()>),
-    /// The library is about to be closed: nobody may go in until it is told to be open again.
+    /// The library is about to be closed: no thread may enter it until [`Message::Session`] says that it is open again.
     Closed,
     /// The event thread has left the library.
     EventsLeft,
-    /// Something happened after which the list of GPUs may be another one.
+    /// A sign that the list of GPUs may have changed.
     LookAgain,
 }

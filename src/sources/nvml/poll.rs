@@ -1,4 +1,4 @@
-//! The thread that polls NVML. Every call it makes is under the heartbeat of [`Heartbeat`]; it ends when it is dismissed.
+//! The thread that polls NVML. It makes every call under a [`Heartbeat`], and ends when it is dismissed.
 
 use crate::clock::{self, monotonic};
 use crate::nvml::allowance::Allowance;
@@ -29,24 +29,25 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use wire::kernel_log::PciSlot;
 
-/// Time between two looks at the list of GPUs, in process periods (10 s): NVML has no event for hot-plug.
+/// Time between two inventories of GPUs, in process periods (10 s): NVML has no event for hot-plug.
 const INVENTORY: u32 = 2;
-/// Time between two rounds of the dear calls on one GPU, in process periods (15 s). At 40 ms for PCIe throughput, where
-/// no profiling unit counts it, 16 GPUs keep the thread busy for 4 % of the time, in pieces of one GPU.
+/// Time between two rounds of the expensive calls on one GPU, in process periods (15 s). PCIe throughput takes 40 ms
+/// where GPM does not count it; for 16 GPUs that keeps the thread busy for 4 % of the time, one GPU at a time.
 const SELDOM: u32 = 3;
-/// Time between two looks at what ties the GPUs together, in process periods (60 s); 16 GPUs cost some 500 calls.
+/// Time between two readings of the topology, in process periods (60 s); 16 GPUs cost about 500 calls.
 const TIES: u32 = 12;
-/// A change of memory in use by this much is a process that came, went or grew: a bare CUDA context takes over 100 MiB,
-/// and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
+/// A change of used memory by this much means that a process came, went or grew: a bare CUDA context takes over 100
+/// MiB, and the caching allocators of frameworks grow in steps of 2 to 20 MiB.
 const MEMORY_JUMP: Bytes = Bytes(32 * Bytes::MIB);
-/// Process lists out of turn, after a jump of memory: of one GPU two at once and then one in each process period, so that
-/// whoever churns doubles what lists cost and no more; of the node one of each of 16 GPUs at once, as when a job starts on all
-/// of them, and then five in each process period (one a second). A list has been seen to take 4.5 ms, and there are three.
+/// Limits of extra process lists after a jump of used memory. For one GPU: two at once, then one in each process
+/// period, so that constant jumps at most double the cost of lists. For the node: 16 at once, one for each of 16 GPUs,
+/// as when a job starts on all of them; then five in each process period (one a second). A list has been seen to take
+/// 4.5 ms, and there are three.
 const LISTS_OF_ONE: u32 = 2;
 const LISTS_OF_ALL: u32 = 16;
 const LISTS_OF_ALL_IN_A_PERIOD: u32 = 5;
 
-/// A poller before it runs.
+/// A poller, with all its state.
 pub(super) struct Poller {
     settings: Arc<Settings>,
     reporter: Reporter,
@@ -55,30 +56,30 @@ pub(super) struct Poller {
     session: Session,
     owners: OwnerReader,
     desks: Vec<Desk>,
-    /// Process lists out of turn, of all GPUs.
+    /// Allowance of extra process lists, of all GPUs.
     out_of_turn: Allowance,
-    /// As they were last reported.
+    /// The last report of unidentified GPUs.
     unidentified: Vec<UnidentifiedGpu>,
-    /// There are others than at the last look for slots that NVML does not list.
+    /// New unidentified GPUs since the last check for slots that NVML does not list.
     unidentified_anew: bool,
     inventory_failed: Option<Absence>,
-    /// What failed in the last look of each kind.
+    /// The calls that failed in the last round of each kind.
     failed: BTreeMap<&'static str, Vec<(GpuUuid, Failed)>>,
     new_session: bool,
-    /// Slots for which the library was opened anew already, whether that helped or not.
+    /// Slots for which the library was already reopened, whether that helped or not.
     reopened_for: BTreeSet<PciSlot>,
 }
 
-/// One GPU and when what is next to be done with it.
+/// One GPU, and when its next readings are due.
 struct Desk {
     card: PolledGpu,
     clients: Clients,
     seldom_due: Monotonic,
     processes_due: Monotonic,
     memory_at_list: Option<Bytes>,
-    /// Jobs of Slurm that were told last.
+    /// The last report of Slurm jobs.
     jobs: BTreeSet<SlurmJob>,
-    /// Process lists out of turn.
+    /// Allowance of extra process lists.
     out_of_turn: Allowance,
     lost: bool,
 }
@@ -136,8 +137,8 @@ impl Poller {
         }
     }
 
-    /// Closes the library where an operator asks for that, and waits until it may be opened again. `false`: nobody asks, or
-    /// it cannot be closed.
+    /// Closes the library if an operator asks for that, and waits until it may be opened again. Returns `false` if no
+    /// operator asks, or the library cannot be closed.
     fn let_go(&mut self) -> bool {
         let gate = self.settings.gate.clone();
         gate.expire(monotonic());
@@ -161,12 +162,12 @@ impl Poller {
             std::thread::park_timeout(until.since(monotonic()));
         }
         gate.expire(monotonic());
-        // Whatever was done to the GPUs meanwhile: nothing of before holds.
+        // The GPUs may have been changed meanwhile: no earlier state is valid.
         self.desks.iter_mut().for_each(|desk| desk.returned(monotonic()));
         true
     }
 
-    /// Round after round by deadline, until dismissed or asked to let go (`None`), or until the driver is gone.
+    /// Runs rounds by deadline until dismissed or asked to close the library (`None`), or until the driver is gone.
     fn rounds(&mut self, nvml: &'static Nvml) -> Option<Missing> {
         let mut deadline = monotonic();
         let mut inventory_due = deadline;
@@ -184,7 +185,7 @@ impl Poller {
                     }
                     self.reporter.trouble(ErrorCounter::NvmlFailed);
                     if self.inventory_failed.replace(why) != Some(why) {
-                        tracing::warn!(reason = %why, "NVML does not list the GPUs, said once");
+                        tracing::warn!(reason = %why, "NVML does not list the GPUs; repeats are only counted");
                     }
                 }
                 inventory_due = monotonic().after(self.settings.process_period * INVENTORY);
@@ -210,10 +211,10 @@ impl Poller {
     fn plugged_in(&mut self) -> bool {
         let known: Vec<Known> = self.desks.iter().map(|desk| desk.card.known.clone()).collect();
         let unlisted = inventory::unlisted(&self.settings.roots.procfs, &known);
-        // Each slot is tried once while it is there: a container may not be allowed to see it at all.
+        // Each slot is tried once while it exists: the container may not be allowed to see its GPU at all.
         self.reopened_for.retain(|slot| unlisted.contains(slot));
         let news = unlisted.difference(&self.reopened_for).next().is_some();
-        // As many slots as GPUs that have just turned out not to be identifiable are theirs.
+        // If there are no more such slots than GPUs that just turned out to be unidentified, the slots are theirs.
         let theirs = std::mem::take(&mut self.unidentified_anew) && unlisted.len() <= self.unidentified.len();
         if !news || self.pulse.skips_any() {
             return false;
@@ -222,7 +223,7 @@ impl Poller {
         !theirs
     }
 
-    /// What must be gone before the library is closed.
+    /// Drops all that must be gone before the library is closed.
     fn free(&mut self) {
         for desk in &mut self.desks {
             desk.card.gpm = None;
@@ -231,7 +232,7 @@ impl Poller {
         }
     }
 
-    /// Looks which GPUs there are; reports them when something changed.
+    /// Takes the inventory of GPUs, and reports it when something has changed.
     fn inventory(&mut self, nvml: &'static Nvml, ties_due: &mut Monotonic) -> Result<(), Absence> {
         let before: Vec<Known> = self.desks.iter().map(|desk| desk.card.known.clone()).collect();
         let pulse = Arc::clone(&self.pulse);
@@ -262,7 +263,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Logs what failed in this look and did not fail so in the last one of its kind.
+    /// Logs the calls that failed in this round and did not fail for the same reason in the last round of its kind.
     fn say(&mut self, look: &'static str, failed: Vec<(GpuUuid, Failed)>) {
         if self.pulse.dismissed() {
             return;
@@ -273,15 +274,15 @@ impl Poller {
             for (call, why) in calls {
                 self.reporter.trouble(ErrorCounter::NvmlFailed);
                 if old.is_none_or(|old| old.get(call) != Some(why)) {
-                    tracing::warn!(gpu_uuid = %uuid, call, reason = %why, "NVML call failed, said once");
+                    tracing::warn!(gpu_uuid = %uuid, call, reason = %why, "NVML call failed; repeats are only counted");
                 }
             }
         }
         self.failed.insert(look, failed);
     }
 
-    /// Reports the GPUs that NVML counts but does not let us know when they are others than before, or may have been
-    /// forgotten since; logs each once for each reason.
+    /// Reports the GPUs that NVML counts but the agent cannot identify, when they have changed or the session is new.
+    /// Logs each once for each reason.
     fn unidentified(&mut self, now: Vec<UnidentifiedGpu>, new_session: bool) {
         let same = |one: &UnidentifiedGpu, other: &UnidentifiedGpu| {
             (one.index, one.why, one.pci_bus_id.value()) == (other.index, other.why, other.pci_bus_id.value())
@@ -305,7 +306,7 @@ impl Poller {
         }
     }
 
-    /// Sets up a desk for each GPU; one that was there keeps what was read of it.
+    /// Makes a `Desk` for each GPU; a known GPU keeps its readings.
     fn take_over(&mut self, known: Vec<Known>) {
         let mut before = std::mem::take(&mut self.desks);
         for known in known {
@@ -337,7 +338,7 @@ impl Poller {
         }
     }
 
-    /// One GPU's round.
+    /// Polls one GPU once.
     fn round(&mut self, place: usize) {
         let Some(desk) = self.desks.get_mut(place) else { return };
         if self.pulse.dismissed() || self.pulse.skips(&desk.card.known.key()) {
@@ -381,7 +382,8 @@ impl Poller {
         }
     }
 
-    /// Sleeps until the deadline, or until dismissed or asked to let go (the supervisor wakes us then).
+    /// Sleeps until the deadline, or until dismissed or asked to close the library (the supervisor unparks the thread
+    /// then).
     fn rest(&self, deadline: Monotonic) {
         loop {
             let left = deadline.since(monotonic());
@@ -393,13 +395,14 @@ impl Poller {
     }
 
     fn tell(&self, message: Message) {
-        // Fails only when the supervisor has ended, and then this thread is about to.
+        // Fails only when the supervisor has ended, and then this thread is about to end.
         let _ = self.tell.send(message);
     }
 }
 
 impl Desk {
-    /// Tells which jobs of Slurm have a process here, when they are others than before. What runs in a pod is no job.
+    /// Reports the Slurm jobs that have a process on this GPU, when they have changed. A process in a pod belongs to no
+    /// job.
     fn tell_jobs(&mut self, processes: &GpuProcesses, owners: &mut OwnerReader, reporter: &Reporter) {
         let of_host =
             processes.list.value().into_iter().flatten().filter(|process| process.owner == ProcessOwner::Host);
@@ -414,8 +417,8 @@ impl Desk {
         }
     }
 
-    /// Whether a jump of memory is followed by a list out of turn. One for which there is no allowance now is a jump still in
-    /// the next round.
+    /// Whether to make an extra process list after a jump of memory. If there is no allowance now, the jump is still
+    /// there in the next round.
     fn may_list_now(&mut self, of_all: &mut Allowance, now: Monotonic) -> bool {
         let may = self.memory_jumped() && self.out_of_turn.has(now) && of_all.has(now);
         if may {
@@ -432,7 +435,7 @@ impl Desk {
         }
     }
 
-    /// The GPU answers again: ask everything, believe nothing of before.
+    /// The GPU answers again: forgets what it refused, and makes all readings due.
     fn returned(&mut self, now: Monotonic) {
         self.card.asker.forget();
         self.card.gpm = None;
@@ -459,19 +462,19 @@ pub(super) fn absent(reporter: &Reporter, gpu: &GpuUuid, why: Absence) {
     }));
 }
 
-/// The deadline after this one that still lies ahead: missed ones are left out, and the grid stays.
+/// The next deadline that lies in the future: missed ones are skipped, and the grid stays.
 fn next(deadline: Monotonic, period: Duration, now: Monotonic) -> Monotonic {
     let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
     let missed = now.0.saturating_sub(deadline.0) / period;
     Monotonic(deadline.0.saturating_add(period.saturating_mul(missed.saturating_add(1))))
 }
 
-/// When to do again what was due; the first time, GPUs are spread over the period by their place.
+/// When to repeat what was due; the first time, GPUs are spread over the period by their index.
 fn later(due: Monotonic, period: Duration, now: Monotonic, place: usize) -> Monotonic {
     if due != Monotonic::default() {
         return now.after(period);
     }
-    // A first round has everything of all GPUs; from then on each has a tick of its own.
+    // The first round reads everything of all GPUs; after it, each GPU has its own tick.
     let share = u32::try_from(place % 16).unwrap_or(0);
     now.after(period - period / 16 * share)
 }

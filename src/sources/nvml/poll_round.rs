@@ -1,6 +1,6 @@
-//! One look at who a GPU is: every call under the heartbeat, and what failed is kept to be said.
+//! Calls about the identity of one GPU. Each call is made under the heartbeat, and each failure is kept for the log.
 //!
-//! What must never happen here: an answer that says "there is none" taken for a failure, or a failure for that answer.
+//! What must never happen here: the answer "there is none" counted as a failure, or a failure counted as that answer.
 
 use crate::nvml::absence::ordinary;
 use crate::nvml::heartbeat::{GpuKey, Heartbeat};
@@ -8,10 +8,10 @@ use model::{Absence, Reading};
 use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
 
-/// Calls that failed in a look, and why: one entry for each call that the look makes, some fifteen.
+/// Calls that failed, with the reason: one entry for each call of a round, about fifteen.
 pub(super) type Failed = BTreeMap<&'static str, Absence>;
 
-/// One look at one GPU.
+/// One round of identity calls about one GPU.
 #[derive(Debug)]
 pub(super) struct PollRound<'a> {
     pulse: &'a Heartbeat,
@@ -24,7 +24,7 @@ impl<'a> PollRound<'a> {
         PollRound { pulse, gpu, failed: Failed::new() }
     }
 
-    /// From now on the GPU has this name.
+    /// Sets the GPU's name for the calls that follow.
     pub(super) fn name(&mut self, gpu: GpuKey) {
         self.gpu = gpu;
     }
@@ -44,10 +44,9 @@ impl<'a> PollRound<'a> {
         answer
     }
 
-    /// Makes the call named `name` about one place of a list; `None`: it answered that `nothing` is there.
+    /// Makes the call named `name` about one index of a list; `None` if it answered with one of `nothing`.
     ///
-    /// # Errors
-    /// What any other error means: then it is not known what is there.
+    /// # Errors The reason for any other error: then it is unknown what this index holds.
     pub(super) fn place<T>(
         &mut self,
         name: &'static str,
@@ -66,19 +65,19 @@ impl<'a> PollRound<'a> {
         }
     }
 
-    /// What failed.
+    /// The calls that failed.
     pub(super) fn failed(self) -> Failed {
         self.failed
     }
 }
 
-/// An identity does not change because it could not be read this time.
+/// For an identity, which does not change: the old value stays when the new one could not be read.
 pub(super) fn settle<T: PartialEq>(old: Reading<T>, fresh: Reading<T>) -> Reading<T> {
     if matches!((&old, &fresh), (Reading::Measured(..), Reading::Absent(_))) { old } else { renew(old, fresh) }
 }
 
-/// What may change at any time is absent when it cannot be read. One that says the same keeps its time, so that a GPU on
-/// which nothing changed compares as unchanged.
+/// For a value that may change: it is absent when it cannot be read. An equal value keeps its old time, so that an
+/// unchanged GPU compares as unchanged.
 pub(super) fn renew<T: PartialEq>(old: Reading<T>, fresh: Reading<T>) -> Reading<T> {
     let same = matches!((&old, &fresh), (Reading::Measured(was, _), Reading::Measured(is, _)) if was == is);
     if same { old } else { fresh }

@@ -1,4 +1,4 @@
-//! One GPU while it is polled: its handles, what was last read of it, and what it has refused to answer.
+//! One GPU while it is polled: its handles, its last readings, and the calls that it has refused.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{lasting, ordinary};
@@ -16,13 +16,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A call that was refused for good (not supported, not in this driver, no permission) is not made again before this.
+/// A call that was refused for a lasting reason (not supported, not in this driver, no permission) is not repeated
+/// before this.
 const REFUSAL_LASTS: Duration = Duration::from_secs(60);
 
-/// Sample buffers that are read: GPU, memory, encoder, decoder.
+/// Number of sample buffers that are read: GPU, memory, encoder, decoder.
 pub(super) const BUFFERS: usize = 4;
 
-/// Asks one GPU, remembers refusals, and says each kind of failure once.
+/// Calls one GPU, remembers refusals, and logs each kind of failure once.
 #[derive(Debug)]
 pub(super) struct GpuCaller {
     pulse: Arc<Heartbeat>,
@@ -30,27 +31,27 @@ pub(super) struct GpuCaller {
     uuid: GpuUuid,
     key: GpuKey,
     answers: BTreeMap<Call, Refusal>,
-    /// Fields of NVLinks that this driver or this GPU does not know, and why.
+    /// NVLink fields that this driver or this GPU does not know, with the reason.
     unknown_link_fields: BTreeMap<u32, Absence>,
     lost: bool,
 }
 
-/// The error of one field. A driver that is older than the field takes its number for a mistake of the caller.
+/// The error of one field. A driver older than the field reports an invalid argument.
 pub(super) fn of_field(error: NvmlError) -> NvmlError {
     if matches!(error, NvmlError::InvalidArg) { NvmlError::FunctionNotFound } else { error }
 }
 
-/// A call by its name, and the MIG instance that it asks of where it asks of one: instances refuse for themselves.
+/// The name of a call, and the MIG instance that it asks, if any: each instance refuses calls by itself.
 type Call = (&'static str, Option<GpuUuid>);
 
-/// What a call answered last when it was not a value. There are at most as many as calls in this room, some thirty, and
-/// two for each MIG instance that there is.
+/// The last answer of a call that gave no value. There is at most one for each call in this room, about thirty, and two
+/// for each MIG instance.
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
     why: Absence,
-    /// Not to be made again for a while from then on; `None`: at the next chance.
+    /// The call is not repeated for a while after this time; `None`: it is repeated at once.
     at: Option<Monotonic>,
-    /// For how long the call is not made again, where the reason is a lasting one.
+    /// How long the call is not repeated, if the reason is a lasting one.
     lasts: Duration,
 }
 
@@ -83,7 +84,7 @@ impl GpuCaller {
         self.make((name, None), call)
     }
 
-    /// As [`GpuCaller::ask`], of one MIG instance: what it refuses, its neighbours may answer.
+    /// Like [`GpuCaller::ask`], for one MIG instance: another instance may answer what this one refuses.
     pub(super) fn ask_instance<T>(
         &mut self,
         name: &'static str,
@@ -113,8 +114,8 @@ impl GpuCaller {
         }
     }
 
-    /// As [`GpuCaller::ask`], of one field of `nvmlDeviceGetFieldValues`. One that this driver or this GPU does not know is not
-    /// asked again until the library is opened anew: neither changes while it is loaded.
+    /// Like [`GpuCaller::ask`], for one field of `nvmlDeviceGetFieldValues`. A field that the driver or the GPU does
+    /// not know is not read again until the library is reopened: neither changes while it is loaded.
     pub(super) fn ask_field(
         &mut self,
         name: &'static str,
@@ -134,17 +135,17 @@ impl GpuCaller {
         answer
     }
 
-    /// Why a field of NVLinks is not asked any more, until the library is opened anew.
+    /// Why an NVLink field is not read any more, until the library is reopened.
     pub(super) fn unknown_link_field(&self, id: u32) -> Option<Absence> {
         self.unknown_link_fields.get(&id).copied()
     }
 
-    /// This driver or this GPU does not know this field of NVLinks.
+    /// Records that this driver or this GPU does not know an NVLink field.
     pub(super) fn link_field_is_unknown(&mut self, id: u32, why: Absence) {
         self.unknown_link_fields.insert(id, why);
     }
 
-    /// Makes a call whose refusals are part of its answer.
+    /// Makes a call whose errors the caller handles itself.
     pub(super) fn plain<T>(&self, call: impl FnOnce() -> Result<T, NvmlError>) -> Result<T, Absence> {
         self.pulse.call(Some(&self.key), call)
     }
@@ -155,77 +156,77 @@ impl GpuCaller {
         let said = before.is_some_and(|refusal| refusal.why == why);
         if ordinary(why) {
             if !said {
-                tracing::debug!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML has no such value of this GPU");
+                tracing::debug!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML does not have this value for this GPU");
             }
         } else {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
             if !said {
-                tracing::warn!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML call failed, said once");
+                tracing::warn!(gpu_uuid = %self.uuid, mig_uuid = instance, call, reason = %why, "NVML call failed; repeats are only counted");
             }
         }
         self.answers.insert(of, Refusal { why, at: Some(monotonic()), lasts: REFUSAL_LASTS });
     }
 
-    /// Whether a call has answered since the last time that the GPU is lost.
+    /// Whether a call has answered "GPU is lost" since this was last called.
     pub(super) fn take_lost(&mut self) -> bool {
         std::mem::take(&mut self.lost)
     }
 
-    /// Asks again at the next chance what was not permitted: that may be of this moment, where it is all that a GPU says.
+    /// Repeats calls without permission at the next chance: if a GPU answers nothing else, that may be a passing state.
     pub(super) fn ask_permission_again(&mut self) {
         let refused = self.answers.values_mut().filter(|refusal| refusal.why == Absence::NoPermission);
         refused.for_each(|refusal| refusal.at = None);
     }
 
-    /// Forgets what instances refused that are not in the layout any more.
+    /// Forgets the refusals of instances that no longer exist.
     pub(super) fn forget_instances(&mut self, living: impl Fn(&GpuUuid) -> bool) {
         self.answers.retain(|(_, instance), _| instance.as_ref().is_none_or(&living));
     }
 
-    /// Forgets refusals: the GPU was away, or the library was opened anew, and what it can do may be another thing.
+    /// Forgets all refusals: the GPU was away, or the library was reopened, so it may answer other calls now.
     pub(super) fn forget(&mut self) {
         self.answers.clear();
         self.unknown_link_fields.clear();
     }
 }
 
-/// One GPU.
+/// One GPU and its polling state.
 #[derive(Debug)]
 pub(super) struct PolledGpu {
     pub(super) known: Known,
     pub(super) asker: GpuCaller,
-    /// All readings, each of its own time.
+    /// All readings, each with its own time.
     pub(super) sample: GpuSample,
-    /// NVML's newest stamp in each sample buffer that is read, in its microseconds; 0 before the first.
+    /// NVML's newest timestamp in each sample buffer, in microseconds; 0 before the first sample.
     pub(super) stamps: [u64; BUFFERS],
-    /// When each sample buffer last had something new.
+    /// When each sample buffer last had a new sample.
     pub(super) fed: [Option<Monotonic>; BUFFERS],
-    /// How busy each sample buffer says that the GPU was since the last process list.
+    /// Mean use of the GPU since the last process list, from each sample buffer.
     pub(super) own: [OwnUse; BUFFERS],
-    /// Whether the wall clock, by which NVML stamps, was set back.
+    /// Whether the wall clock, which NVML uses for its timestamps, was set back.
     pub(super) skew: Skew,
-    /// The last sample of the profiling unit: of the whole GPU, and of each MIG instance.
+    /// The last GPM samples: of the whole GPU, and of each MIG instance.
     pub(super) gpm: Option<GpmSample<'static>>,
     pub(super) gpm_mig: BTreeMap<GpuUuid, GpmSample<'static>>,
-    /// Rounds of the dear calls so far, by which the dearest of them are made now and then only.
+    /// Number of rounds of expensive calls; the most expensive calls are made in every nth round.
     pub(super) rounds: u32,
 }
 
-/// How busy a part of the GPU was, summed up: percent times microseconds, and microseconds.
+/// Use of a part of the GPU, summed up: percent times microseconds, and microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OwnUse {
     busy: f64,
     micros: f64,
-    /// When something was added last.
+    /// When the last value was added.
     added: Option<Monotonic>,
 }
 
 impl OwnUse {
-    /// Neither the plain call nor a buffer that ran dry says for how long its number has held. It is taken for at most this
-    /// long, as long as the time between two process lists.
+    /// Neither the plain call nor a buffer without new samples tells how long its value was valid. The agent counts it
+    /// for at most this long, which is the time between two process lists.
     const LONGEST: Duration = Duration::from_secs(5);
 
-    /// So many percent for so many microseconds.
+    /// Adds a percentage for a number of microseconds.
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
     pub(super) fn add(&mut self, percent: f64, micros: u64, now: Monotonic) {
         let micros = micros.min(u64::try_from(Self::LONGEST.as_micros()).unwrap_or(u64::MAX));
@@ -234,13 +235,13 @@ impl OwnUse {
         self.added = Some(now);
     }
 
-    /// So many percent since something was added last.
+    /// Adds a percentage for the time since the last value was added.
     pub(super) fn hold(&mut self, percent: f64, now: Monotonic) {
         let since = self.added.map_or(Duration::ZERO, |added| now.since(added));
         self.add(percent, u64::try_from(since.as_micros()).unwrap_or(0), now);
     }
 
-    /// The mean since the last time that it was taken; `None`: nothing is known.
+    /// The mean since this was last called; `None` if there is no value.
     pub(super) fn take(&mut self) -> Option<f64> {
         let mean = (self.micros > 0.0).then(|| self.busy / self.micros);
         (self.busy, self.micros) = (0.0, 0.0);
@@ -248,23 +249,23 @@ impl OwnUse {
     }
 }
 
-/// A wall clock that is set back leaves stamps in NVML's buffers that lie ahead of it. They are left out until they have
-/// fallen out of the buffers; else the newest stamp would be one of them and nothing would be newer for as long as the
+/// When the wall clock is set back, NVML's buffers hold timestamps in the future. The agent ignores these samples until
+/// they have left the buffers. Otherwise one of them would be the newest, and nothing would be newer for as long as the
 /// jump was.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Skew {
-    /// Wall clock less monotonic clock, in microseconds, when it was last looked at.
+    /// Wall clock minus monotonic clock at the last check, in microseconds.
     offset: Option<i128>,
     back: Option<Monotonic>,
 }
 
 impl Skew {
-    /// Smaller steps are a clock that is being slewed.
+    /// A smaller step is a clock that is being slewed.
     const STEP: i128 = 2_000_000;
-    /// NVML's buffers hold at most this much.
+    /// NVML's buffers hold at most this much time.
     const BUFFERED: Duration = Duration::from_secs(120);
 
-    /// Looks at the clocks.
+    /// Compares the clocks.
     pub(super) fn look(&mut self, now: Now) {
         let offset = i128::from(now.wall.0) - i128::from(now.monotonic.0 / 1000);
         if self.offset.is_some_and(|before| before - offset > Self::STEP) {
@@ -273,7 +274,7 @@ impl Skew {
         self.offset = Some(offset);
     }
 
-    /// The latest stamp that can be believed; any, if the clock was not set back lately.
+    /// The latest timestamp that is accepted; any, if the clock was not set back lately.
     pub(super) fn latest(&self, now: Now) -> u64 {
         match self.back {
             Some(back) if now.monotonic.since(back) < Self::BUFFERED => {
@@ -292,12 +293,12 @@ impl PolledGpu {
         PolledGpu { known, asker, sample, stamps, fed, own, skew: Skew::default(), gpm, gpm_mig, rounds: 0 }
     }
 
-    /// Whether MIG is on, in which case much is not readable.
+    /// Whether MIG is on, in which case many values cannot be read.
     pub(super) fn divided(&self) -> bool {
         self.known.gpu.mig_mode.get() == Some(true)
     }
 
-    /// `NotSupported` has a better reason where the same GPU would answer without MIG.
+    /// Replaces `NotSupported` by the better reason `MigEnabled` if MIG is on.
     pub(super) fn under_mig(&self, why: Absence) -> Absence {
         if self.divided() && why == Absence::NotSupported { Absence::MigEnabled } else { why }
     }

@@ -1,8 +1,8 @@
-//! Processes on a GPU, whose they are, and what they do there.
+//! The processes on a GPU, the containers that they belong to, and what they use.
 //!
-//! A number in NVML's list says nothing of who has it now, so identity (start time and cgroup) is read before and after
-//! the list. For a process that was there last time, what was read after the last list is the reading before this one;
-//! only a new one costs a second list.
+//! A PID in NVML's list does not tell which process has it now, so the agent reads each identity (start time and
+//! cgroup) before and after the list. For a process that was in the last list, the reading after that list is the one
+//! before this list; only a new process costs a second list.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{INSUFFICIENT_SIZE, none_of_it};
@@ -20,45 +20,45 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A list of graphics processes that was empty is asked again after so many lists, a minute as a rule: on a node for
-/// computing there are none. It is asked at once where the GPU shows somebody that no other list tells.
+/// An empty list of graphics processes is read again after so many lists, usually a minute: a compute node has no
+/// graphics processes. It is read at once when the GPU shows signs of a process that is in no other list.
 const GRAPHICS_EVERY: u32 = 12;
-/// Memory in use that no listed process explains has to grow by this much to show somebody. Less is what drivers keep for
-/// themselves, now more and now less; the smallest client of a display takes about as much.
+/// Used memory that no listed process explains must grow by this much to be such a sign. Drivers keep smaller, changing
+/// amounts for themselves; the smallest client of a display takes about as much.
 const UNEXPLAINED: Bytes = Bytes(32 * Bytes::MIB);
 
-/// What is kept of one GPU's processes between two lists.
+/// State of one GPU's processes between two lists.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
-    /// Who had each number when it was looked at after the last list.
+    /// The process that had each PID after the last list.
     identities: BTreeMap<u32, IdentifiedProcess>,
-    /// What each process did when that was measured last.
+    /// The last measured use of each process.
     uses: BTreeMap<u32, Use>,
     meter: UseMeter,
     graphics: Graphics,
 }
 
 impl Clients {
-    /// What is done every second: asks what the processes did.
+    /// Reads the use of the processes; called every second.
     pub(super) fn measure(&mut self, card: &mut PolledGpu, now: Now) {
         self.meter.collect(card, now);
     }
 }
 
-/// When the list of graphics processes has to be asked.
+/// Decides when the list of graphics processes is read.
 #[derive(Debug, Default)]
 struct Graphics {
-    /// The list was asked, and it was empty.
+    /// The list was read, and it was empty.
     empty: bool,
-    /// Lists that were made without it since.
+    /// Process lists since then without it.
     without: u32,
-    /// The least memory that no other process explained since; `None`: that cannot be said.
+    /// The least unexplained memory since then; `None` if it is unknown.
     unexplained: Option<u64>,
 }
 
 impl Graphics {
-    /// Whether it has to be asked, where so much memory is in use that no other process explains; `seen`: somebody who
-    /// is in no other list did something.
+    /// Whether the list must be read. `unexplained` is the used memory that no process of the other lists explains;
+    /// `seen`: a process in no other list used the GPU.
     fn wanted(&mut self, unexplained: Option<u64>, seen: bool) -> bool {
         let grown = match (self.unexplained, unexplained) {
             (Some(before), Some(now)) => now >= before.saturating_add(UNEXPLAINED.0),
@@ -69,13 +69,13 @@ impl Graphics {
         !self.empty || self.without >= GRAPHICS_EVERY || grown || seen
     }
 
-    /// It was asked.
+    /// Records that the list was read.
     fn asked(&mut self, empty: bool, unexplained: Option<u64>) {
         *self = Graphics { empty, without: 0, unexplained };
     }
 }
 
-/// One entry of NVML's lists.
+/// One entry of NVML's process lists.
 #[derive(Clone, Copy, Debug)]
 struct Listed {
     kind: GpuProcessKind,
@@ -93,7 +93,7 @@ pub(super) fn list(card: &mut PolledGpu, clients: &mut Clients, owners: &mut Own
             return GpuProcesses { gpu, list: Reading::Absent(why), stamp: None, left_out: 0 };
         }
     };
-    // A number that somebody else has now brings nothing along.
+    // The use of a PID that another process has now is dropped.
     clients.uses.retain(|pid, _| clients.identities.get(pid).map(|who| who.key) == afters.get(pid).map(|who| who.key));
     let boot = if listed.is_empty() { None } else { owners.boot() };
     let started = |pid: u32| afters.get(&pid).zip(boot).and_then(|(who, boot)| boot.started_at(who.key.start_ticks));
@@ -119,7 +119,7 @@ pub(super) fn list(card: &mut PolledGpu, clients: &mut Clients, owners: &mut Own
     GpuProcesses { gpu, list: Reading::Measured(processes, monotonic()), stamp, left_out }
 }
 
-/// What one process did, and the stamp of its newest sample.
+/// The use of one process, and the timestamp of its newest sample.
 fn what_it_did(pid: u32, uses: &Uses, before: &BTreeMap<u32, Use>) -> (Use, Option<WallTime>) {
     match uses {
         Uses::Early => (before.get(&pid).copied().unwrap_or(Use::absent(Absence::NotYet)), None),
@@ -130,7 +130,7 @@ fn what_it_did(pid: u32, uses: &Uses, before: &BTreeMap<u32, Use>) -> (Use, Opti
 
 type Lists = (BTreeMap<u32, Listed>, BTreeMap<u32, IdentifiedProcess>, BTreeMap<u32, IdentifiedProcess>);
 
-/// NVML's list with the identities before and after it.
+/// NVML's list, with the identities before and after it.
 fn settled(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader) -> Result<Lists, Absence> {
     let mut listed = lists(card, clients)?;
     let mut befores = clients.identities.clone();
@@ -138,7 +138,7 @@ fn settled(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader
         listed.keys().filter_map(|pid| Some((*pid, owners.identify_told(*pid, befores.get(pid))?))).collect();
     let news: Vec<u32> = listed.keys().copied().filter(|pid| befores.get(pid) != afters.get(pid)).collect();
     if !news.is_empty() {
-        // For these, what was just read comes before the second list.
+        // For these processes, this reading is the one before the second list.
         for pid in &news {
             match afters.remove(pid) {
                 Some(before) => befores.insert(*pid, before),
@@ -158,10 +158,9 @@ fn settled(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader
     Ok((listed, befores, afters))
 }
 
-/// The three lists of NVML in one, by number.
+/// NVML's three lists merged, by PID.
 ///
-/// # Errors
-/// When one of them is not known: what is left would look like all.
+/// # Errors When one of them cannot be read: the rest would look like the whole list.
 fn lists(card: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
     let device = &card.known.device;
     let asker = &mut card.asker;
@@ -176,7 +175,7 @@ fn lists(card: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Li
     let unexplained = unexplained(card.sample.memory_used.get(), &all);
     let seen = clients.meter.has_stranger(|pid| all.contains_key(&pid));
     if clients.graphics.wanted(unexplained, seen) {
-        // Until it has answered, it is asked each time.
+        // Until it succeeds, the list is read each time.
         clients.graphics.empty = false;
         let graphics = or_none(whole(asker, "graphics processes", || device.running_graphics_processes()))?;
         clients.graphics.asked(graphics.is_empty(), unexplained);
@@ -187,13 +186,13 @@ fn lists(card: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Li
     Ok(all)
 }
 
-/// Memory in use that is none of these processes'; `None`: the driver does not tell one or the other.
+/// Used memory that these processes do not explain; `None` if the driver does not tell one of the two.
 fn unexplained(used: Option<Bytes>, listed: &BTreeMap<u32, Listed>) -> Option<u64> {
     let explained = listed.values().try_fold(0_u64, |sum, entry| Some(sum.saturating_add(entry.memory?.0)))?;
     Some(used?.0.saturating_sub(explained))
 }
 
-/// Asks for a list, and once more if it grew meanwhile.
+/// Reads a list, and once more if it grew meanwhile.
 fn whole(
     asker: &mut GpuCaller,
     name: &'static str,
@@ -205,7 +204,7 @@ fn whole(
     }
 }
 
-/// A GPU or a driver without such a list has no process in it.
+/// A GPU or a driver without such a list has no such process.
 fn or_none(answer: Result<Vec<ProcessInfo>, Absence>) -> Result<Vec<ProcessInfo>, Absence> {
     match answer {
         Err(why) if none_of_it(why) => Ok(Vec::new()),
@@ -213,7 +212,7 @@ fn or_none(answer: Result<Vec<ProcessInfo>, Absence>) -> Result<Vec<ProcessInfo>
     }
 }
 
-/// A process may be in more than one list, each time with all of its memory.
+/// Adds an entry. A process may be in more than one list, each time with all of its memory.
 fn put(all: &mut BTreeMap<u32, Listed>, info: &ProcessInfo, kind: GpuProcessKind) {
     let memory = match info.used_gpu_memory {
         UsedGpuMemory::Used(bytes) => Some(Bytes(bytes)),
@@ -228,7 +227,7 @@ fn put(all: &mut BTreeMap<u32, Listed>, info: &ProcessInfo, kind: GpuProcessKind
     }
 }
 
-/// Who has the number, if nothing speaks against it.
+/// The process that has the PID, if both identities and the samples agree.
 fn agree<'a>(
     before: Option<&IdentifiedProcess>,
     after: Option<&'a IdentifiedProcess>,
@@ -236,7 +235,8 @@ fn agree<'a>(
     started: Option<WallTime>,
 ) -> Option<&'a IdentifiedProcess> {
     let (before, after) = (before?, after?);
-    // Samples that end before this process began are of an earlier one, which the driver may still be tearing down.
+    // Samples that end before this process started belong to an earlier one, which the driver may still be tearing
+    // down.
     let older = matches!((newest, started), (Some(newest), Some(started)) if newest < started);
     (before.key == after.key && before.owner == after.owner && !older).then_some(after)
 }

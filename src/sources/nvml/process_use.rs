@@ -1,12 +1,12 @@
-//! What each process did on a GPU: asked once a second, and summed up between two process lists.
+//! The use of a GPU by each process: read once a second, and summed up between two process lists.
 //!
-//! `nvml.h` does not say whether the number that it gives for a process is its newest sample or a mean since the stamp that
-//! was asked after, and drivers have been seen to do the latter. Asked every second, both come to the same within one
-//! refresh of NVML's samples. Asked once between two lists, five seconds apart, a burst of a moment would stand for all of
-//! the time, or a steady load for one refresh of it.
+//! `nvml.h` does not say whether the number for a process is its newest sample or a mean since the given timestamp, and
+//! drivers have been seen to return a mean. Read every second, both are the same within one refresh of NVML's samples.
+//! Read only once between two lists, five seconds apart, a short burst would count for all of the time, or a steady
+//! load for one refresh.
 //!
-//! What must never happen here: a number that a driver made up taken for a measurement; processes that together do more
-//! than the GPU says that it did.
+//! What must never happen here: a number that a driver made up, taken for a measurement; processes that together use
+//! more than the GPU reports for itself.
 
 use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
 use crate::nvml::polled_gpu::{BUFFERS, OwnUse, PolledGpu};
@@ -19,26 +19,26 @@ use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A list that comes early, after a jump of memory, keeps the use that was measured last: over a shorter time than this, a
-/// busy process may have no new sample and would look idle.
+/// A list that comes early, after a jump of memory, keeps the last measured use: over a shorter time than this, a busy
+/// process may have no new sample and would look idle.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(2);
-/// The longest time, in microseconds, that NVML takes for one sample: `nvml.h` has a sixth of a second to one second.
+/// The longest time, in microseconds, that one sample of NVML covers: `nvml.h` says a sixth of a second to one second.
 const LONGEST_REFRESH: u64 = 1_000_000;
-/// Samples of one process that are no further apart than this are of one run, and the later one stands for all of the time
-/// between: one refresh may be missed by a question a second. Else a sample stands for one refresh.
+/// Samples of one process no further apart than this belong to one run, and the later one counts for all of the time
+/// between: with a read every second, one refresh may be missed. Any other sample counts for one refresh.
 const ONE_RUN: u64 = 2 * LONGEST_REFRESH;
-/// Samples that are kept between two lists: eight of each process that can be listed. A driver that answers more is not
-/// believed.
+/// Most samples kept between two lists: eight for each process that can be listed. The rest of a longer answer is
+/// dropped.
 const MAX_SAMPLES: usize = 8 * MAX_GPU_PROCESSES;
-/// No share is greater.
+/// The largest valid share, in percent.
 const ALL: u32 = 100;
-/// Compute, encoder, decoder.
+/// Compute, encoder and decoder, each with its value in a sample.
 const PARTS: [(Buffer, Value); 3] =
     [(Buffer::Gpu, |s| s.sm_util), (Buffer::Encoder, |s| s.enc_util), (Buffer::Decoder, |s| s.dec_util)];
 
 type Value = fn(&ProcessUtilizationSample) -> u32;
 
-/// What one process did, as means over the time since the last list.
+/// The use of one process, as means over the time since the last list.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Use {
     pub(super) sm: Reading<Percent>,
@@ -51,7 +51,7 @@ impl Use {
         Use { sm: Reading::Absent(why), encoder: Reading::Absent(why), decoder: Reading::Absent(why) }
     }
 
-    /// Of a process that did nothing.
+    /// The use of a process that did nothing.
     pub(super) fn idle(at: Monotonic) -> Self {
         Use::measured([0.0; 3], at)
     }
@@ -62,37 +62,38 @@ impl Use {
     }
 }
 
-/// What is known of use when processes are listed.
+/// The uses for a process list.
 #[derive(Debug)]
 pub(super) enum Uses {
-    /// The list comes early: what was measured last stands.
+    /// The list comes early: the last uses stay valid.
     Early,
     /// NVML does not tell.
     Absent(Absence),
-    /// Of each process that has a sample, with the stamp of its newest; who has none did nothing.
+    /// The use of each process with a sample, and the timestamp of its newest one; a process without a sample did
+    /// nothing.
     Measured(BTreeMap<u32, (Use, Option<WallTime>)>, Monotonic),
 }
 
-/// What is kept of one GPU between two lists.
+/// State of one GPU between two lists.
 #[derive(Debug, Default)]
 pub(super) struct UseMeter {
     record: Record,
-    /// Each process's newest stamp before the record began.
+    /// Each process's newest timestamp before the record began.
     before: BTreeMap<u32, u64>,
-    /// NVML's newest stamp that was used.
+    /// The newest NVML timestamp that was used.
     newest: Option<u64>,
-    /// Why the last question had no answer.
+    /// Why the last read failed.
     failed: Option<Absence>,
-    /// When the last list had its uses.
+    /// When the last list got its uses.
     taken: Option<Monotonic>,
 }
 
-/// What NVML recorded since the last list, each process's samples in order. Stamps are NVML's, in microseconds.
+/// NVML's samples since the last list, in order for each process. Timestamps are NVML's, in microseconds.
 #[derive(Debug, Default)]
 struct Record {
-    /// From where on.
+    /// Timestamp at which the record begins.
     from: u64,
-    /// Up to where NVML has been asked. 0: not yet.
+    /// Timestamp up to which NVML has been read; 0 before the first read.
     to: u64,
     samples: BTreeMap<u32, Vec<ProcessUtilizationSample>>,
     count: usize,
@@ -101,12 +102,13 @@ struct Record {
 }
 
 impl UseMeter {
-    /// Asks NVML what is new. A GPU that says that it did nothing is not asked what its processes did.
+    /// Reads new samples from NVML. If the GPU reports that it did nothing, its processes are not read.
     pub(super) fn collect(&mut self, card: &mut PolledGpu, now: Now) {
         let latest = card.skew.latest(now);
         let idle_until = now.wall.0.saturating_sub(LONGEST_REFRESH);
         if self.record.to == 0 || self.record.to > latest {
-            // The first question, or the clock was set back: not the beginning of NVML's buffer, but its last sample.
+            // The first read, or the clock was set back: begins with the last sample, not with the start of NVML's
+            // buffer.
             self.record = Record { from: idle_until, to: idle_until, ..Record::default() };
             self.before.clear();
             card.own = [OwnUse::default(); BUFFERS];
@@ -124,11 +126,11 @@ impl UseMeter {
         }
         match answer {
             Ok(samples) => self.record.put(samples, latest),
-            // The driver keeps no sample of a process that did nothing.
+            // The driver has no sample of a process that did nothing.
             Err(NOT_FOUND | NO_DATA) => {}
             Err(why) => self.failed = Some(card.under_mig(why)),
         }
-        // Where nothing was recorded, the time up to now was idle, but for a sample that is still being made.
+        // Without new samples, the time up to now was idle, except for a sample that is still being made.
         if self.record.to == from {
             self.record.to = from.max(idle_until);
         } else {
@@ -136,24 +138,24 @@ impl UseMeter {
         }
     }
 
-    /// Whether a process that is not one of these did something since the last list.
+    /// Whether a process that is not `known` used the GPU since the last list.
     pub(super) fn has_stranger(&self, known: impl Fn(u32) -> bool) -> bool {
         self.record.samples.keys().any(|pid| !known(*pid))
     }
 
-    /// NVML's newest stamp that was used.
+    /// The newest NVML timestamp that was used.
     pub(super) fn newest(&self) -> Option<WallTime> {
         self.newest.map(WallTime)
     }
 
-    /// What each process did since the last list; `started` says since when a number is this process.
+    /// The use of each process since the last list; `started` returns when the process with a PID started.
     pub(super) fn take(&mut self, card: &mut PolledGpu, started: impl Fn(u32) -> Option<WallTime>, now: Now) -> Uses {
         let since = self.taken.map(|at| now.monotonic.since(at));
         if since.is_some_and(|since| since < SHORTEST_WINDOW) {
             return Uses::Early;
         }
         self.taken = Some(now.monotonic);
-        // What is not recorded up to here has not been done.
+        // Time up to here without a sample was idle.
         let until = self.record.to.max(now.wall.0.saturating_sub(LONGEST_REFRESH));
         let length = length(until.saturating_sub(self.record.from), since);
         let own = PARTS.map(|(buffer, _)| card.own[buffer as usize].take());
@@ -187,28 +189,28 @@ impl UseMeter {
     }
 }
 
-/// Whether the GPU says that no part of it did anything.
+/// Whether the GPU reports that no part of it did anything.
 fn idle(card: &PolledGpu) -> bool {
     let sample = &card.sample;
     [sample.utilization, sample.encoder, sample.decoder].iter().all(|part| part.get() == Some(Percent(0.0)))
 }
 
-/// How long a window is of which NVML's stamps say that it took `stamped` microseconds: no more time has passed than on the
-/// monotonic clock, where somebody has set the one by which NVML stamps.
+/// The length of a window that is `stamped` microseconds long by NVML's timestamps. It is at most the time on the
+/// monotonic clock, in case the wall clock was set.
 fn length(stamped: u64, since: Option<Duration>) -> u64 {
     let passed = since.map_or(u64::MAX, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
     if stamped > passed.saturating_add(ONE_RUN) { passed } else { stamped }
 }
 
-/// By what the processes' shares are multiplied so that together they are no more than what the GPU says of itself. Where it
-/// says nothing, or more than they, they stay as they are: who else works there is not known.
+/// The factor for the processes' shares, so that together they do not exceed the GPU's own use. If that is unknown or
+/// larger, the shares stay as they are: other processes, unknown to the agent, may use the GPU.
 fn factor(total: f64, own: Option<f64>) -> f64 {
     own.filter(|own| total > *own).map_or(1.0, |own| own / total)
 }
 
 impl Record {
-    /// Takes in an answer. Samples that are not newer than what is here are in it already; one with a share above 100 is
-    /// garbage in every part.
+    /// Adds an answer. Samples that are not newer than the record are in it already. A sample with a share above 100 is
+    /// dropped with all its parts.
     fn put(&mut self, samples: Vec<ProcessUtilizationSample>, latest: u64) {
         let from = self.to;
         for sample in samples.into_iter().filter(|sample| sample.timestamp > from && sample.timestamp <= latest) {
@@ -230,19 +232,19 @@ impl Record {
     }
 }
 
-/// The time that one process's share is of.
+/// The time over which one process's share is computed.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     until: u64,
     length: u64,
-    /// The process's newest sample before.
+    /// The process's newest sample before the window.
     before: Option<u64>,
     started: Option<WallTime>,
 }
 
 impl Window {
-    /// The mean, weighted by time: a sample stands for the time since the one before it (of the same process), or for one
-    /// refresh where that is longer ago, and time without a sample is idle.
+    /// The mean, weighted by time. A sample counts for the time since the previous one of the same process, or for one
+    /// refresh if that is longer ago; time without a sample is idle.
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
     fn mean(&self, samples: &[ProcessUtilizationSample], value: Value) -> f64 {
         let started = self.started.map_or(0, |started| started.0);
@@ -277,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Stamps and times in tenths of a second.
+    /// Timestamps and times in tenths of a second.
     fn share(samples: &[(u64, u32)], (from, until): (u64, u64), before: Option<u64>, started: Option<u64>) -> f64 {
         let samples: Vec<_> = samples.iter().map(|(stamp, sm)| sample(7, *stamp, *sm)).collect();
         let tenths = |number: u64| number * SECOND / 10;

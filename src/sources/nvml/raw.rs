@@ -1,4 +1,4 @@
-//! The calls that the wrapper does not offer, or offers with something left out. All of this room's unsafe code.
+//! Calls that the wrapper does not offer, or offers incompletely, and all unsafe code of the NVML source.
 
 #![expect(unsafe_code, reason = "foreign calls that nvml-wrapper has no safe form of")]
 
@@ -11,10 +11,10 @@ const UNSIGNED_INT: u32 = 1;
 const UNSIGNED_LONG: u32 = 2;
 const UNSIGNED_LONG_LONG: u32 = 3;
 
-/// More sessions than a program has that opens one again after each failure and closes it before.
+/// More sessions than the agent ever has open: it closes a session before it opens one again after a failure.
 const MOST_SESSIONS: u32 = 8;
 
-/// Rows that were remapped.
+/// Counts of remapped memory rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
     pub(super) correctable: u32,
@@ -23,7 +23,7 @@ pub(super) struct Rows {
     pub(super) failed: bool,
 }
 
-/// An event as the library tells it, with the MIG instance that the wrapper leaves out.
+/// An event from the library, with the MIG instance that the wrapper leaves out.
 #[derive(Debug)]
 pub(super) struct Told {
     pub(super) device: Device<'static>,
@@ -33,8 +33,8 @@ pub(super) struct Told {
     pub(super) compute_instance: u32,
 }
 
-/// The same device once more: a handle is a plain number that stays good as long as the library is initialised, and
-/// here it is leaked.
+/// A second handle of the same device. A handle is a plain number that stays valid while the library is initialised,
+/// and the agent never unloads the library.
 pub(super) fn again(device: &Device<'static>) -> Device<'static> {
     // SAFETY: the handle comes from a live `Device` of the same library, which is never unloaded.
     unsafe { Device::new(device.handle(), device.nvml()) }
@@ -46,23 +46,23 @@ pub(super) fn same(one: &Device<'static>, other: &Device<'static>) -> bool {
     unsafe { one.handle() == other.handle() }
 }
 
-/// Initialises a library that is already loaded once more.
+/// Initialises a library again that is already loaded.
 pub(super) fn initialise(nvml: &'static Nvml) -> Result<(), NvmlError> {
     let call = nvml_sym(nvml.lib().nvmlInit_v2.as_ref())?;
     // SAFETY: takes nothing, and may be called any number of times (NVML counts).
     nvml_try(unsafe { call() })
 }
 
-/// Closes a session; the library stays loaded. Handles of GPUs must not be used until they are read anew, and event sets
-/// and samples must be gone.
+/// Closes a session; the library stays loaded. The caller must not use GPU handles afterwards until it has read new
+/// ones, and must drop event sets and samples before.
 pub(super) fn shut_down(nvml: &'static Nvml) -> Result<(), NvmlError> {
     let call = nvml_sym(nvml.lib().nvmlShutdown.as_ref())?;
     // SAFETY: takes nothing; NVML answers calls after it with an error.
     nvml_try(unsafe { call() })
 }
 
-/// Closes every session that was opened, so that no file of the driver is open any more. NVML counts sessions, and one that
-/// was opened anew after an error may be open twice; it takes more calls than there are sessions as no error.
+/// Closes every open session, so that no file of the driver stays open. NVML counts sessions, and one that was opened
+/// again after an error may be open twice. NVML accepts more calls than there are sessions.
 pub(super) fn shut_down_all(nvml: &'static Nvml) -> Result<(), NvmlError> {
     for _ in 0..MOST_SESSIONS {
         match shut_down(nvml) {
@@ -74,7 +74,7 @@ pub(super) fn shut_down_all(nvml: &'static Nvml) -> Result<(), NvmlError> {
     Ok(())
 }
 
-/// Row remapper.
+/// Reads the row remapper.
 pub(super) fn remapped_rows(device: &Device<'static>) -> Result<Rows, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
     let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
@@ -87,8 +87,8 @@ pub(super) fn remapped_rows(device: &Device<'static>) -> Result<Rows, NvmlError>
 pub(super) const AFTER_CORRECTED: u32 = 0;
 pub(super) const AFTER_UNCORRECTED: u32 = 1;
 
-/// How many pages of memory were retired for a cause. (The wrapper asks for the addresses, too, in two calls between which
-/// there may be one more.)
+/// Number of memory pages that were retired for a cause. (The wrapper also reads the addresses, in two calls between
+/// which another page may be retired.)
 pub(super) fn retired_pages(device: &Device<'static>, cause: u32) -> Result<u32, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRetiredPages.as_ref())?;
     let mut count = 0;
@@ -99,8 +99,8 @@ pub(super) fn retired_pages(device: &Device<'static>, cause: u32) -> Result<u32,
     }
 }
 
-/// Errors of one NVLink by the number of their kind, `NVML_NVLINK_ERROR_DL_…`. (The wrapper asks another library call for
-/// each kind.)
+/// Errors of one NVLink by the number of their kind, `NVML_NVLINK_ERROR_DL_…`. (The wrapper calls another library
+/// function for each kind.)
 pub(super) fn link_errors(device: &Device<'static>, link: u32, kind: u32) -> Result<u64, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetNvLinkErrorCounter.as_ref())?;
     let mut count = 0;
@@ -109,8 +109,8 @@ pub(super) fn link_errors(device: &Device<'static>, link: u32, kind: u32) -> Res
     Ok(count)
 }
 
-/// The card's place in the NVLink fabric, and NVML's judgement of it, which the second version of the structure (drivers
-/// before R570) lacks. (The wrapper has no form of this.)
+/// The GPU's place in the NVLink fabric, and NVML's health summary, which the second version of the structure (drivers
+/// before R570) lacks. (The wrapper does not offer this.)
 pub(super) fn fabric(device: &Device<'static>) -> Result<(nvmlGpuFabricInfoV_t, Option<u8>), NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetGpuFabricInfoV.as_ref())?;
     // SAFETY: a C structure of numbers, for which all zeroes is a value.
@@ -151,8 +151,8 @@ pub(super) fn instance_ids(device: &Device<'static>) -> Result<(u32, u32), NvmlE
     Ok((gpu, compute))
 }
 
-/// Whole-number fields of one scope, each with its own answer; for fields of NVLinks the scope is the link, or
-/// `u32::MAX` for all of them. (The wrapper always asks scope 0.)
+/// Integer fields of one scope, each with its own result; for fields of NVLinks the scope is the link, or `u32::MAX`
+/// for all links. (The wrapper always uses scope 0.)
 pub(super) fn fields<const N: usize>(
     device: &Device<'static>,
     ids: [u32; N],
@@ -162,7 +162,7 @@ pub(super) fn fields<const N: usize>(
     values.try_into().map_err(|_| NvmlError::InsufficientSize(None))
 }
 
-/// The same for fields that are known only while the program runs.
+/// The same for a list of fields that is known only at run time.
 pub(super) fn field_list(
     device: &Device<'static>,
     ids: &[u32],
@@ -195,8 +195,7 @@ fn whole(value: &nvmlFieldValue_t) -> Result<u64, NvmlError> {
     }
 }
 
-/// What is at the far end of an NVLink: `NVML_NVLINK_DEVICE_TYPE_…`. (The wrapper lets NVML write its answer to where nobody
-/// looks.)
+/// The kind of device at the far end of an NVLink: `NVML_NVLINK_DEVICE_TYPE_…`. (The wrapper discards NVML's answer.)
 pub(super) fn far_end(device: &Device<'static>, link: u32) -> Result<u32, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
     let mut kind = 0;
@@ -205,7 +204,7 @@ pub(super) fn far_end(device: &Device<'static>, link: u32) -> Result<u32, NvmlEr
     Ok(kind)
 }
 
-/// Adds a device's events to a set. (The wrapper throws the whole set away when one device refuses.)
+/// Adds a device's events to a set. (The wrapper drops the whole set when one device refuses.)
 pub(super) fn register(device: &Device<'static>, kinds: u64, set: &EventSet<'static>) -> Result<(), NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceRegisterEvents.as_ref())?;
     // SAFETY: both handles are live.

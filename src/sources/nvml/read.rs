@@ -1,4 +1,4 @@
-//! The readings of one GPU: the cheap ones every second, the rest seldom.
+//! The readings of one GPU: the cheap ones every second, the others less often.
 
 use crate::clock;
 use crate::nvml::polled_gpu::PolledGpu;
@@ -18,13 +18,13 @@ use nvml_wrapper_sys::bindings::field_id::{
 };
 use std::path::Path;
 
-/// `nvml.h`: this scope asks for the sum over all links.
+/// `nvml.h`: this scope means the sum over all links.
 const ALL_LINKS: u32 = u32::MAX;
 /// `nvml.h` gives PCIe throughput in KB a second and NVLink throughput counters in KiB; NVIDIA's KB is 1,024 bytes.
 const PCIE_UNIT: f64 = 1024.0;
 const NVLINK_UNIT: u64 = 1024;
 
-/// The cheap calls: microseconds each. `false`: the GPU says that it is lost.
+/// Makes the cheap calls, which take microseconds each. Returns `false` if the GPU answers that it is lost.
 pub(super) fn often(card: &mut PolledGpu, now: Now) -> bool {
     let at = now.monotonic;
     let _ = card.asker.take_lost();
@@ -74,7 +74,7 @@ fn memory(card: &mut PolledGpu, at: Monotonic) {
     }
 }
 
-/// Memory of the MIG instances; their profiling counters stay as they were last read.
+/// Memory of the MIG instances; their profiling counters keep their last readings.
 fn instances(card: &mut PolledGpu, at: Monotonic) {
     let mut samples = Vec::with_capacity(card.known.instances.len());
     for instance in &card.known.instances {
@@ -100,7 +100,7 @@ fn instances(card: &mut PolledGpu, at: Monotonic) {
     card.sample.mig = samples;
 }
 
-/// The dear calls and those whose answer seldom changes.
+/// Makes the expensive calls, and those whose answer rarely changes.
 pub(super) fn seldom(card: &mut PolledGpu, sysfs: &Path) {
     let at = clock::monotonic();
     let device = &card.known.device;
@@ -137,7 +137,7 @@ pub(super) fn seldom(card: &mut PolledGpu, sysfs: &Path) {
     upkeep::read(card, sysfs);
 }
 
-/// `nvml.h`: nanoseconds since the driver was loaded.
+/// Reads for how long each policy held the clocks down. `nvml.h`: nanoseconds since the driver was loaded.
 fn violations(card: &mut PolledGpu, at: Monotonic) {
     let device = &card.known.device;
     let asker = &mut card.asker;
@@ -173,8 +173,8 @@ fn ecc(card: &mut PolledGpu, at: Monotonic) {
     };
 }
 
-/// PCIe throughput where the profiling unit does not count it. The library measures for 20 ms in each direction while we
-/// wait, and sees nothing of the time between two rounds.
+/// PCIe throughput where GPM does not count it. The library measures for 20 ms in each direction while the thread
+/// waits, and sees nothing of the time between two rounds.
 fn throughput(card: &mut PolledGpu) {
     if card.sample.gpm.pcie_tx.get().is_some() && card.sample.gpm.pcie_rx.get().is_some() {
         return;
@@ -187,13 +187,13 @@ fn throughput(card: &mut PolledGpu) {
     card.sample.pcie_rx = Reading::from_result(received.map(speed), clock::monotonic());
 }
 
-/// One field of one scope: whether the call was made, and what it said of the field.
+/// One field of one scope. The outer result is that of the call, the inner one that of the field.
 fn field(device: &nvml_wrapper::Device<'static>, id: u32, scope: u32) -> Result<Result<u64, NvmlError>, NvmlError> {
     let [value] = raw::fields(device, [id], scope)?;
     Ok(value)
 }
 
-/// NVML has no negative temperatures, so one that is too large is none.
+/// NVML has no negative temperatures; a number that is too large is not a temperature.
 fn degrees(number: u64) -> Result<Celsius, Absence> {
     i32::try_from(number).map(Celsius).map_err(|_| Absence::Unreadable)
 }

@@ -1,12 +1,12 @@
-//! The session with the driver: opened with back-off, proven by a list of GPUs, closed as often as it was opened.
+//! The session with the driver: opened with backoff, proven by a list of GPUs, closed as often as it was opened.
 //!
 //! ```text
 //!   open ──▶ unproven ──a list of GPUs──▶ proven ──the driver is gone──▶ closed ──pause──▶ open
 //!               └────────────any failure────────────────────────────────────▲
 //! ```
 //!
-//! What must never happen here: a library that is initialised twice and shut down once, which would answer from the driver
-//! that is gone; a pause that begins anew before a list of GPUs was read.
+//! What must never happen here: a library that is initialised twice and shut down once, because it would go on
+//! answering from a driver that is gone; a backoff that starts again before a list of GPUs was read.
 
 use crate::nvml::absence::VERSION_MISMATCH;
 use crate::nvml::heartbeat::Heartbeat;
@@ -22,17 +22,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
-/// How long the event thread may take to leave the library: it waits for a second at a time.
+/// Time limit for the event thread to leave the library: it waits for a second at a time.
 const LEAVE: Duration = Duration::from_secs(4);
 
-/// What a poller that takes another's place is given of its session.
+/// The state of the session that a replacement poller takes over.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Open {
     /// The library, if it is open.
     pub(super) nvml: Option<&'static Nvml>,
-    /// A list of GPUs was read in this session.
+    /// A list of GPUs has been read in this session.
     pub(super) proven: bool,
-    /// One was read since the program began.
+    /// A list of GPUs has been read since the agent started.
     pub(super) worked: bool,
 }
 
@@ -43,17 +43,17 @@ pub(super) struct Session {
     reporter: Reporter,
     pulse: Arc<Heartbeat>,
     tell: SyncSender<Message>,
-    /// The library, once it was initialised; it is never unloaded again.
+    /// The library, once it was initialised; it is never unloaded.
     loaded: Option<&'static Nvml>,
-    /// How often it was initialised and not shut down. Not shut down because a thread may be inside for good, so that is
-    /// at most once for each time that the driver goes meanwhile.
+    /// How often it was initialised without being shut down. It is not shut down while a thread may hang inside, so
+    /// this grows at most once for each time that the driver goes away meanwhile.
     inits: u32,
     open: bool,
     proven: bool,
     worked: bool,
-    /// The next pause.
+    /// The next pause of the backoff.
     retry: Duration,
-    /// Why there are no GPUs, as it was told last.
+    /// The last reported reason why there are no GPUs.
     said: Option<Absence>,
 }
 
@@ -81,10 +81,9 @@ impl Session {
         }
     }
 
-    /// The library, opened if it is not.
+    /// The library; opens it if needed.
     ///
-    /// # Errors
-    /// Why not.
+    /// # Errors Why the library cannot be opened.
     pub(super) fn open(&mut self) -> Result<&'static Nvml, Missing> {
         if let Some(nvml) = self.loaded.filter(|_| self.open) {
             return Ok(nvml);
@@ -97,12 +96,13 @@ impl Session {
         Ok(nvml)
     }
 
-    /// Whether a list of GPUs was read. Until then any failure ends the session: one that was initialised is none yet.
+    /// Whether a list of GPUs has been read. Until then any failure ends the session: initialising alone proves
+    /// nothing.
     pub(super) fn proven(&self) -> bool {
         self.proven
     }
 
-    /// A list of GPUs was read.
+    /// Records that a list of GPUs was read.
     pub(super) fn prove(&mut self, nvml: &'static Nvml) {
         (self.retry, self.said, self.worked) = (self.settings.patience.first_retry, None, true);
         if !std::mem::replace(&mut self.proven, true) {
@@ -113,20 +113,20 @@ impl Session {
         }
     }
 
-    /// Ends the session: a library that is initialised once more without that only counts, and is still the old one.
+    /// Ends the session. Without the shutdown, initialising again would only count up and keep the old session.
     pub(super) fn close(&mut self) {
         (self.open, self.proven) = (false, false);
-        // A thread that is inside for good may keep whoever shuts down.
+        // If a thread hangs inside the library, the shutdown may hang as well.
         if !self.pulse.skips_any() && self.leave() {
             let _ = self.pulse.call(None, || self.shut_down());
             self.inits = 0;
         }
     }
 
-    /// Leaves the library with every thread and closes all its sessions, so that no file of the driver is open any more. Nothing of
-    /// a call about a GPU may be kept by the caller.
+    /// Makes every thread leave the library and closes all its sessions, so that no file of the driver stays open. The
+    /// caller must hold no handle or sample of a GPU.
     ///
-    /// # Errors
+    /// # Errors Why the library stays open.
     /// Why it stays open.
     pub(super) fn release(&mut self) -> Result<(), &'static str> {
         let Some(nvml) = self.loaded else { return Ok(()) };
@@ -147,32 +147,32 @@ impl Session {
     }
 
     /// Closes the library and opens it again, which is how NVML learns of new GPUs. The event thread leaves it first.
-    /// `false` when it stayed open.
+    /// Returns `false` if it stayed open.
     pub(super) fn reopen(&mut self, nvml: &'static Nvml) -> bool {
         if !self.leave() {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
-            tracing::warn!("a GPU was plugged in, but NVML cannot be opened anew while a wait for events hangs");
+            tracing::warn!("a GPU was added, but NVML cannot be reopened while a wait for events hangs");
             return false;
         }
-        tracing::info!("a GPU was plugged in, NVML is opened anew");
+        tracing::info!("a GPU was added; the agent reopens NVML");
         let again = self.pulse.open(|| self.shut_down().and_then(|()| raw::initialise(nvml)));
         self.inits = u32::from(again.is_ok());
         match again {
             Ok(()) => self.tell(Message::Session(nvml)),
             Err(why) => {
                 self.reporter.trouble(ErrorCounter::NvmlFailed);
-                tracing::warn!(reason = %why, "NVML could not be opened anew");
+                tracing::warn!(reason = %why, "NVML could not be reopened");
             }
         }
         true
     }
 
-    /// Says why there are no GPUs, once for each reason; the pause before it is tried again.
+    /// Reports why there are no GPUs, once for each reason. Returns the pause before the next try.
     pub(super) fn missing(&mut self, missing: &Missing) -> Duration {
         let why = missing.why;
         let replaced = why == VERSION_MISMATCH && self.worked;
         if replaced {
-            // The owner of the node's state ends the program.
+            // The owner of the node's state ends the agent.
             self.reporter.report(Observation::GpuDriverReplaced);
         }
         if self.said.replace(why) != Some(why) {
@@ -181,7 +181,7 @@ impl Session {
             } else {
                 Arc::clone(&missing.advice)
             };
-            // The front door logs every change of the source; saying it here as well would be twice.
+            // The agent logs every change of the source; a line here would repeat that.
             tracing::debug!(reason = %why, "no GPUs: {advice}");
             self.tell(Message::Source(GpuSourceState::Missing { why, advice }));
         }
@@ -190,7 +190,7 @@ impl Session {
         pause
     }
 
-    /// Sends the event thread out of the library; `false` when it does not go.
+    /// Makes the event thread leave the library; returns `false` if it does not.
     fn leave(&self) -> bool {
         let (answer, left) = mpsc::sync_channel(1);
         self.tell(Message::Close(answer));
@@ -201,14 +201,14 @@ impl Session {
         left
     }
 
-    /// As often as it was initialised, or until it is not initialised any more.
+    /// Shuts the library down as often as it was initialised, or until that fails.
     fn shut_down(&self) -> Result<(), nvml_wrapper::error::NvmlError> {
         let Some(nvml) = self.loaded else { return Ok(()) };
         (0..self.inits).try_for_each(|_| raw::shut_down(nvml))
     }
 
     fn tell(&self, message: Message) {
-        // Fails only when the supervisor has ended, and then this thread is about to.
+        // Fails only when the supervisor has ended, and then this thread is about to end.
         let _ = self.tell.send(message);
     }
 }

@@ -1,20 +1,20 @@
-//! What the host is like, and how long a call may take.
+//! Settings of the NVML source: paths of the host, periods, and how long a call may take.
 
 use crate::nvml::gate::DriverGate;
 use crate::roots::HostRoots;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the NVML source needs to know.
+/// Settings of the NVML source.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The library; `None` asks the dynamic linker for `libnvidia-ml.so.1`.
     pub library: Option<PathBuf>,
-    /// Where processes are looked up.
+    /// Roots of the file trees in which processes are looked up.
     pub roots: HostRoots,
-    /// Time between two polls of the cheap calls.
+    /// Time between two rounds of the cheap calls.
     pub period: Duration,
-    /// Time between two process lists; what is read more seldom still is read every so many of these.
+    /// Time between two process lists; slower readings are made in every nth round of these.
     pub process_period: Duration,
     /// How long calls may take.
     pub patience: DriverPatience,
@@ -24,22 +24,23 @@ pub struct Settings {
     pub gate: DriverGate,
 }
 
-/// How long the driver is waited for.
+/// How long the agent waits for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverPatience {
-    /// A call that takes longer makes the readings that wait for it absent. Condemns nothing: where many programs ask the
-    /// driver at a time, calls wait for its lock for seconds.
+    /// A call that takes longer stalls: the readings that wait for it become absent. The GPU stays fit: when many
+    /// programs call the driver at once, calls wait seconds for its lock.
     pub absent_after: Duration,
-    /// A call that takes longer hangs: what it asks cannot be trusted until it returns.
+    /// A call that takes longer hangs: the GPU that it asks cannot be trusted until it returns.
     pub hang_after: Duration,
-    /// The same for opening the library: without persistence mode the driver sets up every GPU meanwhile.
+    /// The same limit for opening the library: without persistence mode, the driver initialises every GPU meanwhile.
     pub open_hangs_after: Duration,
-    /// Pause before the library is opened again when that failed; doubles each time up to [`DriverPatience::LAST_RETRY`].
+    /// Pause before the library is opened again after a failure; doubles each time up to
+    /// [`DriverPatience::LAST_RETRY`].
     pub first_retry: Duration,
 }
 
 impl DriverPatience {
-    /// The longest pause before the library is opened again: a driver that was loaded is seen within a minute.
+    /// Longest pause before the library is opened again: the agent notices a newly loaded driver within a minute.
     pub const LAST_RETRY: Duration = Duration::from_secs(60);
 }
 

@@ -1,40 +1,42 @@
-//! What is told of GPUs while calls do not return: those that cannot be asked are absent, as stalled or as hanging.
+//! What is reported of GPUs while calls do not return: GPUs that cannot be called have absent readings, as stalled or
+//! hanging.
 //!
-//! What must never happen here: a GPU that is told to hang because of a call that only stalls, or because its neighbour hangs.
+//! What must never happen here: a GPU that is reported as hanging because of a call that only stalls, or because
+//! another GPU hangs.
 
 use crate::nvml::heartbeat::{GpuKey, Stuck};
 use model::Absence;
 use model::id::GpuUuid;
 use std::collections::BTreeMap;
 
-/// Whether anybody can ask the driver.
+/// Whether any poller can call the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// A poller is free, or none is there that could ask.
+    /// A poller is free, or there is no poller.
     #[default]
     Free,
-    /// All pollers are in a call, and one of these calls may still return.
+    /// All pollers are in calls that do not return in time, and one of these calls may still return.
     Stalls,
-    /// All pollers are in a call that hangs.
+    /// All pollers are in calls that hang.
     Hangs,
 }
 
 impl Reach {
-    /// From the calls in which all pollers are.
+    /// From the overdue calls of all pollers.
     pub(super) fn of_all(calls: &[Stuck]) -> Self {
         if calls.iter().all(|stuck| stuck.hangs) { Reach::Hangs } else { Reach::Stalls }
     }
 }
 
-/// What was told last: one reason for each GPU that cannot be asked.
+/// The last report: one reason for each GPU that cannot be called.
 #[derive(Debug, Default)]
 pub(super) struct Stalls {
     told: BTreeMap<GpuUuid, Absence>,
 }
 
 impl Stalls {
-    /// The GPUs to tell of, each with the reason of all its readings: those with another reason than before, or with
-    /// `again` all that cannot be asked.
+    /// The GPUs to report, each with the reason of all its readings: those whose reason has changed, or with `again`
+    /// all that cannot be called.
     pub(super) fn news(
         &mut self,
         gpus: impl Iterator<Item = GpuUuid>,
@@ -50,7 +52,7 @@ impl Stalls {
     }
 }
 
-/// Why a GPU cannot be asked, if it cannot.
+/// Why a GPU cannot be called, if it cannot.
 fn why(gpu: &GpuUuid, stuck: &[Stuck], reach: Reach) -> Option<Absence> {
     let own = |stuck: &&Stuck| matches!(&stuck.gpu, Some(GpuKey::Uuid(uuid)) if uuid == gpu);
     match (stuck.iter().find(own).map(|stuck| stuck.hangs), reach) {
@@ -85,7 +87,7 @@ mod tests {
         assert_eq!(look(&[on(1, false)], Reach::Free, false), [], "told once");
         assert_eq!(look(&[on(1, false)], Reach::Free, true), [(1, stalls)], "or when it is time to");
         assert_eq!(look(&[on(1, true)], Reach::Free, false), [(1, hangs)], "but for another reason");
-        // The replacement stalls as well: nobody can ask the third one, which is no reason to condemn it.
+        // The replacement stalls as well: no poller can call the third GPU, which does not make that GPU hang.
         let both = [on(1, true), on(0, false)];
         assert_eq!(Reach::of_all(&both), Reach::Stalls);
         assert_eq!(look(&both, Reach::Stalls, false), [(0, stalls), (2, stalls)]);

@@ -2,17 +2,18 @@
 //!
 //! ```text
 //!   poller works ──a call on GPU i stalls──▶ replaced by one that leaves i alone ──another stalls──▶ all GPUs absent
+//!   poller works ──a call on GPU i stalls──▶ replaced by one that skips GPU i ──another stalls──▶ all GPUs absent
 //!        ▲                                        │                                                     │
 //!        └──the call returned, the old one ends───┴────────────────a call returned──────────────────────┘
-//! ```
 //!
-//! A call that stalls makes readings absent; one that hangs, which is told much later, takes the trust away as well.
+//! A call that stalls makes readings absent; a call that hangs, which is reported much later, also makes the GPU unfit.
 //!
-//! One thread waits for events; one of its calls that does not return is told and not replaced, because whoever took its
-//! place would hang as well: XIDs come from the kernel's log meanwhile. If it panics it is told, and started again.
+//! One thread waits for events. If one of its calls does not return, the supervisor reports that and does not replace
+//! the thread, because a replacement would hang as well; XIDs come from the kernel log meanwhile. If the thread panics,
+//! the supervisor reports that and starts it again.
 //!
-//! At most two pollers exist. One whose call is about no GPU (opening the library, counting) is not replaced, because
-//! nothing could be left alone: all GPUs are absent until it returns.
+//! At most two pollers exist. A poller whose call is about no particular GPU (opening the library, counting) is not
+//! replaced, because there is no GPU to skip: all GPUs are absent until it returns.
 
 use crate::clock::monotonic;
 use crate::nvml::event::{self, Events};
@@ -39,15 +40,16 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// One that hangs, and its replacement.
+/// One poller that hangs, and its replacement.
 const MAX_POLLERS: usize = 2;
-/// Longest time between two looks at the heartbeats; also how soon a stop is passed on.
+/// Longest time between two checks of the heartbeats; also the delay of a stop.
 const LONGEST_TICK: Duration = Duration::from_millis(500);
-/// Absent GPUs are told again this often, in case the queue was full the first time.
+/// Absent GPUs are reported again this often, in case the queue was full the first time.
 const REPEAT: Duration = Duration::from_secs(10);
-/// Time between two attempts to hear a GPU that is lost, in process periods (10 s): as often as the list is looked at.
+/// Time between two attempts to register for events of a lost GPU, in process periods (10 s): as often as the
+/// inventory.
 const LOST_AGAIN: u32 = 2;
-/// Pause before a poller that ended by itself (which none should) is started again.
+/// Pause before a poller that ended unexpectedly is started again.
 const RESTART: Duration = Duration::from_secs(5);
 
 /// The supervisor's state.
@@ -62,16 +64,16 @@ pub(super) struct Supervisor {
     session: Option<&'static Nvml>,
     known: Vec<Known>,
     source: GpuSourceState,
-    /// A list of GPUs was read since the program began.
+    /// A list of GPUs has been read since the agent started.
     worked: bool,
     reach: Reach,
     stalls: Stalls,
     recent: Recent,
-    /// The event thread's.
+    /// Sends lists of GPUs to the event thread.
     lists: Option<mpsc::Sender<Vec<Known>>>,
     listener: Option<JoinHandle<()>>,
     events: Arc<Heartbeat>,
-    /// When the event thread is to be started again after it panicked.
+    /// When to start the event thread again after a panic.
     listen_due: Option<Monotonic>,
     /// The event thread hangs in a call.
     deaf: bool,
@@ -80,17 +82,17 @@ pub(super) struct Supervisor {
     restart_due: Monotonic,
 }
 
-/// A poller's thread, as seen from outside.
+/// A poller's thread, as the supervisor sees it.
 struct Seat {
     pulse: Arc<Heartbeat>,
     thread: JoinHandle<()>,
     stuck: Option<Stuck>,
-    /// It was told on whom that call counts.
+    /// It was reported which GPU that call counts against.
     counted: bool,
 }
 
 impl Seat {
-    /// Whether it asks the driver, and is answered.
+    /// Whether it calls the driver and gets answers.
     fn works(&self) -> bool {
         self.stuck.is_none() && !self.pulse.dismissed()
     }
@@ -125,15 +127,14 @@ impl Supervisor {
         }
     }
 
-    /// Where others may tell something.
+    /// A sender for other threads.
     pub(super) fn door(&self) -> SyncSender<Message> {
         self.tell.clone()
     }
 
-    /// Starts a poller that leaves these GPUs alone.
+    /// Starts a poller that skips these GPUs.
     ///
-    /// # Errors
-    /// When the operating system has no thread to give.
+    /// # Errors When the operating system cannot start a thread.
     pub(super) fn seat(&mut self, skipped: BTreeSet<GpuKey>) -> std::io::Result<()> {
         let pulse = Arc::new(Heartbeat::skipping(skipped));
         let proven = matches!(self.source, GpuSourceState::Working { .. });
@@ -146,7 +147,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Supervises until stopped. Threads that hang are left behind: nobody waits for them, so they hold up no exit.
+    /// Supervises until stopped. It does not join threads that hang, so they do not delay the exit.
     pub(super) fn run(mut self) {
         let tick = tick(self.settings.patience.absent_after);
         while !self.stop.is_cancelled() {
@@ -191,7 +192,7 @@ impl Supervisor {
                 }
             }
             Message::LookAgain => self.look_again(),
-            // Whoever asked sees at once that nobody will answer.
+            // The poller sees at once that no answer will come.
             Message::Close(answer) if self.deaf => drop(answer),
             Message::Close(answer) => {
                 if self.lists.take().is_some() {
@@ -202,7 +203,7 @@ impl Supervisor {
             }
             Message::Closed => self.session = None,
             Message::EventsLeft => match self.closing.take() {
-                // Too late: whoever asked has given up, so somebody has to listen again.
+                // Too late: the poller has given up, so the event thread must start again.
                 Some(answer) if answer.try_send(()).is_err() => self.listen(),
                 Some(_) => {}
                 None => self.lists = None,
@@ -227,7 +228,8 @@ impl Supervisor {
         }
     }
 
-    /// Lets the event thread know the GPUs; starts it when it is not there. One that hangs is told when it returns.
+    /// Sends the list of GPUs to the event thread, and starts the thread if there is none. A thread that hangs gets the
+    /// list when its call returns.
     fn listen(&mut self) {
         self.notice_a_panic(monotonic());
         if self.deaf || self.listen_due.is_some() {
@@ -254,11 +256,11 @@ impl Supervisor {
                 self.lists = Some(sender);
                 self.listener = Some(thread);
             }
-            Err(error) => tracing::warn!(%error, "no thread for NVML's events, so XIDs come from the kernel log only"),
+            Err(error) => tracing::warn!(%error, "cannot start nvml-events, so XIDs come from the kernel log only"),
         }
     }
 
-    /// Looks at the heartbeats.
+    /// Checks the heartbeats.
     fn look(&mut self, now: Monotonic) {
         if self.hold.has_changed().unwrap_or(false) {
             self.hold.mark_unchanged();
@@ -273,7 +275,7 @@ impl Supervisor {
                     }
                     seat.stuck = Some(stuck);
                 }
-                // One that was replaced ends by itself; any other goes on.
+                // A replaced poller ends by itself; any other continues.
                 (Some(stuck), None) if !seat.pulse.dismissed() => {
                     let (uuid, index) = named(&self.known, stuck.gpu.as_ref());
                     tracing::warn!(gpu_uuid = uuid, gpu_index = index, "NVML call returned after all");
@@ -290,7 +292,7 @@ impl Supervisor {
         self.settle(now);
     }
 
-    /// Says that a call stalls or hangs.
+    /// Logs that a call stalls or hangs.
     fn say(&self, stuck: &Stuck, first: bool) {
         if first {
             self.reporter.trouble(ErrorCounter::NvmlFailed);
@@ -312,9 +314,10 @@ impl Supervisor {
         }
     }
 
-    /// Tells once on whom a call counts that does not return: on its GPU, if it hangs, or if a call of another poller began and
-    /// returned while it was late already; on all, if it is about none and hangs. Where no call returns for some seconds, other
-    /// callers keep the driver busy, and no GPU is to blame.
+    /// Reports once, as `GpuStalled`, the GPU against which an overdue call counts. A call counts against its GPU if it
+    /// hangs, or if a call of another poller began and returned while it was already late. A call about no particular
+    /// GPU counts against all GPUs if it hangs. If no call returns for some seconds, other programs keep the driver
+    /// busy, and no GPU is to blame.
     fn count(&mut self, now: Monotonic) {
         let answered = self.seats.iter().filter(|seat| seat.works()).filter_map(|seat| seat.pulse.answered()).max();
         let patience = self.settings.patience.absent_after;
@@ -343,10 +346,11 @@ impl Supervisor {
         }
     }
 
-    /// A panic of the event thread: nobody would hear of an XID but by the kernel's log, and nobody would know.
+    /// Handles a panic of the event thread, which would otherwise go unnoticed: XIDs would then come from the kernel
+    /// log only.
     fn notice_a_panic(&mut self, now: Monotonic) {
         let Some(thread) = self.listener.take_if(|thread| thread.is_finished()) else { return };
-        // One that was sent away ends as well, and says so by `Message::EventsLeft`.
+        // A thread that was told to leave ends as well; it sends `Message::EventsLeft`.
         if thread.join().is_ok() {
             return;
         }
@@ -355,18 +359,19 @@ impl Supervisor {
             again_seconds = RESTART.as_secs(),
             "the thread nvml-events panicked: XIDs come from the kernel log only until it is started again"
         );
-        // Whoever wants the library closed sees that nobody will answer; the call that panicked is not under way any more.
+        // A poller that waits for the library to be closed sees that no answer will come; the call that panicked is
+        // over.
         (self.lists, self.closing, self.events) = (None, None, Arc::default());
         self.listen_due = Some(now.after(RESTART));
     }
 
-    /// Says when the event thread hangs, and when it is back.
+    /// Logs when the event thread hangs, and when it is back.
     fn look_at_events(&mut self, now: Monotonic) {
         self.notice_a_panic(now);
         if self.listen_due.take_if(|due| now >= *due).is_some() {
             self.listen();
         }
-        // A wait lasts a while when all is well.
+        // A wait lasts up to `event::WAIT` when all is well.
         let after = self.settings.patience.absent_after + event::WAIT;
         let deaf = self.events.silent_for(now, after);
         if deaf == self.deaf {
@@ -388,7 +393,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes away the seats whose thread has ended.
+    /// Removes the pollers whose threads have ended.
     fn clear_away(&mut self, now: Monotonic) {
         let (gone, left): (Vec<Seat>, Vec<Seat>) =
             std::mem::take(&mut self.seats).into_iter().partition(|seat| seat.thread.is_finished());
@@ -408,14 +413,14 @@ impl Supervisor {
                     self.look_again();
                 }
                 _ => {
-                    tracing::error!("the thread nvml-poll ended by itself, it is started again");
+                    tracing::error!("the thread nvml-poll ended unexpectedly; the agent starts it again");
                     self.restart_due = now.after(RESTART);
                 }
             }
         }
     }
 
-    /// Sees to it that somebody polls, or says that nobody can.
+    /// Starts a poller if one is needed, or reports that no poller can call the driver.
     fn settle(&mut self, now: Monotonic) {
         if self.seats.is_empty() {
             if now >= self.restart_due {
@@ -441,7 +446,7 @@ impl Supervisor {
         self.tell_absent(now);
     }
 
-    /// Tells of the GPUs that cannot be asked.
+    /// Reports the GPUs that cannot be called.
     fn tell_absent(&mut self, now: Monotonic) {
         let again = now >= self.repeat_due;
         let (stuck, gpus) = (self.stuck(), self.known.iter().map(|known| known.gpu.uuid.clone()));
@@ -458,7 +463,7 @@ impl Supervisor {
 
     fn start(&mut self, skipped: BTreeSet<GpuKey>) {
         if let Err(error) = self.seat(skipped) {
-            tracing::error!(%error, "no thread for polling NVML");
+            tracing::error!(%error, "cannot start nvml-poll");
             self.restart_due = monotonic().after(RESTART);
         }
     }
@@ -469,7 +474,7 @@ impl Supervisor {
     }
 }
 
-/// Time between two looks at the heartbeats: so long after it has taken too long is a call seen.
+/// Time between two checks of the heartbeats, which is the delay with which an overdue call is noticed.
 fn tick(absent_after: Duration) -> Duration {
     (absent_after / 4).clamp(Duration::from_millis(5), LONGEST_TICK)
 }

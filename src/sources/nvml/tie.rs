@@ -1,6 +1,6 @@
-//! How the GPUs are tied together: the nearest common place of each two, and their NVLinks.
+//! Topology between GPUs: the nearest common ancestor of each pair, and their NVLinks.
 //!
-//! What must never happen here: a link, a card or a level that could not be asked, counted as one that is not there.
+//! What must never happen here: a link, a GPU or a level that could not be read, counted as absent from the machine.
 
 use crate::clock::monotonic;
 use crate::nvml::absence::{INVALID_ARGUMENT, none_of_it};
@@ -18,20 +18,20 @@ use wire::kernel_log::{PciSlot, pci_slot};
 /// `NVML_NVLINK_DEVICE_TYPE_SWITCH`.
 const SWITCH: u32 = 2;
 
-/// What a link answers that the card does not have.
+/// The answers for a link that the GPU does not have.
 const BEHIND_THE_LAST: [Absence; 2] = [Absence::NotSupported, INVALID_ARGUMENT];
 
-/// Where an NVLink that is up ends.
+/// The far end of an NVLink that is up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Switch,
     Slot(PciSlot),
-    /// A slot of which this driver does not tell what sits there, and why it does not.
+    /// The driver does not tell the kind of device in this slot; with the reason.
     Untold(PciSlot, Absence),
 }
 
-/// Reads how the GPUs are tied together. Costs a call for each pair and some for each NVLink, so it is done when the set
-/// of GPUs changed, and seldom besides (an NVLink may go down). What failed is returned for each GPU.
+/// Reads the topology. This costs a call for each pair and some for each NVLink, so it is done when the set of GPUs
+/// changes, and rarely besides (an NVLink may go down). Returns the failed calls of each GPU.
 pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed)> {
     let mut failed = Vec::new();
     let cards: BTreeSet<PciSlot> = known.iter().filter_map(|known| pci_slot(known.gpu.pci_bus_id.value()?)).collect();
@@ -64,7 +64,7 @@ pub(super) fn tie(place: Place<'_>, known: &mut [Known]) -> Vec<(GpuUuid, Failed
     failed
 }
 
-/// The nearest common place of two GPUs.
+/// The nearest common ancestor of two GPUs.
 fn nearest(look: &mut PollRound<'_>, one: &Known, other: &Known) -> Result<GpuPath, Absence> {
     let level = look.ask("topology", || one.device.topology_common_ancestor(raw::again(&other.device)))?;
     Ok(match level {
@@ -77,11 +77,11 @@ fn nearest(look: &mut PollRound<'_>, one: &Known, other: &Known) -> Result<GpuPa
     })
 }
 
-/// The NVLinks that are up, each with where it ends.
+/// The far end of each NVLink that is up.
 fn nvlinks(look: &mut PollRound<'_>, one: &Known) -> Result<Vec<Result<End, Absence>>, Absence> {
     let mut ends = Vec::new();
     for number in 0..MAX_NVLINKS {
-        // The first link that does not exist ends the list; if that is the very first, there are none at all.
+        // The first missing link ends the list; if that is link 0, the GPU has no NVLinks.
         let nothing: &[Absence] = if number == 0 { &[] } else { &BEHIND_THE_LAST };
         match look.place("NVLink state", nothing, || one.device.link_wrapper_for(number).is_active())? {
             Some(true) => ends.push(end(look, one, number)),
@@ -92,7 +92,7 @@ fn nvlinks(look: &mut PollRound<'_>, one: &Known) -> Result<Vec<Result<End, Abse
     Ok(ends)
 }
 
-/// Where a link ends.
+/// The far end of a link.
 fn end(look: &mut PollRound<'_>, one: &Known, number: u32) -> Result<End, Absence> {
     let untold = match look.ask("NVLink far end", || raw::far_end(&one.device, number)) {
         Ok(SWITCH) => return Ok(End::Switch),
@@ -105,7 +105,7 @@ fn end(look: &mut PollRound<'_>, one: &Known, number: u32) -> Result<End, Absenc
     Ok(untold.map_or(End::Slot(slot), |why| End::Untold(slot, why)))
 }
 
-/// How many NVLinks end at the other GPU itself; `cards` are the slots of all.
+/// The number of NVLinks that end at the other GPU itself; `cards` are the slots of all GPUs.
 fn direct(
     ends: &Result<Vec<Result<End, Absence>>, Absence>,
     other: &Known,

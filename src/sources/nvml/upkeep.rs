@@ -1,5 +1,5 @@
-//! What is read of a card's upkeep, in the round of the dear calls: its slot and its fabric each time, worn memory and
-//! the links, which cost a call or more for each link, every [`EVERY`]th time.
+//! Readings about a GPU's condition, in the round of the expensive calls: its slot and fabric each time; retired pages
+//! and NVLinks, which cost a call or more for each link, every [`EVERY`]th time.
 
 use crate::clock::monotonic;
 use crate::nvml::board::device_of_slot;
@@ -15,11 +15,11 @@ use std::path::Path;
 use wire::kernel_log::pci_slot;
 use wire::sysfs_file::aer_total;
 
-/// Rounds from one reading of the links to the next: with rounds 15 s apart, a minute. On a card with 18 links that is
+/// Rounds from one reading of the links to the next: with rounds 15 s apart, a minute. On a GPU with 18 links that is
 /// about two calls a second.
 const EVERY: u32 = 4;
 
-/// Reads it.
+/// Reads all of it.
 pub(super) fn read(card: &mut PolledGpu, sysfs: &Path) {
     let at = monotonic();
     slot(card, at);
@@ -43,8 +43,8 @@ fn slot(card: &mut PolledGpu, at: Monotonic) {
     upkeep.pcie_width = Reading::from_result(width, at);
 }
 
-/// What the kernel has counted of the errors that the card reported. A machine whose firmware keeps these reports to itself has no
-/// such files.
+/// The kernel's counts of PCIe errors that the GPU reported (AER). These files do not exist on a machine whose firmware
+/// handles the errors itself.
 fn pcie_errors(sysfs: &Path, bus_id: &str, at: Monotonic) -> PcieErrors {
     let Some(slot) = pci_slot(bus_id) else { return PcieErrors::absent(Absence::Unreadable) };
     let folder = sysfs.join(device_of_slot(slot));
@@ -77,7 +77,7 @@ fn fabric(card: &mut PolledGpu, at: Monotonic) {
     card.sample.upkeep.fabric = Reading::from_result(told, at);
 }
 
-/// Where the card stands in the fabric; a driver that tells the state "not supported" means that it is of none.
+/// The GPU's place in the fabric; a driver that answers the state "not supported" means that the GPU is in none.
 fn told(device: &Device<'static>) -> Result<Fabric, NvmlError> {
     let (told, summary) = raw::fabric(device)?;
     Ok(Fabric {

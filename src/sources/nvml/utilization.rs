@@ -1,4 +1,4 @@
-//! Utilisation from NVML's sample buffers: each sample counts once, by the stamp NVML gave it, however often it is read.
+//! Utilisation from NVML's sample buffers: each sample counts once, by its NVML timestamp, however often it is read.
 
 use crate::nvml::absence::{INSUFFICIENT_SIZE, NO_DATA, NOT_FOUND};
 use crate::nvml::polled_gpu::{BUFFERS, PolledGpu};
@@ -10,13 +10,14 @@ use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::struct_wrappers::device::Sample;
 use std::time::Duration;
 
-/// The first look takes what the buffer holds of the last second; the rest is older than the program.
+/// The first read takes the last second of the buffer; older samples are from before the agent started.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
-/// While a buffer has nothing newer, the last mean stands for this long: three times the slowest buffer's interval (one
-/// second, on Ampere). After that the plain call is asked, because a load that has changed must not look like the old one.
+/// While a buffer has no newer sample, the last mean stays valid for this long: three times the interval of the slowest
+/// buffer (one second, on Ampere). After that the agent uses the plain call, so that a changed load does not look like
+/// the old one.
 const STANDS: Duration = Duration::from_secs(3);
 
-/// Which buffer.
+/// One of NVML's sample buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Buffer {
     Gpu = 0,
@@ -33,11 +34,11 @@ struct Mean {
     percent: f64,
     newest: u64,
     count: u32,
-    /// For how long it stands.
+    /// The time that the mean covers.
     micros: u64,
 }
 
-/// Reads all four utilisations of a card into its sample.
+/// Reads all four utilisations of a GPU into its sample.
 pub(super) fn read(card: &mut PolledGpu, now: Now) {
     whole(card, now);
     card.sample.memory_copy = part(card, Buffer::Memory, card.sample.memory_copy, now);
@@ -45,7 +46,7 @@ pub(super) fn read(card: &mut PolledGpu, now: Now) {
     card.sample.decoder = part(card, Buffer::Decoder, card.sample.decoder, now);
 }
 
-/// The GPU's own utilisation, with its stamp and the number of samples.
+/// The utilisation of the whole GPU, with its timestamp and the number of samples.
 fn whole(card: &mut PolledGpu, now: Now) {
     let at = now.monotonic;
     card.sample.utilization_samples = 0;
@@ -55,7 +56,7 @@ fn whole(card: &mut PolledGpu, now: Now) {
             card.sample.utilization_stamp = Reading::Measured(WallTime(mean.newest), at);
             card.sample.utilization_samples = mean.count;
         }
-        // The last reading stands, with its age.
+        // The last reading stays, with its old time.
         Err(why) if stands(card, Buffer::Gpu, why, at) => {}
         Err(why) => {
             card.sample.utilization = rate(card, Buffer::Gpu, at);
@@ -72,13 +73,13 @@ fn part(card: &mut PolledGpu, buffer: Buffer, before: Reading<Percent>, now: Now
     }
 }
 
-/// Whether the buffer's last mean may be shown a while longer: nothing newer has come, and it came lately.
+/// Whether the buffer's last mean is still valid: it has no newer sample, and its last one is recent.
 fn stands(card: &PolledGpu, buffer: Buffer, why: Absence, now: Monotonic) -> bool {
     let lately = card.fed[buffer as usize].is_some_and(|fed| now.since(fed) < STANDS);
     lately && matches!(why, NOT_FOUND | NO_DATA | INSUFFICIENT_SIZE)
 }
 
-/// The plain call, for GPUs whose sample buffers are missing or run dry: whatever NVML last made of it.
+/// The plain call, for GPUs whose sample buffers are missing or have no new samples: NVML's own latest value.
 fn rate(card: &mut PolledGpu, buffer: Buffer, at: Monotonic) -> Reading<Percent> {
     let device = &card.known.device;
     let answer = match buffer {
@@ -97,7 +98,7 @@ fn rate(card: &mut PolledGpu, buffer: Buffer, at: Monotonic) -> Reading<Percent>
     Reading::from_result(answer.map(|percent| Percent(f64::from(percent))).map_err(|why| card.under_mig(why)), at)
 }
 
-/// Reads what is new in one buffer. A buffer that answers with old samples only has as little as one that says so.
+/// Reads the new samples of one buffer. A buffer that returns only old samples counts as one without new samples.
 fn newer(card: &mut PolledGpu, buffer: Buffer, now: Now) -> Result<Mean, Absence> {
     let (name, kind) = match buffer {
         Buffer::Gpu => ("utilization samples", Sampling::GpuUtilization),

@@ -1,4 +1,4 @@
-//! One driver error, one report: NVML's events and the kernel's log tell the same XIDs, at almost the same time.
+//! Makes one report of one driver error: NVML's events and the kernel log bring the same XIDs, at almost the same time.
 
 use crate::nvml::inventory::Known;
 use model::gpu::{MigInstance, Xid, XidSource};
@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use wire::kernel_log::{KernelSxid, KernelXid, pci_slot};
 
-/// The same GPU and code from the other source within this time is the same error. Both sources tell within milliseconds;
-/// NVML's waiting thread may be late by a second on a busy machine.
+/// The same GPU and code from the other source within this time is the same error. Both sources report within
+/// milliseconds; the event thread may be a second late on a busy machine.
 const SAME: Duration = Duration::from_secs(5);
-/// Errors that are remembered for comparison. A sick machine tells a handful a second; 256 are more than five seconds' worth.
+/// Most errors kept for comparison. A failing machine brings a handful a second; 256 are more than five seconds' worth.
 const REMEMBERED: usize = 256;
 
 /// The errors of the last seconds.
@@ -30,12 +30,12 @@ struct Told {
     at: Monotonic,
 }
 
-/// What a report of an error adds to those of before.
+/// What a report adds to earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// The error itself.
     Error,
-    /// The process, which the one who told first (NVML) cannot name.
+    /// The process, which NVML, if its report came first, cannot name.
     Process,
     /// Nothing.
     None,
@@ -71,7 +71,7 @@ impl Recent {
     }
 }
 
-/// What a line of the kernel's log says, with the GPU found by its place on the bus.
+/// The XID in a line of the kernel log; its GPU is found by PCI slot.
 pub(super) fn from_log(line: &KernelXid, known: &[Known], at: Monotonic) -> Xid {
     let gpu = known
         .iter()
@@ -91,7 +91,7 @@ pub(super) fn from_log(line: &KernelXid, known: &[Known], at: Monotonic) -> Xid 
     }
 }
 
-/// What a line of the kernel's log says of an NVSwitch.
+/// The error in a line of the kernel log about an NVSwitch.
 pub(super) fn of_switch(line: &KernelSxid, at: Monotonic) -> Sxid {
     let slot = line.slot;
     Sxid {
@@ -103,7 +103,7 @@ pub(super) fn of_switch(line: &KernelSxid, at: Monotonic) -> Sxid {
     }
 }
 
-/// The instance of these numbers; if only the GPU instance is told, only where it holds a single compute instance.
+/// The instance with these numbers; without a compute instance, only if the GPU instance holds a single one.
 pub(super) fn instance(instances: &[MigInstance], gpu: u32, compute: Option<u32>) -> Option<&MigInstance> {
     let mut fitting = instances
         .iter()

@@ -1,4 +1,4 @@
-//! Owners over trees made in a temporary directory.
+//! Tests of owners over trees in a temporary directory.
 
 use super::*;
 use std::fs;

@@ -1,8 +1,8 @@
 //! Sums of counters over members that come and go: a sum never falls because a member went away.
 //!
-//! A disk that is pulled or an interface that is taken away leaves what it counted in the sum. Its last counters are
-//! remembered, so that one which comes back as it was (an interface that was lent to a container) is not counted twice; one
-//! that comes back with less has begun again.
+//! The counts of a disk or interface that is removed stay in the sum. Its last counters are kept, so that one that
+//! comes back unchanged (an interface that was lent to a container) is not counted twice; one that comes back with
+//! lower counters has started again.
 
 /// Counters of `N` kinds, summed over members.
 #[derive(Clone, Debug)]
@@ -17,29 +17,29 @@ pub(crate) struct Carried<const N: usize> {
 struct Member<const N: usize> {
     name: Box<[u8]>,
     last: [u64; N],
-    /// The look at which it was there last.
+    /// The last read in which it was present.
     seen: u64,
 }
 
 impl<const N: usize> Carried<N> {
-    /// Of nobody yet; at most `bound` members are told apart, those that are gone included.
+    /// A sum without members. At most `bound` members are kept apart, including those that are gone.
     pub(crate) fn new(bound: usize) -> Self {
         Carried { members: Vec::new(), total: [0; N], look: 0, bound }
     }
 
-    /// Begins a look at all who are there now.
+    /// Begins a read of all members that are present now.
     pub(crate) fn begin(&mut self) {
         self.look += 1;
     }
 
-    /// One who is there.
+    /// Adds a member that is present.
     pub(crate) fn add(&mut self, name: &[u8], now: [u64; N]) {
         let look = self.look;
         let at = match self.members.iter().position(|member| *member.name == *name) {
             Some(at) => at,
             None => {
                 if self.members.len() >= self.bound {
-                    // Who is gone makes room first; among those who are there nobody does.
+                    // A member that is gone makes room for the new one; a present member does not.
                     let Some(gone) = self.members.iter().position(|member| member.seen + 1 < look) else { return };
                     self.members.swap_remove(gone);
                 }
@@ -49,14 +49,14 @@ impl<const N: usize> Carried<N> {
         };
         let Some(member) = self.members.get_mut(at) else { return };
         for ((total, last), now) in self.total.iter_mut().zip(&mut member.last).zip(now) {
-            // A counter that went backwards began again.
+            // A counter that went backwards has started again.
             *total = total.saturating_add(now.checked_sub(*last).unwrap_or(now));
             *last = now;
         }
         member.seen = look;
     }
 
-    /// What all have counted; `None` while there has been nobody.
+    /// The sums; `None` while there was never a member.
     pub(crate) fn total(&self) -> Option<[u64; N]> {
         (!self.members.is_empty()).then_some(self.total)
     }

@@ -1,5 +1,5 @@
-//! The machine as a whole, read from files that are kept open: most of it every second, pressure and OOM kills in the slow
-//! period.
+//! Readings of the whole machine from files that are kept open: most of them every second, pressure and OOM kills in
+//! the slow period.
 
 use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
@@ -16,10 +16,10 @@ use rustix::fd::OwnedFd;
 use wire::cgroup_file::{self, MalformedCgroupFile};
 use wire::proc_file::{DiskIo, HostStat, MemInfo, diskstats, host_stat, loadavg, meminfo, net_dev};
 
-/// Whole disks that are told apart; a storage server has some hundred.
+/// Most disks that are counted; a storage server has about a hundred.
 const MAX_DISKS: usize = 1024;
 
-/// Reads the machine.
+/// Reads the whole machine.
 #[derive(Debug)]
 pub struct HostReader {
     procfs: Vec<u8>,
@@ -28,14 +28,14 @@ pub struct HostReader {
     kept: [Option<OwnedFd>; 9],
     oom_kills: Reading<Count>,
     pressure: Reading<HostPressure>,
-    /// Whole disks that there are, or why that is not known.
+    /// The whole disks, or why they are not known.
     disks: Result<Vec<Box<[u8]>>, Absence>,
     read_and_written: Carried<4>,
     interfaces: Interfaces,
     received_and_sent: Carried<8>,
     sight: ProcVisibility,
     logged: bool,
-    /// Files that could not be understood since the start.
+    /// Files that could not be parsed since the start.
     pub faults: u64,
 }
 
@@ -53,7 +53,7 @@ enum File {
 }
 
 impl HostReader {
-    /// Under these roots.
+    /// A reader under these roots.
     #[must_use]
     pub fn new(roots: &HostRoots) -> Self {
         let procfs = part(&roots.procfs);
@@ -76,11 +76,11 @@ impl HostReader {
         }
     }
 
-    /// Looks which whole disks there are: what `/sys/block` lists, partitions being listed below their disks, without
-    /// those that lie on others or in memory and would count twice or are no disk at all.
+    /// Finds the whole disks in `/sys/block`, which lists partitions below their disks. Leaves out devices that lie on
+    /// other disks or in memory: they would count twice, or are no disks.
     pub fn find_disks(&mut self, reader: &mut KernelFileReader) {
         let mut disks: Vec<Box<[u8]>> = Vec::new();
-        // Entries of /sys/block are links; in a tree made by hand they may be directories.
+        // Entries of /sys/block are links; in a tree made by tests they may be directories.
         let listed = reader.names(&[&self.block], |name| {
             let virtual_disk = [&b"loop"[..], b"ram", b"zram", b"dm-", b"md"].iter().any(|kind| name.starts_with(kind));
             if !virtual_disk && disks.len() < MAX_DISKS {
@@ -100,12 +100,12 @@ impl HostReader {
         };
     }
 
-    /// Looks which interfaces there are that count.
+    /// Finds the interfaces that are counted.
     pub fn find_interfaces(&mut self, reader: &mut KernelFileReader) {
         self.interfaces.find(reader);
     }
 
-    /// What is worth a look now and then; [`HostReader::read`] repeats it, with the time of this look.
+    /// Reads what changes slowly; [`HostReader::read`] repeats these values with the time of this read.
     pub fn read_slow(&mut self, reader: &mut KernelFileReader) {
         self.oom_kills = match self.take(reader, File::Vm, cgroup_file::oom_kills) {
             Reading::Measured(Some(kills), at) => Reading::Measured(kills, at),
@@ -132,7 +132,7 @@ impl HostReader {
         }
     }
 
-    /// One look.
+    /// Reads everything once.
     pub fn read(&mut self, reader: &mut KernelFileReader) -> HostSample {
         let mut sample = HostSample::default();
         let tick = self.nanos_a_tick;
@@ -193,7 +193,7 @@ impl HostReader {
     }
 
     fn network(&mut self, reader: &mut KernelFileReader) -> Reading<NetworkSample> {
-        // Process 1 is our own container's, and so is its network.
+        // Process 1 is the agent's own container's, and so is its network.
         if self.sight == ProcVisibility::Private {
             return Reading::Absent(Absence::ProcessesHidden);
         }
@@ -210,7 +210,7 @@ impl HostReader {
                 }
                 match sum.total() {
                     Some(total) => Reading::Measured(NetworkSample::of(total), at),
-                    None => Reading::Absent(Absence::NotSupported), // nothing but what lies on others
+                    None => Reading::Absent(Absence::NotSupported), // all interfaces lie on others
                 }
             }
         }
@@ -244,7 +244,7 @@ impl HostReader {
                 File::Load => b"/loadavg",
                 File::Memory => b"/meminfo",
                 File::Disks => b"/diskstats",
-                // Of process 1: `/proc/net` is our own namespace, which may be a pod's.
+                // Of process 1: `/proc/net` shows the agent's own namespace, which may be a pod's.
                 File::Net => b"/1/net/dev",
                 File::Vm => b"/vmstat",
                 File::CpuPressure => b"/pressure/cpu",

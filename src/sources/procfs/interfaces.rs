@@ -1,30 +1,31 @@
-//! Which interfaces of the machine are counted, so that each byte is counted once.
+//! Selects the interfaces of the machine that are counted, so that each byte counts once.
 //!
 //! ```text
-//!   eth0  eth1        counted: sysfs names the device behind each
-//!   bond0  bond0.100  br0  wg0  veth…   not: what passes them passes one of those, or never leaves the machine
+//!   eth0  eth1        counted: sysfs names a device for each
+//!   bond0  bond0.100  br0  wg0  veth…   not: their bytes pass eth0 or eth1 as well, or never leave the machine
 //!   a VF below the synthetic interface that counts for it (Azure, virtio failover), a representor (`pf0vf1`)   not
 //! ```
 //!
-//! Where sysfs names no device at all (it is not mounted, it shows another network than process 1's, the machine is a
-//! container itself and its `eth0` is one end of a pair), names are all there is to go by.
+//! Where sysfs names no device at all, the interfaces are selected by name. That happens if sysfs is not mounted, if it
+//! shows another network than process 1's, or if the machine is a container itself, whose `eth0` is one end of a pair.
 
 use crate::kernel_file::KernelFileReader;
 use crate::procfs::process::namespace;
 use crate::roots::{HostRoots, part};
 use std::collections::BTreeSet;
 
-/// Interfaces with a device that are told apart; a host with all virtual functions of several cards has some hundred.
+/// Most interfaces with a device that are counted; a host with all virtual functions of several network cards has some
+/// hundred.
 pub(crate) const MAX_INTERFACES: usize = 1024;
 
-/// Knows which are counted.
+/// Knows which interfaces are counted.
 #[derive(Debug)]
 pub(crate) struct Interfaces {
     net: Vec<u8>,
     procfs: Vec<u8>,
-    /// Whether sysfs was mounted elsewhere for us, and so is the host's.
+    /// Whether the host's sysfs is mounted at another path than `/sys`.
     mounted: bool,
-    /// Those with a device of their own. Once there has been one, names are not gone by any more: the sum would jump.
+    /// Interfaces with a device of their own. Once there was one, names are no longer used, because the sum would jump.
     devices: BTreeSet<Box<[u8]>>,
     by_device: bool,
 }
@@ -40,7 +41,7 @@ impl Interfaces {
         }
     }
 
-    /// Looks which have a device.
+    /// Finds the interfaces with a device.
     pub(crate) fn find(&mut self, reader: &mut KernelFileReader) {
         if !self.mounted && !same_network(reader, &self.procfs) {
             return;
@@ -60,7 +61,7 @@ impl Interfaces {
         self.devices = names.into_iter().collect();
     }
 
-    /// Whether what passes this interface is counted.
+    /// Whether the bytes of this interface are counted.
     pub(crate) fn counts(&self, name: &[u8]) -> bool {
         if self.by_device { self.devices.contains(name) } else { outer_by_name(name) }
     }
@@ -70,22 +71,22 @@ impl Interfaces {
         reader.link(&device).is_ok()
     }
 
-    /// Enslaved to an interface that has a device itself, and so counts for both.
+    /// Whether the interface is enslaved to one that has a device itself, and so counts for both.
     fn is_below_another(&self, reader: &mut KernelFileReader, name: &[u8]) -> bool {
         let Ok(master) = reader.link(&[&self.net, name, b"/master"]) else { return false };
         let master = master.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
         self.has_device(reader, &master)
     }
 
-    /// The host's end of a virtual function or subfunction, which the kernel calls `pf0vf1` at its port; the port to the
-    /// wire is `p0`.
+    /// Whether this is the host's end of a virtual function or subfunction: the kernel gives its port a name such as
+    /// `pf0vf1`; the port to the wire is `p0`.
     fn is_representor(&self, reader: &mut KernelFileReader, name: &[u8]) -> bool {
         reader.read(&[&self.net, name, b"/phys_port_name"]).is_ok_and(|port| port.starts_with(b"pf"))
     }
 }
 
-/// Whether we live in process 1's network, which a `/sys` of our own shows. By the link if we may read it, else by the
-/// file of counters, which is one for each network.
+/// Whether the agent is in process 1's network namespace, which its own `/sys` shows then. Compares the namespace links
+/// if they may be read, else the inodes of the counter files, which are one for each namespace.
 fn same_network(reader: &mut KernelFileReader, procfs: &[u8]) -> bool {
     let by_link = |reader: &mut KernelFileReader, process| namespace(reader, procfs, process, "net");
     if let Ok(host) = by_link(reader, b"1") {
@@ -95,8 +96,8 @@ fn same_network(reader: &mut KernelFileReader, procfs: &[u8]) -> bool {
     by_counters(b"1").is_ok_and(|host| by_counters(b"self") == Ok(host))
 }
 
-/// By its name: not a bridge, bond, tunnel, VLAN or a pod's end, whose bytes pass a physical one as well or never leave the
-/// machine.
+/// Selects by name: not a bridge, bond, tunnel, VLAN or a pod's end, whose bytes pass a physical interface as well or
+/// never leave the machine.
 fn outer_by_name(name: &[u8]) -> bool {
     #[rustfmt::skip]
     const INNER: [&[u8]; 47] = [
@@ -109,7 +110,7 @@ fn outer_by_name(name: &[u8]) -> bool {
     let numbered = |rest: &[u8]| !rest.is_empty() && rest.iter().all(u8::is_ascii_digit);
     let bridge = name.strip_prefix(b"br").is_some_and(|rest| rest.starts_with(b"-") || numbered(rest));
     let vlan = name.iter().rposition(|b| *b == b'.').is_some_and(|dot| numbered(&name[dot + 1..]));
-    // Amazon's network plugin calls pods' ends eni and eleven hexadecimal digits.
+    // Amazon's network plugin names pods' ends `eni` and eleven hexadecimal digits.
     let pod = name.strip_prefix(b"eni").is_some_and(|rest| rest.len() == 11 && rest.iter().all(u8::is_ascii_hexdigit));
     name != b"lo" && !bridge && !vlan && !pod && !INNER.iter().any(|inner| name.starts_with(inner))
 }
@@ -121,7 +122,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    /// `/sys/class/net` as the kernel has it: with a device or without, below which master, at which port.
+    /// Makes `/sys/class/net` as the kernel has it: with or without a device, a master and a port.
     fn interface(sysfs: &Path, name: &str, device: bool, master: Option<&str>, port: Option<&str>) {
         let at = sysfs.join("class/net").join(name);
         fs::create_dir_all(&at).unwrap();

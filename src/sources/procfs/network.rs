@@ -1,11 +1,11 @@
 //! Totals of a pod's network namespace, read through any of its living processes.
 //!
-//! Counters belong to the namespace (its number), not to the process: the number is looked at before and after the
-//! counters are read, so a PID that is used again in between is noticed. `net/dev` is never kept open: an open one would
-//! keep a dead pod's namespace, and its interfaces, alive.
+//! Counters belong to the namespace (its number), not to the process. The number is read before and after the counters,
+//! so that a reused PID is noticed. `net/dev` is never kept open: an open file would keep a dead pod's namespace, and
+//! its interfaces, alive.
 //!
-//! What must never happen here: a number for a pod whose namespace could not be told from the host's. It would be the
-//! whole machine's traffic.
+//! What must never happen here: counters for a pod whose namespace cannot be told from the host's. They would be the
+//! traffic of the whole machine.
 
 use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
@@ -14,10 +14,10 @@ use model::cgroup::NetworkSample;
 use model::{Absence, Reading};
 use wire::proc_file::net_dev;
 
-/// Interfaces of one pod that are told apart. A pod has one or two; a hundred with many secondary networks.
+/// Most interfaces of one pod. A pod has one or two, and up to a hundred with many secondary networks.
 const MAX_INTERFACES: usize = 256;
 
-/// One pod's totals since its namespace was made, carried on over a new one.
+/// One pod's totals since its namespace was made; they continue in a new namespace.
 #[derive(Clone, Debug, Default)]
 pub struct NetworkTotals {
     namespace: Option<u64>,
@@ -34,8 +34,8 @@ struct Interface {
     there: bool,
 }
 
-/// How namespaces are told apart, and which is the host's. Numbers of the two ways are not of one kind, so a run keeps
-/// to the way that it found first: changing it would look like a new namespace.
+/// How namespaces are told apart, and which one is the host's. The two ways give different numbers, so the agent stays
+/// with the first one that works: a change would look like a new namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkNamespaces {
     way: Way,
@@ -44,22 +44,21 @@ pub struct NetworkNamespaces {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// What `/proc/<pid>/ns/net` says, which only who may trace a process is told.
+    /// The link `/proc/<pid>/ns/net`, which only a process that may trace the other can read.
     Link,
-    /// The inode of `/proc/<pid>/net/dev`, which the kernel makes once for each namespace and shows to everybody.
+    /// The inode of `/proc/<pid>/net/dev`, of which the kernel makes one for each namespace, readable by all.
     Counters,
 }
 
 impl NetworkNamespaces {
-    /// By the link where the host's (process 1's) may be read, else by the file of counters.
+    /// By the link if that of the host (process 1) can be read, else by the counter file.
     ///
-    /// # Errors
-    /// [`ReadFailure`] of the second way, when neither tells which namespace is the host's.
+    /// # Errors [`ReadFailure`] of the second way, when neither way shows the host's namespace.
     pub fn find(reader: &mut KernelFileReader, procfs: &[u8]) -> Result<Self, ReadFailure> {
         Self::by_links(reader, procfs).or_else(|_| Self::by_counters(reader, procfs))
     }
 
-    /// By the link, whether or not it may be read of other processes than 1.
+    /// By the link, even if it can be read only for process 1.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -67,7 +66,7 @@ impl NetworkNamespaces {
         Way::Link.number(reader, procfs, b"1").map(|host| NetworkNamespaces { way: Way::Link, host })
     }
 
-    /// By the file of counters, for which no capability is needed.
+    /// By the counter file, which needs no capability.
     ///
     /// # Errors
     /// [`ReadFailure`].
@@ -85,7 +84,7 @@ impl Way {
     }
 }
 
-/// Where to look, and how namespaces are told apart there.
+/// Where to read, and how namespaces are told apart there.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkReader<'a> {
     /// `/proc`.
@@ -102,15 +101,15 @@ impl NetworkReader<'_> {
 }
 
 impl NetworkTotals {
-    /// Reads through the process that was good the last time. `None` when it is not in that namespace any more: the
-    /// caller finds another.
+    /// Reads through the process of the last read. `None` if it is no longer in that namespace: the caller finds
+    /// another.
     pub fn read_again(
         &mut self,
         reader: &mut KernelFileReader,
         net: NetworkReader<'_>,
     ) -> Option<Reading<NetworkSample>> {
         let (pid, known) = (self.process?, self.namespace?);
-        // A pod in the host's namespace would find itself there through any stranger that got the number.
+        // For a pod in the host's namespace, any process with a reused PID would seem to be the pod's.
         if known == net.namespaces.host {
             return None;
         }
@@ -120,7 +119,7 @@ impl NetworkTotals {
         self.read_in(reader, net, pid, known).ok().map(|()| self.reading())
     }
 
-    /// Reads through the first of these processes that can be read through.
+    /// Reads through the first of these processes that can be read.
     pub fn read_through(
         &mut self,
         reader: &mut KernelFileReader,
@@ -146,7 +145,7 @@ impl NetworkTotals {
         }
     }
 
-    /// One look through one process. After `Ok`, no process is kept if it lives in the host's namespace.
+    /// Reads once through one process. After `Ok`, no process is kept if it is in the host's namespace.
     fn read(&mut self, reader: &mut KernelFileReader, net: NetworkReader<'_>, pid: u32) -> Result<(), ProcError> {
         let before = net.number(reader, pid)?;
         if before == net.namespaces.host {
@@ -156,8 +155,8 @@ impl NetworkTotals {
         self.read_in(reader, net, pid, before)
     }
 
-    /// Reads the counters through a process that was seen in this namespace, if it still is in it afterwards. Where the file
-    /// itself tells the namespace, its inode says all, and nothing can change while it is read.
+    /// Reads the counters through a process of this namespace, if it is still there afterwards. If the counter file
+    /// identifies the namespace, its inode is enough, and it cannot change during the read.
     fn read_in(
         &mut self,
         reader: &mut KernelFileReader,
@@ -175,9 +174,9 @@ impl NetworkTotals {
         if there != here {
             return Err(ReadFailure::Gone.into());
         }
-        net_dev(&text, |_, _| {})?; // all of it can be understood before any of it is added
+        net_dev(&text, |_, _| {})?; // the whole text is parsed before any of it is added
         if self.namespace != Some(here) {
-            // A new namespace counts from 0: what its interfaces show is what was added.
+            // A new namespace counts from 0, so all of its counters are added.
             self.interfaces.clear();
         }
         (self.namespace, self.process) = (Some(here), Some(pid));
@@ -203,7 +202,7 @@ impl NetworkTotals {
             }
             let interface = &mut interfaces[at];
             for ((total, last), now) in total.iter_mut().zip(&mut interface.last).zip(now) {
-                // A counter that went backwards began again.
+                // A counter that went backwards has started again.
                 *total = total.saturating_add(now.checked_sub(*last).unwrap_or(now));
                 *last = now;
             }
@@ -234,7 +233,7 @@ mod tests {
         fs::write(at.join("net/dev"), text).unwrap();
     }
 
-    /// Bytes received in total, after a look through these processes.
+    /// Bytes received in total, after a read through these processes.
     fn look(totals: &mut NetworkTotals, root: &Path, pids: &[u32]) -> Result<u64, Absence> {
         let (mut reader, procfs) = (KernelFileReader::default(), part(root));
         let net = NetworkReader { procfs: &procfs, namespaces: NetworkNamespaces { way: Way::Link, host: 1 } };

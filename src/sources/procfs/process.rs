@@ -7,19 +7,19 @@ use std::sync::Arc;
 use wire::cgroup_file::MalformedCgroupFile;
 use wire::proc_file::{self, ProcStat};
 
-/// Why something under `/proc` is not known.
+/// Why something under `/proc` could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProcError {
     /// The file could not be read.
     #[error("{0}")]
     File(#[from] ReadFailure),
-    /// Its text could not be understood.
+    /// Its text could not be parsed.
     #[error("{0}")]
     Text(#[from] MalformedCgroupFile),
 }
 
 impl ProcError {
-    /// The reason of a reading that should have come from it.
+    /// The reason for an absent reading from this file.
     #[must_use]
     pub fn absence(self) -> Absence {
         match self {
@@ -29,7 +29,7 @@ impl ProcError {
     }
 }
 
-/// `/proc/<pid>/stat`, now.
+/// Reads `/proc/<pid>/stat` now.
 ///
 /// # Errors
 /// [`ProcError`].
@@ -38,14 +38,14 @@ pub fn stat<'r>(reader: &'r mut KernelFileReader, procfs: &[u8], pid: u32) -> Re
     Ok(proc_file::stat(text)?)
 }
 
-/// Number and start time.
+/// PID and start time.
 #[must_use]
 pub fn key(stat: &ProcStat<'_>) -> ProcessKey {
     ProcessKey { pid: stat.pid, start_ticks: stat.start_ticks }
 }
 
-/// A process's name, with replacement characters for what is not UTF-8 and for control characters, which would break
-/// the lines it is shown in.
+/// A process's name, with replacement characters for bytes that are not UTF-8 and for control characters, which would
+/// break the lines that show it.
 #[must_use]
 pub fn command(stat: &ProcStat<'_>) -> Arc<str> {
     match std::str::from_utf8(stat.command) {

@@ -1,34 +1,34 @@
-//! Which PID namespace we live in, and which one the `/proc` shows that we read.
+//! Detects in which PID namespace the agent is, and which one its `/proc` shows.
 //!
 //! ```text
-//!   our namespace   is the machine's              everything can be seen
-//!                   is private, `/proc` is ours   only our own: no machine, no host's network behind process 1
-//!                   is private, `/proc` is not    it shows another one's numbers, the kernel tells us ours
+//!   the agent's namespace is the machine's             everything is visible
+//!   it is private, and so is `/proc`                   only its own processes, not the machine or the host's network
+//!   it is private, and `/proc` is of one above         `/proc` shows other PIDs than the kernel's lists of processes
 //! ```
 //!
-//! What must never happen here: what a container sees of itself shown as what the machine has.
+//! What must never happen here: values of a container shown as those of the machine.
 
 use crate::kernel_file::KernelFileReader;
 use crate::procfs::process::namespace;
 use wire::cgroup_file::digits;
 
-/// The inode of the machine's own PID namespace: fixed in the kernel (`PROC_PID_INIT_INO`) since Linux 3.8.
+/// Inode of the machine's own PID namespace: fixed in the kernel (`PROC_PID_INIT_INO`) since Linux 3.8.
 const MACHINES: u64 = 0xeffffffc;
 
-/// What can be seen of processes from here.
+/// Which processes the agent can see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcVisibility {
-    /// All of them (or nothing speaks against it, as in a tree that was made by hand).
+    /// All of them (or there is no sign against it, as in a tree that a test made).
     Machine,
-    /// Those of our own private namespace: `/proc` has no others, and lists of processes leave the others out.
+    /// Those of the agent's private namespace: `/proc` has no others, and lists of processes leave the others out.
     Private,
-    /// We are in a private namespace and read a `/proc` that was mounted in one above. It is the machine's, but the
-    /// numbers in lists of processes are of ours, and mean others there.
+    /// The agent is in a private namespace and reads a `/proc` that was mounted in a namespace above. That `/proc` is
+    /// the machine's, but the PIDs in lists of processes are of the agent's namespace, and mean other processes there.
     Mounted,
 }
 
 impl ProcVisibility {
-    /// Looks at ourselves as `/proc` shows us, for which no capability is needed.
+    /// Detects this from `/proc/self`, which needs no capability.
     #[must_use]
     pub fn detect(reader: &mut KernelFileReader, procfs: &[u8]) -> ProcVisibility {
         match namespace(reader, procfs, b"self", "pid") {

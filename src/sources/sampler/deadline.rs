@@ -20,20 +20,20 @@ pub struct Deadlines {
 /// The next point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextDeadline {
-    /// When.
+    /// The point in time.
     pub at: Monotonic,
-    /// Points that passed since the last one and were skipped.
+    /// Points that have passed since the last one and were skipped.
     pub missed: u32,
 }
 
 impl Deadlines {
-    /// The first was at `start`. A period of nothing counts as a nanosecond.
+    /// A grid that begins at `start`. A zero period counts as a nanosecond.
     #[must_use]
     pub fn new(period: Duration, start: Monotonic) -> Self {
         Deadlines { period: period.max(Duration::from_nanos(1)), last: start }
     }
 
-    /// The first point of the grid that lies ahead.
+    /// The first point of the grid that lies in the future.
     pub fn next(&mut self, now: Monotonic) -> NextDeadline {
         let period = u64::try_from(self.period.as_nanos()).unwrap_or(u64::MAX);
         let missed = now.0.saturating_sub(self.last.0) / period;
@@ -52,11 +52,11 @@ impl Wake for Unpark {
     }
 }
 
-/// A cancellation as a thread sees it: no runtime, no waking up to look.
+/// A cancellation for a thread without a runtime, which is woken and does not poll.
 #[derive(Debug)]
 pub struct ThreadStop {
     token: CancellationToken,
-    /// Kept, because dropping it would take the waker back.
+    /// Kept, because dropping it would remove the waker.
     _cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
@@ -70,13 +70,13 @@ impl ThreadStop {
         ThreadStop { token, _cancelled: cancelled }
     }
 
-    /// Whether it is over.
+    /// Whether it is cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.token.is_cancelled()
     }
 
-    /// Sleeps until then; `true` when it is over.
+    /// Sleeps until then; `true` when it is cancelled.
     #[must_use]
     pub fn wait_until(&self, at: Monotonic) -> bool {
         loop {

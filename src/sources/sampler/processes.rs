@@ -1,13 +1,13 @@
-//! The host's processes: all of them seen, those with the most CPU and memory kept.
+//! The host's processes: all are counted, and those with the most CPU and memory are kept.
 //!
-//! A pass reads `/proc/<pid>/stat` of every process (about 10 µs each), a slice at every turn of the sampler, so that a
-//! machine with 20,000 processes delays nobody. Passes follow one another so slowly that they cost at most one part in
-//! [`SHARE`] of a core. Whose a process is, is read when it is first seen, when it has executed another program (a runtime
-//! moves a process into its cgroup and then lets it become what it is to be), as long as it is not known, and else by turns
-//! now and then; `io` where a process has used CPU time since.
+//! A pass reads `/proc/<pid>/stat` of every process (about 10 µs each), one slice in each turn of the sampler, so that
+//! 20,000 processes do not delay the other readings. Passes are so far apart that they cost at most one part in
+//! [`SHARE`] of a core. The owner of a process is read when the process is first seen, when it has executed another
+//! program (a runtime moves a process into its cgroup before the program starts), while the owner is unknown, and from
+//! time to time. `io` is read when a process has used CPU time since.
 //!
-//! What must never happen here: memory that grows with the number of processes that ever lived. What is remembered of a
-//! process is forgotten at the end of the first pass that does not see it.
+//! What must never happen here: memory that grows with the number of processes that ever lived. A process is forgotten
+//! at the end of the first pass that does not see it.
 
 use crate::clock;
 use crate::kernel_file::{KernelFileReader, ReadFailure};
@@ -25,22 +25,23 @@ use std::time::Duration;
 use wire::cgroup_file::{digits, process_io};
 use wire::proc_file::ProcStat;
 
-/// A pass that took this long in all is followed by a pause this many times as long: a quarter of a percent of a core.
+/// Least time from the beginning of a pass to that of the next, as a multiple of the pass: a quarter of a percent of a
+/// core.
 pub const SHARE: u32 = 400;
-/// That is meant for the default slow period. Who asks for a shorter one pays for it in proportion...
+/// This holds for the default slow period; a shorter period costs more in proportion...
 const USUAL: Duration = Duration::from_secs(5);
 /// ...up to a quarter of a core.
 const LEAST_SHARE: u32 = 4;
-/// Passes are at least this often, whatever they cost.
+/// Longest time between two passes, whatever they cost.
 const LONGEST: Duration = Duration::from_secs(120);
 /// Processes read in one turn: 20 to 30 ms.
 const SLICE: usize = 2048;
-/// Processes whose `io` is read in one turn, about 15 µs each; the others keep their older reading.
+/// Processes whose `io` is read in one turn, about 15 µs each; the others keep their last reading.
 const IO_A_SLICE: usize = 256;
-/// Passes between two looks at whose a process is, a minute at the usual period. Processes take turns by their number: with
-/// 400 processes that is 33 more files a pass, about half a millisecond.
+/// Passes from one reading of an owner to the next, a minute at the usual period. Processes take turns by their PID:
+/// with 400 processes that is 33 more files a pass, about half a millisecond.
 const OWNER_EVERY: u64 = 12;
-/// Processes that are remembered: the kernel's default limit of PIDs. Those beyond are counted only.
+/// Most processes that are kept: the kernel's default limit of PIDs. Further ones are only counted.
 const MAX_KNOWN: usize = 32_768;
 
 /// The passes over processes.
@@ -54,7 +55,7 @@ pub struct ProcessPasses {
     period: Duration,
     share: u32,
     due: Monotonic,
-    /// Processes of the pass that is being made, those not yet read at the end; `None` between passes.
+    /// Processes of the current pass that are still to be read; `None` between passes.
     waiting: Option<Vec<u32>>,
     total: u32,
     spent: Duration,
@@ -65,7 +66,7 @@ pub struct ProcessPasses {
     list_failed: bool,
 }
 
-/// What is remembered of a process.
+/// What is kept of a process.
 #[derive(Debug)]
 struct Known {
     process: HostProcess,
@@ -75,13 +76,14 @@ struct Known {
 }
 
 impl Known {
-    /// Takes its name in, and says whether it is another: then it has executed another program.
+    /// Updates the name of the process, and returns whether it has changed, which means that the process has executed
+    /// another program.
     fn renamed(&mut self, stat: &ProcStat<'_>) -> bool {
         let known = &mut self.process.command;
         if *known.as_bytes() == *stat.command {
             return false;
         }
-        // Bytes that are shown as others differ each time, so what is shown is compared.
+        // Bytes that are not UTF-8 are replaced for display, so the comparison uses the displayed text.
         let now = process::command(stat);
         let other = *known != now;
         *known = now;
@@ -95,7 +97,7 @@ fn share(period: Duration) -> u32 {
 }
 
 impl ProcessPasses {
-    /// Under these roots, a pass every `period` or, where that would cost too much, slower.
+    /// Passes under these roots, every `period`, or less often where that would cost too much.
     #[must_use]
     pub fn new(roots: &HostRoots, period: Duration) -> Self {
         ProcessPasses {
@@ -118,15 +120,14 @@ impl ProcessPasses {
         }
     }
 
-    /// Files that could not be understood since this was last asked.
+    /// Files that could not be parsed since this was last called.
     pub fn take_malformed(&mut self) -> u32 {
         std::mem::take(&mut self.malformed)
     }
 
     /// One turn: reads a slice if a pass is due. Returns the pass when it is complete.
     ///
-    /// # Errors
-    /// Why processes cannot be listed at all; all that were known are forgotten.
+    /// # Errors Why processes cannot be listed; all known processes are forgotten.
     pub fn some(&mut self, now: Monotonic) -> Option<Result<ProcessPass, Absence>> {
         if self.waiting.is_none() && now < self.due {
             return None;
@@ -151,7 +152,7 @@ impl ProcessPasses {
             self.waiting = Some(waiting);
             return None;
         }
-        // Counted from the beginning of the pass, so that a cheap one keeps to the period.
+        // Counted from the beginning of the pass, so that a cheap pass keeps to the period.
         self.due = self.due.max(now.after(self.spent.saturating_mul(self.share).min(LONGEST)));
         Some(Ok(self.end(ended)))
     }
@@ -162,7 +163,7 @@ impl ProcessPasses {
         let listed = self.reader.subdirectories(&[&self.procfs, b"/"], |name| {
             pids.extend(digits(name).and_then(|pid| u32::try_from(pid).ok()));
         });
-        // We are a process ourselves: a /proc without any is none.
+        // The agent is a process itself, so a `/proc` without processes is not a proc file system.
         let listed = if pids.is_empty() { listed.and(Err(ReadFailure::NotFound)) } else { listed };
         if let Err(failure) = listed {
             self.malformed = self.malformed.saturating_add(1);
@@ -183,7 +184,7 @@ impl ProcessPasses {
         let stat = match process::stat(reader, procfs, pid) {
             Ok(stat) => stat,
             Err(ProcError::File(_)) => {
-                self.total = self.total.saturating_sub(1); // it ended
+                self.total = self.total.saturating_sub(1); // the process ended
                 return;
             }
             Err(ProcError::Text(malformed)) => {
@@ -240,7 +241,7 @@ impl ProcessPasses {
         }
     }
 
-    /// Whose a process is, if its number still is its own after that was read. What was known already needs no proof.
+    /// The owner of a process, if its PID is still its own after the read. An unchanged owner needs no second check.
     fn owner(&mut self, key: ProcessKey) -> ProcessOwner {
         let owner = self.owners.owner(key);
         if self.known.get(&key.pid).is_some_and(|known| known.process.key == key && known.process.owner == owner) {
@@ -252,11 +253,11 @@ impl ProcessPasses {
         }
     }
 
-    /// Forgets who was not seen and picks who is shown.
+    /// Forgets the processes that were not seen, and picks those that are reported.
     fn end(&mut self, at: Monotonic) -> ProcessPass {
         let pass = self.pass;
         self.known.retain(|_, known| known.pass == pass);
-        // After a storm of processes the table gives its room back.
+        // After a burst of processes, the table gives its memory back.
         if self.known.capacity() > 4 * self.known.len().max(1024) {
             self.known.shrink_to(2 * self.known.len());
         }
@@ -297,7 +298,7 @@ mod tests {
         fs::write(at.join("io"), "read_bytes: 1\nwrite_bytes: 2\n").unwrap();
     }
 
-    /// In memory where that can be had: thousands of files on a disk take their time.
+    /// A folder in memory where possible: thousands of files on a disk take long.
     fn folder() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
     }
@@ -441,7 +442,7 @@ mod tests {
         let mut processes = passes(root.path());
         let mut at_a_hundred_thousand = 0;
         for generation in 0..100 {
-            // The same numbers with other start times are other processes.
+            // The same PIDs with other start times are other processes.
             for pid in 1..=AT_ONCE {
                 process(root.path(), pid, u64::from(generation * AT_ONCE + pid), 1);
             }

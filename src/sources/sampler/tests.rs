@@ -1,4 +1,4 @@
-//! The sampler as a whole over this machine.
+//! Tests of the whole sampler on this machine.
 
 use super::*;
 use crate::report::Observations;

@@ -1,4 +1,4 @@
-//! What the eyes report, held against independent readings: real cgroups, processes, interfaces, namespaces. As root.
+//! Compares the reports with independent readings of real cgroups, processes, interfaces and namespaces. Needs root.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace};
 use crate::cgroup::table::CgroupTable;
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a process started by these tests is to do.
+/// Name of the variable with the task for a process that these tests start.
 const TASK: &str = "GPU_STEWARD_TEST_TASK";
 const HELD: usize = 64 << 20;
 
@@ -55,7 +55,7 @@ fn within_two_percent(what: &str, ours: f64, independent: f64) {
     assert!((ours / independent - 1.0).abs() <= 0.02, "{what}: ours {ours}, independent {independent}");
 }
 
-/// This test binary again, doing one task; it is told to begin by a line on its input.
+/// Starts this test binary again for one task; a line on its input makes it begin.
 fn task(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "sampler::truth::no_test_but_the_entry_of_a_child", "--nocapture"]).env(TASK, name);
@@ -72,8 +72,8 @@ fn hear(child: &mut Child, wanted: &str) -> String {
     lines.map(Result::unwrap).find_map(|line| line.split(wanted).nth(1).map(str::to_string)).expect(wanted)
 }
 
-/// This shows nothing by itself: it is where [`task`] enters a second process of this program, which has no `main` of ours. The tests
-/// that start it hold what it says against the truth; without their variable it ends at once, and counts as one that passed.
+/// Shows nothing by itself: [`task`] enters a second process of this test binary here, because the binary has no `main`
+/// of ours. The tests that start it check its output. Without the variable it ends at once, and counts as passed.
 #[test]
 fn no_test_but_the_entry_of_a_child() {
     let Ok(task) = std::env::var(TASK) else { return };
@@ -92,7 +92,7 @@ fn no_test_but_the_entry_of_a_child() {
             let path = loop {
                 match owners.identify(pid).unwrap().owner {
                     ProcessOwner::Cgroup(identity) => break identity.path.to_string(),
-                    // One that began just before the walk is nobody's until the next.
+                    // A process that started just before the walk has no owner until the next walk.
                     ProcessOwner::Unknown if began.elapsed() < Duration::from_secs(30) => {
                         std::thread::sleep(Duration::from_millis(50));
                     }
@@ -119,7 +119,7 @@ fn cpu_time_of_a_busy_loop_is_what_the_loop_itself_counted() {
     join(&path, child.id());
     say(&mut child, "go");
     let began = Instant::now();
-    // The load itself takes its time: the kernel's ticks are 10 ms, so 2 % need seconds. Passes go on meanwhile.
+    // The kernel's ticks are 10 ms, so an accuracy of 2 % needs a load of seconds. Passes go on meanwhile.
     while began.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_secs(1));
         table.pass();
@@ -129,7 +129,7 @@ fn cpu_time_of_a_busy_loop_is_what_the_loop_itself_counted() {
     child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     child.wait().unwrap();
     let after = sample(&table.pass(), &path).sample;
-    // `times` says "0m19.870000s 0m0.010000s": user and system.
+    // `times` prints "0m19.870000s 0m0.010000s": user and system.
     let times = said.lines().next().unwrap().split_whitespace().map(|time| {
         let (minutes, seconds) = time.trim_end_matches('s').split_once('m').unwrap();
         minutes.parse::<f64>().unwrap() * 60.0 + seconds.parse::<f64>().unwrap()
@@ -213,7 +213,7 @@ fn compare_with_the_other_end(table: &mut CgroupTable, path: &str, pid: u32) {
     let (before, other_before) = (network(table), all());
     let socket = UdpSocket::bind("10.251.7.1:0").unwrap();
     for _ in 0..10_000 {
-        // The pod answers that nobody listens, which the socket hears as an error of the next call.
+        // The pod's kernel answers "port unreachable", which the socket returns as an error of the next call.
         let _ = socket.send_to(&[7; 1000], "10.251.7.2:9");
     }
     let (between, other_between) = (network(table), all());
@@ -224,7 +224,7 @@ fn compare_with_the_other_end(table: &mut CgroupTable, path: &str, pid: u32) {
     within_two_percent("packets received", ours(between.rx_packets.0, before.rx_packets.0), packets);
     within_two_percent("bytes known to be received", received, packets * FRAME);
 
-    // And back, from inside the pod's namespace, to a socket that is there.
+    // The other direction: from inside the pod's namespace to a socket that exists.
     let script = format!(
         "dd if=/dev/zero bs=1000 count=10000 status=none > /dev/udp/10.251.7.1/{}",
         socket.local_addr().unwrap().port()
@@ -273,7 +273,8 @@ fn from_a_private_cgroup_namespace_owners_are_found_in_the_mounted_hierarchy() {
     let containers: Vec<(String, u32)> = containers.map(|one| (one.path.clone(), one.pid)).collect();
     for (path, pid) in &containers {
         let inner = task("owner");
-        // The namespace's root is where the process is when it is made: beside the pod, below every hierarchy's root.
+        // The root of the new namespace is where the process is when it is made: beside the pod, below every
+        // hierarchy's root.
         let mut child = Command::new("sh");
         child.args(["-c", "read joined; exec unshare -C \"$@\"", "sh"]).arg(inner.get_program()).args(inner.get_args());
         let mut child = child.env(TASK, "owner").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -298,13 +299,13 @@ fn pods_that_come_and_go_at_fifty_a_second_are_all_seen_and_leave_nothing() {
         let open = fs::read_dir("/proc/self/fd").unwrap();
         open.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect()
     };
-    // One pod stays, so that the directories above pods are held before as after.
+    // One pod stays, so that the directories above pods are held before and after.
     let mut stays = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
     stays.add(1_000_000, 1, &["sleep", "1000"]).unwrap();
     let mut table = table(5);
     table.pass();
     let before = held();
-    // Fifty in each second, as far as the machine keeps up; each lives until it was there for two passes.
+    // Fifty in each second, as far as the machine keeps up; each lives until two passes have seen it.
     let mut living: VecDeque<(u32, String, Child)> = VecDeque::new();
     let (mut seen, mut sampled, mut names) = (HashSet::new(), HashSet::new(), HashSet::new());
     let (mut made, mut next_pass) = (0, Instant::now());
@@ -360,7 +361,7 @@ fn cpu() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap(), u32::try_from(time.tv_nsec).unwrap())
 }
 
-/// What tells CPU time, memory, disk and tasks of one cgroup, in the words of both versions.
+/// The files with CPU time, memory, disk and tasks of one cgroup, of both versions.
 const TOLD: [&str; 12] = [
     "cpuacct.usage",
     "cpuacct.stat",
@@ -376,7 +377,7 @@ const TOLD: [&str; 12] = [
     "cgroup.procs",
 ];
 
-/// The best of five rounds: whatever else the machine does makes caches cold and passes longer, never shorter.
+/// The best of five rounds: other load makes caches cold and passes longer, never shorter.
 fn best(passes: u32, mut pass: impl FnMut()) -> Duration {
     let mut round = || {
         let began = cpu();
@@ -386,9 +387,9 @@ fn best(passes: u32, mut pass: impl FnMut()) -> Duration {
     (0..5).map(|_| round()).min().unwrap()
 }
 
-/// Against a program that opens and reads the same files each time and makes nothing of them, in the same run. Measured on two
-/// cores (Linux 6.18, this profile): 45 ms plainly; a pass takes 4.1 to 5.7 ms of the processor (0.09 to 0.12 of it) where all
-/// cgroups are busy, and 2.0 to 2.9 ms (0.05 to 0.06) where all are still.
+/// Compared, in the same run, with a loop that opens and reads the same files each time without parsing them. Measured
+/// on two cores (Linux 6.18, this profile): that loop takes 45 ms. A pass takes 4.1 to 5.7 ms of CPU time (0.09 to 0.12
+/// of it) when all cgroups are busy, and 2.0 to 2.9 ms (0.05 to 0.06) when all are idle.
 #[test]
 #[ignore = "needs root: tests/run"]
 fn three_hundred_cgroups_cost_a_fraction_of_reading_their_files_plainly() {

@@ -1,4 +1,4 @@
-//! Numbers that follow from a seed and the time, and from nothing else: a card's day looks the same whenever one asks.
+//! Numbers that follow only from a seed and the time: a GPU's day looks the same at every run.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ const DAY: f64 = 86_400.0;
 /// Seconds of one burst or pause between bursts.
 const SLOT: u64 = 20;
 
-/// One step of splitmix64 (Steele, Lea, Flood: *Fast splittable pseudorandom number generators*): neighbours in, strangers out.
+/// One step of splitmix64 (Steele, Lea, Flood: *Fast splittable pseudorandom number generators*): similar inputs give
+/// unrelated outputs.
 pub(super) fn mix(seed: u64) -> u64 {
     let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -15,13 +16,14 @@ pub(super) fn mix(seed: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// A number from 0 to 1 that belongs to a seed.
+/// A number from 0 to 1 for a seed.
 pub(super) fn share(seed: u64) -> f64 {
     let most = f64::from(u32::MAX);
     f64::from(u32::try_from(mix(seed) >> 32).unwrap_or(u32::MAX)) / most
 }
 
-/// How busy a card is at `seconds` since 1970, 0 to 1: a slow wave over the day on which bursts of work stand, with soft edges.
+/// How busy a GPU is at `seconds` since 1970, from 0 to 1: a slow daily wave with bursts of work on it, with soft
+/// edges.
 pub(super) fn load(seed: u64, seconds: f64) -> f64 {
     let phase = share(seed) * 0.2;
     let daily = 0.45 - 0.3 * ((seconds / DAY + phase) * std::f64::consts::TAU).cos();
@@ -33,13 +35,13 @@ pub(super) fn load(seed: u64, seconds: f64) -> f64 {
     (before + (level(slot) - before) * edge).clamp(0.0, 1.0)
 }
 
-/// The level of one slot: busier by day; one slot in five is a pause.
+/// The level of one slot: higher by day; one slot in five is a pause.
 fn burst(seed: u64, slot: u64, daily: f64) -> f64 {
     let drawn = share(seed ^ mix(slot));
     if drawn < 0.2 { daily * 0.05 } else { daily * 0.6 + drawn * 0.55 }
 }
 
-/// 0 to 1 without a corner at either end.
+/// Maps 0..1 to 0..1 with no slope at either end.
 fn smooth(at: f64) -> f64 {
     at * at * (3.0 - 2.0 * at)
 }
@@ -48,7 +50,7 @@ fn slot_length() -> f64 {
     Duration::from_secs(SLOT).as_secs_f64()
 }
 
-/// Which slot a time is in; before 1970 is the first.
+/// The slot of a time; times before 1970 are in the first one.
 fn slot_of(seconds: f64) -> u64 {
     Duration::try_from_secs_f64(seconds).map_or(0, |since| since.as_secs() / SLOT)
 }

@@ -1,4 +1,4 @@
-//! One made-up card: who it is, what is read of it, and who is said to use it.
+//! One simulated GPU: its identity, its readings, and the processes that are shown on it.
 
 use super::curve::{load, mix, share};
 use super::holders::{ON_EACH, SimulatedProcess};
@@ -12,12 +12,12 @@ use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules,
 use model::upkeep::Board;
 use std::time::Duration;
 
-/// NVML's bit for clocks that are low because nothing is to be done.
+/// NVML's bit for clocks that are low because the GPU is idle.
 const GPU_IDLE: u64 = 1;
-/// Distinct samples that a real card takes in a second (167 ms apart).
+/// Distinct samples that a real GPU takes in a second (167 ms apart).
 const SAMPLES_A_SECOND: u32 = 6;
 
-/// A made-up card.
+/// A simulated GPU.
 #[derive(Debug)]
 pub(super) struct SimulatedGpu {
     product: &'static Product,
@@ -30,7 +30,7 @@ pub(super) struct SimulatedGpu {
     nvlink_bytes: f64,
 }
 
-/// The cards as NVML would list them, each with its ties to the others: halves of them share a NUMA node.
+/// The GPUs as NVML would list them, with the topology between them: each half of them shares a NUMA node.
 pub(super) fn tied(cards: &[SimulatedGpu]) -> Vec<Gpu> {
     let half = cards.len().div_ceil(2);
     let node = |place: usize| u32::from(place >= half);
@@ -48,12 +48,12 @@ pub(super) fn tied(cards: &[SimulatedGpu]) -> Vec<Gpu> {
     cards.iter().enumerate().map(with_ties).collect()
 }
 
-/// Direct NVLinks: the models that have any are those of boards with a switch.
+/// Direct NVLinks: all models with NVLinks are simulated on boards with a switch.
 fn through(product: &Product) -> Result<u32, Absence> {
     if product.nvlinks > 0 { Err(Absence::ThroughSwitch) } else { Ok(0) }
 }
 
-/// Bytes in a share of a whole.
+/// Bytes of a share of a whole.
 #[expect(clippy::cast_precision_loss, reason = "made up, and exact below 8 PiB")]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is what is wanted")]
 fn part(of: Bytes, share: f64) -> Bytes {
@@ -76,7 +76,7 @@ fn whole(number: f64) -> u64 {
 }
 
 impl SimulatedGpu {
-    /// The card of this index.
+    /// The GPU with this index.
     pub(super) fn new(product: &'static Product, seed: u64, index: u32) -> Self {
         let seed = mix(seed ^ u64::from(index));
         let at = crate::clock::monotonic();
@@ -111,22 +111,22 @@ impl SimulatedGpu {
         }
     }
 
-    /// Who it is.
+    /// Its identity.
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// From now on these processes use it.
+    /// Sets the processes that use it from now on.
     pub(super) fn let_to(&mut self, tenants: Vec<SimulatedProcess>) {
         self.tenants = tenants;
     }
 
-    /// How busy it is, 0 to 1. A card that nobody uses does nothing.
+    /// How busy it is, 0 to 1. A GPU without processes is idle.
     fn load(&self, now: Now) -> f64 {
         if self.tenants.is_empty() { 0.0 } else { load(self.seed, seconds(now)) }
     }
 
-    /// What a tenant holds, for as long as it lives: at most 35 % of what it may hold, and so little that all fit.
+    /// The memory of a process, constant while it lives: at most 35 % of what it may use, and so little that all fit.
     fn held_by(&self, tenant: &SimulatedProcess) -> Option<Bytes> {
         let key = tenant.process.key;
         let own = share(self.seed ^ mix(u64::from(key.pid) ^ key.start_ticks));
@@ -135,7 +135,7 @@ impl SimulatedGpu {
         Some(part(tenant.memory.map_or(most, |limit| Bytes(limit.0.min(most.0))), 0.05 + 0.3 * own))
     }
 
-    /// How the load is divided: by weights that change slowly, so that now the one, now the other is in front.
+    /// Divides the load by weights that change slowly, so that different processes lead at different times.
     fn shares(&self, now: Now) -> Vec<f64> {
         let weight =
             |tenant: &SimulatedProcess| 0.1 + load(self.seed ^ u64::from(tenant.process.key.pid), seconds(now));
@@ -144,7 +144,7 @@ impl SimulatedGpu {
         weights.into_iter().map(|weight| weight / sum.max(f64::MIN_POSITIVE)).collect()
     }
 
-    /// The processes.
+    /// The processes on this GPU.
     pub(super) fn processes(&self, now: Now) -> GpuProcesses {
         let at = now.monotonic;
         let busy = self.load(now) * 100.0;
@@ -168,7 +168,7 @@ impl SimulatedGpu {
         }
     }
 
-    /// One reading.
+    /// Reads it once.
     pub(super) fn sample(&mut self, now: Now) -> GpuSample {
         let at = now.monotonic;
         let busy = self.load(now);
@@ -207,7 +207,7 @@ impl SimulatedGpu {
         sample
     }
 
-    /// Sums over the time since the last reading.
+    /// Adds energy and NVLink bytes for the time since the last reading.
     fn add_up(&mut self, busy: f64, at: Monotonic) {
         let elapsed = self.read_at.map_or(0.0, |last| at.since(last).as_secs_f64());
         self.read_at = Some(at);
@@ -219,7 +219,7 @@ impl SimulatedGpu {
         self.product.power.map(|(idle, most)| idle + (most - idle) * 0.9 * busy)
     }
 
-    /// What tenants hold, a little of nobody's, and what a driver keeps for itself.
+    /// Sets memory: what the processes hold, a little that belongs to none, and the driver's reserve.
     fn put_memory(&self, sample: &mut GpuSample, at: Monotonic) {
         let Some(all) = self.product.memory else { return };
         let held = self.tenants.iter().filter_map(|tenant| self.held_by(tenant)).fold(Bytes(0), Bytes::plus);
@@ -230,7 +230,7 @@ impl SimulatedGpu {
         sample.memory_free = Reading::Measured(all.less(used).less(reserved), at);
     }
 
-    /// Power and what comes of it.
+    /// Sets power and the values that depend on it.
     fn put_heat(&self, sample: &mut GpuSample, busy: f64, at: Monotonic) {
         let Some(watts) = self.watts(busy) else { return };
         sample.power = Reading::Measured(Watts(watts), at);
@@ -244,7 +244,7 @@ impl SimulatedGpu {
         }
     }
 
-    /// Profiling counters, where the architecture has them.
+    /// Profiling counters, if the architecture has them.
     fn counters(&self, busy: f64, at: Monotonic) -> GpmSample {
         if !self.product.gpm {
             return GpmSample::absent(Absence::NotThisArchitecture);

@@ -1,6 +1,6 @@
-//! Living processes of this machine that are said to use the made-up cards: so that the way from a process to its
-//! container is the real one. Where cards are shared these are processes of the containers that hold them; elsewhere any
-//! but our own, those in containers first.
+//! Living processes of this machine that are shown as users of the simulated GPUs, so that finding the container of a
+//! process works as with real GPUs. With sharing, these are processes of the containers that hold GPUs. Otherwise they
+//! are any processes but the agent, those in containers first.
 
 use crate::owner::{IdentifiedProcess, OwnerReader};
 use crate::roots::HostRoots;
@@ -9,24 +9,24 @@ use model::process::ProcessOwner;
 use model::unit::Bytes;
 use std::fmt;
 
-/// Processes on one card.
+/// Processes on one GPU.
 pub(super) const ON_EACH: usize = 2;
-/// At most this many processes are looked at in one search: each costs a few reads of `/proc`, so this is some 20 ms, and
-/// what was not found is looked for again with the next list.
+/// Most processes that are read in one search: each costs a few reads of `/proc`, so this is about 20 ms. With the next
+/// list, the search for what is missing is repeated.
 const LOOKED_AT: usize = 512;
 
-/// A container that holds one of the cards.
+/// A container that holds one of the GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimulatedHolder {
     /// The container.
     pub container: ContainerId,
-    /// The card.
+    /// The GPU.
     pub gpu: GpuUuid,
-    /// How much of its memory it may use; none is no limit.
+    /// How much of its memory the container may use; `None`: no limit.
     pub memory: Option<Bytes>,
 }
 
-/// Tells which containers hold which cards now.
+/// Returns the containers that hold GPUs now, and which.
 pub struct SimulatedHolders(pub Box<dyn Fn() -> Vec<SimulatedHolder> + Send>);
 
 impl fmt::Debug for SimulatedHolders {
@@ -35,7 +35,7 @@ impl fmt::Debug for SimulatedHolders {
     }
 }
 
-/// Who uses which card.
+/// The processes that are shown on the GPUs.
 #[derive(Debug)]
 pub(super) struct SimulatedProcesses {
     roots: HostRoots,
@@ -44,31 +44,31 @@ pub(super) struct SimulatedProcesses {
     chosen: Vec<SimulatedProcess>,
 }
 
-/// A process that is said to use a card.
+/// A process that is shown as a user of a GPU.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedProcess {
     pub(super) process: IdentifiedProcess,
-    /// The place of the card that it holds; none: the cards take turns.
+    /// The index of the GPU that it holds; `None`: the process is assigned to the GPUs in turn.
     card: Option<usize>,
-    /// What it may use at most.
+    /// The most memory that it may use.
     pub(super) memory: Option<Bytes>,
 }
 
 impl SimulatedProcess {
-    /// One that uses whichever card is next.
+    /// A process that is assigned to the GPUs in turn.
     pub(super) fn of(process: IdentifiedProcess) -> Self {
         SimulatedProcess { process, card: None, memory: None }
     }
 }
 
 impl SimulatedProcesses {
-    /// For so many cards. Nobody is chosen yet.
+    /// For so many GPUs. No process is chosen yet.
     pub(super) fn new(roots: HostRoots, owners: OwnerReader, cards: u32) -> Self {
         let wanted = ON_EACH * usize::try_from(cards).unwrap_or(usize::MAX);
         SimulatedProcesses { roots, owners, wanted, chosen: Vec::new() }
     }
 
-    /// Lets go of those that ended and looks for others in their place.
+    /// Drops the processes that have ended, and looks for others.
     pub(super) fn renew(&mut self) {
         self.forget_the_dead();
         if self.chosen.len() < self.wanted {
@@ -80,7 +80,7 @@ impl SimulatedProcesses {
         }
     }
 
-    /// One process of each container that holds a card, and nobody else's.
+    /// Chooses one process of each container that holds a GPU, and no other process.
     pub(super) fn of_holders(&mut self, holders: &[SimulatedHolder], cards: &[GpuUuid]) {
         self.forget_the_dead();
         let mut processes: Vec<IdentifiedProcess> = self.chosen.drain(..).map(|tenant| tenant.process).collect();
@@ -104,7 +104,8 @@ impl SimulatedProcesses {
         }
     }
 
-    /// Those on one card: the cards take turns, so that few processes are spread over many cards.
+    /// The processes on one GPU. Processes that hold none are assigned in turn, so that few processes spread over many
+    /// GPUs.
     pub(super) fn of(&self, card: u32) -> Vec<SimulatedProcess> {
         let cards = self.wanted / ON_EACH;
         let place = usize::try_from(card).unwrap_or(usize::MAX);
@@ -124,12 +125,12 @@ impl SimulatedProcesses {
         });
     }
 
-    /// Programs (not threads of the kernel, which have no command line) that are not known yet; not this program.
+    /// Processes that are not known yet, without kernel threads (which have no command line) and the agent itself.
     fn search(&mut self, known: impl Fn(u32) -> bool) -> Vec<IdentifiedProcess> {
         let Ok(entries) = std::fs::read_dir(&self.roots.procfs) else { return Vec::new() };
         let mut pids: Vec<u32> =
             entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-        // The youngest are workloads rather than services of the machine.
+        // The youngest processes are more likely workloads than services of the machine.
         pids.sort_unstable_by(|one, other| other.cmp(one));
         let own = self.own_pid();
         let mut found = Vec::new();
@@ -142,7 +143,7 @@ impl SimulatedProcesses {
         found
     }
 
-    /// Our number as the host's `/proc` has it: in a PID namespace of our own it is another one there.
+    /// The agent's PID in the host's `/proc`, which differs if the agent is in a PID namespace of its own.
     fn own_pid(&self) -> Option<u32> {
         std::fs::read_link(self.roots.procfs.join("self")).ok()?.to_str()?.parse().ok()
     }

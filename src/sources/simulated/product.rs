@@ -1,28 +1,28 @@
-//! Cards as they are sold: what the data sheets say.
+//! Data of GPU models, from their data sheets.
 
 use model::gpu::ComputeCapability;
 use model::unit::Bytes;
 
-/// What all cards of a model have in common.
+/// The data that all GPUs of a model share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Product {
-    /// Short name.
+    /// The short name.
     pub(super) model: &'static str,
-    /// Name that NVML gives.
+    /// The name that NVML returns.
     pub(super) name: &'static str,
     /// Architecture.
     pub(super) architecture: &'static str,
-    /// All memory; `None` where NVML does not tell.
+    /// Total memory; `None` if NVML does not tell.
     pub(super) memory: Option<Bytes>,
-    /// SM and memory clock, MHz.
+    /// Clocks of SMs and memory, in MHz.
     pub(super) clocks: (u32, u32),
-    /// Idle and highest power in watts; `None` where NVML does not tell.
+    /// Idle and highest power in watts; `None` if NVML does not tell.
     pub(super) power: Option<(f64, f64)>,
-    /// NVLinks.
+    /// The number of NVLinks.
     pub(super) nvlinks: u32,
-    /// Whether it can be divided.
+    /// Whether it supports MIG.
     pub(super) mig: bool,
-    /// Whether it has the profiling counters.
+    /// Whether it has GPM.
     pub(super) gpm: bool,
 }
 
@@ -66,7 +66,7 @@ const L40S: Product = Product {
     gpm: false,
 };
 
-/// Every model that can be made up.
+/// All models that can be simulated.
 pub(super) const PRODUCTS: [Product; 12] = [
     H100,
     Product { model: "H200", name: "NVIDIA H200", memory: mib(143_771), clocks: (1980, 3201), ..H100 },
@@ -154,7 +154,7 @@ impl Product {
         ComputeCapability { major, minor }
     }
 
-    /// By its short name, large or small letters.
+    /// The model with this short name, in upper or lower case.
     pub(super) fn named(model: &str) -> Option<&'static Product> {
         PRODUCTS.iter().find(|product| product.model.eq_ignore_ascii_case(model))
     }

@@ -1,4 +1,4 @@
-//! GPUs: a line each for the overview, and the tree of what runs on them.
+//! GPUs: one line each for the overview, and the tree of the pods and processes on them.
 
 use crate::top::pods::{number, pod_name, sum};
 use crate::top::processes::owner_name;
@@ -11,7 +11,7 @@ use wire::api::gpus::{GpuJson, GpuProcessJson, MigInstanceJson, UnidentifiedGpuJ
 use wire::api::pods::{GpuUseJson, PodJson};
 use wire::api::processes::ProcessJson;
 
-/// From this many screen columns the bars are long.
+/// Screens with at least this many columns have long bars.
 const WIDE: u16 = 132;
 
 /// Columns of [`lines`] on a screen of `width`.
@@ -29,7 +29,7 @@ pub(crate) fn line_columns(width: u16) -> [Column; 8] {
     ]
 }
 
-/// One line for each GPU, its MIG instances below it; last those that could never be identified.
+/// One line for each GPU with its MIG instances below it, then the GPUs that could not be identified.
 pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
     let wide = width >= WIDE;
     let (util, memory) = if wide { (22, 20) } else { (8, 8) };
@@ -54,7 +54,7 @@ pub(crate) fn lines(snapshot: &Snapshot, width: u16) -> Vec<Row> {
     snapshot.gpus.gpus.iter().map(line).chain(snapshot.gpus.gpus_unidentified.iter().map(nameless)).collect()
 }
 
-/// Why it is not known stands where the model would, and in full among the notes.
+/// The line of a GPU that could not be identified. The reason is in the column of the model, and in full in the notes.
 fn nameless(gpu: &UnidentifiedGpuJson) -> Row {
     let mut cells = Cells::default();
     cells.text(gpu.index.to_string());
@@ -80,7 +80,7 @@ fn memory_cell(cells: &mut Cells, used: &ReadingJson<u64>, total: &ReadingJson<u
     cells.text(format!("{drawn} {used}/{total}"));
 }
 
-/// `H100 80GB HBM3`: the maker's name says nothing here.
+/// The model without the vendor's name: `H100 80GB HBM3`.
 fn model(gpu: &GpuJson) -> &str {
     gpu.model.strip_prefix("NVIDIA ").unwrap_or(&gpu.model)
 }
@@ -100,14 +100,14 @@ pub(crate) const TREE_COLUMNS: [Column; 7] = [
     left("KIND", 8, 100),
 ];
 
-/// Each GPU with the pods on it, their processes below them, then what belongs to no pod.
+/// Each GPU with the pods on it and their processes, then the use by no pod.
 pub(crate) fn tree(snapshot: &Snapshot) -> Vec<Row> {
     let hosts: BTreeMap<u32, &ProcessJson> = snapshot.processes.processes.iter().map(|it| (it.pid, it)).collect();
     let pods: BTreeMap<&str, &PodJson> = snapshot.pods.pods.iter().map(|it| (it.uid.as_str(), it)).collect();
     snapshot.gpus.gpus.iter().map(|gpu| card(gpu, &Seen { snapshot, hosts: &hosts, pods: &pods })).collect()
 }
 
-/// What a card's rows are made from.
+/// The data for the rows of a GPU.
 struct Seen<'a> {
     snapshot: &'a Snapshot,
     hosts: &'a BTreeMap<u32, &'a ProcessJson>,
@@ -140,7 +140,7 @@ fn card(gpu: &GpuJson, seen: &Seen<'_>) -> Row {
     Row { id: gpu.uuid.clone(), name: card_name(gpu), cells, head: true, children, ..Row::default() }
 }
 
-/// What is used by no pod: processes of the host, and memory that no process listed by the driver explains.
+/// The row for use by no pod: processes of the host, and memory that no process in the driver's list explains.
 fn no_pod(gpu: &GpuJson, strangers: Vec<Row>) -> Option<Row> {
     let unattributed = &gpu.unattributed_memory_bytes;
     if strangers.is_empty() && unattributed.value().is_none_or(|it| *it == 0) {

@@ -1,11 +1,11 @@
-//! The state as a picture. Reads nothing but the state.
+//! Draws the state as one frame. It reads nothing but the state.
 //!
 //! ```text
 //!   node, age, marks            1 line
 //!   host                        1 line
-//!   GPUs                        overview only: headings and a line each; half of the screen, and what the rows leave free
-//!   rows of the view            headings and what fits
-//!   what the selected row says  1 line
+//!   GPUs                        overview only: headings and a line each; at most half of the screen, or the free lines
+//!   rows of the view            headings and the rows that fit
+//!   detail of the selected row  1 line
 //!   keys, or the filter         1 line
 //! ```
 
@@ -23,16 +23,16 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 use std::collections::BTreeSet;
 use wire::api::ReadingJson;
 
-/// Below this the picture cannot be read; the screen says so instead.
+/// Smallest screen, columns and lines. On a smaller one only a message is shown.
 const SMALLEST: (u16, u16) = (40, 8);
 
 const HELP: &str = " 1 2 3 4   overview, GPUs, pods, processes        Tab  next view
- u g c m n sort by GPU use, GPU memory, CPU, memory, name; r turns the order
+ u g c m n sort by GPU use, GPU memory, CPU, memory, name; r reverses it
  /         filter by part of a name, command, owner, image, UUID; Esc clears
  up down   select a row: the line at the bottom says what it is and why a
            value is absent; PgUp PgDn Home End, j k
- space     pause; the ages go on counting
- Ctrl-L    draw anew         q  quit        any key leaves this page
+ space     pause; the ages count on
+ Ctrl-L    redraw            q  quit        any key leaves this page
 
  –         could not be read; never zero. The line at the bottom says why
  *         read more than 10 s ago; the line at the bottom says when
@@ -41,9 +41,9 @@ const HELP: &str = " 1 2 3 4   overview, GPUs, pods, processes        Tab  next 
  CPU       cores in use: 1.50 is one and a half cores
  MEM       working set of a pod, resident memory of a process
  no pod    processes of the host, and memory that no listed process explains
- SIMULATED the GPUs are made up: gpu-steward agent --gpus simulated";
+ SIMULATED the GPUs are simulated: gpu-steward agent --gpus simulated";
 
-/// Draws one frame and tells how many rows of the view it had room for.
+/// Draws one frame and returns how many rows of the view fit.
 pub(crate) fn draw(frame: &mut Frame<'_>, state: &State, look: Look) -> usize {
     let area = frame.area();
     if area.width < SMALLEST.0 || area.height < SMALLEST.1 {
@@ -90,7 +90,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &State, look: Look) -> usize {
     room
 }
 
-/// Lines that a picture needs which leaves nothing out.
+/// The height of a frame that shows everything.
 pub(crate) fn whole_height(state: &State, width: u16) -> u16 {
     let cards = match (&state.snapshot, state.view) {
         (Some(snapshot), View::Overview) => all_cards(snapshot, width).len() + 1,
@@ -105,14 +105,14 @@ fn all_cards(snapshot: &Snapshot, width: u16) -> Vec<Flat> {
     flatten(cards::lines(snapshot, width), &order)
 }
 
-/// The GPUs' lines that fit into half of the screen or into what the rows below them leave free, whichever is more; the last
-/// one counts those that do not.
+/// The lines of GPUs that fit into half of the screen or into the lines that the rows below leave free, whichever is
+/// more. If not all fit, the last line counts the others.
 fn card_rows(state: &State, area: Rect) -> Vec<Flat> {
     let (View::Overview, Some(snapshot), false) = (state.view, &state.snapshot, state.help) else { return Vec::new() };
     let mut rows = all_cards(snapshot, area.width);
     let height = usize::from(area.height);
     let half = (height / 2).saturating_sub(2).max(1);
-    // Title, host, detail and keys; the GPUs' headings; headings of the rows, and a line for the word that there are none.
+    // Title, host, detail and keys; the GPUs' headings; the rows' headings; and one line if there are no rows.
     let free = height.saturating_sub(4 + 1 + 1 + state.rows.len().max(1));
     let most = half.max(free);
     if rows.len() > most {
@@ -120,7 +120,7 @@ fn card_rows(state: &State, area: Rect) -> Vec<Flat> {
         rows.truncate(most - 1);
         let mut more =
             Flat { id: String::new(), name: String::new(), cells: Default::default(), head: false, depth: 0 };
-        // Two columns, so that it fits where the column of the model is narrow.
+        // Two cells, so that the text fits where the model column is narrow.
         more.cells.text(format!("+{left_out}")).text("more: key 2");
         rows.push(more);
     }
@@ -150,7 +150,7 @@ fn title_line(state: &State, look: Look) -> Line<'static> {
     Line::from(spans)
 }
 
-/// The machine, as much of it as the screen has room for, the more telling parts first.
+/// The readings of the host that fit into one line, the most important first.
 fn host_line(snapshot: &Snapshot, width: u16) -> Line<'static> {
     let node = &snapshot.node;
     let absent = || ABSENT.to_owned();
@@ -181,7 +181,7 @@ fn host_line(snapshot: &Snapshot, width: u16) -> Line<'static> {
     line
 }
 
-/// Where there are no GPUs, why, and what to do. Gives back the area that is left.
+/// If there are no GPUs, shows the reason and the advice. Returns the area that is left.
 fn no_gpus(frame: &mut Frame<'_>, snapshot: &Snapshot, state: &State, body: Rect) -> Rect {
     let source = &snapshot.node.gpu_source;
     let some = !snapshot.gpus.gpus.is_empty() || !snapshot.gpus.gpus_unidentified.is_empty();
@@ -192,7 +192,7 @@ fn no_gpus(frame: &mut Frame<'_>, snapshot: &Snapshot, state: &State, body: Rect
         (Some(reason), Some(advice), _) => format!("No GPUs: {reason}. {advice}"),
         (_, _, "switched_off") => "No GPUs: switched off (--gpus none)".to_owned(),
         (_, _, "starting") => "No GPUs yet: the driver has not been asked".to_owned(),
-        (_, _, "released") => "No GPUs read: the driver is let go of because an operator asked for it".to_owned(),
+        (_, _, "released") => "No GPU readings: the driver is released at an operator's request".to_owned(),
         (_, _, "hanging") => "No GPUs: every call to the driver hangs".to_owned(),
         _ => "No GPUs on this machine".to_owned(),
     };
@@ -202,7 +202,7 @@ fn no_gpus(frame: &mut Frame<'_>, snapshot: &Snapshot, state: &State, body: Rect
     below
 }
 
-/// What the cells of a table depend on beside their rows.
+/// The inputs of a table besides its rows.
 #[derive(Clone, Copy)]
 struct Paint<'a> {
     look: Look,
@@ -244,7 +244,7 @@ fn table<'a>(columns: &[Column], rows: &'a [Flat], selected: Option<usize>, pain
     Table::new(lines, widths).column_spacing(1).header(Row::new(headings).style(paint.look.heading()))
 }
 
-/// A title, with a sign where the rows are sorted by it.
+/// The title of a column, with a sign if the rows are sorted by it.
 fn heading(column: &Column, state: &State) -> String {
     let sorted = match state.order.sort {
         Sort::Gpu => column.title == "GPU%",
@@ -261,7 +261,7 @@ fn heading(column: &Column, state: &State) -> String {
     }
 }
 
-/// A silent agent first, then what the selected row is and what is to be said of its values.
+/// The detail line: the failure if the agent does not answer, else the name of the selected row and its notes.
 fn detail_line(state: &State, look: Look, width: u16) -> Line<'static> {
     if let Some(failure) = &state.failure {
         return Line::styled(format!(" {failure} "), look.warning());
@@ -272,7 +272,7 @@ fn detail_line(state: &State, look: Look, width: u16) -> Line<'static> {
             if filter.is_empty() { "nothing to show".to_owned() } else { format!("nothing matches {filter:?}") };
         return Line::styled(nothing, look.quiet());
     };
-    // Of columns that are not shown nothing needs to be explained.
+    // Columns that are not shown have no notes.
     let columns = state.view.columns();
     let shown = |column: usize| columns.get(column).is_none_or(|column| column.from <= width);
     let notes = row.cells.notes.iter().filter(|(column, _)| shown(*column)).map(|(_, words)| words.as_str());
@@ -291,7 +291,7 @@ fn key_line(state: &State, look: Look) -> Line<'static> {
     Line::styled(format!("{text}  Tab view  / filter  ugcmn sort  space pause  ? help  q quit"), look.quiet())
 }
 
-/// What a plain frame says below its rows: the notes of every row, because nothing can be selected there.
+/// The text below the rows of a plain frame: the notes of every row, because no row can be selected there.
 pub(crate) fn notes(state: &State, width: u16) -> Vec<String> {
     let snapshot = state.snapshot.as_deref().filter(|_| state.view == View::Overview);
     let cards = snapshot.map(|snapshot| (cards::line_columns(width).to_vec(), all_cards(snapshot, width)));

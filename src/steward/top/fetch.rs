@@ -1,4 +1,4 @@
-//! Asks the agent. The only place of `top` that knows HTTP.
+//! Fetches the snapshot from the agent. This is the only part of `top` that uses HTTP.
 
 use crate::top::snapshot::Snapshot;
 use http_body_util::{BodyExt, Empty, Limited};
@@ -12,18 +12,20 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// For one answer. The agent answers from memory in milliseconds; on a machine that swaps it may take seconds.
+/// Time limit for one answer. The agent answers from memory in milliseconds; on a machine that swaps it may take
+/// seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Of one answer: 8,192 cgroups of about 4 KiB each are 32 MiB, twice that is a stranger's answer.
+/// Largest answer in bytes. 8,192 cgroups of about 4 KiB each are 32 MiB; an answer of more than twice that is not from
+/// an agent.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// Bytes of a refusal that are shown; the agent's is one sentence.
+/// Bytes of a refusal that are shown. The agent sends one sentence.
 const MAX_REFUSAL: usize = 400;
 
-/// Why there is no snapshot.
+/// The reason why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
-    #[error("{url:?} is no address of an agent: it must look like http://127.0.0.1:9410")]
+    #[error("{url:?} is not the address of an agent: it must look like http://127.0.0.1:9410")]
     Url { url: String },
     #[error("cannot read the token file {path:?}: {source}")]
     Token { path: PathBuf, source: std::io::Error },
@@ -46,16 +48,16 @@ pub(crate) enum FetchError {
 }
 
 impl FetchError {
-    /// Whether what the user wrote is wrong, not what was met.
+    /// Whether the user's arguments are wrong, and not the connection or the answer.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(self, FetchError::Url { .. } | FetchError::Token { .. })
     }
 }
 
-/// Where and how to ask.
+/// The agent's address and the token.
 #[derive(Clone, Debug)]
 pub(crate) struct Agent {
-    /// As the user wrote it, without a trailing slash.
+    /// The URL as the user wrote it, without a trailing slash.
     url: String,
     /// `host:port`.
     authority: String,
@@ -65,7 +67,7 @@ pub(crate) struct Agent {
 // === impl Agent ===
 
 impl Agent {
-    /// Checks what the user wrote.
+    /// Checks the user's arguments.
     pub(crate) fn new(url: &str, token_file: Option<&PathBuf>) -> Result<Agent, FetchError> {
         let refuse = || FetchError::Url { url: url.to_owned() };
         let parsed: Uri = url.parse().map_err(|_| refuse())?;
@@ -81,7 +83,7 @@ impl Agent {
         Ok(Agent { url: url.trim_end_matches('/').to_owned(), authority, token })
     }
 
-    /// All four documents over one connection.
+    /// Fetches all four documents over one connection.
     pub(crate) async fn fetch(&self) -> Result<Snapshot, FetchError> {
         let connect = |source| FetchError::Connect { url: self.url.clone(), source };
         let stream = match timeout(PATIENCE, TcpStream::connect(&self.authority)).await {
@@ -98,12 +100,12 @@ impl Agent {
                 processes: self.get(&mut sender, "/api/v1/processes").await?,
             })
         };
-        // The connection is driven beside the questions and dropped with them: no task outlives a look.
+        // The connection is polled together with the requests and dropped with them, so no task outlives a fetch.
         tokio::pin!(questions);
         tokio::select! {
             answers = &mut questions => answers,
             ended = connection => match ended {
-                // Closed after the last answer was read into memory: the questions still have it.
+                // The connection closed after the last answer was read into memory: the requests still have it.
                 Ok(()) => questions.await,
                 Err(source) => Err(http(source)),
             },
@@ -153,7 +155,7 @@ impl Agent {
     }
 }
 
-/// One thread is enough for one connection.
+/// A single-threaded runtime, which is enough for one connection.
 pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }

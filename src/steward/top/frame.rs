@@ -1,4 +1,4 @@
-//! One frame as plain text: for a pipe, a log, a terminal that cannot be painted.
+//! One frame as plain text, for a pipe, a log or a terminal without cursor control.
 
 use crate::top::draw::{draw, notes, whole_height};
 use crate::top::look::Look;
@@ -6,13 +6,13 @@ use crate::top::state::State;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-/// Notes of this many kinds are printed; the rest is counted. A hundred rows have the same few reasons.
+/// Most notes that are printed; the others are counted. A hundred rows share a few reasons.
 const MAX_NOTES: usize = 20;
 
-/// The whole picture, `width` columns wide and as high as it must be to leave nothing out.
+/// The whole frame, `width` columns wide and high enough to show everything.
 pub(crate) fn plain(state: &State, width: u16) -> String {
     let lines = painted(state, width, whole_height(state, width));
-    // The last line names keys, which a pipe has not; the one above speaks of a selection.
+    // The last line lists keys and the line above it describes the selection; a pipe has neither.
     let body = lines.len().saturating_sub(2);
     let mut text: Vec<String> = lines.into_iter().take(body).collect();
     while text.last().is_some_and(String::is_empty) {
@@ -26,9 +26,9 @@ pub(crate) fn plain(state: &State, width: u16) -> String {
     text.join("\n") + "\n"
 }
 
-/// The lines of a screen of that size, without blanks at their ends.
+/// The lines of a screen of this size, without trailing blanks.
 pub(crate) fn painted(state: &State, width: u16, height: u16) -> Vec<String> {
-    // A buffer in memory: nothing can fail, and an empty picture is what is left if it did.
+    // The backend is a buffer in memory, so this does not fail; if it did, the frame would be empty.
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
     let Ok(_) = terminal.draw(|frame| {
         draw(frame, state, Look { colour: false });
@@ -114,7 +114,7 @@ mod tests {
         assert!(!text.contains("quit"), "a pipe has no keys");
     }
 
-    /// The node of the stage with `cards` whole cards and `pods` pods of one container.
+    /// The test node with `cards` GPUs without MIG and `pods` pods of one container.
     fn node(cards: usize, pods: usize) -> State {
         let mut snapshot = stage::snapshot();
         let card = snapshot.gpus.gpus[1].clone();
@@ -129,7 +129,7 @@ mod tests {
         state
     }
 
-    /// Cards and pods that have a line.
+    /// Number of GPUs and pods that have a line.
     fn lines(text: &str) -> (usize, usize) {
         let card = |line: &&str| line.contains("H100 80GB") && line.starts_with(|c: char| c.is_ascii_digit());
         let pod = |line: &&str| line.trim_start().split('/').nth(1).is_some_and(|name| name.starts_with("pod-"));
@@ -202,7 +202,7 @@ mod tests {
         assert!(plain(&state, 80).contains("– GPU 3 could not be identified: GPU is lost"));
     }
 
-    /// Puts something else in place of the numbered leaf of a document.
+    /// Replaces the leaf with number `left` in a document by `with`.
     fn replace(value: &mut Value, left: &mut usize, with: &Value) {
         match value {
             Value::Array(items) => items.iter_mut().for_each(|item| replace(item, left, with)),
@@ -231,7 +231,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Promise 18 in docs/specification.md: of what an agent says anything may be strange, one leaf or several.
+        /// Promise 18 in docs/specification.md: any leaf of an agent's answer may have any value, one leaf or several.
         #[test]
         fn whatever_can_be_read_can_be_drawn(
             changes in prop::collection::vec((0_usize..900, strange()), 1..40), width in 1_u16..200, height in 1_u16..60,
@@ -241,7 +241,7 @@ mod tests {
             for (leaf, with) in changes {
                 let before = answer.clone();
                 replace(&mut answer, &mut leaf.clone(), &with);
-                // A document whose leaf is of another kind cannot be read, and is not shown.
+                // A document with a leaf of a wrong type cannot be parsed and is not shown.
                 let Ok(snapshot) = serde_json::from_value::<Snapshot>(answer.clone()) else {
                     answer = before;
                     continue;

@@ -1,8 +1,8 @@
-//! Keys, apart from the terminal library that reads them.
+//! The keys of `top`, independent of the terminal library.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-/// A key that means something here.
+/// A key that `top` uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Key {
     Character(char),
@@ -17,14 +17,14 @@ pub(crate) enum Key {
     End,
     Next,
     Previous,
-    /// Ctrl-C: ends whatever is going on.
+    /// Ctrl-C or Ctrl-D: ends the program in every mode.
     Interrupt,
-    /// Ctrl-L: draws everything anew.
+    /// Ctrl-L: redraws the whole screen.
     Redraw,
 }
 
 impl Key {
-    /// From the terminal; `None` for keys without a meaning, and for the release of a key.
+    /// Converts a key event of the terminal; `None` for unused keys and for the release of a key.
     pub(crate) fn from_event(event: &KeyEvent) -> Option<Key> {
         if event.kind == KeyEventKind::Release {
             return None;

@@ -1,4 +1,5 @@
-//! Colours, or none. Nothing is said by colour alone: each coloured word says the same in black and white.
+//! Styles with or without colours. Colour never carries information alone: each coloured word has the same meaning in
+//! black and white.
 
 use ratatui::style::{Color, Modifier, Style};
 
@@ -22,12 +23,12 @@ impl Look {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// The head of a family of rows.
+    /// The top row of a group of rows.
     pub(crate) fn head(self) -> Style {
         self.pick(Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD), Style::new().add_modifier(Modifier::BOLD))
     }
 
-    /// What must not be overlooked: made-up GPUs, a silent agent.
+    /// A warning, such as simulated GPUs or an agent that does not answer.
     pub(crate) fn warning(self) -> Style {
         self.pick(
             Style::new().fg(Color::Black).bg(Color::Yellow).add_modifier(Modifier::BOLD),
@@ -35,7 +36,7 @@ impl Look {
         )
     }
 
-    /// What is there to be read once.
+    /// Text that matters less, such as the list of keys.
     pub(crate) fn quiet(self) -> Style {
         self.pick(Style::new().fg(Color::DarkGray), Style::new())
     }

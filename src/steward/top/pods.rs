@@ -1,4 +1,4 @@
-//! Pods as rows, their containers below them, and containers that belong to no pod.
+//! Rows for pods with their containers, and for containers of no pod.
 
 use crate::top::show::{ABSENT, Cells, bytes, cores, percent, rate};
 use crate::top::snapshot::Snapshot;
@@ -6,7 +6,7 @@ use crate::top::table::{Amounts, Column, Row, fill, left, right};
 use wire::api::ReadingJson;
 use wire::api::pods::{CgroupUseJson, ContainerJson, GpuUseJson, NetworkJson, PodJson};
 
-/// In the order in which [`rows`] fills them.
+/// The columns, in the order in which [`rows`] fills them.
 pub(crate) const COLUMNS: [Column; 14] = [
     fill("POD"),
     left("GPU", 7, 0),
@@ -24,14 +24,14 @@ pub(crate) const COLUMNS: [Column; 14] = [
     left("QOS", 10, 144),
 ];
 
-/// All of them; containers only when they are wanted, because a pod of one container would say everything twice.
+/// Rows for all pods. `containers` adds the containers of each pod; without it a pod of one container has only one row.
 pub(crate) fn rows(snapshot: &Snapshot, containers: bool) -> Vec<Row> {
     let pods = snapshot.pods.pods.iter().map(|pod| pod_row(pod, snapshot, containers));
     let alone = snapshot.pods.containers.iter().map(|container| container_row(container, snapshot, true));
     pods.chain(alone).collect()
 }
 
-/// `namespace/name`, or the UID where nobody told a name.
+/// `namespace/name`, or the UID if the name is not known.
 pub(crate) fn pod_name(namespace: Option<&str>, name: Option<&str>, uid: &str) -> String {
     match (namespace, name) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
@@ -68,7 +68,7 @@ fn container_row(container: &ContainerJson, snapshot: &Snapshot, alone: bool) ->
     Row { id: format!("container {}", container.id), ..row }
 }
 
-/// The cells of everything that a cgroup counts, but the last one.
+/// A row with all cells of a pod or container except the last one.
 fn used(
     name: &str,
     usage: &CgroupUseJson,
@@ -107,7 +107,8 @@ fn used(
     Row { name: name.to_owned(), cells, amounts, ..Row::default() }
 }
 
-/// The three cells about GPUs: which, how much use, how much memory. Sums over all devices; blank where there is none.
+/// The three cells about GPUs: devices, use and memory. Use and memory are sums over all devices; blank without a
+/// device.
 fn on_gpus(cells: &mut Cells, shares: &[GpuUseJson], snapshot: &Snapshot) -> (Option<f64>, Option<f64>) {
     if shares.is_empty() {
         cells.blank().blank().blank();
@@ -121,7 +122,7 @@ fn on_gpus(cells: &mut Cells, shares: &[GpuUseJson], snapshot: &Snapshot) -> (Op
     (sm.value().copied(), memory.value().map(|it| number(*it)))
 }
 
-/// The sum of readings: absent if one is, as old as the oldest.
+/// The sum of readings. It is absent if one reading is absent, and as old as the oldest.
 pub(crate) fn sum<'a, T: Clone + 'a>(
     readings: impl Iterator<Item = &'a ReadingJson<T>>,
     zero: T,
@@ -140,7 +141,7 @@ pub(crate) fn sum<'a, T: Clone + 'a>(
     total
 }
 
-/// For sorting.
+/// The bytes as a number to sort by.
 #[expect(clippy::cast_precision_loss, reason = "two rows that differ by less are equal to people")]
 pub(crate) fn number(bytes: u64) -> f64 {
     bytes as f64

@@ -1,4 +1,4 @@
-//! Processes as rows.
+//! Rows for processes.
 
 use crate::top::pods::{container_name, number, pod_name, sum};
 use crate::top::show::{Cells, bytes, cores, percent};
@@ -7,7 +7,7 @@ use crate::top::table::{Amounts, Column, Row, fill, left, right};
 use wire::api::owner::OwnerJson;
 use wire::api::processes::ProcessJson;
 
-/// In the order in which [`rows`] fills them.
+/// The columns, in the order in which [`rows`] fills them.
 pub(crate) const COLUMNS: [Column; 11] = [
     right("PID", 8, 0),
     left("COMMAND", 15, 0),
@@ -22,12 +22,12 @@ pub(crate) const COLUMNS: [Column; 11] = [
     right("WRITTEN", 7, 116),
 ];
 
-/// All that the agent knows.
+/// Rows for all processes that the agent knows.
 pub(crate) fn rows(snapshot: &Snapshot) -> Vec<Row> {
     snapshot.processes.processes.iter().map(|process| row(process, snapshot)).collect()
 }
 
-/// Whose a process is, in a few words.
+/// The owner of a process in a few words.
 pub(crate) fn owner_name(owner: &OwnerJson) -> String {
     let container = owner.container_id.as_deref().map(|id| container_name(owner.container.as_deref(), id));
     match owner.kind.as_str() {

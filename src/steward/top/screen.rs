@@ -1,11 +1,11 @@
-//! The live view: terminal, keys, signals, and a thread that asks the agent.
+//! The live view: terminal, keys, signals, and a thread that fetches snapshots from the agent.
 //!
 //! ```text
 //!   top-fetch ──Snapshot | Failed──▶ loop ──State──▶ draw
 //!   keys, ticks, signals ──────────────┘
 //! ```
 //!
-//! The terminal is given back on every way out: the end, an error, a signal, a panic.
+//! The terminal is restored on every exit: the normal end, an error, a signal, a panic.
 
 use crate::top::draw::draw;
 use crate::top::fetch::{self, Agent, FetchError};
@@ -25,12 +25,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Between two looks at keys and signals: short enough to feel at once, long enough to cost nothing.
+/// Time between two checks of keys and signals: short enough to feel immediate, long enough to cost almost nothing.
 const TICK: Duration = Duration::from_millis(100);
-/// Answers that wait to be shown: one, and one that is on its way.
+/// Length of the queue of answers: one to show, and one that arrives meanwhile.
 const WAITING: usize = 2;
 
-/// Why the live view ended without being told to.
+/// The error that ended the live view.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ScreenError {
     #[error("the terminal: {0}")]
@@ -41,11 +41,11 @@ pub(crate) enum ScreenError {
     Fetch(#[from] FetchError),
 }
 
-/// Shows the agent until the user or a signal ends it.
+/// Shows the node until the user or a signal ends it.
 pub(crate) fn live(agent: Agent, interval: Duration, look: Look) -> Result<(), ScreenError> {
     let stop = signals()?;
     let answers = Answers::start(agent, interval)?;
-    // The first answer is waited for before the screen is taken: an agent that is not there is a plain error line.
+    // Wait for the first answer before the screen changes, so that a missing agent is a plain error line.
     let mut state = State::new(interval);
     let began = Instant::now();
     state.apply(Input::Snapshot(Arc::new(answers.first()?)), began.elapsed());
@@ -74,7 +74,7 @@ fn key(event: &Event) -> Option<Key> {
     }
 }
 
-/// A flag that the signals which end a program raise.
+/// A flag that SIGTERM, SIGINT and SIGHUP set.
 fn signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
@@ -83,10 +83,10 @@ fn signals() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// The thread that asks; it ends when nobody listens any more.
+/// The queue of the thread `top-fetch`. The thread ends when this is dropped.
 struct Answers {
     answers: Receiver<Result<Snapshot, FetchError>>,
-    /// Dropped to wake the thread from its pause.
+    /// Dropping this wakes the thread from its pause.
     _running: Sender<()>,
 }
 
@@ -103,7 +103,7 @@ impl Answers {
     }
 
     fn first(&self) -> Result<Snapshot, ScreenError> {
-        let gone = || ScreenError::Thread(io::Error::other("the thread that asks has ended"));
+        let gone = || ScreenError::Thread(io::Error::other("the thread top-fetch has ended"));
         Ok(self.answers.recv().map_err(|_| gone())??)
     }
 
@@ -117,11 +117,11 @@ impl Answers {
 
 type Ends<'a> = (&'a SyncSender<Result<Snapshot, FetchError>>, &'a Receiver<()>);
 
-/// Asks by deadline, so that slow answers do not add to the interval.
+/// Fetches at fixed deadlines, so that slow answers do not add to the interval.
 fn ask_forever(runtime: &tokio::runtime::Runtime, agent: &Agent, interval: Duration, (send, ended): Ends<'_>) {
     loop {
         let deadline = Instant::now() + interval;
-        // A full queue means that the screen has not shown the last ones yet: this one is dropped, the next is newer.
+        // A full queue means that the screen has not shown the last answers yet: drop this one, the next is newer.
         if let Err(TrySendError::Disconnected(_)) = send.try_send(runtime.block_on(agent.fetch())) {
             return;
         }
@@ -132,7 +132,7 @@ fn ask_forever(runtime: &tokio::runtime::Runtime, agent: &Agent, interval: Durat
     }
 }
 
-/// The terminal while it is ours.
+/// The terminal while `top` uses it.
 struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
 }
@@ -165,7 +165,7 @@ impl Drop for Screen {
     }
 }
 
-/// Whatever fails here cannot be told: the terminal may be gone.
+/// Restores the terminal. An error here cannot be shown, because the terminal may be gone.
 fn give_back() {
     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
     let _ = disable_raw_mode();

@@ -1,14 +1,14 @@
-//! What the user asked for: `gpu-steward top …`.
+//! Settings and command line of `gpu-steward top`.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where an agent listens unless it was told otherwise.
+/// Default address of an agent.
 const URL: &str = "http://127.0.0.1:9410";
-/// The agent makes a view each second, so asking more often than this shows nothing new; `0.2` is allowed for fast agents.
+/// Shortest interval in seconds. An agent makes a view each second by default; shorter intervals are for faster agents.
 const MIN_INTERVAL: f64 = 0.2;
-/// An hour: a longer pause is no live view.
+/// Longest interval in seconds: one hour.
 const MAX_INTERVAL: f64 = 3600.0;
 
 const NOTES: &str = "\
@@ -18,19 +18,19 @@ A value that could not be read is shown as – and the line at the bottom says w
 /// Settings of `top`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// The agent.
+    /// The address of the agent.
     pub(crate) url: String,
-    /// A bearer token for an agent that wants one.
+    /// File with a bearer token, for an agent that needs one.
     pub(crate) token_file: Option<PathBuf>,
-    /// From one look to the next.
+    /// Time between two fetches.
     pub(crate) interval: Duration,
-    /// One frame as plain text, then the end.
+    /// Prints one frame as plain text and ends.
     pub(crate) once: bool,
-    /// The answers as one JSON document, then the end.
+    /// Prints the answers as one JSON document and ends.
     pub(crate) json: bool,
 }
 
-/// The grammar.
+/// The command line.
 pub(crate) fn command() -> Command {
     Command::new("top")
         .about("Watch this node's GPUs, pods and processes in the terminal")
@@ -41,7 +41,7 @@ pub(crate) fn command() -> Command {
                 .long("token-file")
                 .value_name("PATH")
                 .value_parser(value_parser!(PathBuf))
-                .help("File with a bearer token, for an agent that wants one (--api-token-file)"),
+                .help("File with a bearer token, for an agent that needs one (--api-token-file)"),
         )
         .arg(
             Arg::new("interval")
@@ -49,7 +49,7 @@ pub(crate) fn command() -> Command {
                 .value_name("SECONDS")
                 .default_value("1")
                 .value_parser(interval)
-                .help("Time from one look to the next"),
+                .help("Time between two updates"),
         )
         .arg(Arg::new("once").long("once").action(ArgAction::SetTrue).help("Print one frame as plain text and end"))
         .arg(
@@ -64,7 +64,8 @@ pub(crate) fn command() -> Command {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.trim_end_matches('s').parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    let seconds: f64 =
+        text.trim_end_matches('s').parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     if (MIN_INTERVAL..=MAX_INTERVAL).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
@@ -75,7 +76,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 // === impl Settings ===
 
 impl Settings {
-    /// From what clap read with [`command`].
+    /// Reads the settings from matches of [`command`].
     pub(crate) fn read(matches: &ArgMatches) -> Settings {
         Settings {
             url: matches.get_one::<String>("url").cloned().unwrap_or_else(|| URL.to_owned()),

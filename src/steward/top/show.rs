@@ -1,15 +1,15 @@
-//! Numbers and readings as the few characters of a cell.
+//! Formats numbers and readings for the few characters of a cell.
 
 use wire::api::ReadingJson;
 
 /// Stands for a value that could not be read.
 pub(crate) const ABSENT: &str = "–";
-/// A reading older than this many seconds carries a mark: the slowest of the agent's own periods is 5 s.
+/// A reading older than this many seconds has a mark. The slowest of the agent's periods is 5 s.
 pub(crate) const OLD: f64 = 10.0;
-/// That mark.
+/// The mark of an old reading.
 pub(crate) const OLD_MARK: char = '*';
 
-/// Cells of one row, and what must be said about them in words.
+/// Cells of one row, and notes about them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cells {
     /// In the order of the view's columns.
@@ -27,12 +27,12 @@ impl Cells {
         self
     }
 
-    /// Nothing, because there is nothing to measure.
+    /// An empty cell, because there is nothing to measure.
     pub(crate) fn blank(&mut self) -> &mut Self {
         self.text("")
     }
 
-    /// A reading called `name`.
+    /// A cell with the reading called `name`.
     pub(crate) fn reading<T>(
         &mut self,
         name: &str,
@@ -43,13 +43,13 @@ impl Cells {
         self.text(text)
     }
 
-    /// Words about the cell that comes next.
+    /// A note about the next cell.
     pub(crate) fn remark(&mut self, words: String) {
         self.notes.push((self.texts.len(), words));
     }
 
-    /// As [`Cells::note`], of what somebody set or built: it is read rarely because it rarely changes, so its age says
-    /// nothing.
+    /// As [`Cells::note`], for a property of the hardware or a configured value. It rarely changes and is read rarely,
+    /// so its age means nothing and gets no mark.
     pub(crate) fn fact<T>(&mut self, name: &str, fact: &ReadingJson<T>, show: impl FnOnce(&T) -> String) -> String {
         match fact {
             ReadingJson::Measured { value, .. } => show(value),
@@ -57,7 +57,7 @@ impl Cells {
         }
     }
 
-    /// The text of a reading that is part of a cell; what must be said about it is kept.
+    /// The text of a reading that is part of a cell. Adds a note if the reading is absent or old.
     pub(crate) fn note<T>(&mut self, name: &str, reading: &ReadingJson<T>, show: impl FnOnce(&T) -> String) -> String {
         match reading {
             ReadingJson::Measured { value, age_seconds } if *age_seconds > OLD => {
@@ -79,7 +79,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     scaled(bytes as f64)
 }
 
-/// The same of a rate.
+/// The same for a rate.
 pub(crate) fn rate(bytes_per_second: &f64) -> String {
     scaled(*bytes_per_second)
 }
@@ -122,7 +122,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// `[||||    ]`, `width` characters with its brackets. Drawn with signs that every terminal has.
+/// `[||||    ]`, `width` characters with its brackets. The characters exist in every terminal.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -135,7 +135,7 @@ pub(crate) fn bar(ratio: Option<f64>, width: u16) -> String {
     format!("[{}{}]", "|".repeat(full.min(room)), " ".repeat(room.saturating_sub(full)))
 }
 
-/// `used` of `total`, if both are known and there is a whole.
+/// `used` as a share of `total`, if both are known and `total` is not 0.
 #[expect(clippy::cast_precision_loss, reason = "a share for a bar of at most 40 signs")]
 pub(crate) fn share(used: &ReadingJson<u64>, total: &ReadingJson<u64>) -> Option<f64> {
     let total = total.value().copied().filter(|total| *total > 0)?;

@@ -1,4 +1,4 @@
-//! What the agent answered at one look: the four documents of `/api/v1`, as they came.
+//! One snapshot of the agent: the four documents of `/api/v1`, unchanged.
 
 use serde::{Deserialize, Serialize};
 use wire::api::{ViewHeadJson, gpus, node, pods, processes};
@@ -19,17 +19,18 @@ pub(crate) struct Snapshot {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// Which view the documents are of; they are fetched one after the other, so a later one may be a view younger.
+    /// The head of the first document. The documents are fetched one after the other, so a later one may be from a
+    /// newer view.
     pub(crate) fn head(&self) -> &ViewHeadJson {
         &self.node.view
     }
 
-    /// Whether the GPUs are made up.
+    /// Whether the GPUs are simulated.
     pub(crate) fn simulated(&self) -> bool {
         self.node.view.simulated || self.gpus.view.simulated
     }
 
-    /// `3` or, for a MIG instance, `3:1`: what people call the device of that UUID.
+    /// The short name of the device with this UUID: `3` or, for a MIG instance, `3:1`.
     pub(crate) fn device(&self, uuid: &str, mig: Option<&str>) -> String {
         let Some(gpu) = self.gpus.gpus.iter().find(|gpu| gpu.uuid == uuid) else { return "?".to_owned() };
         match mig.and_then(|mig| gpu.instances().iter().find(|instance| instance.uuid == mig)) {

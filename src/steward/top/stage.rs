@@ -1,5 +1,5 @@
-//! A node for the tests of `top`: made of nouns and put through the API's own conversion, so that what is drawn here is
-//! what an agent would have answered.
+//! A test node for `top`. It is a [`NodeView`] that goes through the API's own conversion, so the snapshot is what an
+//! agent would answer.
 
 use crate::top::snapshot::Snapshot;
 use crate::top::state::{Input, State};
@@ -32,7 +32,7 @@ fn uuid(text: &str) -> GpuUuid {
     GpuUuid::parse(text).unwrap()
 }
 
-/// As many pods as the letter is far from `a`, spelled out as a UID.
+/// The UID of pod `n`.
 fn uid(n: u8) -> PodUid {
     PodUid::parse(&format!("0000000{n}-0000-4000-8000-00000000000{n}")).unwrap()
 }
@@ -268,7 +268,7 @@ fn view() -> NodeView {
     view
 }
 
-/// What the agent of that node answers.
+/// The answer of the test node's agent.
 pub(crate) fn snapshot() -> Snapshot {
     let view = view();
     let names = OwnerNames::of(&view);
@@ -303,7 +303,7 @@ pub(crate) fn snapshot() -> Snapshot {
     }
 }
 
-/// That answer, just taken in.
+/// The state with that answer.
 pub(crate) fn state() -> State {
     let mut state = State::new(Duration::from_secs(1));
     state.apply(Input::Snapshot(Arc::new(snapshot())), Duration::ZERO);

@@ -1,4 +1,5 @@
-//! What `top` shows and where the user stands in it. Pure: the same inputs at the same times give the same state.
+//! The state of `top`: the data to show and the user's choices. It is pure: the same inputs at the same times give the
+//! same state.
 //!
 //! ```text
 //!   Snapshot | Failed | Key | Tick ──apply──▶ State ──▶ draw
@@ -11,15 +12,15 @@ use crate::top::{cards, pods, processes};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A filter longer than this finds nothing that a shorter one does not.
+/// Longest filter in bytes.
 const MAX_FILTER: usize = 64;
 
-/// Something happened.
+/// An input of the state.
 #[derive(Clone, Debug)]
 pub(crate) enum Input {
     /// The agent answered.
     Snapshot(Arc<Snapshot>),
-    /// It did not, and why.
+    /// The agent did not answer; the text says why.
     Failed(String),
     /// The user pressed a key.
     Key(Key),
@@ -27,12 +28,12 @@ pub(crate) enum Input {
     Tick,
 }
 
-/// What the lower part shows.
+/// The view in the lower part of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
-    /// GPUs, a line each, and pods.
+    /// One line for each GPU, and the pods.
     Overview,
-    /// GPUs with what runs on them.
+    /// GPUs with the pods and processes on them.
     Gpus,
     /// Pods with their containers.
     Pods,
@@ -41,10 +42,10 @@ pub(crate) enum View {
 }
 
 impl View {
-    /// In the order of their keys `1` to `4`.
+    /// All views in the order of their keys `1` to `4`.
     pub(crate) const ALL: [View; 4] = [View::Overview, View::Gpus, View::Pods, View::Processes];
 
-    /// The word on the screen.
+    /// The name on the screen.
     pub(crate) fn title(self) -> &'static str {
         match self {
             View::Overview => "overview",
@@ -54,7 +55,7 @@ impl View {
         }
     }
 
-    /// Its columns.
+    /// The columns of the view.
     pub(crate) fn columns(self) -> &'static [Column] {
         match self {
             View::Overview | View::Pods => &pods::COLUMNS,
@@ -78,16 +79,16 @@ impl View {
     }
 }
 
-/// Everything that is drawn.
+/// The state from which everything is drawn.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     /// The last answer.
     pub(crate) snapshot: Option<Arc<Snapshot>>,
-    /// When it came.
+    /// The time of the last answer.
     received: Duration,
-    /// Now, on the same clock.
+    /// The current time on the same clock.
     now: Duration,
-    /// Why the last question had no answer.
+    /// The reason why the last request had no answer.
     pub(crate) failure: Option<String>,
     pub(crate) view: View,
     pub(crate) order: Order,
@@ -97,22 +98,22 @@ pub(crate) struct State {
     pub(crate) paused: bool,
     /// The rows in order.
     pub(crate) rows: Vec<Flat>,
-    /// Which row the line at the bottom speaks of.
+    /// Index of the selected row, which the line at the bottom describes.
     pub(crate) selected: usize,
-    /// From one look to the next.
+    /// Time between two fetches.
     pub(crate) interval: Duration,
-    /// The user is done.
+    /// The user has quit.
     pub(crate) done: bool,
-    /// The screen may hold foreign signs.
+    /// The whole screen must be redrawn, because other programs may have written to it.
     pub(crate) redraw: bool,
-    /// Rows on the screen, for the page keys.
+    /// Number of rows on the screen, for the page keys.
     page: usize,
 }
 
 // === impl State ===
 
 impl State {
-    /// Before the first answer.
+    /// The state before the first answer.
     pub(crate) fn new(interval: Duration) -> State {
         State {
             snapshot: None,
@@ -133,7 +134,7 @@ impl State {
         }
     }
 
-    /// Takes one input in. `now` is time since the start, on a clock that only goes forward.
+    /// Applies one input. `now` is the time since the start, on a monotonic clock.
     pub(crate) fn apply(&mut self, input: Input, now: Duration) {
         self.now = now;
         match input {
@@ -150,23 +151,23 @@ impl State {
         }
     }
 
-    /// Rows that the screen has room for.
+    /// Sets the number of rows that the screen has room for.
     pub(crate) fn page(&mut self, rows: usize) {
         self.page = rows.max(1);
     }
 
-    /// How old what is shown is: the view's age when it was answered, and the time since.
+    /// The age of the shown view in seconds: its age at the answer, and the time since.
     pub(crate) fn age(&self) -> Option<f64> {
         let answered = self.snapshot.as_ref()?.head().age_seconds;
         Some(answered + self.now.saturating_sub(self.received).as_secs_f64())
     }
 
-    /// Whether what is shown is older than two looks and the agent's own second.
+    /// Whether the shown view is older than two intervals plus two seconds.
     pub(crate) fn stale(&self) -> bool {
         self.age().is_some_and(|age| age > 2.0 * self.interval.as_secs_f64() + 2.0)
     }
 
-    /// The row that the line at the bottom speaks of.
+    /// The selected row.
     pub(crate) fn selection(&self) -> Option<&Flat> {
         self.rows.get(self.selected)
     }
@@ -176,7 +177,7 @@ impl State {
             Key::Interrupt => self.done = true,
             Key::Redraw => self.redraw = true,
             _ if self.typing => self.type_filter(key),
-            // Any key leaves the help, and does nothing else.
+            // Any key leaves the help page, and does nothing else.
             _ if self.help => self.help = false,
             _ => self.command(key),
         }
@@ -234,7 +235,7 @@ impl State {
             'c' => Sort::Cpu,
             'm' => Sort::Memory,
             'n' => Sort::Name,
-            // A small step in both views of vi's users.
+            // The keys of vi.
             'j' => return self.command(Key::Down),
             'k' => return self.command(Key::Up),
             _ => return,
@@ -249,7 +250,7 @@ impl State {
         self.refresh();
     }
 
-    /// Makes the rows anew; the selection stays with its row while that row is there.
+    /// Rebuilds the rows. The selection stays with its row while that row exists.
     fn refresh(&mut self) {
         let Some(snapshot) = &self.snapshot else { return };
         let chosen = self.selection().map(|row| row.id.clone());

@@ -1,9 +1,9 @@
-//! Rows of a view as a tree: sorted among their siblings, filtered with their family, flattened for the screen.
+//! Rows of a view as a tree: sorted among their siblings, filtered with their children, flattened for the screen.
 
 use crate::top::show::Cells;
 use std::cmp::Ordering;
 
-/// What the rows are sorted by; the largest first, names from a to z.
+/// The sort key of the rows: the largest first, names from a to z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
     /// Use of GPUs.
@@ -18,32 +18,32 @@ pub(crate) enum Sort {
     Name,
 }
 
-/// A column. At least `from` screen columns must be there for it to be shown.
+/// A column. It is shown on screens with at least `from` columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
     pub(crate) title: &'static str,
-    /// Characters; 0 takes what is left.
+    /// Width in characters; 0 takes the space that is left.
     pub(crate) width: u16,
     pub(crate) from: u16,
     pub(crate) right: bool,
 }
 
-/// A column that takes what is left.
+/// A column that takes the space that is left.
 pub(crate) const fn fill(title: &'static str) -> Column {
     Column { title, width: 0, from: 0, right: false }
 }
 
-/// A column of words.
+/// A column of text, aligned left.
 pub(crate) const fn left(title: &'static str, width: u16, from: u16) -> Column {
     Column { title, width, from, right: false }
 }
 
-/// A column of numbers.
+/// A column of numbers, aligned right.
 pub(crate) const fn right(title: &'static str, width: u16, from: u16) -> Column {
     Column { title, width, from, right: true }
 }
 
-/// What a row is sorted by; absent sorts last.
+/// The amounts by which a row is sorted; absent ones sort last.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Amounts {
     pub(crate) gpu: Option<f64>,
@@ -52,18 +52,18 @@ pub(crate) struct Amounts {
     pub(crate) memory: Option<f64>,
 }
 
-/// One row with those below it.
+/// One row with its children.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Row {
-    /// Stays the same from look to look, so that the selection stays with its row.
+    /// The id is the same in every snapshot, so that the selection stays with its row.
     pub(crate) id: String,
     /// The whole name, for the line at the bottom and for the filter.
     pub(crate) name: String,
-    /// More words that the filter finds it by.
+    /// More words for the filter.
     pub(crate) words: String,
     pub(crate) cells: Cells,
     pub(crate) amounts: Amounts,
-    /// A card or other head of a family: stays in its place among its siblings and stands out.
+    /// A GPU or other top row of a group: it keeps its place among its siblings and is highlighted.
     pub(crate) head: bool,
     pub(crate) children: Vec<Row>,
 }
@@ -78,12 +78,12 @@ pub(crate) struct Flat {
     pub(crate) depth: usize,
 }
 
-/// How rows are put in order and which are left out.
+/// Sort order and filter of the rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Order {
     pub(crate) sort: Sort,
     pub(crate) reverse: bool,
-    /// Lower case; empty takes all.
+    /// Filter text in lower case; empty keeps all rows.
     pub(crate) filter: String,
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn flatten(mut rows: Vec<Row>, order: &Order) -> Vec<Flat> {
     flat
 }
 
-/// A row that is found keeps its whole family below; one that is not stays for the sake of those below it.
+/// Whether a row stays. A row that matches keeps all its children; another one stays if one of its children matches.
 fn keep(row: &mut Row, filter: &str) -> bool {
     if row.name.to_lowercase().contains(filter) || row.words.to_lowercase().contains(filter) {
         return true;

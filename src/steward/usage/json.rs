@@ -1,4 +1,4 @@
-//! A state as JSON: the names of the fields are those of `usage.proto`, numbers are numbers, and a reading has either
+//! A state as JSON. The field names are those of `usage.proto`, numbers are JSON numbers, and a reading has either
 //! `value` with its time or `absent`.
 
 use proto::usage::{

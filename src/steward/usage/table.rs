@@ -1,13 +1,13 @@
-//! A state as a table for people, 80 columns wide. A value that is absent is a dash, and its reason stands below.
+//! A state as a table for people, 80 columns wide. An absent value is a dash, and its reason is below the table.
 
 use model::unit::Bytes as Amount;
 use proto::usage::{Absence, Bytes, Count, Gpu, Health, MigInstance, NodeUsage, Percent, PodShare, gpu_source};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Columns for what a line is about: 80 less what the others need.
+/// Width of the name column: 80 minus the width of the other columns.
 const NAME: usize = 32;
-/// Reasons of absence that are shown; a node whose GPUs are all sick has a handful.
+/// Most reasons of absence that are shown. A node on which all GPUs fail has a handful.
 const MAX_NOTES: usize = 12;
 
 /// The whole table, with a newline at the end.
@@ -26,11 +26,12 @@ pub(super) fn of(state: &NodeUsage) -> String {
 struct Table {
     text: String,
     notes: Vec<String>,
-    /// Age of the oldest value that is shown, in microseconds. The size of a GPU's memory is no measurement and has none.
+    /// Age of the oldest value that is shown, in microseconds. The size of a GPU's memory does not count: it is not
+    /// measured.
     oldest: Option<u64>,
 }
 
-/// What one line says, each cell as text.
+/// The cells of one line as text.
 struct Line {
     index: String,
     name: String,
@@ -158,7 +159,7 @@ impl Table {
         }
     }
 
-    /// How old the oldest of the values is that are shown.
+    /// The age of the oldest value that is shown.
     fn age(&self) -> String {
         self.oldest.map_or_else(String::new, |age| {
             format!("  values at most {:.1} s old", Duration::from_micros(age).as_secs_f64())
@@ -169,7 +170,7 @@ impl Table {
         self.oldest = self.oldest.max(age);
     }
 
-    /// A dash, with the reason below the table.
+    /// Returns a dash and adds the reason to the notes below the table.
     fn absent(&mut self, place: &str, what: &str, why: Option<&Absence>) -> String {
         let why = why.map_or("the agent did not say why", |why| why.reason.as_str());
         let note = format!("{what} of {place}: {}", plain(why));
@@ -180,7 +181,7 @@ impl Table {
     }
 }
 
-/// A line below a GPU's.
+/// A line below the line of a GPU.
 fn part(name: String, busy: String, memory: String, processes: String) -> Line {
     Line { index: String::new(), name, health: "", busy, memory, processes }
 }
@@ -215,18 +216,18 @@ fn source(state: &NodeUsage) -> String {
             format!("no GPUs: {}\n  {}", plain(why), plain(source.advice.as_deref().unwrap_or_default()))
         }
         State::Hanging => "no GPUs: the driver does not return from its calls".to_owned(),
-        State::Released => "no readings: the GPU driver is let go of because an operator asked for it".to_owned(),
+        State::Released => "no readings: the GPU driver is released at an operator's request".to_owned(),
         State::SwitchedOff => "no GPUs: switched off by --gpus none".to_owned(),
-        State::Starting | State::Unspecified => "no GPUs: not asked yet".to_owned(),
+        State::Starting | State::Unspecified => "no GPUs: the driver has not been asked yet".to_owned(),
     }
 }
 
-/// Text of others, without what would steer a terminal.
+/// Text from outside, without control characters.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// At most `width` characters; the end is what tells names of one kind apart least.
+/// At most `width` characters. The end is cut, because it distinguishes similar names least.
 fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -332,7 +333,8 @@ GPU NAME                             HEALTH      BUSY                MEMORY PROC
         assert_eq!(of(&state()), expect);
     }
 
-    /// Lists of processes are read every 5 s, utilisation every second: the older one counts, whichever column it stands in.
+    /// Process lists are read every 5 s and utilisation every second. The oldest value counts, whichever column it is
+    /// in.
     #[test]
     fn the_age_is_that_of_the_oldest_value_that_is_shown() {
         let old = |state: &mut NodeUsage, which: usize| {

@@ -1,4 +1,4 @@
-//! `/api/v1/gpus`.
+//! `/api/v1/gpus`: the GPUs of the node with their readings, conditions and processes.
 
 use super::head::ViewHeadJson;
 use super::owner::{OwnerJson, OwnerNames};
@@ -13,21 +13,21 @@ use serde::{Deserialize, Serialize};
 /// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpusJson {
-    /// Which view.
+    /// The head of the document.
     pub view: ViewHeadJson,
-    /// Ordered by index.
+    /// GPUs, ordered by index.
     pub gpus: Vec<GpuJson>,
-    /// GPUs that are there and could never be identified, ordered by index.
+    /// GPUs that NVML counts and that the agent could never identify, ordered by index.
     #[serde(default)]
     pub gpus_unidentified: Vec<UnidentifiedGpuJson>,
 }
 
-/// A GPU that NVML counts and that could never be identified.
+/// A GPU that NVML counts and that the agent could never identify.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UnidentifiedGpuJson {
     /// NVML's index.
     pub index: u32,
-    /// Where it sits, where there is only one place it can be.
+    /// PCI address, where only one address is possible.
     pub pci_bus_id: ReadingJson<String>,
     /// A stable short word: see [`model::Absence::code`].
     pub absent: String,
@@ -48,13 +48,15 @@ pub struct GpuJson {
     pub architecture: ReadingJson<String>,
     pub mig_mode: ReadingJson<bool>,
     pub health: String,
-    /// Why it gets no new containers.
+    /// The incidents for which it gets no new containers.
     #[serde(default)]
     pub incidents: Vec<IncidentJson>,
-    /// When it gets new ones again if nothing more happens; missing while something stands, and where nothing is wrong.
+    /// Seconds until it gets new containers again, if no new incident comes. Missing while a reading still shows an
+    /// incident, while a reset is awaited, and on a healthy GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit_in_seconds: Option<f64>,
-    /// Whether it gets new ones only after a reset of it was seen, or by an operator's word.
+    /// Whether it gets new containers only after the agent has seen a reset of it, or after an operator cleared the
+    /// incident.
     #[serde(default)]
     pub awaits_reset: bool,
     pub memory_total_bytes: ReadingJson<u64>,
@@ -85,38 +87,38 @@ pub struct GpuJson {
     pub gpm: GpmJson,
     pub xids: Vec<XidCountJson>,
     pub last_xid: Option<LastXidJson>,
-    /// The way to each other GPU of the node.
+    /// The link to each other GPU of the node.
     pub links: Vec<GpuLinkJson>,
     pub mig: ReadingJson<Vec<MigInstanceJson>>,
-    /// Pods with at least one process here (as far as `processes` is known), and pods whose claim is on it (without a
-    /// claim: pods that kubelet gave it to).
+    /// Pods with at least one process on it (as far as `processes` is known), and pods with a claim on it. A pod
+    /// without a claim is listed where kubelet allocated the GPU to it.
     pub holders: Vec<GpuHolderJson>,
-    /// Processes here that belong to no pod.
+    /// Number of processes on it that belong to no pod.
     pub strangers: ReadingJson<u32>,
-    /// What is used beyond the sum of the pods' processes.
+    /// Memory in use that no process of a pod explains.
     pub unattributed_memory_bytes: ReadingJson<u64>,
-    /// SM use of the strangers.
+    /// SM use of the processes that belong to no pod.
     pub unattributed_sm_ratio: ReadingJson<f64>,
-    /// Processes on this GPU.
+    /// The processes on it.
     pub processes: ReadingJson<Vec<GpuProcessJson>>,
-    /// Processes beyond the bound.
+    /// Number of processes beyond the limit of the agent.
     pub processes_left_out: u32,
 }
 
-/// One reason for which a GPU gets no new containers.
+/// One incident, for which a GPU gets no new containers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IncidentJson {
     /// A stable short word, such as `xid_79`.
     pub incident: String,
-    /// The same for people.
+    /// The incident as a sentence.
     pub what: String,
-    /// What to do.
+    /// What the operator should do.
     pub advice: String,
-    /// How long ago it was seen first.
+    /// Seconds since the agent first saw it.
     pub age_seconds: f64,
 }
 
-/// ECC errors.
+/// Counters of ECC errors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it: since the driver was loaded, in the card's life")]
 pub struct EccJson {
@@ -126,7 +128,7 @@ pub struct EccJson {
     pub aggregate_uncorrected: ReadingJson<u64>,
 }
 
-/// Row remapping.
+/// State of row remapping.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::RemappedRows`")]
 pub struct RemappedRowsJson {
@@ -136,7 +138,7 @@ pub struct RemappedRowsJson {
     pub failed: ReadingJson<bool>,
 }
 
-/// Counters of the profiling unit: shares of one, bytes a second.
+/// GPM metrics of the GPU's profiling unit: ratios from 0 to 1, and bytes per second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::gpu::GpmSample`")]
 pub struct GpmJson {
@@ -154,7 +156,7 @@ pub struct GpmJson {
     pub nvlink_rx_bytes_per_second: ReadingJson<f64>,
 }
 
-/// How often one XID was seen.
+/// The number of times that one XID was seen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "two plain fields")]
 pub struct XidCountJson {
@@ -171,14 +173,14 @@ pub struct LastXidJson {
     pub pid: Option<u32>,
 }
 
-/// The way to another GPU.
+/// The link to another GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuLinkJson {
-    /// The other one's UUID.
+    /// UUID of the other GPU.
     pub peer: String,
-    /// Word of `nvidia-smi topo -m`.
+    /// Kind of the path, with the words of `nvidia-smi topo -m`.
     pub path: ReadingJson<String>,
-    /// NVLinks from one GPU straight to the other: 0 where there are none, `through_switch` where they go through a switch.
+    /// Number of NVLinks directly between the two GPUs; absent with `through_switch` where they go through a switch.
     pub nvlinks: ReadingJson<u32>,
 }
 
@@ -198,7 +200,7 @@ pub struct MigInstanceJson {
     pub gpm: GpmJson,
 }
 
-/// A pod with a process on the GPU.
+/// A pod that holds or uses the GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "names of a pod")]
 pub struct GpuHolderJson {
@@ -226,12 +228,12 @@ pub struct GpuProcessJson {
 // === conversions ===
 
 impl GpuJson {
-    /// The MIG instances that are known.
+    /// The known MIG instances.
     pub fn instances(&self) -> &[MigInstanceJson] {
         self.mig.value().map_or(&[], Vec::as_slice)
     }
 
-    /// One GPU of a view whose names are `names`.
+    /// One GPU of a view, with the names of the view.
     #[must_use]
     pub fn of(seen: &GpuView, names: &OwnerNames<'_>, ages: ReadingAges) -> GpuJson {
         let (gpu, sample, condition) = (&*seen.gpu, &*seen.sample, &seen.condition);
@@ -293,7 +295,7 @@ impl GpuJson {
 }
 
 impl UnidentifiedGpuJson {
-    /// One of a view.
+    /// One such GPU of a view.
     #[must_use]
     pub fn of(gpu: &noun::UnidentifiedGpu, ages: ReadingAges) -> UnidentifiedGpuJson {
         UnidentifiedGpuJson {
@@ -409,7 +411,7 @@ impl GpuHolderJson {
     }
 }
 
-/// The word for what a process does on a GPU.
+/// The word for the kind of a GPU process.
 #[must_use]
 pub fn kind_word(kind: GpuProcessKind) -> &'static str {
     match kind {

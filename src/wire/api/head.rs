@@ -1,26 +1,26 @@
-//! What every answer begins with.
+//! The head of every document.
 
 use model::time::Now;
 use model::view::NodeView;
 use serde::{Deserialize, Serialize};
 
-/// Which view was shown, of which node, and how old it was.
+/// The node, and the number and age of the node view in the document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ViewHeadJson {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Number of the view; a larger one is newer. Starts again with the program.
+    /// Number of the view; a larger number is newer. It starts again when the agent starts.
     pub sequence: u64,
-    /// When the view was made, in seconds since 1970.
+    /// When the node state made the view, in seconds since 1970.
     pub time_seconds: f64,
-    /// How long before this answer it was made.
+    /// Seconds between the making of the view and this answer.
     pub age_seconds: f64,
-    /// Whether the GPUs are made up (`--gpus simulated`).
+    /// Whether the GPUs are simulated (`--gpus simulated`).
     pub simulated: bool,
 }
 
 impl ViewHeadJson {
-    /// Of `view`, told at `now`.
+    /// The head for `view` in an answer at `now`.
     #[must_use]
     pub fn of(view: &NodeView, now: Now) -> ViewHeadJson {
         ViewHeadJson {

@@ -1,4 +1,4 @@
-//! `/api/v1/node`: the machine, how its GPUs are seen, and how the agent itself fares.
+//! `/api/v1/node`: the host, the source of its GPU readings, and the state of the agent.
 
 use super::gpus::UnidentifiedGpuJson;
 use super::head::ViewHeadJson;
@@ -73,7 +73,7 @@ pub struct NodeJson {
     pub plugin: Option<PluginJson>,
 }
 
-/// Time spent waiting, since boot.
+/// Time that tasks waited, since boot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::host::HostPressure` with their unit")]
 pub struct HostPressureJson {
@@ -84,46 +84,46 @@ pub struct HostPressureJson {
     pub io_stalled_seconds: f64,
 }
 
-/// What is known of this node's pods at the API server; missing where it is not asked.
+/// State of the pod watch; missing where the agent does not use the API server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodWatchJson {
     /// `following`, `waiting` (for the first list) or `broken`.
     pub state: String,
-    /// How long ago the API server last said anything; missing before the first list.
+    /// Seconds since the last answer or event of the API server; missing before the first list.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_seconds: Option<f64>,
-    /// Why it is broken.
+    /// Why the watch is broken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Pods that are known; while the watch is broken these stay.
+    /// Number of known pods; they stay known while the watch is broken.
     pub pods: u32,
-    /// Pods beyond the bound.
+    /// Number of pods beyond the limit of the agent.
     pub left_out: u32,
-    /// Pods whose newest version could not be read.
+    /// Number of pods whose newest version cannot be read.
     pub unreadable: u32,
 }
 
-/// The device plugin; missing where GPUs are not shared.
+/// State of the device plugin; missing where the agent does not share GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PluginJson {
-    /// `nvidia.com/gpu`.
+    /// Name of the resource: `nvidia.com/gpu`.
     pub resource: String,
-    /// Whether kubelet watches our list of devices.
+    /// Whether kubelet watches the agent's list of devices.
     pub registered: bool,
-    /// `watcher` or `classic`, while it does.
+    /// How the agent is registered, `watcher` or `classic`; missing while it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub way: Option<String>,
-    /// What is waited for, while it does not.
+    /// What the agent waits for, while it is not registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
-    /// Ordered by device.
+    /// Slots of each device, ordered by device.
     pub slots: Vec<DeviceSlotsJson>,
-    /// What pods have written into the folders that the limiter needs writable, ordered by UID.
+    /// Files of pods in the folders that must be writable for the limiter, ordered by UID.
     #[serde(default)]
     pub pod_files: Vec<PodFilesJson>,
 }
 
-/// What a pod has written.
+/// Files that a pod has written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::plugin::PodFiles`")]
 pub struct PodFilesJson {
@@ -149,7 +149,7 @@ pub struct DeviceSlotsJson {
     pub cordoned: bool,
 }
 
-/// Whether GPUs can be seen.
+/// State of the source of GPU readings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuSourceJson {
     /// `working`, `starting`, `missing`, `hanging`, `released` or `switched_off`.
@@ -160,18 +160,18 @@ pub struct GpuSourceJson {
     /// NVML version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvml: Option<String>,
-    /// CUDA version that the driver brings.
+    /// CUDA version of the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
-    /// Why they cannot be seen.
+    /// Why the GPUs cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What was tried and what to do.
+    /// What the agent tried, and what the operator can do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
 }
 
-/// How often one kind of trouble was met since the start.
+/// An error counter: how often one kind of error happened since the start of the agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "two plain fields")]
 pub struct ErrorCountJson {
@@ -180,7 +180,7 @@ pub struct ErrorCountJson {
 }
 
 impl NodeJson {
-    /// Of `view`, told at `now`.
+    /// The document for `view` in an answer at `now`.
     #[must_use]
     pub fn of(view: &NodeView, now: Now) -> NodeJson {
         let ages = ReadingAges(now.monotonic);
@@ -333,7 +333,7 @@ impl ErrorCountJson {
     }
 }
 
-/// A stable short word for a kind of trouble, in JSON and as a label value.
+/// A stable short word for an error counter, in JSON and as a label value.
 #[must_use]
 pub fn trouble_word(kind: ErrorCounter) -> &'static str {
     match kind {

@@ -1,4 +1,4 @@
-//! Whose a process is, by name.
+//! The owner of a process, by name.
 
 use model::cgroup::CgroupIdentity;
 use model::id::{ContainerId, PodUid};
@@ -7,43 +7,43 @@ use model::view::{ContainerView, NodeView, PodView};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// Pod and container of a process; fields that nobody told are `None`.
+/// Pod and container of a process; unknown fields are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OwnerJson {
     /// `pod`, `container` (of no pod), `host` or `unknown`.
     pub kind: String,
-    /// Pod's UID.
+    /// UID of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// Namespace.
+    /// Namespace of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Pod's name.
+    /// Name of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// Container's name.
+    /// Name of the container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// Container's id.
+    /// Id of the container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
 }
 
 impl OwnerJson {
-    /// A process of the host.
+    /// The owner of a process of the host.
     #[must_use]
     pub fn host() -> OwnerJson {
         OwnerJson { kind: "host".to_owned(), ..OwnerJson::default() }
     }
 
-    /// Nobody knows.
+    /// An unknown owner.
     #[must_use]
     pub fn unknown() -> OwnerJson {
         OwnerJson { kind: "unknown".to_owned(), ..OwnerJson::default() }
     }
 }
 
-/// The names of a view, found in constant time.
+/// The names of all pods and containers of a view, with lookup in constant time.
 #[derive(Debug)]
 pub struct OwnerNames<'a> {
     pods: HashMap<&'a PodUid, &'a PodView>,
@@ -51,7 +51,7 @@ pub struct OwnerNames<'a> {
 }
 
 impl<'a> OwnerNames<'a> {
-    /// All pods and containers of `view`.
+    /// The names of all pods and containers of `view`.
     #[must_use]
     pub fn of(view: &'a NodeView) -> OwnerNames<'a> {
         let pods = view.pods.iter().map(|pod| (&pod.uid, pod)).collect();
@@ -60,13 +60,13 @@ impl<'a> OwnerNames<'a> {
         OwnerNames { pods, containers }
     }
 
-    /// The pod of that identity.
+    /// The pod with this UID.
     #[must_use]
     pub fn pod(&self, uid: &PodUid) -> Option<&'a PodView> {
         self.pods.get(uid).copied()
     }
 
-    /// Whose a process is, by name.
+    /// The owner of a process, by name.
     #[must_use]
     pub fn whose(&self, owner: &process::ProcessOwner) -> OwnerJson {
         match owner {
@@ -76,7 +76,7 @@ impl<'a> OwnerNames<'a> {
         }
     }
 
-    /// Who stands behind a cgroup.
+    /// The pod and container of a cgroup, by name.
     #[must_use]
     pub fn owner(&self, cgroup: &CgroupIdentity) -> OwnerJson {
         let pod = cgroup.pod().and_then(|uid| self.pod(uid));

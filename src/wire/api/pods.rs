@@ -1,4 +1,4 @@
-//! `/api/v1/pods`: pods with their containers, and containers that belong to no pod.
+//! `/api/v1/pods`: pods with their containers, and containers without a pod.
 
 use super::head::ViewHeadJson;
 use super::reading::{ReadingAges, ReadingJson};
@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize, Serializer};
 /// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodsJson {
-    /// Which view.
+    /// The head of the document.
     pub view: ViewHeadJson,
-    /// Pods and containers that the agent had no room for.
+    /// Number of pods and containers beyond the limit of the agent.
     pub left_out: u32,
-    /// Ordered by namespace, name, UID.
+    /// Pods, ordered by namespace, name, UID.
     pub pods: Vec<PodJson>,
-    /// Containers of no pod, ordered by id.
+    /// Containers without a pod, ordered by id.
     pub containers: Vec<ContainerJson>,
 }
 
-/// What is written as a [`PodsJson`], converted one pod at a time.
+/// Writes the same JSON as [`PodsJson`], and converts one pod at a time.
 #[derive(Debug)]
 pub struct PodsListing<'a> {
-    /// Which view.
+    /// The head of the document.
     pub view: ViewHeadJson,
-    /// Beyond the bound.
+    /// Number of pods and containers beyond the limit of the agent.
     pub left_out: u32,
-    /// The pods that were asked for.
+    /// The requested pods.
     pub pods: Vec<&'a PodView>,
-    /// The containers that were asked for.
+    /// The requested containers.
     pub containers: Vec<&'a ContainerView>,
-    /// When the answer is given.
+    /// The time of the answer, for the ages.
     pub ages: ReadingAges,
 }
 
@@ -39,15 +39,15 @@ pub struct PodsListing<'a> {
 pub struct PodJson {
     /// UID.
     pub uid: String,
-    /// Namespace, once somebody told it.
+    /// Namespace, once it is known.
     pub namespace: Option<String>,
-    /// Name, once somebody told it.
+    /// Name, once it is known.
     pub name: Option<String>,
     /// `Guaranteed`, `Burstable` or `BestEffort`.
     pub qos: Option<String>,
-    /// What the pod's own cgroup counts.
+    /// Use of resources, from the pod's own cgroup.
     pub usage: CgroupUseJson,
-    /// Network of the pod.
+    /// Network traffic of the pod.
     pub network: ReadingJson<NetworkJson>,
     /// GPUs with processes of this pod.
     pub gpus: Vec<GpuUseJson>,
@@ -60,23 +60,23 @@ pub struct PodJson {
 pub struct ContainerJson {
     /// Id.
     pub id: String,
-    /// Name in the pod, once somebody told it.
+    /// Name in the pod, once it is known.
     pub name: Option<String>,
     /// Whether it is the pod's sandbox.
     pub sandbox: bool,
-    /// Image, once somebody told it.
+    /// Image, once it is known.
     pub image: Option<String>,
-    /// What its cgroup counts.
+    /// Use of resources, from its cgroup.
     pub usage: CgroupUseJson,
-    /// Network, of containers that belong to no pod.
+    /// Network traffic; only for containers without a pod.
     pub network: ReadingJson<NetworkJson>,
     /// GPUs with processes of this container.
     pub gpus: Vec<GpuUseJson>,
-    /// Devices that kubelet says it holds.
+    /// Devices that it holds, as kubelet reports them.
     pub devices: Vec<String>,
 }
 
-/// What a cgroup counts, with the rates of it.
+/// The counters of a cgroup, and the rates computed from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::cgroup::CgroupSample` and `Rates` with their unit")]
 pub struct CgroupUseJson {
@@ -109,7 +109,7 @@ pub struct CgroupUseJson {
     pub pressure: ReadingJson<PressureJson>,
 }
 
-/// What the living processes read and wrote; loses those that ended.
+/// Bytes that the running processes have read and written; the bytes of ended processes are not included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "two plain fields")]
 pub struct ProcessIoJson {
@@ -117,7 +117,7 @@ pub struct ProcessIoJson {
     pub write_bytes: u64,
 }
 
-/// Time spent waiting, since the cgroup was made.
+/// Time that tasks waited, since the creation of the cgroup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::cgroup::Pressure` with their unit")]
 pub struct PressureJson {
@@ -129,7 +129,7 @@ pub struct PressureJson {
     pub io_stalled_seconds: f64,
 }
 
-/// Network totals.
+/// Totals of network traffic.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::cgroup::NetworkSample`")]
 pub struct NetworkJson {
@@ -143,7 +143,7 @@ pub struct NetworkJson {
     pub tx_dropped: u64,
 }
 
-/// What the processes of a pod or container do on one GPU.
+/// Use of one GPU by the processes of a pod or container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are those of `model::view::GpuShare` with their unit")]
 pub struct GpuUseJson {
@@ -171,7 +171,7 @@ impl Serialize for PodsListing<'_> {
     }
 }
 
-/// A list whose items are made while it is written.
+/// A list that converts each item while it is written.
 pub(super) struct Each<'a, T, F>(pub(super) &'a [&'a T], pub(super) F);
 
 impl<T, U: Serialize, F: Fn(&T) -> U> Serialize for Each<'_, T, F> {
@@ -214,7 +214,7 @@ impl ContainerJson {
     }
 }
 
-/// The class, as Kubernetes writes it.
+/// The QoS class, as Kubernetes writes it.
 #[must_use]
 pub fn qos_word(qos: Qos) -> &'static str {
     match qos {

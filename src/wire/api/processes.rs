@@ -1,4 +1,4 @@
-//! `/api/v1/processes`: processes of the host, each with its container and what it does on GPUs.
+//! `/api/v1/processes`: processes of the host, each with its owner and its use of GPUs.
 
 use super::gpus::kind_word;
 use super::head::ViewHeadJson;
@@ -16,39 +16,39 @@ use std::collections::BTreeMap;
 /// The document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessesJson {
-    /// Which view.
+    /// The head of the document.
     pub view: ViewHeadJson,
-    /// Processes that the agent had no room for.
+    /// Number of processes beyond the limit of the agent.
     pub left_out: u32,
-    /// Those with the most CPU first; at the end those that only a GPU's list knows.
+    /// Processes, the ones with the most CPU use first; processes that only a GPU lists come last.
     pub processes: Vec<ProcessJson>,
 }
 
-/// What is written as a [`ProcessesJson`], converted one process at a time.
+/// Writes the same JSON as [`ProcessesJson`], and converts one process at a time.
 #[derive(Debug)]
 pub struct ProcessesListing<'a> {
-    /// Which view.
+    /// The head of the document.
     pub view: ViewHeadJson,
-    /// Beyond the bound.
+    /// Number of processes beyond the limit of the agent.
     pub left_out: u32,
-    /// The processes that were asked for.
+    /// The requested processes.
     pub rows: Vec<&'a ProcessRow<'a>>,
-    /// The view's names.
+    /// The names of the view.
     pub names: &'a OwnerNames<'a>,
-    /// When the answer is given.
+    /// The time of the answer, for the ages.
     pub ages: ReadingAges,
 }
 
-/// A process as the host shows it, as GPUs show it, or both.
+/// A process from the process list of the host, from the process lists of GPUs, or from both.
 #[derive(Debug)]
 pub struct ProcessRow<'a> {
-    /// The host's side.
+    /// The process in `/proc` of the host.
     pub host: Option<&'a ProcessView>,
-    /// One entry for each GPU (and MIG instance) it is on.
+    /// One entry for each GPU and MIG instance that it uses.
     pub gpus: GpuEntries<'a>,
 }
 
-/// A process's entries in the lists of GPUs.
+/// The entries of a process in the process lists of GPUs.
 pub type GpuEntries<'a> = Vec<(&'a GpuUuid, &'a GpuProcess)>;
 
 /// One process.
@@ -66,7 +66,7 @@ pub struct ProcessJson {
     pub threads: ReadingJson<u64>,
     pub read_bytes: ReadingJson<u64>,
     pub write_bytes: ReadingJson<u64>,
-    /// What it does on GPUs.
+    /// Its use of GPUs.
     pub gpus: Vec<ProcessOnGpuJson>,
 }
 
@@ -84,7 +84,7 @@ pub struct ProcessOnGpuJson {
     pub decoder_ratio: ReadingJson<f64>,
 }
 
-/// Both sides of every process of `view`, joined by number and start time.
+/// The processes of `view`: the entries of host and GPUs, joined by PID and start time.
 #[must_use]
 pub fn rows(view: &NodeView) -> Vec<ProcessRow<'_>> {
     let mut on_gpu: BTreeMap<(u32, Option<u64>), GpuEntries<'_>> = BTreeMap::new();
@@ -121,12 +121,12 @@ impl Serialize for ProcessesListing<'_> {
 }
 
 impl ProcessRow<'_> {
-    /// Whose it is.
+    /// The owner of the process.
     #[must_use]
     pub fn owner(&self, names: &OwnerNames<'_>) -> OwnerJson {
         let host = self.host.map(|host| &host.process.owner);
         let on_gpu = self.gpus.first().map(|(_, process)| &process.owner);
-        // The side that knows: the two are read at different times.
+        // Host and GPUs are read at different times, so one of them may not know the owner yet.
         let known = host.filter(|owner| **owner != model::process::ProcessOwner::Unknown);
         known.or(on_gpu).map_or_else(OwnerJson::unknown, |owner| names.whose(owner))
     }
@@ -156,7 +156,7 @@ impl ProcessRow<'_> {
     }
 }
 
-/// What was read of the host's side of a process.
+/// A value from the process list of the host, as a reading.
 fn read<T>(host: Option<&HostProcess>, pick: impl FnOnce(&HostProcess) -> T) -> Noun<T> {
     host.map_or(Noun::Absent(Absence::NotAttributable), |it| Noun::Measured(pick(it), it.at))
 }

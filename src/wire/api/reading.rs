@@ -1,4 +1,4 @@
-//! A reading in JSON, and how each unit of the model becomes a plain number.
+//! A reading in JSON, and the conversion of each unit of `model` to a plain number.
 
 use model::gpu::RecoveryAction;
 use model::host::CgroupVersion;
@@ -7,18 +7,18 @@ use model::unit::{Bytes, BytesPerSecond, Celsius, Cores, Count, Megahertz, Milli
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// A value with its age, or the reason why there is none.
+/// A value with its age, or the reason why it is absent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ReadingJson<T> {
-    /// Measured.
+    /// A measured value.
     Measured {
-        /// The value, in the unit that the field's name tells.
+        /// The value, in the unit that the name of the field gives.
         value: T,
         /// Seconds between the measurement and this answer, to the millisecond.
         age_seconds: f64,
     },
-    /// Not known.
+    /// An absent value.
     Absent {
         /// A stable short word: see [`model::Absence::code`].
         absent: String,
@@ -53,20 +53,20 @@ impl<T> ReadingJson<T> {
     }
 }
 
-/// Counts ages from the moment of the answer.
+/// Computes the ages of readings at the time of the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadingAges(
-    /// The moment of the answer.
+    /// The time of the answer.
     pub Monotonic,
 );
 
 impl ReadingAges {
-    /// The reading as JSON has it.
+    /// The reading in JSON.
     pub fn of<T: PlainJson>(self, reading: &model::Reading<T>) -> ReadingJson<T::Out> {
         self.with(reading, PlainJson::plain)
     }
 
-    /// The same, with a conversion of the caller's.
+    /// The reading in JSON, with its value converted by `plain`.
     pub fn with<T, U>(self, reading: &model::Reading<T>, plain: impl FnOnce(&T) -> U) -> ReadingJson<U> {
         match reading {
             model::Reading::Measured(value, at) => {
@@ -86,11 +86,11 @@ impl ReadingAges {
     }
 }
 
-/// A noun that JSON has as a plain value in base units.
+/// A type of `model` that JSON shows as a plain value in base units.
 pub trait PlainJson {
-    /// What it becomes.
+    /// The type of the plain value.
     type Out;
-    /// In base units.
+    /// The value in base units.
     fn plain(&self) -> Self::Out;
 }
 
@@ -129,7 +129,7 @@ plain! {
     RecoveryAction => String, |it| recovery_word(*it);
 }
 
-/// JSON has no words for infinity and not-a-number, and no source of ours should make them; zero keeps the text valid.
+/// Replaces infinity and not-a-number by 0, because JSON cannot hold them. No source should produce them.
 fn finite(value: f64) -> f64 {
     if value.is_finite() { value } else { 0.0 }
 }

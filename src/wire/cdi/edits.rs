@@ -1,4 +1,4 @@
-//! What is done to a container: variables, device nodes, mounts, hooks, and what is carried along.
+//! The edits of a container: variables, device nodes, mounts, hooks, and unknown fields, which are kept.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -7,19 +7,19 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiEdits {
-    /// `NAME=value`; they win over what the pod says.
+    /// Environment variables, `NAME=value`. They override the variables of the pod.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Device nodes that are made and allowed.
+    /// Device nodes that the runtime creates and allows.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<CdiDeviceNode>,
-    /// Files and folders of the host.
+    /// Files and folders of the host that the runtime mounts.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<CdiMount>,
     /// Programs of the host that the runtime starts.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<CdiHook>,
-    /// What is not known here, word for word.
+    /// Fields that this crate does not know, word for word.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -28,12 +28,12 @@ pub struct CdiEdits {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiDeviceNode {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
-    /// On the host, where it is another.
+    /// Path on the host, where it differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
-    /// `b`, `c`, `u` or `p`; the runtime looks where it is not told.
+    /// Type of the node: `b`, `c`, `u` or `p`. If absent, the runtime reads it from the host.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// Major number.
@@ -42,19 +42,19 @@ pub struct CdiDeviceNode {
     /// Minor number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
-    /// Mode.
+    /// File mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// Any of `r`, `w`, `m`.
+    /// Permissions of the device cgroup: any of `r`, `w`, `m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
-    /// Owner.
+    /// User id of the owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Group.
+    /// Group id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
-    /// What is not known here, word for word.
+    /// Fields that this crate does not know, word for word.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -63,17 +63,17 @@ pub struct CdiDeviceNode {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiMount {
-    /// On the host.
+    /// Path on the host.
     pub host_path: String,
-    /// In the container.
+    /// Path in the container.
     pub container_path: String,
-    /// Kind of file system; bind where it is not told.
+    /// Type of the file system; a bind mount if absent.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// `ro`, `nosuid`, `bind`, …
+    /// Mount options: `ro`, `nosuid`, `bind`, …
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
-    /// What is not known here, word for word.
+    /// Fields that this crate does not know, word for word.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -82,20 +82,20 @@ pub struct CdiMount {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiHook {
-    /// When: `createContainer` and others.
+    /// When the runtime runs it: `createContainer` and others.
     pub hook_name: String,
-    /// The program, on the host.
+    /// Path of the program on the host.
     pub path: String,
-    /// Its arguments, its own name first.
+    /// Arguments of the program, with the program's name first.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Its environment.
+    /// Environment of the program.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Seconds that it may take.
+    /// Time limit in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
-    /// What is not known here, word for word.
+    /// Fields that this crate does not know, word for word.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -122,14 +122,14 @@ impl CdiMount {
 }
 
 impl CdiEdits {
-    /// Whether nothing is done.
+    /// Whether there are no edits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == CdiEdits::default()
     }
 
-    /// Puts the edits of `more` behind these. Where both speak of one thing (a variable, a path in the container, an edit that
-    /// is not known here), `more` wins; a hook that is there already is not run twice.
+    /// Appends the edits of `more`. Where both have the same variable, path in the container or unknown field, the one
+    /// of `more` wins. A hook that both have stays once.
     pub fn add(&mut self, more: &CdiEdits) {
         put(&mut self.env, &more.env, |one, other| name_of(one) == name_of(other));
         put(&mut self.device_nodes, &more.device_nodes, |one, other| one.path == other.path);
@@ -144,7 +144,7 @@ pub(super) fn name_of(variable: &str) -> &str {
     variable.split_once('=').map_or(variable, |(name, _)| name)
 }
 
-/// Appends `more`; what is about the same thing as one of them goes.
+/// Appends `more` to `to`, and removes earlier entries that are the `same` as a later one.
 fn put<T: Clone>(to: &mut Vec<T>, more: &[T], same: impl Fn(&T, &T) -> bool) {
     for (place, item) in more.iter().enumerate() {
         if more.iter().skip(place + 1).all(|later| !same(later, item)) {
@@ -154,7 +154,7 @@ fn put<T: Clone>(to: &mut Vec<T>, more: &[T], same: impl Fn(&T, &T) -> bool) {
     }
 }
 
-/// Go writes `null` for a list or mapping that was never made.
+/// Reads `null`, which Go writes for an empty list or map, as an empty value.
 pub(super) fn null_is_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }

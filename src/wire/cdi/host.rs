@@ -1,26 +1,26 @@
-//! What the host's own file (nvidia-ctk's, of `nvidia.com/gpu`) says of one GPU.
+//! The edits for one GPU in the host's own CDI spec (kind `nvidia.com/gpu`, written by nvidia-ctk).
 //!
-//! Such a file may be older than the driver that runs, and name by index what has another index by now. So nothing of it is
-//! taken that would hand out the node of another GPU.
+//! The spec may be older than the running driver, so an index in it may now belong to another GPU. Edits that would
+//! give a container the device node of another GPU are therefore refused.
 
 use super::edits::{CdiDeviceNode, CdiEdits};
 use super::spec::CdiSpec;
 use crate::decode_error::shown;
 use std::collections::BTreeSet;
 
-/// The kind of nvidia-ctk's files.
+/// The kind of nvidia-ctk's CDI specs.
 pub const KIND: &str = "nvidia.com/gpu";
-/// Its device that stands for all GPUs.
+/// The device of such a spec that stands for all GPUs.
 const ALL: &str = "all";
-/// Nodes of cards: this and a number.
+/// Path of the device node of a GPU, without its number.
 const CARD: &str = "/dev/nvidia";
-/// Nodes of MIG instances lie here.
+/// Folder of the device nodes of MIG instances.
 const CAPABILITIES: &str = "/dev/nvidia-caps/";
 
-/// Edits for every container with a GPU, whichever it is.
+/// The edits for every container with a GPU, whichever GPU it gets.
 ///
 /// # Errors
-/// The sentence says which node every container would get.
+/// The text names the GPU's device node that every container would get.
 pub fn for_all(spec: &CdiSpec) -> Result<&CdiEdits, String> {
     match spec.container_edits.device_nodes.iter().find(|node| card(node).is_some()) {
         Some(node) => Err(format!("gives {} to every container", shown(&node.path))),
@@ -28,17 +28,20 @@ pub fn for_all(spec: &CdiSpec) -> Result<&CdiEdits, String> {
     }
 }
 
-/// Edits for a container that gets the device with the first of these names that the file has, on the card `/dev/nvidiaN`
-/// with N = `minor`. A file that names no single device gives the nodes of this card out of those of its device `all`.
-/// `None` where it says nothing of this device.
+/// The edits for a container that gets one device: the first of `names` that the spec has, on the GPU `/dev/nvidiaN`
+/// with N = `minor`. If the spec has none of `names`, the device nodes of this GPU come from its device `all`. `None`
+/// where the spec has nothing for this device.
 ///
 /// # Errors
-/// The sentence says which other card's node would be given.
+/// The text names the device node of another GPU that the container would get.
 pub fn for_device(spec: &CdiSpec, names: &[String], minor: u32) -> Result<Option<CdiEdits>, String> {
     if let Some(device) = names.iter().find_map(|name| spec.device(name)) {
         let cards: BTreeSet<u32> = device.container_edits.device_nodes.iter().filter_map(card).collect();
         return match cards.iter().find(|number| **number != minor) {
-            Some(other) => Err(format!("device {} is {CARD}{other} there and {CARD}{minor} here", shown(&device.name))),
+            Some(other) => Err(format!(
+                "device {} is {CARD}{other} in that file and {CARD}{minor} on this node",
+                shown(&device.name)
+            )),
             None => Ok(Some(device.container_edits.clone())),
         };
     }
@@ -52,7 +55,7 @@ pub fn for_device(spec: &CdiSpec, names: &[String], minor: u32) -> Result<Option
     Ok(there.then(|| CdiEdits { device_nodes, ..CdiEdits::default() }))
 }
 
-/// The number of the card that this node, or the one behind it on the host, is of.
+/// The minor number of the GPU that this device node belongs to, by its path in the container or on the host.
 fn card(node: &CdiDeviceNode) -> Option<u32> {
     let of = |path: &str| path.rsplit_once(CARD).and_then(|(_, number)| number.parse().ok());
     of(&node.path).or_else(|| node.host_path.as_deref().and_then(of))
@@ -118,7 +121,8 @@ mod tests {
         assert!(for_all(&loose).unwrap_err().contains("/dev/nvidia1"));
     }
 
-    /// The operator's file names no single device, and only it knows where the driver's container keeps the nodes.
+    /// The CDI spec of the GPU Operator names no single device, and only this spec has the paths of the device nodes in
+    /// the driver container.
     #[test]
     fn of_the_device_all_each_gpu_has_its_own_node() {
         let spec = decode(include_bytes!("../../../tests/golden/cdi/nvidia-ctk.json")).unwrap();

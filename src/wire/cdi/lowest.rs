@@ -1,11 +1,11 @@
-//! Which version of CDI a file needs.
+//! The lowest version of CDI that a spec needs.
 
 use super::edits::CdiEdits;
 use super::spec::CdiSpec;
 use super::version::CdiVersion;
 use serde_json::{Map, Value};
 
-/// The lowest version that has all that is in `spec`.
+/// The lowest version that has all fields and names of `spec`.
 pub(super) fn version(spec: &CdiSpec) -> CdiVersion {
     let class = spec.kind.split_once('/').map_or("", |(_, class)| class);
     let mut needed = CdiVersion::OLDEST;
@@ -39,7 +39,7 @@ fn of_edits(edits: &CdiEdits, carried: CdiVersion) -> CdiVersion {
     let others = edits.other.keys().map(|key| match key.as_str() {
         "additionalGids" => CdiVersion::new(0, 7),
         "netDevices" => CdiVersion::new(1, 1),
-        // What is inside `intelRdt` decides between 0.7 and 1.1; the file it came from knew.
+        // Among these is `intelRdt`, whose fields need 0.7 or 1.1; the version of the source spec is enough for it.
         _ => carried,
     });
     nodes.chain(mounts).chain(hooks).chain(others).max().unwrap_or(CdiVersion::OLDEST)

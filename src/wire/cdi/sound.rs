@@ -1,23 +1,23 @@
-//! What every runtime refuses, found before it is written or trusted: names, variables, paths, hooks, and more of anything
-//! than a container has.
+//! The checks that every runtime makes, made here before a CDI spec is written or trusted: names, variables, paths,
+//! hooks, and the number of entries.
 
 use super::edits::{CdiDeviceNode, CdiEdits, CdiHook, CdiMount, name_of};
 use super::spec::CdiSpec;
 use crate::decode_error::shown;
 use std::collections::BTreeSet;
 
-/// Devices of one file: 16 GPUs of 7 MIG instances, each by index and by UUID, and `all`, with room.
+/// Most devices of one spec: 16 GPUs of 7 MIG instances, each by index and by UUID, and `all`, with room to spare.
 const MAX_DEVICES: usize = 1024;
-/// Edits of each kind in one set: nvidia-ctk mounts about a hundred files.
+/// Most edits of each kind in one set: nvidia-ctk mounts about a hundred files.
 const MAX_EDITS: usize = 4096;
-/// Longest vendor and device name: that of a DNS name.
+/// Longest name of a vendor or device: the length of a DNS name.
 const MAX_NAME: usize = 253;
-/// Longest class.
+/// Longest name of a class.
 const MAX_CLASS: usize = 63;
-/// When a hook may run.
+/// The points in time at which a hook may run.
 const HOOKS: [&str; 6] = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
 
-/// Checks a whole file; the text says what is wrong and where.
+/// Checks a whole spec; the error text names the fault and its place.
 pub(super) fn check(spec: &CdiSpec) -> Result<(), String> {
     let kind = spec.kind.split_once('/').filter(|(vendor, class)| {
         let letter = |name: &str| name.starts_with(|first: char| first.is_ascii_alphabetic());
@@ -47,7 +47,7 @@ pub(super) fn check(spec: &CdiSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// Letters and digits at both ends, some marks between.
+/// Whether `text` starts and ends with a letter or digit, with only letters, digits and `marks` between them.
 fn name(text: &str, longest: usize, marks: &str) -> bool {
     let plain = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     let inside = |c: char| c.is_ascii_alphanumeric() || marks.contains(c);
@@ -105,7 +105,7 @@ fn sound_mount(mount: &CdiMount) -> Result<(), String> {
 
 fn sound_hook(hook: &CdiHook) -> Result<(), String> {
     if !HOOKS.contains(&hook.hook_name.as_str()) {
-        return Err(format!("hookName is none: {}", shown(&hook.hook_name)));
+        return Err(format!("hookName is not the name of a CDI hook: {}", shown(&hook.hook_name)));
     }
     hook.env.iter().try_for_each(|variable| sound_variable(variable))?;
     sound_path("path of a hook", &hook.path)

@@ -1,4 +1,4 @@
-//! One file: its devices, and what they mean for a container.
+//! One CDI spec: its devices, and the edits of each.
 
 use super::edits::{CdiEdits, null_is_empty};
 use super::version::CdiVersion;
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// One file.
+/// One CDI spec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiSpec {
-    /// What the file says that it needs. [`super::encode`] writes the lowest that fits, and looks at this only where there are edits
-    /// that are not known here.
+    /// The version that the spec declares. [`super::encode`] writes the lowest version that the spec needs, and uses
+    /// this one only for fields that this crate does not know.
     pub cdi_version: CdiVersion,
     /// Vendor and class: `nvidia.com/gpu`.
     pub kind: String,
-    /// Notes.
+    /// Annotations; they do not change a container.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// The devices.
     #[serde(default, deserialize_with = "null_is_empty")]
     pub devices: Vec<CdiSpecDevice>,
-    /// Edits for every container that gets any of the devices.
+    /// Edits for every container that gets at least one of the devices.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "CdiEdits::is_empty")]
     pub container_edits: CdiEdits,
-    /// What is not known here.
+    /// Fields that this crate does not know, word for word.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -33,21 +33,21 @@ pub struct CdiSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CdiSpecDevice {
-    /// Its name; with the kind before it, how it is asked for.
+    /// Its name. A container requests the device as `kind=name`.
     pub name: String,
-    /// Notes.
+    /// Annotations; they do not change a container.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Edits for a container that gets it.
+    /// Edits for a container that gets the device.
     #[serde(default, deserialize_with = "null_is_empty")]
     pub container_edits: CdiEdits,
-    /// What is not known here.
+    /// Fields that this crate does not know, word for word.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
 impl CdiSpec {
-    /// A file with one device. `carried` is the version of the file that edits which are not known here came from.
+    /// A spec with one device. `carried` is the version of the spec from which the unknown fields in its edits came.
     #[must_use]
     pub fn of_device(kind: &str, name: &str, container_edits: CdiEdits, carried: CdiVersion) -> CdiSpec {
         CdiSpec {
@@ -65,7 +65,7 @@ impl CdiSpec {
         }
     }
 
-    /// A device by its name.
+    /// The device with this name.
     #[must_use]
     pub fn device(&self, name: &str) -> Option<&CdiSpecDevice> {
         self.devices.iter().find(|device| device.name == name)

@@ -1,10 +1,10 @@
-//! CDI files: nvidia-ctk's, those of tickets, and what no runtime takes.
+//! CDI specs: nvidia-ctk's spec, the specs of tickets, and specs that no runtime accepts.
 
 use super::*;
 use proptest::prelude::*;
 use serde_json::json;
 
-/// What nvidia-ctk writes, cut to one of each.
+/// nvidia-ctk's spec, cut to one entry of each kind.
 fn nvidia() -> Value {
     json!({
         "cdiVersion": "0.5.0",
@@ -158,7 +158,7 @@ fn what_no_runtime_takes_is_refused_with_its_name() {
         ("/containerEdits/deviceNodes/0/path", json!("dev"), "path of a device node is not an absolute path: \"dev\""),
         ("/containerEdits/mounts/0/containerPath", json!("x"), "containerPath of a mount is not"),
         ("/containerEdits/mounts/0/hostPath", json!(""), "hostPath of the mount at"),
-        ("/containerEdits/hooks/0/hookName", json!("now"), "hookName is none: \"now\""),
+        ("/containerEdits/hooks/0/hookName", json!("now"), "hookName is not the name of a CDI hook: \"now\""),
         ("/containerEdits/hooks/0/path", json!("a"), "path of a hook is not"),
         ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "type": "x"}), "type of \"/a\" is none of"),
         ("/devices/0/containerEdits/deviceNodes/0", json!({"path": "/a", "permissions": "x"}), "permissions of \"/a\""),

@@ -15,7 +15,7 @@ pub struct CdiVersion {
 }
 
 impl CdiVersion {
-    /// The oldest that runtimes know.
+    /// The oldest version that runtimes support.
     pub const OLDEST: CdiVersion = CdiVersion::new(0, 3);
 
     /// `major.minor.0`.

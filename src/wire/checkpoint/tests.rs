@@ -1,10 +1,10 @@
-//! Checkpoints of every age, and what is no checkpoint.
+//! Checkpoints of all kubelet versions, and files that are not checkpoints.
 
 use super::*;
 use proptest::prelude::*;
 
 const UID: &str = "466d3e0f-28fd-4a4c-a28d-790ef2a79f8c";
-/// `cdi_devices { name: "gpu-steward.io/gpu=t00…0" }` after an environment variable, as kubelet keeps it.
+/// An answer as kubelet keeps it: an environment variable, then `cdi_devices { name: "gpu-steward.io/gpu=t00…0" }`.
 const ANSWER: &str = "CgUKAUESABoAKjYKNGdwdS1zdGV3YXJkLmlvL2dwdT10MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";
 
 fn entry(uid: &str, container: &str, ids: &str, answer: &str) -> String {
@@ -57,7 +57,7 @@ fn layouts_of_old_kubelets_are_read() {
 
 #[test]
 fn a_ticket_stands_among_annotations_where_there_is_no_cdi() {
-    // `annotations { key: "a" value: "b" }` and then ours.
+    // `annotations { key: "a" value: "b" }` and then the agent's annotation.
     let answer = "IgYKAWESAWIiOgoVZ3B1LXN0ZXdhcmQuaW8vdGlja2V0EiF0MDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDA=";
     let read = parse(&file(&[entry(UID, "main", "[]", &format!("\"{answer}\""))])).unwrap();
     assert_eq!((read.allocations[0].ticket.clone(), read.allocations[0].cdi_devices.len()), (Some(ticket()), 0));
@@ -67,7 +67,8 @@ fn a_ticket_stands_among_annotations_where_there_is_no_cdi() {
 
 #[test]
 fn the_record_of_a_ticket_stands_beside_it() {
-    // `annotations { key: "gpu-steward.io/ticket" value: "t0…" }` and `annotations { key: "gpu-steward.io/issued" value: … }`.
+    // `annotations { key: "gpu-steward.io/ticket" value: "t0…" }` and `annotations { key: "gpu-steward.io/issued"
+    // value: … }`.
     let answer = "IjoKFWdwdS1zdGV3YXJkLmlvL3RpY2tldBIhdDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwIiYKFWdwdS1zdGV3YXJkLmlvL2lzc3VlZBIN\
                   eyJ2ZXJzaW9uIjoxfQ==";
     let read = parse(&file(&[entry(UID, "main", "[]", &format!("\"{answer}\""))])).unwrap();
@@ -87,7 +88,7 @@ fn an_answer_of_another_plugin_is_known_and_one_that_is_lost_is_none() {
         ("\"\"".to_owned(), false),
         (format!("\"{ANSWER}\""), false),
         (format!("\"{early}\""), false),
-        // A ticket of ours that cannot be read is not another's.
+        // A ticket of the agent that cannot be read does not make the answer another plugin's.
         (format!("\"{}\"", named(ANSWER)), false),
         (format!("\"{}\"", named(early)), false),
     ] {

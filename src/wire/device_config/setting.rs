@@ -1,14 +1,14 @@
-//! Settings that are more than a number, a word or a flag.
+//! Types of settings that are more than a number, a word or a flag.
 
-/// Nobody gains from lending a GPU more often than this.
+/// Largest factor; a GPU that is offered more than 100 times is of no use.
 const MAX_SCALING: f64 = 100.0;
 
-/// How much more of a GPU is given away than there is.
+/// The factor by which the offered memory or SM time of a GPU differs from what it has.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct DeviceScaling(f64);
 
 impl DeviceScaling {
-    /// As much as there is.
+    /// The GPU offers exactly what it has.
     pub const NONE: DeviceScaling = DeviceScaling(1.0);
 
     /// A factor above 0 and up to 100.
@@ -23,7 +23,7 @@ impl DeviceScaling {
         self.0
     }
 
-    /// `whole` times the factor; what is broken is cut off.
+    /// `whole` times the factor, rounded down.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -35,7 +35,7 @@ impl DeviceScaling {
     }
 }
 
-/// What the limiter does with the limit of cores.
+/// When the limiter enforces the limit of SM time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CorePolicy {
     /// Only while several containers use the GPU.
@@ -47,11 +47,11 @@ pub enum CorePolicy {
     Disable,
 }
 
-/// MIG profiles that may be made on some models.
+/// MIG profiles that may be created on some GPU models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigAllowance {
-    /// Parts of products' names.
+    /// Parts of product names.
     pub models: Vec<String>,
-    /// Profiles.
+    /// The allowed MIG profiles.
     pub profiles: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! HAMi's files as people have them, in YAML, and what cannot be meant.
+//! HAMi's files in YAML as people have them, and files that are refused.
 
 use super::*;
 use crate::resource::ResourceNames;
@@ -13,7 +13,7 @@ fn scaling(factor: f64) -> DeviceScaling {
     DeviceScaling::new(factor).unwrap()
 }
 
-/// Settings with the keys and the values that HAMi's chart gives them, `nvidia` among other vendors.
+/// A device YAML with the keys and values of HAMi's chart, with `nvidia` among other vendors.
 const CHART: &str = "
 nvidia:
   resourceCountName: nvidia.com/gpu

@@ -1,16 +1,17 @@
-//! Single values of settings. People quote numbers and flags in YAML, and charts do it for them, so both spellings are taken.
+//! Reads single values of settings. People and charts often quote numbers and flags in YAML, so both spellings are
+//! accepted.
 
 use super::setting::{CorePolicy, DeviceScaling, MigAllowance};
 use crate::decode_error::shown;
 use model::unit::Mib;
 use serde_json::Value;
 
-/// Entries of one list: models, profiles, GPUs, nodes (a cluster of 5,000).
+/// Most entries of one list: models, profiles, GPUs, nodes (a cluster of 5,000).
 pub(super) const MAX_LIST: usize = 8192;
 /// Longest resource name: a DNS name, a slash and 63 characters; other texts are shorter.
 const MAX_TEXT: usize = 317;
 
-/// The value as its text was, for a message.
+/// The value as text, for a message.
 fn told(value: &Value) -> String {
     match value {
         Value::String(text) => shown(text),
@@ -20,7 +21,7 @@ fn told(value: &Value) -> String {
     }
 }
 
-/// A text, or a number or flag that was meant as one; none where it is empty.
+/// A text; a number or flag is read as its text. `None` where the text is empty.
 pub(super) fn text(value: &Value) -> Result<Option<String>, String> {
     let text = match value {
         Value::String(text) => text.clone(),
@@ -45,7 +46,7 @@ pub(super) fn resource(value: &Value) -> Result<String, String> {
     }
 }
 
-/// Yes or no.
+/// `true` or `false`.
 pub(super) fn flag(value: &Value) -> Result<bool, String> {
     match value {
         Value::Bool(flag) => Ok(*flag),
@@ -55,7 +56,7 @@ pub(super) fn flag(value: &Value) -> Result<bool, String> {
     }
 }
 
-/// A whole number in a range.
+/// A whole number from `least` to `most`.
 pub(super) fn number(value: &Value, least: u64, most: u64) -> Result<u32, String> {
     let number = match value {
         Value::String(text) => text.parse().ok(),
@@ -67,13 +68,13 @@ pub(super) fn number(value: &Value, least: u64, most: u64) -> Result<u32, String
         .ok_or_else(|| format!("is no whole number from {least} to {most}: {}", told(value)))
 }
 
-/// MiB; 0 is not set.
+/// An amount of MiB; 0 means not set.
 pub(super) fn memory(value: &Value) -> Result<Option<Mib>, String> {
     let number = number(value, 0, i32::MAX.unsigned_abs().into())?;
     Ok(Some(Mib(number.into())).filter(|memory| memory.0 > 0))
 }
 
-/// A factor.
+/// A scaling factor.
 pub(super) fn scaling(value: &Value) -> Result<DeviceScaling, String> {
     let factor = match value {
         Value::String(text) => text.parse().ok(),
@@ -82,7 +83,7 @@ pub(super) fn scaling(value: &Value) -> Result<DeviceScaling, String> {
     factor.and_then(DeviceScaling::new).ok_or_else(|| format!("is no number above 0 and up to 100: {}", told(value)))
 }
 
-/// A policy; an empty text is the default.
+/// A core policy; an empty text means the default.
 pub(super) fn core_policy(value: &Value) -> Result<CorePolicy, String> {
     match text(value)?.as_deref() {
         None | Some("default") => Ok(CorePolicy::Default),
@@ -92,7 +93,7 @@ pub(super) fn core_policy(value: &Value) -> Result<CorePolicy, String> {
     }
 }
 
-/// A list.
+/// A list; `null` is an empty one.
 pub(super) fn list(value: &Value) -> Result<&[Value], String> {
     match value {
         Value::Null => Ok(&[]),
@@ -107,7 +108,7 @@ pub(super) fn texts(value: &Value) -> Result<Vec<String>, String> {
     list(value)?.iter().map(|item| text(item).map(Option::unwrap_or_default)).collect()
 }
 
-/// The profiles that may be made, by model.
+/// The MIG profiles that may be created, by GPU model.
 pub(super) fn allowances(value: &Value) -> Result<Vec<MigAllowance>, String> {
     let allowance = |(number, item): (usize, &Value)| {
         let place = |what: String| format!("[{number}]: {what}");

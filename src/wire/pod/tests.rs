@@ -10,7 +10,7 @@ fn id(digit: &str) -> String {
     digit.repeat(64)
 }
 
-/// As a server of 1.34 writes it, shortened where the length says nothing.
+/// A pod as an API server 1.34 writes it, without fields that do not matter here.
 fn whole() -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -137,7 +137,7 @@ fn a_mirror_is_known_by_the_hash_of_its_manifest_and_nobody_can_borrow_another_p
     };
     let node = json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "n", "controller": true});
     let with = |hash: &str, mirror: &str| of(node.clone(), hash, mirror);
-    // Whoever makes a pod may write the annotations.
+    // Every user who creates a pod may write the annotations.
     for (key, value) in
         [("kind", json!("ReplicaSet")), ("apiVersion", json!("example.com/v1")), ("controller", Value::Null)]
     {
@@ -183,7 +183,7 @@ fn what_is_beyond_the_bounds_is_counted() {
     assert_eq!((pod.containers[0].limits.len(), pod.containers[0].limits_left_out), (MAX_RESOURCES, 8));
 }
 
-/// Names that sort before all others, as a user may write them to hide what the container asks for.
+/// Resource names that sort before all others: a user could add them to hide the container's request.
 #[test]
 fn resources_of_which_nothing_is_asked_for_hide_none_of_which_something_is() {
     let mut value = whole();

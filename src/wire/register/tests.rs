@@ -1,4 +1,4 @@
-//! Both forms of the register annotation, read, written, broken.
+//! Both forms of the register: read, written, and broken.
 
 use super::*;
 use proptest::prelude::*;

@@ -3,7 +3,7 @@ use rustix::fs::mkdirat;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-/// So many nested folders below `top`: far deeper than a path can name.
+/// Makes this number of nested folders below `top`: far deeper than a path can name.
 pub(in super::super) fn nest(top: &Path, levels: usize) {
     let mut folder = open(top, FOLDER_FLAGS, Mode::empty()).unwrap();
     for _ in 0..levels {
@@ -12,7 +12,7 @@ pub(in super::super) fn nest(top: &Path, levels: usize) {
     }
 }
 
-/// Runs this with as little stack as a thread may have.
+/// Runs this on a very small stack.
 fn on_a_small_stack<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
     std::thread::Builder::new().stack_size(128 << 10).spawn(run).unwrap().join().unwrap()
 }
@@ -44,7 +44,7 @@ fn folders_20_000_levels_deep_are_removed_without_recursion() {
     assert_eq!(emptied.left, 0);
 }
 
-/// A million with `GPU_STEWARD_LONG`.
+/// With `GPU_STEWARD_LONG`: a million files.
 #[test]
 fn very_many_files_are_removed_in_turns() {
     let many: u32 = if std::env::var_os("GPU_STEWARD_LONG").is_some() { 1_000_000 } else { 100_000 };
@@ -77,7 +77,7 @@ fn what_links_lead_to_stays() {
         fs::create_dir(folder.join("below")).unwrap();
         symlink(outside.path(), folder.join("below/up")).unwrap();
     });
-    // The whole of what is taken may be a link.
+    // The folder that is moved may itself be a link.
     symlink(outside.path(), outside.path().join("link")).unwrap();
     trash.take(&outside.path().join("link")).unwrap();
     assert_eq!(trash.empty(&mut || {}).left, 0);
@@ -98,12 +98,12 @@ fn folders_that_their_owner_has_closed_are_opened_and_removed() {
     assert!(trash.is_empty(), "{emptied:?}");
 }
 
-/// A container that still runs, of a pod that was deleted by force, makes more files than are removed, and does not stop.
+/// A container of a pod that was deleted by force still runs, and makes more files than are removed, without end.
 #[test]
 fn who_writes_on_without_an_end_keeps_nobody_waiting() {
     let state = tempfile::tempdir().unwrap();
     let trash = Trash::new(state.path()).unwrap();
-    // Before it and after it: a folder is read in no order.
+    // One before it and one after it: a folder is read in no order.
     for name in ["one", "written", "two"] {
         fs::create_dir_all(state.path().join(name).join("below")).unwrap();
         fs::write(state.path().join(name).join("below/file"), "").unwrap();
@@ -123,7 +123,7 @@ fn who_writes_on_without_an_end_keeps_nobody_waiting() {
         assert!(came < 4 * PER_VISIT, "held up by who writes");
     };
     write();
-    // Two rounds, because each entry takes a write to the disk; a call has some more.
+    // Two rounds, because each entry takes a write to the disk; a real call has more.
     let emptied = trash.rounds(2, &mut write);
     assert!(emptied.unfinished && emptied.left == 0, "{emptied:?}");
     let names =
@@ -131,12 +131,12 @@ fn who_writes_on_without_an_end_keeps_nobody_waiting() {
     let there = names(&state.path().join("trash"));
     assert_eq!(there.len(), 1, "all others are gone after the first call: {there:?}");
     assert!(names(&there[0]).iter().all(|path| path.file_name().unwrap().to_str().unwrap().starts_with("late-")));
-    // It has ended.
+    // The container has ended.
     while trash.empty(&mut || {}).unfinished {}
     assert!(trash.is_empty());
 }
 
-/// Each of its folders is moved up and is looked into in its turn, which the rest must not wait for.
+/// Each folder of the tree is moved up and visited in its turn, and the other entries do not wait for it.
 #[test]
 fn a_tree_that_is_larger_than_one_visit_comes_again_after_the_rest() {
     let (state, trash) = full_of(|folder| nest(folder, PER_VISIT as usize + 1000));
@@ -153,7 +153,7 @@ fn a_tree_that_is_larger_than_one_visit_comes_again_after_the_rest() {
 fn what_cannot_be_moved_is_counted() {
     let state = tempfile::tempdir().unwrap();
     let trash = Trash::new(state.path()).unwrap();
-    // A folder is not moved into itself, and nothing into a folder that is gone.
+    // A folder cannot be moved into itself, nor into a folder that is gone.
     assert!(trash.take(state.path()).is_err());
     fs::remove_dir(state.path().join("trash")).unwrap();
     fs::create_dir(state.path().join("pod")).unwrap();
@@ -176,7 +176,7 @@ fn names_of_an_earlier_life_are_passed_over() {
     assert!(trash.is_empty());
 }
 
-/// Undone at the end, whatever comes.
+/// Runs the function at the end of the test, also after a panic.
 struct Undo<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for Undo<F> {
@@ -208,7 +208,7 @@ fn mount_points_and_immutable_files_are_told_and_what_is_mounted_stays() {
     assert_eq!(emptied.left, 2, "{emptied:?}");
     assert!(emptied.first.is_some_and(|(path, _)| path.starts_with(state.path().join("trash"))));
     assert_eq!(fs::read_to_string(outside.path().join("file")).unwrap(), "kept");
-    // Nothing of that gets worse by trying again, and what is free then goes.
+    // Another try makes nothing worse, and removes folders that are free by then.
     assert_eq!(trash.empty(&mut || {}).left, 2);
     free();
     assert_eq!(trash.empty(&mut || {}).left, 1);
@@ -218,7 +218,7 @@ fn mount_points_and_immutable_files_are_told_and_what_is_mounted_stays() {
     assert_eq!(fs::read_to_string(outside.path().join("file")).unwrap(), "kept");
 }
 
-/// Where a mount point is now is told by the kernel: its folder may have been moved.
+/// Unmounts by the paths that the kernel reports, because the folder may have been moved.
 fn unmount_below(folder: &Path) {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let points =

@@ -1,4 +1,4 @@
-//! DCGM's names over every way in which a GPU can be divided, and as dcgm-exporter has them.
+//! Tests of DCGM's names: over every MIG layout of a GPU, and compared with dcgm-exporter.
 
 use super::*;
 use crate::exposition::ExpositionFormat;
@@ -10,7 +10,7 @@ use model::time::Monotonic;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Slices of a GPU with MIG, and so the most GPU instances and compute instances: of every model that the fake driver has.
+/// MIG slices of a GPU, and so the most GPU instances and compute instances, for every model that the fake driver has.
 const SLICES: u32 = 7;
 /// Slices that a GPU instance or a compute instance may have.
 const PROFILES: [u32; 5] = [7, 4, 3, 2, 1];
@@ -24,7 +24,7 @@ fn text(sets: &[MetricSet], view: &NodeView) -> String {
     String::from_utf8(out).unwrap()
 }
 
-/// Every list of at least one profile, largest first, that fits into so many slices.
+/// Every list of at least one profile, largest first, that fits into this many slices.
 fn parts(slices: u32) -> Vec<Vec<u32>> {
     fn grow(list: &mut Vec<u32>, left: u32, all: &mut Vec<Vec<u32>>) {
         for profile in PROFILES {
@@ -41,7 +41,7 @@ fn parts(slices: u32) -> Vec<Vec<u32>> {
     all
 }
 
-/// Every layout: the GPU instances with their slices, each with those of its compute instances.
+/// Every layout: the slices of each GPU instance with the slices of its compute instances.
 fn layouts() -> Vec<Vec<(u32, Vec<u32>)>> {
     let mut all = Vec::new();
     for instances in parts(SLICES) {
@@ -58,8 +58,8 @@ fn layouts() -> Vec<Vec<(u32, Vec<u32>)>> {
     all
 }
 
-/// The small view with its third GPU divided so. The GPU instance at each place has its place and 1 in GiB in use, which every
-/// compute instance in it tells.
+/// The small view with its third GPU divided by `layout`. The GPU instance with index n has n + 1 GiB in use, and each
+/// of its compute instances reports that value.
 fn divided(layout: &[(u32, Vec<u32>)]) -> NodeView {
     let mut view = sample_view::small();
     let (known, read) = (&view.gpus[2].gpu, &view.gpus[2].sample);
@@ -88,7 +88,7 @@ fn divided(layout: &[(u32, Vec<u32>)]) -> NodeView {
     view
 }
 
-/// Labels and value of the series of a family that are of the divided GPU.
+/// Labels and value of each series of a family for the divided GPU.
 fn series<'t>(text: &'t str, family: &str) -> Vec<(&'t str, f64)> {
     let lines = text.lines().filter(|line| line.starts_with(&format!("{family}{{gpu=\"2\"")));
     lines.map(|line| line.rsplit_once(' ').unwrap()).map(|(labels, value)| (labels, value.parse().unwrap())).collect()
@@ -141,7 +141,7 @@ fn a_compute_instance_that_could_not_be_read_does_not_hide_what_another_tells() 
     assert_eq!(series(&text(&[MetricSet::Dcgm], &view), "DCGM_FI_DEV_FB_USED")[0].1, 1024.0);
 }
 
-/// Of `default-counters.csv` of dcgm-exporter 4.5.3-4.8.2, with what stands there as a comment.
+/// The types are from `default-counters.csv` of dcgm-exporter 4.5.3-4.8.2, including the fields commented out there.
 #[test]
 fn types_are_those_of_dcgm_exporter() {
     let counters = [

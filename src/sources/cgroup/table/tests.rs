@@ -1,4 +1,4 @@
-//! The table over trees made in a temporary directory, v1 and v2.
+//! Tests of the table over v1 and v2 trees in a temporary directory.
 
 use super::*;
 use model::cgroup::{CgroupSample, NetworkSample};
@@ -41,7 +41,7 @@ impl Tree {
     fn write(&self, path: &str, text: impl AsRef<[u8]>) {
         let path = self.at(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // A kernel's file is never replaced by another one under an open descriptor, so it is written in place.
+        // The kernel never replaces a file under an open descriptor, so the test writes it in place.
         fs::write(path, text).unwrap();
     }
 
@@ -111,7 +111,7 @@ fn rx(report: &CgroupReport) -> Result<u64, Absence> {
     }
 }
 
-/// What both versions show alike.
+/// Values that both versions show alike.
 fn check_common(sample: &CgroupSample) {
     assert_eq!(sample.memory_usage.get(), Some(Bytes(400)));
     assert_eq!(sample.memory_working_set.get(), Some(Bytes(250)));
@@ -253,7 +253,7 @@ fn cgroups_that_are_gone_are_not_reported_and_give_their_files_back() {
     for n in 0..3 {
         tree.v2(&container(n), 1, 400);
     }
-    // No room for kept files: a file under an open descriptor outlives its directory everywhere but in the kernel's trees.
+    // No room for kept files: outside the kernel's trees, an open file outlives its directory.
     let mut table = tree.table(2, 0);
     assert_eq!(table.pass().len(), 4, "three containers and their pod");
     fs::remove_dir_all(tree.at(&format!("cgroup{}", container(1)))).unwrap();
@@ -289,7 +289,7 @@ fn a_pods_network_is_read_through_its_oldest_process_and_its_processes_are_summe
     assert_eq!(rx(of(&table.pass(), &pod())), Err(Absence::NoLivingProcess));
 }
 
-/// As `/proc` shows us to ourselves in a PID namespace of our own.
+/// Makes `/proc` look as in a PID namespace of the agent's own.
 fn live_in_a_private_namespace(tree: &Tree, number: u32) {
     fs::create_dir_all(tree.at(&format!("proc/{number}/ns"))).unwrap();
     std::os::unix::fs::symlink(number.to_string(), tree.at("proc/self")).unwrap();
@@ -300,7 +300,7 @@ fn live_in_a_private_namespace(tree: &Tree, number: u32) {
 #[test]
 fn what_a_private_pid_namespace_hides_is_absent_and_never_zero() {
     let (own, other) = (std::process::id(), std::process::id() + 1);
-    // v2 shows a process that is hidden as 0, v1 leaves it out.
+    // v2 shows a hidden process as 0, v1 leaves it out.
     for (v2, list) in [(true, "0\n"), (true, "20\n0\n"), (false, "")] {
         let tree = Tree::new(v2);
         for path in [pod(), container(1)] {
@@ -321,7 +321,8 @@ fn what_a_private_pid_namespace_hides_is_absent_and_never_zero() {
         }
         assert_eq!(rx(of(&reports, &pod())), Err(Absence::ProcessesHidden), "{list:?}");
     }
-    // Our own container's processes can be seen, and another pod's where the node is a container itself.
+    // The processes of the agent's own container are visible, and those of another pod where the node is a container
+    // itself.
     for (number, processes, bytes) in
         [(own, Ok(Count(1)), Ok(7)), (other, Err(Absence::ProcessesHidden), Err(Absence::ProcessesHidden))]
     {
@@ -396,8 +397,8 @@ fn names_that_are_not_text_are_passed_over() {
     assert_eq!(tree.table(1, 100).pass().len(), 2);
 }
 
-/// Measured on 2 busy cores, tree in memory: first pass 380 ms, further ones 110 ms (only 100 files kept open); 12.5 MiB
-/// for the table and the first report, 3 MiB more for a second report that lives at the same time, then nothing.
+/// Measured on 2 busy cores, tree in memory: first pass 380 ms, further ones 110 ms (only 100 files kept open). Memory:
+/// 12.5 MiB for the table and the first report, 3 MiB more for a second report at the same time, then nothing.
 #[test]
 fn five_thousand_containers_are_read_and_memory_stays_where_it_is() {
     let mut tree = Tree::new(true);

@@ -1,4 +1,4 @@
-//! What is asked how often: calls are counted at the driver, and events stand for time.
+//! How often calls are made: the fake driver counts them, and the tests count events instead of time.
 
 use super::{Drill, FakeGpu, ReadingKind, Scenario, Value, cards, error, of, put, with};
 use lab::scenario::{FakeProcess, MigSlot, ProcessList, Program, process};
@@ -12,39 +12,39 @@ fn counted(gpus: Vec<FakeGpu>) -> Scenario {
 
 const COMPUTE: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
 const GRAPHICS: &str = "nvmlDeviceGetGraphicsRunningProcesses_v3";
-/// Made once in each process period.
+/// Called once in each process period.
 const REGULAR: &str = "nvmlGpmSampleGet";
-/// Made once in each round of what is read seldom.
+/// Called once in each round of the expensive calls.
 const SELDOM: &str = "nvmlDeviceGetRemappedRows";
 const PCIE: &str = "nvmlDeviceGetPcieThroughput";
 
-/// Memory that is another in each round.
+/// A GPU whose used memory changes in each round.
 fn churning(count: u32) -> FakeGpu {
     let memory = Program::Square { low: 1e9, high: 9e9, period_s: 0.1, duty: 0.5, phase_s: 0.0 };
     FakeGpu { values: [(ReadingKind::MemoryUsedBytes, Value::Program(memory))].into(), ..cards("H100", count) }
 }
 
-/// Waits until so many regular lists were made of a GPU without processes, and counts all of them.
+/// Waits until this many regular lists were made of a GPU without processes, and returns the number of all lists.
 fn listed(drill: &mut Drill, place: u32, regular: usize) -> (usize, usize) {
     let fake = drill.fake.clone();
     drill.wait("regular lists", |_| fake.calls(REGULAR, place) >= regular);
-    // A list of nobody is one call, for its length.
+    // An empty list is one call, for its length.
     (fake.calls(COMPUTE, place), fake.calls(REGULAR, place))
 }
 
-/// A GPU on which memory never rests is listed twice as often as another one, and its profiling unit is read no more often.
+/// A GPU whose used memory always changes is listed twice as often as another one, and its GPM is read no more often.
 #[test]
 fn memory_that_never_rests_does_not_list_processes_without_end() {
     let mut drill = Drill::start(counted(vec![churning(1), cards("H100", 1)]));
     let (churned, regular) = listed(&mut drill, 0, 12);
     assert!(churned > regular, "{churned} lists, {regular} of them regular: none out of turn");
-    // Two at once, one in each period, and one more that has not had its regular one yet.
+    // Two at once, one in each period, and one more whose regular list is still to come.
     assert!(churned <= 2 * regular + 3, "{churned} lists, {regular} of them regular");
     let (calm, regular) = listed(&mut drill, 1, 1);
     assert!(calm <= regular + 3, "{calm} lists of a GPU on which nothing changes, {regular} of them regular");
 }
 
-/// The node's allowance is less than the sum of what each GPU may have.
+/// The node's allowance is less than the sum of the allowances of its GPUs.
 #[test]
 fn sixteen_gpus_whose_memory_never_rests_share_what_the_node_may_have() {
     let mut drill = Drill::start(counted(vec![churning(16)]));
@@ -56,7 +56,7 @@ fn sixteen_gpus_whose_memory_never_rests_share_what_the_node_may_have() {
         (0..16).map(|place| (fake.calls(COMPUTE, place), fake.calls(REGULAR, place))).collect();
     let out_of_turn: usize = all.iter().map(|(lists, regular)| lists.saturating_sub(*regular)).sum();
     let periods = all.iter().map(|(_, regular)| *regular).max().unwrap();
-    // A regular list that is under way has had its profiling unit read already, or not.
+    // In a regular list that is under way, GPM may or may not have been read already.
     assert!((16..=16 + 5 * (periods + 1) + 16).contains(&out_of_turn), "{out_of_turn} in {periods} periods: {all:?}");
 }
 
@@ -66,10 +66,10 @@ fn a_list_of_graphics_processes_that_is_empty_is_asked_rarely_and_nobody_is_miss
         Drill::start(counted(vec![FakeGpu { processes: vec![process(1, 1 << 30, 5.0)], ..cards("H100", 1) }]));
     let fake = drill.fake.clone();
     drill.wait("regular lists", |_| fake.calls(REGULAR, 0) >= 14);
-    // A list of somebody is a call for its length and one for itself; that of nobody, the first only.
+    // A list with processes is one call for its length and one for itself; an empty list is only the first.
     let (lists, graphics) = (fake.calls(COMPUTE, 0) / 2, fake.calls(GRAPHICS, 0));
     assert!((1..=lists / 4).contains(&graphics), "{graphics} of {lists} lists");
-    // One that holds memory, and one that holds none and works.
+    // One process that holds memory, and one that holds none and works.
     for (pid, memory, sm) in [(2, 300 << 20, 0.0), (3, 0, 9.0)] {
         let before = fake.calls(COMPUTE, 0);
         let graphics = FakeProcess { kind: ProcessList::Graphics, ..process(pid, memory, sm) };
@@ -101,10 +101,10 @@ fn a_field_that_this_driver_does_not_know_is_asked_once_until_the_library_is_ope
     drill.wait("the library opened anew", |_| fake.calls("field:230", 0) >= 2 && fake.calls("field:82", 0) >= 2);
 }
 
-/// Without it each of the fields was asked of each of twelve links in every round.
+/// Regression: each of the fields was read on each of twelve links in every round.
 #[test]
 fn fields_of_nvlinks_that_this_driver_does_not_know_are_asked_in_one_round() {
-    // The sums of all links, and errors of a link: CRC (one that the driver knows), recovery events, symbol errors.
+    // The sums over all links, and errors of a link: CRC (one that the driver knows), recovery events, symbol errors.
     const SUMS: [u32; 2] = [138, 139];
     let gpu = FakeGpu { unknown_fields: SUMS.into_iter().chain(208..=221).collect(), ..cards("A100", 1) };
     let mut drill = Drill::start(counted(vec![gpu]));
@@ -129,7 +129,7 @@ fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
     let mut drill = Drill::start(counted(vec![with(cards("H100", 1), &traffic), with(cards("A100", 1), &traffic)]));
     let fake = drill.fake.clone();
     drill.wait("rounds of what is read seldom", |_| (0..2).all(|place| fake.calls(SELDOM, place) >= 4));
-    // The profiling unit needs two samples, so that the first round asks; both directions are a call each.
+    // GPM needs two samples, so the first round makes the plain calls; each direction is one call.
     assert!(fake.calls(PCIE, 0) <= 2, "{} calls", fake.calls(PCIE, 0));
     assert!(fake.calls(PCIE, 1) >= 8, "a GPU without the unit is asked in each round");
     let near =
@@ -142,7 +142,7 @@ fn pcie_traffic_comes_from_the_profiling_unit_where_there_is_one() {
     drill.wait("the plain call", |_| fake.calls(PCIE, 0) > before);
 }
 
-/// The one reading of the profiling unit is of a whole GPU: its instances change nothing of that.
+/// GPM is read for the whole GPU: MIG instances do not change that.
 #[test]
 fn a_gpu_with_instances_has_its_pcie_traffic_from_the_profiling_unit_too() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());

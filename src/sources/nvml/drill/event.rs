@@ -1,4 +1,4 @@
-//! Driver errors, from NVML and from the kernel's log.
+//! Driver errors from NVML and from the kernel log.
 
 use super::{Code, Drill, FakeGpu, Which, XidEvent, cards, of};
 use lab::scenario::MigSlot;
@@ -66,7 +66,7 @@ fn a_lost_gpu_deafens_no_other_and_is_heard_again_when_it_answers() {
     let heard = |seen: &super::Seen, place: usize, code| {
         seen.xids.iter().any(|xid| xid.gpu.as_ref() == Some(&gpus[place]) && xid.code == code)
     };
-    // Something is heard of each, so that all are in the set.
+    // One event of each GPU is received, so all are in the set.
     drill.change(|scenario| scenario.xids = (0..3).map(|gpu| xid(gpu.into(), gpu, 13, None)).collect());
     drill.wait("all are heard", |seen| (0..3).all(|place| heard(seen, place, 13)));
     drill.change(|scenario| {
@@ -97,7 +97,7 @@ fn waits_that_fail_one_after_the_other_are_told_and_counted_until_one_succeeds()
     drill.change(|scenario| scenario.faults = vec![fails(999)]);
     drill.wait("the front door knows", |seen| seen.events_fail.last() == Some(&true));
     assert!(drill.seen.failures >= 3, "each is counted: {}", drill.seen.failures);
-    // Now the driver says of every GPU that it is lost: all are tried again after a while.
+    // Now the driver answers for every GPU that it is lost: all are tried again after a while.
     drill.change(|scenario| scenario.faults = vec![fails(15)]);
     let failures = drill.seen.failures;
     drill.wait("another failure", |seen| seen.failures > failures);
@@ -114,7 +114,7 @@ fn the_log_tells_of_errors_without_any_driver() {
     let broken = super::Scenario { init_error: Some(super::Code(9)), ..super::Scenario::default() };
     let mut drill = Drill::start(broken);
     drill.wait("no driver", |seen| !seen.source.is_empty());
-    // Written again and again, because nothing tells when the reader has reached the end of the file.
+    // Written again and again, because nothing shows when the reader has reached the end of the file.
     let path = drill.path("kmsg");
     drill.wait("the log's error", |seen| {
         let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();

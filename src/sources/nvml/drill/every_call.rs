@@ -1,4 +1,4 @@
-//! Every call that is made of a GPU, failing with every kind of error: nothing that depends on it may look measured.
+//! Makes every call about a GPU fail with every kind of error: no reading that depends on it may look measured.
 
 use super::{CallFault, Code, Drill, FakeGpu, Scenario, Seen, cards, error, of};
 use lab::scenario::{CardLink, MigSlot, Way, process};
@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 
 /// `INVALID_ARGUMENT`, `NOT_SUPPORTED`, `NO_PERMISSION`, `NOT_FOUND`, `TIMEOUT`, `FUNCTION_NOT_FOUND`, `UNKNOWN`.
 const CODES: [u32; 7] = [2, 3, 4, 6, 10, 13, 999];
-/// Those that say that there is no such thing.
+/// The codes that mean "there is no such thing".
 const NONE_OF_IT: &[u32] = &[3, 13];
-/// Direct NVLinks from each card to the next; the others go to the switch.
+/// Direct NVLinks from each GPU to the next; the others go to the switch.
 const DIRECT: u32 = 4;
 
-/// What has been told of one GPU.
+/// All reports about one GPU.
 struct Told<'a> {
     gpus: &'a [Gpu],
     gpu: &'a Gpu,
@@ -23,13 +23,13 @@ struct Told<'a> {
     processes: &'a GpuProcesses,
 }
 
-/// A reading by its name, and why it is absent; `None` for one that looks measured.
+/// A reading's name, and why it is absent; `None` if it looks measured.
 type Named = (&'static str, Option<Absence>);
 
 /// The readings that depend on a call.
 type Reasons = fn(&Told<'_>) -> Vec<Named>;
 
-/// Calls that fail together, the codes that are an answer to them, and what depends on them.
+/// Calls that fail together, the codes that are a valid answer of them, and the readings that depend on them.
 struct Case {
     calls: &'static [&'static str],
     answers: &'static [u32],
@@ -62,7 +62,7 @@ fn model(told: &Told<'_>) -> Vec<Named> {
     vec![("model", (&*told.gpu.model == "unknown").then_some(Absence::Unreadable))]
 }
 
-/// Of the card, which is asked as its instances are.
+/// Of the whole GPU; the call is the same for its instances.
 fn memory(t: &Told<'_>) -> Vec<Named> {
     let mut all = absences!(t.sample; memory_used, memory_free, memory_reserved);
     all.extend(absences!(t.gpu; memory_total));
@@ -73,7 +73,7 @@ fn memory_of_instances(mig: &MigSample) -> Vec<Named> {
     absences!(mig; memory_used, memory_free, memory_reserved)
 }
 
-/// Errors of the first link, as far as the card counts them.
+/// Errors of the first link, of the kinds that the GPU counts.
 fn absences_of_links(t: &Told<'_>, which: fn(LinkError) -> bool) -> Vec<Named> {
     let links = t.sample.upkeep.nvlinks.value();
     let first = links.and_then(|links| links.first());
@@ -84,7 +84,7 @@ fn absences_of_links(t: &Told<'_>, which: fn(LinkError) -> bool) -> Vec<Named> {
     LinkError::ALL.into_iter().filter(|kind| which(*kind)).map(|kind| (kind.code(), why(kind))).collect()
 }
 
-/// Every reading of a card but its links, which are its neighbours' as well.
+/// Every reading of a GPU but its links, which depend on other GPUs as well.
 fn everything(t: &Told<'_>) -> Vec<Named> {
     let mut all = absences!(t.gpu; minor, pci_bus_id, numa_node, architecture, compute, memory_total, power_limit, mig_mode, mig, nvlinks_active);
     all.extend(model(t));
@@ -111,7 +111,7 @@ const fn case(calls: &'static [&'static str], answers: &'static [u32], reasons: 
     Case { calls, answers, reasons }
 }
 
-/// Calls of a whole card.
+/// Calls about a whole GPU.
 const WHOLE: [Case; 45] = [
     case(&["nvmlDeviceGetPciInfo*"], &[], |t| {
         let links = t.gpus.iter().flat_map(|gpu| &gpu.links).filter(|link| link.peer == t.gpu.uuid);
@@ -136,7 +136,7 @@ const WHOLE: [Case; 45] = [
     case(&["nvmlDeviceGetNvLinkState"], NONE_OF_IT, |t| of_links(t, |link| link.nvlinks.absence())),
     case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], NONE_OF_IT, |t| of_links(t, |link| link.nvlinks.absence())),
     case(&["nvmlDeviceGetNvLinkRemoteDeviceType"], &[], |t| {
-        // The slot tells which links are direct; where the others end is not known.
+        // The slot shows which links are direct; the ends of the others are unknown.
         let elsewhere = t.gpu.links.iter().filter(|link| link.nvlinks.get() != Some(DIRECT));
         elsewhere.map(|link| ("links", link.nvlinks.absence())).collect()
     }),
@@ -190,20 +190,20 @@ const WHOLE: [Case; 45] = [
     case(&["nvmlDeviceGetMPSComputeRunningProcesses*"], NONE_OF_IT, |t| absences!(t.processes; list)),
 ];
 
-/// More of them.
+/// More calls about a whole GPU.
 const MORE: [Case; 2] = [
     case(&["nvmlGpmQueryDeviceSupport"], &[], |t| counters(&t.sample.gpm)),
-    // `NOT_FOUND`: the driver keeps no sample of processes that did nothing.
+    // `NOT_FOUND`: the driver has no sample of processes that did nothing.
     case(&["nvmlDeviceGetProcessUtilization"], &[6], |t| {
         t.processes.list.value().unwrap().iter().flat_map(|p| absences!(p; sm, encoder, decoder)).collect()
     }),
 ];
 
-/// Calls of a card with MIG instances.
+/// Calls about a GPU with MIG instances.
 const DIVIDED: [Case; 8] = [
     case(&["nvmlDeviceGetMigMode"], NONE_OF_IT, |t| absences!(t.gpu; mig_mode, mig)),
     case(&["nvmlDeviceGetMaxMigDeviceCount"], &[], |t| absences!(t.gpu; mig)),
-    // Empty slots answer so.
+    // The valid answers of empty slots.
     case(&["nvmlDeviceGetMigDeviceHandleByIndex*"], &[2, 6], |t| absences!(t.gpu; mig)),
     case(&["nvmlDeviceGetGpuInstanceId"], &[], |t| absences!(t.gpu; mig)),
     case(&["nvmlDeviceGetComputeInstanceId"], &[], |t| absences!(t.gpu; mig)),
@@ -228,7 +228,7 @@ fn divided(_: u32) -> FakeGpu {
     FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], ..cards("H100", 1) }
 }
 
-/// What was told of the GPU at a place, once everything about it has been asked.
+/// The reports about the GPU at a place, once every call about it has been made.
 fn told(seen: &Seen, place: usize) -> Option<Told<'_>> {
     let gpus = seen.gpus.as_deref()?;
     let gpu = gpus.get(place)?;
@@ -248,8 +248,9 @@ fn measured(told: &Told<'_>) -> BTreeSet<&'static str> {
     everything(told).into_iter().filter(|(_, why)| why.is_none()).map(|(name, _)| name).collect()
 }
 
-/// Runs every case with every code that is a failure of it, as many at a time as there may be cards beside a healthy one: what
-/// depends on the call is absent, everything else of that card and all of its neighbour's is as on a card on which no call fails.
+/// Runs every case with every code that is a failure of it, on as many GPUs at a time as fit beside a healthy one.
+/// Readings that depend on the call must be absent; all others of that GPU, and all of the healthy one, must be as on a
+/// GPU without failing calls.
 fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> FakeGpu) {
     let all: Vec<(&Case, u32)> = cases
         .iter()
@@ -268,14 +269,14 @@ fn nothing_looks_measured(cases: &[Case], card: fn(u32) -> FakeGpu) {
             });
             let known = |(_, why): &Named| why.is_some_and(|why| why != Absence::NotYet);
             assert!(!reasons.is_empty() && reasons.iter().all(known), "{:?} error {code}: {reasons:?}", case.calls);
-            // A call may serve several cases: what depends on it is what any of them says.
+            // A call may be in several cases: all readings of these cases may depend on it.
             let same_call = |other: &&Case| other.calls.iter().any(|call| case.calls.contains(call));
             let named = drill.until("the same again", |seen| {
                 let told = told(seen, place)?;
                 let of_call = cases.iter().filter(same_call).flat_map(|case| (case.reasons)(&told));
                 Some(of_call.map(|(name, _)| name).collect::<BTreeSet<_>>())
             });
-            // Without a list there is nothing that stands in it.
+            // Without a list there are no entries in it.
             let inside = |name: &str| {
                 (named.contains("t.processes list") && name.starts_with("p "))
                     || (named.contains("t.gpu mig") && (name.starts_with("mig ") || name.starts_with("gpm ")))
@@ -305,7 +306,7 @@ fn whatever_a_card_with_mig_does_not_answer_is_absent_with_the_reason() {
 #[test]
 fn a_call_that_fails_in_the_middle_of_a_list_does_not_end_it() {
     let mut faults = Vec::new();
-    // The sixth link of one card; on another, the second of its MIG slots; on a third, the UUID of an instance.
+    // The sixth link of one GPU; on another, the second of its MIG slots; on a third, the UUID of an instance.
     for (gpu, call, after) in [
         (0, "nvmlDeviceGetNvLinkState", 5),
         (1, "nvmlDeviceGetMigDeviceHandleByIndex*", 1),

@@ -1,4 +1,4 @@
-//! Every error that NVML knows, on the calls and at the door.
+//! Every error of NVML, from calls and from opening the library.
 
 use super::{CallFault, Code, Drill, FakeGpu, cards, error, of};
 use lab::scenario::{List, MigSlot};
@@ -7,7 +7,7 @@ use model::gpu::{GpuSample, MigSample};
 use model::observation::GpuSourceState;
 use std::time::{Duration, Instant};
 
-/// NVML's errors and what they mean, but for the GPU that is lost (which has a test of its own).
+/// NVML's errors and their reasons, without "GPU is lost" (which has a test of its own).
 const ERRORS: [(u32, Absence); 30] = [
     (1, Absence::Nvml(1)),
     (2, Absence::Nvml(2)),
@@ -73,13 +73,13 @@ fn whichever_call_fails_only_its_reading_is_absent() {
         ("nvmlDeviceGetPowerUsage", Some(|s| s.power.absence())),
         ("nvmlGpmSampleGet", Some(|s| s.gpm.sm_active.absence())),
         ("nvmlGpmQueryDeviceSupport", Some(|s| s.gpm.sm_active.absence())),
-        // No reading rests on one of these alone, and none may go with it.
+        // No reading depends on one of these calls alone, and none may become absent with it.
         ("nvmlDeviceGetEncoderUtilization", None),
         ("nvmlDeviceGetName", None),
         ("nvmlDeviceGetMigMode", None),
     ];
     let faults: Vec<CallFault> = (0..).zip(calls).map(|(gpu, (call, _))| error(call, gpu, 999)).collect();
-    // One without a profiling unit is asked for PCIe throughput.
+    // A GPU without GPM, so that PCIe throughput is read by the plain call.
     let gpus = vec![cards("H100", 6), cards("A100", 1), cards("H100", 9)];
     let mut drill = Drill::start(super::Scenario { faults, ..of(gpus) });
     for (place, (call, reason)) in calls.iter().enumerate() {
@@ -193,7 +193,7 @@ fn a_library_that_opens_and_does_not_count_is_closed_and_opened_again_with_growi
         let mut drill = Drill::start(super::Scenario { faults: vec![counts], ..counted(vec![cards("H100", 1)]) });
         let fake = drill.fake.clone();
         drill.wait("four attempts", |_| fake.called(&[OPENS]).len() >= 4);
-        // 100, 200 and 400 ms lie between them.
+        // The pauses between them are 100, 200 and 400 ms.
         assert!(begun.elapsed() >= Duration::from_millis(700), "{:?}", begun.elapsed());
         let calls = fake.called(&[OPENS, CLOSES]);
         assert!(calls.iter().step_by(2).all(|call| call.starts_with(OPENS)), "{calls:?}");
@@ -256,7 +256,7 @@ fn a_gpu_that_refuses_everything_is_asked_in_every_round() {
     drill.sample(1, "refused", |sample| sample.power.absence() == Some(Absence::NoPermission));
     drill.rounds(1, 3);
     drill.change(|scenario| scenario.faults.clear());
-    // Not a minute later, as with a single call that is refused.
+    // Not a minute later, as after a single refused call.
     drill.sample(1, "permitted", |sample| sample.power.get().is_some() && sample.memory_used.get().is_some());
 }
 

@@ -31,7 +31,7 @@ fn one_gpu_that_hangs_is_absent_and_the_others_go_on_until_it_returns() {
     drill.sample(1, "back", reads);
 }
 
-/// Takes the GPUs of these places out, and waits until the list has as many as are left.
+/// Removes the GPUs at these places, and waits until the list has as many as are left.
 fn take_out(drill: &mut Drill, places: &[usize], left: usize) {
     drill.change(|scenario| places.iter().for_each(|place| scenario.gpus[*place].present = false));
     drill.wait("a shorter list", |seen| seen.gpus.as_ref().is_some_and(|gpus| gpus.len() == left));
@@ -49,7 +49,7 @@ fn a_gpu_that_hangs_is_left_alone_by_its_name_when_the_indices_move() {
     drill.change(|scenario| scenario.faults = vec![hang("*", 1)]);
     drill.wait("the hanging one", |seen| seen.samples.get(&hung).is_some_and(hangs));
     take_out(&mut drill, &[0], 3);
-    // The list is taken again several times, and every GPU polled many times.
+    // Several inventories are taken, and every GPU is polled many times.
     let listed: Vec<_> = drill.seen.gpus.iter().flatten().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
     assert_eq!(listed, [(0, hung.clone()), (1, second.clone()), (2, third.clone())]);
     for uuid in [&second, &third] {
@@ -60,7 +60,7 @@ fn a_gpu_that_hangs_is_left_alone_by_its_name_when_the_indices_move() {
     assert!(!drill.seen.source.contains(&GpuSourceState::Hanging), "{:?}", drill.seen.source);
     assert_eq!(drill.seen.gpus.as_ref().map(Vec::len), Some(3));
     assert!(drill.seen.unidentified.is_empty());
-    // A GPU that comes back meanwhile is seen once it is clear which index is whose.
+    // A GPU that comes back meanwhile is reported once it is clear which index belongs to which GPU.
     drill.change(|scenario| scenario.gpus[0].present = true);
     drill.change(|scenario| scenario.faults.clear());
     drill.wait("all of them", |seen| {
@@ -108,7 +108,7 @@ fn when_the_replacement_hangs_as_well_all_are_absent_until_a_call_returns() {
     for place in 0..3 {
         drill.sample(place, "all absent", hangs);
     }
-    // The first one's call returns: a poller that leaves only the second alone.
+    // The first call returns: the next poller skips only the second GPU.
     drill.change(|scenario| {
         scenario.faults.remove(0);
     });
@@ -142,7 +142,8 @@ fn a_gpu_that_hangs_before_it_is_known_does_not_hide_the_others() {
     drill.wait("none without a name", |seen| seen.unidentified.is_empty());
 }
 
-/// A call that takes so many milliseconds, so often. They are far more than make readings absent: a busy machine may look late.
+/// A call that takes this many milliseconds, this many times. That is far more than the limit, because the check may be
+/// late on a busy machine.
 fn stall(call: &str, latency_ms: u64, times: u32) -> CallFault {
     CallFault { call: call.into(), latency_ms, times: Some(times), ..CallFault::default() }
 }
@@ -150,7 +151,7 @@ fn stall(call: &str, latency_ms: u64, times: u32) -> CallFault {
 #[test]
 fn a_call_of_some_seconds_about_no_gpu_makes_all_absent_and_condemns_none() {
     let mut drill = Drill::prepare(of(vec![cards("H100", 3)]));
-    // As in earnest, so that no other call is late on a busy machine.
+    // The default limits, so that no other call is late on a busy machine.
     drill.patience = DriverPatience::default();
     drill.open();
     drill.sample(2, "readings", reads);

@@ -1,4 +1,4 @@
-//! Who the GPUs are.
+//! Identities of GPUs.
 
 use super::{Drill, FakeGpu, Scenario, Which, XidEvent, cards, of, put};
 use lab::scenario::{CardLink, FakeProcess, List, MigSlot, Value, Way};
@@ -45,7 +45,7 @@ fn a_gpu_is_told_with_all_that_it_is() {
 #[test]
 fn mig_instances_are_told_and_a_new_layout_is_seen() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
-    // Each instance has a load of its own, and none has the whole card's.
+    // Each instance has a load of its own, and none has the load of the whole GPU.
     let load = |pid, mig, sm, memory| FakeProcess {
         pid,
         mig: Some(mig),

@@ -1,4 +1,4 @@
-//! Whose processes are on a GPU, and what they do there.
+//! Processes on a GPU, their containers, and what they use.
 
 use super::{CallFault, Drill, FakeGpu, cards, of, put};
 use crate::clock::{self, monotonic};
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The listed processes of the first GPU, once they are as wished.
+/// The listed processes of the first GPU, once they satisfy `wish`.
 fn listed(drill: &mut Drill, what: &str, wish: impl Fn(&[GpuProcess]) -> bool) -> Vec<GpuProcess> {
     let uuid = drill.uuid(0);
     drill.until(what, |seen| {
@@ -99,7 +99,7 @@ fn booted(drill: &Drill, seconds: u64) {
     put(&drill.path("proc/stat"), &format!("cpu  1 2 3 4 5 6 7 8 0 0\nbtime {seconds}\n"));
 }
 
-/// The container's path, if the process could be tied to one.
+/// The container's path, if the process was assigned to one.
 fn container(process: &GpuProcess) -> Option<&str> {
     match &process.owner {
         ProcessOwner::Cgroup(identity) => Some(&identity.path),
@@ -169,7 +169,7 @@ fn a_number_used_again_between_the_two_looks_is_nobodys() {
     assert_eq!(container(&second), Some(&*path(2)), "the next list knows it");
 }
 
-/// A list that comes early keeps what was measured last, of those who were there.
+/// A list that comes early keeps the last measured use, of processes that are still there.
 #[test]
 fn a_number_used_again_between_two_lists_brings_no_use_along() {
     let running = vec![process(4711, 3 << 30, 40.0)];

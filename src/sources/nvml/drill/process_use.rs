@@ -1,4 +1,4 @@
-//! What processes do on a GPU, with a driver whose clock is moved by hand: a question each second, a list each fifth.
+//! The use of processes, with a driver whose clock is moved by hand: a read each second, a list every five seconds.
 
 use super::process::opened;
 use super::{Drill, FakeGpu, ReadingKind, Scenario, cards, of, with};
@@ -15,10 +15,10 @@ use std::time::Duration;
 
 /// The driver's clock at scenario second 0, in microseconds.
 const ORIGIN: u64 = 1_700_000_000_000_000;
-/// The look at a second comes a little after it.
+/// The read for a second comes a little after it.
 const LATER: u64 = 50_000;
 
-/// SM use of each process, in the lists of so many seconds but the first one.
+/// SM use of each process, in the lists of so many seconds without the first list.
 fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
     let clock = |second: u64| {
         let micros = Duration::from_micros(second * 1_000_000 + LATER);
@@ -31,8 +31,8 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
     for second in 1..=seconds {
         drill.change(|scenario| scenario.clock = clock(second));
         let wall = ORIGIN + second * 1_000_000 + LATER;
-        // The library looks at its scenario when it is asked, and not too often.
-        // Where its clock is moved between the questions for the length and for the list, that is an error.
+        // The library reads its scenario when it is called, and not too often. If its clock moves between the calls for
+        // the length and for the list, that is an error.
         let newest =
             || card.known.device.samples(Sampling::GpuUtilization, 0).ok()?.last().map(|sample| sample.timestamp);
         while newest().is_none_or(|newest| newest + 200_000 < wall) {
@@ -50,12 +50,12 @@ fn lists(gpu: FakeGpu, seconds: u64) -> Vec<BTreeMap<u32, Reading<Percent>>> {
     lists.split_off(1)
 }
 
-/// What one process was measured to do.
+/// The measured use of one process.
 fn percent(list: &BTreeMap<u32, Reading<Percent>>, pid: u32) -> f64 {
     list[&pid].get().unwrap_or_else(|| panic!("{list:?}")).0
 }
 
-/// The share of time is right whichever way the driver counts, and on GPUs that take a sample six times a second or once.
+/// The share of time is right whichever way the driver counts, on GPUs that take six samples a second or one.
 #[test]
 fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
     let burst = Program::Square { low: 0.0, high: 100.0, period_s: 10.0, duty: 0.04, phase_s: 0.0 };
@@ -75,7 +75,7 @@ fn a_process_reads_what_it_does_whether_the_driver_tells_samples_or_means() {
                 .iter()
                 .map(|list| percent(list, 1))
                 .collect();
-        // A GPU that takes a sample a second sees a burst of 0.4 s in one second, or not at all.
+        // A GPU that takes one sample a second sees a burst of 0.4 s in one second, or not at all.
         let (most, mean) = (short.iter().copied().fold(0.0, f64::max), short.iter().sum::<f64>() / 8.0);
         assert!(
             most <= 20.5 && (2.0..=11.0).contains(&mean),

@@ -6,7 +6,7 @@ use model::gpu::RecoveryAction;
 use model::unit::{Bytes, BytesPerSecond, Celsius, Count, Megahertz, Millijoules, Percent, Ratio, Watts};
 use model::{Absence, Reading};
 
-/// A card with a number of its own for everything.
+/// A GPU with a different number for every reading.
 const VALUES: [(ReadingKind, f64); 35] = [
     (ReadingKind::ViolationPowerNanos, 11e9),
     (ReadingKind::ViolationThermalNanos, 12e9),
@@ -147,7 +147,7 @@ fn a_sample_of_use_counts_once() {
     assert!(later.power.at() > still.power.at(), "while the rest goes on");
 }
 
-/// `NOT_FOUND`, `INSUFFICIENT_SIZE` and `NO_DATA`: what sample buffers answer that have nothing newer.
+/// `NOT_FOUND`, `INSUFFICIENT_SIZE` and `NO_DATA`: the answers of sample buffers without newer samples.
 const NOTHING_NEWER: [u32; 3] = [6, 7, 21];
 
 #[test]

@@ -8,7 +8,7 @@ use model::gpu::GpuSample;
 use model::observation::GpuSourceState;
 use std::time::Duration;
 
-/// Longer than any test: only what the test does ends it.
+/// Longer than any test: only the test itself ends it.
 const LONG: Duration = Duration::from_secs(600);
 
 fn reads(sample: &GpuSample) -> bool {
@@ -65,7 +65,7 @@ fn which_loading_of_the_driver_it_is_is_told_each_time_it_works() {
     for loaded_anew in [false, true] {
         let_go(&mut drill);
         if loaded_anew {
-            // Both folders are there for a moment, so that they are two.
+            // Both directories exist for a moment, so that they have different inodes.
             std::fs::create_dir(module.with_file_name("next")).unwrap();
             std::fs::remove_dir(&module).unwrap();
             std::fs::rename(module.with_file_name("next"), &module).unwrap();
@@ -93,7 +93,8 @@ fn the_time_ends_it_by_itself() {
 fn a_session_that_was_opened_twice_is_closed_as_well() {
     let mut drill = Drill::start(of(vec![cards("H100", 1)]));
     drill.sample(0, "readings", reads);
-    // The driver restarts under the reader: every call says that the library is not initialised, until it is again.
+    // The driver restarts while the library is open: every call answers that the library is not initialised, until it
+    // is initialised again.
     let over = CallFault {
         call: "nvmlDeviceGetCount_v2".into(),
         error: Some(super::Code(1)),

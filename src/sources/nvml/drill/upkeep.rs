@@ -1,4 +1,4 @@
-//! What is read rarely: plate and limits, slot, worn memory, links one by one, fabric.
+//! Readings that are made rarely: board data and limits, slot, retired pages, each link, fabric.
 
 use super::{CallFault, Drill, FakeGpu, ReadingKind, Scenario, SickLink, cards, of, put, with};
 use lab::scenario::process;
@@ -53,7 +53,7 @@ fn what_the_kernel_knows_of_a_slot_is_told_with_the_card() {
     assert_eq!(gpus[1].board.pci_path.absence(), Some(Absence::NoSuchFile));
 }
 
-/// What is on a plate is read once: later looks fail if they ask, and nobody sees it.
+/// Board data is read once: later calls would fail, and nothing shows it.
 #[test]
 fn what_does_not_change_is_not_asked_again() {
     let mut drill = Drill::start(of(vec![cards("H100", 1)]));
@@ -62,7 +62,7 @@ fn what_does_not_change_is_not_asked_again() {
     drill.change(|scenario| {
         let hangs = |call| CallFault { call: format!("nvmlDeviceGet{call}"), hang: true, ..CallFault::default() };
         scenario.faults = calls.map(hangs).into();
-        // A new number of power makes the list a new one, so that a look has certainly been made since.
+        // A new power limit changes the list, which proves that another round was made.
         scenario.gpus = vec![with(cards("H100", 1), &[(ReadingKind::PowerLimitWatts, 600.0)])];
     });
     let gpus = drill

@@ -1,4 +1,4 @@
-//! The supervisor's looks, by times that are told and not by a clock.
+//! Tests of the supervisor's checks, with given times instead of a clock.
 
 use super::*;
 use crate::nvml::gate::DriverGate;
@@ -6,7 +6,7 @@ use crate::nvml::settings::DriverPatience;
 use crate::report::Observations;
 use crate::roots::HostRoots;
 
-/// A thread in a call that returns when it is told to.
+/// A thread in a call that returns when the test says so.
 fn in_a_call(pulse: &Arc<Heartbeat>, gpu: Option<&GpuKey>) -> JoinHandle<()> {
     let (pulse, gpu) = (Arc::clone(pulse), gpu.cloned());
     let (tell, begun) = mpsc::channel();
@@ -58,13 +58,13 @@ fn an_event_thread_that_panics_is_counted_once_and_started_again() {
     }
     supervisor.listener = Some(thread);
     let now = monotonic();
-    // A new list of GPUs comes before anybody looked.
+    // A new list of GPUs comes before the supervisor has checked.
     supervisor.hear(Message::Known(Vec::new()));
     supervisor.look_at_events(now);
     assert!(supervisor.listener.is_none() && supervisor.lists.is_none());
     supervisor.look_at_events(now.after(Duration::from_secs(60)));
     assert!(supervisor.listener.as_ref().is_some_and(|thread| !thread.is_finished()), "started again");
-    // By its own clock: the thread may be in its first call already, which would be a minute old by the other one.
+    // At the real time: the thread may be in its first call already, which would look a minute old at the time above.
     supervisor.look_at_events(monotonic());
     assert!(!supervisor.deaf, "the call that panicked does not hang");
     assert_eq!(failures(&mut told), 1);
@@ -73,7 +73,7 @@ fn an_event_thread_that_panics_is_counted_once_and_started_again() {
     supervisor.listener.take().unwrap().join().unwrap();
 }
 
-/// A supervisor with one poller, which is in a call that is about this GPU, and the times just before and after it began.
+/// A supervisor with one poller, which is in a call about this GPU, and the times just before and after the call began.
 fn with_a_call(gpu: Option<&GpuKey>) -> (Supervisor, Observations, [Monotonic; 2]) {
     let (mut supervisor, told) = supervisor();
     let pulse = Arc::new(Heartbeat::default());
@@ -92,7 +92,7 @@ fn end(supervisor: Supervisor) {
     }
 }
 
-/// Promise 11 in docs/specification.md, by the time of the look and not by a clock.
+/// Promise 11 in docs/specification.md, with given times instead of a clock.
 #[test]
 fn a_call_stalls_at_the_first_look_after_two_seconds_and_hangs_at_the_first_after_thirty() {
     let patience = DriverPatience::default();
@@ -116,7 +116,7 @@ fn a_call_stalls_at_the_first_look_after_two_seconds_and_hangs_at_the_first_afte
     assert_eq!(look(before.after(patience.hang_after)), [stalls], "a stall is no hang");
     assert!(stalled(&mut told).is_empty(), "nobody else was answered either");
     assert_eq!(look(Monotonic(after.after(patience.hang_after).0 + 1)), [hangs], "at the first look");
-    // Nobody can take its place here, so that the source hangs with it; not before.
+    // No replacement is possible here, so the whole source hangs at that moment, not before.
     let told: Vec<Observation> = std::iter::from_fn(|| told.try_recv().ok()).collect();
     let [Observation::GpuStalled(counted), Observation::GpuSource(GpuSourceState::Hanging)] = &told[..] else {
         panic!("{told:?}")
@@ -125,7 +125,7 @@ fn a_call_stalls_at_the_first_look_after_two_seconds_and_hangs_at_the_first_afte
     end(supervisor);
 }
 
-/// Whose calls were counted so far; besides them only a failure has been told.
+/// The GPUs against which calls have counted so far; nothing else but failures was reported.
 fn stalled(told: &mut Observations) -> Vec<GpuUuid> {
     let told = std::iter::from_fn(|| told.try_recv().ok());
     told.filter_map(|told| match told {
@@ -145,7 +145,7 @@ fn a_stall_counts_on_its_gpu_once_while_others_are_answered() {
     supervisor.seats.push(Seat { pulse: Arc::clone(&pulse), thread, stuck: None, counted: false });
     supervisor.look(before.after(Duration::from_secs(4)));
     assert_eq!(stalled(&mut told), [], "the others might be late as well");
-    // A replacement that has been answered nothing since, as when all wait for a busy driver.
+    // A replacement without a newer answer, as when all callers wait for a busy driver.
     for answered in [None, Some(before.after(Duration::from_secs(1)))] {
         answered.inspect(|began| pulse.was_answered(*began));
         supervisor.look(after.after(Duration::from_secs(6)));
