@@ -15,11 +15,12 @@
 //! What must never happen here: one unreadable entry hides the others; the answer of another plugin is taken for an
 //! answer of the agent.
 
-use crate::base64;
 use crate::decode_error::{DecodeError, shown};
-use crate::protobuf::{Field, fields};
 use crate::ticket;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use model::id::{PodUid, Ticket};
+use prost::Message;
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -200,45 +201,38 @@ struct Told {
     ours: bool,
 }
 
-/// Reads a plugin's answer: the names of the CDI devices (field 5, a message with the name in field 1), and the ticket
-/// and the issued ticket from the annotations (field 4, a message of key and value). `None` where the text is not an
-/// answer.
-fn told(answer: &str) -> Option<Told> {
-    let bytes = base64::decode(answer)?;
-    let mut told = Told::default();
-    for (number, field) in fields(&bytes)? {
-        told.something = true;
-        match (number, field) {
-            (5, Field::Bytes(device)) => {
-                if let Some(name) = text(device, 1)? {
-                    told.ours |= name.starts_with(ticket::KIND);
-                    told.cdi_devices.push(name.into());
-                }
-            }
-            (4, Field::Bytes(annotation)) => match text(annotation, 1)? {
-                Some(ticket::ANNOTATION) => {
-                    told.ours = true;
-                    told.ticket = text(annotation, 2)?.and_then(|value| Ticket::parse(value).ok());
-                }
-                Some(ticket::RECORD) => told.record = text(annotation, 2)?.map(Arc::from),
-                _ => {}
-            },
-            _ => {}
-        }
-    }
-    Some(told)
+/// What is read of a plugin's answer to `Allocate`, `ContainerAllocateResponse` in the kubelet's
+/// `deviceplugin/v1beta1/api.proto`.
+#[derive(Clone, PartialEq, Message)]
+struct AllocateResponse {
+    #[prost(btree_map = "string, string", tag = "4")]
+    annotations: BTreeMap<String, String>,
+    #[prost(message, repeated, tag = "5")]
+    cdi_devices: Vec<NamedCdiDevice>,
 }
 
-/// The text of the field `wanted` in a message; the last one counts if there are several. `None` where the bytes are
-/// not a message or the field is not a text.
-fn text(message: &[u8], wanted: u64) -> Option<Option<&str>> {
-    let mut found = None;
-    for (number, field) in fields(message)? {
-        if let (true, Field::Bytes(bytes)) = (number == wanted, field) {
-            found = Some(std::str::from_utf8(bytes).ok()?);
-        }
-    }
-    Some(found)
+/// `CDIDevice` of the same file.
+#[derive(Clone, PartialEq, Message)]
+struct NamedCdiDevice {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// The names of the CDI devices, the ticket and its record among the annotations of a plugin's answer. `None` where it is no
+/// answer.
+fn told(answer: &str) -> Option<Told> {
+    let bytes = STANDARD.decode(answer).ok()?;
+    let answer = AllocateResponse::decode(&*bytes).ok()?;
+    let names = answer.cdi_devices.into_iter().map(|device| device.name).filter(|name| !name.is_empty());
+    let cdi_devices: Vec<Arc<str>> = names.map(Arc::from).collect();
+    let written = answer.annotations.get(ticket::ANNOTATION);
+    Some(Told {
+        ours: written.is_some() || cdi_devices.iter().any(|name| name.starts_with(ticket::KIND)),
+        cdi_devices,
+        ticket: written.and_then(|value| Ticket::parse(value).ok()),
+        record: answer.annotations.get(ticket::RECORD).map(|record| Arc::from(record.as_str())),
+        something: !bytes.is_empty(),
+    })
 }
 
 #[cfg(test)]

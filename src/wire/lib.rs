@@ -15,8 +15,6 @@
 
 pub mod decode_error;
 mod kept_file;
-mod base64;
-mod protobuf;
 pub mod key;
 pub mod timestamp;
 pub mod cgroup_path;

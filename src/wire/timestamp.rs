@@ -1,51 +1,40 @@
 //! Times as text: RFC 3339 as Kubernetes' programs write it, Unix seconds, and a date and time without a zone.
 //!
-//! This file has its own calendar, because a pure crate has no dependency for it: the proleptic Gregorian calendar,
-//! years 1970 to 9999, whole seconds. Fractions of a second are cut off.
+//! Years 1970 to 9999, whole seconds. Fractions of a second are cut off.
 
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::Offset;
 use model::time::WallTime;
 
-const SECONDS_A_DAY: i64 = 86_400;
 const MICROS: u64 = 1_000_000;
-/// The first second of the year 10000, from which on a year has more than four digits.
-const END: i64 = 253_402_300_800;
+/// The last second that can be written as a date: `jiff::Timestamp::MAX`, the end of the year 9999 less a day.
+const LAST: i64 = 253_402_207_200;
 
 /// Reads `2006-01-02T15:04:05Z` with any offset and any fraction of a second; `None` for times before 1970.
 #[must_use]
 pub fn rfc3339(text: &str) -> Option<WallTime> {
-    let (date, rest) = text.split_at_checked(10)?;
-    let rest = rest.strip_prefix(['T', 't'])?;
-    let (time, zone) = rest.split_at_checked(8)?;
-    let zone = match zone.strip_prefix('.') {
-        Some(fraction) => {
-            let behind = fraction.trim_start_matches(|c: char| c.is_ascii_digit());
-            if behind.len() == fraction.len() {
-                return None;
-            }
-            behind
-        }
-        None => zone,
-    };
-    let local = civil(date, '-', time)?;
-    wall(local.checked_sub(offset(zone)?)?)
+    // The library also reads a space between date and time, and dates without separators.
+    let separated = text.as_bytes().get(10).is_some_and(|byte| matches!(byte, b'T' | b't'));
+    let at: Timestamp = text.parse().ok().filter(|_| separated)?;
+    wall(at.as_second())
 }
 
-/// Writes whole seconds in UTC: `2006-01-02T15:04:05Z`. A time after the year 9999 is written as the last second of
-/// 9999.
+/// Writes whole seconds of UTC: `2006-01-02T15:04:05Z`. A time beyond the year 9999 is written as the last one.
 #[must_use]
 pub fn to_rfc3339(at: WallTime) -> String {
-    let seconds = i64::try_from(at.0 / MICROS).unwrap_or(i64::MAX).min(END - 1);
-    let (days, of_day) = (seconds.div_euclid(SECONDS_A_DAY), seconds.rem_euclid(SECONDS_A_DAY));
-    let (year, month, day) = date_of(days);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", of_day / 3600, of_day / 60 % 60, of_day % 60)
+    let seconds = i64::try_from(at.0 / MICROS).unwrap_or(i64::MAX).min(LAST);
+    Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Reads a date and a time without a zone as UTC: `2006-01-02 15:04:05`, or with points in the date.
+/// Reads a date and a time without a zone, as if they were UTC: `2006-01-02 15:04:05`, or with points in the date.
 #[must_use]
 pub fn zoneless(text: &str) -> Option<WallTime> {
     let (date, time) = text.split_once(' ')?;
-    let separator = if date.contains('.') { '.' } else { '-' };
-    wall(civil(date, separator, time)?)
+    let dashes = date.replace('.', "-");
+    let uniform = dashes == date || !date.contains('-');
+    let at: DateTime = format!("{dashes}T{time}").parse().ok().filter(|_| uniform)?;
+    wall(Offset::UTC.to_timestamp(at).ok()?.as_second())
 }
 
 /// Reads Unix seconds, digits only.
@@ -64,79 +53,8 @@ pub fn to_unix_seconds(at: WallTime) -> String {
 }
 
 fn wall(seconds: i64) -> Option<WallTime> {
-    if seconds >= END { None } else { Some(WallTime(u64::try_from(seconds).ok()?.checked_mul(MICROS)?)) }
-}
-
-/// Seconds between 1970 and a date and time.
-fn civil(date: &str, separator: char, time: &str) -> Option<i64> {
-    let mut parts = date.split(separator);
-    let (year, month, day) = (number(parts.next()?, 4)?, number(parts.next()?, 2)?, number(parts.next()?, 2)?);
-    let mut clock = time.split(':');
-    let (hour, minute, second) = (number(clock.next()?, 2)?, number(clock.next()?, 2)?, number(clock.next()?, 2)?);
-    let ends = parts.next().is_none() && clock.next().is_none();
-    // A leap second is read as the second that follows.
-    let sound = (1..=12).contains(&month)
-        && day >= 1
-        && day <= days_in(year, month)
-        && hour < 24
-        && minute < 60
-        && second <= 60;
-    if !ends || !sound {
-        return None;
-    }
-    Some(days_before(year, month, day) * SECONDS_A_DAY + hour * 3600 + minute * 60 + second)
-}
-
-/// `Z`, `+02:00`, `-0700`.
-fn offset(zone: &str) -> Option<i64> {
-    if matches!(zone, "Z" | "z") {
-        return Some(0);
-    }
-    let (sign, rest) = match zone.split_at_checked(1)? {
-        ("+", rest) => (1, rest),
-        ("-", rest) => (-1, rest),
-        _ => return None,
-    };
-    let (hours, minutes) = rest.split_at_checked(2)?;
-    let (hours, minutes) = (number(hours, 2)?, number(minutes.strip_prefix(':').unwrap_or(minutes), 2)?);
-    if hours > 23 || minutes > 59 { None } else { Some(sign * (hours * 3600 + minutes * 60)) }
-}
-
-fn number(text: &str, digits: usize) -> Option<i64> {
-    if text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
-}
-
-fn leap(year: i64) -> bool {
-    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
-}
-
-fn days_in(year: i64, month: i64) -> i64 {
-    match month {
-        2 if leap(year) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
-}
-
-/// Days between 1970 and a date. Years begin in March here, so that the leap day is the last of its year.
-fn days_before(year: i64, month: i64, day: i64) -> i64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let month = (month + 9) % 12;
-    let of_year = (153 * month + 2) / 5 + day - 1;
-    365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + of_year - 719_468
-}
-
-/// Year, month and day of the day `days` after 1970-01-01.
-fn date_of(days: i64) -> (i64, i64, i64) {
-    let days = days + 719_468;
-    let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (era * 400 + year + i64::from(month <= 2), month, day)
+    let seconds = u64::try_from(seconds).ok().filter(|_| seconds <= LAST)?;
+    Some(WallTime(seconds.checked_mul(MICROS)?))
 }
 
 #[cfg(test)]
@@ -206,7 +124,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read_back(at in 0..u64::try_from(END).unwrap()) {
+        fn what_is_written_is_read_back(at in 0..=u64::try_from(LAST).unwrap()) {
             let at = WallTime(at * MICROS);
             prop_assert_eq!(rfc3339(&to_rfc3339(at)), Some(at));
             prop_assert_eq!(unix_seconds(&to_unix_seconds(at)), Some(at));

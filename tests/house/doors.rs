@@ -27,7 +27,7 @@ const NEVER: [(&str, &[&str], &str); 8] = [
 ];
 /// The only crates of others that a pure room may name: no clock, file, socket, async runtime or logger among them.
 const PURE_ROOMS: [&str; 3] = ["model", "wire", "decide"];
-const PURE_CRATES: [&str; 3] = ["serde", "serde_json", "thiserror"];
+const PURE_CRATES: [&str; 6] = ["base64", "jiff", "prost", "serde", "serde_json", "thiserror"];
 
 /// One manifest.
 pub(crate) struct Manifest {

@@ -78,7 +78,10 @@ pub struct ContainerJson {
 
 /// The counters of a cgroup, and the rates computed from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are those of `model::cgroup::CgroupSample` and `Rates` with their unit")]
+#[expect(
+    missing_docs,
+    reason = "the names are those of `model::cgroup::CgroupSample` and `ContainerRates` with their unit"
+)]
 pub struct CgroupUseJson {
     pub cpu_cores: ReadingJson<f64>,
     pub cpu_seconds: ReadingJson<f64>,
@@ -145,7 +148,7 @@ pub struct NetworkJson {
 
 /// Use of one GPU by the processes of a pod or container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are those of `model::view::GpuShare` with their unit")]
+#[expect(missing_docs, reason = "the names are those of `model::view::GpuUse` with their unit")]
 pub struct GpuUseJson {
     pub gpu: String,
     pub mig: Option<String>,
