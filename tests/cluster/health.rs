@@ -287,7 +287,7 @@ fn a_gpu_whose_device_node_is_not_known_is_not_offered_until_it_is() {
     driver.change(|scenario| scenario.faults.push(fault));
     let agent = driver.agent(&bed, &[]);
     allocatable(&bed, 2 * SLOTS);
-    agent.logs("its device node is not known: it is not offered");
+    agent.logs("a GPU is not offered: its device node is not known");
     driver.change(|scenario| scenario.faults.clear());
     allocatable(&bed, 3 * SLOTS);
 }

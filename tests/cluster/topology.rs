@@ -64,7 +64,7 @@ fn a_claim_moves_to_the_numa_node_of_kubelets_choice_and_stands_where_that_is_fu
     let _policy = Policy::set(&bed, "single-numa-node");
     // Two and two: the first half says NUMA node 0, the second 1.
     let agent = bed.agent(&["--gpus=simulated=H100:4"]);
-    agent.logs("kubelet keeps to a topology");
+    agent.logs("kubelet aligns devices by topology");
     let gpus = Bed::gpus(&agent);
     let numa = |gpu: &str| gpus.iter().position(|other| other == gpu).expect("a GPU of the node") / 2;
     // Each takes most of a card, so the cards fill up, and claims move, then stand.

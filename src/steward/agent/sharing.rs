@@ -1,9 +1,9 @@
-//! The task that owns what is shared: answers kubelet from the state, and keeps the files of containers.
+//! The tasks that share the GPUs of a node: they answer the kubelet from one state and write the files of containers.
 //!
 //! ```text
 //!   views (GPUs) ─┐
-//!   pods ─────────┼─▶ Share ──list──▶ ListAndWatch
-//!   kubelet ──────┘     └──verdict──▶ delivery ──▶ answer to kubelet
+//!   pods ─────────┼─▶ Sharing ──list──▶ ListAndWatch
+//!   kubelet ──────┘      └──verdict──▶ delivery ──▶ answer to the kubelet
 //! ```
 
 pub(crate) mod host;

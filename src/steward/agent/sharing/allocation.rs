@@ -1,4 +1,4 @@
-//! `Allocate`: a ticket, and, where the runtime has no CDI, everything else with it.
+//! `Allocate`: answers with a ticket, and with early binding also with the devices, mounts and variables.
 
 use super::binding_mode::BindingModeResult;
 use super::owner::{DeliveryResult, Sharing};
@@ -16,16 +16,16 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use wire::issued_ticket;
 
-/// A refused `Allocate` is the end of its pod, and a slow one holds up every other: as long as our watch of pods may lag
-/// behind kubelet's.
+/// How long an `Allocate` waits: as long as our pod watch may lag behind the kubelet's. The kubelet never retries a
+/// failed `Allocate`, so the pod fails; a slow one holds up every other pod.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// So long of it is waited for pods that kubelet has admitted and our watch has not seen.
+/// How much of that time the agent waits for pods that the kubelet has admitted and our pod watch has not shown.
 const FOR_STRANGERS: Duration = Duration::from_secs(1);
-/// Calls that wait at a time: kubelet makes one after the other.
+/// The most calls that wait at a time; the kubelet makes one after the other.
 const MAX_WAITING: usize = 64;
 
 impl Sharing {
-    /// Takes a call in that has to be thought about.
+    /// Queues a call that cannot be answered at once.
     pub(super) fn asks_for(&mut self, ids: Vec<Arc<str>>, reply: oneshot::Sender<Result<AllocateAnswer, CallRefused>>) {
         if self.allocations.len() >= MAX_WAITING {
             let _ = reply.send(Err(CallRefused(format!("{MAX_WAITING} allocations wait already"))));
@@ -39,9 +39,9 @@ impl Sharing {
     pub(super) async fn allocate(&mut self) {
         let mut given = None;
         for mut call in std::mem::take(&mut self.allocations) {
-            // The checkpoint that were read before that do not have it.
+            // A checkpoint that was read before an answer does not contain that answer.
             call.after = given.map_or(call.after, |given| call.after.max(given));
-            // kubelet has given up on it.
+            // The kubelet has given up on this call.
             if call.reply.is_closed() {
                 continue;
             }
@@ -64,10 +64,11 @@ impl Sharing {
         }
     }
 
-    /// Everything to a call, for whom it must be by checkpoint that were read since it came, beside the owner: starts are answered
-    /// meanwhile. Says when something was given.
+    /// Answers a call with everything that its container gets. A checkpoint that was read since the call came says
+    /// which container that must be; it is read in the background, so starts are answered meanwhile. Returns when
+    /// something was given.
     async fn allocate_early(&mut self, mut call: WaitingAllocate, patient: bool) -> Option<Instant> {
-        // Who does not stand in checkpoint that cannot be read in part may hold something all the same.
+        // A container may hold something although it is missing in a checkpoint that can only be read in part.
         let certain = match self.ahead.checkpoint_after(call.after, &self.checkpoint) {
             None if patient => {
                 self.allocations.push(call);
@@ -96,25 +97,26 @@ impl Sharing {
         given
     }
 
-    /// A ticket and nothing that could be wrong, to a call that came before it was known that this is the way.
+    /// Answers with a ticket and nothing that could be wrong. For calls that came before late binding was known to be
+    /// the mode.
     async fn give_ticket(&mut self, ids: &[Arc<str>]) -> Result<AllocateAnswer, CallRefused> {
         let ticket = new_ticket()?;
         let issued = self.has_given(&ticket, ids);
-        // Without its folder only a checkpoint that is lost later cannot be made good.
+        // The folder of the ticket is only needed if the kubelet's checkpoint is lost later.
         if let Err(why) = self.keeper.keep_now(issued).await {
-            tracing::warn!(why, "a ticket is not kept");
+            tracing::warn!(why, "cannot write a ticket to the state directory");
         }
         Ok(AllocateAnswer::of_ticket(&ticket))
     }
 
-    /// kubelet has got this ticket, which is noted, or gets it now.
+    /// The kubelet has got this ticket, which is in the journal, or gets it now.
     pub(super) fn has_given(&mut self, ticket: &Ticket, ids: &[Arc<str>]) -> IssuedTicket {
         tracing::debug!(?ids, %ticket, "kubelet allocates");
         self.ahead.given(ticket, Instant::now());
         self.issue(ticket, ids, None)
     }
 
-    /// What an agent before us gave out and had no time to write down.
+    /// Takes over the tickets that the previous agent issued and had no time to write to their folders.
     pub(super) fn recall_given_out(&mut self) {
         for (ticket, ids) in self.keeper.journal.recall() {
             let issued = match self.allocator.issued(&ticket) {
@@ -125,7 +127,8 @@ impl Sharing {
         }
     }
 
-    /// What an agent before us gave at `Allocate` and a power loss took from the state directory: the kubelet's checkpoint has it.
+    /// Takes over what the previous agent gave at `Allocate` and a power loss removed from the state directory: the
+    /// kubelet's checkpoint still has it.
     pub(super) async fn recall_given_early(&mut self) {
         let mut checkpoint = self.checkpoint.clone();
         let Ok(Ok(entries)) = spawn_blocking(move || checkpoint.read()).await else { return };
@@ -142,7 +145,8 @@ impl Sharing {
         }
     }
 
-    /// Everything at once, for whom it must be. What was given must be known after a restart: kubelet has it when that is on disk.
+    /// Gives a container everything at once. After a restart the agent must know what it gave, so the kubelet gets the
+    /// answer only when the ticket is on disk.
     async fn give(&mut self, call: WaitingAllocate, meant: MatchedRequest) {
         let ticket = match new_ticket() {
             Ok(ticket) => ticket,
@@ -181,19 +185,19 @@ impl Sharing {
             let why = pod_status::not_delivered(&container, &why, RetryPolicy::NoMore);
             tracing::error!(%pod, container = &*container, "{why}");
             let _ = reply.send(Err(CallRefused(format!("{pod}: {why}"))));
-            // Only at the end of the program is nobody there to hear it.
+            // The receiver is gone only when the program ends.
             let (uid, result) = (meant.holder.pod, Err(why));
             let _ = told.send(DeliveryResult { uid, pod, container, result, void: Some(ticket) }).await;
         });
     }
 
-    /// A ticket is about to be given out.
+    /// Registers a ticket that is about to be issued.
     fn issue(&mut self, ticket: &Ticket, ids: &[Arc<str>], early: Option<MatchedRequest>) -> IssuedTicket {
         self.ages.issued(ticket.clone(), sources::clock::monotonic());
         self.allocator.issue(ticket.clone(), ids, early)
     }
 
-    /// Keeps and tells what has changed.
+    /// Writes what has changed to the state directory and to pods.
     pub(super) async fn keep_changes(&mut self) {
         let changes = self.allocator.take_changes();
         self.counts.moved(changes.exchanged, changes.reseated);
@@ -210,7 +214,7 @@ impl Sharing {
         self.keeper.keep().await;
     }
 
-    /// The way has been found, or has changed.
+    /// Applies the binding mode when it has been found or has changed.
     pub(super) fn look_at_way(&mut self) {
         let (binding, lost) = self.way.borrow_and_update().as_ref().map(|way| (way.binding, way.lost)).unzip();
         if binding == Some(BindingMode::Late) && self.asked.tickets.borrow().is_none() {
@@ -225,13 +229,14 @@ impl Sharing {
         self.look_at_all_by_ticket();
     }
 
-    /// The runtime did not do as CDI told it.
+    /// The runtime ignored the CDI edits: changes to early binding.
     pub(super) fn goes_over_to_early(&mut self, way: &BindingModeResult, state: &std::path::Path) {
         self.say_way.send_replace(Some(way.disproved(state)));
         self.look_at_way();
     }
 
-    /// A container has what CDI told the runtime, after others seemed to show that it does nothing. Whether that changes the way.
+    /// A container has what its CDI device stands for, after others seemed to show that the runtime ignores CDI
+    /// devices. Changes back to late binding where that is possible, and returns whether it did.
     pub(super) fn goes_back_to_late(&mut self) -> bool {
         let way = self.way.borrow().as_ref().and_then(|way| way.taken_back(&self.state_dir));
         let goes_back = way.is_some();
@@ -245,8 +250,8 @@ impl Sharing {
 
 fn nobody(ids: &[Arc<str>]) -> String {
     format!(
-        "after {} s no pod is known on this node that waits for {} GPUs: is the API server reachable from here, and is a claim \
-         needed that no scheduler wrote?",
+        "after {} s no pod is known on this node that waits for {} GPUs: check that the API server is reachable from \
+         here, and that a scheduler has written the pod's claim, if the pod needs one",
         PATIENCE.as_secs(),
         ids.len()
     )

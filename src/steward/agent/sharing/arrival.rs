@@ -1,4 +1,5 @@
-//! Late binding rests on the runtime: whether the first containers that start really have what their tickets stand for.
+//! Late binding relies on the runtime. This task checks whether the first containers that start really have what their
+//! tickets stand for.
 
 use model::cgroup::CgroupIdentity;
 use model::id::{ContainerKey, PodRef, PodUid};
@@ -12,59 +13,60 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-/// Between two looks at the container.
+/// Pause between two looks at the container.
 const LOOK: Duration = Duration::from_secs(1);
-/// Looks, before nothing is known: its image may have to be fetched first.
+/// The most looks at a container, before the check ends without a result: its image may have to be pulled first.
 const LOOKS: u32 = 120;
-/// Looks at a running container that agree before it is said that nothing arrived: the first process of a container is for
-/// some milliseconds still in the runtime's own view.
+/// Looks at a running container that must find nothing before it counts as without its devices: for some milliseconds
+/// the first process of a container still sees the runtime's own mounts.
 const SURE: u32 = 3;
 
-/// What the classes of NVIDIA's own runtime are called: `nvidia`, `nvidia-cdi`, `nvidia-legacy`.
+/// The start of the names of NVIDIA's own runtime classes: `nvidia`, `nvidia-cdi`, `nvidia-legacy`.
 const NVIDIAS: &str = "nvidia";
 
-/// What was seen.
+/// The result of a check.
 #[derive(Debug)]
 pub(crate) struct Arrived {
-    /// Whose.
+    /// The container.
     pub key: ContainerKey,
-    /// The pod's names.
+    /// The pod's namespace and name.
     pub pod: PodRef,
-    /// Whether it has its limits; `None` where that could not be seen.
+    /// Whether the container has its limits file; `None` if that could not be seen.
     pub has: Option<bool>,
 }
 
-/// What is known, and at whom somebody looks.
+/// The containers that were checked, and those that are being checked.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     looking: BTreeSet<ContainerKey>,
     known: BTreeSet<ContainerKey>,
-    /// Namespaces in which a container was seen without its own; no more than [`ENOUGH`].
+    /// Namespaces in which a container was seen without its devices; no more than [`ENOUGH`].
     without: BTreeSet<Arc<str>>,
-    /// Whether a container was seen to have its own, since tickets are given out.
+    /// Whether a container was seen with its devices, since tickets are issued.
     pub seen: bool,
 }
 
-/// Namespaces in which a container must be without its own before that is said of the runtime: what the owner of one namespace
-/// does within its containers decides for no other.
+/// Namespaces in which a container must be without its devices before the agent blames the runtime: what the owner of
+/// one namespace does within its containers must not decide for others.
 const ENOUGH: usize = 2;
-/// First containers that are looked at: one may be slow to start, or wait for an init container that never ends.
+/// First containers that are checked at once: one may be slow to start, or wait for an init container that never ends.
 const AT_ONCE: usize = 8;
-/// All that are: four containers of each of 110 pods, which is kubelet's default. Those beyond are looked at later.
+/// The most containers that are checked at once: four of each of 110 pods, the kubelet's default. Others are checked
+/// later.
 const MAX_LOOKING: usize = 512;
 
 impl Arrivals {
-    /// Whether this container, one of the first, is to be looked at; then it counts as being looked at.
+    /// Whether this container must be checked as one of the first; it then counts as being checked.
     pub(super) fn looks_at_first(&mut self, key: &ContainerKey) -> bool {
         !self.seen && self.looking.len() < AT_ONCE && self.looks_at(key)
     }
 
-    /// Whether this one is to be looked at because all are; the same.
+    /// Whether this container must be checked because all are; it then counts as being checked.
     pub(super) fn looks_at(&mut self, key: &ContainerKey) -> bool {
         self.looking.len() < MAX_LOOKING && !self.known.contains(key) && self.looking.insert(key.clone())
     }
 
-    /// A look has ended; who could not be seen may be looked at again.
+    /// A check has ended; a container that could not be seen may be checked again.
     pub(super) fn ended(&mut self, key: &ContainerKey, known: bool) {
         self.looking.remove(key);
         if known {
@@ -72,7 +74,8 @@ impl Arrivals {
         }
     }
 
-    /// A container of this pod was seen without its own. Whether that is enough to say that CDI does nothing here.
+    /// A container of this pod was seen without its devices. Returns whether that is enough to say that the runtime
+    /// ignores CDI devices.
     pub(super) fn lacks(&mut self, pod: &PodRef) -> bool {
         if self.seen {
             return false;
@@ -83,7 +86,7 @@ impl Arrivals {
         self.without.len() >= ENOUGH
     }
 
-    /// A container was seen to have its own. Whether it is the first.
+    /// A container was seen with its devices. Returns whether it is the first.
     pub(super) fn has(&mut self) -> bool {
         self.without.clear();
         !std::mem::replace(&mut self.seen, true)
@@ -94,7 +97,7 @@ impl Arrivals {
         self.known.retain(|key| here.contains(&key.pod));
     }
 
-    /// Tickets are given out from now on, and were not before: what was seen then was seen of another time.
+    /// Tickets are issued from now on, and were not before: what was seen before no longer counts.
     pub(super) fn begin(&mut self) {
         self.known.clear();
         self.without.clear();
@@ -102,7 +105,7 @@ impl Arrivals {
     }
 }
 
-/// Looks until it is known.
+/// Checks one container until the result is known, or until `LOOKS` is reached.
 pub(super) async fn watch(
     (key, pod): (ContainerKey, PodRef),
     roots: HostRoots,
@@ -139,7 +142,7 @@ pub(super) async fn watch(
     let _ = say.send(Arrived { key, pod, has }).await;
 }
 
-/// The cgroup of a container that runs, and whether what is not there was never there.
+/// The cgroup of a running container, and whether a mount that is missing now was never there.
 fn running(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<(Arc<CgroupIdentity>, bool)> {
     let pod = pods.pods.iter().find(|pod| *pod.cgroup_uid() == key.pod)?;
     let container = pod.containers.iter().find(|container| container.name == key.container)?;
@@ -149,8 +152,8 @@ fn running(key: &ContainerKey, view: &NodeView, pods: &PodList) -> Option<(Arc<C
     Some((Arc::clone(&seen.cgroup), shows(pod, container)))
 }
 
-/// Whether its mounts show what the runtime of this node does with a CDI device. In a sandbox (Kata, gVisor) they are not seen
-/// from here, and a container that may mount may have taken them away, or put one there.
+/// Whether the container's mounts show what the runtime of this node does with a CDI device. The mounts in a sandbox
+/// (Kata, gVisor) are not visible from the host, and a container that may mount may have removed or added one.
 fn shows(pod: &Pod, container: &PodContainer) -> bool {
     !container.may_mount && pod.runtime_class.as_ref().is_none_or(|class| class.starts_with(NVIDIAS))
 }

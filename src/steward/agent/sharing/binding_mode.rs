@@ -1,5 +1,5 @@
-//! Which way containers get their devices on this node: as it was told, or by what runs here, what that says of itself, and what
-//! came of it.
+//! Finds the binding mode of this node: from `--binding`, or from the versions of the kubelet and the container
+//! runtime, from what the runtime says about its CDI, and from what containers really got.
 
 use decide::allocator::{BindingChoice, BindingMode, CdiSupport, RuntimeCdi, choose, guess};
 use model::id::NodeName;
@@ -13,44 +13,46 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use wire::versions::NodeVersions;
 
-/// kubelet waits in `Allocate` meanwhile: after this long what was found at the last start is taken.
+/// How long the first answer is waited for. The kubelet waits in `Allocate` meanwhile, so after this long the agent
+/// takes what the last start found.
 const AT_ONCE: Duration = Duration::from_secs(3);
-/// Between two later questions.
+/// Pause between two later questions.
 const AGAIN: Duration = Duration::from_secs(10);
-/// The same while we do not register because of it: kubelet's first pods come a second or two after it has made its Node.
+/// The same pause while the agent does not register because the mode is unknown: the kubelet's first pods come a second
+/// or two after it has made its Node.
 const SOON: Duration = Duration::from_secs(1);
-/// An API server that does not answer is waited for so long where nothing is known of the runtime. Without a Node there are no
-/// pods, so that is waited for as long as it takes.
+/// How long the agent waits for an API server that does not answer, if nothing is known of the runtime. It waits for a
+/// missing Node without a limit, because without a Node there are no pods.
 const SILENT_FOR: Duration = Duration::from_secs(60);
-/// How often the runtime is asked whether its CDI is on still: its answer has some 4 KiB.
+/// How often the agent asks the runtime whether its CDI is still on; the answer has some 4 KiB.
 const FOLLOW: Duration = Duration::from_secs(15);
-/// In the state directory: what was found last, and on which runtime.
+/// The file in the state directory that says what was found last, and on which runtime.
 const FILE: &str = "binding";
-/// What stands before the runtime in that file.
+/// The words before the runtime's name in that file.
 const WORDS: [(CdiSupport, &str); 3] =
     [(CdiSupport::Late, "late"), (CdiSupport::Early, "early"), (CdiSupport::Disproved, DISPROVED)];
 const DISPROVED: &str = "disproved";
 
-/// What was found.
+/// The binding mode that was found, and how certain it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BindingModeResult {
-    /// Which.
+    /// The binding mode.
     pub binding: BindingMode,
-    /// Whether what comes of it may change it.
+    /// Whether the agent found the mode, so that a later finding may change it.
     pub auto: bool,
-    /// Whether it is known that what a ticket stands for reaches no container here.
+    /// Whether it is known that the runtime ignores tickets, so that no container gets the devices of its ticket.
     pub lost: bool,
-    /// Whether the runtime says that its CDI is on: then one container that has nothing does not speak for all.
+    /// Whether the runtime says that its CDI is on: then a container without its devices does not speak for all.
     pub promised: bool,
-    /// Whether containers alone have shown that CDI does nothing: then a container can show the contrary.
+    /// Whether only containers have shown that the runtime ignores CDI devices: then a container can show the contrary.
     disproved: bool,
     runtime: String,
 }
 
-/// Who says, and whether its CDI is on.
+/// The runtime that answered, and whether it says that its CDI is on.
 type OwnWord = (String, bool);
 
-/// Finds it out.
+/// Finds the binding mode.
 #[derive(Debug)]
 pub(crate) struct BindingModeFinder {
     setting: Option<BindingMode>,
@@ -58,7 +60,7 @@ pub(crate) struct BindingModeFinder {
     node: NodeName,
     cri_socket: CriSocket,
     file: PathBuf,
-    /// To say what keeps us from registering.
+    /// Tells why the agent does not register yet.
     standing: watch::Sender<RegistrationState>,
 }
 
@@ -73,7 +75,8 @@ impl BindingModeFinder {
         BindingModeFinder { setting, connection, node, cri_socket, file: state.join(FILE), standing }
     }
 
-    /// Says it as soon as it is known, once more when a guess has become certain, and when the runtime says something else.
+    /// Sends the mode as soon as it is known, again when a guess has become certain, and when the runtime says
+    /// something else.
     pub(crate) async fn run(self, say: watch::Sender<Option<BindingModeResult>>) {
         if let Some(binding) = self.setting {
             tracing::info!(?binding, "containers get their devices as --binding says");
@@ -107,27 +110,22 @@ impl BindingModeFinder {
         let word_now = |word: &Result<Option<OwnWord>, String>| word.clone().ok().flatten();
         let mut word = word_now(&word);
         let now = say.borrow().clone();
-        let way = match now {
-            // What came of the guess is known better.
-            Some(ref found) if now != guess => found.disproved_on(versions.runtime.clone(), &self.file),
-            _ => self.by(&versions, word.as_ref()),
-        };
-        say.send_replace(Some(way));
-        // A runtime that is started anew may say something else.
+        say.send_replace(Some(once_versions_are_known(&self.file, (now, guess), &versions, word.as_ref())));
+        // A runtime that restarts may say something else.
         loop {
             sleep(FOLLOW).await;
             let now = word_now(&self.word().await);
             if now.is_some() && now != word {
                 word = now;
-                say.send_replace(Some(self.by(&versions, word.as_ref())));
+                say.send_replace(Some(by_versions(&self.file, &versions, word.as_ref())));
             }
         }
     }
 
-    /// What the runtime says of itself, where it does.
+    /// What the runtime says about its CDI; `None` if it does not say.
     ///
     /// # Errors
-    /// Where it was looked for, and what came of it.
+    /// Where the runtime was looked for, and what went wrong.
     async fn word(&self) -> Result<Option<OwnWord>, String> {
         let asked = timeout(AT_ONCE, sources::names::runtime_cdi(self.cri_socket.clone())).await;
         let told = asked.unwrap_or_else(|_| Err("no answer at once".into()));
@@ -136,7 +134,8 @@ impl BindingModeFinder {
         Ok(on.map(|on| (runtime, on)))
     }
 
-    /// Says what is likely, where that is new and nothing came of it yet; where nothing is, why we do not register.
+    /// Sends the likely mode, if it is new and containers have not changed the last one. If no mode is likely, tells
+    /// why the agent does not register.
     fn guess(
         &self,
         before: &mut Option<BindingModeResult>,
@@ -161,7 +160,8 @@ impl BindingModeFinder {
         *before = way;
     }
 
-    /// Until it is known when containers get their devices none is to come: whoever got them early could loosen its limits.
+    /// Tells why the agent does not register. No container may come before the binding mode is known, because a
+    /// container with early binding could loosen its limits.
     fn undecided(&self, why: &str, word: &Result<Option<OwnWord>, String>) {
         let runtime = match word {
             Err(why) => format!("container runtime not found: {why}"),
@@ -182,18 +182,35 @@ impl BindingModeFinder {
         }
     }
 
-    fn by(&self, NodeVersions { kubelet, runtime }: &NodeVersions, word: Option<&OwnWord>) -> BindingModeResult {
-        let disproved =
-            self.remembered().is_some_and(|(found, seen)| found == CdiSupport::Disproved && seen == *runtime);
-        let choice = choose(kubelet, runtime, word.map(borrowed), disproved);
-        remember(&self.file, choice.found, runtime);
-        tracing::info!(binding = ?choice.found.binding(), why = choice.why, "how containers get their devices");
-        BindingModeResult::of(choice, runtime.clone())
-    }
-
     fn remembered(&self) -> Option<(CdiSupport, String)> {
         remembered(&self.file)
     }
+}
+
+/// The mode once the versions are known. Containers that have disproved CDI since the `guess` count more than versions. If
+/// containers have proved CDI since, [`BindingModeResult::taken_back`] has saved that, and the versions decide.
+fn once_versions_are_known(
+    file: &Path,
+    (now, guess): (Option<BindingModeResult>, Option<BindingModeResult>),
+    versions: &NodeVersions,
+    word: Option<&OwnWord>,
+) -> BindingModeResult {
+    match now {
+        Some(ref found) if found.disproved && now != guess => found.disproved_on(versions.runtime.clone(), file),
+        _ => by_versions(file, versions, word),
+    }
+}
+
+fn by_versions(
+    file: &Path,
+    NodeVersions { kubelet, runtime }: &NodeVersions,
+    word: Option<&OwnWord>,
+) -> BindingModeResult {
+    let disproved = remembered(file).is_some_and(|(found, seen)| found == CdiSupport::Disproved && seen == *runtime);
+    let choice = choose(kubelet, runtime, word.map(borrowed), disproved);
+    remember(file, choice.found, runtime);
+    tracing::info!(binding = ?choice.found.binding(), why = choice.why, "how containers get their devices");
+    BindingModeResult::of(choice, runtime.clone())
 }
 
 /// What was found at the last start, if the file is whole: a power loss may leave it empty, cut or full of zeros.
@@ -220,7 +237,7 @@ impl BindingModeResult {
         }
     }
 
-    /// As a person says.
+    /// The mode that `--binding` sets.
     fn told(binding: BindingMode) -> BindingModeResult {
         BindingModeResult {
             binding,
@@ -232,13 +249,13 @@ impl BindingModeResult {
         }
     }
 
-    /// The runtime has CDI by its version and does not do as it is told: everything that comes is given early.
+    /// The runtime has CDI by its version and ignores CDI devices: new containers get their devices early.
     pub(super) fn disproved(&self, state: &Path) -> BindingModeResult {
         self.disproved_on(self.runtime.clone(), &state.join(FILE))
     }
 
-    /// A container has what its ticket stands for: what others seemed to disprove does not hold, and devices are given late
-    /// again. `None` where it was not disproved: the runtime says that its CDI is off, or has none.
+    /// A container has what its ticket stands for, so other containers did not disprove CDI: devices are given late
+    /// again. `None` if containers had not disproved it: the runtime says that its CDI is off, or has none.
     pub(super) fn taken_back(&self, state: &Path) -> Option<BindingModeResult> {
         self.disproved.then(|| {
             remember(&state.join(FILE), CdiSupport::Late, &self.runtime);
@@ -259,19 +276,19 @@ impl BindingModeResult {
     }
 }
 
-/// A container has what its ticket stands for: what was disproved once is not so any more.
+/// A container has what its ticket stands for: removes the note of an earlier start that CDI was disproved.
 pub(super) fn proved(state: &Path) {
     let file = state.join(FILE);
     let disproved = std::fs::read_to_string(&file).is_ok_and(|text| text.starts_with(DISPROVED));
     if disproved && let Err(error) = std::fs::remove_file(&file) {
-        tracing::warn!(file = %file.display(), %error, "what was found at an earlier start cannot be forgotten");
+        tracing::warn!(file = %file.display(), %error, "cannot remove what an earlier start found about CDI");
     }
 }
 
 fn remember(file: &Path, found: CdiSupport, runtime: &str) {
     let word = WORDS.iter().find(|(known, _)| *known == found).map_or("", |(_, word)| word);
     if let Err(error) = std::fs::write(file, format!("{word} {runtime}\n")) {
-        tracing::warn!(file = %file.display(), %error, "cannot keep this for the next start");
+        tracing::warn!(file = %file.display(), %error, "cannot save this for the agent's next start");
     }
 }
 
@@ -299,6 +316,31 @@ mod tests {
         ] {
             assert_eq!(way.taken_back(folder.path()), None, "{way:?}");
         }
+    }
+
+    #[test]
+    fn what_containers_show_while_the_versions_are_not_known_is_what_holds_after() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, runtime) = (folder.path().join(FILE), "containerd://2.1.4");
+        let versions = NodeVersions { kubelet: "v1.34.9".into(), runtime: runtime.into() };
+        let guessed = |found| {
+            remember(&file, found, runtime);
+            BindingModeResult::of(
+                BindingChoice { found, lost: false, promised: false, why: String::new() },
+                runtime.into(),
+            )
+        };
+        let mode = |now: BindingModeResult, guess: BindingModeResult| {
+            once_versions_are_known(&file, (Some(now), Some(guess)), &versions, None).binding
+        };
+        let late = guessed(CdiSupport::Late);
+        assert_eq!(mode(late.disproved(folder.path()), late), BindingMode::Early, "containers have disproved CDI");
+        let early = guessed(CdiSupport::Disproved);
+        assert_eq!(
+            mode(early.taken_back(folder.path()).unwrap(), early),
+            BindingMode::Late,
+            "containers have proved CDI"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How GPUs are cut: HAMi's device YAML as it is, overridden by our own settings.
+//! The device configuration of this node: HAMi's device YAML as it is, overridden by the agent's own settings.
 
 use crate::settings::{Resources, Sharing};
 use model::id::NodeName;
@@ -6,12 +6,12 @@ use std::path::Path;
 use wire::device_config::{self, ConfigWarning, DeviceConfig};
 use wire::resource::ResourceNames;
 
-/// A device configuration of HAMi's chart is 10 KiB; this much is read of a file at most.
+/// The most bytes that are read of a file; a device configuration of HAMi's chart is 10 KiB.
 const MAX_BYTES: u64 = 1024 * 1024;
-/// The list of settings of single nodes.
+/// The key of the list with settings of single nodes.
 const NODES: &str = "nodeconfig";
 
-/// The configuration that holds on this node; what of it is not followed is said in the log.
+/// The configuration of this node; the log says which parts of it are not followed.
 ///
 /// # Errors
 /// A sentence that names the file.
@@ -24,7 +24,7 @@ pub(crate) fn read(settings: &Sharing, node: &NodeName) -> Result<DeviceConfig, 
     Ok(config)
 }
 
-/// Looks whether there is such a configuration, also where it is not used: a file that was named must be there.
+/// Reads the configuration also where it is not used, because a file that a setting names must be there.
 ///
 /// # Errors
 /// As [`read`].
@@ -67,7 +67,7 @@ fn named(names: &mut ResourceNames, own: &Resources) -> Result<(), String> {
     names.distinct().map_err(|why| format!("{why}; see --resource-name and the names of the other resources"))
 }
 
-/// What is understood, set to something else than its default, and not what this plugin does.
+/// Warnings about keys that are understood and differ from their default, but that this plugin does not follow.
 fn not_followed(config: &DeviceConfig) -> Vec<ConfigWarning> {
     const WEBHOOK: &str = "is for the admission webhook, and nothing that a device plugin does";
     let usual = DeviceConfig::default();
@@ -104,7 +104,7 @@ fn of_file(path: &Path, node: &NodeName) -> Result<(DeviceConfig, Vec<ConfigWarn
         return Err(format!("is longer than {MAX_BYTES} bytes"));
     }
     let mut value: serde_json::Value = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
-    // HAMi keeps entries of nodes in a file of its own; here they may stand in the same one.
+    // HAMi keeps the settings of nodes in a separate file; here they may be in the same file.
     let mut nodes = serde_json::Map::new();
     if let Some(sections) = value.as_object_mut() {
         let key = sections.keys().find(|key| key.eq_ignore_ascii_case(NODES)).cloned();

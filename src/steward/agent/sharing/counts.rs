@@ -1,4 +1,4 @@
-//! What is counted of the plugin, for whoever looks at the node.
+//! Counts what the device plugin does, and makes the view of it that metrics and JSON show.
 
 use crate::agent::guarding::Guards;
 use effects::plugin::CallMeter;
@@ -9,19 +9,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
-/// The counts of one program's life.
+/// The counts since the program started.
 #[derive(Debug)]
 pub(crate) struct Counts {
     resource: Arc<str>,
     meter: Arc<CallMeter>,
     standing: watch::Receiver<RegistrationState>,
     registrations: u64,
-    /// These three grow with the pods of the node, and a view is made each second: what has not changed is neither copied nor compared.
+    /// These three lists grow with the pods of the node, and a view is made each second: a list that has not changed is
+    /// neither copied nor compared.
     slots: Arc<[DeviceSlots]>,
     claims: Arc<[ContainerClaim]>,
     files: Arc<[PodFiles]>,
     allocations: u64,
-    /// At most one for each code of a refusal.
+    /// At most one entry for each outcome and each code of a refusal.
     starts: BTreeMap<StartOutcome, u64>,
     written: Arc<Written>,
     waited: BTreeMap<&'static str, u64>,
@@ -33,7 +34,7 @@ pub(crate) struct Counts {
     last: Option<Arc<PluginView>>,
 }
 
-/// Files are written on other threads, which count by themselves.
+/// The counts of the threads that write files of containers.
 #[derive(Debug, Default)]
 pub(super) struct Written {
     well: AtomicU64,
@@ -41,7 +42,7 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// What a container gets has been written, or could not be.
+    /// Counts a device delivery that succeeded or failed.
     pub(super) fn with(&self, well: bool) {
         let count = if well { &self.well } else { &self.failed };
         count.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +50,7 @@ impl Written {
 }
 
 impl Counts {
-    /// Nothing was asked yet.
+    /// All counts are zero.
     pub(super) fn new(
         resource: Arc<str>,
         meter: Arc<CallMeter>,
@@ -80,12 +81,12 @@ impl Counts {
         self.allocations += 1;
     }
 
-    /// A start that is answered, other than by writing.
+    /// Counts a start that was answered without a device delivery.
     pub(super) fn ended(&mut self, how: StartOutcome) {
         *self.starts.entry(how).or_default() += 1;
     }
 
-    /// To be told how the writing for a start ended.
+    /// The counts for the threads that write files of containers.
     pub(super) fn writing(&self) -> Arc<Written> {
         Arc::clone(&self.written)
     }
@@ -112,17 +113,17 @@ impl Counts {
         self.claims = claims.into();
     }
 
-    /// What pods have written is this now.
+    /// Sets what pods have written.
     pub(super) fn files_are(&mut self, files: Vec<PodFiles>) {
         self.files = files.into();
     }
 
-    /// Whether containers are kept from others' GPUs. Says whether that is new.
+    /// Sets whether containers are kept from the GPUs of others. Returns whether that is new.
     pub(super) fn isolation_is(&mut self, isolation: DeviceIsolation) -> bool {
         std::mem::replace(&mut self.isolation, isolation) != isolation
     }
 
-    /// All of it, if it is not what it was.
+    /// The view of all counts; `None` if it has not changed.
     pub(super) fn changed(&mut self) -> Option<Arc<PluginView>> {
         if self.standing.has_changed().unwrap_or(false)
             && matches!(*self.standing.borrow(), RegistrationState::Registered(_))

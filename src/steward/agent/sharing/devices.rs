@@ -1,4 +1,4 @@
-//! From GPUs as NVML tells them to devices that are shared, by the configuration.
+//! Makes the shared devices of the node from the GPUs of NVML and the device configuration.
 
 use super::host::HostFindings;
 use decide::allocator::SharedDevice;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use wire::device_config::{CorePolicy, DeviceConfig};
 use wire::{cdi, register};
 
-/// The devices of a view: every GPU, or its MIG instances where MIG is on.
+/// The shared devices of a view: every GPU, or its MIG instances where MIG is on.
 pub(crate) fn of(view: &NodeView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
     view.gpus.iter().filter(|gpu| !filtered(&gpu.gpu, config)).flat_map(|gpu| cards(gpu, config, counts)).collect()
 }
@@ -30,7 +30,7 @@ fn filtered(gpu: &Gpu, config: &DeviceConfig) -> bool {
 
 fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec<SharedDevice> {
     let gpu = &view.gpu;
-    // A container that is promised a card must find its node.
+    // A container that gets a GPU must find its device node.
     if gpu.minor.get().is_none() {
         return Vec::new();
     }
@@ -50,7 +50,7 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
         let instance = |mig: &MigInstance| Some(card(&mig.uuid, memory_of(mig, gpu.instances())?));
         return gpu.instances().iter().filter_map(instance).collect();
     }
-    // Whether a card is divided must be known before it is offered whole.
+    // A GPU is offered whole only when it is known whether it has MIG instances.
     if gpu.mig.value().is_none() {
         return Vec::new();
     }
@@ -58,14 +58,15 @@ fn cards(view: &GpuView, config: &DeviceConfig, counts: &[(String, u32)]) -> Vec
     total.map(|total| card(&gpu.uuid, config.offered_memory(total).bytes())).into_iter().collect()
 }
 
-/// What a MIG instance has to promise. It is a partition: no scaling makes it more. Compute instances of one GPU instance have its
-/// memory together, and nothing but their promises keeps them apart: each has an equal part.
+/// The memory that claims may take of a MIG instance. A MIG instance is a partition: no scaling makes it larger. The
+/// compute instances of one GPU instance share its memory, and only their claims keep them apart: each has an equal
+/// part.
 fn memory_of(instance: &MigInstance, all: &[MigInstance]) -> Option<Bytes> {
     let together = all.iter().filter(|other| other.gpu_instance == instance.gpu_instance).count() as u64;
     Some(Bytes(instance.memory_total.get()?.0 / together.max(1)))
 }
 
-/// HAMi-core's word.
+/// HAMi-core's word for the core policy.
 fn policy(config: &DeviceConfig) -> &'static str {
     match config.core_policy {
         _ if config.disable_core_limit => "disable",
@@ -75,17 +76,17 @@ fn policy(config: &DeviceConfig) -> &'static str {
     }
 }
 
-/// Where device nodes lie, and what was made of the last view.
+/// The folder of the device nodes, and what the last kit was made from.
 #[derive(Debug)]
 pub(crate) struct SharedDevices {
-    /// As the container runtime sees it.
+    /// The folder as the container runtime sees it.
     root: PathBuf,
-    /// As this program sees it.
+    /// The folder as this program sees it.
     here: PathBuf,
     last: Option<Seen>,
 }
 
-/// What a kit depends on.
+/// What a [`NodeKit`] is made from.
 #[derive(Debug)]
 struct Seen {
     devices: Vec<Device>,
@@ -93,7 +94,7 @@ struct Seen {
     host: HostFindings,
 }
 
-/// A GPU or MIG instance, by the names that a CDI spec may have for it.
+/// A GPU or MIG instance, with the names that a CDI spec may have for it.
 #[derive(Clone, Debug, PartialEq)]
 struct Device {
     uuid: GpuUuid,
@@ -101,18 +102,18 @@ struct Device {
     names: Vec<String>,
 }
 
-/// What every container with a GPU opens beside its own card's node, as far as the host has it.
+/// The device nodes that every container with a GPU opens beside its GPU's own, as far as the host has them.
 const SHARED: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
-/// The node that stands in for a made-up card's: a character device that is harmless in every container.
+/// The device node that replaces a simulated GPU's: a character device that is harmless in every container.
 const STAND_IN: &str = "/dev/null";
 
 impl SharedDevices {
-    /// Nodes under `root` (`/dev`), which is at `here` for this program.
+    /// Device nodes lie under `root` (`/dev`), which this program sees at `here`.
     pub(super) fn new(root: &Path, here: &Path) -> SharedDevices {
         SharedDevices { root: root.to_owned(), here: here.to_owned(), last: None }
     }
 
-    /// What containers are given, if it is not what it was.
+    /// What containers are given; `None` if it has not changed.
     pub(super) fn kit(&mut self, view: &NodeView, config: &DeviceConfig, host: &HostFindings) -> Option<NodeKit> {
         let simulated = view.gpu_source.simulated();
         let there = |name: &&str| simulated || self.here.join(name).exists();
@@ -128,7 +129,10 @@ impl SharedDevices {
         }
         for gpu in view.gpus.iter().map(|view| &view.gpu) {
             if let Some(reason) = gpu.minor.absence() {
-                tracing::warn!(gpu = gpu.index, uuid = %gpu.uuid, %reason, "its device node is not known: it is not offered");
+                tracing::warn!(
+                    gpu = gpu.index, uuid = %gpu.uuid, %reason,
+                    "a GPU is not offered: its device node is not known"
+                );
             }
         }
         let node = |name: &str| {
@@ -147,7 +151,7 @@ impl SharedDevices {
         for device in &now.devices {
             kit.nodes.insert(device.uuid.clone(), vec![node(&format!("nvidia{}", device.minor))]);
         }
-        // Without a driver there is nothing that the host's file could give.
+        // Simulated GPUs have no driver, so the host's spec has nothing for them.
         if let Some(taken) = host.spec.as_ref().filter(|_| !simulated) {
             kit.common.clone_from(&taken.spec.container_edits);
             kit.carried = taken.spec.cdi_version;
@@ -159,7 +163,7 @@ impl SharedDevices {
                     Ok(None) => tracing::debug!(uuid = %device.uuid, "the host's CDI spec does not know this device"),
                     Err(why) => tracing::warn!(
                         uuid = %device.uuid, file = %taken.path.display(), why,
-                        "the host's CDI spec is not of this driver's devices: of it this GPU gives only what is for all"
+                        "the host's CDI spec does not match this GPU: containers get only what the spec gives to all"
                     ),
                 }
             }
@@ -169,7 +173,7 @@ impl SharedDevices {
     }
 }
 
-/// The card and its MIG instances, once it is known which node the card has.
+/// The GPU and its MIG instances, once the GPU's device node is known.
 fn devices(gpu: &Gpu) -> Vec<Device> {
     let Some(minor) = gpu.minor.get() else { return Vec::new() };
     let named = |uuid: &GpuUuid, others: [String; 2]| {

@@ -14,13 +14,15 @@ use std::thread;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// After each 1,024 entries, which take 10 to 20 ms: at most a quarter of a processor, and a million entries in about a minute.
+/// Pause after each 1,024 entries, which take 10 to 20 ms: at most a quarter of a processor, and a million entries in
+/// about a minute.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Between two calls that each remove as much as one does: a container that writes on without an end has the thread run as long.
+/// Pause between two calls, each of which removes a bounded amount. While a container keeps writing, the thread keeps
+/// running.
 const REST: Duration = Duration::from_secs(1);
-/// Before what could not be removed is tried again. It needs a person, so more often is of no use.
+/// Time until the agent tries again to remove what it could not. A person must act first, so more often is of no use.
 const AGAIN: Duration = Duration::from_secs(600);
-/// The removal does not recurse.
+/// The stack of the thread; the removal does not recurse.
 const STACK: usize = 128 << 10;
 
 /// Starts the thread when there is something to do.
@@ -33,7 +35,7 @@ pub(crate) struct Emptier {
 #[derive(Debug, Default)]
 struct State {
     turns: Mutex<Turns>,
-    /// Whether it was said that something cannot be removed.
+    /// Whether the log has said that something cannot be removed.
     told: AtomicBool,
 }
 
@@ -41,13 +43,14 @@ struct State {
 #[derive(Debug, Default)]
 struct Turns {
     running: bool,
-    /// Whether more came than it may have seen.
+    /// Whether files came that the last run may have missed.
     more: bool,
     ended: Option<Instant>,
 }
 
 impl Turns {
-    /// Whether it starts now. What was left the last time waits, unless more has come, also while the thread ran: it may have missed that.
+    /// Whether the thread starts now. What the last run left waits, unless more has come. Files that come while the
+    /// thread runs count as more, because the thread may miss them.
     fn starts(&mut self, more: bool, now: Instant) -> bool {
         self.more |= more;
         let too_soon = !self.more && self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < AGAIN);
@@ -58,13 +61,13 @@ impl Turns {
         true
     }
 
-    /// It has run, or could not be started.
+    /// The thread has ended, or could not be started.
     fn ends(&mut self, now: Instant) {
         (self.running, self.ended) = (false, Some(now));
     }
 }
 
-/// Says that the thread has ended, however it ends.
+/// Marks the thread as ended when it is dropped, however the thread ends.
 struct Running(Arc<State>);
 
 impl Drop for Running {
@@ -74,12 +77,12 @@ impl Drop for Running {
 }
 
 impl Emptier {
-    /// Counts what cannot be removed here.
+    /// Counts at this reporter what cannot be removed.
     pub(super) fn new(reporter: Reporter) -> Emptier {
         Emptier { reporter, state: Arc::default() }
     }
 
-    /// Empties the trash, in which there is something. What was left the last time waits, unless there is more.
+    /// Empties the trash, which is not empty. What the last run left waits, unless there is `more`.
     pub(super) fn start(&mut self, delivery: &Arc<DeviceDelivery>, more: bool, now: Instant) {
         if !self.state.turns.lock().starts(more, now) {
             return;
@@ -145,7 +148,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut turns = Turns::default();
         assert!(turns.starts(false, at(0)));
-        // It runs for long, and may have passed by what comes now.
+        // The thread runs for long, and may miss what comes now.
         assert!(!turns.starts(false, at(60)) && !turns.starts(true, at(120)));
         turns.ends(at(700));
         assert!(turns.starts(false, at(701)), "what came meanwhile");

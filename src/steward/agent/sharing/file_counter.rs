@@ -1,4 +1,4 @@
-//! What pods have written into their writable folders: counted now and then, beside everything else.
+//! Counts regularly, on a thread of its own, what pods have written into their writable folders.
 
 use effects::delivery::{DeviceDelivery, PodFileSize, TicketFolders};
 use model::id::{PodRef, PodUid, Ticket};
@@ -13,31 +13,31 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-/// Between two counts. A count looks at no more than a few files of most pods.
+/// Pause between two counts. Of most pods a count looks at no more than a few files.
 const COUNT: Duration = Duration::from_secs(60);
-/// After each 1,024 entries, which take some milliseconds: where pods keep as many files as they may, a count is a few percent of a
-/// processor and takes longer than a minute.
+/// Pause after each 1,024 entries, which take some milliseconds. Where pods keep as many files as they may, a count
+/// uses a few percent of a processor and takes longer than a minute.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A pod and the tickets whose folders are its own.
+/// A pod, and the tickets whose folders belong to it.
 pub(super) type Counted = (PodUid, PodRef, Vec<Ticket>);
 
-/// What came of a count.
+/// The result of a count.
 #[derive(Debug, Default)]
 struct Counts {
     files: Vec<PodFiles>,
-    /// How many pods have a folder that is closed to us, and the first of them.
+    /// How many pods have a folder that the agent cannot enter; `first_closed` is the first of them.
     closed: usize,
     first_closed: Option<PodRef>,
 }
 
-/// Counts, one count at a time.
+/// Runs one count at a time.
 #[derive(Debug)]
 pub(crate) struct FileCounter {
     /// How much a pod may write.
     pub limit: Bytes,
     reporter: Reporter,
-    /// Whether it was said that something cannot be counted.
+    /// Whether the log has said that something cannot be counted.
     told: bool,
     counting: bool,
     last: Option<Instant>,
@@ -49,12 +49,12 @@ impl FileCounter {
         FileCounter { limit, reporter, told: false, counting: false, last: None, ends: mpsc::channel(1) }
     }
 
-    /// Whether it is time for the next count, and the last one has ended.
+    /// Whether the next count is due, and the last one has ended.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.counting && self.last.is_none_or(|last| now - last >= COUNT)
     }
 
-    /// Counts what these have written.
+    /// Starts a count of what these pods have written.
     pub(super) fn start(&mut self, pods: Vec<Counted>, delivery: &Arc<DeviceDelivery>, tickets: &TicketFolders) {
         (self.counting, self.last) = (true, Some(Instant::now()));
         let (delivery, tickets) = (Arc::clone(delivery), tickets.clone());
@@ -71,17 +71,17 @@ impl FileCounter {
                 if files > 0 {
                     counts.files.push(PodFiles { uid, pod, bytes: Bytes(bytes), files, over });
                 }
-                // The program ends.
+                // The receiver is gone when the program ends.
                 if told.is_closed() {
                     return;
                 }
             }
-            // Only at the end of the program is nobody there to hear it.
+            // The receiver is gone only when the program ends.
             let _ = told.blocking_send(counts);
         });
     }
 
-    /// The next count that has ended.
+    /// Waits for the end of a count, and returns what it found.
     pub(super) async fn ended(&mut self) -> Option<Vec<PodFiles>> {
         let counts = self.ends.1.recv().await?;
         self.counting = false;
@@ -89,8 +89,8 @@ impl FileCounter {
         Some(counts.files)
     }
 
-    /// A pod that closes its folders is not counted as beyond the limit: what is in them is not known, and that we may not look is
-    /// for who runs the agent to mend.
+    /// Counts and logs pods that close their folders. Such a pod does not count as beyond the limit, because it is not
+    /// known what is in its folders; the operator must give the agent the missing capability.
     fn tell(&mut self, counts: &Counts) {
         let Some(pod) = &counts.first_closed else {
             self.told = false;

@@ -1,5 +1,5 @@
-//! Pods as sharing sees them. Each is read once for as long as it stays what it is: while a node fills, one of sixty has changed,
-//! and starts wait behind the look at all of them.
+//! Reads the GPU pods from the pod list. Each pod is read once for as long as it does not change: while a node fills,
+//! one pod of sixty has changed, and starts wait behind the pass over all of them.
 
 use model::gpu_pod::GpuPod;
 use model::id::NodeName;
@@ -8,12 +8,12 @@ use std::sync::Arc;
 use wire::gpu_pod;
 use wire::resource::RequestRules;
 
-/// What was read of the pods of the last look, in the order of their UIDs; nothing of those that ask for no GPU.
+/// What was read of the last pod list, in the order of UIDs; `None` for a pod that asks for no GPU.
 #[derive(Debug, Default)]
 pub(crate) struct GpuPodReader(Vec<(Arc<Pod>, Option<Arc<GpuPod>>)>);
 
 impl GpuPodReader {
-    /// Those of these pods that ask for GPUs.
+    /// The GPU pods among these pods.
     pub(super) fn of(&mut self, pods: &PodList, rules: &RequestRules, node: &NodeName) -> Vec<GpuPod> {
         let before = std::mem::take(&mut self.0);
         let known = |pod: &Arc<Pod>| {

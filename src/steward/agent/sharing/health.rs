@@ -1,4 +1,4 @@
-//! What has changed about the health of GPUs since the last look, as events for people: each change once.
+//! Compares the health of GPUs with the last view, and makes an event for people of each change.
 
 use super::missing::Missing;
 use effects::apiserver::{EventType, ObjectEvent};
@@ -10,30 +10,30 @@ use model::view::NodeView;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a pod or Node is told of a health that changed.
+/// The `action` of events about a change of health.
 const ACTION: &str = "HealthCheck";
 
-/// What was seen last.
+/// The health that was seen last.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     gpus: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)>,
-    /// When the last driver error of each GPU was heard that a pod has been told of.
+    /// For each GPU the time of the last driver error that a pod got an event about.
     told: BTreeMap<GpuUuid, Monotonic>,
-    /// Pods whose GPUs are not listed.
+    /// The pods whose GPUs are not listed.
     pub(super) missing: Missing,
 }
 
-/// Something about one GPU that its Node and its pods must hear.
+/// A change of one GPU's health, as an event for the Node and for the pods that hold the GPU.
 #[derive(Debug)]
 pub(super) struct News {
     /// The GPU and its MIG instances.
     pub devices: Vec<GpuUuid>,
-    /// What to tell.
+    /// The event.
     pub event: ObjectEvent,
 }
 
 impl Watched {
-    /// Looks at a view; says what is new in it. A GPU that comes fit is no news.
+    /// Compares a view with the last one, and returns the changes. A GPU that appears and is healthy is no change.
     pub(super) fn look(&mut self, view: &NodeView, at: &str) -> Vec<News> {
         let mut news = Vec::new();
         let now: BTreeMap<GpuUuid, (Arc<Gpu>, GpuCondition)> =
@@ -51,7 +51,7 @@ impl Watched {
                 news.push(of(gpu, EventType::Normal, "GpuHealthy", note, at));
             }
         }
-        // Where no GPU can be seen it is the driver that is gone, and each of them says so.
+        // If the driver is gone, no GPU is listed, and each GPU gets this event.
         for (gpu, _) in self.gpus.iter().filter(|(uuid, _)| !now.contains_key(uuid)).map(|(_, seen)| seen) {
             let note = format!("{}: the driver does not list it any more; its slots are gone.", named(gpu));
             news.push(of(gpu, EventType::Warning, "GpuRemoved", note, at));
@@ -61,19 +61,19 @@ impl Watched {
     }
 }
 
-/// A driver error that a process of a pod is named in.
+/// A driver error that names a process of a pod.
 #[derive(Debug)]
 pub(super) struct PodError {
-    /// Whose process.
+    /// The pod of the process.
     pub pod: PodUid,
-    /// The number in NVIDIA's catalogue.
+    /// The XID: the number in NVIDIA's catalogue.
     pub code: u32,
-    /// What to tell.
+    /// The note of the event.
     pub note: String,
 }
 
 impl Watched {
-    /// The last driver error of each GPU, where it names a process of a pod and is not told yet.
+    /// The last driver error of each GPU, if it names a process of a pod and no event was written about it yet.
     pub(super) fn errors(&mut self, view: &NodeView) -> Vec<PodError> {
         self.told.retain(|uuid, _| view.gpus.iter().any(|gpu| gpu.gpu.uuid == *uuid));
         let mut errors = Vec::new();

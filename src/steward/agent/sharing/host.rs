@@ -1,5 +1,6 @@
-//! What the host brings along for containers with a GPU: the file of NVIDIA's container toolkit, and whether the container
-//! runtime puts GPUs into containers by itself. Looked at again and again, because a driver update writes the file anew.
+//! What the host provides for containers with a GPU: the CDI spec of NVIDIA's container toolkit, the limiter, and
+//! whether the container runtime puts GPUs into containers by itself. All of it is read regularly, because for example
+//! a driver update rewrites the spec.
 
 use crate::settings::value::Strategy;
 use effects::delivery::LimiterLibrary;
@@ -16,59 +17,59 @@ use tokio_util::sync::CancellationToken;
 use wire::cdi::{self, CdiSpec, host};
 use wire::runtime_config::RuntimeConfig;
 
-/// Between two looks at the files.
+/// Pause between two looks at the files.
 const LOOK: Duration = Duration::from_secs(5);
-/// Looks between two questions to the runtime, whose configuration changes only with its restart.
+/// Looks between two questions to the runtime; its configuration changes only when it restarts.
 const ASK_EVERY: u32 = 12;
-/// Entries of a folder of CDI specs that are looked at: as many as there are tickets on the largest node, and more.
+/// The most entries of a folder of CDI specs that are looked at: more than there are tickets on the largest node.
 const MAX_ENTRIES: usize = 65_536;
-/// Files of the toolkit that are read in one look; there is one.
+/// The most toolkit files that are read in one look; usually there is one.
 const MAX_FILES: usize = 8;
-/// Their names begin so.
+/// The start of their names.
 const PREFIX: &str = "nvidia";
 
 /// What is known of the host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostFindings {
-    /// The toolkit's file.
+    /// The toolkit's CDI spec.
     pub spec: Option<Arc<Taken>>,
-    /// Whether NVIDIA's runtime puts devices into containers, so that we give none.
+    /// Whether NVIDIA's runtime puts devices into containers, so that the agent gives none.
     pub runtime_injects: bool,
-    /// The newest version of the library that limits containers.
+    /// The newest version of the limiter.
     pub limiter: Option<LimiterLibrary>,
 }
 
 impl HostFindings {
-    /// Whether it is the same, with the same reading of the same file.
+    /// Whether both are the same, with the same reading of the same file.
     pub(super) fn is_same(&self, other: &HostFindings) -> bool {
         let file = |host: &HostFindings| host.spec.as_ref().map(Arc::as_ptr);
         file(self) == file(other) && self.runtime_injects == other.runtime_injects && self.limiter == other.limiter
     }
 }
 
-/// A file that is used.
+/// A CDI spec that is used.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What it says.
+    /// Its content.
     pub spec: CdiSpec,
 }
 
-/// One state of one file.
+/// One state of one file: path, inode, size and time of the last change.
 type Stamp = (PathBuf, u64, u64, i64, i64);
 
-/// The library that limits containers, and where its versions are kept.
+/// The limiter on the host, and where its versions are kept.
 #[derive(Debug)]
 pub(super) struct LimiterSetting {
     path: PathBuf,
     state: PathBuf,
-    /// As it was when it was last kept, and as it was at the last look.
+    /// The file as it was when its last version was kept; `last` is the file at the last look.
     kept: Option<Stamp>,
     last: Option<Stamp>,
 }
 
-/// Looks at the host.
+/// Watches the host.
 #[derive(Debug)]
 pub(super) struct HostWatcher {
     folders: Vec<PathBuf>,
@@ -76,19 +77,19 @@ pub(super) struct HostWatcher {
     strategy: Strategy,
     host: watch::Sender<HostFindings>,
     library: Option<LimiterSetting>,
-    /// `None` before the first look.
+    /// The toolkit's files at the last look; `None` before the first.
     seen: Option<Vec<Stamp>>,
     said: Option<Result<bool, String>>,
 }
 
 impl HostWatcher {
-    /// Files lie in these folders, in rising priority.
+    /// Watches the CDI specs in these folders; a later folder has priority over an earlier one.
     pub(super) fn new(folders: Vec<PathBuf>, cri_socket: CriSocket, strategy: Strategy) -> HostWatcher {
         let host = watch::channel(HostFindings::default()).0;
         HostWatcher { folders, cri_socket, strategy, host, library: None, seen: None, said: None }
     }
 
-    /// Gives containers this library, whose versions are kept under `state`.
+    /// Gives containers this limiter; its versions are kept under `state`.
     ///
     /// # Errors
     /// A sentence that says why it cannot be given.
@@ -102,18 +103,18 @@ impl HostWatcher {
         Ok(())
     }
 
-    /// What is known, always the newest.
+    /// The findings, always the newest.
     pub(super) fn host(&self) -> watch::Receiver<HostFindings> {
         self.host.subscribe()
     }
 
-    /// Looks once: what containers get must be known before the first one is started.
+    /// Looks once, because what containers get must be known before the first one starts.
     pub(super) async fn first(&mut self) {
         self.ask_runtime().await;
         self.look_at_files().await;
     }
 
-    /// Goes on until `stop` is cancelled.
+    /// Looks regularly until `stop` is cancelled.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let work = async {
             for count in 1_u32.. {
@@ -128,7 +129,7 @@ impl HostWatcher {
         tokio::select! { () = stop.cancelled() => {}, () = work => {} }
     }
 
-    /// Another version is kept once it was the same for two looks: before that somebody may still be writing it.
+    /// Keeps a new version of the limiter once the file was the same at two looks; before that it may still be written.
     async fn look_at_library(&mut self) {
         let Some(library) = &mut self.library else { return };
         let path = library.path.clone();
@@ -139,7 +140,7 @@ impl HostWatcher {
                 if library.last.take().is_some() {
                     tracing::warn!(
                         library = %library.path.display(), %error,
-                        "the limiter's library is gone: containers go on to get the version that was kept"
+                        "the limiter's library is gone: containers still get the version that was kept last"
                     );
                 }
                 return;
@@ -165,7 +166,7 @@ impl HostWatcher {
                 }
             }
             Ok(Err(error)) => {
-                tracing::warn!(%error, "containers go on to get the version of the limiter that was kept")
+                tracing::warn!(%error, "cannot keep the new limiter: containers still get the version kept last")
             }
             Err(_) => {}
         }
@@ -199,7 +200,8 @@ impl HostWatcher {
         self.host.send_modify(|host| host.spec = taken.map(Arc::new));
     }
 
-    /// Decides who puts devices into containers, and says why when that is new.
+    /// Decides whether the agent or NVIDIA's runtime puts devices into containers, and logs the reason when that is
+    /// new.
     async fn ask_runtime(&mut self) {
         let told = match self.strategy {
             Strategy::Cdi | Strategy::Envvar => Ok(None),
@@ -210,7 +212,7 @@ impl HostWatcher {
             Ok(Some(config)) => Ok(config.nvidia_injects()),
             Err(why) => Err(why.clone()),
         };
-        // A runtime that does not answer now is what it was.
+        // While the runtime does not answer, its last answer holds.
         if self.said.as_ref() == Some(&injects) || (self.said.is_some() && injects.is_err()) {
             return;
         }
@@ -222,8 +224,8 @@ impl HostWatcher {
 }
 
 fn say(strategy: Strategy, told: &Result<Option<RuntimeConfig>, String>) {
-    const WE: &str = "devices are put into containers by CDI edits of ours";
-    const RUNTIME: &str = "devices are put into containers by NVIDIA's runtime, to which we name them";
+    const WE: &str = "the agent's CDI edits put devices into containers";
+    const RUNTIME: &str = "NVIDIA's runtime puts devices into containers; the agent only names them";
     match (strategy, told) {
         (Strategy::Envvar, _) => tracing::info!(because = "--device-strategy=envvar", "{RUNTIME}"),
         (Strategy::Cdi, _) | (_, Ok(None)) => tracing::info!(because = "--device-strategy=cdi", "{WE}"),
@@ -238,7 +240,7 @@ fn say(strategy: Strategy, told: &Result<Option<RuntimeConfig>, String>) {
     }
 }
 
-/// The toolkit's files, the one that counts most first: of the last folder, by name.
+/// The toolkit's files by priority: the last folder first, and by name within a folder.
 fn stamps(folders: &[PathBuf]) -> Vec<Stamp> {
     let of_folder = |folder: &PathBuf| {
         let entries = fs::read_dir(folder).into_iter().flatten().take(MAX_ENTRIES).flatten();
@@ -264,7 +266,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with(PREFIX) && matches!(end, Some("json" | "yaml"))
 }
 
-/// The first of these files that says what GPUs are. What is wrong with those before it is said.
+/// The first of these files that describes GPUs. Each file before it that cannot be used is logged.
 fn first_sound(paths: &[PathBuf]) -> Option<Taken> {
     paths.iter().find_map(|path| match read(path) {
         Ok(spec) => spec.map(|spec| Taken { path: path.clone(), spec }),
@@ -278,7 +280,7 @@ fn first_sound(paths: &[PathBuf]) -> Option<Taken> {
     })
 }
 
-/// `None` for a spec of another kind of device.
+/// Reads a CDI spec; `None` if it is of another kind of device.
 fn read(path: &Path) -> Result<Option<CdiSpec>, String> {
     let mut bytes = Vec::new();
     let file = fs::File::open(path).map_err(|error| error.to_string())?;

@@ -1,18 +1,19 @@
 //! Whether a container can be kept from GPUs that it was not given. With early binding a pod's own `NVIDIA_VISIBLE_DEVICES`
-//! stands against the one in the answer to `Allocate`, and NVIDIA's runtime believes it: `all` opens every GPU of the node.
+//! competes with the one in the answer to `Allocate`, and NVIDIA's runtime takes the pod's: `all` opens every GPU of
+//! the node.
 
 use super::owner::Sharing;
 use decide::allocator::BindingMode;
 use effects::plugin::CallRefused;
 use model::plugin::DeviceIsolation;
 
-/// What is lost, and what to do.
+/// Why pods are not isolated; `INSTEAD` says what to do.
 const WHY: &str = "early binding together with NVIDIA's runtime (device strategy envvar) isolates no pod: its own \
                    NVIDIA_VISIBLE_DEVICES=all opens every GPU of this node";
 const INSTEAD: &str = "switch CDI on in the container runtime, or set --device-strategy=cdi and let pods run under a runtime other \
                        than NVIDIA's; --allow-unisolated-gpus shares them all the same";
 
-/// Of a node with this binding mode, once it is known.
+/// The isolation of a node with this binding mode; `None` while the mode is not known.
 fn isolation(binding: Option<BindingMode>, runtime_injects: bool, allowed: bool) -> DeviceIsolation {
     match (binding, runtime_injects) {
         (Some(BindingMode::Early), true) if allowed => DeviceIsolation::GivenUp,
@@ -22,8 +23,9 @@ fn isolation(binding: Option<BindingMode>, runtime_injects: bool, allowed: bool)
 }
 
 impl Sharing {
-    /// Looks again at how devices get into containers. Where nothing isolates them and nobody asked for that, no container gets
-    /// any from now on; those that have theirs keep them. Says whether kubelet's list changes by it.
+    /// Determines again how devices get into containers. If nothing isolates pods and the operator did not allow that,
+    /// no container gets a device from now on; those that have theirs keep them. Returns whether the kubelet's list
+    /// changes.
     pub(super) fn look_at_isolation(&mut self) -> bool {
         let binding = self.way.borrow().as_ref().map(|way| way.binding);
         let injects = self.host.borrow().runtime_injects;
@@ -38,7 +40,7 @@ impl Sharing {
         self.allocator.close(now == DeviceIsolation::Refused)
     }
 
-    /// Why nothing is given now, where that is so.
+    /// The refusal of every `Allocate` while pods are not isolated and that is not allowed.
     pub(super) fn closed(&self) -> Option<CallRefused> {
         self.allocator.is_closed().then(|| CallRefused(format!("{WHY}; {INSTEAD}")))
     }

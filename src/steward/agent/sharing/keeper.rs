@@ -1,5 +1,5 @@
-//! What is known of tickets, written by one thread in the order in which it became known, so that nothing older ever replaces
-//! what is newer, and neither kubelet nor the owner waits for the disk where nothing depends on it.
+//! Writes tickets to their folders on one thread, in the order of the changes. So an older state of a ticket never
+//! replaces a newer one, and the kubelet and the owner wait for the disk only where something depends on the write.
 
 use effects::delivery::{DeliveryError, TicketFolders};
 use effects::plugin::TicketJournal;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// Writings that wait for the disk. Whoever has one more waits.
+/// Writes that wait for the disk. Senders wait while the queue is full.
 const QUEUE: usize = 256;
 
-/// To the thread that writes. It ends, with everything written, after the last of these is gone.
+/// The queue of the writer thread. The thread writes everything, and ends when the queue is closed.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    /// What nobody has written down yet.
+    /// The tickets that have no folder yet.
     pub journal: Arc<TicketJournal>,
     queue: mpsc::Sender<Writing>,
     noted: Vec<IssuedTicket>,
@@ -24,12 +24,12 @@ pub(crate) struct Keeper {
 #[derive(Debug)]
 struct Writing {
     known: Vec<IssuedTicket>,
-    /// To whom it matters.
+    /// Gets the result, if the sender waits for it.
     done: Option<oneshot::Sender<Result<(), String>>>,
 }
 
 impl Keeper {
-    /// Begins.
+    /// Starts the writer thread.
     pub(crate) fn start(tickets: TicketFolders, journal: TicketJournal) -> Keeper {
         let journal = Arc::new(journal);
         let noted_there = Arc::clone(&journal);
@@ -42,15 +42,15 @@ impl Keeper {
                     noted_there.kept(&issued.ticket);
                     Ok::<(), DeliveryError>(())
                 };
-                // One that cannot be kept costs only itself.
+                // A ticket that cannot be written does not stop the others.
                 let mut kept = Ok(());
                 for failed in known.iter().map(keep).filter_map(Result::err) {
                     kept = kept.and(Err(failed.to_string()));
                 }
                 match (done, kept) {
-                    // It may have gone meanwhile.
+                    // The receiver may be gone by now.
                     (Some(done), kept) => drop(done.send(kept)),
-                    (None, Err(why)) => tracing::warn!(why, "what is known of a ticket is not kept"),
+                    (None, Err(why)) => tracing::warn!(why, "cannot write a ticket to the state directory"),
                     (None, Ok(())) => {}
                 }
             }
@@ -65,21 +65,21 @@ impl Keeper {
         let _ = self.writes.await;
     }
 
-    /// To be kept the next time.
+    /// Notes a ticket for the next call of `keep`.
     pub(super) fn note(&mut self, issued: IssuedTicket) {
         self.noted.push(issued);
     }
 
-    /// What was noted, soon.
+    /// Queues what was noted; the thread writes it soon.
     pub(super) async fn keep(&mut self) {
         if !self.noted.is_empty() {
             let known = std::mem::take(&mut self.noted);
-            // The thread ends after us.
+            // The send cannot fail: the thread runs until the queue is closed.
             let _ = self.queue.send(Writing { known, done: None }).await;
         }
     }
 
-    /// Before anything depends on it.
+    /// Writes a ticket and returns when it is written, for callers that depend on it.
     ///
     /// # Errors
     /// A sentence on what could not be written.
@@ -87,9 +87,9 @@ impl Keeper {
         self.keep_first(issued).await.await
     }
 
-    /// The same in two: in its place among what is to be written, then written.
+    /// The same in two steps: queues the ticket, and returns a future that waits until it is written.
     pub(super) async fn keep_first(&self, issued: IssuedTicket) -> impl Future<Output = Result<(), String>> + use<> {
-        let gone = || "the thread that writes is gone".to_owned();
+        let gone = || "the thread that writes tickets has ended".to_owned();
         let (done, kept) = oneshot::channel();
         let sent = self.queue.send(Writing { known: vec![issued], done: Some(done) }).await;
         async move {
@@ -148,7 +148,7 @@ mod tests {
         let mut keeper = Keeper::start(tickets.clone(), journal);
         (1..=3).for_each(|n| keeper.note(issued(n)));
         keeper.keep().await;
-        // In its turn, after the batch.
+        // Written in order, after the batch.
         assert_eq!(keeper.keep_now(issued(4)).await, Ok(()));
         let kept: Vec<u64> = tickets.recall().into_iter().map(|issued| issued.order).collect();
         assert_eq!(std::collections::BTreeSet::from_iter(kept), [1, 3, 4].into());

@@ -1,9 +1,9 @@
-//! The one key of kubelet's own configuration file that matters here.
+//! The one key of the kubelet's own configuration file that matters here.
 
-/// The key.
+/// The key of the topology manager's policy.
 const KEY: &str = "topologyManagerPolicy";
 
-/// The word of the topology manager's policy; none where the file has no such key, or no text there.
+/// The topology manager's policy as the file spells it; `None` if the file has no such key, or the value is no text.
 ///
 /// # Errors
 /// What is wrong with the YAML, and where.

@@ -1,4 +1,5 @@
-//! A start that has waited too long: whose it is, as far as anybody says, and what was missing.
+//! The refusal of a start that has waited too long: which container it is, as far as that is known, and what was
+//! missing.
 
 use decide::allocator::WaitReason;
 use model::checkpoint::CheckpointEntry;
@@ -10,14 +11,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who holds ids, by kubelet's checkpoint, its PodResources and our list of pods together.
+/// The holder of ids, by the kubelet's checkpoint, its PodResources and our list of pods together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TicketHolder {
-    /// The pod's identity, where the checkpoint or our list says it.
+    /// The pod's UID, if the checkpoint or our list says it.
     pub uid: Option<PodUid>,
-    /// Its names, where PodResources or our list says them.
+    /// The pod's namespace and name, if PodResources or our list says them.
     pub pod: Option<PodRef>,
-    /// The container; several that take turns on the ids with commas between.
+    /// The container; if several take turns on the ids, all of them with commas between.
     pub container: Arc<str>,
 }
 
@@ -28,12 +29,12 @@ impl fmt::Display for TicketHolder {
             (Some(pod), Some(uid)) => write!(f, "pod {pod} ({uid})"),
             (Some(pod), None) => write!(f, "pod {pod}"),
             (None, Some(uid)) => write!(f, "the pod with UID {uid}"),
-            (None, None) => f.write_str("a pod that nobody names"),
+            (None, None) => f.write_str("a pod whose name is not known"),
         }
     }
 }
 
-/// The holder of exactly these ids. None where nobody says it, or more than one pod is said to be it.
+/// The holder of exactly these ids; `None` if no source names one, or more than one pod is named.
 pub(super) fn holder(
     ids: &[Arc<str>],
     checkpoint: &[CheckpointEntry],
@@ -68,7 +69,7 @@ pub(super) fn holder(
     Some(TicketHolder { uid, pod, container: containers.join(", ").into() })
 }
 
-/// What was missing.
+/// The sentence that says what was missing.
 pub(super) fn sentence(
     (what, waited): (WaitReason, Duration),
     ids: &[Arc<str>],
@@ -77,21 +78,21 @@ pub(super) fn sentence(
 ) -> String {
     let seconds = waited.as_secs();
     let by_listing = || match holder {
-        Some(holder) => format!("; by PodResources {holder} has them, and no ticket of ours stands for them there"),
+        Some(holder) => format!("; by PodResources {holder} has them, and the agent cannot find its ticket for that"),
         None => String::new(),
     };
     match (what, checkpoint, unreadable.first()) {
         (WaitReason::Checkpoint, Err(why), _) => {
-            format!("after {seconds} s it is not known whose {ids:?} are: {why}{}", by_listing())
+            format!("after {seconds} s it is not known which container holds {ids:?}: {why}{}", by_listing())
         }
         (WaitReason::Checkpoint, Ok(()), Some(fault)) => {
             format!(
-                "after {seconds} s it is not known whose {ids:?} are: kubelet's checkpoint: {fault}{}",
+                "after {seconds} s it is not known which container holds {ids:?}: kubelet's checkpoint: {fault}{}",
                 by_listing()
             )
         }
         (WaitReason::Checkpoint, Ok(()), None) => {
-            format!("after {seconds} s kubelet's checkpoint does not say whose {ids:?} are{}", by_listing())
+            format!("after {seconds} s kubelet's checkpoint does not say which container holds {ids:?}{}", by_listing())
         }
         (WaitReason::Pod, ..) => {
             let who = holder.map_or_else(
@@ -150,7 +151,7 @@ mod tests {
     #[test]
     fn ids_that_nobody_knows_are_told_with_what_could_be_read() {
         let told = late(WaitReason::Checkpoint, Ok(&[]), &[], &[]);
-        assert_eq!(told, "after 25 s kubelet's checkpoint does not say whose [\"GPU-a-1\"] are");
+        assert_eq!(told, "after 25 s kubelet's checkpoint does not say which container holds [\"GPU-a-1\"]");
         let told = late(WaitReason::Checkpoint, Ok(&[]), &["entry 3 cannot be read: not a pod UID".into()], &[]);
         assert!(told.ends_with("kubelet's checkpoint: entry 3 cannot be read: not a pod UID"), "{told}");
     }

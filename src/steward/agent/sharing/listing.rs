@@ -1,5 +1,6 @@
-//! kubelet's PodResources, asked beside its checkpoint: instead of it where that cannot be read, and now and then to see
-//! whether the two agree. Asked in a task of its own, so that a kubelet that is slow there holds up no start.
+//! The kubelet's PodResources, the second source beside its checkpoint. The agent asks it where the checkpoint cannot
+//! be read, and now and then to see whether the two agree. A task of its own asks, so that a slow kubelet holds up no
+//! start.
 
 use decide::allocator::HolderDisagreement;
 use model::observation::ContainerDevices;
@@ -11,21 +12,21 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-/// Between two questions: kubelet answers all its callers together a hundred times a second.
+/// Pause between two requests: the kubelet answers all its callers together a hundred times a second.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Between two comparisons.
+/// Pause between two comparisons.
 const COMPARE: Duration = Duration::from_secs(15);
-/// After a first disagreement: what was only a change between two looks is over by then.
+/// Pause after a first disagreement: a change between two readings is over by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// An answer, and when it was asked for.
+/// An answer, and when the agent asked for it.
 #[derive(Debug)]
 pub(crate) struct Listed {
     asked: Instant,
     answer: Result<Arc<[ContainerDevices]>, String>,
 }
 
-/// Asks, and keeps the last answer.
+/// Asks PodResources, and keeps the last answer.
 #[derive(Debug)]
 pub(crate) struct Listing {
     path: PathBuf,
@@ -61,18 +62,19 @@ impl Listing {
         }
     }
 
-    /// What kubelet listed when it was asked after `since`; asks if that is not there or has become old.
+    /// What the kubelet listed when it was asked after `since`, if that has come. Asks again when the last request is
+    /// older than `PAUSE`.
     pub(super) fn since(&mut self, since: Instant) -> Option<Arc<[ContainerDevices]>> {
         self.request(PAUSE, Duration::ZERO);
         self.last.as_ref().filter(|(asked, _)| *asked >= since).map(|(_, listed)| Arc::clone(listed))
     }
 
-    /// What kubelet listed last, however long ago.
+    /// What the kubelet listed last, however long ago.
     pub(super) fn last(&self) -> Option<Arc<[ContainerDevices]>> {
         self.last.as_ref().map(|(_, listed)| Arc::clone(listed))
     }
 
-    /// A start was answered by the checkpoint: now and then the two are compared.
+    /// A start was answered by the checkpoint: asks for a list now and then, to compare the two.
     pub(super) fn compare_now_and_then(&mut self) {
         if self.compare.is_none_or(|last| last.elapsed() >= COMPARE) {
             self.compare = Some(Instant::now());
@@ -97,7 +99,7 @@ impl Listing {
         });
     }
 
-    /// Takes an answer; gives what is to be compared with the checkpoint, if it is one.
+    /// Takes an answer; returns the list to compare with the checkpoint, `None` if the kubelet gave none.
     pub(super) fn take(&mut self, Listed { asked, answer }: Listed) -> Option<Arc<[ContainerDevices]>> {
         self.under_way = false;
         match answer {
@@ -110,7 +112,7 @@ impl Listing {
                 if !std::mem::replace(&mut self.failed, true) {
                     tracing::warn!(
                         why,
-                        "kubelet does not list which container holds which devices; its checkpoint alone says it"
+                        "kubelet's PodResources does not list devices of containers; only the checkpoint has them"
                     );
                 }
                 None
@@ -118,7 +120,7 @@ impl Listing {
         }
     }
 
-    /// Takes what disagrees; gives what is new and was so twice.
+    /// Takes the disagreements that were found; returns those that were found twice and are new.
     pub(super) fn disagree(&mut self, found: Vec<HolderDisagreement>) -> Vec<HolderDisagreement> {
         let found: BTreeSet<HolderDisagreement> = found.into_iter().collect();
         let certain: Vec<HolderDisagreement> = found.intersection(&self.suspected).cloned().collect();

@@ -1,4 +1,5 @@
-//! Pods that run and hold a GPU that this node does not list: it was taken out or replaced, perhaps while no agent ran.
+//! Running pods that hold a GPU that this node does not list: the GPU was taken out or replaced, perhaps while no agent
+//! ran.
 
 use model::id::{GpuUuid, PodRef, PodUid};
 use model::observation::GpuSourceState;
@@ -7,20 +8,21 @@ use model::view::NodeView;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A GPU that is not listed for so long is gone: at the start the list comes a moment after the driver, and MIG instances
-/// after their GPU; where the driver is opened anew all are away for a moment.
+/// A GPU that is not listed for this long counts as gone. At the start the list comes a moment after the driver, and
+/// MIG instances after their GPU; when the driver is opened again, all GPUs are away for a moment.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// A pod and the device that it holds.
 pub(super) type Holding = (PodUid, PodRef, GpuUuid);
 
-/// Since when what is missing now is missing.
+/// What is missing now, and since when.
 #[derive(Debug, Default)]
 pub(crate) struct Missing(BTreeMap<Holding, Monotonic>);
 
 impl Missing {
-    /// Looks at a view; `without` gives what pods that run hold beside these devices. Says what has been missing for long
-    /// enough. While there is no driver nothing is missing but the driver, which is told elsewhere.
+    /// Looks at a view; `without` returns what running pods hold other than these devices. Returns what has been
+    /// missing for long enough. Without a driver nothing counts as missing here: the driver's absence is reported
+    /// elsewhere.
     pub(super) fn look(
         &mut self,
         view: &NodeView,

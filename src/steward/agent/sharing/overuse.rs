@@ -1,4 +1,5 @@
-//! Pods that use more GPU memory than their claims have: told once each, and evicted where that is wanted.
+//! Pods that use more GPU memory than they claim: the agent writes one event for each device, and evicts the pod if
+//! that is set.
 
 use decide::overuse;
 use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
@@ -9,10 +10,11 @@ use model::view::{NodeView, OverUse};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Between two tries to evict a pod that is still there: a budget may forbid it for now, and a pod may take its time to end.
+/// Pause between two tries to evict a pod: a disruption budget may forbid it for now, and a pod may take its time to
+/// end.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What was told and tried.
+/// The over-use that events were written about, and the evictions that were tried.
 #[derive(Debug, Default)]
 pub(super) struct Accused {
     told: BTreeSet<(PodUid, GpuUuid)>,
@@ -20,7 +22,8 @@ pub(super) struct Accused {
 }
 
 impl Accused {
-    /// Tells of those that are new, evicts those that have had their time; `at` is now, as events have it.
+    /// Writes an event about each new over-use, and evicts pods whose time is over; `at` is now, in the format of
+    /// events.
     pub(super) fn act(&mut self, api: &ApiServer, (view, at): (&NodeView, &str), pods: Option<&PodList>, evicts: bool) {
         let now: BTreeSet<(PodUid, GpuUuid)> =
             view.over_uses.iter().map(|over| (over.pod.clone(), over.device.clone())).collect();
@@ -32,7 +35,7 @@ impl Accused {
             if self.told.insert((over.pod.clone(), over.device.clone())) {
                 tell(api, pod, over, at);
             }
-            // A static pod is kubelet's own: deleting its mirror ends nothing.
+            // A static pod belongs to the kubelet: deleting its mirror pod does not end it.
             if !evicts || pod.mirror_of.is_some() || !overuse::to_evict(over) {
                 continue;
             }
@@ -45,11 +48,12 @@ impl Accused {
     }
 }
 
-/// For the pod's owner: what is too much, and what to change.
+/// The event note for the pod's owner: what is too much, and what to change.
 pub(super) fn sentence(over: &OverUse) -> String {
     let used = over.used.value().map_or_else(|| "more memory".to_owned(), |used| format!("{} MiB", used.0 >> 20));
     format!(
-        "the pod's processes hold {used} of {}, and its claim has {} MiB; keep within nvidia.com/gpumem, or ask for more of it",
+        "the pod's processes hold {used} of {}, and its claim has {} MiB; \
+         keep within nvidia.com/gpumem, or ask for more of it",
         over.device,
         over.promised.0 >> 20
     )
@@ -62,7 +66,7 @@ fn tell(api: &ApiServer, pod: &Pod, over: &OverUse, at: &str) {
 }
 
 fn write_event(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, String, String)) {
-    // Of a static pod the hash of its manifest: there `kubectl describe` looks for events.
+    // For a static pod this UID is the hash of its manifest, where `kubectl describe` looks for events.
     let (api, uid, name) = (api.clone(), pod.cgroup_uid().clone(), pod.name.clone());
     tokio::spawn(async move {
         let event = ObjectEvent { weight: EventType::Warning, reason, action: "Account", note, at };
@@ -72,7 +76,7 @@ fn write_event(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, St
     });
 }
 
-/// Tries once, with an event of this reason.
+/// Tries once to evict the pod; after a success, writes an event with this reason.
 pub(super) fn evict(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static str, String, String)) {
     let (own, pod) = (api.clone(), pod.clone());
     tokio::spawn(async move {
@@ -83,7 +87,7 @@ pub(super) fn evict(api: &ApiServer, pod: &Pod, (reason, note, at): (&'static st
             }
             Err(NotWritten::Refused { code: 404, .. }) => {}
             Err(error) => {
-                tracing::warn!(pod = %pod.name, %error, "a pod is not evicted, though {note}")
+                tracing::warn!(pod = %pod.name, %error, "cannot evict a pod: {note}")
             }
         }
     });

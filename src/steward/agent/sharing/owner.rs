@@ -1,4 +1,4 @@
-//! The owner: one loop that takes calls, views and pods, and answers.
+//! The owner task: one loop that takes the kubelet's calls, node views and pod lists, and answers the calls.
 
 use super::arrival::{Arrivals, Arrived};
 use super::binding_mode::BindingModeResult;
@@ -37,132 +37,134 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 
-/// How often it is looked whether a start that waits can be judged again: kubelet writes its checkpoint within milliseconds of
-/// `Allocate`.
+/// How often the owner checks whether a waiting call can be judged again: the kubelet writes its checkpoint within
+/// milliseconds of `Allocate`.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How often it is judged again though nothing has changed: what is not known yet is waited for so long, and then said.
+/// How often waiting calls are judged again although the checkpoint has not changed: a call that has waited for too
+/// long is refused with a reason.
 const ANYWAY: Duration = Duration::from_millis(500);
-/// So long after an `Allocate` the kubelet's checkpoint are looked at for a pod that it has admitted whole: it writes them within
-/// milliseconds, and asks for the next container of the pod at once.
+/// For this long after an `Allocate` the owner looks in the kubelet's checkpoint for a pod that is admitted with all
+/// its containers: the kubelet writes the checkpoint within milliseconds, and asks for the pod's next container at
+/// once.
 const ADMITS: Duration = Duration::from_secs(2);
-/// How often files of pods that are gone are looked for...
+/// Interval of the sweep for files of pods that are gone.
 const SWEEP: Duration = Duration::from_secs(60);
-/// ...and how soon after one has gone, and after the start, when there is a list of them.
+/// Time until the sweep after a pod has gone, and until the next try while there is no pod list yet.
 const SWEEP_SOON: Duration = Duration::from_secs(1);
-/// Between two looks at the pods that nobody's call needs: a node that fills has a hundred changes a second.
+/// Pause between two passes over the pod list that no call waits for: a node that fills has a hundred changes a second.
 const REST: Duration = Duration::from_millis(50);
-/// How often what was counted is reported, if it changed: as often as the view is made.
+/// How often changed counts are reported: as often as the view is made.
 const REPORT: Duration = Duration::from_secs(1);
-/// Calls judged against one reading of the checkpoint.
+/// The most calls that are taken from the queue at once and judged against one reading of the checkpoint.
 const BATCH: usize = 64;
-/// Starts that wait at a time. kubelet has at most one start under way for each pod of the node.
+/// The most starts that wait at a time. The kubelet has at most one start under way for each pod of the node.
 const MAX_WAITING: usize = 1024;
 
-/// The owner.
+/// The owner of the node's sharing state.
 #[derive(Debug)]
 pub(crate) struct Sharing {
     /// The state.
     pub allocator: NodeAllocator,
     /// This node.
     pub node: NodeName,
-    /// How GPUs are cut.
+    /// The device configuration: how GPUs are divided.
     pub config: DeviceConfig,
-    /// Another number of slots for models of these names.
+    /// Numbers of slots for GPU models of these names, where they differ from the configuration's.
     pub split_counts: Vec<(String, u32)>,
     /// The file that says that a scheduler has placed pods here.
     pub served: std::path::PathBuf,
-    /// Where device nodes lie.
+    /// The folder of the device nodes.
     pub devices: devices::SharedDevices,
-    /// Writes for containers.
+    /// Writes the files of containers.
     pub delivery: Arc<DeviceDelivery>,
-    /// Of which pods a start was answered.
+    /// The pods of which a start was answered.
     pub starts: StartedPodsFile,
-    /// What is counted.
+    /// The plugin's counts.
     pub counts: Counts,
-    /// To whoever shows it.
+    /// Reports observations to the node state.
     pub reporter: Reporter,
-    /// What was given out.
+    /// The folders of issued tickets.
     pub tickets: TicketFolders,
-    /// Writes it down.
+    /// Writes tickets to their folders.
     pub keeper: Keeper,
-    /// Makes ready what starts will need.
+    /// Writes CDI specs and limits files before `PreStartContainer` asks for them.
     pub ahead: SpecPrefetcher,
-    /// Since when.
+    /// The tickets that were issued recently.
     pub ages: RecentTickets,
-    /// the kubelet's checkpoint.
+    /// The kubelet's checkpoint.
     pub checkpoint: CheckpointReader,
-    /// What of them could not be read, last.
+    /// The checkpoint entries that could not be read the last time.
     pub unreadable: Arc<[Arc<str>]>,
-    /// the kubelet's checkpoint as they were when calls that wait were looked at last, and when that was.
+    /// The stamp of the checkpoint when the waiting calls were last judged again, and the time of that.
     pub looked: (Option<FileStamp>, Instant),
-    /// kubelet's other word on who holds what.
+    /// The kubelet's PodResources, the second source for which container holds which ids.
     pub listing: Listing,
-    /// When containers get their devices, once that is known.
+    /// The binding mode, once it is known.
     pub way: watch::Receiver<Option<BindingModeResult>>,
-    /// To change it.
+    /// Changes the binding mode.
     pub say_way: watch::Sender<Option<BindingModeResult>>,
-    /// From those who look at the first containers that are given something late.
+    /// Results of the tasks that check whether containers got their devices with late binding.
     pub arrived: (mpsc::Sender<Arrived>, mpsc::Receiver<Arrived>),
-    /// What is known of it.
+    /// The containers that were checked, and those that are being checked.
     pub arrivals: Arrivals,
-    /// Whether it was told that something cannot be given early.
+    /// Whether the log has said that some CDI edits cannot be given with early binding.
     pub told_lost: bool,
-    /// Calls of `Allocate` that wait.
+    /// Calls of `Allocate` that wait for their answers.
     pub allocations: Vec<WaitingAllocate>,
     /// The state directory.
     pub state_dir: std::path::PathBuf,
-    /// Where the host's `/proc` and cgroups are.
+    /// The paths of the host's `/proc` and cgroups.
     pub roots: HostRoots,
-    /// From kubelet, and our standing word to who answers it.
+    /// The kubelet's calls, and the standing order to the gRPC task to answer `Allocate` with a ticket at once.
     pub asked: PluginCallReceiver,
-    /// What is seen of the node.
+    /// The node view.
     pub view: watch::Receiver<Arc<NodeView>>,
     /// GPUs that an operator keeps from new containers.
     pub cordoned: watch::Receiver<Arc<BTreeSet<GpuUuid>>>,
-    /// What the host brings along.
+    /// What the host provides: the toolkit's CDI spec, the setup of the container runtime, the limiter.
     pub host: watch::Receiver<HostFindings>,
-    /// What was read of the pods.
+    /// Reads GPU pods from the pod list.
     pub gpu_pods: GpuPodReader,
-    /// Pods of this node; `None` before the first list.
+    /// The pods of this node; `None` before the first list.
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
-    /// The health of GPUs, as it was told last.
+    /// The health of the GPUs at the last view.
     pub watched: Watched,
-    /// When files of pods that are gone are looked for next.
+    /// The time of the next sweep for files of pods that are gone.
     pub sweep_at: Instant,
-    /// Removes them.
+    /// Empties the trash, into which the sweep moves them.
     pub emptier: Emptier,
-    /// Counts what pods write.
+    /// Counts what pods write into their folders.
     pub file_counter: FileCounter,
-    /// To people and schedulers.
+    /// Writes events and annotations on pods, for people and schedulers.
     pub teller: PodStatusWriter,
-    /// Until when kubelet is looked at for pods that it is admitting and a scheduler waits for.
+    /// Until this time the owner looks in the checkpoint for pods that a scheduler waits for.
     pub admits_until: Instant,
-    /// Whether GPUs are shared where nothing keeps a pod from others'.
+    /// Whether GPUs are shared even where nothing keeps a pod from the GPUs of others.
     pub allow_unisolated: bool,
-    /// Whether pods that use more than they were promised are evicted.
+    /// Whether pods that use more memory than they claim, or write too many files, are evicted.
     pub evicts: bool,
-    /// The promises that were reported last.
+    /// The memory claims that were reported last.
     pub promises: Arc<[PodMemoryClaim]>,
-    /// From the threads that write for containers.
+    /// Results from the threads that write files of containers.
     pub delivered: (mpsc::Sender<DeliveryResult>, mpsc::Receiver<DeliveryResult>),
-    /// To kubelet.
+    /// The device list for the kubelet.
     pub list: watch::Sender<Arc<[PluginDevice]>>,
 }
 
-/// What became of the writing for a container: that it could not be given what it was promised, or, where a scheduler waits for
-/// this, that it was.
+/// The result of a device delivery: a failure, or, where a scheduler waits for the pod, also a success.
 #[derive(Debug)]
 pub(crate) struct DeliveryResult {
     pub uid: PodUid,
     pub pod: PodRef,
     pub container: Arc<str>,
     pub result: Result<(), String>,
-    /// A ticket that kubelet was not given after all.
+    /// A ticket that the kubelet did not get after all.
     pub void: Option<Ticket>,
 }
 
 impl Sharing {
-    /// Takes over what an agent before us has given. Not before our turn: it may have given something until its last moment.
+    /// Takes over what the previous agent has given out. Only in this agent's own turn, because the previous agent may
+    /// give something out until its last moment.
     pub(super) fn recall_all(&mut self) {
         let started = self.starts.recall();
         self.allocator.recall_promises(self.delivery.told(&started));
@@ -171,16 +173,17 @@ impl Sharing {
         self.recall_given_out();
     }
 
-    /// Waits until all is known that a list for kubelet, and an answer to it, need.
+    /// Waits until everything is known that a device list for the kubelet, and an answer to it, need.
     pub(super) async fn is_prepared(&self) {
         let (mut way, mut view, mut pods) = (self.way.clone(), self.view.clone(), self.pods.clone());
-        // None of them ends before we do.
+        // None of these channels closes before the owner ends.
         let _ = way.wait_for(Option::is_some).await.is_ok();
         let _ = view.wait_for(|view| view.gpu_source != GpuSourceState::Starting).await.is_ok();
         let _ = pods.wait_for(Option::is_some).await.is_ok();
     }
 
-    /// Makes the list for kubelet as it will be, before our turn: nothing is decided, kept or told by it.
+    /// Makes the device list as it will be, before this agent's turn. It decides on a copy of the state, and keeps and
+    /// tells nothing.
     pub(super) async fn preview(&mut self) {
         let mut allocator = self.allocator.clone();
         if let Ok(rows) = self.read_checkpoint().await {
@@ -195,7 +198,7 @@ impl Sharing {
         self.list.send_replace(devices(&allocator));
     }
 
-    /// Runs until `stop` is cancelled. What it has to have written is written by the keeper that is left.
+    /// Runs until `stop` is cancelled. Returns the keeper, which still has tickets to write.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Keeper {
         let mut waiting: Vec<WaitingStart> = Vec::new();
         let mut batch = Vec::with_capacity(BATCH);
@@ -275,7 +278,7 @@ impl Sharing {
     }
 
     async fn look_at_everything(&mut self) {
-        // Before the first list is told: a sick device takes away the ids of those that use it.
+        // Before the first list: an unhealthy device makes first the ids of its containers unhealthy.
         if let Ok(rows) = self.read_checkpoint().await {
             self.allocator.checkpoint_is(&rows);
         }
@@ -295,7 +298,8 @@ impl Sharing {
         self.keep_changes().await;
     }
 
-    /// Whoever asks may be of a pod that was seen a moment ago. Says whether there was something new.
+    /// Takes in a new pod list at once, because the pod of a call may have appeared a moment ago. Returns whether there
+    /// was a new list.
     pub(super) fn look_at_new_pods(&mut self) -> bool {
         let new = self.pods.has_changed().unwrap_or(false);
         if new {
@@ -315,9 +319,10 @@ impl Sharing {
         }
     }
 
-    /// Whether calls that wait are worth another look: each goes over all slots. New pods, files and lists come by themselves.
+    /// Whether the waiting calls must be judged again; each time costs a pass over all slots. New pods, prefetched
+    /// files and PodResources lists wake the loop by themselves.
     async fn is_worth_a_look(&mut self) -> bool {
-        // While we rest from the last pods new ones do not come by themselves, and an `Allocate` holds up every other pod.
+        // In the pause after a pod list a new one does not wake the loop, and an `Allocate` holds up every other pod.
         if !self.allocations.is_empty() && self.pods.has_changed().unwrap_or(false) {
             return true;
         }
@@ -331,8 +336,9 @@ impl Sharing {
         worth
     }
 
-    /// Tells HAMi's scheduler of pods that kubelet has admitted whole: it places no other pod here before it has heard it, and
-    /// the first container may start minutes later, when its image is there.
+    /// Tells HAMi's scheduler which pods the kubelet has admitted with all their containers. The scheduler places no
+    /// other pod on this node before it knows that, and the first container may start minutes later, when its image is
+    /// there.
     async fn look_for_admitted(&mut self) {
         let Some(pods) = self.pods.borrow().clone() else { return };
         let awaited: Vec<&Pod> =
@@ -414,7 +420,7 @@ impl Sharing {
         self.report_promises();
     }
 
-    /// Counts the pods that run without their GPUs, and tells each of them once.
+    /// Counts the pods that run without their GPUs, and writes an event on each of them once.
     fn look_for_missing(&mut self, view: &NodeView) {
         let missing = self.watched.missing.look(view, |there| self.allocator.without_device(there));
         let pods: BTreeSet<&PodUid> = missing.iter().map(|(uid, ..)| uid).collect();
@@ -424,7 +430,7 @@ impl Sharing {
         }
     }
 
-    /// What use is held against.
+    /// Reports the memory claims that the use of pods is compared with, if they have changed.
     fn report_promises(&mut self) {
         let promises = self.allocator.memory_claims();
         if promises != self.promises {
@@ -466,7 +472,7 @@ impl Sharing {
                 "a scheduler that knows GPUs places pods here: pods without its claim are refused from now on, unless --without-claim=share"
             );
             if let Err(error) = std::fs::write(&self.served, b"") {
-                tracing::warn!(file = %self.served.display(), %error, "cannot keep this for the next start");
+                tracing::warn!(file = %self.served.display(), %error, "cannot save this for the agent's next start");
             }
         }
         self.tell_list();
@@ -501,16 +507,16 @@ impl Sharing {
         }
     }
 
-    /// kubelet's two words on who holds what.
+    /// Compares PodResources with the checkpoint: do they name the same pods for the same ids?
     async fn compare(&mut self, listed: &[ContainerDevices]) {
-        // A look at the checkpoint that is younger than the list: what the list has and it has not is a contradiction.
+        // The checkpoint is read after the list was made, so what only the list has is a contradiction.
         let Ok(rows) = self.read_checkpoint().await else { return };
         self.allocator.checkpoint_is(&rows);
         for one in self.listing.disagree(self.allocator.disagreements(listed)) {
             self.reporter.trouble(ErrorCounter::HoldersDisagree);
             tracing::warn!(
                 checkpoint = %one.checkpoint, pod_resources = %one.listed, ids = ?one.ids,
-                "kubelet's checkpoint and its PodResources name different pods; the checkpoint holds, the ticket stands in it"
+                "kubelet's checkpoint and PodResources name different pods; the agent follows the checkpoint"
             );
         }
     }
@@ -528,7 +534,8 @@ impl Sharing {
         }
     }
 
-    /// Entries of kubelet's checkpoint that cannot be read: said when there are some and there were none, else counted.
+    /// Notes the entries of the kubelet's checkpoint that cannot be read: each change is counted, and the log says when
+    /// there are some for the first time, and when all can be read again.
     fn some_are_unreadable(&mut self, unreadable: Arc<[Arc<str>]>) {
         if unreadable == self.unreadable {
             return;
@@ -536,8 +543,8 @@ impl Sharing {
         match (unreadable.first(), self.unreadable.is_empty()) {
             (Some(first), true) => {
                 let count = unreadable.len();
-                tracing::warn!(count, %first, "kubelet's checkpoint cannot be read in part: nothing is taken away meanwhile, and \
-                     PodResources is asked who holds what");
+                tracing::warn!(count, %first, "part of kubelet's checkpoint cannot be read: no files of pods are \
+                     removed, and PodResources is asked which container holds which ids");
             }
             (Some(_), false) => {}
             (None, _) => tracing::info!("all of kubelet's checkpoint can be read again"),
@@ -548,7 +555,7 @@ impl Sharing {
         self.unreadable = unreadable;
     }
 
-    /// Has it counted what pods have written, where the limiter gives them folders to write into.
+    /// Starts a count of what pods have written into the folders that the limiter gives them, if one is due.
     fn count_files(&mut self) {
         if !self.file_counter.is_due(Instant::now()) {
             return;
@@ -574,24 +581,24 @@ impl Sharing {
         self.counts.files_are(files);
     }
 
-    /// Moves files of pods that are gone into the trash, and has it emptied. Only with both lists in hand: a missing list is not
-    /// an empty one. Says whether the list of pods was there.
+    /// Moves files of pods that are gone into the trash, and starts the emptier. Needs both the pod list and the
+    /// checkpoint: a missing list is not an empty one. Returns whether the pod list was there.
     async fn sweep(&mut self) -> bool {
         self.count_files();
         let Some(pods) = self.pods.borrow().clone() else { return false };
         let Ok(rows) = self.read_checkpoint().await else { return true };
-        // Who stands in an entry that cannot be read is still there.
+        // An entry that cannot be read may be of a pod that is still there.
         if !self.unreadable.is_empty() {
             return true;
         }
         let uids: BTreeSet<PodUid> = pods.pods.iter().map(|pod| pod.cgroup_uid().clone()).collect();
         if let Err(error) = block_in_place(|| self.starts.keep_only(&uids)) {
-            tracing::debug!(%error, "pods that are gone are not forgotten");
+            tracing::debug!(%error, "cannot remove pods that are gone from the file of started pods");
         }
-        // kubelet forgets a pod's row only when it needs its ids; the pod itself is gone long before.
+        // The kubelet removes a pod's row only when it needs the ids, long after the pod itself is gone.
         let here = |row: &&CheckpointEntry| uids.contains(&row.holder.pod);
         let tickets: BTreeSet<Ticket> = rows.iter().filter(here).filter_map(|row| row.ticket.clone()).collect();
-        // Our watch may be behind kubelet's: what was given out a moment ago need not be known to be anybody's yet.
+        // Our pod watch may lag behind the kubelet's: the holder of a recent ticket may not be known yet.
         let kept = self.ages.young(sources::clock::monotonic()).map(|young| young.union(&tickets).cloned().collect());
         let (delivery, given_out) = (Arc::clone(&self.delivery), self.tickets.clone());
         let sweep = move || {

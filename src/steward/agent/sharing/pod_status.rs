@@ -1,6 +1,8 @@
-//! What others must learn of a start: the pod's owner why it does not start, HAMi's scheduler that it has, and everybody
-//! what was given without a scheduler. Each once, beside kubelet's call and never in its way. What is written on pods is tried
-//! until it stands there or the pod is gone: others reckon with it for as long as the pod lives. Events are tried once.
+//! Writes events and annotations on pods: for the pod's owner why a container does not start, for HAMi's scheduler that
+//! a pod has its GPUs, and for all what a pod got without a scheduler. Each is decided once and written in a task of
+//! its own, so that the kubelet's calls do not wait for it. An annotation is tried until it is written or the pod is
+//! gone, because others rely on it for as long as the pod lives. An event on a pod is tried for about a minute; events
+//! about GPU health and over-use are tried once.
 
 use super::health::News;
 use super::overuse::{self, Accused};
@@ -24,36 +26,36 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::{bind, claim, key};
 
-/// Whether kubelet asks again after a refusal.
+/// Whether the kubelet repeats a call after a refusal.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RetryPolicy {
-    /// `PreStartContainer`.
+    /// It repeats `PreStartContainer`.
     Again,
-    /// `Allocate`: the pod has failed.
+    /// It never repeats `Allocate`: the pod has failed.
     NoMore,
 }
 
-/// For the pod's owner: a file of this container could not be written, and what to do about it.
+/// The event note for the pod's owner: a file of this container could not be written, and what to do about it.
 pub(super) fn not_delivered(container: &str, why: &dyn Display, tries: RetryPolicy) -> String {
     let next = match tries {
         RetryPolicy::Again => "the kubelet then starts the container",
         RetryPolicy::NoMore => "then delete the pod, because the kubelet does not try it again",
     };
     format!(
-        "container {container} cannot get its GPUs: {why}; free or mend the disk of --state-dir (or of --cdi-dir, where that path \
-         is named); {next}"
+        "container {container} cannot get its GPUs: {why}; make room on the disk of --state-dir \
+         (or of --cdi-dir, if that path is named), or repair it; {next}"
     )
 }
 
-/// Seconds before an event is tried again: it is told once, so one lost attempt must not be the end of it. An API server that is away for
-/// longer than a minute misses it; the log has it.
+/// Seconds before an event is tried again. Each event is decided on once, so one failed try must not lose it. If the
+/// API server is away for longer than about a minute, the event is lost; the log has it.
 const EVENT_PAUSES: [u64; 4] = [1, 4, 15, 60];
 
-/// For the pod's owner: its containers run without what CDI was to give them.
+/// The event note for the pod's owner: its containers run without the edits of their CDI devices.
 const NOT_APPLIED: &str = "the containers of this pod have neither their GPUs nor their limits: the container runtime did not \
                            make the edits of their CDI devices (is CDI switched off there?); delete the pod";
 
-/// For the pod's owner: too much in the folders that lie on the node.
+/// The event note for the pod's owner: the pod has written too much into the folders that lie on the node.
 fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
     format!(
         "the pod has written {} MiB in {} files or more into /usr/local/vgpu and /tmp/vgpulock, which lie on the node, and may \
@@ -64,25 +66,26 @@ fn too_much_written(files: &PodFiles, limit: Bytes) -> String {
     )
 }
 
-/// Tells, and remembers what was told.
+/// Writes events and annotations on pods, and remembers which were written.
 #[derive(Debug)]
 pub(crate) struct PodStatusWriter {
     api: ApiServer,
     own: OwnNodeReader,
     node: NodeName,
     told: SentEvents,
-    /// Static pods: the kubelet knows each by the hash of its manifest, the API server by the UID of its mirror. What is
-    /// written on one names the mirror; events name the hash, as the kubelet's own do, because `kubectl describe` looks there.
+    /// Static pods: the kubelet knows each by the hash of its manifest, the API server by the UID of its mirror pod.
+    /// Annotations are written on the mirror; events name the hash, as the kubelet's own do, because `kubectl describe`
+    /// looks there.
     mirrors: BTreeMap<PodUid, PodUid>,
     served: BTreeSet<PodUid>,
     accused: Accused,
     unwritten: PendingPodWrites,
-    /// How tries to write on pods ended.
+    /// The results of tries to write on pods.
     ended: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
 }
 
 impl PodStatusWriter {
-    /// Tells at this server.
+    /// Writes at this API server.
     pub(crate) fn new(api: ApiServer, own: OwnNodeReader, node: NodeName) -> PodStatusWriter {
         PodStatusWriter {
             api,
@@ -97,7 +100,7 @@ impl PodStatusWriter {
         }
     }
 
-    /// Learns which pods there are, and forgets those that are gone.
+    /// Takes in the list of pods, and forgets those that are gone.
     pub(super) fn pods_are(&mut self, pods: &PodList) {
         let mirrored = pods.pods.iter().filter(|pod| pod.mirror_of.is_some());
         self.mirrors = mirrored.map(|pod| (pod.cgroup_uid().clone(), pod.uid.clone())).collect();
@@ -107,7 +110,7 @@ impl PodStatusWriter {
         self.unwritten.forget(&here);
     }
 
-    /// Waits for the next thing to do about what is not written yet, and does it.
+    /// Waits until a write is due or a try has ended, and handles that.
     pub(super) async fn turn(&mut self) {
         let next = self.unwritten.next();
         let until = next.map(|at| at.since(sources::clock::monotonic())).unwrap_or_default();
@@ -124,13 +127,13 @@ impl PodStatusWriter {
         }
     }
 
-    /// A write has ended, well or not.
+    /// Handles the result of a try.
     fn has_ended(&mut self, ended: &Ended) {
         let Ended { write, outcome, why } = ended;
         let (pod, what) = (&write.pod, meaning(write.kind));
         match outcome {
             PodWriteOutcome::Failed if write.failed == 0 => {
-                tracing::warn!(%pod, why, "cannot write on the API server: {what}; it is tried again until it stands there");
+                tracing::warn!(%pod, why, "cannot write on the API server: {what}; the agent tries until it succeeds");
             }
             PodWriteOutcome::Failed => {
                 tracing::debug!(%pod, why, tries = write.failed + 1, "still cannot write: {what}")
@@ -145,22 +148,22 @@ impl PodStatusWriter {
         self.write();
     }
 
-    /// The UID by which the API server knows a pod that is known here by this one.
+    /// The UID by which the API server knows the pod that the kubelet knows by `of`.
     fn at_server(&self, of: &PodUid) -> PodUid {
         self.mirrors.get(of).unwrap_or(of).clone()
     }
 
-    /// Has this written on the pod that is known here as `of`, now and until it stands there.
+    /// Writes these annotations on the pod that the kubelet knows as `of`, and repeats that until they are written.
     fn has_to_stand(&mut self, kind: PodWriteKind, (of, pod): (&PodUid, &PodRef), annotations: AnnotationChanges) {
         let uid = self.at_server(of);
         if !self.unwritten.add((of, kind), (&uid, pod), annotations, sources::clock::monotonic()) {
-            tracing::error!(%pod, "more waits to be written on pods than is kept; this is never written: {}", meaning(kind));
+            tracing::error!(%pod, "too many writes on pods are pending; this one is dropped: {}", meaning(kind));
         }
         self.write();
     }
 
-    /// A container may not start. kubelet tries it again and again; the event is written when the reason is new, which is
-    /// what this says. A pod that can never start here is marked for whoever may evict it.
+    /// A container may not start: writes an event if the reason is new, and returns whether it is. The kubelet retries
+    /// the start again and again. A pod that can never start here also gets the mark for eviction.
     pub(super) fn refused(&mut self, (uid, pod): (&PodUid, &PodRef), container: &Arc<str>, why: &Refusal) -> bool {
         if !self.once((uid, pod), container, why.code(), format!("container {container}: {why}")) {
             return false;
@@ -172,24 +175,24 @@ impl PodStatusWriter {
         true
     }
 
-    /// A pod that was never to start because of this starts: the mark goes.
+    /// A pod that could never start because of this starts: removes the mark for eviction.
     pub(super) fn starts_after_all(&mut self, (uid, pod): (&PodUid, &PodRef), why: &Refusal) {
         if self.told.take_back(uid, why.code()) {
             self.has_to_stand(PodWriteKind::Evict, (uid, pod), AnnotationChanges::from([(key::EVICT, None)]));
         }
     }
 
-    /// What a container was promised could not be put where the runtime finds it.
+    /// Writes an event: the files of a container could not be written where the runtime finds them.
     pub(super) fn undelivered(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: String) {
         self.once(names, container, "NotDelivered", why);
     }
 
-    /// What has to be known before a start was not known for too long.
+    /// Writes an event: what must be known before a start was not known for too long.
     pub(super) fn late(&mut self, names: (&PodUid, &PodRef), container: &Arc<str>, why: &str) {
         self.once(names, container, "HolderUnknown", why.to_owned());
     }
 
-    /// An event, if this was not said of this container before; whether it was not.
+    /// Writes an event if this reason is new for this container; returns whether it is.
     fn once(
         &mut self,
         (uid, pod): (&PodUid, &PodRef),
@@ -204,15 +207,15 @@ impl PodStatusWriter {
         true
     }
 
-    /// A pod runs without what the runtime was to give its containers: it is marked for whoever may evict it. Says whether that
-    /// is new.
+    /// A pod runs without the CDI edits of its containers: writes an event and the mark for eviction. Returns whether
+    /// that is new.
     pub(super) fn not_applied(&mut self, uid: &PodUid, pod: &PodRef) -> bool {
         const REASON: &str = "LimitsNotApplied";
         self.is_to_go((uid, pod), REASON, NOT_APPLIED.into())
     }
 
-    /// A pod has written more into its folders than it may: an event and the mark once, and an eviction each time where that is
-    /// wanted, because a budget may forbid it for now.
+    /// A pod has written more into its folders than it may: writes an event and the mark for eviction once. If
+    /// evictions are set, tries one each time, because a disruption budget may forbid it for now.
     pub(super) fn has_written_too_much(&mut self, pod: &Pod, files: &PodFiles, (limit, evicts): (Bytes, bool)) {
         const REASON: &str = "TooMuchWritten";
         let note = too_much_written(files, limit);
@@ -224,7 +227,7 @@ impl PodStatusWriter {
         }
     }
 
-    /// An event and the mark for who may evict the pod, if this was not told before; whether it was not.
+    /// Writes an event and the mark for eviction if this reason is new for the pod; returns whether it is.
     fn is_to_go(&mut self, names: (&PodUid, &PodRef), reason: &'static str, note: String) -> bool {
         let is_new = self.told.is_new(names.0, &Arc::from(""), reason);
         if is_new {
@@ -240,7 +243,7 @@ impl PodStatusWriter {
         tokio::spawn(async move {
             let mut pauses = EVENT_PAUSES.into_iter();
             while let Err(error) = api.pod_event(&uid, &pod, &event).await {
-                // What the server refuses it refuses again.
+                // A server that refuses an event refuses it again.
                 match pauses.next().filter(|_| !matches!(error, NotWritten::Refused { .. })) {
                     Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
                     None => {
@@ -252,7 +255,7 @@ impl PodStatusWriter {
         });
     }
 
-    /// A claim is on other devices than stands on its pod.
+    /// A claim is on other devices than its pod's annotation says: writes the annotation.
     pub(super) fn moved(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
         match claim::encode(key::ALLOCATED, claim) {
             Ok(text) => {
@@ -260,12 +263,12 @@ impl PodStatusWriter {
                 self.has_to_stand(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), claim);
             }
             Err(fault) => {
-                tracing::warn!(pod = %gpu_pod.pod, %fault, "where this claim has moved cannot be written on its pod");
+                tracing::warn!(pod = %gpu_pod.pod, %fault, "the claim has moved, and cannot be written on its pod");
             }
         }
     }
 
-    /// The health of a GPU has changed: its Node hears it, and every pod that was promised something of it.
+    /// The health of a GPU has changed: writes an event on the Node and on every pod that holds something of the GPU.
     pub(super) fn health(&self, news: News, holders: Vec<(PodUid, PodRef)>) {
         let (api, own) = (self.api.clone(), self.own.clone());
         let News { event, .. } = news;
@@ -285,34 +288,36 @@ impl PodStatusWriter {
         });
     }
 
-    /// The driver names a process of this pod in an error: told once for each kind of error.
+    /// The driver names a process of this pod in an error: writes one event for each kind of error.
     pub(super) fn driver_error(&mut self, pod: (&PodUid, &PodRef), code: u32, note: String) {
         self.once(pod, &Arc::from(format!("xid {code}")), "GpuDriverError", note);
     }
 
-    /// A pod runs and holds a GPU that this node does not list.
+    /// A pod runs and holds a GPU that this node does not list: writes an event.
     pub(super) fn without_gpu(&mut self, (uid, pod): (&PodUid, &PodRef), device: &GpuUuid) {
         let note = format!(
             "this pod holds {device}, and this node lists no such GPU: nothing of it can be measured; delete the pod, so that \
-             it is placed anew. A real GPU may have been taken out or replaced; made-up ones (--gpus simulated) follow from the \
-             node's name and their number"
+             it is placed again. A real GPU may have been taken out or replaced; the UUID of a simulated one \
+             (--gpus simulated) depends on the node's name and the GPU's number"
         );
         if self.once((uid, pod), &Arc::from(device.as_str()), "GpuMissing", note) {
             tracing::warn!(%pod, %device, "a pod runs and holds a GPU that this node does not list");
         }
     }
 
-    /// Pods that hold more than they were promised.
+    /// Handles pods that hold more memory than they claim.
     pub(super) fn over_uses(&mut self, view: &NodeView, pods: Option<&PodList>, evicts: bool) {
         self.accused.act(&self.api, (view, &now()), pods, evicts);
     }
 
-    /// Whether HAMi's scheduler placed this pod and has not heard that it has its GPUs. One that failed may still get them.
+    /// Whether HAMi's scheduler placed this pod and was not told that it has its GPUs. A pod in phase `failed` may
+    /// still get them.
     pub(super) fn is_awaited(&self, pod: &Pod) -> bool {
         matches!(phase(pod), Some(BindPhase::Allocating | BindPhase::Failed)) && !self.served.contains(pod.cgroup_uid())
     }
 
-    /// A container of this pod may not start. The scheduler that waits for it places no other pod here before it has heard that.
+    /// A container of this pod may not start: tells HAMi's scheduler, which places no other pod here before it knows
+    /// that.
     pub(super) fn unfilled(&mut self, pod: &Pod) {
         if phase(pod) != Some(BindPhase::Allocating) || self.served.contains(pod.cgroup_uid()) {
             return;
@@ -323,8 +328,8 @@ impl PodStatusWriter {
         self.has_to_stand(PodWriteKind::Lock, names, AnnotationChanges::new());
     }
 
-    /// All containers of a pod that HAMi's scheduler placed have got their GPUs: the scheduler waits for this, and holds the
-    /// node's lock until then. kubelet admits a pod as a whole, so all are told at once.
+    /// All containers of a pod have their GPUs: tells HAMi's scheduler, which waits for this and holds the node lock
+    /// until then. The kubelet admits a pod as a whole, so one write stands for all containers.
     pub(super) fn filled(&mut self, pod: &Pod) {
         if !self.is_awaited(pod) || !self.served.insert(pod.cgroup_uid().clone()) {
             return;
@@ -340,8 +345,8 @@ impl PodStatusWriter {
         self.has_to_stand(PodWriteKind::Lock, names, AnnotationChanges::new());
     }
 
-    /// A pod that nobody placed got something: it is written where a scheduler would have written it, with a mark that it
-    /// was us.
+    /// A pod that no scheduler placed got device shares: writes its claim where a scheduler would have written it, with
+    /// a mark that the agent placed it.
     pub(super) fn shared(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
         match claim::encode(key::ALLOCATED, claim) {
             Ok(text) => {
@@ -352,27 +357,27 @@ impl PodStatusWriter {
                 ]);
                 self.has_to_stand(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), share);
             }
-            Err(fault) => tracing::warn!(pod = %gpu_pod.pod, %fault, "what this pod got cannot be written on it"),
+            Err(fault) => tracing::warn!(pod = %gpu_pod.pod, %fault, "the devices of this pod cannot be written on it"),
         }
     }
 }
 
-/// How far HAMi's scheduler thinks this pod is, if it placed it.
+/// The bind phase of this pod, if HAMi's scheduler placed it.
 fn phase(pod: &Pod) -> Option<BindPhase> {
     bind::decode_phase(pod.annotation(key::BIND_PHASE)?).ok()
 }
 
-/// What it means that this is not written yet.
+/// The content of a write, and what follows while it is missing.
 fn meaning(kind: PodWriteKind) -> &'static str {
     match kind {
-        PodWriteKind::Claim => "which devices this pod has; schedulers reckon with others or with none",
+        PodWriteKind::Claim => "which devices this pod has; schedulers assume others or none meanwhile",
         PodWriteKind::Served => "whether this pod has its GPUs; HAMi's scheduler waits for it",
         PodWriteKind::Lock => "that the node's lock is released; HAMi's scheduler places no other pod here meanwhile",
         PodWriteKind::Evict => "whether this pod has to be evicted",
     }
 }
 
-/// Now, as the API server wants the times of events.
+/// Now, in the format that the API server requires for the times of events.
 pub(super) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
@@ -398,7 +403,7 @@ mod tests {
             (overuse::sentence(&over), "keep within nvidia.com/gpumem, or ask for more of it"),
             (
                 not_delivered("main", &"No space left on device", RetryPolicy::Again),
-                "free or mend the disk of --state-dir",
+                "make room on the disk of --state-dir",
             ),
             (not_delivered("main", &"No space left on device", RetryPolicy::NoMore), "then delete the pod"),
             (NOT_APPLIED.into(), "delete the pod"),
@@ -406,7 +411,7 @@ mod tests {
         ] {
             let (_, told) = text.split_once("; ").unwrap_or_default();
             assert!(told.contains(remedy), "{text}");
-            for unclear in ["promised", "somebody", "nobody", "claim", " bytes"] {
+            for unclear in ["promised", "somebody", "nobody", "assignment", " bytes"] {
                 assert!(!text.contains(unclear), "{text}");
             }
         }
@@ -425,7 +430,7 @@ mod tests {
         pod
     }
 
-    /// Until it holds, while the teller goes about its writes.
+    /// Waits until the condition holds, while the writer handles its writes.
     async fn until(teller: &mut PodStatusWriter, what: &str, holds: impl Fn() -> bool) {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         while !holds() {

@@ -1,12 +1,12 @@
-//! `PreStartContainer`: whose start it is, by the kubelet's checkpoint, and what that container gets.
+//! `PreStartContainer`: finds in the kubelet's checkpoint which container starts, and gives it what it claims.
 //!
 //! ```text
-//!   start ──checkpoint──▶ verdict ──▶ fill      files first, then kubelet's answer
-//!                            ──▶ refuse    told on the pod, and why
-//!                            ──▶ wait      for what is not known yet; late, after some patience
+//!   start ──checkpoint──▶ verdict ──▶ fill      files first, then the answer to the kubelet
+//!                                 ──▶ refuse    with an event on the pod that says why
+//!                                 ──▶ wait      for what is not known yet; refused when `PATIENCE` is over
 //! ```
 //!
-//! What must never happen here: kubelet is told to go on before the files of the container are there.
+//! What must never happen here: the kubelet is told to go on before the files of the container are there.
 
 use super::arrival::{self, Arrived};
 use super::counts::Written;
@@ -29,33 +29,34 @@ use tokio::sync::oneshot;
 use tokio::task::{spawn_blocking, yield_now};
 use tokio::time::Instant;
 
-/// kubelet gives a start 30 s and then tries it again; what is not known after this long is told with its reason.
+/// How long a start waits before it is refused with a reason. The kubelet gives a start 30 s and then tries it again.
 const PATIENCE: Duration = Duration::from_secs(25);
-/// So long before that PodResources is asked whose they are.
+/// How long before that the agent asks PodResources which pod holds the ids.
 const ASK: Duration = Duration::from_secs(2);
-/// A row that does not stand in a checkpoint that can be read after this long cannot be read itself.
+/// If a readable checkpoint lacks the row of a start for this long, the row itself cannot be read.
 const UNREADABLE: Duration = Duration::from_secs(1);
 
-/// A start that may go on, and what is left to do about it.
+/// A start that may go on, and what is left to do for it.
 struct Filled {
     bound: Vec<BoundContainer>,
     shared: bool,
     waited: Duration,
-    /// Where the answer goes, if the files were there already.
+    /// Where the answer goes, if the files were prefetched.
     reply: Option<oneshot::Sender<Result<(), CallRefused>>>,
-    /// Whether they were.
+    /// Whether the files were prefetched.
     prepared: bool,
-    /// What a scheduler waits for then.
+    /// The result that a scheduler waits for, if it does.
     report: Option<DeliveryResult>,
 }
 
 impl Sharing {
-    /// Judges every start that waits, against one reading of the kubelet's checkpoint.
+    /// Judges every waiting start against one reading of the kubelet's checkpoint.
     pub(super) async fn judge(&mut self, waiting: &mut Vec<WaitingStart>) {
         if waiting.is_empty() {
             return;
         }
-        // What nobody placed gets a share until somebody is known to place: that must not be missed.
+        // A pod without a claim gets a share only until a GPU scheduler is known to place pods here, so the newest pods
+        // are needed.
         if !self.allocator.served_by_scheduler() {
             self.look_at_new_pods();
         }
@@ -67,7 +68,7 @@ impl Sharing {
         let rows: Option<&[CheckpointEntry]> = checkpoint.as_deref().ok();
         let mut filled = Vec::new();
         for mut start in std::mem::take(waiting) {
-            // kubelet has given up on it.
+            // The kubelet has given up on this call.
             if start.reply.is_closed() {
                 continue;
             }
@@ -93,11 +94,12 @@ impl Sharing {
                 StartVerdict::Wait(what) => self.is_too_late(start, what, rows, checkpoint.as_ref().map(drop)),
             }
         }
-        // Not before the last line is written: on this thread an answer would wait behind it.
+        // All answers go out after the last line of the loop is written: on this thread an earlier answer would wait
+        // for it.
         for reply in filled.iter_mut().filter_map(|filled| filled.reply.take()) {
             let _ = reply.send(Ok(()));
         }
-        // Whoever was answered goes on before we do: what is left takes longer than all of an answer.
+        // The answered calls go on first: what is left to do here takes longer than a whole answer.
         yield_now().await;
         if !filled.is_empty() {
             effects::failpoint!("start-answered");
@@ -107,15 +109,15 @@ impl Sharing {
         self.tell_list();
     }
 
-    /// What is to be done about a start, by these checkpoint.
+    /// The verdict on a start, by this checkpoint.
     fn verdict(&mut self, start: &WaitingStart, rows: Option<&[CheckpointEntry]>) -> StartVerdict {
         let mut verdict = self.allocator.start(&start.ids, rows);
-        // Whose pod is known need not wait for a look at the others.
+        // A start whose pod is known need not wait for a pass over the other pods.
         if !matches!(verdict, StartVerdict::Fill { .. }) && self.look_at_new_pods() {
             verdict = self.allocator.start(&start.ids, rows);
         }
         if matches!(verdict, StartVerdict::Wait(_)) && start.since.elapsed() + ASK >= PATIENCE {
-            // For the names of the pod, should it come to nothing.
+            // This asks for the pod's name, in case the start must be refused as too late.
             let _ = self.listing.since(start.since);
         }
         if verdict == StartVerdict::Wait(WaitReason::Checkpoint)
@@ -156,15 +158,15 @@ impl Sharing {
         let _ = start.reply.send(Err(CallRefused(why)));
     }
 
-    /// Who holds these ids, as far as it is known.
+    /// The holder of these ids, as far as it is known.
     fn holder(&self, ids: &[Arc<str>], rows: Option<&[CheckpointEntry]>) -> Option<late::TicketHolder> {
         let listed = self.listing.last();
         let pods = self.pods.borrow().clone();
         late::holder(ids, rows.unwrap_or_default(), listed.as_deref().unwrap_or_default(), pods.as_deref())
     }
 
-    /// Writes what the containers get, if it is not there already, then lets them start. The next start need not wait for the
-    /// disk.
+    /// Writes what the containers get, if it was not prefetched, then lets them start. The next start does not wait
+    /// for the disk.
     fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
         let promises: Vec<_> = bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.allocator))).collect();
         let prepared = self.ahead.started(&promises, &self.delivery);
@@ -184,7 +186,7 @@ impl Sharing {
         Filled { bound, shared, waited, reply: Some(start.reply), prepared, report }
     }
 
-    /// Beside the owner.
+    /// Writes the files on another thread, and answers the call from there.
     fn write(
         &self,
         (reply, waited): (oneshot::Sender<Result<(), CallRefused>>, Duration),
@@ -202,7 +204,7 @@ impl Sharing {
                 delivered.map_err(|error| {
                     tracing::error!(pod = %promise.pod, container = &*promise.container, %error, "a container cannot get its GPUs");
                     let why = pod_status::not_delivered(&promise.container, &error, RetryPolicy::Again);
-                    // Whoever tells it has enough to tell already if there is no room.
+                    // If there is no room, the owner has enough failures to report already.
                     let _ = told.try_send(report(promise, Err(why.clone())));
                     CallRefused(format!("{}: {why}", promise.pod))
                 })
@@ -214,19 +216,19 @@ impl Sharing {
                 promises.iter().for_each(|(bound, _)| is_delivered(bound, shared, waited, false));
             }
             if let Some((_, promise)) = promises.first().filter(|_| awaited && well) {
-                // Only at the end of the program is nobody there to hear it.
+                // The receiver is gone only when the program ends.
                 let _ = told.blocking_send(report(promise, Ok(())));
             }
         });
     }
 
-    /// Whether a scheduler waits for the pod of these.
+    /// Whether a scheduler waits for the pod of these containers.
     fn is_awaited(&self, bound: &[BoundContainer]) -> bool {
         let pod = bound.first().and_then(|bound| self.pod(&bound.holder.pod));
         pod.is_some_and(|pod| self.teller.is_awaited(&pod))
     }
 
-    /// What is left to do about a start that does not wait for us any more.
+    /// Does what is left for a start that no longer waits for the owner.
     fn has_filled(&mut self, Filled { bound, shared, waited, prepared, report, .. }: Filled) {
         self.look_whether_it_arrives(&bound);
         self.listing.compare_now_and_then();
@@ -234,7 +236,7 @@ impl Sharing {
             if bound.differs {
                 self.counts.differs();
             }
-            // Otherwise the thread that delivers says so.
+            // Otherwise the thread that writes the files logs this.
             if prepared {
                 is_delivered(bound, shared, waited, prepared);
             }
@@ -253,18 +255,18 @@ impl Sharing {
         }
     }
 
-    /// Without it a rival for the same memory could start after a restart of the agent, until the API server shows this one
-    /// running.
+    /// Notes on disk that this pod starts. Without the note another pod that claims the same memory could start after a
+    /// restart of the agent, until the API server shows this one running.
     fn note_start(&mut self, pod: &PodUid) {
         if let Err(error) = self.asked.disk.write(|| self.starts.note(pod)) {
-            tracing::warn!(%error, "a container starts that an agent which ends now would not know");
+            tracing::warn!(%error, "cannot save that a pod has started; an agent that restarts now would not know it");
         }
     }
 
-    /// Has the first containers that are given something late looked at.
+    /// With late binding, starts a check of the first containers: do they have their devices?
     fn look_whether_it_arrives(&mut self, bound: &[BoundContainer]) {
         let late = self.way.borrow().as_ref().is_some_and(|way| way.binding == BindingMode::Late);
-        // An init container may be over before anybody looks.
+        // An init container may end before the check.
         let stays = |bound: &&BoundContainer| {
             let requests = self.allocator.gpu_pod(&bound.holder.pod).map_or(&[][..], |gpu_pod| &gpu_pod.requests);
             requests
@@ -279,7 +281,7 @@ impl Sharing {
         }
     }
 
-    /// Where it is known that tickets come to nothing: at everybody who may have started with one.
+    /// If it is known that the runtime ignores tickets, checks every container that may have started with one.
     pub(super) fn look_at_all_by_ticket(&mut self) {
         if !self.way.borrow().as_ref().is_some_and(|way| way.lost) {
             return;
@@ -296,14 +298,15 @@ impl Sharing {
         tokio::spawn(arrival::watch(about, self.roots.clone(), seen, self.arrived.0.clone()));
     }
 
-    /// What a container that was given something late really has.
+    /// Handles the result of a check: what a container with late binding really has.
     pub(super) fn look_at_arrival(&mut self, arrived: &Arrived) {
         let Arrived { key, pod, has } = arrived;
         self.arrivals.ended(key, has.is_some());
         match has {
-            // What was disproved is taken back even where it was seen once: before the runtime changed, for instance.
+            // Also where a container was seen with its devices before, for example before the runtime changed.
             Some(true) if self.goes_back_to_late() => {
-                // Going back forgets what was seen, and this was seen now: the next that lack theirs do not change it again.
+                // Going back forgets what was seen, and this container was seen now: others that lack their devices do
+                // not change the mode again.
                 self.arrivals.has();
                 tracing::warn!(
                     %pod, container = &*key.container,
@@ -316,7 +319,7 @@ impl Sharing {
                 tracing::info!(%pod, container = &*key.container, "a container has what its CDI device stands for: CDI works here");
             }
             Some(true) => {
-                tracing::debug!(%pod, container = &*key.container, "a container has what it was promised by CDI")
+                tracing::debug!(%pod, container = &*key.container, "a container has what its CDI device stands for")
             }
             None => {
                 tracing::info!(%pod, container = &*key.container, "whether CDI works here could not be seen");
@@ -325,8 +328,9 @@ impl Sharing {
         }
     }
 
-    /// A container runs without what its ticket stands for. Once containers of two namespaces do, all are looked at, and none
-    /// is to come to that.
+    /// A container runs without what its ticket stands for. Once containers of two namespaces do, the agent changes to
+    /// early binding, so that no other container comes to that, and checks all that have started with a ticket. It
+    /// keeps the mode if `--binding` sets it or the runtime says that its CDI is on.
     fn has_lost(&mut self, key: &ContainerKey, pod: &PodRef) {
         let way = self.way.borrow().clone().filter(|way| way.auto && way.binding == BindingMode::Late);
         let speaks_for_all = self.arrivals.lacks(pod);
@@ -347,7 +351,7 @@ impl Sharing {
     }
 }
 
-/// The runtime finds everything that this container was promised.
+/// Logs that the runtime finds everything that this container claims.
 fn is_delivered(bound: &BoundContainer, shared: bool, waited: Duration, prepared: bool) {
     let devices: Vec<&str> = bound.device_shares.iter().map(|device_share| device_share.device.as_str()).collect();
     let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);

@@ -1,12 +1,14 @@
-//! What a start will need, made before it comes. After `Allocate` kubelet makes a sandbox, which takes a second where a start
-//! that waits for a full disk holds its pod up.
+//! The prefetch: writes the CDI spec and the limits file of a container before `PreStartContainer` asks for them. After
+//! `Allocate` the kubelet makes a sandbox, which takes a second; the prefetch uses that time, because a start that
+//! waits for a full disk holds up its pod.
 //!
 //! ```text
-//!   Allocate ──▶ unseen ──the kubelet's checkpoint──▶ seen ──guess──▶ preparing ──files──▶ prepared ──▶ the start
+//!   Allocate ──▶ unseen ──checkpoint──▶ seen ──guess──▶ preparing ──files──▶ prepared ──▶ PreStartContainer
 //! ```
 //!
-//! The checkpoint are read and files are written beside the owner. A start is judged as ever, by checkpoint that were read a moment ago
-//! and have its ticket in them; what was prepared counts if it is just what was decided then, and else is written anew.
+//! Other threads read the checkpoint and write the files, so the owner does not wait. A start is judged as without the
+//! prefetch, by a checkpoint that was read a moment ago and contains its ticket. Prefetched files count if they are
+//! exactly what was decided then; otherwise they are written again.
 //!
 //! What must never happen here: a guess that is taken for a verdict; two writers of one file.
 
@@ -23,37 +25,39 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-/// Between two looks at the checkpoint while a ticket is not in them: kubelet writes them within milliseconds of `Allocate`.
+/// Pause between two readings of the checkpoint while it lacks a ticket: the kubelet writes it within milliseconds of
+/// `Allocate`.
 const SOON: Duration = Duration::from_millis(20);
-/// Between two looks while starts are expected.
+/// Pause between two readings while starts are expected.
 const LATER: Duration = Duration::from_millis(500);
-/// The checkpoint that were read this long ago, or less, are as good as those that would be read now: a start that comes has been in
-/// them for long.
+/// A checkpoint that was read at most this long ago is as good as a new reading: the container of a start has long been
+/// in it.
 const FRESH: Duration = Duration::from_secs(2);
-/// So long after `Allocate` a start is expected. One that comes later, after a long pull of an image, is prepared when it comes.
+/// How long after `Allocate` a start is expected. The files of a later start, after a long image pull, are written when
+/// it comes.
 const EXPECTED: Duration = Duration::from_secs(60);
-/// Starts that are expected: all containers of a full node. Those beyond are prepared when they come.
+/// The most starts that are expected: all containers of a full node. The files of others are written when they start.
 const MAX_EXPECTED: usize = 1024;
-/// Between two times that starts are prepared: after each the runtime reads all specs of its folder again, 0.2 ms for each of
-/// them, which for each ticket of sixty pods took a twelfth of all that the node did meanwhile. A start that comes before its
-/// turn is prepared when it comes.
+/// Pause between two prefetches of CDI specs. After each one the runtime reads all specs of its folder again, 0.2 ms
+/// for each spec; done for each ticket of sixty pods, that took a twelfth of all that the node did meanwhile. The files
+/// of a start that comes before its prefetch are written when it comes.
 const APART: Duration = Duration::from_secs(1);
-/// Starts that are prepared at once: as many as a node of two cores makes in that time, twice over. A start whose files are being
-/// written waits for all of these.
+/// The most starts of one prefetch: twice as many as a node of two cores makes in that time. A start whose files are
+/// being written waits for all of them.
 const MAX_AT_ONCE: usize = 16;
-/// Of one kind at most one is under way.
+/// Background results under way: at most one reading and one prefetch.
 const UNDER_WAY: usize = 2;
 
-/// What is expected, and how far it is.
+/// The expected starts, and the stage of each.
 #[derive(Debug)]
 pub(crate) struct SpecPrefetcher {
     rows: Option<(Arc<[CheckpointEntry]>, Instant)>,
-    /// When the last look at the checkpoint began.
+    /// When the last reading of the checkpoint began.
     looked: Option<Instant>,
     expected: BTreeMap<Ticket, (Instant, Stage)>,
     reading: bool,
     writing: bool,
-    /// Before this the runtime is told of nothing.
+    /// Before this time no CDI spec is prefetched.
     turn: Option<Instant>,
     due: Instant,
     ends: (mpsc::Sender<BackgroundResult>, mpsc::Receiver<BackgroundResult>),
@@ -65,29 +69,29 @@ enum Stage {
     Seen,
     Preparing,
     Prepared(PrefetchedSpec),
-    /// Nothing could be prepared by these checkpoint.
+    /// Nothing could be prefetched with the last checkpoint.
     Open,
-    /// Nothing could be prepared by the checkpoint before these.
+    /// Nothing could be prefetched with an earlier checkpoint; the last one may allow it.
     Again,
 }
 
-/// What was written, and with which kit.
+/// The limits that were written, and the delivery that wrote them.
 #[derive(Debug)]
 pub(super) struct PrefetchedSpec {
     promise: ContainerLimits,
     by: Arc<DeviceDelivery>,
 }
 
-/// Something that went on beside the owner has ended.
+/// The result of work in the background.
 #[derive(Debug)]
 pub(super) enum BackgroundResult {
-    /// The checkpoint as they were not before this moment.
+    /// A reading of the checkpoint that began at this time.
     Books(Instant, Result<CheckpointEntries, String>, CheckpointReader),
-    /// Files ahead of starts.
+    /// Prefetched files.
     Files(PrefetchResult),
 }
 
-/// What could be made of each ticket, and whether the runtime has heard of any.
+/// What was prefetched for each ticket, and whether the runtime sees any new spec.
 #[derive(Debug)]
 pub(super) struct PrefetchResult {
     told: bool,
@@ -110,7 +114,7 @@ impl Default for SpecPrefetcher {
 }
 
 impl SpecPrefetcher {
-    /// A ticket has been given out; its start is expected.
+    /// A ticket is issued; its start is expected.
     pub(super) fn given(&mut self, ticket: &Ticket, now: Instant) {
         if self.expected.len() < MAX_EXPECTED {
             self.expected.insert(ticket.clone(), (now, Stage::Unseen));
@@ -118,18 +122,18 @@ impl SpecPrefetcher {
         }
     }
 
-    /// The next end of something.
+    /// Waits for the next background result.
     pub(super) async fn ended(&mut self) -> Option<BackgroundResult> {
         self.ends.1.recv().await
     }
 
-    /// When the checkpoint are to be read next; `None` while nothing is expected.
+    /// When the checkpoint must be read next; `None` while nothing is expected or a reading is under way.
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.reading && !self.expected.is_empty()).then_some(self.due)
     }
 
-    /// The checkpoint as they were not before `after`, with none in them if they cannot be read whole; if nobody has looked since,
-    /// somebody does.
+    /// The rows of a checkpoint that was read after `after`, or `Some(None)` if it could not be read whole. If there is
+    /// no such reading, starts one and returns `None`.
     pub(super) fn checkpoint_after(
         &mut self,
         after: Instant,
@@ -144,19 +148,19 @@ impl SpecPrefetcher {
         None
     }
 
-    /// Reads the checkpoint beside the owner.
+    /// Reads the checkpoint in the background.
     pub(super) fn read(&mut self, mut checkpoint: CheckpointReader) {
         self.reading = true;
         let told = self.ends.0.clone();
         spawn_blocking(move || {
             let began = Instant::now();
             let read = checkpoint.read();
-            // Only at the end of the program is nobody there to hear it.
+            // The receiver is gone only when the program ends.
             let _ = told.blocking_send(BackgroundResult::Books(began, read, checkpoint));
         });
     }
 
-    /// A look at the checkpoint beside the owner has ended; none if they cannot be read whole.
+    /// A background reading of the checkpoint has ended; `rows` is `None` if it could not be read whole.
     pub(super) fn has_read(&mut self, began: Instant, rows: Option<&Arc<[CheckpointEntry]>>, now: Instant) {
         self.reading = false;
         self.looked = Some(began);
@@ -179,8 +183,9 @@ impl SpecPrefetcher {
         self.rows = rows.map(|rows| (Arc::clone(rows), began));
     }
 
-    /// The checkpoint in which all of these starts stand with the tickets that were given out for them last, and every other ticket that
-    /// is expected for any of their ids: they were read after `Allocate`, so none of these ids is anybody else's in them.
+    /// The last checkpoint, if it is fresh and contains the newest ticket of each of these starts, and every other
+    /// expected ticket with any of their ids. It was then read after `Allocate`, so no other container holds one of
+    /// these ids in it.
     pub(super) fn rows<'a>(
         &self,
         allocator: &NodeAllocator,
@@ -200,8 +205,9 @@ impl SpecPrefetcher {
         unseen.map(|(ticket, _)| ticket).all(of_others).then(|| Arc::clone(rows))
     }
 
-    /// Writes what the next of the expected containers would get if they started now, by a copy of the state: those first that
-    /// have waited longest, and last those that were tried in vain. To be called again when they are written.
+    /// Writes what the next expected containers would get if they started now, decided on a copy of the state. Those
+    /// that have waited longest come first, those that were tried in vain come last. To be called again when the files
+    /// are written.
     pub(super) fn prepare(
         &mut self,
         allocator: &NodeAllocator,
@@ -215,11 +221,11 @@ impl SpecPrefetcher {
             _ => None,
         };
         let mut wanted: Vec<((bool, Instant), CheckpointEntry)> = rows.iter().filter_map(seen).collect();
-        // What was given early is nothing to the runtime.
+        // The runtime reads nothing of what early binding writes.
         let late = |row: &CheckpointEntry| !row.early;
         if let Some(turn) = self.turn.filter(|turn| now < *turn && wanted.iter().any(|(_, row)| late(row))) {
             wanted.retain(|(_, row)| !late(row));
-            // With the checkpoint of then.
+            // At that time, with the checkpoint of that time.
             self.due = self.due.min(turn);
         }
         wanted.sort_by_key(|(order, _)| *order);
@@ -240,7 +246,7 @@ impl SpecPrefetcher {
         });
     }
 
-    /// What could be prepared.
+    /// A prefetch has ended.
     pub(super) fn has_written(&mut self, PrefetchResult { told, files }: PrefetchResult, now: Instant) {
         self.writing = false;
         if told {
@@ -253,18 +259,19 @@ impl SpecPrefetcher {
         }
     }
 
-    /// It was not given out after all.
+    /// The ticket was not issued after all.
     pub(super) fn forget(&mut self, ticket: &Ticket) {
         self.expected.remove(ticket);
     }
 
-    /// Whether files of one of these are being written: they come in a moment, and nobody else may write them.
+    /// Whether files of one of these are being written: they come in a moment, and no other thread may write them.
     pub(super) fn is_preparing(&self, bound: &[BoundContainer]) -> bool {
         bound.iter().any(|bound| matches!(self.expected.get(&bound.ticket), Some((_, Stage::Preparing))))
     }
 
-    /// These start now. Whether all of it is there already, just as it was decided. It stays so while a start is expected: an
-    /// init container and the app after it are filled at the start of each.
+    /// These containers start now. Returns whether all their files are there, exactly as they were decided. The files
+    /// count again while the start is expected: an init container and the app container after it are both filled at
+    /// each start.
     pub(super) fn started(
         &mut self,
         promises: &[(BoundContainer, ContainerLimits)],
@@ -282,7 +289,7 @@ impl SpecPrefetcher {
     }
 }
 
-/// Blocks for as long as the disk takes.
+/// Writes the files; blocks for as long as the disk takes.
 fn write(
     mut guess: NodeAllocator,
     rows: &[CheckpointEntry],
@@ -291,7 +298,7 @@ fn write(
 ) -> PrefetchResult {
     let mut made: BTreeMap<Ticket, Option<PrefetchedSpec>> =
         wanted.iter().filter_map(|row| row.ticket.clone()).map(|ticket| (ticket, None)).collect();
-    // What cannot be written is told when the container starts.
+    // A failed write is reported when the container starts.
     let mut late: Vec<(Ticket, ContainerLimits)> = Vec::new();
     for row in wanted {
         let StartVerdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
@@ -345,7 +352,7 @@ mod tests {
         CheckpointEntry { holder: key(), ids: ids(), ticket: Some(ticket(n)), foreign: false, early: false }
     }
 
-    /// One GPU, and one pod that was promised so much of it.
+    /// One GPU, and one pod with a claim on so much of its memory.
     fn allocator(memory: u64) -> NodeAllocator {
         let device = GpuUuid::parse("GPU-a").unwrap();
         let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
@@ -396,7 +403,7 @@ mod tests {
         bound.iter().map(|bound| (bound.clone(), super::super::promise::of(bound, allocator))).collect()
     }
 
-    /// As far as it goes without the start.
+    /// A prefetcher that has done all that it can before the start.
     async fn prepared(allocator: &NodeAllocator, delivery: &Arc<DeviceDelivery>) -> SpecPrefetcher {
         let mut ahead = SpecPrefetcher::default();
         let now = Instant::now();
@@ -452,7 +459,7 @@ mod tests {
         let (now, tickets) = (Instant::now(), TicketFolders::new(folder.path()));
         let with = (&delivery, &tickets);
         let slot = |n: u8| -> Vec<Arc<str>> { vec![format!("GPU-a-{n}").into()] };
-        // Only the first is of a pod that is known; in the checkpoint they stand the other way round.
+        // Only the first is of a pod that is known; the checkpoint has them in reverse order.
         for n in 0..18 {
             allocator.issue(ticket(n), &slot(n), None);
             ahead.given(&ticket(n), now + Duration::from_millis(n.into()));
@@ -483,7 +490,7 @@ mod tests {
         assert_eq!(written.files.len(), MAX_AT_ONCE);
         assert!(!written.files.contains_key(&ticket(0)), "it is there");
         ahead.has_written(written, now + 2 * APART);
-        // The two that were left, and before them one that nobody has tried yet.
+        // The two that were left, and before them one that was not tried yet.
         allocator.issue(ticket(30), &slot(30), None);
         ahead.given(&ticket(30), now + APART);
         let rows: Arc<[CheckpointEntry]> =

@@ -1,10 +1,10 @@
-//! What was decided, as the container may read it.
+//! The limits of a container, in the form that the container reads.
 
 use decide::allocator::{BoundContainer, NodeAllocator};
 use model::limits::{ContainerLimits, DeviceLimits};
 use model::unit::Bytes;
 
-/// The promise of a container: the claim's numbers, and of each device what the node knows.
+/// The limits of a container: the numbers of its claim, and what the node knows of each device.
 pub(super) fn of(bound: &BoundContainer, allocator: &NodeAllocator) -> ContainerLimits {
     let device = |device_share: &model::claim::DeviceShare| {
         let card = allocator.device(&device_share.device);
@@ -12,7 +12,7 @@ pub(super) fn of(bound: &BoundContainer, allocator: &NodeAllocator) -> Container
             uuid: device_share.device.clone(),
             index: card.map_or(0, |card| card.index),
             model: card.map_or_else(|| "".into(), |card| card.model.clone()),
-            // Where nothing is limited, what there is.
+            // Without a limit, the memory that the device has.
             memory: device_share.memory.or(card.map(|card| card.memory)).unwrap_or(Bytes(0)),
             unlimited: device_share.memory.is_none(),
             cores: device_share.cores,

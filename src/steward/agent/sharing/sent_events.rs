@@ -1,24 +1,25 @@
-//! Of which pods it was said why a container does not start: kubelet tries it again and again, and says it once.
+//! Which events were written on which pods: the kubelet retries a refused start again and again, and each reason gets
+//! one event.
 
 use model::id::PodUid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Reasons that are told of one pod: each of twenty containers may fail for three.
+/// The most reasons that are written on one pod: each of twenty containers may fail for three.
 const MAX_REASONS: usize = 64;
 
-/// What was told.
+/// The events that were written: containers and reasons by pod.
 #[derive(Debug, Default)]
 pub(super) struct SentEvents(BTreeMap<PodUid, BTreeSet<(Arc<str>, &'static str)>>);
 
 impl SentEvents {
-    /// Whether this is new of this container. What goes beyond the bound is not.
+    /// Notes this reason for this container; returns whether it is new. Beyond the bound nothing is new.
     pub(super) fn is_new(&mut self, uid: &PodUid, container: &Arc<str>, reason: &'static str) -> bool {
         let reasons = self.0.entry(uid.clone()).or_default();
         reasons.len() < MAX_REASONS && reasons.insert((Arc::clone(container), reason))
     }
 
-    /// Forgets that this was told of any container of the pod. Says whether it was.
+    /// Forgets this reason for all containers of the pod. Returns whether one had it.
     pub(super) fn take_back(&mut self, uid: &PodUid, reason: &'static str) -> bool {
         let Some(reasons) = self.0.get_mut(uid) else { return false };
         let before = reasons.len();

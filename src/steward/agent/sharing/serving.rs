@@ -1,15 +1,15 @@
-//! The course of an agent that shares: it waits for its turn where another agent still runs, serves kubelet, and hands over.
+//! The course of an agent that shares: it waits for its turn while another agent runs, serves the kubelet, and hands
+//! over.
 //!
 //! ```text
 //!   first ──────────────────────────────────────▶ recall ──▶ owner runs ──┐
-//!   behind: prepare ─▶ the one before closes ─┬─▶ turn ──▶ recall ─▶ ...  ├─▶ closing: the next one is told, kubelet's calls are
-//!                                             └─▶ register with kubelet   ┘   answered, the connections end, then the owner
+//!   behind: prepare ─▶ previous agent closes ─┬─▶ turn ──▶ recall ─▶ ...  ├─▶ closing: tell the next agent, answer
+//!                                             └─▶ register with kubelet   ┘   open calls, end connections and owner
 //! ```
 //!
-//! Calls of kubelet that come before the owner runs wait for it.
+//! Calls of the kubelet that come before the owner runs wait for it.
 //!
-//! What must never happen here: two owners of one state directory; a registration before it is known when containers get their
-//! devices.
+//! What must never happen here: two owners of one state directory; a registration before the binding mode is known.
 
 use super::binding_mode::{BindingModeFinder, BindingModeResult};
 use super::host::HostWatcher;
@@ -32,24 +32,26 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// A registration beside the agent before us takes some tens of milliseconds; after this long that one ends first.
+/// A registration beside the previous agent takes some tens of milliseconds; after this long the previous agent ends
+/// first.
 const REGISTERS_WITHIN: Duration = Duration::from_millis(1500);
-/// What the next agent needs the state directory for is written within milliseconds, unless the disk hangs.
+/// How long the end waits for the keeper: what the next agent reads is written within milliseconds, unless the disk
+/// hangs.
 const KEPT_WITHIN: Duration = Duration::from_secs(2);
 
-/// How the whole program goes on and ends, for those who share.
+/// How sharing runs and ends together with the whole program.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
-    /// The end of serving kubelet.
+    /// Cancelled to end the serving of the kubelet.
     pub closing: CancellationToken,
-    /// It has ended.
+    /// Cancelled when the serving has ended.
     pub closed: CancellationToken,
-    /// The end of everything.
+    /// Cancelled to end everything.
     pub stop: CancellationToken,
-    /// Whose turn it is.
+    /// Whether this agent shares, or waits for its turn.
     pub progress: watch::Sender<Progress>,
     served: CancellationToken,
-    /// The end of the agent before this one.
+    /// Cancelled when the previous agent has ended.
     alone: CancellationToken,
     followed: Arc<AtomicBool>,
 }
@@ -61,18 +63,18 @@ impl Run {
     }
 }
 
-/// What serving kubelet needs.
+/// What the serving of the kubelet needs.
 #[derive(Debug)]
 pub(super) struct Serving {
     pub settings: plugin::Settings,
     pub calls: PluginCallSender,
     pub list: watch::Receiver<Arc<[PluginDevice]>>,
     pub standing: watch::Sender<RegistrationState>,
-    /// Where it is asked which kubelet this is.
+    /// Where the kubelet's version is read: the API server, and the name of this node.
     pub kubelet: (ApiConnection, NodeName),
 }
 
-/// The owner: until the end, once it is our turn.
+/// Runs the owner from this agent's turn to the end.
 pub(super) async fn owning(
     mut owner: Sharing,
     (finder, mut eye): (BindingModeFinder, HostWatcher),
@@ -101,17 +103,17 @@ pub(super) async fn owning(
     run.progress.send_replace(Progress::Shares);
     owner.recall_all();
     owner.recall_given_early().await;
-    // The work ends when it is told to, after kubelet's calls were answered.
+    // `stop` ends the work, after the kubelet's calls were answered.
     let work = async { tokio::join!(owner.run(run.stop.clone()), eye.run(run.stop.clone())).0 };
     let keeper = tokio::select! { keeper = work => keeper, () = hands_over(&turn, &run) => return Ok(()) };
-    // Not before the last line is written: the next agent reads it.
+    // The turn ends when the last line is written, because the next agent reads it; it waits at most `KEPT_WITHIN`.
     let _ = timeout(KEPT_WITHIN, keeper.end()).await;
     drop(turn);
     Ok(())
 }
 
-/// Prepares everything, waits for the end of the one before us, and has us registered: before its end where it is known what
-/// kubelet does with a second connection, at once after it elsewhere.
+/// Prepares everything, waits for the end of the previous agent, and starts the registration: before that end if it is
+/// known what the kubelet does with a second connection, else right after it.
 async fn follow(
     (owner, eye): (&mut Sharing, &mut HostWatcher),
     (queue, kubelet): (AgentQueue, (ApiConnection, NodeName)),
@@ -121,7 +123,7 @@ async fn follow(
 ) -> io::Result<AgentTurn> {
     tracing::warn!(
         state_dir = %owner.state_dir.display(),
-        "another agent shares the GPUs of this node: waiting for its end, and ready to go on from there"
+        "another agent shares the GPUs of this node: this one waits for its end, and then shares them"
     );
     standing.send_replace(RegistrationState::Follows);
     owner.report();
@@ -158,17 +160,17 @@ async fn follow(
     Ok(turn)
 }
 
-/// When it is time: tells the next agent, then ends the serving. Never returns.
+/// Waits for `closing`, tells the next agent, then ends the serving. Never returns.
 async fn hands_over(turn: &AgentTurn, run: &Run) {
     run.closing.cancelled().await;
     let followed = turn.hand_over().await;
-    tracing::info!(followed, "answering what kubelet asks still, then closing");
+    tracing::info!(followed, "answering the kubelet's open calls, then closing");
     run.followed.store(followed, Ordering::Relaxed);
     run.served.cancel();
     std::future::pending().await
 }
 
-/// Serves kubelet until the end.
+/// Serves the kubelet until the end.
 pub(super) async fn serving(
     serving: Serving,
     mut way: watch::Receiver<Option<BindingModeResult>>,
@@ -189,7 +191,7 @@ pub(super) async fn serving(
             }
             changes
         });
-        // A plugin without devices would make kubelet write a capacity of 0 that nobody can tell from a broken one.
+        // A plugin without devices would make the kubelet write a capacity of 0, as for a broken plugin.
         if list.wait_for(|list| !list.is_empty()).await.is_err() {
             return Ok(None);
         }
@@ -212,8 +214,9 @@ pub(super) async fn serving(
     plugin::serve(settings, list, calls, standing, course).await
 }
 
-/// Who has the same state directory waits for its turn; one with another would take our sockets, and we its. Two plugins of one
-/// resource take it from each other until kubelet has neither.
+/// Fails if another plugin serves the resource. An agent with the same state directory waits for its turn, but one with
+/// another state directory would take our sockets, and this agent would take its. Two plugins of one resource take it
+/// from each other until the kubelet has neither.
 async fn refuse_others(settings: &plugin::Settings) -> io::Result<()> {
     if let Some(second) = plugin::find_second(&settings.socket_paths()).await {
         return Err(second.into());

@@ -1,4 +1,4 @@
-//! Opens everything that sharing needs, and says at once what is missing.
+//! Opens everything that sharing needs, and reports at the start what cannot be used.
 
 use super::arrival::Arrivals;
 use super::binding_mode::BindingModeFinder;
@@ -36,30 +36,30 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// The folder of device plugins; compiled into kubelet below its own root.
+/// The folder of device plugins below the kubelet's root directory; the name is compiled into the kubelet.
 const PLUGINS: &str = "device-plugins";
-/// The folder of its plugin watcher.
+/// The folder of the kubelet's plugin watcher.
 const REGISTRY: &str = "plugins_registry";
-/// Where it is kept that a scheduler has placed pods here.
+/// The file in the state directory that says that a scheduler has placed pods here.
 const SERVED: &str = "served-by-scheduler";
 
-/// Containers that were written for, or could not be, and were not told of yet: one of each of a node's pods.
+/// The most delivery results that wait for the owner: one for each pod of a node.
 const MAX_UNTOLD: usize = 128;
 
-/// What runs: the owner with what it knows of the host, and the server that kubelet calls.
+/// The parts of sharing: the owner, what finds out about the host, and the server that the kubelet calls.
 pub(crate) struct Opened {
     /// The owner of the state.
     pub owner: Sharing,
     finder: BindingModeFinder,
     eye: HostWatcher,
     serving: Serving,
-    /// To be told which GPUs an operator keeps from new containers.
+    /// Tells the owner which GPUs an operator keeps from new containers.
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
-    /// To be told which of the chart's policies are in force.
+    /// Tells the owner which of the chart's policies are in force.
     pub guards: watch::Sender<Guards>,
 }
 
-/// Opens for this node.
+/// Opens sharing for this node.
 ///
 /// # Errors
 /// A sentence that says what cannot be used, and which setting names it.
@@ -169,7 +169,7 @@ fn allocator(settings: &Settings, served: &Path) -> NodeAllocator {
     allocator
 }
 
-/// Made-up GPUs need nothing of the host, and no runtime knows them.
+/// Makes the host watcher. Simulated GPUs need nothing of the host, and no container runtime knows them.
 fn eye(settings: &Settings) -> Result<HostWatcher, String> {
     let sharing = &settings.sharing;
     let simulated = matches!(settings.gpus, Gpus::Simulated { .. });
@@ -186,10 +186,11 @@ fn eye(settings: &Settings) -> Result<HostWatcher, String> {
     Ok(eye)
 }
 
-/// Users of containers make folders that only they may enter, and a container's root may close them to everybody.
+/// Warns when the agent lacks the capabilities to open every folder of containers: the users of a container make
+/// folders that only they may enter, and the root user of a container may close a folder to all.
 fn warn_of_closed_folders() {
     let sets = rustix::thread::capabilities(None);
-    // Where the kernel does not say, nothing is known to be missing.
+    // If the kernel does not tell the capabilities, none is known to be missing.
     if sets.is_ok_and(|sets| !opens_all_folders(sets.effective)) {
         tracing::warn!(
             "with --limiter-library containers write into folders on the node, and without CAP_DAC_OVERRIDE and CAP_FOWNER those that \
@@ -203,7 +204,7 @@ fn opens_all_folders(effective: CapabilitySet) -> bool {
 }
 
 impl Opened {
-    /// The two tasks: the owner, and what registers with kubelet and serves it.
+    /// The two tasks: the owner, and the server that registers with the kubelet and serves it.
     pub(crate) fn split(
         self,
         run: Run,

@@ -1,20 +1,20 @@
-//! kubelet's topology manager policy, as far as a file of kubelet tells it.
+//! The kubelet's topology manager policy, as far as the kubelet's configuration file tells it.
 
 use super::kubelet_config;
 use crate::settings::value::{self, Topology};
 use std::io::Read;
 use std::path::Path;
 
-/// Where kubeadm puts kubelet's configuration, in kubelet's directory.
+/// The kubelet's configuration file as kubeadm names it, in the kubelet's root directory.
 const FILE: &str = "config.yaml";
-/// kubeadm's is 1 KiB.
+/// The most bytes that are read of the file; kubeadm's is 1 KiB.
 const MAX_BYTES: u64 = 256 * 1024;
 
-/// The policy that holds: as the setting says, else as kubelet's file does, else none.
+/// The policy that applies: that of the setting, else that of the kubelet's file, else none.
 pub(super) fn read(setting: Option<Topology>, kubelet_root: &Path) -> Topology {
     let policy = setting.or_else(|| of_file(&kubelet_root.join(FILE))).unwrap_or(Topology::None);
     if policy == Topology::Aligned {
-        tracing::info!("kubelet keeps to a topology: a claim moves to the devices that it chose, where it fits there");
+        tracing::info!("kubelet aligns devices by topology: a claim moves to the devices it chose, if it fits there");
     }
     policy
 }
@@ -22,7 +22,7 @@ pub(super) fn read(setting: Option<Topology>, kubelet_root: &Path) -> Topology {
 fn of_file(path: &Path) -> Option<Topology> {
     let mut text = String::new();
     if let Err(error) = std::fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text)) {
-        // The chart mounts no single file of kubelet's: where it is missing the mount would make a folder of that name.
+        // The chart does not mount this single file: where it is missing, the mount would make a folder of that name.
         tracing::info!(
             file = %path.display(), %error,
             "kubelet's topology policy is not known and taken for none; if it has one, give --topology-policy"

@@ -1,13 +1,14 @@
-//! One agent shares the GPUs of a node. A second one, which an upgrade starts before the first has ended, waits here: two
-//! plugins of one resource take it from each other, and kubelet's end of the older registration takes the newer with it.
+//! One agent at a time shares the GPUs of a node. An upgrade starts the next agent before the previous one has ended,
+//! and the next one waits here: two plugins of one resource take it from each other, and when the kubelet ends the
+//! older registration, the newer one ends with it.
 //!
 //! ```text
-//!   the one before      shares-gpus: exclusive ─────── stop ─▶ shared ── kubelet's calls are answered, all is closed ─▶ free
-//!   the one after       next: exclusive, prepares itself ────▶ shared, nothing more to wait for ───────────▶ shares-gpus: exclusive
+//!   previous agent   shares-gpus: exclusive ── stop ─▶ shared ── the kubelet's calls answered, all closed ─▶ free
+//!   next agent       next-shares-gpus: exclusive, prepares ─▶ shared: ready ─────────────▶ shares-gpus: exclusive
 //! ```
 //!
-//! Locks of two files in the state directory, into which nothing is written: they end with their process, however that ends. An
-//! agent that knows only the first file is followed, and follows, all the same.
+//! These are file locks on two empty files in the state directory. A lock ends with its process, however the process
+//! ends. An older agent that knows only the first file can still be the previous or the next one.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -15,41 +16,43 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Held by the one whose turn it is.
+/// The file that the sharing agent holds locked.
 const FILE: &str = "shares-gpus";
-/// Held by the one whose turn is next.
+/// The file that the next agent holds locked.
 const NEXT: &str = "next-shares-gpus";
-/// Between two looks while another agent goes on.
+/// Pause between two tries to lock while the other agent goes on.
 const LOOK: Duration = Duration::from_millis(50);
-/// Between two looks while it is about to end: kubelet fails every GPU pod that comes meanwhile.
+/// Pause between two tries to lock while the other agent is about to end: the kubelet fails every GPU pod that comes
+/// meanwhile.
 const LOOK_CLOSELY: Duration = Duration::from_millis(2);
-/// So long the one after may take to be ready for our end: it registers in some tens of milliseconds.
+/// How long this agent waits until the next one is ready for its end: the next one registers in some tens of
+/// milliseconds.
 const READY_WITHIN: Duration = Duration::from_secs(2);
 
-/// Where an agent stands when it starts.
+/// The place of an agent when it starts.
 #[derive(Debug)]
 pub(super) enum AgentPlace {
-    /// Nobody shares.
+    /// No other agent shares.
     First(AgentTurn),
-    /// Another one does.
+    /// Another agent shares.
     Behind(AgentQueue),
 }
 
-/// It is our turn, for as long as this is there.
+/// The turn of this agent; it ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct AgentTurn {
     file: File,
     next: PathBuf,
 }
 
-/// Another one's turn.
+/// The place of an agent that waits for its turn.
 #[derive(Debug)]
 pub(super) struct AgentQueue {
     shares: AgentTurn,
     next: File,
 }
 
-/// What became of the one before us.
+/// What the previous agent does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PredecessorEnd {
     /// It is about to close.
@@ -58,7 +61,7 @@ pub(super) enum PredecessorEnd {
     Gone,
 }
 
-/// Takes a place on this state directory.
+/// Takes a place among the agents with this state directory.
 ///
 /// # Errors
 /// When a file cannot be opened or locked.
@@ -72,7 +75,7 @@ pub(super) fn enter(state_dir: &Path) -> io::Result<AgentPlace> {
 }
 
 impl AgentQueue {
-    /// Waits until we are next and the one before us is about to end, or has ended.
+    /// Waits until this agent is the next one, and the previous agent is about to end or has ended.
     ///
     /// # Errors
     /// When a file cannot be locked.
@@ -91,7 +94,7 @@ impl AgentQueue {
         }
     }
 
-    /// Tells the one before us that it need not wait for anything more.
+    /// Tells the previous agent that this one is ready for its end.
     ///
     /// # Errors
     /// When the file cannot be locked.
@@ -99,7 +102,7 @@ impl AgentQueue {
         lock(&self.next, File::try_lock_shared).map(drop)
     }
 
-    /// Our turn, as soon as the one before us is gone.
+    /// Waits until the previous agent is gone, and takes the turn.
     ///
     /// # Errors
     /// When the file cannot be locked.
@@ -112,8 +115,8 @@ impl AgentQueue {
 }
 
 impl AgentTurn {
-    /// We are about to close: tells the one that is next, if there is one, and waits until it is ready for that. Says whether
-    /// there is one.
+    /// Tells the next agent, if there is one, that this one is about to close, and waits until the next one is ready or
+    /// `READY_WITHIN` is over. Returns whether there is a next agent.
     pub(super) async fn hand_over(&self) -> bool {
         let Ok(next) = open(&self.next) else { return false };
         let is_free = || lock(&next, File::try_lock_shared).unwrap_or(true);
@@ -134,7 +137,7 @@ fn open(path: &Path) -> io::Result<File> {
     File::options().create(true).append(true).open(path).map_err(told)
 }
 
-/// Whether it is locked in this way now.
+/// Tries to lock the file in this way; returns whether the lock is held now.
 fn lock(file: &File, how: impl Fn(&File) -> Result<(), TryLockError>) -> io::Result<bool> {
     match how(file) {
         Ok(()) => Ok(true),

@@ -1,4 +1,4 @@
-//! Calls of kubelet that wait for their answers.
+//! Calls of the kubelet that wait for their answers.
 
 use effects::plugin::{AllocateAnswer, CallRefused};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use tokio::time::Instant;
 /// A call of `Allocate`.
 #[derive(Debug)]
 pub(crate) struct WaitingAllocate {
-    /// The ids.
+    /// The ids of the slots.
     pub ids: Vec<Arc<str>>,
-    /// Since when.
+    /// The time of the call.
     pub since: Instant,
-    /// The checkpoint that were read before this do not count: kubelet has written since, or they were looked at in vain.
+    /// A checkpoint that was read before this time does not count: the kubelet has written since, or it had no answer.
     pub after: Instant,
     /// Where the answer goes.
     pub reply: oneshot::Sender<Result<AllocateAnswer, CallRefused>>,
@@ -21,9 +21,9 @@ pub(crate) struct WaitingAllocate {
 /// A call of `PreStartContainer`.
 #[derive(Debug)]
 pub(crate) struct WaitingStart {
-    /// The ids.
+    /// The ids of the slots.
     pub ids: Vec<Arc<str>>,
-    /// Since when.
+    /// The time of the call.
     pub since: Instant,
     /// Whether it was judged before and had to wait.
     pub waited: bool,

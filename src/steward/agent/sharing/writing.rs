@@ -1,4 +1,4 @@
-//! One try to write something on a pod, or for it on our Node.
+//! One try to write something on a pod, or to release the pod's lock on our Node.
 
 use decide::pod_writes::{PodWrite, PodWriteKind, PodWriteOutcome};
 use effects::apiserver::{ApiServer, NotWritten};
@@ -7,18 +7,18 @@ use sources::kubernetes::own_node::OwnNodeReader;
 use tokio::sync::mpsc;
 use wire::{key, node_lock};
 
-/// How a try ended.
+/// The result of a try.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Which one.
+    /// The write that was tried.
     pub write: PodWrite,
-    /// How.
+    /// The outcome.
     pub outcome: PodWriteOutcome,
-    /// Why it failed.
+    /// The reason of a failure; empty after a success.
     pub why: String,
 }
 
-/// Tries, and says how it ended.
+/// Tries once, and reports the result.
 pub(super) async fn write(api: ApiServer, own: OwnNodeReader, write: PodWrite, ended: mpsc::Sender<Ended>) {
     let result = match write.kind {
         PodWriteKind::Lock => release(&api, &own, &write.pod).await.map_err(|why| (PodWriteOutcome::Failed, why)),
@@ -32,11 +32,12 @@ pub(super) async fn write(api: ApiServer, own: OwnNodeReader, write: PodWrite, e
         }
     };
     let (outcome, why) = result.map_or_else(|failed| failed, |()| (PodWriteOutcome::Written, String::new()));
-    // Only at the end of the program is nobody there to hear it.
+    // The receiver is gone only when the program ends.
     let _ = ended.send(Ended { write, outcome, why }).await;
 }
 
-/// A pod that is gone takes what was to be written with it. 409 is also the word for a write that met another one.
+/// A write ends when its pod is gone. Code 409 alone does not say that: a write that conflicts with another one gets it
+/// too.
 fn outcome(error: &NotWritten) -> PodWriteOutcome {
     match error {
         NotWritten::Refused { code: 404, .. } => PodWriteOutcome::Gone,
@@ -45,15 +46,15 @@ fn outcome(error: &NotWritten) -> PodWriteOutcome {
     }
 }
 
-/// Takes the lock off our Node if it is this pod's, and only as it was read. Where it was written anew since, that is a failed
-/// try, and the next one reads it again.
+/// Removes the node lock from our Node if it is this pod's, and only as it was read. If it was written again since, the
+/// try fails, and the next one reads it again.
 async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(), String> {
     let seen = own.look_now().await?;
     let Some(text) = seen.annotation(key::NODE_LOCK) else { return Ok(()) };
     let lock = match node_lock::decode(text) {
         Ok(lock) => lock,
         Err(fault) => {
-            tracing::warn!(%fault, "whose lock is on our Node cannot be read; it stays");
+            tracing::warn!(%fault, "the node lock on our Node cannot be read; it stays");
             return Ok(());
         }
     };
