@@ -10,6 +10,7 @@
 //! What must never happen here: two writes of one kind on one pod are in flight at a time, because the older could
 //! arrive last; an added write is dropped while its pod exists.
 
+use model::backoff::Backoff;
 use model::id::{PodRef, PodUid};
 use model::time::Monotonic;
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,6 +84,7 @@ pub struct PendingPodWrites {
 #[derive(Debug)]
 struct Waits {
     write: PodWrite,
+    backoff: Backoff,
     not_before: Monotonic,
     under_way: Option<u64>,
 }
@@ -116,7 +118,10 @@ impl PendingPodWrites {
                 let (uid, pod) = (uid.clone(), pod.clone());
                 let number = self.numbers;
                 let write = PodWrite { of: of.clone(), kind, uid, pod, annotations, number, failed: 0 };
-                self.writes.insert(key, Waits { write, not_before: now, under_way: None });
+                self.writes.insert(
+                    key,
+                    Waits { write, backoff: Backoff::new(FIRST, LONGEST), not_before: now, under_way: None },
+                );
                 true
             }
             None => false,
@@ -161,8 +166,7 @@ impl PendingPodWrites {
             PodWriteOutcome::Written => waits.not_before = now,
             PodWriteOutcome::Failed => {
                 waits.write.failed = waits.write.failed.saturating_add(1);
-                let doubled = FIRST.saturating_mul(1 << (waits.write.failed - 1).min(16));
-                waits.not_before = now.after(doubled.min(LONGEST));
+                waits.not_before = now.after(waits.backoff.pause());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The data types of the agent: a node, its GPUs and its pods, in units that cannot be mixed up.
 //!
 //! ```text
-//!   time unit id        moments, amounts, names and identities
+//!   time backoff unit id        moments, amounts, names and identities
 //!   reading             a value that was measured at a time, or the reason why there is none
 //!   upkeep              what is read rarely: a GPU's board and limits, PCIe slot, retired pages, links, fabric
 //!   switch              NVSwitches, known from the kernel log only
@@ -30,6 +30,7 @@
 #![deny(clippy::expect_used)]
 
 pub mod time;
+pub mod backoff;
 pub mod unit;
 pub mod id;
 pub mod reading;

@@ -21,22 +21,22 @@ mod follow;
 pub use connect::{ApiConnection, NotConnected, connect};
 pub use pods_client::PodsClient;
 
-use crate::backoff::{Backoff, SourceName};
 use crate::report::Reporter;
+use crate::source_failures::{SourceFailures, SourceName};
 use follow::Follower;
 use model::observation::ErrorCounter;
 use tokio_util::sync::CancellationToken;
 
 /// Follows the pods of a node until `stop` is cancelled. It never fails; it reports what it can read.
 pub async fn follow_pods(asker: PodsClient, reporter: Reporter, stop: CancellationToken) {
-    let spell = Backoff::of(SourceName {
+    let failures = SourceFailures::of(SourceName {
         what: "watch of pods at the API server",
         lost: "pods that start now get their names from the container runtime or the kubelet's log links",
         advice: "check that the API server runs and that this account may list and watch pods",
         trouble: Some(ErrorCounter::PodWatchFailed),
         wanted: true,
     });
-    let follower = Follower::of(asker, reporter, spell);
+    let follower = Follower::of(asker, reporter, failures);
     tokio::select! {
         () = stop.cancelled() => {}
         () = Box::pin(follower.run()) => {}

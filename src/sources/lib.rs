@@ -12,7 +12,7 @@
 //!   kubernetes                  the API server: the pods of this node
 //!   checkpoint                  the kubelet's file of allocated devices
 //!   arrival                     whether a container has a file mounted
-//!   backoff                     logs a failure once, counts it each time, and retries with growing pauses
+//!   source_failures             logs a failure once, counts it each time, and retries with growing pauses
 //!   kernel_log nvml simulated   GPUs
 //! ```
 //!
@@ -23,7 +23,7 @@ pub mod clock;
 pub mod roots;
 pub mod boot;
 pub mod report;
-mod backoff;
+mod source_failures;
 pub mod kernel_file;
 pub mod procfs;
 pub mod cgroup;

@@ -22,8 +22,8 @@ mod runtime;
 
 use self::cri::Cri;
 use self::pod_resources::PodResources;
-use crate::backoff::{Backoff, SourceName};
 use crate::report::Reporter;
+use crate::source_failures::{SourceFailures, SourceName};
 use model::observation::ErrorCounter;
 use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
@@ -62,14 +62,14 @@ pub struct Settings {
 /// Reads names until `stop` is cancelled. It never fails; it reports what it can read.
 pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken) {
     let Settings { cri_socket, log_links, pod_resources_socket } = settings;
-    let runtime = Backoff::of(SourceName {
+    let runtime = SourceFailures::of(SourceName {
         what: "container runtime socket",
         lost: "without it images of containers are not known, and names come from the kubelet's log links alone",
         advice: "if a runtime listens elsewhere, name its socket with --cri-socket",
         trouble: Some(ErrorCounter::CriFailed),
         wanted: matches!(cri_socket, CriSocket::At(_)),
     });
-    let kubelet = Backoff::of(SourceName {
+    let kubelet = SourceFailures::of(SourceName {
         what: "PodResources socket of the kubelet",
         lost: "without it the agent does not know which devices the kubelet gave to which container",
         advice: "if the kubelet has another directory, name the socket with --pod-resources-socket",

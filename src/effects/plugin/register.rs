@@ -36,6 +36,7 @@ use super::service::{MAX_LIST, Service, Watches, encoded_len, options};
 use super::settings::{RegistrationCourse, RegistrationMethod, RegistrationStart, Settings};
 use super::site::{MAX_REQUEST, Site};
 use super::socket_name;
+use model::backoff::Backoff;
 use model::plugin::{RegistrationState, SecondConnection};
 use proto::device_plugin::RegisterRequest;
 use proto::device_plugin::device_plugin_server::DevicePluginServer;
@@ -69,7 +70,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The kubelet dials the agent inside `Register`, for at most 10 s.
 const REGISTER_WITHIN: Duration = Duration::from_secs(15);
 /// Pause between two tries: the kubelet's socket may appear a second or two after its Node is ready, or minutes later.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
 /// Pause after a registration that was lost: the kubelet drops the plugin of a resource when an older connection of the
 /// resource ends, and fails every pod that comes before the next registration.
@@ -152,7 +153,7 @@ impl Desk {
     /// Registers again and again until `course.stop`.
     async fn serve(&self) -> io::Result<()> {
         let following = self.course.entry != RegistrationStart::Fresh;
-        let mut tries = Tries { way: self.first_way(), next: BACK_OFF.0, at_once: AT_ONCE_TIMES };
+        let mut tries = Tries { way: self.first_way(), backoff: BACKOFF, short: false, at_once: AT_ONCE_TIMES };
         let by_classic_only = self.course.entry == RegistrationStart::Beside(SecondConnection::DroppedWithTheFirst);
         if tries.way == Way::Watcher && by_classic_only {
             tokio::select! {
@@ -224,7 +225,7 @@ impl Desk {
                 self.wait_for(&why);
                 if auto {
                     tries.way = tries.way.other();
-                    tries.next = tries.next.max(FORGOTTEN_WITHIN);
+                    return Some(tries.pause().max(FORGOTTEN_WITHIN));
                 }
             }
         }
@@ -454,8 +455,9 @@ async fn is_watched(mut watched: watch::Receiver<Watches>, connections: usize) -
 #[derive(Debug)]
 struct Tries {
     way: Way,
-    /// The pause before the next try.
-    next: Duration,
+    backoff: Backoff,
+    /// Whether the next pause is a short one.
+    short: bool,
     /// The number of short pauses that are left.
     at_once: u32,
 }
@@ -466,14 +468,13 @@ impl Tries {
         if ago >= STANDS_FOR {
             self.at_once = AT_ONCE_TIMES;
         }
-        self.next = if self.at_once > 0 { AT_ONCE } else { BACK_OFF.0 };
+        self.short = self.at_once > 0;
+        self.backoff.reset();
         self.at_once = self.at_once.saturating_sub(1);
     }
 
     fn pause(&mut self) -> Duration {
-        let pause = self.next;
-        self.next = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
-        pause
+        if std::mem::take(&mut self.short) { AT_ONCE } else { self.backoff.pause() }
     }
 }
 

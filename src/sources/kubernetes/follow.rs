@@ -9,9 +9,9 @@
 use super::connect::ApiConnection;
 use super::pods_client::{Age, Answer, PodsClient, SILENCE, Unanswered};
 use super::store::Store;
-use crate::backoff::{Backoff, FailureSeverity};
 use crate::clock;
 use crate::report::Reporter;
+use crate::source_failures::{FailureSeverity, SourceFailures};
 use model::observation::{ErrorCounter, Observation};
 use model::pod::PodWatchState;
 use std::hash::{BuildHasher, RandomState};
@@ -46,7 +46,7 @@ pub(super) struct Follower {
     /// before a watch works is a failure.
     forgot: bool,
     watch: PodWatchState,
-    spell: Backoff,
+    failures: SourceFailures,
     reporter: Reporter,
     untold: Untold,
 }
@@ -59,7 +59,7 @@ struct Untold {
 }
 
 impl Follower {
-    pub(super) fn of(asker: PodsClient, reporter: Reporter, spell: Backoff) -> Follower {
+    pub(super) fn of(asker: PodsClient, reporter: Reporter, failures: SourceFailures) -> Follower {
         Follower {
             asker,
             store: Store::default(),
@@ -68,7 +68,7 @@ impl Follower {
             behind: 0,
             forgot: false,
             watch: PodWatchState::default(),
-            spell,
+            failures,
             reporter,
             untold: Untold::default(),
         }
@@ -96,7 +96,7 @@ impl Follower {
 
     /// Logs and counts a failure, and waits.
     async fn pause(&mut self, why: &Unanswered) {
-        let (trouble, pause) = self.spell.failed(FailureSeverity::Broken, why);
+        let (trouble, pause) = self.failures.failed(FailureSeverity::Broken, why);
         trouble.inspect(|trouble| self.reporter.trouble(*trouble));
         self.watch.broken = Some(why.to_string().into());
         self.tell();
@@ -200,7 +200,7 @@ impl Follower {
     }
 
     fn works(&mut self) {
-        self.spell.worked();
+        self.failures.worked();
         self.forgot = false;
         self.watch.broken = None;
         self.untold.since.get_or_insert_with(Instant::now);

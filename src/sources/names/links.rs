@@ -1,8 +1,8 @@
 //! The kubelet's links to container logs: the file names alone give the names of every container that the kubelet
 //! created.
 
-use crate::backoff::{Backoff, FailureSeverity, SourceName};
 use crate::report::Reporter;
+use crate::source_failures::{FailureSeverity, SourceFailures, SourceName};
 use model::cgroup::{ContainerName, MAX_CGROUPS, NameSource};
 use model::observation::Observation;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
@@ -27,7 +27,7 @@ const MAX_ENTRIES: usize = 5 * MAX_CGROUPS;
 
 /// Reads the folder whenever it changes, for ever.
 pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
-    let mut spell = Backoff::of(SourceName {
+    let mut failures = SourceFailures::of(SourceName {
         what: "folder of the kubelet's log links",
         lost: "without it containers have no names where the container runtime does not tell them",
         advice: "if the links are elsewhere, name the folder with --log-links",
@@ -43,7 +43,7 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
         }
         match read(&folder).await {
             Ok(names) => {
-                spell.worked();
+                failures.worked();
                 if told.as_ref() != Some(&names) {
                     reporter.report(Observation::Names { source: NameSource::LogLinks, names: names.clone() });
                     told = Some(names);
@@ -55,7 +55,7 @@ pub(super) async fn keep_reading(folder: PathBuf, reporter: Reporter) {
                     if error.kind() == ErrorKind::NotFound { FailureSeverity::Absent } else { FailureSeverity::Broken };
                 let said = format!("tried to read {}: {error}", folder.display());
                 watch = None;
-                sleep(spell.failed(failure, &said).1).await;
+                sleep(failures.failed(failure, &said).1).await;
             }
         }
     }

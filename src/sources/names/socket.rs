@@ -1,7 +1,7 @@
 //! One request at a time to a gRPC service on a Unix socket, with limits in time and size.
 
-use crate::backoff::{Backoff, FailureSeverity};
 use crate::report::Reporter;
+use crate::source_failures::{FailureSeverity, SourceFailures};
 use hyper_util::rt::TokioIo;
 use std::future::Future;
 use std::io::ErrorKind;
@@ -75,15 +75,15 @@ pub(super) trait Ask {
 }
 
 /// Asks for ever.
-pub(super) async fn keep_asking(mut source: impl Ask, mut spell: Backoff, reporter: Reporter) {
+pub(super) async fn keep_asking(mut source: impl Ask, mut failures: SourceFailures, reporter: Reporter) {
     loop {
         let pause = match source.ask().await {
             Ok(()) => {
-                spell.worked();
+                failures.worked();
                 pause_of(&source)
             }
             Err(error) => {
-                let (trouble, pause) = spell.failed(error.failure(), &error);
+                let (trouble, pause) = failures.failed(error.failure(), &error);
                 if let Some(trouble) = trouble {
                     reporter.trouble(trouble);
                 }

@@ -16,6 +16,7 @@ use crate::nvml::raw;
 use crate::nvml::settings::{DriverPatience, Settings};
 use crate::report::Reporter;
 use model::Absence;
+use model::backoff::Backoff;
 use model::observation::{ErrorCounter, GpuSourceState, Observation};
 use nvml_wrapper::Nvml;
 use std::sync::Arc;
@@ -51,8 +52,8 @@ pub(super) struct Session {
     open: bool,
     proven: bool,
     worked: bool,
-    /// The next pause of the backoff.
-    retry: Duration,
+    /// The pauses between tries to open the library.
+    retry: Backoff,
     /// The last reported reason why there are no GPUs.
     said: Option<Absence>,
 }
@@ -65,7 +66,7 @@ impl Session {
         tell: SyncSender<Message>,
         open: Open,
     ) -> Self {
-        let retry = settings.patience.first_retry;
+        let retry = Backoff::new(settings.patience.first_retry, DriverPatience::LAST_RETRY);
         Session {
             settings,
             reporter,
@@ -104,7 +105,8 @@ impl Session {
 
     /// Records that a list of GPUs was read.
     pub(super) fn prove(&mut self, nvml: &'static Nvml) {
-        (self.retry, self.said, self.worked) = (self.settings.patience.first_retry, None, true);
+        self.retry.reset();
+        (self.said, self.worked) = (None, true);
         if !std::mem::replace(&mut self.proven, true) {
             if let Some(load) = library::driver_load(&self.settings.roots.sysfs) {
                 self.reporter.report(Observation::GpuDriverLoaded(load));
@@ -142,7 +144,8 @@ impl Session {
             "the driver's library refuses to be closed"
         })?;
         (self.open, self.proven, self.inits) = (false, false, 0);
-        (self.retry, self.said) = (self.settings.patience.first_retry, None);
+        self.retry.reset();
+        self.said = None;
         Ok(())
     }
 
@@ -185,9 +188,7 @@ impl Session {
             tracing::debug!(reason = %why, "no GPUs: {advice}");
             self.tell(Message::Source(GpuSourceState::Missing { why, advice }));
         }
-        let pause = self.retry;
-        self.retry = (pause * 2).min(DriverPatience::LAST_RETRY);
-        pause
+        self.retry.pause()
     }
 
     /// Makes the event thread leave the library; returns `false` if it does not.

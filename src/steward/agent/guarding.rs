@@ -3,6 +3,7 @@
 
 use decide::guard::{TriedWrite, judge};
 use effects::apiserver::{AnnotationPatch, ApiServer, DryRun, NotWritten};
+use model::backoff::Backoff;
 use model::guard::{AdmissionPolicy, PolicyGuard};
 use model::id::{PodRef, PodUid};
 use model::pod::PodList;
@@ -29,12 +30,12 @@ pub(crate) type Guards = BTreeMap<AdmissionPolicy, PolicyGuard>;
 #[derive(Debug)]
 struct Looks {
     last: Guards,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 impl Default for Looks {
     fn default() -> Looks {
-        Looks { last: Guards::new(), pause: FIRST }
+        Looks { last: Guards::new(), backoff: Backoff::new(FIRST, LONGEST) }
     }
 }
 
@@ -49,9 +50,11 @@ impl Looks {
     fn pause(&mut self, found: Guards, guarded: bool) -> Duration {
         let holds = guarded && !found.is_empty() && found.values().all(|guard| *guard == PolicyGuard::InForce);
         self.last = found;
-        let pause = if holds { HOURLY } else { self.pause };
-        self.pause = if holds { FIRST } else { LONGEST.min(self.pause * 2) };
-        pause
+        if !holds {
+            return self.backoff.pause();
+        }
+        self.backoff.reset();
+        HOURLY
     }
 }
 

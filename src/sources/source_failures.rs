@@ -1,6 +1,7 @@
-//! Backoff for a source that comes and goes: logs when it begins to fail and when it works again, and spaces the
+//! The failures of a source that comes and goes: logs when it begins to fail and when it works again, and spaces the
 //! retries out.
 
+use model::backoff::Backoff;
 use model::observation::ErrorCounter;
 use std::fmt::Display;
 use std::time::Duration;
@@ -34,22 +35,23 @@ pub(crate) struct SourceName {
     pub(crate) wanted: bool,
 }
 
-/// The backoff of one source.
+/// The failures of one source since it last worked.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub(crate) struct SourceFailures {
     source: SourceName,
-    failures: u32,
+    count: u32,
+    backoff: Backoff,
     said: Option<FailureSeverity>,
 }
 
-impl Backoff {
+impl SourceFailures {
     pub(crate) fn of(source: SourceName) -> Self {
-        Backoff { source, failures: 0, said: None }
+        SourceFailures { source, count: 0, backoff: Backoff::new(FIRST, LONGEST), said: None }
     }
 
     /// Records a failure, and logs it if it is new. Returns the counter to increase and the pause before the next try.
     pub(crate) fn failed(&mut self, failure: FailureSeverity, error: &dyn Display) -> (Option<ErrorCounter>, Duration) {
-        self.failures = self.failures.saturating_add(1);
+        self.count = self.count.saturating_add(1);
         let news = self.said != Some(failure) && self.said != Some(FailureSeverity::Broken);
         let SourceName { what, lost, advice, trouble, wanted } = self.source;
         let expected = failure == FailureSeverity::Absent && !wanted;
@@ -63,18 +65,17 @@ impl Backoff {
                 tracing::warn!(source = what, %error, lost, advice, "{failed}");
             }
         }
-        let doublings = self.failures.saturating_sub(1).min(6);
-        let pause = LONGEST.min(FIRST.saturating_mul(1 << doublings));
-        (trouble.filter(|_| !expected), pause)
+        (trouble.filter(|_| !expected), self.backoff.pause())
     }
 
     /// Records a success, and logs it after a failure.
     pub(crate) fn worked(&mut self) {
         if self.said.take().is_some() {
-            let (source, failures) = (self.source.what, self.failures);
+            let (source, failures) = (self.source.what, self.count);
             tracing::info!(source, failures, "{source} answered, after {failures} failed tries");
         }
-        self.failures = 0;
+        self.count = 0;
+        self.backoff.reset();
         self.source.wanted = true;
     }
 }
@@ -83,8 +84,8 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    fn spell() -> Backoff {
-        Backoff::of(SourceName {
+    fn failures() -> SourceFailures {
+        SourceFailures::of(SourceName {
             what: "test",
             lost: "",
             advice: "",
@@ -94,22 +95,22 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_a_minute_and_begin_anew_after_success() {
-        let mut spell = spell();
-        let pauses: Vec<u64> = (0..9).map(|_| spell.failed(FailureSeverity::Broken, &"x").1.as_secs()).collect();
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        spell.worked();
-        assert_eq!(spell.failed(FailureSeverity::Broken, &"x").1, FIRST);
+    fn pauses_grow_and_begin_again_after_success() {
+        let mut failures = failures();
+        let pauses: Vec<u64> = (0..3).map(|_| failures.failed(FailureSeverity::Broken, &"x").1.as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4]);
+        failures.worked();
+        assert_eq!(failures.failed(FailureSeverity::Broken, &"x").1, FIRST);
     }
 
     #[test]
     fn absence_counts_only_where_the_source_is_wanted_or_was_there() {
-        let mut never_there = spell();
+        let mut never_there = failures();
         assert_eq!(never_there.failed(FailureSeverity::Absent, &"x").0, None);
         assert_eq!(never_there.failed(FailureSeverity::Broken, &"x").0, Some(ErrorCounter::CriFailed));
         never_there.worked();
         assert_eq!(never_there.failed(FailureSeverity::Absent, &"x").0, Some(ErrorCounter::CriFailed));
-        let mut asked_for = spell();
+        let mut asked_for = failures();
         asked_for.source.wanted = true;
         assert_eq!(asked_for.failed(FailureSeverity::Absent, &"x").0, Some(ErrorCounter::CriFailed));
     }
