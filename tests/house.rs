@@ -1,12 +1,13 @@
-//! The house keeps its order: what `docs/architecture.md` says about rooms and doors is held against every manifest and
-//! every source file, and the rules themselves against broken trees.
+//! Checks the structure of the repository: compares every manifest and every source file with the rooms and doors in
+//! `docs/architecture.md`. It also checks each rule with a tree that breaks it.
 //!
 //! ```text
 //!   files ─tree──▶ texts, outlines ──doors, order, names──▶ findings (file:line: rule: what to do)
 //!   docs/architecture.md ─plan──▶ tables ───┘
 //! ```
 //!
-//! What is read is text: a `use` path, a manifest, a name. What a macro makes up is not seen; the compiler sees doors.
+//! The test reads text only: `use` paths, manifests, names. It does not see the output of macros; for doors the
+//! compiler does.
 
 mod house {
     pub(crate) mod finding;
@@ -28,7 +29,7 @@ mod house {
     use finding::Finding;
     use std::path::Path;
 
-    /// Everything that is wrong with the tree at `root`, in order of file and line.
+    /// All broken rules of the tree at `root`, in order of file and line.
     pub(crate) fn check(root: &Path) -> Vec<Finding> {
         let mut findings = Vec::new();
         let tree = tree::Tree::read(root, &mut findings);
@@ -54,7 +55,7 @@ mod house {
 
 use std::path::{Path, PathBuf};
 
-/// Longer files are listed: a smell to look at in review, not an error.
+/// Longer files are listed for review. They are not an error.
 const LONG_FILE: usize = 400;
 
 fn root() -> PathBuf {

@@ -1,18 +1,19 @@
-//! Sharing the GPUs of this node: which slots kubelet may hand out, whom a start is for, what it gets.
+//! The node allocator: decides which slots the kubelet may allocate, which container a start is for, and which device
+//! shares that container gets.
 //!
 //! ```text
-//!   GPUs (NVML)      ─┐
-//!   GPU pods (pods)     ├─▶ Share ──▶ list      what kubelet may count
-//!   the kubelet's checkpoint   ─┘         ──▶ prefer    which of its ids kubelet should take
-//!                                ──▶ start     whose ids these are, and what was promised to whom
+//!   GPUs (NVML)          ─┐                     ┌─▶ list     the slots that the kubelet may count
+//!   GPU pods             ─┼──▶ NodeAllocator ───┼─▶ prefer   the slots that the kubelet should allocate
+//!   kubelet's checkpoint ─┘                     └─▶ start    the container that holds the slots, and its device shares
 //! ```
 //!
-//! Where the runtime has CDI nothing is given at `Allocate`, because `Allocate` names no pod: it takes a ticket, and the
-//! ticket is filled when the container starts and the kubelet's checkpoint say whose it is (*late*). Elsewhere devices are given with
-//! the ticket to whom they must be for, and the checkpoint confirm it before the container starts (*early*).
+//! `Allocate` names no pod. With *late* binding, where the runtime has CDI, its answer therefore holds only a ticket.
+//! The agent fills the ticket when the container starts and the kubelet's checkpoint names its pod. With *early*
+//! binding, on other nodes, the answer also holds the devices of the container that the agent expects, and the
+//! checkpoint must confirm that container before it starts.
 //!
-//! What must never happen here: no container gets what was promised to another, whatever order calls come in; when in
-//! doubt the answer is *wait* or *refuse*, never a guess.
+//! What must never happen here: a container gets devices that another container claims, in whatever order the calls
+//! come. A start that is in doubt *waits* or is *refused*; the allocator never guesses it.
 
 mod binding_mode;
 mod device;

@@ -39,7 +39,7 @@ mod tests {
             (Passes, Passes, Some(PolicyGuard::Open)),
             // A token that names no node, or another one.
             (RefusedBy(Nodes), RefusedBy(Nodes), Some(PolicyGuard::Hinders)),
-            // An account that may not write system keys concerns the other policy.
+            // The system-keys policy refuses the second write. That says nothing about this policy.
             (RefusedBy(Nodes), RefusedBy(Keys), Some(PolicyGuard::InForce)),
             (RefusedBy(Pods), Passes, None),
             (Unknown, Passes, None),

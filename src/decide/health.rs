@@ -42,8 +42,9 @@ pub struct HealthPolicy {
 }
 
 impl HealthPolicy {
-    /// The default: as long as Kubernetes leaves pods on a node that does not answer. By then, controllers that move
-    /// work away have done so.
+    /// The default of `--health-quiet-period`, which `steward/settings/table.rs` states for users; a test compares the two.
+    /// It is as long as Kubernetes leaves pods on a node that does not answer. By then, controllers that move work away
+    /// have done so.
     pub const QUIET: Duration = Duration::from_secs(300);
 }
 

@@ -6,11 +6,12 @@
 //!                           ┘             └─▶ pods_on   the pods with a share of one device
 //! ```
 //!
-//! One ledger can hold one node or a whole cluster, because the UUID of a device is unique. Each change costs as much as the
-//! claim has device shares, and each query a lookup by device; no query copies a claim or walks over all pods.
+//! One ledger can hold one node or a whole cluster, because the UUID of a device is unique. The cost of a change grows
+//! with the number of device shares in the claim, and a query is one lookup by device; no query copies a claim or walks
+//! over all pods.
 //!
-//! What must never happen here: a sum that differs from the sum of the claims that it stands for. A change takes out exactly
-//! what the same claim put in, and the sums are wide enough that no addition saturates.
+//! What must never happen here: a sum that differs from the sum of the claims that it stands for. A change takes out
+//! exactly what the same claim put in, and the sums are wide enough that no addition saturates.
 
 use model::claim::Claim;
 use model::gpu_pod::GpuPod;
@@ -19,8 +20,8 @@ use model::request::ContainerRole;
 use model::unit::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// All SM time of a device, as claims name it. A claim of this much is exclusive on a device that offers this much and no more:
-/// HAMi's schedulers put no other container beside it, not even one that names no cores.
+/// All SM time of a device, as claims name it. A claim of this much is exclusive on a device that offers this much and
+/// no more: HAMi's schedulers put no other container beside it, not even one that names no cores.
 pub const ALL_CORES: u32 = 100;
 
 /// How much of one device a container, a pod or several pods take.
@@ -32,7 +33,7 @@ pub struct DeviceDemand {
     pub cores: u64,
     /// Containers that share the device.
     pub containers: u64,
-    /// Those of the containers to which all SM time is promised.
+    /// Those of the containers that claim all SM time of the device.
     pub exclusive: u64,
 }
 
@@ -45,8 +46,8 @@ impl DeviceDemand {
         self.exclusive = self.exclusive.saturating_add(other.exclusive);
     }
 
-    /// Whether one of two demands of different pods is exclusive and the other is there too, on a device that offers `cores`
-    /// percent of SM time.
+    /// Whether one of two demands of different pods is exclusive and the other is there too, on a device that offers
+    /// `cores` percent of SM time.
     #[must_use]
     pub fn clashes_with(self, other: DeviceDemand, cores: u32) -> bool {
         let beside = |one: DeviceDemand, other: DeviceDemand| one.exclusive > 0 && other.containers > 0;
@@ -63,8 +64,8 @@ impl DeviceDemand {
     }
 }
 
-/// What a pod with `claim` takes of `device` at any one moment. Init containers run one after the other, beside the sidecars that
-/// have started before them. After them all sidecars and app containers run together.
+/// What a pod with `claim` takes of `device` at any one moment. Init containers run one after the other, beside the
+/// sidecars that have started before them. After them all sidecars and app containers run together.
 #[must_use]
 pub fn demand_of(gpu_pod: &GpuPod, claim: &Claim, device: &GpuUuid) -> DeviceDemand {
     let (mut together, mut init, mut sidecars) =
@@ -98,9 +99,9 @@ pub fn demand_of(gpu_pod: &GpuPod, claim: &Claim, device: &GpuUuid) -> DeviceDem
 /// How far a claim has come. A claim that is gone is not in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimState {
-    /// A decision reserves it; nothing is written yet.
+    /// A decision reserves the claim; it is not written on the pod yet.
     Assumed,
-    /// It stands on a pod that is bound to a node; no container of the pod has its devices yet.
+    /// The claim stands on a pod that is bound to a node; no container of the pod has its devices yet.
     Bound,
     /// A container of the pod has its devices.
     Started,
@@ -109,24 +110,24 @@ pub enum ClaimState {
 /// One claim in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerClaim {
-    /// How far it has come.
+    /// How far the claim has come.
     pub state: ClaimState,
     /// The device shares.
     pub claim: Claim,
-    /// What it takes of each device.
+    /// What the claim takes of each device.
     demand: BTreeMap<GpuUuid, DeviceDemand>,
 }
 
 impl LedgerClaim {
-    /// What it takes of `device`.
+    /// What the claim takes of `device`.
     #[must_use]
     pub fn demand(&self, device: &GpuUuid) -> DeviceDemand {
         self.demand.get(device).copied().unwrap_or_default()
     }
 }
 
-/// A sum of demands. One demand has at most 64 bits for each number and a cluster has fewer than 2^32 pods, so no sum reaches
-/// 2^128.
+/// A sum of demands. One demand has at most 64 bits for each number and a cluster has fewer than 2^32 pods, so no sum
+/// reaches 2^128.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sum {
     memory: u128,
@@ -145,7 +146,7 @@ impl Sum {
         }
     }
 
-    /// Only ever less than was added: see [`Ledger::remove`].
+    /// Never takes out more than was added: see [`Ledger::remove`].
     fn minus(self, demand: DeviceDemand) -> Sum {
         Sum {
             memory: self.memory.saturating_sub(demand.memory.into()),
@@ -169,11 +170,11 @@ impl Sum {
 /// The claims on one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct DeviceClaims {
-    /// Of all claims.
+    /// The sum of all claims.
     all: Sum,
-    /// Of the claims that have started.
+    /// The sum of the claims that have started.
     started: Sum,
-    /// The pods with a share of it.
+    /// The pods with a share of the device.
     pods: BTreeSet<PodUid>,
 }
 
@@ -187,13 +188,14 @@ pub struct Ledger {
 impl Ledger {
     /// Takes over what a pod holds now, in place of what it held before.
     pub fn set(&mut self, gpu_pod: &GpuPod, state: ClaimState, claim: &Claim) {
-        if self.claims.get(&gpu_pod.uid).is_some_and(|now| now.state == state && now.claim == *claim) {
-            return;
-        }
-        self.remove(&gpu_pod.uid);
         let devices: BTreeSet<&GpuUuid> = claim.shares().map(|share| &share.device).collect();
         let demand: BTreeMap<GpuUuid, DeviceDemand> =
             devices.into_iter().map(|device| (device.clone(), demand_of(gpu_pod, claim, device))).collect();
+        let now = self.claims.get(&gpu_pod.uid);
+        if now.is_some_and(|now| now.state == state && now.claim == *claim && now.demand == demand) {
+            return;
+        }
+        self.remove(&gpu_pod.uid);
         for (device, demand) in &demand {
             let sums = self.devices.entry(device.clone()).or_default();
             sums.all = sums.all.plus(*demand);
@@ -205,7 +207,7 @@ impl Ledger {
         self.claims.insert(gpu_pod.uid.clone(), LedgerClaim { state, claim: claim.clone(), demand });
     }
 
-    /// Forgets a claim: its pod is gone, has ended, or has no claim any more.
+    /// Removes a claim, because its pod is gone, has finished, or has no claim any more.
     pub fn remove(&mut self, uid: &PodUid) {
         let Some(gone) = self.claims.remove(uid) else { return };
         for (device, demand) in gone.demand {

@@ -398,7 +398,8 @@ mod tests {
     /// Promise 19 in docs/specification.md.
     #[test]
     fn slow_readers_from_one_address_keep_a_scrape_from_another_one_out_of_nothing() {
-        // The slow readers are not cut while the test runs: only the limit for each address helps.
+        // `patience` is longer than the test, so no slow reader is cut. Only the limit for each address can let the
+        // scrape in.
         let limits = Limits { patience: Duration::from_secs(300), ..Limits::default() };
         let served = served(sample_view::large(8, 1250, 4), limits);
         let mut held: Vec<Socket> = (0..100).map(|_| served.slow_scrape(2)).collect();
@@ -416,7 +417,8 @@ mod tests {
 
     #[test]
     fn slow_readers_from_eight_addresses_that_ask_for_all_there_is_do_not_keep_a_scrape_out() {
-        // The ordinary patience is longer than the test: only `haste` helps.
+        // The limits `patience` and `wait` are longer than the test. Only the shorter limit `haste` can free an answer
+        // in time.
         let long = Duration::from_secs(300);
         let limits = Limits { patience: long, wait: long, ..Limits::default() };
         let served = served(sample_view::large(8, 600, 4), limits);

@@ -226,7 +226,7 @@ fn plugin(view: &NodeView) -> PluginView {
         .into(),
         allocations: 4,
         starts: vec![(StartOutcome::Filled, 3), (StartOutcome::Refused("DoesNotFit"), 1)],
-        waited: vec![("Books", 1)],
+        waited: vec![("Checkpoint", 1)],
         differing: 1,
         without_gpu: 1,
         moves: ClaimMoves { exchanged: 2, alone: 0 },

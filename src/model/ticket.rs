@@ -4,7 +4,7 @@ use crate::claim::DeviceShare;
 use crate::id::{ContainerKey, Ticket};
 use std::sync::Arc;
 
-/// A ticket that the kubelet got as the answer to `Allocate`.
+/// A ticket that the agent made to answer one `Allocate` call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedTicket {
     /// The ticket.

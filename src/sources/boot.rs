@@ -10,7 +10,8 @@ const MAX_BYTES: u64 = 64;
 /// Reads `sys/kernel/random/boot_id` below `/proc`: it is the same in every container of the machine, and differs after
 /// each boot.
 ///
-/// # Errors When it cannot be read, or is not a boot id.
+/// # Errors
+/// When it cannot be read, or is not a boot id.
 pub fn boot_id(procfs: &Path) -> io::Result<BootId> {
     let mut text = String::new();
     std::fs::File::open(procfs.join("sys/kernel/random/boot_id"))?.take(MAX_BYTES).read_to_string(&mut text)?;

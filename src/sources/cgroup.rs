@@ -4,7 +4,7 @@
 //!   layout     v1, v2 or both; which tree has which controller; whether our namespace hides the beginning of paths
 //!   walk       finds pods and containers in the mounted hierarchy
 //!   members    the processes in one cgroup and below it
-//!   kernel     reads their files: kept open, below held directories, or by path
+//!   kernel     reads their files: files that stay open, files below an open directory, or files by path
 //!   tracked    one cgroup: its open files, its last readings
 //!   table      all cgroups: finds, reads, forgets and reports them
 //! ```

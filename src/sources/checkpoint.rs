@@ -4,7 +4,7 @@
 //!   device-plugins/kubelet_internal_checkpoint ──stat, read──▶ wire::checkpoint ──▶ rows of one resource
 //! ```
 //!
-//! What must never happen here: the file is never written, and a file that cannot be read never counts as an empty one.
+//! What must never happen here: the file is written; a file that cannot be read is taken for an empty one.
 
 use model::checkpoint::CheckpointEntry;
 use model::id::ContainerKey;

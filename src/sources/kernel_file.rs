@@ -1,11 +1,12 @@
-//! Reads the kernel's files: one reader for each thread, one buffer, no allocation once the buffer has grown.
+//! Reads the kernel's files. Each thread has one reader with three buffers: path, contents, directory entries. Once the
+//! buffers have grown, reading allocates nothing.
 //!
 //! ```text
-//!   parts of a path ──open, check, read──▶ bytes of the whole file, or a `ReadFailure` of one word
+//!   parts of a path ──open, check, read──▶ bytes of the whole file, or a `ReadFailure`
 //! ```
 //!
-//! What must never happen here: waiting. A file is opened with `O_NONBLOCK` and must be a regular one, so a FIFO or
-//! device in its place is refused without waiting; a symlink at the end of a path is not followed.
+//! What must never happen here: the thread waits for a FIFO or a device. So each file is opened with `O_NONBLOCK`, and
+//! anything but a regular file is refused. A symlink at the end of a path is not followed.
 
 use model::Absence;
 use rustix::fd::{AsFd, OwnedFd};
@@ -267,7 +268,8 @@ impl KernelFileReader {
     /// Like [`KernelFileReader::directory_links`], for an entry of an open directory; for that directory itself if the
     /// name is empty.
     ///
-    /// # Errors Like [`KernelFileReader::directory_links`].
+    /// # Errors
+    /// Like [`KernelFileReader::directory_links`].
     pub fn directory_links_in(&mut self, directory: impl AsFd, parts: &[&[u8]]) -> Result<DirectoryLinks, ReadFailure> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
         let stat = rustix::fs::statat(directory, self.join(parts), flags)?;

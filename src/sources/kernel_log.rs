@@ -31,7 +31,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// log that the agent may not read is logged once and is no failure. The path `syslog` selects the system call of that
 /// name.
 ///
-/// # Errors When the operating system cannot start a thread.
+/// # Errors
+/// When the operating system cannot start a thread.
 /// When the operating system has no thread to give.
 pub fn spawn(
     path: PathBuf,

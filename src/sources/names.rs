@@ -97,7 +97,8 @@ pub async fn run(settings: Settings, reporter: Reporter, stop: CancellationToken
 
 /// The configuration of the container runtime.
 ///
-/// # Errors A sentence that names the socket and the reason.
+/// # Errors
+/// A sentence that names the socket and the reason.
 pub async fn runtime_config(cri_socket: CriSocket) -> Result<RuntimeConfig, String> {
     runtime::ask(&cri_socket.places()).await.map(|(_, config)| config)
 }
@@ -105,7 +106,8 @@ pub async fn runtime_config(cri_socket: CriSocket) -> Result<RuntimeConfig, Stri
 /// The runtime that answers (`containerd://2.1.4`, as a Node names it), and whether it reports that CDI is on. It need
 /// not be the runtime that the kubelet uses.
 ///
-/// # Errors A sentence that names the socket and the reason.
+/// # Errors
+/// A sentence that names the socket and the reason.
 pub async fn runtime_cdi(cri_socket: CriSocket) -> Result<(String, Option<bool>), String> {
     runtime::ask(&cri_socket.places()).await.map(|(runtime, config)| (runtime, config.cdi))
 }

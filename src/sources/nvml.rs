@@ -47,7 +47,7 @@ mod poll;
 mod stall;
 mod supervise;
 #[cfg(test)]
-mod drill;
+mod fake_driver_tests;
 
 pub use crate::nvml::gate::DriverGate;
 pub use crate::nvml::settings::{DriverPatience, Settings};
@@ -67,7 +67,8 @@ use wire::kernel_log::KernelError;
 /// driver is no error: the agent reports the reason with advice and retries with backoff. The caller need not wait for
 /// the threads. They end soon after `stop`; a thread that hangs in the driver ends with the process.
 ///
-/// # Errors When the operating system cannot start a thread.
+/// # Errors
+/// When the operating system cannot start a thread.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<JoinHandle<()>> {
     let log = settings.kernel_log.clone();
     let mut supervisor = Supervisor::new(settings, reporter.clone(), stop.clone());

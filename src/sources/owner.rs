@@ -146,7 +146,7 @@ impl OwnerReader {
         let whole = memberships(text, |membership| match place(membership.path) {
             CgroupPlace::Host => {}
             CgroupPlace::Foreign => foreign = true,
-            // The process may be in a container in one hierarchy and not in another: the container counts.
+            // The process may be in a container in one hierarchy and not in another: its owner is the container.
             CgroupPlace::Inside { path, kind } => {
                 let rank = rank(membership);
                 if inside.as_ref().is_none_or(|(known, ..)| rank < *known) {

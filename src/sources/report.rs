@@ -141,7 +141,8 @@ impl Observations {
 
     /// The next observation, if there is one now.
     ///
-    /// # Errors When there is none yet, or none will come.
+    /// # Errors
+    /// When there is none yet, or none will come.
     pub fn try_recv(&mut self) -> Result<Observation, TryRecvError> {
         match self.kept.take() {
             Some(observation) => Ok(observation),

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Deadlines lie on a grid of the monotonic clock, so they do not drift. A deadline that passes during a pass is
-//! counted and skipped. What must never happen here: a pass that waits for another thread, a wait for room in the
-//! report queue, a clock that can be set.
+//! counted and skipped. What must never happen here: a pass waits for another thread or for room in the report queue;
+//! the time is read from a clock that can be set.
 
 use crate::cgroup::layout::{CgroupLayout, CgroupNamespace, kernel_release};
 use crate::cgroup::table::CgroupTable;
@@ -54,7 +54,8 @@ const MOST_FILES: u64 = 2 * model::cgroup::MAX_CGROUPS as u64;
 
 /// Starts the thread `sampler`. It ends at once when `stop` is cancelled while it waits, else after the current pass.
 ///
-/// # Errors When the operating system cannot start a thread.
+/// # Errors
+/// When the operating system cannot start a thread.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("sampler".into()).spawn(move || {
         let stop = ThreadStop::new(stop);

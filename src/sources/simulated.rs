@@ -68,7 +68,8 @@ pub fn models() -> impl Iterator<Item = &'static str> {
 
 /// Checks whether that many GPUs of that model can be simulated; settings are checked by this before anything starts.
 ///
-/// # Errors A sentence for the user who asked for them.
+/// # Errors
+/// A sentence for the user who asked for them.
 pub fn check(model: &str, count: u32) -> Result<(), String> {
     product(model, count).map(|_| ())
 }
@@ -87,7 +88,8 @@ fn product(model: &str, count: u32) -> Result<&'static Product, String> {
 
 /// Starts the thread `gpu-simulated`, and returns its handle, so that the caller can watch it.
 ///
-/// # Errors When such GPUs cannot be simulated ([`check`]), or the operating system cannot start a thread.
+/// # Errors
+/// When such GPUs cannot be simulated ([`check`]), or the operating system cannot start a thread.
 pub fn spawn(settings: Settings, reporter: Reporter, stop: CancellationToken) -> io::Result<JoinHandle<()>> {
     let product =
         product(&settings.model, settings.count).map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))?;

@@ -1,4 +1,4 @@
-//! The node agent: which eye reports to whom, who owns the state, who shows it.
+//! The node agent: starts its tasks and threads, connects them, and ends when one of them ends.
 //!
 //! ```text
 //!   sampler, nvml | simulated, names, pods ──Observation──▶ owner ──watch──▶ http :9410, usage socket
@@ -21,7 +21,7 @@ mod guarding;
 mod sharing;
 pub(crate) mod clean;
 pub(crate) mod clear;
-mod announcing;
+mod node_writer;
 
 use crate::args;
 use crate::exit::Exit;
@@ -32,7 +32,6 @@ use crate::settings::value::Gpus;
 use crate::stop::{self, StopRequest};
 use crate::telemetry::Telemetry;
 use addresses::Addresses;
-use announcing::Announcing;
 use clean::Scope;
 use driver_door::DriverDoor;
 use effects::admin::{ClearIncident, DriverControl};
@@ -46,6 +45,7 @@ use listeners::Listeners;
 use model::id::NodeName;
 use model::pod::PodList;
 use model::view::NodeView;
+use node_writer::Announcing;
 use owner::Owner;
 use reload::Reload;
 use serve::Shown;
@@ -63,17 +63,17 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Threads of the async runtime: one may wait for a disk that hangs ([`effects::plugin::OneAtDisk`]), while the other feeds owner
-/// and watchdog. The ports have a thread of their own ([`serve::ports`]).
+/// Workers of the Tokio runtime. At most one of them blocks on disk I/O ([`effects::plugin::OneAtDisk`]), while the
+/// other runs owner and watchdog. The ports have a thread of their own ([`serve::ports`]).
 const WORKERS: usize = 2;
-/// Their stacks. Only the pages that are touched cost memory.
+/// The stack size of a worker. Only the pages that it touches cost memory.
 const STACK: usize = 1024 * 1024;
-/// Threads for blocking work: profiles are taken one at a time, files are read rarely.
+/// Threads for blocking work: few are enough, because files are read rarely.
 const BLOCKING: usize = 4;
-/// Of the time that requests in flight have to end, what is kept for those that are not kubelet's.
+/// The part of the drain timeout that is reserved for requests other than kubelet's calls.
 const LEFT: Duration = Duration::from_millis(500);
 
-/// Runs the agent until it is told to stop. What goes wrong before that is in the log.
+/// Runs the agent until it must stop. An error at the start goes to the log.
 pub(crate) fn run(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Exit {
     match start(settings, spoken, telemetry) {
         Ok(exit) => exit,
@@ -84,7 +84,7 @@ pub(crate) fn run(settings: Settings, spoken: RawSettings, telemetry: Telemetry)
     }
 }
 
-/// Takes away what agents wrote on this node's Node, or on all of them, and ends.
+/// Removes what agents wrote on this node's Node, or on all Nodes.
 pub(crate) fn clean(settings: &Settings, all: bool) -> Exit {
     let cleaned = || {
         let scope = if all { Scope::All } else { Scope::One(node_name(settings)?) };
@@ -109,7 +109,7 @@ pub(crate) fn clean(settings: &Settings, all: bool) -> Exit {
     }
 }
 
-/// Tells the agent that runs here that what has happened to a GPU, or to all, is mended, and ends.
+/// Clears the incidents of a GPU, or of all GPUs, in the agent that runs here.
 pub(crate) fn clear(settings: &Settings, which: &str) -> Exit {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let cleared = runtime
@@ -127,7 +127,7 @@ pub(crate) fn clear(settings: &Settings, which: &str) -> Exit {
     }
 }
 
-/// Why the agent does not start: a sentence and an exit code.
+/// The reason why the agent does not start, and the exit code.
 struct Failure {
     what: String,
     exit: Exit,
@@ -143,7 +143,7 @@ fn start(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Resul
     effects::pprof::heap::set_active(settings.profiling);
     for (variable, near) in spoken.strange_variables() {
         let meant = near.unwrap_or_default();
-        tracing::warn!(variable, meant, "an environment variable looks like a setting and is none");
+        tracing::warn!(variable, meant, "an environment variable looks like a setting and is not one");
     }
     let name = node_name(&settings)?;
     let wrong = |what| Failure { what, exit: Exit::Usage };
@@ -154,7 +154,7 @@ fn start(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Resul
     let asks = stop::listen().map_err(|error| Failure::io("listen for signals", &error))?;
     sharing::check(&settings.sharing, &name).map_err(wrong)?;
     let doors = Listeners::open(&settings).map_err(|error| Failure { what: error.to_string(), exit: error.exit() })?;
-    // Before anybody is told that we run: what is compared at a reload is what held at the start.
+    // Before the start is announced: a SIGHUP right after it must compare with the settings of the start.
     let (http_sender, http) = watch::channel(http);
     let reload = Reload::new(spoken, settings.live.clone(), hosts.clone(), http_sender);
     let runtime = runtime().map_err(|error| Failure::io("start the runtime's threads", &error))?;
@@ -179,8 +179,8 @@ fn start(settings: Settings, spoken: RawSettings, telemetry: Telemetry) -> Resul
     exit
 }
 
-/// The way to the API server; standalone there is none unless it is asked for by name. Nothing is sent yet: a server that
-/// is away does not keep the agent from starting.
+/// Prepares the connection to the API server; with `--standalone` only if `--kubeconfig` names a file. Sends nothing
+/// yet: the agent starts even if the API server is down.
 async fn connect(settings: &Settings) -> Result<Option<ApiConnection>, Failure> {
     if settings.standalone && settings.kubeconfig.is_none() {
         return Ok(None);
@@ -189,8 +189,8 @@ async fn connect(settings: &Settings) -> Result<Option<ApiConnection>, Failure> 
     connection.map(Some).map_err(|error| Failure { what: error.to_string(), exit: Exit::Usage })
 }
 
-/// Opens the usage socket. One that another program serves is no reason to wait for, unless it is the agent that this one
-/// replaces: an upgrade starts the new one first.
+/// Opens the usage socket. If another program serves it, the start fails, unless that program is the agent that this
+/// one replaces: an upgrade starts the new agent first.
 async fn open_usage(
     settings: &Settings,
     name: &NodeName,
@@ -208,7 +208,7 @@ async fn open_usage(
     Ok(Some((path, opened)))
 }
 
-/// One line with everything that a person or a script needs to find us.
+/// Logs one line with the addresses of the agent, and writes them to a file for scripts.
 fn announce(settings: &Settings, name: &NodeName, doors: &Listeners, operator: &str) -> Addresses {
     let usage = settings.usage_socket.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
     let (version, pid, metrics, admin) = (args::version(), std::process::id(), doors.metrics(), doors.admin());
@@ -244,10 +244,10 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// What the ports need.
+/// The inputs of the servers.
 struct Ports {
     doors: Listeners,
-    /// The usage socket's path, if it is wanted, and the socket if it could be opened.
+    /// The path of the usage socket, and the socket or the error; `None` if the setting is `none`.
     usage: Option<(PathBuf, std::io::Result<UnixListener>)>,
     http: watch::Receiver<effects::http::Settings>,
     hosts: AllowedHosts,
@@ -279,27 +279,27 @@ fn admin(
 /// The running tasks.
 struct Agent {
     tasks: JoinSet<(&'static str, std::io::Result<()>)>,
-    /// Keeps the owner's queue open even when no eye is left that could report.
+    /// Keeps the owner's queue open even when no source is left.
     reporter: Reporter,
-    /// What is seen of the node.
+    /// The newest view of the node.
     view: watch::Receiver<Arc<NodeView>>,
-    /// Its pods, once they were listed.
+    /// The pods of the node; `None` before the first list.
     pods: watch::Receiver<Option<Arc<PodList>>>,
-    /// Has the certificates of the admin port read again.
+    /// Makes the admin port read its certificates again.
     certificates: Arc<Notify>,
-    /// The driver was replaced under us.
+    /// The owner notifies it when the NVIDIA driver was updated.
     replaced: Arc<Notify>,
     stop: CancellationToken,
-    /// The GPU driver, of which an operator may have it let go.
+    /// Releases the GPU driver when an operator asks for it.
     driver: DriverDoor,
-    /// How far sharing is.
+    /// The progress of the start of sharing.
     progress: watch::Sender<Progress>,
-    /// The end of sharing, before that of all else.
+    /// Ends sharing, before all other tasks end.
     sharing: Option<sharing::Run>,
 }
 
 impl Agent {
-    /// Opens the eyes and starts owner and servers.
+    /// Starts the sources, the owner and the servers.
     fn new(name: NodeName, ports: Ports, settings: &Settings, telemetry: &Telemetry) -> Result<Agent, Failure> {
         let stop = CancellationToken::new();
         let (reporter, observations) = Reporter::channel();
@@ -363,7 +363,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Starts the owner of what one believes.
+    /// Starts the owner of the node's state.
     fn own(&mut self, owner: Owner) {
         let ended = self.stop.clone();
         self.must_not_end("owner", async move {
@@ -372,7 +372,7 @@ impl Agent {
         });
     }
 
-    /// Keeps on disk what has happened to GPUs, and what pods have had of them.
+    /// Starts the tasks that keep incidents of GPUs and tallies of pods on disk.
     fn keep(&mut self, incidents: impl Future<Output = std::io::Result<()>> + Send + 'static, state_dir: PathBuf) {
         self.must_not_end("incidents", incidents);
         let (view, reporter, ended) = (self.view.clone(), self.reporter.clone(), self.stop.clone());
@@ -384,7 +384,8 @@ impl Agent {
         });
     }
 
-    /// Watches the threads that look at the world, and asks for names. From then on code that is not run any more is given back.
+    /// Watches the threads of the sources, and starts the source of container names. Starts the task that returns the
+    /// memory of code that does not run any more.
     fn look(&mut self, threads: Vec<threads::Thread>, names: sources::names::Settings) {
         tokio::spawn(text::give_back(self.view.clone()));
         for (name, thread) in threads {
@@ -397,7 +398,7 @@ impl Agent {
         });
     }
 
-    /// Asks the API server for this node's pods from now on.
+    /// Starts the list and watch of this node's pods at the API server.
     fn follow_pods(&mut self, asker: PodsClient) {
         let (reporter, ended) = (self.reporter.clone(), self.stop.clone());
         self.must_not_end("pods", async move {
@@ -406,7 +407,7 @@ impl Agent {
         });
     }
 
-    /// Shares this node's GPUs through kubelet, and writes on our Node what it has.
+    /// Starts the tasks that share this node's GPUs through kubelet, and the tasks that write on its Node.
     fn share(&mut self, connection: ApiConnection, node: &NodeName, settings: &Settings) -> Result<(), Failure> {
         let unusable = |what: String| Failure { what, exit: Exit::Unavailable };
         let api = ApiServer::new(connection.client.clone(), node.clone());
@@ -450,7 +451,7 @@ impl Agent {
         self.tasks.spawn(async move { (name, task.await) });
     }
 
-    /// Answers signals until it is time to go, then drains.
+    /// Handles signals until the agent must stop, then drains.
     async fn live(
         &mut self,
         mut asks: mpsc::Receiver<StopRequest>,
@@ -467,27 +468,28 @@ impl Agent {
                     }
                     Some(StopRequest::Reload) => {
                         reload.again(&telemetry.level);
-                        // Files of their own: a bad configuration does not keep a good certificate out.
+                        // The certificates are separate files: they are read again even if the configuration has a
+                        // mistake.
                         self.certificates.notify_one();
                     }
                     Some(StopRequest::More) => telemetry.level.change("SIGUSR1", |now| now.more()),
                     Some(StopRequest::LetGo) => self.driver.signalled(),
                     Some(StopRequest::Less) => telemetry.level.change("SIGUSR2", |now| now.less()),
                     None => {
-                        tracing::error!("the thread that listens for signals has ended; it must not");
+                        tracing::error!("the thread that listens for signals has ended");
                         break Exit::Failure;
                     }
                 },
                 () = self.replaced.notified() => {
                     tracing::error!(
-                        "stopping: the NVIDIA driver was updated under this process, whose library is the old one for good; \
-                         the next one has the new library, and running containers are left alone"
+                        "stopping: the NVIDIA driver was updated under this process, which cannot load the new library; the \
+                         next process loads it, and running containers are not touched"
                     );
                     break Exit::DriverReplaced;
                 }
                 Some(ended) = self.tasks.join_next() => {
                     let (task, why, exit) = told(ended);
-                    tracing::error!(task, why, "a part that must not end has ended; the program ends with it");
+                    tracing::error!(task, why, "a task that must not end has ended; the agent ends with it");
                     break exit;
                 }
             }
@@ -496,7 +498,7 @@ impl Agent {
         exit
     }
 
-    /// kubelet first, whose calls need all the others for their answers.
+    /// Drains kubelet's calls first, because their answers need all other tasks; then all other requests.
     async fn drain(&mut self, patience: Duration) {
         notify::stopping();
         let until = tokio::time::Instant::now() + patience;
@@ -522,7 +524,7 @@ type Ended = Result<(&'static str, std::io::Result<()>), tokio::task::JoinError>
 fn told(ended: Ended) -> (&'static str, String, Exit) {
     match ended {
         Ok((task, Ok(()))) => (task, "it returned".into(), Exit::Failure),
-        // Another agent's socket, say: to start again does not help.
+        // The error decides the exit code: where another agent has the socket, for example, a restart does not help.
         Ok((task, Err(error))) => (task, error.to_string(), Exit::from_io(&error)),
         Err(error) => ("unknown", error.to_string(), Exit::Failure),
     }

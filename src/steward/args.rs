@@ -1,9 +1,10 @@
-//! The command line. Checks only what the user wrote: `--help`, `--version` and `print-config` never look at the host.
+//! Parses the command line. It checks the arguments only: `--help`, `--version` and `print-config` read nothing of the
+//! host except the configuration file.
 
 use crate::exit;
 use crate::print_config::Output;
-use crate::settings::key::{KEYS, Key};
 use crate::settings::layer::RawSettings;
+use crate::settings::table::{KEYS, Key};
 use crate::top;
 use crate::usage;
 use clap::{Arg, ArgAction, ArgMatches, builder::NonEmptyStringValueParser, value_parser};
@@ -11,47 +12,47 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-/// What the user wants.
+/// The parsed command line.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Run the node agent.
     Agent(RawSettings),
-    /// Take away what agents wrote on this node's Node, or on all of them.
+    /// Remove what agents wrote on this node's Node, or on all Nodes if `true`.
     Clean(RawSettings, bool),
-    /// Tell the agent that runs here that what has happened to this GPU, or to all, is mended.
+    /// Clear the incidents of this GPU, or of `all`, in the agent that runs here.
     Clear(RawSettings, String),
     /// Watch a node in the terminal.
     Top(top::Settings),
-    /// Be the child of a program that is being profiled.
+    /// Run as the child process that finds symbols for the agent's profiles.
     Symbolize,
     /// Show the settings.
     PrintConfig(RawSettings, Output),
-    /// Show what the agent believes.
+    /// Show what the agent reports.
     Usage(RawSettings, usage::Wanted),
 }
 
 /// The flag that clears incidents.
 const CLEAR: &str = "clear-incident";
-/// The flag that cleans, and whose Nodes.
+/// The flag that cleans Nodes, and its values.
 const CLEAN: &str = "clean-node";
 const OWN: &str = "own";
 const ALL: &str = "all";
 
-const ABOUT: &str = "Shares a node's GPUs, tells the truth about how they are used, and lets the scheduler act on it";
+const ABOUT: &str = "Shares a node's GPUs between pods, measures how they are used, and lets the scheduler act on it";
 
 const EXAMPLES: &str = "\
 Examples:
-  gpu-steward agent --standalone                        look at this machine, serve http://localhost:9410/metrics
-  gpu-steward agent --standalone --gpus simulated=A100:4  the same with made-up GPUs, marked as such
-  gpu-steward usage --watch                             what the agent on this machine sees of its GPUs
-  gpu-steward print-config -o yaml                      the settings that would hold, as a configuration file";
+  gpu-steward agent --standalone                          read this machine, serve http://localhost:9410/metrics
+  gpu-steward agent --standalone --gpus simulated=A100:4  the same with simulated GPUs, marked as simulated
+  gpu-steward usage --watch                               what the agent on this machine reports of its GPUs
+  gpu-steward print-config -o yaml                        the effective settings, as a configuration file";
 
 const SETTINGS: &str = "\
 Every option under a heading is a setting. It can also be given as an environment variable (--usage-socket is
-GPU_STEWARD_USAGE_SOCKET) or as a key of the configuration file (usage-socket: PATH). A flag beats the environment,
-which beats the file, which beats the default; `gpu-steward print-config` shows where each value comes from.";
+GPU_STEWARD_USAGE_SOCKET) or as a key of the configuration file (usage-socket: PATH). A flag overrides the environment,
+which overrides the file, which overrides the default; `gpu-steward print-config` shows where each value comes from.";
 
-/// Version, with the commit where the build was told it (`GPU_STEWARD_COMMIT=… cargo build`).
+/// The version, with the commit if the build got one (`GPU_STEWARD_COMMIT=… cargo build`).
 pub(crate) fn version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| match option_env!("GPU_STEWARD_COMMIT") {
         Some(commit) => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
@@ -60,10 +61,10 @@ pub(crate) fn version() -> &'static str {
     &TEXT
 }
 
-/// Reads the command line.
+/// Parses the command line.
 ///
 /// # Errors
-/// clap's: also the texts of `--help` and `--version`.
+/// The errors of clap, which include the texts of `--help` and `--version`.
 pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
     let matches = command().try_get_matches_from(args)?;
     match matches.subcommand() {
@@ -86,7 +87,7 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Command, 
     }
 }
 
-/// The whole grammar.
+/// The definition of all subcommands and flags.
 pub(crate) fn command() -> clap::Command {
     clap::Command::new("gpu-steward")
         .version(version())
@@ -101,15 +102,16 @@ pub(crate) fn command() -> clap::Command {
             clap::Command::new("agent")
                 .about("Run the node agent")
                 .long_about(
-                    "Runs the node agent: reads GPUs, cgroups and processes of this machine and serves what it sees.\n\
-                     SIGHUP reads the configuration file again, SIGUSR1 and SIGUSR2 make the log more and less detailed, SIGRTMIN lets go of the GPU driver for a minute.",
+                    "Runs the node agent: shares the GPUs of this machine, reads its GPUs, cgroups and processes, and serves the readings.\n\
+                     On SIGHUP it reads the configuration file again, on SIGUSR1 and SIGUSR2 it makes the log more and less detailed, on \
+                     SIGRTMIN it releases the GPU driver for a minute.",
                 )
                 .after_help(format!("{SETTINGS}\n\n{}", exit::HELP)),
         ).arg(clean()).arg(clear()))
         .subcommand(top::command())
         .subcommand(with_settings(
             clap::Command::new("print-config")
-                .about("Show the settings that would hold, and where each comes from")
+                .about("Show the effective settings, and where each value comes from")
                 .after_help(SETTINGS)
                 .arg(
                     Arg::new("output")
@@ -118,13 +120,13 @@ pub(crate) fn command() -> clap::Command {
                         .value_name("FORMAT")
                         .value_parser(value_parser!(Output))
                         .default_value("text")
-                        .help("text, json, or yaml (which is a configuration file)"),
+                        .help("text, json, or yaml (the format of the configuration file)"),
                 ),
         ))
-        .subcommand(with_usage(clap::Command::new("usage").about("Show the GPUs and who uses them, as the agent here sees it")))
+        .subcommand(with_usage(clap::Command::new("usage").about("Show the GPUs of this machine and who uses them, as the agent reports it")))
 }
 
-/// Not a setting: who asks for it wants nothing else.
+/// The flag `--clean-node`. It is not a setting: with it the program runs no agent.
 fn clean() -> Arg {
     Arg::new(CLEAN)
         .long(CLEAN)
@@ -135,12 +137,12 @@ fn clean() -> Arg {
         .value_parser([OWN, ALL])
         .hide_possible_values(true)
         .help(
-            "Run no agent: take away the labels and annotations that agents wrote on this node's Node (=all: on every Node) \
-             and end. The agent there must have ended, else it writes them anew",
+            "Run no agent: remove the labels and annotations that agents wrote on this node's Node (=all: on every Node), \
+             then exit. Stop the agent there first, or it writes them again",
         )
 }
 
-/// Not a setting either.
+/// The flag `--clear-incident`. It is not a setting either.
 fn clear() -> Arg {
     Arg::new(CLEAR)
         .long(CLEAR)
@@ -148,8 +150,8 @@ fn clear() -> Arg {
         .value_parser(NonEmptyStringValueParser::new())
         .conflicts_with(CLEAN)
         .help(
-            "Run no agent: tell the one that runs here (by its --state-dir) that what has happened to this GPU, or to all, is \
-             mended, so that it gets new containers again, and end",
+            "Run no agent: tell the agent that runs here (with the same --state-dir) that the incidents of this GPU, or of \
+             all GPUs, are over, so that it offers them to new containers again; then exit",
         )
 }
 
@@ -160,8 +162,9 @@ fn with_usage(command: clap::Command) -> clap::Command {
         .value_name("FORMAT")
         .value_parser(value_parser!(usage::Output))
         .default_value("table")
-        .help("table, or json (with --watch one line a state)");
-    let watch = Arg::new("watch").short('w').long("watch").action(ArgAction::SetTrue).help("Go on, at each change");
+        .help("table, or json (with --watch one line for each change)");
+    let watch =
+        Arg::new("watch").short('w').long("watch").action(ArgAction::SetTrue).help("Print again at each change");
     command
         .arg(config())
         .args(KEYS.iter().filter(|key| key.name == usage::SOCKET).map(flag))
@@ -206,7 +209,7 @@ fn spoken(matches: &ArgMatches) -> RawSettings {
     }
 }
 
-/// A value that is not UTF-8 is kept with replacement characters: it will be refused where it matters.
+/// Keeps a value that is not UTF-8, with replacement characters: the setting that uses it refuses it later.
 fn text(value: OsString) -> String {
     value.to_string_lossy().into_owned()
 }

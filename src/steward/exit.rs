@@ -1,26 +1,26 @@
-//! Exit codes: the numbers of sysexits.h, because service managers and scripts know them.
+//! Exit codes, with the numbers of sysexits.h, which service managers and scripts know.
 
 use std::process::ExitCode;
 
-/// How the program ends. `--help` lists the same numbers.
+/// The result of the program. `--help` lists the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// All went well; also after SIGTERM or SIGINT.
+    /// Success, also after SIGTERM or SIGINT.
     Ok,
-    /// Something that must not end has ended.
+    /// A task or thread that must not end has ended.
     Failure,
     /// A flag, environment variable or line of the configuration file is wrong.
     Usage,
-    /// What is needed is not to be had: an address in use, no agent listening.
+    /// Something that the program needs is not available: an address is in use, or no agent listens.
     Unavailable,
-    /// The driver's library in this process is out of date for good; a new process has the new one.
+    /// The NVIDIA driver was updated. The library in this process stays the old one; a new process loads the new one.
     DriverReplaced,
-    /// The operating system refuses.
+    /// The operating system refuses an operation for lack of permission.
     NoPermission,
 }
 
 impl Exit {
-    /// The number the shell sees.
+    /// The exit code of the process.
     pub(crate) fn code(self) -> u8 {
         match self {
             Exit::Ok => 0,
@@ -32,7 +32,7 @@ impl Exit {
         }
     }
 
-    /// What an error of the operating system means for the one who started the program.
+    /// The exit code for an error of the operating system.
     pub(crate) fn from_io(error: &std::io::Error) -> Self {
         match error.kind() {
             std::io::ErrorKind::PermissionDenied => Exit::NoPermission,
@@ -49,13 +49,13 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The section of `--help`.
+/// The section on exit codes in `--help`.
 pub(crate) const HELP: &str = "\
 Exit codes:
-    0  well (also after SIGTERM or SIGINT)
-    1  a part that must not end has ended; the last error line says which
+    0  success (also after SIGTERM or SIGINT)
+    1  a task that must not end has ended; the last error line names it
    64  a flag, an environment variable or the configuration file is wrong
    69  unavailable: an address is in use, another plugin serves GPUs here, or no agent listens
-   75  the NVIDIA driver was updated under the agent, which must be started anew
+   75  the NVIDIA driver was updated under the agent, which must be restarted
    77  no permission
   130, 143  ended at once by a second SIGINT or SIGTERM";

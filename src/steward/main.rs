@@ -1,14 +1,15 @@
-//! `gpu-steward`: the front door. Says which eye, mind and hand belong together, and nothing else.
+//! `gpu-steward`: the program. It parses the command line and connects `sources`, `decide` and `effects`; it does
+//! nothing else itself.
 //!
 //! ```text
-//!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: doors bound, eyes opened, one owner, servers ─▶ drain ─▶ exit
+//!   main ─▶ args ─▶ settings ─▶ telemetry ─▶ agent: ports bound, sources started, one owner, servers ─▶ drain ─▶ exit
 //! ```
 //!
 //! What must never happen here: a decision (that is `decide`), a format (that is `wire`), a reading of the host outside
 //! `sources`.
 
 mod exit;
-mod allocator;
+mod jemalloc;
 mod settings;
 mod print_config;
 mod top;
@@ -18,16 +19,16 @@ mod telemetry;
 mod stop;
 mod notify;
 mod agent;
-mod grant;
+mod run_command;
 
 use exit::Exit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let exit = match args::read(std::env::args_os()) {
-        Ok(wish) => grant::grant(wish),
+        Ok(wish) => run_command::grant(wish),
         Err(error) => {
-            // `--help | head` is no failure.
+            // A closed stdout, as in `--help | head`, is not a failure.
             let _ = error.print();
             if error.use_stderr() { Exit::Usage } else { Exit::Ok }
         }

@@ -1,5 +1,5 @@
-//! The service manager: ready, stopping, reloading, and a sign of life. All of it is nothing where no service manager
-//! asked for it.
+//! Notifies the service manager (systemd): ready, status, stopping, and the watchdog's heartbeat. Without
+//! `NOTIFY_SOCKET` in the environment it sends nothing.
 
 use sd_notify::NotifyState;
 use std::ffi::OsStr;
@@ -8,15 +8,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// How often a sign of life is due: half of the time after which the service manager would give us up; `None` when it
-/// does not watch.
+/// The time between two heartbeats: half of the service manager's watchdog timeout; `None` without a watchdog.
 pub(crate) fn heartbeat() -> Option<Duration> {
-    // Below a tenth of a second the signs would be the load; systemd's unit is the microsecond, nobody means it.
+    // At least 100 ms, or the heartbeats would be the load. systemd's unit is the microsecond, so tiny values are
+    // mistakes.
     sd_notify::watchdog_enabled().map(|limit| (limit / 2).max(Duration::from_millis(100)))
 }
 
-/// Says something. That nobody listens any more, or that the one who listens has stopped to read, is not our trouble: a
-/// message that cannot be sent at once is left out, because the task that sends it also owns the node's state.
+/// Sends a message without waiting. A message that cannot be sent at once is dropped, because the task that sends it
+/// also owns the node's state and must not block.
 fn say(states: &[NotifyState<'_>]) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&socket, states) {
@@ -36,22 +36,22 @@ fn send(socket: &OsStr, states: &[NotifyState<'_>]) -> std::io::Result<()> {
     ours.send_to_addr(message.as_bytes(), &address).map(|_| ())
 }
 
-/// We live.
+/// Sends a heartbeat to the watchdog.
 pub(crate) fn alive() {
     say(&[NotifyState::Watchdog]);
 }
 
-/// Everything is bound and the first looks have been taken.
+/// Reports that the ports are bound and the first readings have been taken, or have taken too long.
 pub(crate) fn ready(status: &str) {
     say(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// What `systemctl status` shows.
+/// Sets the line that `systemctl status` shows.
 pub(crate) fn status(status: &str) {
     say(&[NotifyState::Status(status)]);
 }
 
-/// We begin to end.
+/// Reports that the shutdown has begun.
 pub(crate) fn stopping() {
     say(&[NotifyState::Stopping, NotifyState::Status("draining")]);
 }

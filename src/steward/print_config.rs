@@ -1,22 +1,22 @@
-//! `print-config`: what would run, and where each value came from.
+//! `print-config`: prints the effective settings, and where each value comes from.
 
-use crate::settings::key::{KEYS, Key};
 use crate::settings::layer::{Origin, RawValue};
+use crate::settings::table::{KEYS, Key};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// How it is written.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
     /// A table for people.
     Text,
-    /// One object, a member for each setting.
+    /// One JSON object with a member for each setting.
     Json,
-    /// A configuration file that gives the same settings.
+    /// A configuration file with the same settings.
     Yaml,
 }
 
-/// The settings as text.
+/// The settings in the given format.
 pub(crate) fn print(said: &BTreeMap<&'static str, RawValue>, output: Output) -> String {
     let rows: Vec<(&Key, &RawValue)> = KEYS.iter().filter_map(|key| Some((key, said.get(key.name)?))).collect();
     match output {
@@ -47,7 +47,7 @@ fn json(rows: &[(&Key, &RawValue)]) -> String {
     format!("{:#}\n", serde_json::Value::Object(object))
 }
 
-/// Every value is quoted (JSON's quotes are YAML's), so nothing is taken for a number, a date or a comment.
+/// Quotes every value as in JSON, which is valid YAML, so that YAML reads none as a number, a date or a comment.
 fn yaml(rows: &[(&Key, &RawValue)]) -> String {
     let mut out = String::from("# gpu-steward's settings, with the origin of each value\n");
     let mut group = None;

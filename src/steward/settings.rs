@@ -1,5 +1,5 @@
-//! Settings: what a user may say, who said it, and what it means. Nothing here looks at the host but for the
-//! configuration file itself.
+//! Settings: merges flags, environment and configuration file, and parses the values. Of the host it reads the
+//! configuration file only.
 //!
 //! ```text
 //!   flags ─┐
@@ -7,7 +7,7 @@
 //!   file ──┘
 //! ```
 
-pub(crate) mod key;
+pub(crate) mod table;
 pub(crate) mod value;
 pub(crate) mod file;
 pub(crate) mod layer;
@@ -28,13 +28,13 @@ use std::time::Duration;
 use value::{Gpus, LogFormat, Verbosity, Why};
 use wire::device_config::DeviceScaling;
 
-/// What an agent is told.
+/// The settings of an agent, parsed.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub standalone: bool,
-    /// `None`: ask the environment, then the host.
+    /// `None`: from `NODE_NAME`, then from the host.
     pub node_name: Option<NodeName>,
-    /// `None`: the usual places, unless standalone.
+    /// `None`: search the usual places, unless standalone.
     pub kubeconfig: Option<PathBuf>,
     pub state_dir: PathBuf,
     pub drain_timeout: Duration,
@@ -42,7 +42,7 @@ pub(crate) struct Settings {
     /// `None`: ask the dynamic linker.
     pub nvml_library: Option<PathBuf>,
     pub kernel_log: Option<PathBuf>,
-    /// Labels of pods that are shown.
+    /// Keys of the pod labels to show.
     pub pod_labels: LabelKeys,
     pub health: HealthPolicy,
     pub roots: HostRoots,
@@ -62,7 +62,8 @@ pub(crate) struct Settings {
     pub live: Live,
 }
 
-/// How GPUs are cut and handed out. `None`: what the device configuration says, else its default.
+/// The settings of sharing. Where not noted otherwise, `None` means the value of the device configuration, else its
+/// default.
 #[derive(Clone, Debug)]
 pub(crate) struct Sharing {
     pub split_count: Option<u32>,
@@ -74,9 +75,9 @@ pub(crate) struct Sharing {
     pub registration: effects::plugin::RegistrationMethod,
     pub without_claim: decide::allocator::WithoutClaim,
     pub same_gpu_twice: bool,
-    /// `None`: by versions, and by what comes of it.
+    /// `None`: the agent decides by versions, the runtime's configuration and the first containers.
     pub binding: Option<decide::allocator::BindingMode>,
-    /// `None`: as kubelet's configuration says.
+    /// `None`: from kubelet's configuration.
     pub topology: Option<value::Topology>,
     pub strategy: value::Strategy,
     pub allow_unisolated: bool,
@@ -90,11 +91,11 @@ pub(crate) struct Sharing {
     pub kubelet_root: PathBuf,
     pub cdi_dir: PathBuf,
     pub dev_root: PathBuf,
-    /// `None`: the same path.
+    /// `None`: the same path as `dev_root`.
     pub dev_root_mount: Option<PathBuf>,
 }
 
-/// Names of resources. `None`: what the device configuration says, else its default.
+/// Names of resources. `None` means the value of the device configuration, else its default.
 #[derive(Clone, Debug)]
 pub(crate) struct Resources {
     pub count: Option<String>,
@@ -104,7 +105,7 @@ pub(crate) struct Resources {
     pub priority: Option<String>,
 }
 
-/// What SIGHUP may change.
+/// The settings that SIGHUP may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Live {
     pub verbosity: Verbosity,
@@ -113,27 +114,27 @@ pub(crate) struct Live {
 }
 
 impl Settings {
-    /// Hears what was said by whomever, and what it means.
+    /// Merges all sources and parses the values.
     ///
     /// # Errors
-    /// All problems, those of the file and those of values, not the first only.
+    /// All mistakes in the file and in values, not only the first.
     pub(crate) fn hear(spoken: &RawSettings) -> Result<(Settings, BTreeMap<&'static str, RawValue>), Vec<Problem>> {
         let Layers { said, faults, whole } = spoken.layer();
         match Settings::read(&said) {
             Ok(settings) if faults.is_empty() => Ok((settings, said)),
             Ok(_) => Err(faults),
             Err(mut more) => {
-                // What one setting lacks may stand in the part of the file that was not read.
+                // The setting that is missing may stand in the part of the file that was not parsed.
                 more.retain(|problem| whole || !matches!(problem, Problem::Together(_)));
                 Err(faults.into_iter().chain(more).collect())
             }
         }
     }
 
-    /// Reads every text.
+    /// Parses the text of every setting.
     ///
     /// # Errors
-    /// All problems, not the first only, and never none.
+    /// All mistakes, not only the first; the list is never empty.
     pub(crate) fn read(said: &BTreeMap<&'static str, RawValue>) -> Result<Settings, Vec<Problem>> {
         let mut reader = Reader { said, problems: Vec::new() };
         let settings = reader.settings();
@@ -147,7 +148,7 @@ impl Settings {
     }
 }
 
-/// Takes settings out one by one and collects what is wrong.
+/// Parses settings one by one and collects the mistakes.
 struct Reader<'a> {
     said: &'a BTreeMap<&'static str, RawValue>,
     problems: Vec<Problem>,
@@ -169,7 +170,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Every field is asked for before the first missing one ends it, so that all problems are found in one go.
+    /// Parses every setting before it returns for the first one with a mistake, so that one run finds all mistakes.
     fn settings(&mut self) -> Option<Settings> {
         let standalone = self.take("standalone", value::switch);
         let node_name = self.take("node-name", |text| {
@@ -305,7 +306,8 @@ impl Reader<'_> {
         })
     }
 
-    /// The two settings that leave containers without isolation have to be meant.
+    /// Refuses the two settings that together leave containers without isolation, unless `allow-unisolated-gpus` is
+    /// set.
     fn isolated(&mut self, standalone: Option<bool>, sharing: Option<&Sharing>) {
         let Some(sharing) = sharing.filter(|_| standalone == Some(false)) else { return };
         let pair = (sharing.binding, sharing.strategy)
@@ -354,8 +356,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Whoever reaches the admin port can read the program's memory profile and its log level, so off this machine callers
-    /// are known, and what they send cannot be read on the way.
+    /// A caller of the admin port can read the program's memory profile and its log level. If other machines can reach
+    /// the port, it must use HTTPS and identify its callers.
     fn admin_is_guarded(&mut self, settings: &Settings) {
         let Some(address) = settings.admin_listen.filter(|address| !address.ip().to_canonical().is_loopback()) else {
             return;
@@ -392,8 +394,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn defaults() -> BTreeMap<&'static str, RawValue> {
-        let said = |key: &key::Key| RawValue { text: key.default.into(), origin: Origin::Default };
-        key::KEYS.iter().map(|key| (key.name, said(key))).collect()
+        let said = |key: &table::Key| RawValue { text: key.default.into(), origin: Origin::Default };
+        table::KEYS.iter().map(|key| (key.name, said(key))).collect()
     }
 
     #[test]
@@ -405,7 +407,7 @@ mod tests {
 
     #[test]
     fn every_key_is_read() {
-        for key in key::KEYS {
+        for key in table::KEYS {
             let mut said = defaults();
             said.get_mut(key.name).unwrap().text = "\0".into();
             let problems = Settings::read(&said).expect_err(key.name);
@@ -423,11 +425,11 @@ mod tests {
                 other => panic!("{other}"),
             })
             .collect();
-        assert_eq!(asked, key::KEYS.iter().map(|key| key.name).collect());
+        assert_eq!(asked, table::KEYS.iter().map(|key| key.name).collect());
         assert!(problems[0].to_string().contains("a fault of gpu-steward"), "{}", problems[0]);
     }
 
-    /// Problems of a file beside a variable.
+    /// The mistakes of a configuration file together with one environment variable.
     fn told(file: &str, variable: (&str, &str)) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
@@ -477,7 +479,7 @@ mod tests {
         {
             assert!(with(&[&pair[..], &[more]].concat()).is_ok(), "{more:?}");
         }
-        // What `auto` comes to is not known here; it is judged where it is.
+        // The settings do not know what `auto` becomes; sharing checks that case.
         for part in pair {
             assert!(with(&[part]).is_ok(), "{part:?}");
         }

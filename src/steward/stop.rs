@@ -1,5 +1,5 @@
-//! Signals, turned into values. The first SIGTERM or SIGINT asks for an end, the second one ends the process from
-//! inside the signal handler: it works even when every thread hangs.
+//! Turns signals into values. The first SIGTERM or SIGINT requests a shutdown. The second one ends the process inside
+//! the signal handler, so it works even when every thread hangs.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// What a signal asks for.
+/// The request of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopRequest {
     /// SIGTERM or SIGINT: drain and end.
@@ -19,23 +19,23 @@ pub(crate) enum StopRequest {
     Reload,
     /// SIGUSR1: more detail in the log.
     More,
-    /// SIGUSR2: less.
+    /// SIGUSR2: less detail in the log.
     Less,
-    /// SIGRTMIN: let go of the GPU driver for a while.
+    /// SIGRTMIN: release the GPU driver for a minute.
     LetGo,
 }
 
-/// As many asks as may wait: a person sends one at a time, and of a burst the last few are enough.
+/// Requests in the queue. A person sends one at a time; of a burst, eight are enough, and the rest is dropped.
 const QUEUE: usize = 8;
 
-/// One request to stop may come as two signals: coreutils' `timeout` sends one to its child and one to the whole group.
-/// What comes within this time is the same request; it is far below what a person needs to press a key again.
+/// One stop request may come as two signals: `timeout` of coreutils sends one to its child and one to the whole group.
+/// Signals within this time are the same request. A person needs far longer to press a key again.
 const SAME: Duration = Duration::from_millis(100);
 
-/// Starts the thread `signals`. From now on signals are values.
+/// Starts the thread `signals`, which sends a value for each signal.
 ///
 /// # Errors
-/// When the operating system refuses a handler or a thread.
+/// If the operating system refuses a signal handler or the thread.
 pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<StopRequest>> {
     let impatient = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
@@ -56,7 +56,7 @@ pub(crate) fn listen() -> std::io::Result<mpsc::Receiver<StopRequest>> {
             };
             let heard = asks.try_send(ask);
             if matches!(ask, StopRequest::Stop(_)) {
-                // Before waiting for anybody to listen, so that the second signal works in any case.
+                // Arm the second signal before the send below, which may block: it must work even if nothing receives.
                 std::thread::sleep(SAME);
                 impatient.store(true, Ordering::Relaxed);
                 if let Err(TrySendError::Full(ask)) = heard {

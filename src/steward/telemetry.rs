@@ -1,7 +1,7 @@
-//! The log: who hears it, how much of it, and how often the same thing is said.
+//! The log: its output, its level, and the suppression of repeated lines.
 //!
 //! ```text
-//!   event ──level (changed while running)──▶ repeats (says it once, counts the rest)──▶ text | json | journald
+//!   event ──level (changes while running)──▶ repeats (writes it once, counts the rest)──▶ text | json | journald
 //! ```
 
 pub(crate) mod level;
@@ -25,23 +25,23 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// The handles that the rest of the program needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
-    /// How much is said.
+    /// The level of the log.
     pub level: Arc<Level>,
-    /// What was said again and again.
+    /// The repeated lines that were suppressed.
     pub repeats: Repeats,
 }
 
-/// Starts the log of the whole process. Cannot fail: where journald was asked for and does not answer, lines go to
-/// stderr as JSON and the first of them says so.
+/// Starts the log of the whole process. Cannot fail: if journald is requested and does not answer, the log goes to
+/// stderr as JSON, and its first line says so.
 pub(crate) fn start(format: LogFormat, verbosity: Verbosity) -> Telemetry {
     let (filter, handle) = reload::Layer::new(level::filter(verbosity));
     let repeats = Repeats::default();
     let (output, missing) = output(format);
     let registry = tracing_subscriber::registry().with(filter).with(output_with(repeats.clone(), output));
-    // Fails only when a logger was set before, which nothing else in this program does.
+    // Fails only if a logger was set before, and nothing else in this program sets one.
     let _ = registry.try_init();
     if let Some(error) = missing {
-        tracing::warn!(%error, "journald was asked for and does not answer; the log goes to stderr as JSON");
+        tracing::warn!(%error, "journald was requested and does not answer; the log goes to stderr as JSON");
     }
     log_panics();
     Telemetry { level: Arc::new(Level::new(handle, verbosity)), repeats }
@@ -54,7 +54,7 @@ fn output_with(repeats: Repeats, output: Output) -> impl Layer<Filtered> {
     repeats.and_then(output)
 }
 
-/// The layer that writes, and why it is not the one that was asked for.
+/// The layer that writes the log, and the error if it is not the requested one.
 fn output(format: LogFormat) -> (Output, Option<std::io::Error>) {
     match format {
         LogFormat::Text => (text_output(), None),
@@ -90,15 +90,15 @@ fn json_output() -> Output {
         .boxed()
 }
 
-/// systemd names device and inode of the stream it connected to stdout and stderr; only if ours is still that one does
-/// a line to journald's socket end up in the same place.
+/// Whether stderr goes to journald. systemd puts device and inode of the stream that it connected to stdout and stderr
+/// into `JOURNAL_STREAM`; stderr may have been redirected since, so the two are compared.
 fn stderr_is_journald() -> bool {
     let Some(stream) = std::env::var("JOURNAL_STREAM").ok() else { return false };
     let Ok(stderr) = std::fs::metadata("/proc/self/fd/2") else { return false };
     stream == format!("{}:{}", stderr.st_dev(), stderr.st_ino())
 }
 
-/// A panic of any thread is an error line in the log like every other, with the thread's name.
+/// Writes the panic of any thread to the log as an error line, with the thread's name.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();

@@ -11,8 +11,8 @@ mod table;
 mod json;
 
 use crate::exit::Exit;
-use crate::settings::key::Key;
 use crate::settings::layer::{Origin, Problem, RawSettings, RawValue};
+use crate::settings::table::Key;
 use crate::settings::value;
 use model::id::NodeName;
 use proto::usage::usage_client::UsageClient;

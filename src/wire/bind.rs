@@ -1,7 +1,7 @@
 //! The bind phase of a pod (`hami.io/bind-phase`) and the time of its binding (`hami.io/bind-time`).
 
+use crate::annotation_keys::{BIND_PHASE, BIND_TIME};
 use crate::decode_error::{DecodeError, shown};
-use crate::key::{BIND_PHASE, BIND_TIME};
 use crate::timestamp;
 use model::claim::BindPhase;
 use model::time::WallTime;

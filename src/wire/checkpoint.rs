@@ -205,8 +205,9 @@ struct Told {
 /// `deviceplugin/v1beta1/api.proto`.
 #[derive(Clone, PartialEq, Message)]
 struct AllocateResponse {
-    #[prost(btree_map = "string, string", tag = "4")]
-    annotations: BTreeMap<String, String>,
+    /// The values are bytes here, because those of other plugins may be anything.
+    #[prost(btree_map = "string, bytes", tag = "4")]
+    annotations: BTreeMap<String, Vec<u8>>,
     #[prost(message, repeated, tag = "5")]
     cdi_devices: Vec<NamedCdiDevice>,
 }
@@ -225,12 +226,13 @@ fn told(answer: &str) -> Option<Told> {
     let answer = AllocateResponse::decode(&*bytes).ok()?;
     let names = answer.cdi_devices.into_iter().map(|device| device.name).filter(|name| !name.is_empty());
     let cdi_devices: Vec<Arc<str>> = names.map(Arc::from).collect();
-    let written = answer.annotations.get(ticket::ANNOTATION);
+    let text = |key: &str| answer.annotations.get(key).map(|value| std::str::from_utf8(value).ok());
+    let written = text(ticket::ANNOTATION);
     Some(Told {
         ours: written.is_some() || cdi_devices.iter().any(|name| name.starts_with(ticket::KIND)),
         cdi_devices,
-        ticket: written.and_then(|value| Ticket::parse(value).ok()),
-        record: answer.annotations.get(ticket::RECORD).map(|record| Arc::from(record.as_str())),
+        ticket: written.flatten().and_then(|value| Ticket::parse(value).ok()),
+        record: text(ticket::RECORD).flatten().map(Arc::from),
         something: !bytes.is_empty(),
     })
 }

@@ -11,8 +11,8 @@
 //! pod has, because HAMi adds one each time a container starts. [`decode`] drops empty containers at the end, so that
 //! the text does not grow when it is read and written again.
 
+use crate::annotation_keys::{MAX_ANNOTATION, NVIDIA};
 use crate::decode_error::{DecodeError, shown};
-use crate::key::{MAX_ANNOTATION, NVIDIA};
 use model::claim::{Claim, DeviceShare};
 use model::id::GpuUuid;
 use model::unit::{Bytes, CorePercent, Mib};
@@ -126,7 +126,7 @@ pub fn all_served(key: &'static str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::ALLOCATED;
+    use crate::annotation_keys::ALLOCATED;
     use proptest::prelude::*;
 
     fn shape(text: &str) -> Vec<Vec<(String, u64, u32)>> {

@@ -1,8 +1,8 @@
 //! The cordon of a node (`hami.io/device-cordon`): UUIDs of GPUs that get no new containers, separated by commas.
 //! Operators write the list by hand, so white space and empty items are allowed.
 
+use crate::annotation_keys::{CORDON, MAX_ANNOTATION};
 use crate::decode_error::DecodeError;
-use crate::key::{CORDON, MAX_ANNOTATION};
 use model::id::GpuUuid;
 use std::collections::BTreeSet;
 

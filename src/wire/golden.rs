@@ -1,7 +1,7 @@
 //! Tests the decoders with texts that HAMi's programs wrote, and with one case of every form (`tests/golden/hami`).
 
+use crate::annotation_keys;
 use crate::handshake::Handshake;
-use crate::key;
 use crate::resource::{RequestRules, ResourceAmounts, request};
 use crate::{bind, claim, handshake, node_lock, register};
 use model::claim::{Claim, DeviceShare};
@@ -56,9 +56,17 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
     for case in cases(SCHEDULER) {
         let name = text(&case, "case");
         let annotations = &case["annotations"];
-        let claim = claim::decode(key::ALLOCATED, text(annotations, key::ALLOCATED)).unwrap();
-        assert_eq!(claim::decode(key::TO_ALLOCATE, text(annotations, key::TO_ALLOCATE)).as_ref(), Ok(&claim), "{name}");
-        assert_eq!(claim::encode(key::ALLOCATED, &claim).unwrap(), text(annotations, key::ALLOCATED), "{name}");
+        let claim = claim::decode(annotation_keys::ALLOCATED, text(annotations, annotation_keys::ALLOCATED)).unwrap();
+        assert_eq!(
+            claim::decode(annotation_keys::TO_ALLOCATE, text(annotations, annotation_keys::TO_ALLOCATE)).as_ref(),
+            Ok(&claim),
+            "{name}"
+        );
+        assert_eq!(
+            claim::encode(annotation_keys::ALLOCATED, &claim).unwrap(),
+            text(annotations, annotation_keys::ALLOCATED),
+            "{name}"
+        );
 
         let asked = [list(&case["initContainers"]), list(&case["containers"])].concat();
         if name == "too-many-cores" {
@@ -75,13 +83,14 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
                 continue;
             };
             for share in shares {
-                let whole = if text(annotations, key::ASSIGNED_NODE) == "g-a100" { MEMORY_OF_A100 } else { Mib(0) };
+                let whole =
+                    if text(annotations, annotation_keys::ASSIGNED_NODE) == "g-a100" { MEMORY_OF_A100 } else { Mib(0) };
                 let memory = Mib::within(request.memory.of(whole.bytes()));
                 assert_eq!(numbers(share), (memory.0, request.cores.0), "{name}");
             }
         }
-        bind::decode_phase(text(annotations, key::BIND_PHASE)).unwrap();
-        let bound = bind::decode_time(text(annotations, key::BIND_TIME)).unwrap();
+        bind::decode_phase(text(annotations, annotation_keys::BIND_PHASE)).unwrap();
+        let bound = bind::decode_time(text(annotations, annotation_keys::BIND_TIME)).unwrap();
         let lock = node_lock::decode(text(&case, "nodeLock")).unwrap();
         assert_eq!(lock.owner.as_ref().map(ToString::to_string), Some(format!("default/{name}")));
         let second = std::time::Duration::from_secs(1);
@@ -101,7 +110,7 @@ fn what_hamis_scheduler_wrote_is_what_was_asked_for() {
 fn what_hamis_plugin_answered_follows_from_the_annotations() {
     for case in cases(PLUGIN) {
         let name = format!("{} {}", text(&case, "pod"), text(&case, "container"));
-        let claim = claim::decode(key::ALLOCATED, text(&case, "allocated")).unwrap();
+        let claim = claim::decode(annotation_keys::ALLOCATED, text(&case, "allocated")).unwrap();
         let requests = requests(&list(&case["limits"]));
         let number: usize = text(&case, "container").trim_start_matches('c').parse().unwrap();
         let shares = &placed(&claim, &requests)[number];
@@ -114,7 +123,7 @@ fn what_hamis_plugin_answered_follows_from_the_annotations() {
             env[format!("CUDA_DEVICE_MEMORY_LIMIT_{place}")] = json!(format!("{}m", numbers(share).0));
         }
         assert_eq!(case["env"], env, "{name}");
-        let left = claim::decode(key::TO_ALLOCATE, text(&case, "toAllocate")).unwrap();
+        let left = claim::decode(annotation_keys::TO_ALLOCATE, text(&case, "toAllocate")).unwrap();
         assert!(left.iter().all(Vec::is_empty), "{name}: every slot is blanked in the end");
         assert_eq!(bind::decode_phase(text(&case, "bindPhase")), Ok(model::claim::BindPhase::Success));
     }
@@ -188,7 +197,7 @@ fn every_form_of_device_string_and_request_is_read() {
     for case in list(&formats["devices"]) {
         let row = |share: &DeviceShare| json!([share.device.as_str(), numbers(share).0, numbers(share).1]);
         let told = |claim: Claim| json!({"slots": claim.0.iter().map(|slot| slot.iter().map(row).collect()).collect::<Vec<Vec<Value>>>()});
-        let found = claim::decode(key::TO_ALLOCATE, text(case, "text"));
+        let found = claim::decode(annotation_keys::TO_ALLOCATE, text(case, "text"));
         check(case, found.map(told).map_err(|fault| fault.what));
     }
     for case in list(&formats["request"]) {

@@ -1,7 +1,7 @@
-//! Turns a pod into a GPU pod: the request of each container, and the claim that a scheduler wrote on the pod.
+//! Turns a pod into a GPU pod: the request of each container, and the claim in the pod's annotations.
 
 use crate::resource::{self, RequestRules, ResourceAmounts};
-use crate::{claim, key};
+use crate::{annotation_keys, claim};
 use model::claim::PodClaim;
 use model::gpu_pod::GpuPod;
 use model::id::NodeName;
@@ -45,7 +45,8 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
     };
     // A claim that does not fit the pod's requests, for example where no container requests a GPU, is a mistake that
     // the user must see.
-    let odd = torn || (matches!(claim, PodClaim::Unreadable(_)) && pod.annotation(key::ALLOCATED).is_some());
+    let odd =
+        torn || (matches!(claim, PodClaim::Unreadable(_)) && pod.annotation(annotation_keys::ALLOCATED).is_some());
     let asking = odd || requests.iter().any(|request| request.slots > 0);
     let asks_for_gpus = |name: &str| requests.iter().any(|request| request.slots > 0 && *request.container == *name);
     let started = pod.containers.iter().any(|container| asks_for_gpus(&container.name) && has_run(container));
@@ -54,7 +55,7 @@ pub fn of(pod: &Pod, rules: &RequestRules, node: &NodeName) -> Option<GpuPod> {
         uid: pod.cgroup_uid().clone(),
         pod: pod.name.clone(),
         arrival: pod.arrival,
-        placed_here: pod.annotation(key::PLACED_BY) == Some(key::PLACED_BY_AGENT),
+        placed_here: pod.annotation(annotation_keys::PLACED_BY) == Some(annotation_keys::PLACED_BY_AGENT),
         started,
         finished: pod.ended(),
         requests,
@@ -106,27 +107,28 @@ fn request(container: &PodContainer, role: ContainerRole, rules: &RequestRules) 
 }
 
 fn read(pod: &Pod, requests: &[ContainerRequest], node: &NodeName) -> PodClaim {
-    let Some(text) = pod.annotation(key::ALLOCATED) else {
+    let Some(text) = pod.annotation(annotation_keys::ALLOCATED) else {
         return match pod.system_keys_left_out {
             0 => PodClaim::None,
             _ => PodClaim::Unreadable("the pod's annotations are too large to be kept".into()),
         };
     };
     // HAMi leaves an older claim on a pod when a later filter call fails.
-    if let Some(assigned) = pod.annotation(key::ASSIGNED_NODE)
+    if let Some(assigned) = pod.annotation(annotation_keys::ASSIGNED_NODE)
         && assigned != node.as_str()
     {
-        let why = format!("{} names node {assigned:.80} and the pod is bound to {node}", key::ASSIGNED_NODE);
+        let why =
+            format!("{} names node {assigned:.80} and the pod is bound to {node}", annotation_keys::ASSIGNED_NODE);
         return PodClaim::Unreadable(why.into());
     }
     let counts: Vec<u32> = requests.iter().map(|request| request.slots).collect();
-    let claim = match claim::decode(key::ALLOCATED, text) {
+    let claim = match claim::decode(annotation_keys::ALLOCATED, text) {
         Ok(claim) => claim,
         Err(error) => return PodClaim::Unreadable(error.to_string().into()),
     };
     match claim.by_container(&counts) {
         Ok(claim) => PodClaim::Given(claim),
-        Err(why) => PodClaim::Unreadable(format!("{}: {why}", key::ALLOCATED).into()),
+        Err(why) => PodClaim::Unreadable(format!("{}: {why}", annotation_keys::ALLOCATED).into()),
     }
 }
 
@@ -171,7 +173,7 @@ mod tests {
         let requests = json!({ "nvidia.com/gpu": "1" });
         assert_eq!(gpu_pod(&large, &requests).unwrap().claim, PodClaim::None);
         // A pod whose claim was too large to be kept is not a pod without a claim.
-        let claim = json!({ key::ALLOCATED: "x".repeat(17 << 10) });
+        let claim = json!({ annotation_keys::ALLOCATED: "x".repeat(17 << 10) });
         assert_eq!(gpu_pod(&claim, &json!({ "cpu": "1" })), None);
         assert!(matches!(gpu_pod(&claim, &requests).unwrap().claim, PodClaim::Unreadable(_)));
     }
@@ -179,8 +181,7 @@ mod tests {
     #[test]
     fn each_container_finds_its_own_part_of_the_claim() {
         let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "30", "nvidia.com/priority": "0" });
-        let claim =
-            json!({ key::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;GPU-2,NVIDIA,2000,0:;", key::ASSIGNED_NODE: "node-1" });
+        let claim = json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;GPU-2,NVIDIA,2000,0:;", annotation_keys::ASSIGNED_NODE: "node-1" });
         let gpu_pod = gpu_pod(&claim, &limits).unwrap();
         let shapes: Vec<_> =
             gpu_pod.requests.iter().map(|request| (&*request.container, request.role, request.slots)).collect();
@@ -232,10 +233,10 @@ mod tests {
     fn a_claim_that_cannot_be_right_is_unreadable_and_says_why() {
         let limits = json!({ "nvidia.com/gpu": "1" });
         for (annotations, word) in [
-            (json!({ key::ALLOCATED: "x" }), key::ALLOCATED),
-            (json!({ key::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;;" }), "2 request GPUs"),
+            (json!({ annotation_keys::ALLOCATED: "x" }), annotation_keys::ALLOCATED),
+            (json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,3000,30:;;" }), "2 request GPUs"),
             (
-                json!({ key::ALLOCATED: ";GPU-1,NVIDIA,1,0:;GPU-1,NVIDIA,1,0:;", key::ASSIGNED_NODE: "node-2" }),
+                json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,1,0:;GPU-1,NVIDIA,1,0:;", annotation_keys::ASSIGNED_NODE: "node-2" }),
                 "node-2",
             ),
         ] {
@@ -261,7 +262,7 @@ mod tests {
         let mut limits: serde_json::Map<String, Value> =
             (0..40).map(|n| (format!("a{n}.example.com/none"), json!("0"))).collect();
         limits.insert("nvidia.com/gpu".into(), json!("1"));
-        let claim = json!({ key::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;" });
+        let claim = json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;" });
         let torn = gpu_pod(&claim, &limits.into()).unwrap();
         let PodClaim::BadRequest(why) = &torn.claim else { panic!("{:?}", torn.claim) };
         assert_eq!(&**why, "container side: names 9 extended resources more than the 32 that the agent reads");
@@ -281,8 +282,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_this_node_made_says_so() {
-        let claim =
-            json!({ key::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;", key::PLACED_BY: key::PLACED_BY_AGENT });
+        let claim = json!({ annotation_keys::ALLOCATED: ";GPU-1,NVIDIA,0,0:;GPU-1,NVIDIA,0,0:;", annotation_keys::PLACED_BY: annotation_keys::PLACED_BY_AGENT });
         let gpu_pod = gpu_pod(&claim, &json!({ "nvidia.com/gpu": "1" })).unwrap();
         assert!(gpu_pod.placed_here);
         let free = |n| vec![DeviceShare { device: GpuUuid::parse(n).unwrap(), memory: None, cores: None }];
@@ -292,7 +292,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_annotation_and_no_quantity_panics(claim in "\\PC{0,80}", gpus in "\\PC{0,12}", node in "\\PC{0,12}") {
-            let annotations = json!({ key::ALLOCATED: claim, key::ASSIGNED_NODE: node });
+            let annotations = json!({ annotation_keys::ALLOCATED: claim, annotation_keys::ASSIGNED_NODE: node });
             let gpu_pod = gpu_pod(&annotations, &json!({ "nvidia.com/gpu": gpus }));
             if let Some(GpuPod { requests, claim: PodClaim::Given(given), .. }) = gpu_pod {
                 let counts: Vec<usize> = given.iter().map(Vec::len).collect();

@@ -10,7 +10,7 @@
 //! no label. One difference to GFD: the product never ends in `-SHARED`, because the agent shares every GPU, and a
 //! device share is not a time slice.
 
-use crate::key;
+use crate::annotation_keys;
 use model::gpu::Gpu;
 use model::observation::GpuSourceState;
 use model::unit::Bytes;
@@ -34,33 +34,36 @@ pub fn of(view: &NodeView, replicas: u32) -> Option<NodeLabels> {
             labels.insert(key, value);
         }
     };
-    tell(key::LABEL_PRESENT, Some("true".into()));
-    tell(key::LABEL_COUNT, Some(view.gpus.len().to_string()));
-    tell(key::LABEL_PRODUCT, Some(product(first, &view.gpus.iter().map(|gpu| &*gpu.gpu).collect::<Vec<_>>())));
-    tell(key::LABEL_MEMORY, first.memory_total.get().map(|total| (total.0 / Bytes::MIB).to_string()));
-    tell(key::LABEL_REPLICAS, Some(replicas.to_string()));
+    tell(annotation_keys::LABEL_PRESENT, Some("true".into()));
+    tell(annotation_keys::LABEL_COUNT, Some(view.gpus.len().to_string()));
+    tell(
+        annotation_keys::LABEL_PRODUCT,
+        Some(product(first, &view.gpus.iter().map(|gpu| &*gpu.gpu).collect::<Vec<_>>())),
+    );
+    tell(annotation_keys::LABEL_MEMORY, first.memory_total.get().map(|total| (total.0 / Bytes::MIB).to_string()));
+    tell(annotation_keys::LABEL_REPLICAS, Some(replicas.to_string()));
     let strategy = if replicas > 1 { "time-slicing" } else { "none" };
-    tell(key::LABEL_SHARING, Some(strategy.into()));
+    tell(annotation_keys::LABEL_SHARING, Some(strategy.into()));
     if let Some(compute) = first.compute.get() {
-        tell(key::LABEL_COMPUTE_MAJOR, Some(compute.major.to_string()));
-        tell(key::LABEL_COMPUTE_MINOR, Some(compute.minor.to_string()));
-        tell(key::LABEL_FAMILY, family(compute.major, compute.minor).map(str::to_owned));
+        tell(annotation_keys::LABEL_COMPUTE_MAJOR, Some(compute.major.to_string()));
+        tell(annotation_keys::LABEL_COMPUTE_MINOR, Some(compute.minor.to_string()));
+        tell(annotation_keys::LABEL_FAMILY, family(compute.major, compute.minor).map(str::to_owned));
     }
     let capable = view.gpus.iter().any(|gpu| gpu.gpu.mig_mode.value().is_some());
-    tell(key::LABEL_MIG_CAPABLE, Some(capable.to_string()));
-    tell(key::LABEL_MIG_STRATEGY, mig_strategy(view).map(str::to_owned));
+    tell(annotation_keys::LABEL_MIG_CAPABLE, Some(capable.to_string()));
+    tell(annotation_keys::LABEL_MIG_STRATEGY, mig_strategy(view).map(str::to_owned));
     versions(driver, cuda.as_deref(), &mut tell);
     Some(labels)
 }
 
 fn versions(driver: &str, cuda: Option<&str>, tell: &mut impl FnMut(&'static str, Option<String>)) {
     let part = |text: &str, place: usize| text.split('.').nth(place).map(str::to_owned);
-    tell(key::LABEL_DRIVER, Some(driver.to_owned()));
-    for (place, keys) in key::LABELS_DRIVER.iter().enumerate() {
+    tell(annotation_keys::LABEL_DRIVER, Some(driver.to_owned()));
+    for (place, keys) in annotation_keys::LABELS_DRIVER.iter().enumerate() {
         keys.iter().for_each(|key| tell(key, part(driver, place)));
     }
-    tell(key::LABEL_RUNTIME, cuda.map(str::to_owned));
-    for (place, keys) in key::LABELS_RUNTIME.iter().enumerate() {
+    tell(annotation_keys::LABEL_RUNTIME, cuda.map(str::to_owned));
+    for (place, keys) in annotation_keys::LABELS_RUNTIME.iter().enumerate() {
         keys.iter().for_each(|key| tell(key, cuda.and_then(|cuda| part(cuda, place))));
     }
 }
@@ -224,12 +227,15 @@ mod tests {
     #[test]
     fn divided_cards_are_told_by_their_profile_where_it_is_one() {
         let alike = of(&view(vec![gpu(0, &["1g.10gb", "1g.10gb"])]), 1).unwrap();
-        assert_eq!(alike[key::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
-        assert_eq!((&*alike[key::LABEL_MIG_STRATEGY], &*alike[key::LABEL_SHARING]), ("single", "none"));
+        assert_eq!(alike[annotation_keys::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
+        assert_eq!(
+            (&*alike[annotation_keys::LABEL_MIG_STRATEGY], &*alike[annotation_keys::LABEL_SHARING]),
+            ("single", "none")
+        );
         for odd in [vec![gpu(0, &["1g.10gb", "2g.20gb"])], vec![gpu(0, &["1g.10gb"]), gpu(1, &[])]] {
             let labels = of(&view(odd), 1).unwrap();
-            assert_eq!(labels[key::LABEL_MIG_STRATEGY], "mixed");
-            assert_eq!(labels[key::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3");
+            assert_eq!(labels[annotation_keys::LABEL_MIG_STRATEGY], "mixed");
+            assert_eq!(labels[annotation_keys::LABEL_PRODUCT], "NVIDIA-H100-80GB-HBM3");
         }
     }
 
@@ -240,8 +246,10 @@ mod tests {
         bare.compute = Reading::Absent(Absence::NotSupported);
         bare.model = "H100 (simulated)".into();
         let labels = of(&view(vec![bare]), 1).unwrap();
-        assert!(!labels.contains_key(key::LABEL_MEMORY) && !labels.contains_key(key::LABEL_FAMILY));
-        assert_eq!(labels[key::LABEL_PRODUCT], "H100-simulated");
+        assert!(
+            !labels.contains_key(annotation_keys::LABEL_MEMORY) && !labels.contains_key(annotation_keys::LABEL_FAMILY)
+        );
+        assert_eq!(labels[annotation_keys::LABEL_PRODUCT], "H100-simulated");
         assert_eq!(of(&view(Vec::new()), 1), Some(NodeLabels::new()), "no GPU");
         let starting = NodeView::empty(NodeName::parse("n").unwrap(), Now::default());
         assert_eq!(of(&starting, 1), None);

@@ -15,7 +15,7 @@
 
 pub mod decode_error;
 mod kept_file;
-pub mod key;
+pub mod annotation_keys;
 pub mod timestamp;
 pub mod cgroup_path;
 pub mod cgroup_file;

@@ -1,8 +1,8 @@
 //! The node lock that HAMi's scheduler takes (`hami.io/mutex.lock`): `<RFC 3339 time>,<namespace>,<pod>`. Older
 //! schedulers write only the time.
 
+use crate::annotation_keys::NODE_LOCK;
 use crate::decode_error::{DecodeError, shown};
-use crate::key::NODE_LOCK;
 use crate::timestamp;
 use model::claim::NodeLock;
 use model::id::PodRef;

@@ -5,7 +5,7 @@
 //! lists have a greatest length. Entries beyond it are counted, because a claim that was cut off must not look like no
 //! claim.
 
-use crate::key::SYSTEM_OWNED;
+use crate::annotation_keys::SYSTEM_OWNED;
 use crate::{quantity, timestamp};
 use model::id::{ContainerId, NotAName, PodRef, PodUid};
 use model::pod::{

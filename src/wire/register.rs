@@ -10,8 +10,8 @@
 //! GPU without the field `health` is unhealthy. Unknown fields are skipped. [`encode`] writes JSON, ordered by UUID,
 //! with the fields in HAMi's order and without fields that are zero, so that equal registers give equal texts.
 
+use crate::annotation_keys::{MAX_ANNOTATION, REGISTER};
 use crate::decode_error::{DecodeError, shown};
-use crate::key::{MAX_ANNOTATION, REGISTER};
 use model::gpu::MAX_GPUS;
 use model::id::GpuUuid;
 use model::registered::{MigPlacement, MigProfile, RegisteredGpu};

@@ -1,6 +1,7 @@
-//! Times as text: RFC 3339 as Kubernetes' programs write it, Unix seconds, and a date and time without a zone.
+//! Times as text: RFC 3339 as Kubernetes writes it, Unix seconds, and the date and time without a zone of HAMi's
+//! handshake.
 //!
-//! Years 1970 to 9999, whole seconds. Fractions of a second are cut off.
+//! Supports the years 1970 to 9999 in whole seconds; fractions of a second are cut off.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;

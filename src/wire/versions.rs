@@ -32,7 +32,7 @@ struct Status {
 /// Reads the JSON of a whole Node.
 ///
 /// # Errors
-/// [`NoVersions`] where the text is not a Node, or has only metadata.
+/// [`NoVersions`] where the text is not the JSON of a Node, or has no `status.nodeInfo`.
 pub fn decode(json: &[u8]) -> Result<NodeVersions, NoVersions> {
     let object: Object = serde_json::from_slice(json).map_err(|error| NoVersions(error.to_string()))?;
     Ok(object.status.node_info)

@@ -127,7 +127,7 @@ mod tests {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let text = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).expect("a file of the tree");
         let guarded = text("charts/gpu-steward/templates/guard/_keys.tpl");
-        let keys = text("src/wire/key.rs");
+        let keys = text("src/wire/annotation_keys.rs");
         let keys: Vec<&str> = keys
             .split('"')
             .skip(1)

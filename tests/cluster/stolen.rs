@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const READY: Duration = Duration::from_secs(60);
 /// Every key by its name.
-const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/wire/key.rs");
+const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/wire/annotation_keys.rs");
 /// What nobody may do whose account has no right to it.
 const NO_RIGHT: &str = "cannot ";
 
@@ -294,7 +294,7 @@ fn an_agent_says_which_policies_are_in_force() {
     });
     let agent = bed.agent(&["--evict-over-use"]);
     guard_line(&agent, "in force: agent-nodes; NOT in force: agent-pods system-keys agent-evictions");
-    agent.logs("whoever may write to pods can take any GPU");
+    agent.logs("any account that may write to pods can take any GPU");
     assert_eq!(agent.get("/readyz").status, 200, "it is told, and the node is sampled and shared all the same");
     drop(unbound);
 }

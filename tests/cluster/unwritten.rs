@@ -1,4 +1,4 @@
-//! What is to be written on pods while nobody takes it.
+//! Writes on pods while the API server does not accept them.
 
 use crate::bed::{Bed, SOON};
 use lab::eventually::eventually;

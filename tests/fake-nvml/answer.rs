@@ -1,4 +1,4 @@
-//! What every C function has in common: the way in by the gate, and writing where pointers say.
+//! The common code of all C functions: the checks at the start of a call, and writes through pointers.
 //!
 //! What must never happen here: a panic that reaches C, a write through a null pointer.
 
@@ -10,18 +10,18 @@ use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 use std::ffi::{CStr, c_char, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a call's body gives.
+/// The result of a call.
 pub(crate) type Answer = Result<(), Code>;
 
 /// Declares exported functions: `fn name(arguments) of subject |view| body`.
 macro_rules! calls {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) of $subject:expr; |$view:ident| $body:block)*) => {$(
         /// # Safety
-        /// As nvml.h demands: pointers are null or point to what their types say.
+        /// As nvml.h demands: pointers are null or point to values of their types.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $type),*) -> nvml_wrapper_sys::bindings::nvmlReturn_t {
             crate::answer::answer(|| {
-                // SAFETY: the caller's promise, see above; the functions that are called refuse null.
+                // SAFETY: the caller's promise, see above; the called functions refuse null.
                 unsafe {
                     let $view = crate::state::enter(stringify!($name), &$subject)?;
                     $body
@@ -31,7 +31,7 @@ macro_rules! calls {
     )*};
 }
 
-/// Runs a body; a panic is an internal error.
+/// Runs the body of a call; a panic becomes an unknown error.
 pub(crate) fn answer(body: impl FnOnce() -> Answer) -> nvmlReturn_t {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
@@ -72,10 +72,10 @@ pub(crate) unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> An
     Ok(())
 }
 
-/// Writes a list by NVML's way of counting: `count` is the room going in and the number coming out.
+/// Writes a list by NVML's convention: `count` is the room on entry and the number of entries on return.
 ///
 /// # Safety
-/// `count` is null or points to a number, `to` is null or has room for so many.
+/// `count` is null or points to a number, `to` is null or has room for that number of entries.
 pub(crate) unsafe fn put_list<T: Copy>(count: *mut c_uint, to: *mut T, list: &[T]) -> Answer {
     if count.is_null() {
         return Err(Code::INVALID_ARGUMENT);
@@ -106,7 +106,7 @@ pub(crate) unsafe fn text(from: *const c_char) -> String {
     unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned()
 }
 
-/// Text in a fixed field of a structure; what does not fit is cut.
+/// Text in a fixed field of a structure; text that does not fit is cut.
 pub(crate) fn field<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (to, from) in field.iter_mut().take(N - 1).zip(text.bytes()) {
@@ -120,7 +120,7 @@ pub(crate) fn version_of<T>(number: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or(0) | number << 24
 }
 
-/// The card of a handle.
+/// The GPU or MIG instance of a handle.
 pub(crate) fn device(handle: nvmlDevice_t) -> Subject {
     Subject::Handle(handle as usize)
 }

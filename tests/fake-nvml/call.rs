@@ -1,4 +1,5 @@
-//! The C functions. Each enters by the gate, sees one view of the scenario, and writes where its pointers say.
+//! The C functions. Each calls `state::enter` first, reads one view of the scenario, and writes its answer through its
+//! pointers.
 //!
 //! What must never happen here: a state of its own (that is `state`), an answer that the scenario does not give.
 

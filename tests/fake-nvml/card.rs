@@ -1,25 +1,25 @@
-//! One card of the running scenario. Every reading is a function of scenario time, so nothing is simulated step by step;
-//! only sums over time (energy, NVLink bytes) are kept, by the state.
+//! One GPU of the running scenario. Every reading is a function of scenario time, so nothing is simulated step by step.
+//! Only the sums over time (energy, NVLink bytes) are kept, in the state.
 
 use crate::code::Code;
 use crate::profile::{GpuModel, matches};
 use crate::scenario::{FakeGpu, List, MigDetail, MigSlot, ProcessList, ReadingKind, Scenario, SickLink, Which};
 
-/// Instance ids of a process outside MIG.
+/// The instance ids of a process outside MIG.
 pub(crate) const NO_INSTANCE: u32 = u32::MAX;
-/// How many utilisation samples NVML keeps.
+/// The number of utilisation samples that NVML keeps.
 pub(crate) const RING: u64 = 100;
 /// Largest process number of Linux.
 const MAX_PID: u64 = 4_194_304;
 
-/// A card with all defaults filled in.
+/// A GPU with all defaults filled in.
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     /// The model.
     pub(crate) profile: &'static GpuModel,
-    /// Its place in the file.
+    /// Its position in the file.
     pub(crate) place: u32,
-    /// The identity.
+    /// UUID.
     pub(crate) uuid: String,
     /// PCI bus id.
     pub(crate) pci_bus_id: String,
@@ -27,20 +27,20 @@ pub(crate) struct Board {
     pub(crate) numa_node: u32,
     /// MIG instances.
     pub(crate) instances: Vec<Instance>,
-    /// What the file says.
+    /// Its entry in the file.
     pub(crate) spec: FakeGpu,
 }
 
 /// A MIG instance with all defaults filled in.
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
-    /// The identity.
+    /// UUID.
     pub(crate) uuid: String,
     /// GPU instance id.
     pub(crate) gpu_instance: u32,
     /// Compute instance id.
     pub(crate) compute_instance: u32,
-    /// Sevenths of the card: of the GPU instance and of the compute instance.
+    /// Sevenths of the GPU: those of the GPU instance and those of the compute instance.
     pub(crate) slices: (u32, u32),
     /// Memory in MiB.
     pub(crate) memory_mib: u64,
@@ -51,36 +51,36 @@ pub(crate) struct Instance {
 /// A process at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Running {
-    /// Number.
+    /// Process id.
     pub(crate) pid: u32,
-    /// Which list.
+    /// The list that it is in.
     pub(crate) kind: ProcessList,
-    /// Memory in bytes, if told.
+    /// Memory in bytes, if the driver reports it.
     pub(crate) memory: Option<u64>,
-    /// SM, memory copy, encoder, decoder in percent.
+    /// Use of SM, memory copy, encoder and decoder in percent.
     pub(crate) shares: [u32; 4],
-    /// Place of its MIG instance.
+    /// Position of its MIG instance.
     pub(crate) mig: Option<u32>,
 }
 
-/// A number that is not negative, rounded.
+/// Rounds a number that is not negative.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, which is what is wanted")]
 pub(crate) fn whole(number: f64) -> u64 {
     number.round() as u64
 }
 
-/// A number that is not negative, rounded, at most the largest `u32`.
+/// Rounds a number that is not negative, to at most the largest `u32`.
 pub(crate) fn small(number: f64) -> u32 {
     u32::try_from(whole(number)).unwrap_or(u32::MAX)
 }
 
-/// Exact below 2^53.
+/// A number as `f64`, exact below 2^53.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a card are far below 2^53")]
 pub(crate) fn float(number: u64) -> f64 {
     number as f64
 }
 
-/// Every card of a scenario, in the order of the file.
+/// Every GPU of a scenario, in the order of the file.
 pub(crate) fn boards(scenario: &Scenario) -> Vec<Board> {
     let all: Vec<&FakeGpu> =
         scenario.gpus.iter().flat_map(|card| std::iter::repeat_n(card, card.count as usize)).collect();
@@ -109,7 +109,7 @@ pub(crate) fn boards(scenario: &Scenario) -> Vec<Board> {
         .collect()
 }
 
-/// The places of the cards that NVML lists.
+/// The positions of the GPUs that NVML lists.
 pub(crate) fn listed(boards: &[Board], frozen: Option<&[String]>, list: List) -> Vec<usize> {
     match (list, frozen) {
         (List::AtInit, Some(uuids)) => {
@@ -119,7 +119,8 @@ pub(crate) fn listed(boards: &[Board], frozen: Option<&[String]>, list: List) ->
     }
 }
 
-/// `1c.2g.20gb+me` is one seventh to compute with, of two sevenths, with 20 GB.
+/// The instance of a profile. `1c.2g.20gb+me` is a compute instance of one seventh in a GPU instance of two sevenths
+/// with 20 GB.
 fn instance(slot: &MigSlot, place: u32, at: u32) -> Instance {
     let detail = match slot {
         MigSlot::Profile(profile) => MigDetail { profile: profile.clone(), ..MigDetail::default() },
@@ -143,7 +144,8 @@ fn instance(slot: &MigSlot, place: u32, at: u32) -> Instance {
 }
 
 impl Board {
-    /// How a link of the card is: as the file says, else well. `NOT_SUPPORTED` for one that it does not have.
+    /// The state of an NVLink: that of the file, else without errors. `NOT_SUPPORTED` for a link that the GPU does not
+    /// have.
     pub(crate) fn link(&self, number: u32) -> Result<SickLink, Code> {
         if number >= self.profile.nvlinks.0 {
             return Err(Code::NOT_SUPPORTED);
@@ -152,7 +154,7 @@ impl Board {
         Ok(sick.copied().unwrap_or(SickLink { link: number, ..SickLink::default() }))
     }
 
-    /// Whether a scenario's word means this card.
+    /// Whether `which` names this GPU.
     pub(crate) fn is(&self, which: &Which) -> bool {
         match which {
             Which::Place(place) => self.place == *place,
@@ -165,7 +167,7 @@ impl Board {
         self.spec.mig_enabled.unwrap_or(!self.instances.is_empty())
     }
 
-    /// Whether the card says `NOT_SUPPORTED` to this C function (or to `field:N`).
+    /// Whether the GPU returns `NOT_SUPPORTED` for this C function (or for `field:N`).
     pub(crate) fn refuses(&self, function: &str) -> bool {
         self.profile.refuses(function) || self.spec.not_supported.iter().any(|pattern| matches(pattern, function))
     }
@@ -206,13 +208,13 @@ impl Board {
         self.read(ReadingKind::SampleMillis, 0.0).unwrap_or(167.0).max(1.0) / 1000.0
     }
 
-    /// When the newest sample at `time` was taken.
+    /// The time of the newest sample at `time`.
     pub(crate) fn sampled(&self, time: f64) -> f64 {
         let period = self.sample_period();
         (time / period).floor() * period
     }
 
-    /// One number at a scenario second: what the file says, else what model and processes give.
+    /// One number at a scenario second: that of the file, else the one that model and processes give.
     pub(crate) fn read(&self, what: ReadingKind, time: f64) -> Result<f64, Code> {
         match self.spec.values.get(&what) {
             Some(value) => value.at(time),
@@ -248,7 +250,7 @@ impl Board {
             Q::NvlinksActive => f64::from(self.profile.nvlinks.0),
             Q::PcieGeneration => f64::from(self.profile.pcie.0),
             Q::PcieWidth => f64::from(self.profile.pcie.1),
-            // Only what ends at a switch of Hopper or later is of a fabric; there all is well.
+            // Only GPUs from Hopper on with links to a switch are part of a fabric. Its state is good by default.
             Q::FabricState if self.profile.nvlinks.2 && self.profile.architecture >= 9 => 3.0,
             Q::FabricSummary => 1.0,
             Q::SampleMillis => f64::from(self.profile.sample_ms),
@@ -271,7 +273,7 @@ impl Board {
         })
     }
 
-    /// Memory of the card or of one instance: total, reserved, used, free.
+    /// Memory of the GPU or of one instance: total, reserved, used, free.
     pub(crate) fn memory(&self, instance: Option<u32>, time: f64) -> Result<[u64; 4], Code> {
         let (total, reserved, used) = match instance {
             Some(at) => {
@@ -288,13 +290,13 @@ impl Board {
         Ok([total, reserved, used, total.saturating_sub(reserved).saturating_sub(used)])
     }
 
-    /// Whether an instance is of the same GPU instance as the one at a place: compute instances have its memory together.
+    /// Whether two MIG instances are of the same GPU instance, whose memory its compute instances share.
     pub(crate) fn share_memory(&self, one: Option<u32>, at: u32) -> bool {
         let id = |place: u32| self.instances.get(place as usize).map(|instance| instance.gpu_instance);
         one.is_some_and(|one| id(one) == id(at))
     }
 
-    /// Mean over a span of time, from at most 500 points.
+    /// The mean over a span of time, from at most 500 points.
     pub(crate) fn mean(&self, what: ReadingKind, from: f64, to: f64) -> Result<f64, Code> {
         if to <= from {
             return self.read(what, to);

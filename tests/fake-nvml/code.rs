@@ -64,7 +64,7 @@ impl Code {
     /// `NVML_ERROR_UNKNOWN`.
     pub const UNKNOWN: Code = Code(999);
 
-    /// By the name in nvml.h, with or without `NVML_ERROR_`.
+    /// The code of a name in nvml.h, with or without `NVML_ERROR_`.
     #[must_use]
     pub fn named(name: &str) -> Option<Code> {
         let short = name.strip_prefix("NVML_ERROR_").or(name.strip_prefix("NVML_")).unwrap_or(name);

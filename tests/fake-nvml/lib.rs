@@ -1,15 +1,15 @@
-//! A `libnvidia-ml.so.1` that has no GPU: the real wrapper loads it, and a scenario file says what it answers. It uses
-//! nothing of the program it tests, so a mistake there cannot hide in here.
+//! A fake `libnvidia-ml.so.1` without GPUs: the real NVML wrapper loads it, and a scenario file defines its answers. It
+//! uses no code of the program under test, so it cannot repeat a mistake of the program.
 //!
 //! ```text
 //!   code value trace        NVML's error numbers, numbers that change with time, recorded traces
-//!   profile scenario        cards as they are sold, and the file that a tester writes
-//!   card                    one card of the running scenario: every reading is a function of time
-//!   state                   the running scenario, its clock, the gate that each call enters by
-//!   answer call             the C functions: what they have in common, and each
+//!   profile scenario        the GPU models, and the scenario file that a tester writes
+//!   card                    one GPU of the running scenario: every reading is a function of time
+//!   state                   the running scenario, its clock, and the checks at the start of each call
+//!   answer call             the C functions: their common code, and each function
 //! ```
 //!
-//! The format of the file is told in `README.md` beside this file.
+//! `README.md` in this folder describes the format of the scenario file.
 
 pub mod code;
 pub mod trace;

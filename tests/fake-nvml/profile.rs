@@ -1,14 +1,14 @@
-//! Cards as they are sold. Sizes, limits and clocks are those of the data sheets and of `nvidia-smi -q` on such cards.
+//! The GPU models. Sizes, limits and clocks are those of the data sheets and of `nvidia-smi -q` on such GPUs.
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// What all cards of a model have in common.
+/// The properties of a GPU model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuModel {
     /// Short name used in scenarios.
     pub model: &'static str,
-    /// Name that NVML gives.
+    /// Name that NVML reports.
     pub name: &'static str,
     /// `nvmlDeviceArchitecture_t`.
     pub architecture: u32,
@@ -18,21 +18,21 @@ pub struct GpuModel {
     pub capability: (i32, i32),
     /// PCI device and vendor number.
     pub pci_device: u32,
-    /// All memory.
+    /// The whole memory in bytes.
     pub memory_total: u64,
-    /// What the driver keeps of it.
+    /// The part of it that the driver reserves.
     pub memory_reserved: u64,
     /// Highest SM and memory clock, MHz.
     pub clocks: (u32, u32),
     /// Idle and highest power, watts.
     pub power: (u32, u32),
-    /// NVLinks, their version, and whether they end at a switch.
+    /// Number of NVLinks, their version, and whether they end at a switch.
     pub nvlinks: (u32, u32, bool),
     /// Highest PCIe generation and lanes.
     pub pcie: (u32, u32),
     /// Multiprocessors.
     pub multiprocessors: u32,
-    /// Most MIG instances.
+    /// Largest number of MIG instances.
     pub mig_slices: u32,
     /// Milliseconds between two utilisation samples.
     pub sample_ms: u32,
@@ -46,10 +46,10 @@ const NO_NVLINK: (u32, u32, bool) = (0, 0, false);
 /// From Ampere on rows of memory are remapped, and no pages retired.
 const REMAPS_ROWS: &[&str] = &["nvmlDeviceGetRetiredPages*"];
 
-/// Inference cards have neither.
+/// Inference GPUs have neither MIG nor GPM ([`GpuModel::has_gpm`]).
 const NO_MIG_NO_GPM: &[&str] = &["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetRetiredPages*"];
 
-/// Built-in memory that belongs to the processor: NVML does not tell how much.
+/// The GB10 shares the memory of the CPU: NVML does not report its size.
 const GB10_LACKS: &[&str] = &[
     "nvmlDeviceGetMemoryInfo*",
     "nvmlDeviceGetMaxMigDeviceCount",
@@ -64,7 +64,7 @@ const GB10_LACKS: &[&str] = &[
     "field:82",
 ];
 
-/// A slice given to a virtual machine: the hypervisor keeps everything that belongs to the whole card.
+/// A slice of a GPU in a virtual machine. The hypervisor keeps the functions of the whole GPU.
 const VGPU_LACKS: &[&str] = &[
     "nvmlDeviceGetPower*",
     "nvmlDeviceGetEnforcedPowerLimit",
@@ -89,7 +89,7 @@ const VGPU_LACKS: &[&str] = &[
     "field:230",
 ];
 
-/// A Hopper card of the SXM form; the others are told by their differences.
+/// A Hopper GPU with SXM. The other models are defined by their differences.
 const H100: GpuModel = GpuModel {
     model: "H100",
     name: "NVIDIA H100 80GB HBM3",
@@ -109,7 +109,7 @@ const H100: GpuModel = GpuModel {
     lacks: REMAPS_ROWS,
 };
 
-/// An Ampere card of the SXM form.
+/// An Ampere GPU with SXM.
 const A100: GpuModel = GpuModel {
     model: "A100",
     name: "NVIDIA A100-SXM4-80GB",
@@ -127,7 +127,7 @@ const A100: GpuModel = GpuModel {
     ..H100
 };
 
-/// An Ada card in a PCIe slot.
+/// An Ada GPU with PCIe.
 const L40S: GpuModel = GpuModel {
     model: "L40S",
     name: "NVIDIA L40S",
@@ -277,26 +277,26 @@ pub const PROFILES: [GpuModel; 12] = [
 ];
 
 impl GpuModel {
-    /// By its short name.
+    /// The model with this short name.
     #[must_use]
     pub fn named(model: &str) -> Option<&'static GpuModel> {
         PROFILES.iter().find(|profile| profile.model.eq_ignore_ascii_case(model))
     }
 
-    /// Whether the card says `NOT_SUPPORTED` to this C function (or to `field:N`).
+    /// Whether the GPU returns `NOT_SUPPORTED` for this C function (or for `field:N`).
     #[must_use]
     pub fn refuses(&self, function: &str) -> bool {
         self.lacks.iter().any(|lacked| matches(lacked, function))
     }
 
-    /// Whether it has the profiling counters: Hopper and later, data centre cards.
+    /// Whether it has the profiling counters (GPM): data centre GPUs from Hopper on have them.
     #[must_use]
     pub fn has_gpm(&self) -> bool {
         self.architecture >= 9 && self.mig_slices > 0
     }
 }
 
-/// A pattern is a name, `*`, or a beginning with `*` behind it.
+/// Whether a pattern fits a name. A pattern is a name, `*`, or a prefix with `*` at its end.
 #[must_use]
 pub fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {

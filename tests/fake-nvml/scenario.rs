@@ -1,4 +1,5 @@
-//! The file that a tester writes. Every key is told with examples in `README.md`; an unknown key makes the file invalid.
+//! The scenario file that a tester writes. `README.md` describes every key with examples; an unknown key makes the file
+//! invalid.
 
 use crate::code::Code;
 use crate::profile::GpuModel;
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// At most this many cards: the largest hosts carry 16.
+/// Largest number of GPUs: the largest hosts have 16.
 pub const MAX_CARDS: usize = 16;
 
 /// The whole file.
@@ -22,26 +23,26 @@ pub struct Scenario {
     pub nvml: String,
     /// CUDA version: 12040 is 12.4.
     pub cuda: i32,
-    /// What `nvmlInit` returns instead of success.
+    /// The error of `nvmlInit`; `None` is success.
     pub init_error: Option<Code>,
-    /// Another number here is a driver that was loaded anew: a library that was initialised before works again only after
-    /// as many `nvmlShutdown` as `nvmlInit`.
+    /// A number that differs from before means that the driver was loaded again: an initialised library works again
+    /// only after as many `nvmlShutdown` as `nvmlInit`.
     pub driver_epoch: u64,
     /// How time passes.
     pub clock: Clock,
-    /// When an appearing card is seen.
+    /// When NVML lists a GPU that appears.
     pub list: List,
-    /// The cards, in NVML's order.
+    /// The GPUs, in NVML's order.
     pub gpus: Vec<FakeGpu>,
-    /// What goes wrong.
+    /// The faults of calls.
     pub faults: Vec<CallFault>,
-    /// Events to be delivered.
+    /// The events to deliver.
     pub xids: Vec<XidEvent>,
-    /// Whether each call is written to `calls.log` beside this file.
+    /// Whether each call is logged in `calls.log` next to this file.
     pub log_calls: bool,
 }
 
-/// One H100 on which nothing happens.
+/// One idle H100.
 impl Default for Scenario {
     fn default() -> Self {
         Scenario {
@@ -66,9 +67,9 @@ impl Default for Scenario {
 pub struct Clock {
     /// Scenario seconds in a real second.
     pub scale: f64,
-    /// Time stands at this scenario second.
+    /// Time stops at this scenario second.
     pub frozen_at_s: Option<f64>,
-    /// Wall clock at scenario second 0, in microseconds since 1970; else that of the first scenario read.
+    /// Wall clock at scenario second 0, in microseconds since 1970; `None`: when the first scenario was read.
     pub origin_us: Option<u64>,
 }
 
@@ -78,71 +79,71 @@ impl Default for Clock {
     }
 }
 
-/// When an appearing or disappearing card is seen in the list.
+/// When a GPU that appears or disappears changes NVML's list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum List {
     /// At once.
     #[default]
     Live,
-    /// At the next `nvmlInit`, as with the real library; until then a card taken away is lost.
+    /// At the next `nvmlInit`, as with the real library; until then a removed GPU is lost.
     AtInit,
 }
 
-/// One card, or `count` equal ones.
+/// One GPU, or `count` equal GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeGpu {
     /// Short name of a [`GpuModel`].
     pub model: String,
-    /// How many of the kind.
+    /// The number of equal GPUs.
     pub count: u32,
-    /// UUID; made from the card's place in the file if it is missing.
+    /// UUID; `None`: made from the GPU's position in the file.
     pub uuid: Option<String>,
-    /// Name, if not the profile's.
+    /// Name, if not the model's.
     pub name: Option<String>,
-    /// `N` of `/dev/nvidiaN`, if not the card's place in the file.
+    /// `N` of `/dev/nvidiaN`, if not the GPU's position in the file.
     pub minor: Option<u32>,
     /// PCI bus id, such as `00000000:65:00.0`.
     pub pci_bus_id: Option<String>,
-    /// NUMA node; the first half of the cards is on 0, the rest on 1, if it is missing.
+    /// NUMA node; `None`: the first half of the GPUs is on 0, the rest on 1.
     pub numa_node: Option<u32>,
-    /// Whether it is in the machine.
+    /// Whether the GPU is in the machine.
     pub present: bool,
-    /// Whether it has fallen off the bus.
+    /// Whether the GPU has fallen off the bus.
     pub lost: bool,
-    /// Numbers that differ from what the model and its processes give.
+    /// Numbers that differ from those of the model and the processes.
     pub values: BTreeMap<ReadingKind, Value>,
-    /// Another number here sets the energy counter and those of NVLink to 0, as a new driver load does.
+    /// A number that differs from before sets the counters of energy and NVLink to 0, as a reload of the driver does.
     pub energy_epoch: u64,
     /// MIG instances; with at least one, MIG mode is on.
     pub mig: Vec<MigSlot>,
-    /// MIG mode, where it differs from that.
+    /// MIG mode, if it differs from that.
     pub mig_enabled: Option<bool>,
-    /// Processes on the card.
+    /// Processes on the GPU.
     pub processes: Vec<FakeProcess>,
     /// Processes that come and go.
     pub churn: Option<Churn>,
-    /// Ties to other cards, where they differ from the usual.
+    /// Connections to other GPUs, where they differ from the default.
     pub links: Vec<CardLink>,
-    /// NVLinks that are not well.
+    /// NVLinks with errors.
     pub nvlinks: Vec<SickLink>,
-    /// C functions (or `field:N`) that return `NOT_SUPPORTED`, beside those of the model.
+    /// C functions (or `field:N`) that return `NOT_SUPPORTED`, besides those of the model.
     pub not_supported: Vec<String>,
-    /// Fields of `nvmlDeviceGetFieldValues` that this driver has not heard of: `INVALID_ARGUMENT`.
+    /// Fields of `nvmlDeviceGetFieldValues` that this driver does not know: `INVALID_ARGUMENT`.
     pub unknown_fields: Vec<u32>,
-    /// What a process's utilisation sample holds.
+    /// The meaning of a process's utilisation sample.
     pub process_samples: ProcessSamples,
 }
 
-/// What `nvmlDeviceGetProcessUtilization` answers for each process. `nvml.h` can be read either way.
+/// The answer of `nvmlDeviceGetProcessUtilization` for each process. `nvml.h` allows both readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessSamples {
     /// Its newest sample that is not 0.
     #[default]
     Newest,
-    /// The mean over all samples since the stamp that was asked after, with the stamp of its newest sample that is not 0.
+    /// The mean over all samples since the requested stamp, with the stamp of its newest sample that is not 0.
     Mean,
 }
 
@@ -173,7 +174,7 @@ impl Default for FakeGpu {
     }
 }
 
-/// A number that a scenario may set. The unit is in the name, or told here.
+/// A number that a scenario may set. The unit is in the name, or given here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names say it; README.md has the table")]
@@ -250,17 +251,17 @@ pub enum ReadingKind {
 pub enum MigSlot {
     /// `1g.10gb`.
     Profile(String),
-    /// With numbers of its own.
+    /// A profile with ids.
     Detailed(MigDetail),
 }
 
-/// A MIG instance told in full.
+/// A MIG instance with all its ids.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MigDetail {
-    /// `1g.10gb`, or `1c.2g.20gb` for a part of one.
+    /// `1g.10gb`, or `1c.2g.20gb` for a compute instance of a part of it.
     pub profile: String,
-    /// GPU instance id; its place in the list plus 1 if missing (0 for the whole card).
+    /// GPU instance id; `None`: its position in the list plus 1 (0 for the whole GPU).
     pub gpu_instance: Option<u32>,
     /// Compute instance id.
     pub compute_instance: u32,
@@ -268,15 +269,15 @@ pub struct MigDetail {
     pub uuid: Option<String>,
 }
 
-/// A process on a card.
+/// A process on a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeProcess {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// Bytes of device memory; `null` when the driver does not tell (vGPU, WSL).
+    /// Bytes of device memory; `null` if the driver does not report them (vGPU, WSL).
     pub memory: Option<Value>,
-    /// SM use in percent. Nothing is told of a process whose four numbers are 0.
+    /// SM use in percent. A process with 0 in all four numbers has no utilisation sample.
     pub sm: Value,
     /// Memory copy use in percent.
     pub mem: Value,
@@ -284,9 +285,9 @@ pub struct FakeProcess {
     pub enc: Value,
     /// Decoder use in percent.
     pub dec: Value,
-    /// In which list it is.
+    /// The list that it is in.
     pub kind: ProcessList,
-    /// Place of its MIG instance in the card's list.
+    /// Position of its MIG instance in the GPU's list.
     pub mig: Option<u32>,
     /// Scenario second at which it appears.
     pub from_s: f64,
@@ -312,7 +313,7 @@ impl Default for FakeProcess {
     }
 }
 
-/// NVML keeps three lists.
+/// NVML's three lists of processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessList {
@@ -325,16 +326,16 @@ pub enum ProcessList {
     Mps,
 }
 
-/// Processes that come and go: at second `t` those with the numbers `from_pid + floor(t * per_second)` and the next
-/// `live - 1` are on the card.
+/// Processes that come and go: at second `t` the process `from_pid + floor(t * per_second)` and the next `live - 1` are
+/// on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Churn {
-    /// The first number.
+    /// The first process id.
     pub from_pid: u32,
-    /// How many at a time.
+    /// Processes at a time.
     pub live: u32,
-    /// How many begin (and end) in a scenario second.
+    /// Processes that begin (and end) in a scenario second.
     pub per_second: f64,
     /// Memory of each.
     #[serde(default)]
@@ -344,11 +345,11 @@ pub struct Churn {
     pub sm: u32,
 }
 
-/// A tie to another card.
+/// A connection to another GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CardLink {
-    /// The other's place in the file.
+    /// The position of the other GPU in the file.
     pub peer: u32,
     /// `PSB`, `PIX`, `PXB`, `PHB`, `NODE` or `SYS`.
     pub path: Way,
@@ -357,31 +358,31 @@ pub struct CardLink {
     pub nvlinks: u32,
 }
 
-/// An NVLink that is not well. Counts are those since the driver was loaded.
+/// An NVLink with errors. The counts are those since the driver was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SickLink {
-    /// Its number on the card.
+    /// Its number on the GPU.
     pub link: u32,
-    /// It is down.
+    /// Whether it is down.
     pub down: bool,
     /// Checksum errors of flow-control digits.
     pub crc_flit: u32,
     /// Checksum errors of data.
     pub crc_data: u32,
-    /// Sent again.
+    /// Packets sent again.
     pub replay: u32,
-    /// Trained anew.
+    /// Times that the link was trained again.
     pub recovery: u32,
-    /// Could not be trained anew.
+    /// Times that training failed.
     pub recovery_failed: u32,
-    /// Packets received broken.
+    /// Packets received with errors.
     pub received: u32,
-    /// Symbols received wrong.
+    /// Symbols received with errors.
     pub symbol: u32,
 }
 
-/// The words of `nvidia-smi topo -m`.
+/// The connection types of `nvidia-smi topo -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 #[allow(missing_docs, reason = "nvidia-smi's words")]
@@ -394,25 +395,25 @@ pub enum Way {
     Sys,
 }
 
-/// What goes wrong with which call on which card.
+/// A fault of calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CallFault {
-    /// C function, `*`, or a beginning with `*` behind it.
+    /// The C function, `*`, or a prefix with `*` at its end.
     pub call: String,
-    /// Which card, or by its UUID which MIG instance; any if missing. A fault of one does not touch calls that name none.
+    /// The GPU, or the MIG instance by its UUID; `None`: all calls. With a GPU, calls that name none are not affected.
     pub gpu: Option<Which>,
-    /// What the call returns; without it the call goes on after the delay.
+    /// The error that the call returns; without it the call continues after the delay.
     pub error: Option<Code>,
     /// Real milliseconds that the call takes.
     pub latency_ms: u64,
-    /// The call does not return while a fault equal to this one is in the file.
+    /// Whether the call hangs while a fault equal to this one is in the file.
     pub hang: bool,
-    /// Only this many calls are touched.
+    /// The number of calls that are affected; `None`: all.
     pub times: Option<u32>,
-    /// Calls that go well before.
+    /// The number of calls before, which are not affected.
     pub after: u32,
-    /// Makes two otherwise equal faults different, so that `times` begins again.
+    /// An id that makes two otherwise equal faults different, so that `times` begins again.
     pub id: u32,
 }
 
@@ -422,11 +423,11 @@ impl Default for CallFault {
     }
 }
 
-/// A card by its place in the file or its UUID.
+/// A GPU by its position in the file or its UUID.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Which {
-    /// Place in the file, counted with `count`, absent cards included.
+    /// Position in the file, counted with `count`, absent GPUs included.
     Place(u32),
     /// UUID.
     Uuid(String),
@@ -436,19 +437,19 @@ pub enum Which {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct XidEvent {
-    /// Makes it distinct; an id that has been delivered is not delivered again.
+    /// The id of the event. An id that has been delivered is not delivered again.
     pub id: u64,
-    /// Which card.
+    /// The GPU.
     pub gpu: Which,
-    /// XID, the event's data.
+    /// The XID, which is the event's data.
     pub code: u64,
-    /// Bit of `nvmlEventType*`; 8, a critical XID, if missing.
+    /// Bit of `nvmlEventType*`; the default is 8, a critical XID.
     #[serde(default = "critical_xid")]
     pub event: u64,
     /// Scenario second at which it happens.
     #[serde(default)]
     pub at_s: f64,
-    /// Place of the MIG instance, if it happened in one.
+    /// Position of the MIG instance, if it happened in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<u32>,
 }
@@ -458,10 +459,10 @@ fn critical_xid() -> u64 {
 }
 
 impl Scenario {
-    /// From the text of a file; traces are read from `directory` if their path is relative.
+    /// Parses the text of a file. Traces with a relative path are read from `directory`.
     ///
     /// # Errors
-    /// What is wrong with the text, in words.
+    /// The mistake in the text, as a sentence.
     pub fn parse(text: &[u8], directory: &Path) -> Result<Scenario, String> {
         let mut scenario: Scenario = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         let cards: u64 = scenario.gpus.iter().map(|card| u64::from(card.count)).sum();

@@ -1,4 +1,4 @@
-//! The running scenario, its clock, and the gate that each call enters by.
+//! The running scenario, its clock, and the checks at the start of each call.
 
 use crate::card::{Board, Instance, boards, listed};
 use crate::code::Code;
@@ -15,59 +15,59 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How often the file is looked at, at most: a scenario change is seen within this time of the next call.
+/// Shortest time between two checks of the scenario file. A call that comes later after a change sees the new scenario.
 const LOOK: Duration = Duration::from_millis(2);
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
-/// Which card a call names.
+/// The GPU that a call names.
 #[derive(Clone, Debug)]
 pub(crate) enum Subject {
-    /// None.
+    /// No GPU.
     System,
-    /// By its handle.
+    /// A GPU or MIG instance by its handle.
     Handle(usize),
-    /// A GPU instance by its card's handle and its id.
+    /// A GPU instance by the handle of its GPU and its id.
     Instance(usize, u32),
-    /// By NVML's index.
+    /// A GPU by NVML's index.
     Index(u32),
-    /// By UUID, of a card or a MIG instance.
+    /// A GPU or MIG instance by its UUID.
     Uuid(String),
-    /// By PCI bus id.
+    /// A GPU by its PCI bus id.
     Pci(String),
 }
 
-/// What a call sees: the scenario as it was at one moment.
+/// The scenario at one moment, for one call.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     /// The scenario.
     pub(crate) scenario: Arc<Scenario>,
-    /// All cards of the file.
+    /// All GPUs of the file.
     pub(crate) boards: Arc<Vec<Board>>,
-    /// Places of the cards that NVML lists.
+    /// Positions of the GPUs that NVML lists.
     pub(crate) listed: Vec<usize>,
     /// Scenario second.
     pub(crate) time: f64,
     /// Wall clock at scenario second 0, microseconds.
     pub(crate) origin_us: u64,
-    /// Place of the card that the call names.
+    /// Position of the GPU that the call names.
     pub(crate) place: Option<usize>,
-    /// Place of the MIG instance that it names.
+    /// Position of the MIG instance that the call names.
     pub(crate) instance: Option<u32>,
-    /// Where calls are written, if they are.
+    /// The file in which calls are logged; `None` if they are not.
     pub(crate) log: Option<PathBuf>,
 }
 
-/// Sums over time of one card.
+/// Sums over time of one GPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sums {
     until: f64,
     epoch: u64,
-    /// Since the epoch began.
+    /// Energy since the epoch began.
     pub(crate) energy_millijoules: f64,
-    /// Sent over all NVLinks.
+    /// Bytes sent over all NVLinks.
     pub(crate) nvlink_tx: f64,
-    /// Received over all NVLinks.
+    /// Bytes received over all NVLinks.
     pub(crate) nvlink_rx: f64,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Sums {
 struct State {
     path: Option<PathBuf>,
     looked: Option<Instant>,
-    /// Change time, size and inode of the file that was read last, good or bad.
+    /// Change time, size and inode of the file that was read last, valid or not.
     stamp: Option<(SystemTime, u64, u64)>,
     /// Whether a scenario has been read.
     begun: bool,
@@ -84,15 +84,15 @@ struct State {
     anchor: (Instant, f64),
     origin_us: u64,
     inits: u32,
-    /// What stands for `/dev/nvidiactl`, open while a session is.
+    /// The file that stands for `/dev/nvidiactl`, open during a session.
     device: Option<File>,
-    /// The driver that the library was initialised with.
+    /// The driver epoch at the time of `nvmlInit`.
     session: u64,
     /// UUIDs listed at the last `nvmlInit`.
     at_init: Option<Vec<String>>,
-    /// Handles given out: the place in this list plus 1, and a MIG instance, make the pointer.
+    /// UUIDs of the handles given out. The position in this list plus 1 and the MIG instance make the pointer.
     handles: Vec<String>,
-    /// How often each fault was met, by its text.
+    /// How often calls met each fault, by its text.
     met: HashMap<String, u32>,
     delivered: HashSet<u64>,
     sums: HashMap<String, Sums>,
@@ -127,7 +127,7 @@ impl State {
         frozen_at_s.unwrap_or_else(|| self.anchor.1 + self.anchor.0.elapsed().as_secs_f64() * scale)
     }
 
-    /// Reads the file again if it changed. A torn or wrong file is told once and the old scenario goes on.
+    /// Reads the file again if it has changed. A torn or invalid file is reported once, and the old scenario stays.
     fn refresh(&mut self) {
         if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
             return;
@@ -150,7 +150,7 @@ impl State {
     }
 
     fn change(&mut self, scenario: Scenario) {
-        // Time begins with the first scenario that is read; what the default one did before does not count.
+        // Time begins with the first scenario that is read; the time of the default scenario does not count.
         let now = if self.begun { self.time() } else { 0.0 };
         if self.begun {
             for place in 0..self.boards.len() {
@@ -166,7 +166,7 @@ impl State {
         self.scenario = Arc::new(scenario);
     }
 
-    /// Carries a card's sums on until now.
+    /// Continues the sums of a GPU until now.
     fn sums(&mut self, place: usize, now: f64) -> Sums {
         let boards = self.boards.clone();
         let Some(board) = boards.get(place) else { return Sums::default() };
@@ -201,7 +201,7 @@ impl State {
         }
     }
 
-    /// Finds the card that a call names. An unknown handle names none.
+    /// Finds the GPU that a call names. An unknown handle names none.
     fn resolve(&self, subject: &Subject) -> View {
         let mut view = self.view();
         let by = |is: &dyn Fn(&Board) -> bool| view.listed.iter().copied().find(|place| is(&view.boards[*place]));
@@ -230,13 +230,13 @@ impl State {
         view
     }
 
-    /// Place of the card of a handle, or of the card whose instance it is.
+    /// Position of the GPU of a handle, also of the handle of its MIG instance.
     fn card(&self, view: &View, handle: usize) -> Option<usize> {
         let uuid = (handle / 0x100).checked_sub(1).and_then(|slot| self.handles.get(slot))?;
         view.boards.iter().position(|board| board.uuid == *uuid)
     }
 
-    /// The first fault that touches this call, unless it has been used up.
+    /// The first fault that applies to this call, unless it is used up.
     fn fault(&mut self, function: &str, view: &View) -> Option<CallFault> {
         let board = view.place.map(|place| &view.boards[place]);
         let instance = board.zip(view.instance).and_then(|(board, at)| board.instances.get(at as usize));
@@ -260,13 +260,14 @@ impl State {
     }
 }
 
-/// `00000000:65:00.0`, `0000:65:00.0` and `65:00.0` are the same place; NVML takes each.
+/// Whether two PCI bus ids are the same: `00000000:65:00.0`, `0000:65:00.0` and `65:00.0` are. NVML accepts each form.
 fn same_bus(one: &str, other: &str) -> bool {
     let short = |text: &str| text.rsplit(':').take(2).collect::<Vec<_>>().join(":").to_ascii_lowercase();
     short(one) == short(other)
 }
 
-/// `FAKE_NVML_SCENARIO`, else `scenario.json` beside the loaded library, so that each copy has a scenario of its own.
+/// The path of the scenario: `FAKE_NVML_SCENARIO`, else `scenario.json` next to the loaded library, so that each copy
+/// has its own scenario.
 fn scenario_path() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("FAKE_NVML_SCENARIO") {
         return Some(path.into());
@@ -287,24 +288,24 @@ fn scenario_path() -> Option<PathBuf> {
     Some(library.parent()?.join("scenario.json"))
 }
 
-/// The state, with the file looked at.
+/// The state, after a check of the scenario file.
 fn state() -> impl std::ops::DerefMut<Target = State> {
     let mut state = MutexGuard::map(STATE.lock(), |state| state.get_or_insert_with(State::new));
     state.refresh();
     state
 }
 
-/// Writes a line to `calls.log` beside the scenario where it asks for that: the C function (or `field:N`) and the place of
-/// the card, `-` for none.
+/// Writes a line to `calls.log` next to the scenario, if the scenario has `log_calls`: the C function (or `field:N`)
+/// and the position of the GPU, `-` for none.
 pub(crate) fn log_call(function: &str, view: &View) {
     let Some(path) = view.log.as_deref() else { return };
     let place = view.place.map_or_else(|| "-".to_owned(), |place| place.to_string());
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    // A test that counts calls fails where they are not written; there is nobody here to tell.
+    // An error cannot be reported here. A test that counts calls fails if they are not written.
     let _ = file.and_then(|mut file| file.write_all(format!("{function} {place}\n").as_bytes()));
 }
 
-/// Delays, errors and hangs of the scenario.
+/// Applies the delays, errors and hangs of the scenario.
 fn suffer(function: &str, subject: &Subject) -> Result<(), Code> {
     let fault = {
         let mut state = state();
@@ -324,7 +325,7 @@ fn suffer(function: &str, subject: &Subject) -> Result<(), Code> {
     Ok(())
 }
 
-/// The gate of each call: faults of the scenario, a library that was not initialised, lost cards.
+/// The start of each call: applies faults of the scenario, and refuses calls without `nvmlInit` and on lost GPUs.
 pub(crate) fn enter(function: &str, subject: &Subject) -> Result<View, Code> {
     suffer(function, subject)?;
     let state = state();
@@ -349,7 +350,7 @@ pub(crate) fn enter(function: &str, subject: &Subject) -> Result<View, Code> {
     Ok(view)
 }
 
-/// Whether a card answers this function at all.
+/// Whether a GPU answers this function at all.
 fn reachable(function: &str, view: &View, place: usize) -> Result<(), Code> {
     let board = &view.boards[place];
     if board.spec.lost || !board.spec.present {
@@ -364,7 +365,7 @@ fn reachable(function: &str, view: &View, place: usize) -> Result<(), Code> {
     if refused { Err(Code::NOT_SUPPORTED) } else { Ok(()) }
 }
 
-/// What a MIG instance's handle can be asked.
+/// The functions that accept the handle of a MIG instance.
 const ON_INSTANCES: [&str; 18] = [
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
@@ -386,7 +387,7 @@ const ON_INSTANCES: [&str; 18] = [
     "nvmlDeviceGetBrand",
 ];
 
-/// What the driver does not tell of a card that is divided.
+/// The functions that the driver refuses for a GPU with MIG mode.
 const NOT_UNDER_MIG: [&str; 6] = [
     "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetSamples",
@@ -396,7 +397,7 @@ const NOT_UNDER_MIG: [&str; 6] = [
     "nvmlDeviceGetProcessesUtilizationInfo",
 ];
 
-/// `nvmlInit`: counted. One that is not the first only counts, and does not look at the driver again.
+/// `nvmlInit`. The library counts the calls; only the first one opens the driver.
 pub(crate) fn init() -> Result<(), Code> {
     suffer("nvmlInit_v2", &Subject::System)?;
     let mut state = state();
@@ -415,7 +416,7 @@ pub(crate) fn init() -> Result<(), Code> {
     Ok(())
 }
 
-/// `nvmlShutdown`; also of a session with a driver that is gone.
+/// `nvmlShutdown`. It also ends a session with a driver that was unloaded.
 pub(crate) fn shutdown() -> Result<(), Code> {
     suffer("nvmlShutdown", &Subject::System)?;
     let mut state = state();
@@ -426,7 +427,7 @@ pub(crate) fn shutdown() -> Result<(), Code> {
     Ok(())
 }
 
-/// The handle of a card, or of one of its MIG instances. The same one each time.
+/// The handle of a GPU or of one of its MIG instances, which is the same each time.
 pub(crate) fn handle(uuid: &str, instance: Option<u32>) -> usize {
     let mut state = state();
     let slot = state.handles.iter().position(|known| known == uuid).unwrap_or_else(|| {
@@ -436,12 +437,12 @@ pub(crate) fn handle(uuid: &str, instance: Option<u32>) -> usize {
     (slot + 1) * 0x100 + instance.map_or(0, |instance| instance as usize + 1)
 }
 
-/// Sums over time of the card that a view names, until now.
+/// The sums over time of the GPU of a view, until now.
 pub(crate) fn sums(view: &View) -> Sums {
     view.place.map_or_else(Sums::default, |place| state().sums(place, view.time))
 }
 
-/// The next event that none has been told of, on one of these cards. `None` when there is none yet.
+/// The next event on one of these GPUs that was not delivered yet; `None` if there is none.
 pub(crate) fn next_event(cards: &[(String, u64)]) -> Option<(XidEvent, View)> {
     let mut state = state();
     let mut view = state.view();
@@ -457,7 +458,7 @@ pub(crate) fn next_event(cards: &[(String, u64)]) -> Option<(XidEvent, View)> {
     None
 }
 
-/// Whether one of these cards is lost: then a wait for all of them fails.
+/// Whether one of these GPUs is lost: then a wait for events of all of them fails.
 pub(crate) fn any_lost(cards: &[(String, u64)]) -> bool {
     let state = state();
     let lost = |board: &Board| board.spec.lost || !board.spec.present;
@@ -465,7 +466,7 @@ pub(crate) fn any_lost(cards: &[(String, u64)]) -> bool {
 }
 
 impl View {
-    /// The card that the call names.
+    /// The GPU that the call names.
     pub(crate) fn board(&self) -> Result<&Board, Code> {
         self.place.and_then(|place| self.boards.get(place)).ok_or(Code::INVALID_ARGUMENT)
     }
@@ -475,7 +476,7 @@ impl View {
         self.scenario.driver.split('.').next().and_then(|branch| branch.parse().ok()).unwrap_or(0)
     }
 
-    /// One number of that card, now.
+    /// One number of that GPU, now.
     pub(crate) fn read(&self, what: ReadingKind) -> Result<f64, Code> {
         self.board()?.read(what, self.time)
     }
@@ -485,14 +486,14 @@ impl View {
         self.origin_us.saturating_add(crate::card::whole(time.max(0.0) * 1e6))
     }
 
-    /// NVML's index of a card.
+    /// NVML's index of a GPU.
     pub(crate) fn index_of(&self, place: usize) -> Result<u32, Code> {
         let index = self.listed.iter().position(|listed| *listed == place).ok_or(Code::GPU_IS_LOST)?;
         u32::try_from(index).map_err(|_| Code::UNKNOWN)
     }
 }
 
-/// NVML's version, which is told even by a library that was not initialised.
+/// NVML's version, which the library also reports without `nvmlInit`.
 pub(crate) fn nvml_version() -> Result<String, Code> {
     suffer("nvmlSystemGetNVMLVersion", &Subject::System)?;
     Ok(state().scenario.nvml.clone())

@@ -1,6 +1,6 @@
-//! Recorded traces: one column of a CSV file over time. Understood are `nvidia-smi --format=csv` logs (units in brackets
-//! or behind each number, gaps such as `[N/A]`, the header repeated), and tables with a time column and numbers, wide
-//! (one column for each series) or long (a column that names the series).
+//! Recorded traces: one column of a CSV file over time. Supported are logs of `nvidia-smi --format=csv` (units in
+//! brackets or behind each number, gaps such as `[N/A]`, a repeated header), and tables with a time column and numbers,
+//! either wide (one column for each series) or long (a column with the name of the series).
 
 use crate::code::Code;
 use flate2::read::GzDecoder;
@@ -14,16 +14,16 @@ const TIME_COLUMNS: [&str; 3] = ["timestamp", "time", "timestamp_anon"];
 /// One column over time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// Seconds since the first row, never decreasing, and what held from then on.
+    /// Seconds since the first row, never decreasing, and the value from then on.
     rows: Vec<(f64, Result<f64, Code>)>,
 }
 
 impl Trace {
-    /// Reads `column` of a file, packed with gzip if its name ends in `.gz`. With `filter` only rows whose column of that
-    /// name holds that text.
+    /// Reads `column` of a file, which is compressed with gzip if its name ends in `.gz`. With `filter` (column and
+    /// text) it uses only rows with that text in that column.
     ///
     /// # Errors
-    /// When the file cannot be read, lacks a column, or has no row.
+    /// If the file cannot be read, lacks a column, or has no row.
     pub fn read(path: &Path, column: &str, filter: Option<(&str, &str)>) -> Result<Trace, String> {
         let told = |problem: String| format!("{}: {problem}", path.display());
         let file = File::open(path).map_err(|error| told(error.to_string()))?;
@@ -35,7 +35,7 @@ impl Trace {
     /// Parses the text of a CSV file.
     ///
     /// # Errors
-    /// When a column is missing, a line cannot be read, or no row fits.
+    /// If a column is missing, a line cannot be read, or no row fits.
     pub fn parse(text: impl BufRead, column: &str, filter: Option<(&str, &str)>) -> Result<Trace, String> {
         let mut lines = text.lines();
         let header = lines.next().ok_or("is empty")?.map_err(|error| error.to_string())?;
@@ -65,34 +65,34 @@ impl Trace {
         if trace.rows.is_empty() { Err("has no row that fits".into()) } else { Ok(trace) }
     }
 
-    /// From the first row to the last, in seconds.
+    /// The time from the first row to the last, in seconds.
     #[must_use]
     pub fn length(&self) -> f64 {
         self.rows.last().map_or(0.0, |(time, _)| *time)
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// What held at `time` seconds after the first row: the newest row that is not later.
+    /// The value at `time` seconds after the first row: that of the newest row that is not later.
     ///
     /// # Errors
-    /// The error that stands in the recording instead of a number.
+    /// The error that the recording has instead of a number.
     pub fn at(&self, time: f64) -> Result<f64, Code> {
         let after = self.rows.partition_point(|(stamp, _)| *stamp <= time);
         self.rows.get(after.saturating_sub(1)).map_or(Err(Code::UNKNOWN), |(_, value)| *value)
     }
 }
 
-/// `power.draw [W]` is called `power.draw`.
+/// The name of a column without its unit: `power.draw [W]` is `power.draw`.
 fn plain_name(text: &str) -> &str {
     text.split('[').next().unwrap_or(text).trim()
 }
 
-/// `46.19 W` is 46.19; a gap is the error that `nvidia-smi` met.
+/// The number of a cell: `46.19 W` is 46.19. A gap is the error that `nvidia-smi` got.
 fn number(text: &str) -> Option<Result<f64, Code>> {
     match text {
         "[N/A]" | "N/A" | "[Not Supported]" => return Some(Err(Code::NOT_SUPPORTED)),
@@ -103,7 +103,7 @@ fn number(text: &str) -> Option<Result<f64, Code>> {
     text.split_whitespace().next()?.parse().ok().filter(|number: &f64| number.is_finite()).map(Ok)
 }
 
-/// Seconds: a Unix time (in microseconds if it is that large), or a date with a time of day.
+/// The time of a cell in seconds: a Unix time (in microseconds if it is above 1e14), or a date with a time of day.
 fn seconds(text: &str) -> Option<f64> {
     if let Ok(number) = text.parse::<f64>() {
         return number.is_finite().then_some(if number > 1e14 { number / 1e6 } else { number });
@@ -117,7 +117,7 @@ fn seconds(text: &str) -> Option<f64> {
     Some(f64::from(days) * 86_400.0 + hour * 3600.0 + minute * 60.0 + second)
 }
 
-/// Days of the Gregorian calendar, counted from March so that the leap day comes last.
+/// Days since 1970 in the Gregorian calendar. The years begin in March here, so that the leap day comes last.
 fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     let shifted = if month > 2 { year } else { year - 1 };
     let from_march = (month + 9) % 12;

@@ -10,9 +10,9 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Value {
-    /// Always this.
+    /// A constant.
     Constant(f64),
-    /// Changes.
+    /// A number that changes.
     Program(Program),
 }
 
@@ -20,44 +20,44 @@ pub enum Value {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Program {
-    /// The calls that would tell this number return the error.
+    /// The calls that would return this number return the error.
     Error(Code),
     /// `high` for the first `duty` of each period, then `low`.
     Square {
-        /// Between bursts.
+        /// The value between bursts.
         low: f64,
-        /// In a burst.
+        /// The value in a burst.
         high: f64,
         /// Seconds from burst to burst.
         period_s: f64,
         /// Share of the period that is high.
         #[serde(default = "half")]
         duty: f64,
-        /// Seconds by which the wave is late.
+        /// Seconds by which the wave is delayed.
         #[serde(default)]
         phase_s: f64,
     },
-    /// A sine between `low` and `high`, in the middle and rising at its phase.
+    /// A sine between `low` and `high`. At `phase_s` it is in the middle and rises.
     Sine {
-        /// Least.
+        /// The least value.
         low: f64,
-        /// Greatest.
+        /// The greatest value.
         high: f64,
-        /// Seconds.
+        /// Seconds of a period.
         period_s: f64,
-        /// Seconds by which the wave is late.
+        /// Seconds by which the wave is delayed.
         #[serde(default)]
         phase_s: f64,
     },
     /// A straight line.
     Ramp {
-        /// At the beginning.
+        /// The value at the beginning.
         from: f64,
-        /// At `over_s`.
+        /// The value after `over_s`.
         to: f64,
-        /// Seconds from the one to the other.
+        /// Seconds from `from` to `to`.
         over_s: f64,
-        /// What comes afterwards.
+        /// What the ramp does afterwards.
         #[serde(default)]
         then: Then,
         /// Scenario second at which it begins.
@@ -72,12 +72,12 @@ pub enum Program {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
-    /// Stays.
+    /// Stays at its last value.
     #[default]
     Hold,
-    /// Begins again: a counter that resets.
+    /// Begins again, as a counter that resets.
     Repeat,
-    /// Goes on at the same slope: a counter.
+    /// Continues with the same slope, as a counter.
     Continue,
 }
 
@@ -85,11 +85,11 @@ pub enum Then {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Replay {
-    /// The CSV file, packed or not; relative to the scenario file's directory.
+    /// The CSV file, compressed or not; relative to the scenario file's directory.
     pub path: PathBuf,
-    /// Its column.
+    /// The name of the column.
     pub column: String,
-    /// Only rows whose column (first) holds this text (second).
+    /// Uses only rows whose column (first) has this text (second).
     #[serde(default, rename = "where", skip_serializing_if = "Option::is_none")]
     pub filter: Option<(String, String)>,
     /// Seconds of the recording that pass in a scenario second.
@@ -98,7 +98,7 @@ pub struct Replay {
     /// Each number is multiplied by this.
     #[serde(default = "one")]
     pub scale: f64,
-    /// Whether it begins again at its end; else the last row stays.
+    /// Whether the recording begins again at its end; else the last row stays.
     #[serde(default = "yes")]
     pub repeat: bool,
     /// The rows, once read.
@@ -118,9 +118,8 @@ fn yes() -> bool {
     true
 }
 
-/// The column of a recording at its own speed, again and again.
 impl Replay {
-    /// The column of this file.
+    /// The column of this file at its own speed, again and again.
     #[must_use]
     pub fn of(path: impl Into<PathBuf>, column: &str) -> Self {
         Replay {
@@ -158,7 +157,7 @@ impl Value {
     /// The number at a scenario second.
     ///
     /// # Errors
-    /// The error that the scenario wants instead.
+    /// The error that the scenario has instead of a number.
     pub fn at(&self, time: f64) -> Result<f64, Code> {
         let program = match self {
             Value::Constant(number) => return Ok(*number),
@@ -188,7 +187,7 @@ impl Value {
     }
 }
 
-/// How far into its period a time is: 0 to 1.
+/// The position of a time in its period, 0 to 1.
 fn share_of(time: f64, period: f64) -> f64 {
     if period > 0.0 { time.rem_euclid(period) / period } else { 0.0 }
 }

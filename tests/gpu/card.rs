@@ -1,4 +1,4 @@
-//! What the agent tells of each card, beside what `nvidia-smi` tells.
+//! Compares the agent's values of each GPU with those of `nvidia-smi`.
 
 use crate::cuda;
 use lab::agent::{Agent, START};
@@ -12,8 +12,8 @@ const BINARY: &str = env!("CARGO_BIN_EXE_gpu-steward");
 const MIB: f64 = 1_048_576.0;
 const HELD: usize = 1 << 30;
 
-/// What is asked of `nvidia-smi`, where it stands in the agent's JSON, the factor between the two, and how far they may be
-/// apart (as a share of the number, and in its unit): what stands still must be equal, the rest is read at another moment.
+/// The field of `nvidia-smi`, its path in the agent's JSON, the factor between the two, and the largest difference (as
+/// a share of the number, and in its unit). Constant values must be equal; the others are read at another moment.
 const NUMBERS: [(&str, &str, f64, f64, f64); 8] = [
     ("memory.total", "memory_total_bytes", MIB, 0.0, 1.0),
     ("memory.used", "memory_used_bytes", MIB, 0.02, 64.0),
@@ -25,7 +25,7 @@ const NUMBERS: [(&str, &str, f64, f64, f64); 8] = [
     ("ecc.errors.uncorrected.aggregate.total", "ecc/aggregate_uncorrected", 1.0, 0.0, 0.0),
 ];
 
-/// One line for each card.
+/// The fields of each GPU from `nvidia-smi`, one line for each GPU.
 fn nvidia_smi(fields: &str) -> Vec<Vec<String>> {
     let output = Command::new("nvidia-smi")
         .args([&format!("--query-gpu={fields}"), "--format=csv,noheader,nounits"])
@@ -36,9 +36,9 @@ fn nvidia_smi(fields: &str) -> Vec<Vec<String>> {
     text.lines().map(|line| line.split(',').map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
-/// The cards, once each has been read.
+/// The GPUs in the agent's answer, once each has been read.
 fn gpus(agent: &Agent, count: usize) -> Vec<Value> {
-    eventually("every card with power or a reason", START, || {
+    eventually("every GPU with power or a reason", START, || {
         let gpus = agent.get("/api/v1/gpus").json()["gpus"].as_array()?.clone();
         let read =
             gpus.iter().all(|gpu| gpu["power_watts"]["absent"] != "not_yet" && gpu["pci_bus_id"]["value"].is_string());
@@ -46,7 +46,7 @@ fn gpus(agent: &Agent, count: usize) -> Vec<Value> {
     })
 }
 
-/// Compares one number; a line for the record.
+/// Compares one number, and returns a line for the record.
 fn compare(gpu: &Value, cell: &str, number: (&str, &str, f64, f64, f64)) -> String {
     let (name, place, factor, share, unit) = number;
     let reading = &gpu.pointer(&format!("/{place}")).unwrap_or(&Value::Null);
@@ -85,18 +85,18 @@ fn the_agent_tells_what_nvidia_smi_tells() {
         writeln!(record, "  profiling counters: {counters}").expect("text can be written");
         assert!(hopper != (counters["absent"] == "not_this_architecture"), "{identity:?}: {counters}");
     }
-    let mine = eventually("this process on the first card", START, || {
+    let mine = eventually("this process on the first GPU", START, || {
         let document = agent.get("/api/v1/gpus").json();
         let list = document["gpus"].as_array()?.iter().find_map(|gpu| gpu["processes"]["value"].as_array().cloned())?;
         list.into_iter().find(|process| process["pid"] == std::process::id())
     });
-    let held = mine["memory_used_bytes"]["value"].as_f64().expect("the driver tells a process's memory");
-    assert!(held >= 1_073_741_824.0, "{held} bytes told of {HELD} held");
+    let held = mine["memory_used_bytes"]["value"].as_f64().expect("the driver reports a process's memory");
+    assert!(held >= 1_073_741_824.0, "{held} of {HELD} bytes reported");
     writeln!(record, "  this process holds {HELD} bytes, agent {held}").expect("text can be written");
     keep(&identities[0], &record);
 }
 
-/// Writes the record, named by card and driver.
+/// Writes the record, with GPU and driver in its name.
 fn keep(identity: &[String], record: &str) {
     let name = format!("{}-{}", identity[1].replace([' ', '/'], "-"), identity[3]);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gpu/runs").join(name + ".txt");

@@ -1,4 +1,4 @@
-//! Memory of a card, held by this very process through the driver's own interface; no CUDA toolkit is needed.
+//! Allocates memory of a GPU in this process through the driver's own interface, without the CUDA toolkit.
 
 #![expect(unsafe_code, reason = "libcuda is a C library that is loaded while running")]
 
@@ -10,7 +10,7 @@ type DeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
 type ContextCreate = unsafe extern "C" fn(*mut *mut c_void, c_uint, c_int) -> c_int;
 type MemoryAllocate = unsafe extern "C" fn(*mut u64, usize) -> c_int;
 
-/// One function of the library.
+/// Finds one function of the library.
 ///
 /// # Safety
 /// `F` is the type of the function of that name.
@@ -23,7 +23,7 @@ unsafe fn function<F>(library: *mut c_void, name: &CStr) -> F {
     unsafe { std::mem::transmute_copy(&found) }
 }
 
-/// Takes `bytes` of the first card and keeps them until this process ends.
+/// Allocates `bytes` of the first GPU and keeps them until this process ends.
 pub(crate) fn hold(bytes: usize) {
     // SAFETY: libcuda is loaded once and never unloaded; the functions have the types that cuda.h gives them, and every
     // pointer is to a local variable of the type that is written.

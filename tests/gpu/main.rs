@@ -1,5 +1,5 @@
-//! The agent beside a real card: what it tells is what `nvidia-smi` tells, and a process that holds memory is seen.
-//! `tests/gpu/check` runs this; the record goes to `tests/gpu/runs/`.
+//! The agent on a real GPU: it reports the same values as `nvidia-smi`, and a process that holds memory.
+//! `tests/gpu/check` runs these tests; the record goes to `tests/gpu/runs/`.
 
 #[cfg(test)]
 mod cuda;

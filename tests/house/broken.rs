@@ -1,4 +1,4 @@
-//! Broken trees: each rule must catch its own, and say file and rule.
+//! Broken trees: each rule must find the mistake in its tree, and name file and rule.
 
 use super::check;
 use super::finding::{Finding, Rule};
@@ -25,7 +25,7 @@ const PLAN: &str = "\
 const TERMS: &str = "| term | x | y | type |\n|---|---|---|---|\n| a | x | y | `sources::Term` |\n";
 const HEAD: &str = "//! Room.\n//! ```text\n//! a -> b\n//! ```\n//! What must never happen here: a circle.\n";
 
-/// A tree in order; `changes` replace or add files. `None` takes a file away.
+/// A tree without mistakes. `changes` replace or add files; `None` removes a file.
 fn tree(changes: &[(&str, Option<&str>)]) -> io::Result<TempDir> {
     let folder = tempfile::tempdir()?;
     let model = format!("{HEAD}pub mod a;\npub mod b;\npub use a::A;\n");
@@ -84,7 +84,7 @@ const SOURCES: &str = "src/sources/Cargo.toml";
 const DOCS: &str = "docs/architecture.md";
 const TERMS_FILE: &str = "docs/glossary.md";
 
-/// Rule, file that is blamed, words of the message, and the one file that breaks the tree.
+/// The rule, the file of the finding, words of the message, and the file (path and text) that breaks the tree.
 type Case = (Rule, &'static str, &'static str, &'static str, &'static str);
 
 const CASES: [Case; 49] = [

@@ -1,5 +1,5 @@
-//! The types that one file declares, by their words: `struct Name`, and `name!(Type, …)` where the macro `name` of the same
-//! file declares a type.
+//! The types that one file declares, read from its tokens: `struct Name`, and `name!(Type, …)` where the macro `name`
+//! of the same file declares a type.
 
 use super::lexer::Token;
 
@@ -8,9 +8,9 @@ use super::lexer::Token;
 pub(crate) struct Declared {
     pub(crate) name: String,
     pub(crate) line: usize,
-    /// Plain `pub`.
+    /// Whether it is `pub` without a restriction.
     pub(crate) public: bool,
-    /// Compiled for tests only.
+    /// Whether it is compiled for tests only.
     pub(crate) test: bool,
 }
 
@@ -20,7 +20,7 @@ struct TypeMacro {
     public: bool,
 }
 
-/// Gets each word outside `use` once, in order, and keeps the types that the words declare.
+/// Collects the declared types. It gets each word outside `use` once, in order.
 pub(crate) struct TypeReader<'a> {
     tokens: &'a [Token],
     /// The name of the `macro_rules!` that was read last.
@@ -45,11 +45,12 @@ impl<'a> TypeReader<'a> {
         }
     }
 
-    /// `struct Name`; in the body of a macro `struct $name`, which makes the macro one that declares types.
+    /// Handles `struct Name`. In the body of a macro it handles `struct $name`, which means that the macro declares
+    /// types.
     fn declaration(&mut self, keyword: &str, at: usize, test: bool) {
         let visibility = self.visibility(at);
         let public = visibility == Some(true);
-        // A `type` without a visibility is an associated type or concerns one file alone.
+        // A `type` without a visibility is an associated type or private to one file.
         if keyword == "type" && visibility.is_none() {
             return;
         }
@@ -62,7 +63,7 @@ impl<'a> TypeReader<'a> {
         }
     }
 
-    /// `name!(Type, …)` where `name` is a macro of this file that declares types.
+    /// Handles `name!(Type, …)` where `name` is a macro of this file that declares types.
     fn made_by_macro(&mut self, word: &str, at: usize, test: bool) {
         let Some(made) = self.type_macros.iter().find(|made| made.name == word) else { return };
         if self.tokens.get(at + 1).is_some_and(|next| next.is_sign('!'))
@@ -73,7 +74,7 @@ impl<'a> TypeReader<'a> {
         }
     }
 
-    /// Before the word at `at`: `Some(true)` for `pub`, `Some(false)` for `pub(…)`, `None` for neither.
+    /// The visibility before the word at `at`: `Some(true)` for `pub`, `Some(false)` for `pub(…)`, `None` for neither.
     fn visibility(&self, at: usize) -> Option<bool> {
         let mut before = &self.tokens[..at];
         if let [rest @ .., last] = before

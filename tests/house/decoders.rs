@@ -1,11 +1,12 @@
-//! Decoders: what reads bytes of others has a property test and a fuzz target, and the table of both is whole.
+//! Decoders: code that reads bytes of other programs has a property test and a fuzz target, and the table of both is
+//! complete.
 
 use super::finding::{Finding, Rule};
 use super::tree::Tree;
 
-/// Where the table stands: file of the decoder, its target, `–` for a file that decodes nothing.
+/// The file with the table: file of the decoder, its target, `–` for a file that decodes nothing.
 const TABLE: &str = "tests/fuzz/README.md";
-/// Every file of this room reads or writes what others write.
+/// The room whose files all read or write formats of other programs.
 const ROOM: &str = "src/wire/lib.rs";
 const TARGETS: &str = "tests/fuzz/fuzz_targets/";
 
@@ -16,7 +17,7 @@ struct Row<'t> {
     target: Option<&'t str>,
 }
 
-/// Holds the table against the room, the targets and the property tests.
+/// Compares the table with the room, the targets and the property tests.
 pub(crate) fn check(tree: &Tree, findings: &mut Vec<Finding>) {
     let Some(text) = tree.texts.get(TABLE) else { return };
     let rows: Vec<Row<'_>> = text.lines().enumerate().filter_map(|(at, line)| row(at + 1, line)).collect();

@@ -1,4 +1,4 @@
-//! Doors: what a manifest names must be what the plan lists, neither more nor less.
+//! Doors: the dependencies of a manifest must be those of the plan, neither more nor less.
 
 use super::finding::{Finding, Rule};
 use super::plan::{Doors, PLAN, Plan};
@@ -6,26 +6,26 @@ use super::tree::{Tree, folder_of};
 use std::collections::BTreeSet;
 use toml::{Table, Value};
 
-/// What no plan may allow: the sentence that a reviewer would have to strike out of this file first.
+/// Doors that the plan must not list, each with the reason. To allow one, change this table first.
 const NEVER: [(&str, &[&str], &str); 8] = [
-    ("model", &["wire", "decide", "sources", "effects", "steward", "proto", "lab"], "the nouns stand below everything"),
-    ("wire", &["decide", "sources", "effects", "steward", "proto", "lab"], "a format knows nouns and nothing else"),
+    ("model", &["wire", "decide", "sources", "effects", "steward", "proto", "lab"], "all rooms depend on the model"),
+    ("wire", &["decide", "sources", "effects", "steward", "proto", "lab"], "a format needs the model only"),
+    ("decide", &["wire", "sources", "effects", "steward", "proto", "lab"], "a decision does not depend on a format"),
     (
-        "decide",
-        &["wire", "sources", "effects", "steward", "proto", "lab"],
-        "a verb does not know how anything is written",
+        "proto",
+        &["model", "wire", "decide", "sources", "effects", "steward"],
+        "the protocols of others do not depend on our code",
     ),
-    ("proto", &["model", "wire", "decide", "sources", "effects", "steward"], "what others speak knows nothing of us"),
-    ("sources", &["decide", "effects", "steward"], "eyes decide nothing and do not know the hands"),
-    ("effects", &["decide", "sources", "steward"], "hands decide nothing and do not know the eyes"),
+    ("sources", &["decide", "effects", "steward"], "sources decide nothing and do not depend on effects"),
+    ("effects", &["decide", "sources", "steward"], "effects decide nothing and do not depend on sources"),
     (
         "fake-nvml",
         &["model", "wire", "decide", "sources", "effects", "steward", "proto", "lab"],
-        "a fake that shares our code shares our mistakes",
+        "a fake that shares code with the program shares its mistakes",
     ),
-    ("lab", &["decide", "sources", "effects", "steward"], "the laboratory sees the program from outside"),
+    ("lab", &["decide", "sources", "effects", "steward"], "the test harness uses the program from outside"),
 ];
-/// The only crates of others that a pure room may name: no clock, file, socket, async runtime or logger among them.
+/// The only external crates that a pure room may use: none has a clock, file, socket, async runtime or logger.
 const PURE_ROOMS: [&str; 3] = ["model", "wire", "decide"];
 const PURE_CRATES: [&str; 6] = ["base64", "jiff", "prost", "serde", "serde_json", "thiserror"];
 
@@ -36,7 +36,7 @@ pub(crate) struct Manifest {
     pub(crate) table: Table,
 }
 
-/// All manifests but the root's and the fuzzers' (a workspace of its own that is not part of the product).
+/// All manifests except that of the root and that of the fuzz targets, a separate workspace outside the product.
 pub(crate) fn manifests(tree: &Tree, findings: &mut Vec<Finding>) -> Vec<Manifest> {
     let mut found = Vec::new();
     let inside = |path: &&String| path.ends_with("/Cargo.toml") && !path.starts_with("tests/fuzz/");
@@ -53,7 +53,7 @@ pub(crate) fn manifests(tree: &Tree, findings: &mut Vec<Finding>) -> Vec<Manifes
     found
 }
 
-/// Holds every manifest against the plan.
+/// Compares every manifest with the plan.
 pub(crate) fn check(manifests: &[Manifest], plan: &Plan, tree: &Tree, findings: &mut Vec<Finding>) {
     for manifest in manifests {
         match plan.doors.get(&manifest.package) {
@@ -129,7 +129,7 @@ fn room(manifest: &Manifest, doors: &Doors, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Every dependency table, those of `[target.…]` included.
+/// Every dependency table, including those of `[target.…]`.
 fn sections(manifest: &Table) -> Vec<(String, &Table)> {
     const KINDS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
     let mut found: Vec<(String, &Table)> = Vec::new();
@@ -145,7 +145,7 @@ fn sections(manifest: &Table) -> Vec<(String, &Table)> {
     found
 }
 
-/// A dependency that hides under another name would pass every table.
+/// Finds dependencies with another name than their package: they would pass every other check.
 fn renamed(tree: &Tree, findings: &mut Vec<Finding>) {
     for (path, text) in
         tree.texts.iter().filter(|(path, _)| path.ends_with("Cargo.toml") && folder_of(path) != "tests/fuzz")

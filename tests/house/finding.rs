@@ -1,42 +1,42 @@
-//! What is wrong, where, and by which rule.
+//! A broken rule, with its place.
 
 use std::fmt;
 
-/// The rules of the house. Each has a sentence in `docs/architecture.md` and a broken tree in `tests/house/broken.rs`.
+/// The rules. Each has a sentence in `docs/architecture.md` and a tree that breaks it in `tests/house/broken.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rule {
     /// A dependency that the plan does not list for this room.
     Door,
-    /// The plan lists a room, door or file that is not there.
+    /// The plan lists a room, door or file that does not exist.
     StalePlan,
     /// A file imports a file that is not listed above it.
     UpwardImport,
-    /// A name that says nothing, or one that cargo claims.
+    /// A name without meaning, or one that cargo uses itself.
     ForbiddenName,
     /// `unsafe` in a file that is not listed for it.
     Unsafe,
-    /// A path of somebody's machine.
+    /// A path of a developer's machine.
     MachinePath,
-    /// A source file that no crate reaches.
+    /// A source file that belongs to no crate.
     Orphan,
-    /// A room without its picture.
+    /// A room without a diagram in its head comment.
     Picture,
-    /// A test of the built program that looks inside it.
+    /// A test of the built program that imports its code.
     Outside,
-    /// A promise without a test, or a test of no promise.
+    /// A promise without a test, or a test that names a promise that does not exist.
     Promise,
-    /// Bytes of others are read without a property test or a fuzz target.
+    /// A decoder without a property test or a fuzz target.
     Decoder,
-    /// Two public types of one name.
+    /// Two public types with the same name.
     PublicName,
-    /// A row of the glossary that names no type, or one that stands twice.
+    /// A row of the glossary that names a missing type, or repeats a term or type.
     Glossary,
-    /// A file that could not be read or understood.
+    /// A file that cannot be read or parsed.
     Unreadable,
 }
 
 impl Rule {
-    /// All of them, so that a test can ask for a broken tree of each.
+    /// All rules, so that a test can check that each has a tree that breaks it.
     pub(crate) const ALL: [Rule; 14] = [
         Rule::Door,
         Rule::StalePlan,
@@ -81,11 +81,11 @@ impl fmt::Display for Rule {
 pub(crate) struct Finding {
     /// Path below the root of the tree.
     pub(crate) file: String,
-    /// Line, from 1; 0 when the whole file is meant.
+    /// Line, from 1; 0 for the whole file.
     pub(crate) line: usize,
-    /// Which rule.
+    /// The broken rule.
     pub(crate) rule: Rule,
-    /// What is wrong and what to do.
+    /// The mistake, and what to do.
     pub(crate) what: String,
 }
 

@@ -5,13 +5,13 @@ use super::public_names::TypeAt;
 use super::tree::Tree;
 use std::collections::BTreeMap;
 
-/// Where the terms stand: term, what it is, where the term comes from, type.
+/// The file with the terms: term, what it is, where the term comes from, type.
 const GLOSSARY: &str = "docs/glossary.md";
 /// The first heading of each table of terms.
 const HEADING: &str = "term";
 const COLUMNS: usize = 4;
 
-/// Holds each row of the glossary against the types of the rooms.
+/// Compares each row of the glossary with the types of the rooms.
 pub(crate) fn check(types: &[TypeAt<'_>], tree: &Tree, findings: &mut Vec<Finding>) {
     let Some(text) = tree.texts.get(GLOSSARY) else {
         let what = "is not there: write it, with a table of term, what it is, where the term comes from, and type";
@@ -40,7 +40,7 @@ pub(crate) fn check(types: &[TypeAt<'_>], tree: &Tree, findings: &mut Vec<Findin
     }
 }
 
-/// Why `path` is not a type of the workspace.
+/// The reason why `path` is not a type of the workspace.
 fn missing(path: &str, types: &[TypeAt<'_>]) -> Option<String> {
     let Some((room, name)) = path.split_once("::").filter(|(_, name)| !name.contains(':')) else {
         return Some(format!("`{path}` names no type: write `room::Type`"));

@@ -1,9 +1,9 @@
-//! What one file declares and names: its modules, its types, its paths, its `unsafe`. Read from tokens alone.
+//! The outline of one file: its modules, types, paths and `unsafe`. It is read from the tokens only.
 
 use super::declared::{Declared, TypeReader};
 use super::lexer::{Kind, Token, tokens};
 
-/// Groups nested deeper than this in one `use` are not read: nobody writes them, and recursion needs a bound.
+/// Deepest nesting of groups in one `use` that is read. The recursion needs a limit.
 const MAX_GROUPS: usize = 32;
 
 /// `mod name;` or `mod name { … }`.
@@ -18,7 +18,7 @@ pub(crate) struct Module {
     pub(crate) test: bool,
 }
 
-/// A path as it is written: `crate::a::B`, `super::c`, `tokio::spawn`.
+/// A path as written: `crate::a::B`, `super::c`, `tokio::spawn`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) segments: Vec<String>,
@@ -26,13 +26,13 @@ pub(crate) struct Named {
     pub(crate) scope: Vec<String>,
     pub(crate) line: usize,
     pub(crate) test: bool,
-    /// The name that a `use` gives it here; `None` where it is only named.
+    /// The name that a `use` gives it in this file; `None` outside `use`.
     pub(crate) import: Option<String>,
-    /// `path!`: macros have rules of their own.
+    /// Whether it is a macro call `path!`, for which Rust has other rules.
     pub(crate) bang: bool,
 }
 
-/// One file.
+/// The outline of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outline {
     pub(crate) modules: Vec<Module>,
@@ -42,7 +42,7 @@ pub(crate) struct Outline {
     pub(crate) unsafe_lines: Vec<usize>,
 }
 
-/// Reads `text`.
+/// Reads the outline of `text`.
 pub(crate) fn outline(text: &str) -> Outline {
     let tokens = tokens(text);
     let mut reader = Reader {
@@ -70,9 +70,9 @@ struct Reader<'a> {
     tokens: &'a [Token],
     at: usize,
     scopes: Vec<Scope>,
-    /// The next item is compiled for tests only.
+    /// Whether the next item is compiled for tests only.
     test_next: bool,
-    /// Parentheses and brackets that are open.
+    /// The number of open parentheses and brackets.
     depth: usize,
     types: TypeReader<'a>,
     out: Outline,
@@ -121,7 +121,7 @@ impl Reader<'_> {
         }
     }
 
-    /// `#[…]`: remembered when it makes the next item a test; `unsafe(…)` inside counts as `unsafe`.
+    /// Reads `#[…]`, and remembers whether it makes the next item a test; `unsafe(…)` inside counts as `unsafe`.
     fn attribute(&mut self, opening: usize) {
         self.at += opening;
         let mut depth = 1_usize;
@@ -165,7 +165,7 @@ impl Reader<'_> {
     }
 
     fn import(&mut self) {
-        // `use<'a>` in a type is no import.
+        // `use<'a>` in a type is not an import.
         if self.sign(1, '<') {
             self.at += 1;
             return;
@@ -177,7 +177,7 @@ impl Reader<'_> {
         self.tree(Vec::new(), 0);
     }
 
-    /// One branch of a `use`: ends before `,`, `}` or `;`.
+    /// Reads one branch of a `use`, which ends before `,`, `}` or `;`.
     fn tree(&mut self, mut segments: Vec<String>, groups: usize) {
         let line = self.line();
         let mut name = None;
@@ -223,7 +223,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A path outside `use`: two words or more with `::` between them.
+    /// Reads a path outside `use`: two words or more with `::` between them.
     fn path(&mut self) {
         let line = self.line();
         let inside = self.at > 0 && self.tokens[self.at - 1].kind == Kind::PathSeparator;
@@ -238,7 +238,7 @@ impl Reader<'_> {
             }
             self.at += 1;
         }
-        // `pub(in crate::a)` names an ancestor and imports nothing; `<T as X>::Y` has no beginning of its own.
+        // `pub(in crate::a)` names an ancestor and imports nothing; `<T as X>::Y` does not begin with a path.
         let restricted = visibility && self.sign(0, ')');
         if segments.len() > 1 && !inside && !restricted {
             self.named(segments, line, None);

@@ -1,10 +1,10 @@
-//! Rust text as tokens: comments are gone, strings are one opaque token each. Only what the rules need is told apart.
-//! Any text is taken; nothing here can fail.
+//! Splits Rust text into tokens. Comments are dropped, and a string is one opaque token. It distinguishes only what the
+//! rules need. It accepts any text and never fails.
 
-/// A token that matters to a rule.
+/// A token, as far as the rules need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A word; raw ones (`r#type`) without their prefix.
+    /// A word; a raw one (`r#type`) without its prefix.
     Word(String),
     /// `::`.
     PathSeparator,
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) kind: Kind,
-    /// From 1.
+    /// Line, from 1.
     pub(crate) line: usize,
 }
 
@@ -110,12 +110,12 @@ impl Lexer<'_> {
     }
 }
 
-/// Bytes of the word at the start of `text`.
+/// The length in bytes of the word at the start of `text`.
 fn word_length(text: &str) -> usize {
     text.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(text.len())
 }
 
-/// Bytes of the nested comment at the start of `text`; all of it when it never ends.
+/// The length of the nested comment at the start of `text`; the whole text if the comment never ends.
 fn block_comment(text: &str) -> usize {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -136,7 +136,7 @@ fn block_comment(text: &str) -> usize {
     text.len()
 }
 
-/// Bytes of the quoted text at the start of `text`, both quotes included; all of it when it never ends.
+/// The length of the quoted text at the start of `text` with both quotes; the whole text if it never ends.
 fn quoted(text: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -150,7 +150,7 @@ fn quoted(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// Bytes of a raw string whose `#` or quote begins `text`; `None` when it is no raw string.
+/// The length of a raw string whose `#` or quote begins `text`; `None` if it is not a raw string.
 fn raw_string(text: &str) -> Option<usize> {
     let hashes = text.len() - text.trim_start_matches('#').len();
     let body = text[hashes..].strip_prefix('"')?;
@@ -158,7 +158,7 @@ fn raw_string(text: &str) -> Option<usize> {
     Some(body.find(&end).map_or(text.len(), |found| hashes + 1 + found + end.len()))
 }
 
-/// Bytes of `'x'`, `'\n'` or `'lifetime` at the start of `text`.
+/// The length of `'x'`, `'\n'` or `'lifetime` at the start of `text`.
 fn character_or_lifetime(text: &str) -> usize {
     let mut after = text.chars().skip(1);
     match (after.next(), after.next()) {

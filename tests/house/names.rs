@@ -1,10 +1,10 @@
-//! Names, `unsafe`, machine paths, pictures: rules of single files.
+//! Rules for single files: names, `unsafe`, machine paths, diagrams.
 
 use super::finding::{Finding, Rule};
 use super::plan::{PLAN, Plan};
 use super::tree::Tree;
 
-/// Words that say nothing of what a file owns.
+/// Words that do not say what a file contains.
 const EMPTY_WORDS: [&str; 12] = [
     "util", "utils", "utility", "helper", "helpers", "common", "misc", "types", "manager", "managers", "stuff",
     "shared",
@@ -14,10 +14,10 @@ const CARGO_CLAIMS: [&str; 4] = ["build", "tests", "benches", "examples"];
 /// Folders on a developer's machine. Written in two halves, so that this file does not break its own rule.
 const MACHINE_FOLDERS: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
-/// What every room's head must say.
+/// The words that the head comment of every room must contain.
 const PICTURE: &str = "What must never happen here";
 
-/// Forbidden names of files, folders and modules.
+/// Finds forbidden names of files, folders and modules.
 pub(crate) fn names(tree: &Tree, findings: &mut Vec<Finding>) {
     let ours = |path: &&String| ["src/", "tests/", "proto/"].iter().any(|top| path.starts_with(top));
     for path in tree.folders.iter().filter(ours).chain(tree.outlines.keys().filter(ours)) {
@@ -73,7 +73,7 @@ pub(crate) fn unsafe_code(tree: &Tree, plan: &Plan, findings: &mut Vec<Finding>)
     }
 }
 
-/// No file knows the machine it was written on.
+/// No file contains a path of the machine on which it was written.
 pub(crate) fn machine_paths(tree: &Tree, findings: &mut Vec<Finding>) {
     for (path, text) in tree.texts.iter().filter(|(path, _)| *path != "Cargo.lock") {
         for (number, line) in text.lines().enumerate() {
@@ -93,7 +93,7 @@ fn stands_alone(line: &str, folder: &str) -> bool {
     })
 }
 
-/// Each room's head draws the room and says what must never happen there.
+/// The head comment of each room has a diagram and says what must never happen there.
 pub(crate) fn pictures(tree: &Tree, findings: &mut Vec<Finding>) {
     for (path, text) in &tree.texts {
         let room = path.starts_with("src/") && path.matches('/').count() == 2;
@@ -107,7 +107,7 @@ pub(crate) fn pictures(tree: &Tree, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Files of Rust with more lines than `limit`, longest first: a smell to look at, not an error.
+/// Rust files with more lines than `limit`, longest first. They are for review, not an error.
 pub(crate) fn long_files(tree: &Tree, limit: usize) -> Vec<(usize, String)> {
     let lines = |path: &String| tree.texts.get(path).map_or(0, |text| text.lines().count());
     let ours = tree.outlines.keys().filter(|path| !path.starts_with("proto/gen/"));

@@ -1,7 +1,8 @@
-//! Order inside a room: a file imports only files listed above it in its `lib.rs` or parent. Reading order is
-//! dependency order, and that is what keeps a room from melting into one circle.
+//! Order inside a room: a file imports only files that are listed above it in its `lib.rs` or parent. So the reading
+//! order is the dependency order, and no room has a cycle of modules.
 //!
-//! A parent may use its children; a child never its parent, which would close a circle. What only tests need is free.
+//! A parent may use its children. A child must not use its parent, because that would be a cycle. Code for tests only
+//! is not checked.
 
 use super::doors::Manifest;
 use super::finding::{Finding, Rule};
@@ -10,9 +11,10 @@ use super::tree::{Tree, folder_of, is_rust, join};
 use std::collections::{BTreeMap, BTreeSet};
 use toml::Value;
 
-/// Re-exports are followed this far; a longer chain would be a riddle for readers too.
+/// Longest chain of re-exports that is followed.
 const MAX_REEXPORTS: usize = 8;
-/// Rust that belongs to no crate of this workspace: generated code is included by name, fuzz targets are their own.
+/// Rust files that belong to no crate of this workspace: generated code is included by name, fuzz targets are a
+/// separate workspace.
 const NO_CRATE: [&str; 2] = ["proto/gen/", "tests/fuzz/"];
 
 /// A file of a crate by its module path.
@@ -23,11 +25,11 @@ struct Room<'a> {
     files: BTreeMap<Vec<String>, String>,
     /// Module path → names of its modules, in the order they are listed.
     listed: BTreeMap<Vec<String>, Vec<String>>,
-    /// A test binary: its subjects may use what its root holds for all of them.
+    /// Whether it is a test binary, whose modules may use what its root declares for all of them.
     test: bool,
 }
 
-/// Checks every crate that a manifest names, and that every file belongs to one.
+/// Checks every crate that a manifest names, and that every file belongs to a crate.
 pub(crate) fn check(manifests: &[Manifest], tree: &Tree, findings: &mut Vec<Finding>) {
     let mut reached = BTreeSet::new();
     for manifest in manifests {
@@ -48,7 +50,7 @@ pub(crate) fn check(manifests: &[Manifest], tree: &Tree, findings: &mut Vec<Find
     }
 }
 
-/// Files that are compiled for tests only: a `#[cfg(test)] mod name;` stands before each of them.
+/// Files that are compiled for tests only, because they are declared by `#[cfg(test)] mod name;`.
 pub(crate) fn test_only_files(manifests: &[Manifest], tree: &Tree) -> BTreeSet<String> {
     let mut test_only = BTreeSet::new();
     let mut compiled = BTreeSet::new();
@@ -63,7 +65,7 @@ pub(crate) fn test_only_files(manifests: &[Manifest], tree: &Tree) -> BTreeSet<S
     test_only
 }
 
-/// A fuzz target that its manifest does not name is never run.
+/// Finds fuzz targets that their manifest does not name: they would never run.
 pub(crate) fn fuzz_targets(tree: &Tree, findings: &mut Vec<Finding>) {
     const FOLDER: &str = "tests/fuzz/";
     let manifest = tree.texts.get("tests/fuzz/Cargo.toml").map_or("", String::as_str);
@@ -100,7 +102,7 @@ impl<'a> Room<'a> {
         room
     }
 
-    /// Takes in the module `path`, whose file is `file` and whose children live in `folder`.
+    /// Adds the module `path`, whose file is `file` and whose children are in `folder`.
     fn module(&mut self, path: Vec<String>, file: String, folder: String) {
         let Some(outline) = self.tree.outlines.get(&file) else { return };
         if self.files.insert(path.clone(), file).is_some() {
@@ -145,7 +147,7 @@ impl<'a> Room<'a> {
         })
     }
 
-    /// Why `module` may not import `target` (an absolute path), if it may not.
+    /// The reason why `module` must not import `target` (an absolute path); `None` if it may.
     fn upward(&self, module: &[String], target: &[String], patience: usize) -> Option<String> {
         let owner = (0..=target.len()).rev().map(|end| &target[..end]).find(|path| self.files.contains_key(*path))?;
         if owner.starts_with(module) {
@@ -173,7 +175,7 @@ impl<'a> Room<'a> {
         Some(format!("is imported upwards: {parent} lists `{theirs}` below `{ours}`"))
     }
 
-    /// What `name` stands for where the file of `module` only passes it on.
+    /// The path behind `name`, if the file of `module` only re-exports it.
     fn reexport(&self, module: &[String], name: &str) -> Option<Vec<String>> {
         let outline = self.tree.outlines.get(self.files.get(module)?)?;
         let passed = outline.paths.iter().find(|path| path.scope.is_empty() && path.import.as_deref() == Some(name))?;
@@ -182,13 +184,13 @@ impl<'a> Room<'a> {
             Some(first) if self.listed.get(module).is_some_and(|listed| listed.iter().any(|name| name == first)) => {
                 Some(module.iter().chain(&passed.segments).cloned().collect())
             }
-            // A crate of others: nothing of this room.
+            // An external crate.
             _ => None,
         }
     }
 }
 
-/// The path from the crate's root that `named` means in the file of `module`; `None` when it begins outside the crate.
+/// The absolute path of `named` in the file of `module`; `None` if it begins outside the crate.
 fn absolute(module: &[String], named: &Named) -> Option<Vec<String>> {
     let mut here: Vec<String> = module.iter().chain(&named.scope).cloned().collect();
     let mut rest = named.segments.as_slice();
@@ -207,7 +209,7 @@ fn absolute(module: &[String], named: &Named) -> Option<Vec<String>> {
     Some(here)
 }
 
-/// Tests of the built program see it from outside: what they import of ours is the laboratory and the formats.
+/// Tests of the built program use it from outside: of this workspace they import the test harness and the formats only.
 pub(crate) fn outside(tree: &Tree, findings: &mut Vec<Finding>) {
     const INSIDES: [&str; 4] = ["decide", "sources", "effects", "steward"];
     let tests = |path: &&String| is_rust(path) && (path.starts_with("tests/node/") || path.starts_with("tests/lab/"));

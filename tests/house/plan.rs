@@ -1,32 +1,32 @@
-//! The plan: tables of `docs/architecture.md`, so that what people read is what is checked.
+//! The plan: the tables of `docs/architecture.md`. The test checks the same tables that people read.
 
 use super::finding::{Finding, Rule};
 use super::tree::Tree;
 use std::collections::BTreeMap;
 
-/// Where the plan stands.
+/// The file with the plan.
 pub(crate) const PLAN: &str = "docs/architecture.md";
 
 /// The first heading of the table of names that several public types may have.
 pub(crate) const REPEATED_NAMES: &str = "name of several types";
 
-/// One room's doors.
+/// The doors of one room: what it may import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Doors {
-    /// Rooms it may import.
+    /// Rooms.
     pub(crate) rooms: Vec<String>,
-    /// Crates of others.
+    /// External crates.
     pub(crate) crates: Vec<String>,
-    /// What its tests may import beside these.
+    /// Further rooms and crates for its tests.
     pub(crate) tests: Vec<String>,
 }
 
 /// The tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// By package name.
+    /// The doors, by package name.
     pub(crate) doors: BTreeMap<String, Doors>,
-    /// Files (or folders, ending in `/`) that may hold `unsafe`.
+    /// Files (or folders, ending in `/`) that may contain `unsafe`.
     pub(crate) unsafe_files: Vec<String>,
     /// Names that several public types may have.
     pub(crate) repeated_names: Vec<String>,
@@ -60,7 +60,8 @@ impl Plan {
     }
 }
 
-/// Rows of the table whose first heading is `heading`, cells trimmed, without heading and rule.
+/// The rows of the table whose first heading is `heading`, with trimmed cells, without the heading and the line below
+/// it.
 fn table<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
     text.lines()
         .map(cells)
@@ -75,7 +76,7 @@ fn cells(line: &str) -> Vec<&str> {
     inner.trim_end_matches('|').split('|').map(str::trim).collect()
 }
 
-/// What stands between back quotes.
+/// The words between back quotes.
 fn words(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

@@ -1,15 +1,16 @@
-//! Promises: each number in `docs/specification.md` has a test that carries it, and no test carries another number.
+//! Promises: each promise in `docs/specification.md` has a test that names its number, and no test names another
+//! number.
 
 use super::finding::{Finding, Rule};
 use super::tree::{Tree, is_rust};
 use std::collections::BTreeMap;
 
-/// Where the promises stand.
+/// The file with the promises.
 const SPECIFICATION: &str = "docs/specification.md";
-/// What the text of a promise says that nothing shows yet.
+/// The words in the text of a promise without a test.
 const UNTESTED: &str = "not tested";
 
-/// Holds the numbers of both sides against each other.
+/// Compares the numbers of the promises with those of the tests.
 pub(crate) fn check(tree: &Tree, findings: &mut Vec<Finding>) {
     let Some(text) = tree.texts.get(SPECIFICATION) else { return };
     let promises = promises(text);
@@ -41,7 +42,7 @@ pub(crate) fn check(tree: &Tree, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Items of the numbered list: line and text, continued lines included.
+/// The items of the numbered list: line and text, including continued lines.
 fn promises(text: &str) -> BTreeMap<u32, (usize, String)> {
     let mut found: BTreeMap<u32, (usize, String)> = BTreeMap::new();
     let mut last = None;

@@ -1,5 +1,5 @@
-//! Names of types: a public type has one name in the whole workspace, so that a name in a sentence, in a search or in an
-//! import means one thing.
+//! Names of types: the name of a public type is unique in the whole workspace, so that it means one thing in a text, a
+//! search or an import.
 
 use super::declared::Declared;
 use super::finding::{Finding, Rule};
@@ -7,10 +7,10 @@ use super::plan::{PLAN, Plan, REPEATED_NAMES};
 use super::tree::Tree;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Fuzz targets are crates of their own, which nothing imports.
+/// The folder of the fuzz targets. They are separate crates, which nothing imports.
 const FUZZ: &str = "tests/fuzz/";
 
-/// A type of the product or of a test crate, with its file. What only `cfg(test)` compiles is left out.
+/// A type of the product or of a test crate, with its file. Types under `cfg(test)` are left out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TypeAt<'t> {
     pub(crate) file: &'t str,
@@ -27,7 +27,7 @@ pub(crate) fn types<'t>(tree: &'t Tree, test_only: &BTreeSet<String>) -> Vec<Typ
         .collect()
 }
 
-/// Every name of a public type stands once, or in the table of exceptions.
+/// Finds names of public types that are not unique and not in the table of exceptions.
 pub(crate) fn check(types: &[TypeAt<'_>], plan: &Plan, findings: &mut Vec<Finding>) {
     let mut first: BTreeMap<&str, TypeAt<'_>> = BTreeMap::new();
     let mut repeated = BTreeSet::new();

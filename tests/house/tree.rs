@@ -1,4 +1,4 @@
-//! The files of the tree, read once.
+//! Reads the files of the repository once.
 
 use super::finding::{Finding, Rule};
 use super::imports::{Outline, outline};
@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Folders that hold nothing of ours: what cargo and the fuzzers write.
+/// Folders that are skipped: the output of cargo, fuzzers and records.
 const LEFT_OUT: [&str; 6] = ["target", ".git", "corpus", "artifacts", "proptest-regressions", "runs"];
-/// Files larger than this are data, not text of ours.
+/// Larger files are data and are skipped.
 const MAX_TEXT: u64 = 1 << 20;
 
-/// Every text file by its path below the root, and the outline of those in Rust.
+/// Every text file by its path below the root, and the outlines of the Rust files.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     pub(crate) texts: BTreeMap<String, String>,
@@ -22,7 +22,7 @@ pub(crate) struct Tree {
 // === impl Tree ===
 
 impl Tree {
-    /// Reads everything below `root`; what cannot be read is a finding.
+    /// Reads all files below `root`. A file that cannot be read is a finding.
     pub(crate) fn read(root: &Path, findings: &mut Vec<Finding>) -> Tree {
         let mut tree = Tree::default();
         tree.folder(root, "", findings);
@@ -73,7 +73,7 @@ pub(crate) fn is_rust(path: &str) -> bool {
     Path::new(path).extension().is_some_and(|ending| ending == "rs")
 }
 
-/// `a/b` of `a/b/c.rs`; empty at the root.
+/// The folder of a path: `a/b` for `a/b/c.rs`; empty at the root.
 pub(crate) fn folder_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(folder, _)| folder)
 }

@@ -1,11 +1,11 @@
-//! The built program, run in an empty directory of its own: ports chosen by the kernel, state and socket in the
-//! directory, killed when the test is over.
+//! Runs the built program in an empty directory, with ports that the kernel chooses, and state and socket in the
+//! directory. The program is killed when the test is over.
 //!
 //! ```text
-//!   Agent::standalone(binary).with("--gpus", "none").start()   runs until ready
+//!   Agent::standalone(binary).with("--gpus", "none").start()   starts, and waits until it is ready
 //!   Agent::in_cluster(binary, &api_server, "n1")                 the same with an API server
-//!                                                   .launch()  runs, readiness not waited for
-//!                                                   .run()     runs to its end
+//!                                                   .launch()  starts, and waits until it listens
+//!                                                   .run()     waits for its end
 //! ```
 
 use crate::api_server::FakeApiServer;
@@ -19,15 +19,15 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long a start may take; generous, because tests share two cores with compilers.
+/// Longest start. It is generous, because tests share two cores with compilers.
 pub const START: Duration = Duration::from_secs(30);
-/// How long an end may take before it is a failure of the harness rather than of a promise.
+/// Longest shutdown. It is longer than any promise, so that a test that checks a promise fails by itself.
 pub const END: Duration = Duration::from_secs(30);
 
-/// Characters of the log that a test shows when it fails.
+/// Characters of the log that a failed test shows.
 const LOG_SHOWN: usize = 8000;
 
-/// What to run.
+/// How to run the program.
 #[derive(Debug)]
 pub struct Recipe {
     binary: OsString,
@@ -44,34 +44,34 @@ pub struct Recipe {
 pub struct Agent {
     child: Child,
     dir: TempDir,
-    /// `:9410`.
+    /// The address of metrics and API.
     pub metrics: SocketAddr,
-    /// The loopback port, if it has one.
+    /// The address of the admin port, if it has one.
     pub admin: Option<SocketAddr>,
-    /// Path of the usage socket.
+    /// The path of the usage socket.
     pub usage_socket: PathBuf,
 }
 
-/// How it ended.
+/// The end of an agent.
 #[derive(Debug)]
 pub struct Ended {
     /// Exit code or signal.
     pub status: ExitStatus,
-    /// From the request to the end.
+    /// The time from the request to the end.
     pub took: Duration,
-    /// Everything it logged.
+    /// The whole log.
     pub log: String,
 }
 
 impl Agent {
-    /// `gpu-steward agent --standalone` with ports 0 and everything else in an empty directory. Names come from nowhere
-    /// unless the test says otherwise, so that the machine's own runtime does not show through.
+    /// `gpu-steward agent --standalone` with port 0 and with all paths in an empty directory. It has no source of
+    /// container names unless the test sets one, so that the machine's own runtime has no influence.
     #[must_use]
     pub fn standalone(binary: &str) -> Recipe {
         Recipe::of(binary).switch("--standalone")
     }
 
-    /// `gpu-steward agent` with this API server, on a node of this name.
+    /// `gpu-steward agent` with this API server, as the agent of this node.
     #[must_use]
     pub fn in_cluster(binary: &str, server: &FakeApiServer, node: &str) -> Recipe {
         let recipe = Recipe::of(binary);
@@ -81,10 +81,10 @@ impl Agent {
 }
 
 impl Recipe {
-    /// `gpu-steward agent` and no more.
+    /// `gpu-steward agent` without flags.
     ///
     /// # Panics
-    /// When no temporary directory can be made.
+    /// If no temporary directory can be made.
     #[must_use]
     pub fn of(binary: &str) -> Recipe {
         let dir = tempfile::Builder::new().prefix("steward-").tempdir().expect("a temporary directory");
@@ -99,7 +99,7 @@ impl Recipe {
         }
     }
 
-    /// One flag with its value.
+    /// Adds a flag with its value.
     #[must_use]
     pub fn with(mut self, flag: &str, value: impl AsRef<OsStr>) -> Self {
         self.args.push(flag.into());
@@ -107,45 +107,46 @@ impl Recipe {
         self
     }
 
-    /// One flag as it stands: `--profiling`, `--metrics-dcgm=false`.
+    /// Adds a flag in one word: `--profiling`, `--metrics-dcgm=false`.
     #[must_use]
     pub fn switch(mut self, flag: &str) -> Self {
         self.args.push(flag.into());
         self
     }
 
-    /// An environment variable.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.environment.push((name.into(), value.as_ref().into()));
         self
     }
 
-    /// A world of its own: a mount namespace in which this shell script has run (as root). `$DIR` is the agent's directory.
+    /// Runs the agent in a new mount namespace, after this shell script has run there (as root). `$DIR` is the agent's
+    /// directory.
     #[must_use]
     pub fn within(mut self, script: &str) -> Self {
         self.world = Some(script.to_owned());
         self
     }
 
-    /// In the mount namespace of this process: that of a [`crate::cluster::Node`], where every path is the node's own.
+    /// Runs the agent in the mount namespace of this process, such as that of a [`crate::cluster::ClusterNode`].
     #[must_use]
     pub fn in_mounts_of(mut self, pid: u32) -> Self {
         self.mounts_of = Some(pid);
         self
     }
 
-    /// Sends the log elsewhere; the addresses are then read from the state directory.
+    /// Sends the log to this file; the harness then reads the addresses from the state directory.
     #[must_use]
     pub fn log_to(mut self, path: impl Into<PathBuf>) -> Self {
         self.stderr = Some(path.into());
         self
     }
 
-    /// A configuration file of this text; [`Agent::write_config`] writes it anew.
+    /// Uses a configuration file with this text; [`Agent::write_config`] replaces it.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     #[must_use]
     pub fn config(self, text: &str) -> Self {
         let path = config_path(self.dir());
@@ -153,13 +154,13 @@ impl Recipe {
         self.with("--config", path)
     }
 
-    /// The directory that is its own.
+    /// The agent's directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The whole command line: flags for ports, socket and state are added where the test gave none.
+    /// The whole command line, with flags for ports, socket and state where the test gave none.
     fn command(&self) -> Command {
         let dir = self.dir();
         let defaults: [(&str, OsString); 11] = [
@@ -199,7 +200,7 @@ impl Recipe {
                 command.arg(flag).arg(value);
             }
         }
-        // What the machine or the test runner is told must not show through.
+        // Variables of the machine or the test runner must have no influence.
         let of_managers = [
             "NODE_NAME",
             "KUBECONFIG",
@@ -221,10 +222,10 @@ impl Recipe {
         command
     }
 
-    /// Runs it until it is ready.
+    /// Starts the agent, and waits until it is ready.
     ///
     /// # Panics
-    /// When it ends or is not ready within [`START`]; the text holds its log.
+    /// If it ends or is not ready within [`START`]; the text contains its log.
     #[must_use]
     pub fn start(self) -> Agent {
         let mut agent = self.launch();
@@ -241,10 +242,10 @@ impl Recipe {
         }
     }
 
-    /// Runs it until it listens.
+    /// Starts the agent, and waits until it listens.
     ///
     /// # Panics
-    /// When it ends or does not listen within [`START`]; the text holds its log.
+    /// If it ends or does not listen within [`START`]; the text contains its log.
     #[must_use]
     pub fn launch(self) -> Agent {
         let log = self.stderr.clone().unwrap_or_else(|| log_path(self.dir()));
@@ -266,17 +267,17 @@ impl Recipe {
         Agent { child, dir, metrics, admin: admin.parse().ok(), usage_socket: usage.into() }
     }
 
-    /// Runs it to its end, which must come by itself.
+    /// Runs the program and waits until it ends by itself.
     ///
     /// # Panics
-    /// When it cannot be run.
+    /// If it cannot be run.
     #[must_use]
     pub fn run(self) -> Output {
         self.command().stderr(Stdio::piped()).output().expect("the program can be run")
     }
 }
 
-/// Resident memory of a process, unless it has ended.
+/// The resident memory of a process in MiB, unless it has ended.
 fn resident_mib(pid: u32) -> Option<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -284,25 +285,25 @@ fn resident_mib(pid: u32) -> Option<f64> {
 }
 
 impl Agent {
-    /// Its process.
+    /// The process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Resident memory (`VmRSS`), in MiB.
+    /// The resident memory (`VmRSS`) in MiB.
     ///
     /// # Panics
-    /// When it runs no more.
+    /// If the agent has ended.
     #[must_use]
     pub fn resident_mib(&self) -> f64 {
         resident_mib(self.pid()).expect("it lives")
     }
 
-    /// Processor time that it has taken, as the kernel accounts for it: in ticks of 10 ms.
+    /// The CPU time of the agent, in ticks of 10 ms as the kernel counts it.
     ///
     /// # Panics
-    /// When it runs no more.
+    /// If the agent has ended.
     #[must_use]
     pub fn processor_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it lives");
@@ -311,7 +312,7 @@ impl Agent {
         Duration::from_millis((ticks(11) + ticks(12)) * 10)
     }
 
-    /// Resident memory of each child that it has now, in MiB.
+    /// The resident memory of each child process in MiB.
     #[must_use]
     pub fn children_resident_mib(&self) -> Vec<f64> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
@@ -321,22 +322,22 @@ impl Agent {
         pids.into_iter().filter_map(resident_mib).collect()
     }
 
-    /// The directory that is its own.
+    /// The agent's directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Everything it logged so far.
+    /// The log so far.
     #[must_use]
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(log_path(self.dir.path())).unwrap_or_default()).into_owned()
     }
 
-    /// Asks the main port.
+    /// Sends a GET request to the main port.
     ///
     /// # Panics
-    /// When it does not answer; the text holds its log.
+    /// If it does not answer; the text contains the log.
     #[must_use]
     pub fn get(&self, path: &str) -> HttpResponse {
         match http::get(self.metrics, path) {
@@ -345,10 +346,10 @@ impl Agent {
         }
     }
 
-    /// Asks the admin port.
+    /// Sends a request to the admin port.
     ///
     /// # Panics
-    /// When there is none or it does not answer.
+    /// If there is no admin port, or it does not answer.
     #[must_use]
     pub fn admin(&self, method: &str, path: &str, body: &str) -> HttpResponse {
         let address = self.admin.expect("an admin port");
@@ -358,18 +359,18 @@ impl Agent {
         }
     }
 
-    /// Waits until the log holds this text.
+    /// Waits until the log contains this text.
     ///
     /// # Panics
-    /// When it does not within [`START`].
+    /// If it does not within [`START`].
     pub fn logs(&self, text: &str) {
         eventually(&format!("{text:?} in the log"), START, || self.log().contains(text).then_some(()));
     }
 
-    /// Writes the configuration file anew.
+    /// Replaces the configuration file.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn write_config(&self, text: &str) {
         std::fs::write(config_path(self.dir()), text).expect("the configuration file is written");
     }
@@ -377,36 +378,36 @@ impl Agent {
     /// Sends a signal.
     ///
     /// # Panics
-    /// When there is no such process or signal.
+    /// If there is no such process or signal.
     pub fn signal(&self, signal: i32) {
         let pid = rustix::process::Pid::from_child(&self.child);
         let signal = rustix::process::Signal::from_named_raw(signal).expect("a signal's number");
         rustix::process::kill_process(pid, signal).expect("the process takes a signal");
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM, and waits for the end.
     ///
     /// # Panics
-    /// When it does not end within [`END`].
+    /// If it does not end within [`END`].
     #[must_use]
     pub fn terminate(self) -> Ended {
         self.signal(libc::SIGTERM);
         self.wait()
     }
 
-    /// Waits for its end.
+    /// Waits for the end.
     ///
     /// # Panics
-    /// When it does not end within [`END`].
+    /// If it does not end within [`END`].
     #[must_use]
     pub fn wait(self) -> Ended {
         self.wait_within(END)
     }
 
-    /// The same with a deadline of the test's own.
+    /// Waits for the end, at most for `within`.
     ///
     /// # Panics
-    /// When it does not end within that time.
+    /// If it does not end within that time.
     #[must_use]
     pub fn wait_within(mut self, within: Duration) -> Ended {
         let begin = Instant::now();
@@ -420,10 +421,10 @@ impl Drop for Agent {
         if std::thread::panicking() {
             let log = self.log();
             let from = log.char_indices().rev().nth(LOG_SHOWN).map_or(0, |(place, _)| place);
-            // Straight to the stream: what is printed while a panic is under way is not kept for the test's own output.
+            // Directly to stderr: the test runner does not capture output that is printed during a panic.
             let _ = writeln!(std::io::stderr(), "the agent's log, its end:\n{}", &log[from..]);
         }
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -437,14 +438,15 @@ fn config_path(dir: &Path) -> PathBuf {
     dir.join("config.yaml")
 }
 
-/// An empty file, so that the machine's own configuration does not show through.
+/// An empty file, so that the machine's own configuration has no influence.
 fn empty_config(dir: &Path) -> PathBuf {
     let path = dir.join("empty.yaml");
     std::fs::write(&path, "").expect("an empty file is written");
     path
 }
 
-/// Where a running agent listens: metrics, admin, usage; from the log's line, or from the file where the log is elsewhere.
+/// The addresses of a running agent: metrics, admin, usage. They come from the log, or from `addresses.json` if the log
+/// is elsewhere.
 fn addresses(dir: &Path, elsewhere: bool) -> Option<(String, String, String)> {
     let line = if elsewhere {
         let file: serde_json::Value =

@@ -1,18 +1,18 @@
-//! A Kubernetes API server as far as a node's agent can tell: objects behind HTTP on a real socket, lists, watches with
-//! bookmarks, and the ways in which a real one fails.
+//! A fake Kubernetes API server, with what a node agent needs: objects over HTTP on a real socket, lists, watches with
+//! bookmarks, and the failures of a real API server.
 //!
 //! ```text
-//!   ApiServer::start()   .put(object)  .remove(…)  .bookmark()      what a cluster does
-//!                        .fault(…)  .cut()  .forget()  .stop()      what goes wrong
-//!                        .lag()                                     reads from its cache show what was, from now on
-//!                        .asked()  .object(…)                       what it was asked, and what came of it
+//!   FakeApiServer::start()   .put(object)  .remove(…)  .bookmark()      changes of the cluster
+//!                            .fault(…)  .cut()  .forget()  .stop()      failures
+//!                            .lag()                                     reads from the cache stay at the present state
+//!                            .asked()  .object(…)                       the requests, and their results
 //! ```
 //!
-//! Objects are read, patched and made by name as well: merge patches with their preconditions, JSON patches with their tests,
-//! and who wrote a Node's labels and annotations last is kept in its `managedFields`.
+//! It also reads, patches and creates objects by name: merge patches with preconditions and JSON patches with tests.
+//! The `managedFields` of an object keep the last writer of each label and annotation.
 //!
-//! Objects are JSON as kubectl shows it, kept by plural, namespace and name; each change takes the next version, and a
-//! watch tells the changes after the version it was asked from. New verbs are routes in `router`.
+//! Objects are JSON as kubectl shows it, kept by plural, namespace and name. Each change takes the next version, and a
+//! watch sends the changes after its start version. New verbs are routes in `router`.
 
 mod patch;
 
@@ -37,7 +37,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// What its kubeconfig has as the bearer token.
+/// The bearer token in its kubeconfig.
 pub const TOKEN: &str = "lab-token";
 
 /// The server.
@@ -49,39 +49,39 @@ pub struct FakeApiServer {
     serving: Option<Runtime>,
 }
 
-/// What makes it HTTPS; its own authority.
+/// Certificate and key of an HTTPS server. The certificate is self-signed.
 #[derive(Clone, Debug)]
 struct Certificate {
     chain: String,
     key: String,
 }
 
-/// How it answers.
+/// The fault in the server's answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ApiServerFault {
-    /// As it should.
+    /// No fault.
     #[default]
     None,
-    /// With this status, and a `Status` that says so.
+    /// Answers with this status code, and a `Status` object with it.
     Refuse(u16),
-    /// With 200 and something else.
+    /// Answers with 200 and a text that is not JSON.
     Garbage,
-    /// Not at all, while the connection stays open.
+    /// Does not answer, and keeps the connection open.
     Hang,
-    /// Lists well, and ends each watch as soon as it has begun.
+    /// Answers lists, and ends each watch as soon as it has begun.
     EndAtOnce,
 }
 
-/// One request.
+/// One request that the server has received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceivedRequest {
-    /// `GET`.
+    /// The method, such as `GET`.
     pub method: String,
-    /// Without the query.
+    /// The path without the query.
     pub path: String,
     /// The query, decoded.
     pub query: BTreeMap<String, String>,
-    /// The header, if there was one.
+    /// The `Authorization` header, if there was one.
     pub authorization: Option<String>,
 }
 
@@ -93,16 +93,16 @@ impl ReceivedRequest {
     }
 }
 
-/// Plural, namespace (empty for what has none), name.
+/// Plural, namespace (empty for objects without one), name.
 type Key = (String, String, String);
 
-/// A change: its version, its type, the object after it (or before it went).
+/// A change: its version, its type, and the object after it, or the deleted object.
 type Change = (u64, &'static str, Key, Value);
 
 #[derive(Debug)]
 struct World {
     cluster: Mutex<Cluster>,
-    /// Moves with each change, cut, and end.
+    /// Changes with each change of an object, with each cut, and with each noise.
     moved: watch::Sender<u64>,
 }
 
@@ -110,33 +110,33 @@ struct World {
 struct Cluster {
     version: u64,
     objects: BTreeMap<Key, Value>,
-    /// What a read that is content with the cache (`resourceVersion=0`) shows, where that lags behind, and of which version it is.
+    /// The version and the objects of the cache, if it lags behind. A read with `resourceVersion=0` shows them.
     cache: Option<(u64, BTreeMap<Key, Value>)>,
     changes: Vec<Change>,
     /// Versions before this one are forgotten.
     oldest: u64,
     fault: ApiServerFault,
     asked: Vec<ReceivedRequest>,
-    /// Watches that began before this number of cuts are broken off.
+    /// The number of cuts. A watch breaks off when there are more cuts than at its start.
     cuts: u64,
-    /// Bytes said to every watch that runs.
+    /// Bytes to send to every running watch, with their version.
     noise: Vec<(u64, Vec<u8>)>,
 }
 
 impl FakeApiServer {
-    /// An empty cluster on a port that the kernel chooses.
+    /// Starts a server with an empty cluster on a port that the kernel chooses.
     ///
     /// # Panics
-    /// When no port or thread can be had.
+    /// If no port or thread is available.
     #[must_use]
     pub fn start() -> FakeApiServer {
         FakeApiServer::on_a_port(None)
     }
 
-    /// The same behind HTTPS, with a certificate for 127.0.0.1.
+    /// Starts the same server with HTTPS and a certificate for 127.0.0.1.
     ///
     /// # Panics
-    /// When no port, thread or certificate can be had.
+    /// If no port, thread or certificate is available.
     #[must_use]
     pub fn start_tls() -> FakeApiServer {
         let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
@@ -170,16 +170,16 @@ impl FakeApiServer {
         self.serving = Some(runtime);
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Writes a kubeconfig that leads here into `directory`.
+    /// Writes a kubeconfig for this server into `directory`.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     #[must_use]
     pub fn kubeconfig(&self, directory: &Path) -> PathBuf {
         let path = directory.join("kubeconfig");
@@ -200,16 +200,16 @@ impl FakeApiServer {
         path
     }
 
-    /// Writes the certificate of who signed its own.
+    /// Writes the certificate authority of the server's certificate, which is the certificate itself.
     ///
     /// # Panics
-    /// When it has none, or it cannot be written.
+    /// If the server has no TLS, or the file cannot be written.
     pub fn authority(&self, path: &Path) {
         let certificate = self.certificate.as_ref().expect("a server with TLS");
         std::fs::write(path, &certificate.chain).expect("the certificate is written");
     }
 
-    /// Makes or changes an object; its `metadata` must name it. Gives its new version.
+    /// Creates or changes an object, which its `metadata` must name. Returns the new version.
     pub fn put(&self, plural: &str, mut object: Value) -> u64 {
         let version = self.change(|cluster| {
             let key = key(plural, &object);
@@ -222,7 +222,7 @@ impl FakeApiServer {
         version
     }
 
-    /// Removes an object; nothing happens if there is none of that name.
+    /// Removes an object. Does nothing if there is none of that name.
     pub fn remove(&self, plural: &str, namespace: &str, name: &str) {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
         self.change(|cluster| {
@@ -234,7 +234,7 @@ impl FakeApiServer {
         self.say();
     }
 
-    /// Tells every watch the version of now.
+    /// Sends a bookmark with the present version to every watch.
     pub fn bookmark(&self) {
         let version = self.world.cluster.lock().version;
         let mark = json!({"type": "BOOKMARK", "object": {
@@ -245,24 +245,24 @@ impl FakeApiServer {
         self.noise(format!("{mark}\n").as_bytes());
     }
 
-    /// Says these bytes to every watch that runs.
+    /// Sends these bytes to every running watch.
     pub fn noise(&self, bytes: &[u8]) {
         self.change(|cluster| cluster.noise.push((cluster.version, bytes.to_vec())));
         self.say();
     }
 
-    /// From now on it answers so.
+    /// Sets the fault of all answers from now on.
     pub fn fault(&self, fault: ApiServerFault) {
         self.world.cluster.lock().fault = fault;
     }
 
-    /// Breaks every running watch off in the middle of a line.
+    /// Breaks off every running watch in the middle of a line.
     pub fn cut(&self) {
         self.world.cluster.lock().cuts += 1;
         self.say();
     }
 
-    /// Forgets every version before now: a watch from one of them is told 410.
+    /// Forgets every version before now: a watch from one of them gets 410.
     pub fn forget(&self) {
         self.change(|cluster| cluster.oldest = cluster.version);
         self.cut();
@@ -275,10 +275,10 @@ impl FakeApiServer {
         }
     }
 
-    /// Opens the same port again, with the objects there were.
+    /// Opens the same port again, with the same objects.
     ///
     /// # Panics
-    /// When the port is not free within half a minute.
+    /// If the port is not free within half a minute.
     pub fn restart(&mut self) {
         self.stop();
         let bind = || TcpListener::bind(self.address).ok();
@@ -286,25 +286,25 @@ impl FakeApiServer {
         self.serve(listener);
     }
 
-    /// From now on its cache stands still: a read with `resourceVersion=0` shows what is there now, whatever happens.
+    /// Stops the cache: from now on a read with `resourceVersion=0` shows the present objects, whatever changes.
     pub fn lag(&self) {
         let mut cluster = self.world.cluster.lock();
         cluster.cache = Some((cluster.version, cluster.objects.clone()));
     }
 
-    /// The cache has caught up.
+    /// Lets the cache catch up.
     pub fn catch_up(&self) {
         self.world.cluster.lock().cache = None;
     }
 
-    /// An object as it is now.
+    /// The present state of an object.
     #[must_use]
     pub fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
         let key = (plural.to_owned(), namespace.to_owned(), name.to_owned());
         self.world.cluster.lock().objects.get(&key).cloned()
     }
 
-    /// All objects of a kind, as they are now.
+    /// The present state of all objects of a kind.
     #[must_use]
     pub fn objects(&self, plural: &str) -> Vec<Value> {
         let cluster = self.world.cluster.lock();
@@ -335,8 +335,8 @@ impl Drop for FakeApiServer {
     }
 }
 
-/// A pod as a server writes it, bound to `node`, running, with containers of these names and ids; some 6 KiB, most of
-/// which nobody needs.
+/// A running pod on `node` as a real server sends it, with containers of these names and ids. It has some 6 KiB, of
+/// which the agent needs little.
 #[must_use]
 pub fn pod(node: &str, namespace: &str, name: &str, uid: &str, containers: &[(&str, &str)]) -> Value {
     let spec = |(name, _): &(&str, &str)| {
@@ -375,7 +375,7 @@ fn router(world: Arc<World>) -> Router {
         .with_state(world)
 }
 
-/// Before anything is answered: what is asked is kept, and what is to go wrong goes wrong.
+/// Handles each request first: keeps it, and applies the fault.
 async fn first(State(world): State<Arc<World>>, request: Request, next: Next) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let query: BTreeMap<String, String> = Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
@@ -409,7 +409,7 @@ fn status(code: u16, message: &str) -> Response {
     (code, [("content-type", "application/json")], status.to_string()).into_response()
 }
 
-/// Lists, or watches.
+/// A list or a watch.
 async fn list(
     State(world): State<Arc<World>>,
     Place(plural): Place<String>,
@@ -425,7 +425,7 @@ async fn list(
         return wanted.watched(world, from);
     }
     let cluster = world.cluster.lock();
-    // Without a version it is asked of etcd; with one, of a cache that is not older.
+    // A list without a version comes from etcd; one with a version comes from a cache that is not older.
     let at_least: Option<u64> = query.get("resourceVersion").and_then(|version| version.parse().ok());
     let (version, objects) = match (&cluster.cache, at_least) {
         (Some((cached, objects)), Some(at_least)) if *cached >= at_least => (*cached, objects),
@@ -441,7 +441,7 @@ async fn list(
     ([("content-type", "application/json")], list.to_string()).into_response()
 }
 
-/// One object.
+/// Reads one object.
 async fn read(
     State(world): State<Arc<World>>,
     Place(place): Place<HashMap<String, String>>,
@@ -457,7 +457,7 @@ async fn read(
     }
 }
 
-/// A patch of one object.
+/// Patches one object.
 async fn write(
     State(world): State<Arc<World>>,
     Place(place): Place<HashMap<String, String>>,
@@ -490,7 +490,7 @@ async fn write(
     ([("content-type", "application/json")], answer.to_string()).into_response()
 }
 
-/// A new object of a name that the server chooses.
+/// Creates an object with a name that the server chooses.
 async fn make(State(world): State<Arc<World>>, Place(place): Place<HashMap<String, String>>, body: Bytes) -> Response {
     let Ok(mut object) = serde_json::from_slice::<Value>(&body) else { return status(400, "not JSON") };
     let mut cluster = world.cluster.lock();
@@ -507,7 +507,7 @@ fn named(place: &HashMap<String, String>) -> Key {
     (text("plural"), text("namespace"), text("name"))
 }
 
-/// What a list or watch is about.
+/// The selection of a list or watch.
 struct Wanted {
     plural: String,
     node: Option<String>,
@@ -520,7 +520,7 @@ impl Wanted {
         key.0 == self.plural && here && self.name.as_ref().is_none_or(|name| key.2 == *name)
     }
 
-    /// Everything that happens after version `from`, until it is cut or the client goes.
+    /// Streams all changes after version `from`, until a cut or until the client disconnects.
     fn watched(self, world: Arc<World>, mut from: u64) -> Response {
         let (lines, body) = mpsc::channel::<Result<Vec<u8>, Error>>(64);
         let cuts = world.cluster.lock().cuts;

@@ -1,12 +1,12 @@
-//! Single requests to the API server with a token and nothing else. `kubectl` reads an object before it patches it, and an
-//! agent may not read every object that it may patch.
+//! Single requests to the API server with a bearer token. `kubectl` reads an object before it patches it, but an agent
+//! may not read every object that it may patch.
 
 use serde_json::Value;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Somebody with a token.
+/// A caller with a token.
 #[derive(Clone, Debug)]
 pub struct Bearer {
     server: String,
@@ -14,20 +14,20 @@ pub struct Bearer {
     token: String,
 }
 
-/// What the API server answered.
+/// The answer of the API server.
 #[derive(Clone, Debug)]
 pub struct ApiResponse {
     /// HTTP status.
     pub code: u16,
-    /// The object, or the refusal.
+    /// The object, or the `Status` of a refusal.
     pub body: Value,
 }
 
 impl ApiResponse {
-    /// The object, where the request must have succeeded.
+    /// The object, if the request must have succeeded.
     ///
     /// # Panics
-    /// When it was refused.
+    /// If it was refused.
     #[track_caller]
     #[must_use]
     pub fn ok(self) -> Value {
@@ -35,10 +35,11 @@ impl ApiResponse {
         self.body
     }
 
-    /// Why it was refused, where it must have been: by whoever decides who may do what, and not because two writes met.
+    /// The reason of the refusal, if the request must have been refused with 403: by RBAC or a policy, and not because
+    /// of a write conflict.
     ///
     /// # Panics
-    /// When it succeeded or failed for another reason.
+    /// If it succeeded or failed for another reason.
     #[track_caller]
     #[must_use]
     pub fn forbidden(self) -> String {
@@ -52,34 +53,34 @@ impl ApiResponse {
 }
 
 impl Bearer {
-    /// With this token, at this server.
+    /// A caller with this token at this server.
     #[must_use]
     pub fn of(server: &str, ca: impl Into<PathBuf>, token: &str) -> Bearer {
         Bearer { server: server.to_owned(), ca: ca.into(), token: token.to_owned() }
     }
 
-    /// Changes what a JSON merge patch names.
+    /// Sends a JSON merge patch.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// If the server does not answer.
     #[must_use]
     pub fn patch(&self, path: &str, patch: &Value) -> ApiResponse {
         self.send("PATCH", path, "application/merge-patch+json", patch)
     }
 
-    /// Makes something.
+    /// Creates an object.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// If the server does not answer.
     #[must_use]
     pub fn post(&self, path: &str, object: &Value) -> ApiResponse {
         self.send("POST", path, "application/json", object)
     }
 
-    /// One request.
+    /// Sends one request.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// If the server does not answer.
     #[must_use]
     pub fn send(&self, method: &str, path: &str, content: &str, body: &Value) -> ApiResponse {
         let mut curl = Command::new("curl");
@@ -88,7 +89,7 @@ impl Bearer {
         curl.args(["--write-out", "\n%{http_code}", &format!("{}{path}", self.server)]);
         curl.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = curl.spawn().expect("curl can be run");
-        // On the command line everybody on the machine could read it.
+        // The token goes to stdin: every user of the machine could read it on the command line.
         let secret = format!("header = \"Authorization: Bearer {}\"\n", self.token);
         child.stdin.take().expect("a pipe").write_all(secret.as_bytes()).expect("curl reads");
         let output = child.wait_with_output().expect("curl can be waited for");

@@ -1,6 +1,6 @@
-//! A real cluster on this machine, as `tests/cluster/up` makes it (needs root). One at a time: whoever has a [`Cluster`]
-//! holds the lock of the scripts, and others wait. Tests that leave the control plane alone go side by side in one
-//! ([`Cluster::shared`]), each on a node of its own ([`Cluster::lease`]).
+//! A real cluster on this machine, which `tests/cluster/up` starts (needs root). There is one at a time: a [`Cluster`]
+//! holds the lock of the scripts, and other tests wait. Tests that do not change the control plane run in parallel in
+//! one cluster ([`Cluster::shared`]), each on its own node ([`Cluster::lease`]).
 
 use crate::bearer::Bearer;
 use crate::eventually::eventually;
@@ -15,21 +15,22 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The scripts, beside the laboratory.
+/// The folder of the scripts.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster");
 const LOCK: &str = "/run/lock/gpu-steward-cluster";
-/// Of the cluster that most tests use. More tests than that at once would keep two cores busy with themselves.
+/// Nodes of the cluster that most tests use. More parallel tests would overload two cores.
 const NODES: u32 = 3;
-/// Longer than anybody's tests hold it; a whole build from nothing may lie between.
+/// Longest wait for the lock. Another test may hold it while it builds everything from nothing.
 const TURN: Duration = Duration::from_secs(1800);
-/// The runtime of [`Wanted::usual`], where it is not the one with CDI: the same tests are then run on another.
+/// The variable with the runtime of [`Wanted::usual`], to run the same tests on another runtime than the one with CDI.
 const RUNTIME: &str = "GPU_STEWARD_CLUSTER_RUNTIME";
-/// The version of Kubernetes, where it is not the usual one: the same tests are then run on another.
+/// The variable with the version of Kubernetes, to run the same tests on another version than the usual one.
 const KUBERNETES: &str = "GPU_STEWARD_CLUSTER_KUBERNETES";
-/// With this in the environment, what a test brought up stays up for the next one; who set it takes it down.
+/// With this variable a cluster stays up after the test that started it. The user who sets it must take the cluster
+/// down.
 const KEEP: &str = "GPU_STEWARD_CLUSTER_KEEP";
 
-/// What to bring up.
+/// The cluster that a test needs.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     nodes: u32,
@@ -37,34 +38,34 @@ pub struct Wanted {
     scheduler: Option<PathBuf>,
 }
 
-/// A running cluster. Dropping it takes it down if this process brought it up and nobody else uses it.
+/// A running cluster. Dropping it takes the cluster down if this process brought it up and no other test uses it.
 #[derive(Debug)]
 pub struct Cluster {
     status: Status,
     turn: File,
 }
 
-/// A node that nobody else uses, until this is dropped.
+/// A node that no other test uses until this is dropped.
 #[derive(Debug)]
 pub struct Lease {
-    /// Its name.
+    /// The name of the node.
     pub node: String,
     _turn: File,
 }
 
-/// The cluster that is up was brought up here, and is not to be kept.
+/// Whether this process brought the cluster up and must take it down.
 static OURS: AtomicBool = AtomicBool::new(false);
 
-/// What `tests/cluster/status -o json` says.
+/// The output of `tests/cluster/status -o json`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Status {
-    /// Every part runs.
+    /// Whether every part runs.
     pub up: bool,
-    /// Of the group `system:masters`: for the tests' own hands only.
+    /// The path of a kubeconfig of the group `system:masters`, for the tests' own calls only.
     pub kubeconfig: String,
-    /// `https://…`
+    /// The URL of the API server, `https://…`
     pub server: String,
-    /// The CA of the server's certificate.
+    /// The path of the CA of the server's certificate.
     pub ca: String,
     /// Folders of programs, as in `PATH`.
     pub programs: String,
@@ -83,13 +84,13 @@ pub struct Status {
 pub struct Part {
     /// `apiserver`, `node-1-kubelet`, …
     pub name: String,
-    /// While it runs.
+    /// The process id, while it runs.
     pub pid: Option<u32>,
-    /// What it wrote.
+    /// The path of its log.
     pub log: PathBuf,
 }
 
-/// A node, with its places as they are seen from outside of its mount namespace. Inside everything has its usual path.
+/// A node, with its paths as seen from outside its mount namespace. Inside everything has its usual path.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ClusterNode {
     /// `node-1`, …
@@ -98,7 +99,7 @@ pub struct ClusterNode {
     pub address: String,
     /// The process that holds the mount namespace.
     pub pid: u32,
-    /// Above kubelet's `kubepods`, in every hierarchy.
+    /// The cgroup above kubelet's `kubepods`, in every hierarchy.
     pub cgroup: String,
     /// `/var/lib/kubelet`.
     pub kubelet: PathBuf,
@@ -106,37 +107,37 @@ pub struct ClusterNode {
     pub plugins: PathBuf,
     /// kubelet's PodResources socket.
     pub pod_resources: PathBuf,
-    /// kubelet's checkpoint of devices.
+    /// kubelet's checkpoint.
     pub checkpoint: PathBuf,
     /// `/run/cdi`.
     pub cdi: PathBuf,
     /// containerd's socket.
     pub containerd: PathBuf,
-    /// Static pods.
+    /// The folder of static pods.
     pub manifests: PathBuf,
     /// `/var/log/containers`.
     pub log_links: PathBuf,
 }
 
-/// A namespace that goes away with everything in it.
+/// A namespace. Dropping it deletes the namespace with everything in it.
 #[derive(Debug)]
 pub struct TestNamespace {
-    /// Its name.
+    /// The name of the namespace.
     pub name: String,
     admin: Kubectl,
 }
 
 impl Wanted {
-    /// This many nodes, with the runtime that has CDI; 0 is the control plane alone.
+    /// This many nodes, with the runtime that has CDI; 0 is the control plane only.
     #[must_use]
     pub fn nodes(nodes: u32) -> Wanted {
         Wanted { nodes, runtime: "containerd2", scheduler: None }
     }
 
-    /// That of [`Cluster::shared`], for who needs it alone.
+    /// The cluster of [`Cluster::shared`], for tests that need it exclusively.
     ///
     /// # Panics
-    /// When the environment names a runtime that is none.
+    /// If the environment names an unknown runtime.
     #[must_use]
     pub fn usual() -> Wanted {
         let wanted = Wanted::nodes(NODES);
@@ -155,7 +156,7 @@ impl Wanted {
         self
     }
 
-    /// With the runtime that has CDI by its version and is told not to use it.
+    /// With the runtime whose version has CDI, but whose configuration disables it.
     #[must_use]
     pub fn with_cdi_off(mut self) -> Wanted {
         self.runtime = "containerd2-cdi-off";
@@ -169,7 +170,7 @@ impl Wanted {
         self
     }
 
-    /// Brings it up, or finds it up.
+    /// Brings the cluster up if it is not up yet.
     fn bring_up(&self) {
         if !script("up", &self.words()).contains("already up") {
             OURS.store(std::env::var_os(KEEP).is_none(), Ordering::SeqCst);
@@ -195,10 +196,11 @@ impl Wanted {
 }
 
 impl Cluster {
-    /// Brings it up, or takes the one that is up when it was asked for in the same words. Nobody else has it meanwhile.
+    /// Brings the cluster up, or takes a running one that was started with the same arguments. No other test uses it
+    /// meanwhile.
     ///
     /// # Panics
-    /// When it does not come up; the text holds what the script said.
+    /// If it does not come up; the text contains the script's output.
     #[must_use]
     pub fn up(wanted: &Wanted) -> Cluster {
         let turn = alone(LOCK);
@@ -206,10 +208,11 @@ impl Cluster {
         Cluster { status: status(), turn }
     }
 
-    /// The usual one, beside other tests, which have nodes of their own: for tests that leave the control plane alone.
+    /// The usual cluster, shared with other tests, each on its own nodes: for tests that do not change the control
+    /// plane.
     ///
     /// # Panics
-    /// When it does not come up; the text holds what the script said.
+    /// If it does not come up; the text contains the script's output.
     #[must_use]
     pub fn shared() -> Cluster {
         let wanted = Wanted::usual();
@@ -219,20 +222,21 @@ impl Cluster {
                 return Some(turn);
             }
             drop(turn);
-            // Where somebody uses it, a part of his node is away for a moment: it is looked at again.
+            // While another test holds the shared lock, this one fails: a part of its node is down for a moment, or it
+            // uses another cluster. Check again later.
             let turn = lock(LOCK, FlockOperation::NonBlockingLockExclusive)?;
             wanted.bring_up();
-            // Between the two locks somebody may have come who wants another cluster, so it is looked at again.
+            // Between the two locks a test may start another cluster, so check again with the shared lock.
             drop(turn);
             None
         });
         Cluster { status: status(), turn }
     }
 
-    /// A node of one's own.
+    /// Takes a node that no other test uses.
     ///
     /// # Panics
-    /// When none becomes free.
+    /// If none becomes free.
     #[must_use]
     pub fn lease(&self) -> Lease {
         eventually("a node that nobody uses", TURN, || {
@@ -243,7 +247,7 @@ impl Cluster {
         })
     }
 
-    /// Where everything is.
+    /// The paths and processes of the cluster.
     #[must_use]
     pub fn status(&self) -> &Status {
         &self.status
@@ -252,23 +256,23 @@ impl Cluster {
     /// A node by its name.
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is none.
     #[must_use]
     pub fn node(&self, name: &str) -> &ClusterNode {
         self.status.nodes.iter().find(|node| node.name == name).expect("a node of that name")
     }
 
-    /// A program of the cluster: `kubectl`, `helm`, `ctr`, …
+    /// The path of a program of the cluster: `kubectl`, `helm`, `ctr`, …
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is none.
     #[must_use]
     pub fn program(&self, name: &str) -> PathBuf {
         let folders = self.status.programs.split(':').map(|folder| Path::new(folder).join(name));
         folders.clone().find(|path| path.exists()).unwrap_or_else(|| panic!("{name} is in none of {folders:?}"))
     }
 
-    /// `kubectl` of the group `system:masters`: makes what a test needs, and is never what is tested.
+    /// `kubectl` of the group `system:masters`, for the objects that a test needs. Tests do not test its rights.
     #[must_use]
     pub fn admin(&self) -> Kubectl {
         Kubectl::with_config(self.program("kubectl"), &self.status.kubeconfig)
@@ -286,44 +290,45 @@ impl Cluster {
         Bearer::of(&self.status.server, &self.status.ca, token)
     }
 
-    /// A namespace of this name.
+    /// Makes a namespace of this name.
     ///
     /// # Panics
-    /// When it cannot be made, or its service account does not come.
+    /// If it cannot be made, or its service account does not appear.
     #[must_use]
     pub fn namespace(&self, name: &str) -> TestNamespace {
         let admin = self.admin();
-        // Left by a test that was killed in a cluster that was kept.
+        // A killed test may have left it in a cluster that was kept.
         let _ = admin.run(&["delete", "namespace", name, "--ignore-not-found"]).ok();
         let _ = admin.run(&["create", "namespace", name]).ok();
-        // By the controller manager, which after an outage of the API server asks again half a minute later.
+        // The controller manager makes it. After an outage of the API server it tries again half a minute later.
         admin.wait("create", Duration::from_secs(120), &["serviceaccount/default", "-n", name]);
         TestNamespace { name: name.to_owned(), admin }
     }
 
-    /// `tests/cluster/part VERB PART`; returns when it is so.
+    /// Runs `tests/cluster/part VERB PART`, which returns when the part is in the new state.
     ///
     /// # Panics
-    /// When it does not become so.
+    /// If the script fails.
     pub fn part(&self, verb: &str, part: &str) {
         script("part", &[verb, part]);
     }
 
-    /// Puts a program with its libraries as an image of this name on every node; `variables` (`NAME=value`) are the image's.
+    /// Makes an image of this name from a program and its libraries on every node. `variables` (`NAME=value`) are the
+    /// image's environment.
     ///
     /// # Panics
-    /// When a node does not take it.
+    /// If the script fails on a node.
     pub fn image(&self, name: &str, program: &str, variables: &[&str]) {
         script("image", &[&[name, program], variables].concat());
     }
 
-    /// A part's process, while it runs.
+    /// The process id of a part of the cluster (a name of `tests/cluster/part`), or `None` while it does not run.
     #[must_use]
     pub fn pid(&self, part: &str) -> Option<u32> {
         status().parts.iter().find(|other| other.name == part).and_then(|part| part.pid)
     }
 
-    /// Takes it down and waits for the end, whoever brought it up.
+    /// Takes the cluster down and waits for its end, also if another process brought it up.
     pub fn down(self) {
         OURS.store(false, Ordering::SeqCst);
         script::<&str>("down", &[]);
@@ -335,14 +340,14 @@ impl Drop for Cluster {
         let last = || flock(&self.turn, FlockOperation::NonBlockingLockExclusive).is_ok();
         if OURS.load(Ordering::SeqCst) && last() {
             OURS.store(false, Ordering::SeqCst);
-            // A panic in a drop would hide the test's own.
+            // No panic here: it would hide the panic of the test.
             let _ = command::<&str>("down", &[]).output();
         }
     }
 }
 
 impl ClusterNode {
-    /// A command in the node's mount namespace.
+    /// A command that runs in the node's mount namespace.
     #[must_use]
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
@@ -350,7 +355,7 @@ impl ClusterNode {
         command
     }
 
-    /// Where this path of the node is, as a path that holds outside too: `/proc/PID/root/…`.
+    /// Turns a path of the node into one that is valid outside its mount namespace: `/proc/PID/root/…`.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.pid))
@@ -363,10 +368,10 @@ impl Drop for TestNamespace {
     }
 }
 
-/// Waits until nobody holds this lock, and holds it.
+/// Waits until this lock is free, and takes it.
 ///
 /// # Panics
-/// When it is not free within half an hour, or cannot be written.
+/// If it is not free within half an hour, or cannot be written.
 #[must_use]
 pub fn alone(path: &str) -> File {
     let mut file = eventually("the end of whoever uses the cluster", TURN, || {
@@ -389,7 +394,7 @@ fn command<S: AsRef<OsStr>>(name: &str, args: &[S]) -> Command {
     command
 }
 
-/// Runs a script to its end and returns what it printed.
+/// Runs a script to its end and returns its stdout.
 pub(crate) fn script<S: AsRef<OsStr> + std::fmt::Debug>(name: &str, args: &[S]) -> String {
     let output = command(name, args).output().expect("the script can be run");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

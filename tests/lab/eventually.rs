@@ -1,17 +1,17 @@
-//! Waiting for a condition with a deadline, so that no test sleeps for a guessed time.
+//! Waits for a condition with a deadline, so that no test sleeps for a guessed time.
 
 use std::time::{Duration, Instant};
 
-/// Between the first looks: nobody notices.
+/// Shortest pause between two checks.
 const FIRST: Duration = Duration::from_millis(20);
-/// Between the last ones. A look may be a program that runs, `kubectl` for one, and who waits for minutes must not keep a
-/// processor busy with looking.
+/// Longest pause between two checks. A check may run a program, such as `kubectl`, and a wait of minutes must not keep
+/// a core busy.
 const LAST: Duration = Duration::from_millis(500);
 
-/// Looks again and again until `look` gives something.
+/// Calls `look` again and again until it returns a value.
 ///
 /// # Panics
-/// When `within` has passed; the text names `what` was waited for.
+/// If `within` has passed; the text contains `what`, the thing that was waited for.
 #[track_caller]
 pub fn eventually<T>(what: &str, within: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
@@ -21,7 +21,7 @@ pub fn eventually<T>(what: &str, within: Duration, mut look: impl FnMut() -> Opt
         }
         let waited = began.elapsed();
         assert!(waited < within, "waited {within:?} in vain for {what}");
-        // So a wait takes at most a tenth longer than what is waited for.
+        // With this pause the wait takes at most a tenth longer than needed.
         std::thread::sleep((waited / 10).clamp(FIRST, LAST));
     }
 }

@@ -1,4 +1,4 @@
-//! A blocking HTTP/1.1 client over one connection a request: what a test needs, and no more.
+//! A small blocking HTTP/1.1 client, with one connection for each request.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,19 +7,19 @@ use std::time::Duration;
 /// Longest wait for a byte.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What came back.
+/// The answer to a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpResponse {
     /// Status code.
     pub status: u16,
-    /// Header names in lower case, in order.
+    /// The headers in their order, with names in lower case.
     pub headers: Vec<(String, String)>,
-    /// The body, chunks put together.
+    /// The body, with chunks joined.
     pub body: Vec<u8>,
 }
 
 impl HttpResponse {
-    /// The body as text, odd bytes replaced.
+    /// The body as text, with invalid UTF-8 replaced.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
@@ -34,7 +34,7 @@ impl HttpResponse {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none; the text shows the body.
+    /// If it is not JSON; the text contains the body.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         match serde_json::from_slice(&self.body) {
@@ -44,18 +44,18 @@ impl HttpResponse {
     }
 }
 
-/// Asks without a body.
+/// Sends a GET request.
 ///
 /// # Errors
-/// When the connection or the answer fails.
+/// If the connection or the answer fails.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<HttpResponse> {
     request(address, "GET", path, &[], b"")
 }
 
-/// Asks for anything.
+/// Sends any request.
 ///
 /// # Errors
-/// When the connection or the answer fails.
+/// If the connection or the answer fails.
 pub fn request(
     address: SocketAddr,
     method: &str,
@@ -79,7 +79,7 @@ pub fn request(
 /// Reads one answer.
 ///
 /// # Errors
-/// When the stream ends early or speaks something else.
+/// If the stream ends early or is not HTTP.
 pub fn read_answer(stream: &mut impl BufRead) -> io::Result<HttpResponse> {
     let status = line(stream)?;
     let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| odd(&status))?;

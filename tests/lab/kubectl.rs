@@ -1,4 +1,4 @@
-//! Real `kubectl` calls, as somebody: who asks is part of the question, so each caller is a value.
+//! Real `kubectl` calls. Each caller is a value with its own credentials.
 
 use serde_json::Value;
 use std::ffi::OsString;
@@ -7,29 +7,29 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-/// Somebody with `kubectl` in his hand.
+/// `kubectl` with the credentials of one caller.
 #[derive(Clone, Debug)]
 pub struct Kubectl {
     program: PathBuf,
     credentials: Vec<OsString>,
 }
 
-/// How a call ended.
+/// The result of a call.
 #[derive(Clone, Debug)]
 pub struct CommandOutput {
-    /// Exit code 0.
+    /// Whether the exit code is 0.
     pub well: bool,
-    /// What it printed.
+    /// The text on stdout.
     pub out: String,
-    /// What it complained of.
+    /// The text on stderr.
     pub err: String,
 }
 
 impl CommandOutput {
-    /// What it printed, where it must have succeeded.
+    /// The text on stdout of a call that must have succeeded.
     ///
     /// # Panics
-    /// When it failed; the text holds what it complained of.
+    /// If the call failed; the text contains stderr.
     #[track_caller]
     #[must_use]
     pub fn ok(self) -> String {
@@ -37,10 +37,10 @@ impl CommandOutput {
         self.out
     }
 
-    /// What it complained of, where it must have failed.
+    /// The text on stderr of a call that must have failed.
     ///
     /// # Panics
-    /// When it succeeded.
+    /// If the call succeeded.
     #[track_caller]
     #[must_use]
     pub fn refused(self) -> String {
@@ -56,14 +56,14 @@ impl Kubectl {
         Kubectl { program: program.into(), credentials: vec!["--kubeconfig".into(), config.into()] }
     }
 
-    /// With a token and nothing else.
+    /// With a bearer token only.
     #[must_use]
     pub fn with_token(program: impl Into<PathBuf>, server: &str, ca: &str, token: &str) -> Kubectl {
         let words = ["--kubeconfig", "/dev/null", "--server", server, "--certificate-authority", ca, "--token", token];
         Kubectl { program: program.into(), credentials: words.iter().map(OsString::from).collect() }
     }
 
-    /// As a user of this name and these groups; the caller must be allowed to impersonate.
+    /// Impersonates a user of this name and these groups; the caller must have the right to do so.
     #[must_use]
     pub fn posing_as(&self, user: &str, groups: &[&str]) -> Kubectl {
         let mut other = self.clone();
@@ -72,25 +72,25 @@ impl Kubectl {
         other
     }
 
-    /// One call.
+    /// Makes one call.
     ///
     /// # Panics
-    /// When there is no such program.
+    /// If the program does not exist.
     #[must_use]
     pub fn run(&self, args: &[&str]) -> CommandOutput {
         said(&self.command(args).stdin(Stdio::null()).output().expect("kubectl can be run"))
     }
 
-    /// One call that reads this text.
+    /// Makes one call with this text on stdin.
     ///
     /// # Panics
-    /// When there is no such program.
+    /// If the program does not exist.
     #[must_use]
     pub fn run_with(&self, args: &[&str], text: &str) -> CommandOutput {
         let mut command = self.command(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("kubectl can be run");
-        // A call that ends before it has read everything has said why.
+        // A call that ends before it has read everything has printed its error.
         let _ = child.stdin.take().expect("a pipe").write_all(text.as_bytes());
         said(&child.wait_with_output().expect("kubectl can be waited for"))
     }
@@ -107,7 +107,7 @@ impl Kubectl {
         self.run_with(&["apply", "-f", "-"], manifests)
     }
 
-    /// `kubectl create` of these manifests: one POST each, and no annotation of `apply`'s own.
+    /// `kubectl create` of these manifests: one POST each, without the annotation that `apply` adds.
     #[must_use]
     pub fn create(&self, manifests: &str) -> CommandOutput {
         self.run_with(&["create", "-f", "-"], manifests)
@@ -116,7 +116,7 @@ impl Kubectl {
     /// `kubectl get -o json`.
     ///
     /// # Panics
-    /// When it fails or answers no JSON.
+    /// If it fails, or its output is not JSON.
     #[track_caller]
     #[must_use]
     pub fn get(&self, args: &[&str]) -> Value {
@@ -125,10 +125,10 @@ impl Kubectl {
         serde_json::from_str(&self.run(&words).ok()).expect("JSON")
     }
 
-    /// What a command in a pod printed.
+    /// Runs a command in a pod, and returns its stdout.
     ///
     /// # Panics
-    /// When it fails.
+    /// If it fails.
     #[track_caller]
     #[must_use]
     pub fn exec(&self, namespace: &str, pod: &str, command: &[&str]) -> String {
@@ -140,7 +140,7 @@ impl Kubectl {
     /// `kubectl wait --for`: a watch, not a poll.
     ///
     /// # Panics
-    /// When it does not come true within that time.
+    /// If the condition does not become true within that time.
     #[track_caller]
     pub fn wait(&self, condition: &str, within: Duration, args: &[&str]) {
         let condition = format!("--for={condition}");

@@ -1,22 +1,22 @@
-//! The laboratory's bench: everything the tests need to run the built program and look at it from outside.
+//! The test harness: everything that tests need to run the built program and to observe it from outside.
 //!
 //! ```text
-//!   eventually   waits for a condition, never for a time
-//!   http         a client that speaks just enough HTTP
-//!   scenario     the fake NVML library and what it answers
-//!   agent        the built program in an empty directory of its own
-//!   api_server   a Kubernetes API server that fails when it is told to
+//!   eventually   waits for a condition, never for a fixed time
+//!   http         a small HTTP client
+//!   scenario     the fake NVML library and its scenario file
+//!   agent        the built program in an empty directory
+//!   api_server   a fake Kubernetes API server with faults on demand
 //!   pods         real cgroups with real processes, under kubelet's paths (needs root)
-//!   kubectl      real `kubectl` calls, as somebody
-//!   bearer       single requests with a token and nothing else
+//!   kubectl      real `kubectl` calls with given credentials
+//!   bearer       single requests with a bearer token
 //!   cluster      a real cluster on this machine (needs root)
-//!   vm           a machine of its own as a node of that cluster (needs root and QEMU)
-//!   relay        a slow line to a server
-//!   prometheus   a real server that scrapes, and questions to it
+//!   vm           a virtual machine as a node of that cluster (needs root and QEMU)
+//!   relay        a TCP relay that delays answers
+//!   prometheus   a real Prometheus server, and queries to it
 //! ```
 //!
-//! What must never happen here: a type of the program's own rooms. A test that shares code with what it tests shares
-//! its mistakes.
+//! What must never happen here: a type of the program's own rooms. A test that shares code with the program shares its
+//! mistakes.
 
 pub mod eventually;
 pub mod http;

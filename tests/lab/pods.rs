@@ -1,5 +1,5 @@
-//! Pods without a kubelet: real cgroups with real processes in them, under the paths that kubelet's cgroupfs driver uses.
-//! Needs root. Everything made here carries [`MARK`] in its UID, so what a killed run left behind is found and removed.
+//! Pods without a kubelet: real cgroups with real processes, under the paths that kubelet's cgroupfs driver uses. Needs
+//! root. The UID of each pod begins with [`MARK`], so that the next run finds and removes what a killed run has left.
 
 use std::fs;
 use std::io;
@@ -7,31 +7,33 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How the UID of every pod made here begins.
+/// The prefix of the UID of every pod that is made here.
 pub const MARK: &str = "f007f007-0000-4000-8000-";
 
-/// Controllers whose v1 trees get a cgroup; `cpuset` is left out because its new groups accept no process.
+/// The cgroup v1 controllers in which a container gets a cgroup. `cpuset` is left out because its new groups accept no
+/// process.
 const CONTROLLERS: [&str; 6] = ["cpu", "cpuacct", "memory", "blkio", "pids", "freezer"];
 
-/// One container: its cgroup and its living processes.
+/// One container: its cgroup and its first process.
 #[derive(Debug)]
 pub struct FakeContainer {
-    /// 64 hexadecimal digits.
+    /// The container id, 64 hexadecimal digits.
     pub id: String,
-    /// Path below each hierarchy's root.
+    /// The path of the cgroup below the root of each hierarchy.
     pub path: String,
-    /// The process it was started with.
+    /// The container's first process.
     pub pid: u32,
 }
 
 impl FakeContainer {
-    /// Names it as kubelet does, by an entry `<pod>_<namespace>_<container>-<id>.log` in the folder of log links.
+    /// Names the container as kubelet does, by an entry `<pod>_<namespace>_<container>-<id>.log` in the folder of log
+    /// links.
     ///
     /// # Errors
-    /// When the entry cannot be made.
+    /// If the entry cannot be made.
     pub fn named(&self, folder: &Path, (pod, namespace, container): (&str, &str, &str)) -> io::Result<()> {
         fs::create_dir_all(folder)?;
-        // Only the name is read, so it need not be a link.
+        // The agent reads only the name of the entry, so it need not be a link.
         fs::write(folder.join(format!("{pod}_{namespace}_{container}-{}.log", self.id)), "")
     }
 }
@@ -39,13 +41,13 @@ impl FakeContainer {
 /// One pod.
 #[derive(Debug)]
 pub struct FakePod {
-    /// Begins with [`MARK`].
+    /// The UID, which begins with [`MARK`].
     pub uid: String,
-    /// In the order they were asked for.
+    /// The containers, in the order of their start.
     pub containers: Vec<FakeContainer>,
 }
 
-/// Pods with their processes; dropping it kills and removes them.
+/// Pods with their processes. Dropping it kills the processes and removes the cgroups.
 #[derive(Debug)]
 pub struct Pods {
     hierarchies: Vec<PathBuf>,
@@ -55,10 +57,10 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// Prepares the hierarchies under `cgroup_root` and removes what an earlier run left.
+    /// Finds the hierarchies under `cgroup_root` and removes the pods that an earlier run has left.
     ///
     /// # Errors
-    /// When there is no cgroup hierarchy, or no right to write to it.
+    /// If there is no cgroup hierarchy.
     pub fn prepare(cgroup_root: &Path) -> io::Result<Pods> {
         let mut hierarchies: Vec<PathBuf> = CONTROLLERS
             .iter()
@@ -79,16 +81,17 @@ impl Pods {
         Ok(pods)
     }
 
-    /// Makes pod `number` with `containers` containers in a network namespace of its own. Each container runs `command`
+    /// Makes pod `number` with `containers` containers in a new network namespace. Each container runs `command`
     /// (program and arguments), which must not end by itself.
     ///
     /// # Errors
-    /// When a cgroup or process cannot be made.
+    /// If a cgroup or process cannot be made.
     pub fn add(&mut self, number: u32, containers: u32, command: &[&str]) -> io::Result<&FakePod> {
         let uid = format!("{MARK}{number:012x}");
         let quoted: Vec<String> = command.iter().map(|word| format!("'{word}'")).collect();
         let quoted = quoted.join(" ");
-        // The shell starts the other containers inside the new namespace, tells their numbers, and becomes the first.
+        // The shell starts the other containers inside the new namespace, prints their process ids, and becomes the
+        // first.
         let script = format!(
             "i=1; while [ $i -lt {containers} ]; do {quoted} >/dev/null & echo $!; i=$((i+1)); done; echo done; exec {quoted} >/dev/null"
         );
@@ -111,7 +114,7 @@ impl Pods {
         self.leaders.push(leader);
         let mut pod = FakePod { uid: uid.clone(), containers: Vec::new() };
         for (index, pid) in pids.into_iter().enumerate() {
-            // As runtimes make them: no two begin alike.
+            // As with real runtimes, no two ids begin with the same digits.
             let first = (u64::from(number) << 16 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let id = format!("{first:016x}{number:024x}{index:024x}");
             let path = format!("/kubepods/burstable/pod{uid}/{id}");
@@ -126,7 +129,7 @@ impl Pods {
         self.pods.last().ok_or_else(|| io::Error::other("the pod that was just added is gone"))
     }
 
-    /// Kills and removes the last pod; `false` when there is none.
+    /// Kills and removes the last pod; `false` if there is none.
     pub fn remove_last(&mut self) -> bool {
         let (Some(pod), Some(mut leader)) = (self.pods.pop(), self.leaders.pop()) else { return false };
         self.remove(&pod.uid);
@@ -154,7 +157,7 @@ impl Pods {
                 fs::read_dir(&pod).into_iter().flatten().flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect();
             for group in containers.iter().chain([&pod]) {
                 kill_all(group);
-                // A killed process stays in its cgroup until its end is complete.
+                // A killed process stays in its cgroup until it has exited.
                 while fs::remove_dir(group).is_err() && group.exists() && Instant::now() < deadline {
                     kill_all(group);
                     std::thread::sleep(Duration::from_millis(2));
@@ -168,7 +171,7 @@ impl Drop for Pods {
     fn drop(&mut self) {
         while self.remove_last() {}
         for hierarchy in &self.hierarchies {
-            // Only empty directories go: a real kubelet's stay.
+            // Removes empty directories only: those of a real kubelet stay.
             let _ = fs::remove_dir(hierarchy.join("kubepods/burstable"));
             let _ = fs::remove_dir(hierarchy.join("kubepods"));
         }

@@ -1,4 +1,4 @@
-//! A real Prometheus server (Debian's package `prometheus`) in a folder of its own, questions to it, and a target of others.
+//! A real Prometheus server (Debian's package `prometheus`) in a temporary folder, queries to it, and a fake target.
 
 use crate::http;
 use std::io::{Read, Write};
@@ -7,13 +7,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long an answer may take to become the expected one: some scrapes, beside tests that compile.
+/// How long a query may take to give the expected values: some scrapes, while other tests compile.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A target that always answers with this text: what another exporter of a cluster would say. It lives as long as the test.
+/// Starts a target that always answers with this text, in place of another exporter of a cluster. It runs until the
+/// test ends.
 ///
 /// # Panics
-/// When there is no port for it.
+/// If no port is free.
 #[must_use]
 pub fn target(text: &str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -24,14 +25,14 @@ pub fn target(text: &str) -> SocketAddr {
     );
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            // Who leaves before the end asks again at the next scrape.
+            // A scrape that breaks off is repeated by Prometheus.
             let _ = stream.read(&mut [0; 4096]).and_then(|_| stream.write_all(answer.as_bytes()));
         }
     });
     address
 }
 
-/// A running server; killed when the test is over.
+/// A running server. Dropping it kills the server.
 #[derive(Debug)]
 pub struct Prometheus {
     address: SocketAddr,
@@ -40,10 +41,10 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts it with this configuration (the text of `prometheus.yml`).
+    /// Starts the server with this configuration (the text of `prometheus.yml`).
     ///
     /// # Panics
-    /// When it is not installed (`tests/run programs`) or no folder can be made for it.
+    /// If it is not installed (`tests/run programs`) or no temporary folder can be made.
     #[must_use]
     pub fn start(config: &str) -> Prometheus {
         let folder = tempfile::tempdir().expect("a temporary directory");
@@ -63,7 +64,7 @@ impl Prometheus {
         Prometheus { address, child, _folder: folder }
     }
 
-    /// The values that a query answers with; none when it does not answer.
+    /// The values of a query; empty if the server does not answer.
     #[must_use]
     pub fn ask(&self, query: &str) -> Vec<f64> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
@@ -74,7 +75,7 @@ impl Prometheus {
         results.iter().filter_map(|result| result["value"][1].as_str()?.parse().ok()).collect()
     }
 
-    /// What a target types a family; empty when nothing is known of it.
+    /// The type of a metric family, as a target reports it; empty if the family is unknown.
     #[must_use]
     pub fn kind(&self, family: &str) -> String {
         let answer = http::get(self.address, &format!("/api/v1/metadata?metric={family}"));
@@ -83,10 +84,10 @@ impl Prometheus {
         answer["data"][family][0]["type"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Asks until the answer is as it should be.
+    /// Repeats a query until `holds` is true for its values.
     ///
     /// # Panics
-    /// When it is not within a minute; the text holds the last answer.
+    /// If it is not true within a minute; the text contains the last values.
     pub fn until(&self, query: &str, holds: impl Fn(&[f64]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -1,5 +1,5 @@
-//! A slow line: a port that passes everything on to another, and lets the answers wait. What is said arrives as it was
-//! said, in order, only later.
+//! A slow connection: a port that forwards everything to a server, and delays the server's answers. Content and order
+//! of the bytes stay the same.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,23 +9,23 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pieces of an answer that are under way on one connection; a reader ahead of this waits.
+/// Most pieces of an answer that wait on one connection. Beyond it the relay reads no more from the server.
 const UNDER_WAY: usize = 4096;
 
-/// The line; dropping it takes no new connections.
+/// The relay. After it is dropped it accepts no new connections.
 #[derive(Debug)]
 pub struct Relay {
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
     delay: Arc<AtomicU64>,
     end: Arc<AtomicBool>,
 }
 
 impl Relay {
-    /// To `server`, whose answers come so much later.
+    /// Starts a relay to `server`, whose answers it delays by `delay`.
     ///
     /// # Panics
-    /// When no port can be had.
+    /// If no port is free.
     #[must_use]
     pub fn to(server: SocketAddr, delay: Duration) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -37,7 +37,7 @@ impl Relay {
                 if ended.load(Ordering::Relaxed) {
                     return;
                 }
-                // A server that is away is a connection that breaks.
+                // If the server is down, the client's connection breaks.
                 let Ok(server) = TcpStream::connect(server) else { continue };
                 let late = Arc::clone(&late);
                 thread::spawn(move || pass(&client, &server, &late));
@@ -46,7 +46,7 @@ impl Relay {
         Relay { address, delay, end }
     }
 
-    /// From now on answers come so much later.
+    /// Sets a new delay for the answers from now on.
     pub fn delay(&self, delay: Duration) {
         self.delay.store(millis(delay), Ordering::Relaxed);
     }
@@ -55,7 +55,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.end.store(true, Ordering::Relaxed);
-        // Wakes the one who waits for a connection.
+        // Wakes the thread that waits for a connection.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -64,7 +64,7 @@ fn millis(delay: Duration) -> u64 {
     u64::try_from(delay.as_millis()).expect("a delay of a lifetime at most")
 }
 
-/// Both directions of one connection, until either side ends it.
+/// Forwards both directions of one connection, until either side ends it.
 fn pass(client: &TcpStream, server: &TcpStream, late: &AtomicU64) {
     let (tell, told) = mpsc::sync_channel::<(Instant, Vec<u8>)>(UNDER_WAY);
     thread::scope(|scope| {

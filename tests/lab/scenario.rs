@@ -1,4 +1,4 @@
-//! The fake NVML library in a directory of a test's own. What a scenario may hold is told in `tests/fake-nvml/README.md`.
+//! The fake NVML library in the directory of a test. `tests/fake-nvml/README.md` describes the scenario file.
 
 pub use fake_nvml::code::Code;
 pub use fake_nvml::scenario::{
@@ -10,20 +10,20 @@ use serde_json::json;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Stands for `/dev/nvidiactl`.
+/// The file that stands for `/dev/nvidiactl`.
 const DEVICE: &str = "nvidiactl";
 
-/// A copy of the library with a scenario of its own beside it.
+/// A copy of the library, with its own scenario file in the same directory.
 #[derive(Clone, Debug)]
 pub struct FakeNvml {
     library: PathBuf,
 }
 
 impl FakeNvml {
-    /// Copies the library into a directory. Until [`FakeNvml::write`] there is one H100 on which nothing happens.
+    /// Copies the library into a directory. Until [`FakeNvml::write`] there is one idle H100.
     ///
     /// # Errors
-    /// When the library was not built (`cargo build -p fake-nvml`), or the copy cannot be written.
+    /// If the library was not built (`cargo build -p fake-nvml`), or the copy cannot be written.
     pub fn install(directory: &Path) -> io::Result<FakeNvml> {
         let built = built_library()?;
         let library = directory.join("libnvidia-ml.so.1");
@@ -32,7 +32,7 @@ impl FakeNvml {
         Ok(FakeNvml { library })
     }
 
-    /// Whether a process has the library's device file open, as it has the real one's while a session is open.
+    /// Whether a process has the library's device file open. As with the real library, it has it open during a session.
     #[must_use]
     pub fn is_open_in(&self, pid: u32) -> bool {
         let device = self.library.with_file_name(DEVICE);
@@ -41,31 +41,31 @@ impl FakeNvml {
         files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|path| path == device)
     }
 
-    /// The copy, to be handed to `--nvml-library`.
+    /// The path of the copy, for `--nvml-library`.
     #[must_use]
     pub fn library(&self) -> &Path {
         &self.library
     }
 
-    /// Puts a scenario in place in one step; the next call that is more than 2 ms later sees it.
+    /// Replaces the scenario in one step. The next call that is more than 2 ms later uses it.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, scenario: &Scenario) -> io::Result<()> {
         self.write_text(&serde_json::to_vec_pretty(scenario)?)
     }
 
-    /// Puts any text in place of the scenario, also one that is none.
+    /// Replaces the scenario file with any text, which may be invalid.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write_text(&self, text: &[u8]) -> io::Result<()> {
         let next = self.library.with_file_name("scenario.json.next");
         std::fs::write(&next, text)?;
         std::fs::rename(next, self.library.with_file_name("scenario.json"))
     }
 
-    /// The calls of C functions with these beginnings, in their order, since the scenario has `log_calls`.
+    /// The calls of C functions with these prefixes, in their order, since the scenario has `log_calls`.
     #[must_use]
     pub fn called(&self, beginnings: &[&str]) -> Vec<String> {
         let log = std::fs::read_to_string(self.library.with_file_name("calls.log")).unwrap_or_default();
@@ -76,7 +76,8 @@ impl FakeNvml {
             .collect()
     }
 
-    /// How often a C function (or `field:N`) was called of the card at this place since the scenario has `log_calls`.
+    /// How often a C function (or `field:N`) was called for the GPU at this position since the scenario has
+    /// `log_calls`.
     #[must_use]
     pub fn calls(&self, function: &str, place: u32) -> usize {
         let log = std::fs::read_to_string(self.library.with_file_name("calls.log")).unwrap_or_default();
@@ -91,7 +92,7 @@ fn built_library() -> io::Result<PathBuf> {
     let directories = test.ancestors().skip(1).take(2);
     let places: Vec<PathBuf> =
         directories.flat_map(|at| ["", "deps"].map(|deps| at.join(deps).join("libfake_nvml.so"))).collect();
-    // A stale copy may lie in one of the places: cargo renews only the one that it was asked for.
+    // Some copies may be stale, because cargo writes only the copy of the target that it builds. Take the newest.
     let changed = |path: &PathBuf| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     places.iter().filter(|path| path.exists()).max_by_key(|path| changed(path)).cloned().ok_or_else(|| {
         io::Error::new(
@@ -101,14 +102,14 @@ fn built_library() -> io::Result<PathBuf> {
     })
 }
 
-/// `count` cards of a model.
+/// `count` GPUs of a model.
 #[must_use]
 pub fn cards(model: &str, count: u32) -> FakeGpu {
     FakeGpu { model: model.to_owned(), count, ..FakeGpu::default() }
 }
 
-/// GPUs at work, each with these processes. Every reading has a number of its own, so that the fake library does not add up
-/// the processes for each of them: a bench charges what the library spends to the agent that loaded it.
+/// Busy GPUs, each with these processes. Every reading has a fixed value, so that the fake library does not compute it
+/// from the processes: a benchmark counts the library's CPU time as the agent's.
 #[must_use]
 pub fn busy(pids: &[Vec<u32>]) -> serde_json::Value {
     let values = json!({
@@ -126,7 +127,8 @@ pub fn busy(pids: &[Vec<u32>]) -> serde_json::Value {
     json!({"gpus": pids.iter().map(card).collect::<Vec<_>>()})
 }
 
-/// The same GPUs, each divided into so many instances of the smallest profile, with its processes on them in turn.
+/// The same GPUs, each divided into `instances` MIG instances of the smallest profile, which share its processes
+/// evenly.
 #[must_use]
 pub fn busy_instances(pids: &[Vec<u32>], instances: usize) -> serde_json::Value {
     let mut scenario = busy(pids);
@@ -139,7 +141,7 @@ pub fn busy_instances(pids: &[Vec<u32>], instances: usize) -> serde_json::Value 
     scenario
 }
 
-/// A process that holds memory and keeps a share of the multiprocessors busy.
+/// A process that holds memory and uses a percentage of the SM time.
 #[must_use]
 pub fn process(pid: u32, memory: u64, sm_percent: f64) -> FakeProcess {
     #[expect(clippy::cast_precision_loss, reason = "bytes of a card are far below 2^53")]

@@ -1,5 +1,5 @@
-//! A machine of its own, as `tests/vm/up` boots it (needs root): systemd, cgroup v2, and the only node of a control plane on
-//! this machine. Scripts go in and their output comes out.
+//! A virtual machine, which `tests/vm/up` boots (needs root). It has systemd and cgroup v2, and it is the only node of
+//! a control plane on this machine. Tests send scripts to it and get their output.
 
 use crate::cluster::{Cluster, Wanted, script};
 use crate::eventually::eventually;
@@ -8,38 +8,38 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// The Node's name.
+/// The name of the Node.
 pub const NODE: &str = "vm";
-/// Where the guest's shell listens: an address of the host that QEMU forwards.
+/// The address of the guest's shell: an address of the host that QEMU forwards.
 const SHELL: ([u8; 4], u16) = ([10, 95, 0, 100], 7000);
-/// Longest a script may take. Each instruction is emulated, on cores that others use as well.
+/// Longest time of a script. QEMU emulates each instruction, on cores that other tests use as well.
 const SCRIPT: Duration = Duration::from_secs(300);
-/// Longest a guest that runs takes to answer at all.
+/// Longest time until a running guest answers.
 const ANSWER: Duration = Duration::from_secs(20);
-/// Longest from a reset until the guest answers again.
+/// Longest time from a reset until the guest answers again.
 const BOOT: Duration = Duration::from_secs(400);
 
-/// A running machine with its cluster, which nobody else has meanwhile.
+/// A running virtual machine with its cluster, which no other test uses meanwhile.
 #[derive(Debug)]
 pub struct Vm {
     cluster: Cluster,
     key: String,
 }
 
-/// How a script ended.
+/// The result of a script.
 #[derive(Clone, Debug)]
 pub struct Done {
     /// Exit code.
     pub code: i32,
-    /// What it printed on both streams.
+    /// The text on stdout and stderr.
     pub out: String,
 }
 
 impl Vm {
-    /// Boots it, or takes the one that is up.
+    /// Boots the machine, or takes a running one.
     ///
     /// # Panics
-    /// When it does not come up; the text holds what the script said.
+    /// If it does not come up; the text contains the script's output.
     #[must_use]
     pub fn up() -> Vm {
         let cluster = Cluster::up(&Wanted::nodes(0));
@@ -58,7 +58,7 @@ impl Vm {
     /// Runs a script as root.
     ///
     /// # Panics
-    /// When the guest does not answer.
+    /// If the guest does not answer.
     #[track_caller]
     #[must_use]
     pub fn run(&self, script: &str) -> Done {
@@ -68,10 +68,10 @@ impl Vm {
         }
     }
 
-    /// What a script printed, without the last line's end, where it must succeed.
+    /// Runs a script that must succeed, and returns its output without the last newline.
     ///
     /// # Panics
-    /// When it fails.
+    /// If it fails.
     #[track_caller]
     pub fn sh(&self, script: &str) -> String {
         let done = self.run(script);
@@ -79,10 +79,10 @@ impl Vm {
         done.out
     }
 
-    /// Puts a file there, with this mode.
+    /// Writes a file with this mode in the guest.
     ///
     /// # Panics
-    /// When it cannot be read here or written there.
+    /// If the guest does not answer or cannot write the file.
     #[track_caller]
     pub fn put(&self, bytes: &[u8], mode: &str, path: &str) {
         let script = format!(
@@ -93,16 +93,16 @@ impl Vm {
         assert_eq!(done.code, 0, "{path}: {}", done.out);
     }
 
-    /// Runs a script that resets the machine, then this, and waits until the machine answers again. Whatever its kernel had not
-    /// written to the disk by then is lost, unless the script shuts it down first.
+    /// Runs a script that resets the machine, then `meanwhile`, and waits until the machine answers again. Data that
+    /// its kernel has not written to the disk is lost, unless the script shuts the machine down.
     ///
     /// # Panics
-    /// When it does not come back.
+    /// If the machine does not come back.
     #[track_caller]
     pub fn boot_by(&self, script: &str, meanwhile: impl FnOnce()) {
         const WHICH: &str = "cat /proc/sys/kernel/random/boot_id";
         let before = self.sh(WHICH);
-        // It may end before it has answered, or never answer.
+        // The machine may reset before the script has answered.
         let _ = self.ask(&format!("exec </dev/null; {script}"), b"", ANSWER);
         meanwhile();
         eventually("the guest's next boot", BOOT, || {
@@ -114,7 +114,7 @@ impl Vm {
     fn ask(&self, script: &str, input: &[u8], within: Duration) -> io::Result<Done> {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::from(SHELL), ANSWER)?;
         stream.set_write_timeout(Some(within))?;
-        // Between two bytes, so also until the first.
+        // The timeout holds for each read, also for the first.
         stream.set_read_timeout(Some(within))?;
         write!(stream, "{} {}\n{script}", self.key, script.len())?;
         stream.write_all(input)?;

@@ -71,7 +71,7 @@ fn a_gpu_that_needs_a_reset_stays_condemned_over_a_restart_until_an_operator_cle
     driver.write(&silent_driver()).unwrap();
 
     let agent = start();
-    agent.logs("this has happened to the GPU before the agent was started");
+    agent.logs("the GPU had these incidents before the agent started");
     let uuid = second(&agent, "the same after a restart", |gpu| {
         condemned(gpu) && gpu["temperature_celsius"].get("value").is_some()
     });

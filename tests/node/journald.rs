@@ -184,5 +184,5 @@ fn where_journald_does_not_answer_the_log_goes_to_stderr_as_json() {
     let log = agent.terminate().log;
     let first: serde_json::Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
     assert_eq!(first["level"], "WARN");
-    assert!(first["message"].as_str().unwrap().contains("journald was asked for and does not answer"));
+    assert!(first["message"].as_str().unwrap().contains("journald was requested and does not answer"));
 }

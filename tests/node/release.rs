@@ -1,4 +1,4 @@
-//! An operator has the agent let go of the GPU driver, at the admin port and by a signal.
+//! An operator makes the agent release the GPU driver, at the admin port and by a signal.
 
 use crate::driver::{fake, gpus};
 use crate::incidents::operate;

@@ -1,8 +1,8 @@
-//! Does known work and lets itself be profiled: the admin port of the product around a load whose profile is known.
+//! A program with a known profile: it runs the admin port of the product and a load whose profile is known.
 //!
-//! `profiled WORK... [--off] [--tls CHAIN KEY]` prints its address and ends when its input does. Works: `burn` (twice as
-//! much in `hot` as in `warm`), `hold` (64 MiB in `keep_blocks`), `grow` (8 MiB more in each second), `churn` (threads that
-//! allocate, panic, start threads and load libraries).
+//! `profiled WORK... [--off] [--tls CHAIN KEY]` prints its address and ends when its stdin ends. Kinds of work: `burn`
+//! (twice as much in `hot` as in `warm`), `hold` (64 MiB in `keep_blocks`), `grow` (8 MiB more each second), `churn`
+//! (threads that allocate, panic, start threads and load libraries).
 
 mod work;
 

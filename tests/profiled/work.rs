@@ -1,23 +1,24 @@
-//! The work. Functions whose share is known are never inlined, except the one that always is.
+//! The kinds of work. Functions with a known share are never inlined, except `always_inlined`.
 
 use std::hint::black_box;
 use std::io;
 use std::thread;
 use std::time::Duration;
 
-/// Starts a kind of work on threads of its own.
+/// Starts a kind of work on new threads.
 pub(crate) fn start(name: &str) -> io::Result<()> {
     match name {
         "burn" => spawn("burn", burn),
         "hold" => {
-            // Held before the address is told, so that a profile of what follows does not show it.
+            // Allocate before the program prints its address, so that a profile of later allocations does not have
+            // these.
             let (held, wait) = std::sync::mpsc::channel();
             spawn("hold", move || hold(&held))?;
             wait.recv().map_err(io::Error::other)
         }
         "grow" => spawn("grow", grow),
         "churn" => {
-            // Panics are part of this work; their messages are not wanted.
+            // Panics are part of this work: hide their messages.
             std::panic::set_hook(Box::new(|_| {}));
             ["alloc", "panic", "spawn", "load"].into_iter().try_for_each(|kind| spawn(kind, || churn(kind)))
         }
@@ -35,8 +36,8 @@ fn burn() {
     }
 }
 
-/// Calls `hot` and `warm`, of which `hot` turns twice as often. A call takes about a tenth of a second, many samples: then
-/// their counts follow the work with little noise.
+/// Calls `hot` and `warm`; `hot` does twice as many turns. A call takes about a tenth of a second and so has many
+/// samples, whose counts follow the work with little noise.
 #[inline(never)]
 fn mid() {
     black_box(hot(black_box(24_000_000)));
@@ -69,7 +70,7 @@ fn always_inlined(sum: u64, turn: u64) -> u64 {
 
 fn hold(held: &std::sync::mpsc::Sender<()>) {
     let blocks = keep_blocks(1024, 64 << 10);
-    // Nobody waits any more when the program is ending.
+    // The receiver is gone if the program ends.
     let _ = held.send(());
     loop {
         black_box(&blocks);
@@ -86,7 +87,7 @@ fn grow() {
     let mut kept = Vec::new();
     loop {
         kept.push(keep_more(64 << 10));
-        // 8 MiB a second for at most a minute.
+        // 8 MiB a second, for at most a minute.
         if kept.len() == 8 * 16 * 60 {
             kept.clear();
         }

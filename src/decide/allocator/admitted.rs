@@ -1,5 +1,5 @@
-//! Whether kubelet has admitted a pod whole: from then on a scheduler need not hold the node for it, though its images may take
-//! minutes to come.
+//! Whether the kubelet has allocated slots to all containers of a pod. From then on the scheduler need not hold the
+//! node lock for it, even if the pod's images take minutes to pull.
 
 use super::effective_claim::EffectiveClaim;
 use super::start::bind;
@@ -8,13 +8,15 @@ use model::checkpoint::CheckpointEntry;
 use model::id::{ContainerKey, PodUid};
 
 impl NodeAllocator {
-    /// Takes over the kubelet's checkpoint between calls, and whose the tickets are that were given out early.
+    /// Takes over the kubelet's checkpoint between calls, and settles which containers hold the tickets of early
+    /// binding.
     pub fn look_at_checkpoint(&mut self, checkpoint: &[CheckpointEntry]) {
         self.checkpoint_is(checkpoint);
         self.settle(checkpoint);
     }
 
-    /// Whether each container that asks stands in the kubelet's checkpoint, and nothing that is known by now will refuse its start.
+    /// Whether each container that requests GPUs has an entry in the kubelet's checkpoint, and nothing that is known
+    /// now will refuse its start.
     #[must_use]
     pub fn admitted(&self, uid: &PodUid) -> bool {
         let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.finished) else { return false };

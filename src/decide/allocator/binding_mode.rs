@@ -1,43 +1,44 @@
-//! Late or early: whether kubelet and runtime of this node carry CDI devices from a device plugin into a container. What the
-//! runtime says of itself goes before what its version lets expect.
+//! The choice of the binding mode: whether the kubelet and the runtime of this node pass CDI devices from a device
+//! plugin into a container. What the runtime reports about its CDI takes precedence over what its version suggests.
 
 use model::plugin::SecondConnection;
 
-/// When a container is given its devices.
+/// When a container gets its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindingMode {
-    /// When it starts, by CDI: it is known whose it is.
+    /// At its start, through CDI: by then the checkpoint names the container.
     Late,
-    /// When kubelet allocates, and confirmed when it starts.
+    /// In the answer to `Allocate`; the agent confirms them at the start.
     Early,
 }
 
-/// What was found of a runtime, as it is kept for the next start.
+/// What the agent found about the CDI of a runtime. It saves this for its next start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CdiSupport {
-    /// It has CDI, by its version and its own word.
+    /// The runtime has CDI, by its version or by its own report.
     Late,
-    /// It has not.
+    /// The runtime or the kubelet does not pass CDI devices on, or this is not known.
     Early,
-    /// It has it by its version, and did not do as it was told.
+    /// The runtime has CDI by its version, but did not make the edits of a CDI device.
     Disproved,
 }
 
-/// The way, and a sentence that says why.
+/// The choice of a binding mode, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BindingChoice {
-    /// Which, and what is kept of it.
+    /// What was found about CDI; it decides the binding mode and is saved.
     pub found: CdiSupport,
-    /// Whether it is known that what a ticket stands for reaches no container here.
+    /// Whether it is known that the CDI device of a ticket reaches no container of this node.
     pub lost: bool,
-    /// Whether the runtime says that its CDI is on: then one container that has nothing does not speak for all.
+    /// Whether the runtime reports that its CDI is on. Then one container without its devices does not prove that CDI
+    /// is off.
     pub promised: bool,
-    /// Half a sentence for the log.
+    /// The reason, as a clause for the log.
     pub why: String,
 }
 
 impl CdiSupport {
-    /// When containers get their devices then.
+    /// The binding mode that follows.
     #[must_use]
     pub fn binding(self) -> BindingMode {
         match self {
@@ -47,23 +48,26 @@ impl CdiSupport {
     }
 }
 
-/// kubelet hands a plugin's CDI devices on by itself from here (`DevicePluginCDIDevices`; before that it is off).
+/// The first kubelet that passes a plugin's CDI devices on by default (`DevicePluginCDIDevices`; off by default
+/// before).
 const KUBELET: (u32, u32) = (1, 29);
-/// containerd does as it is told from here...
+/// The first containerd that has CDI on by default.
 const CONTAINERD: (u32, u32) = (2, 0);
-/// ...and can from here, but has it switched off where its configuration does not say otherwise.
+/// The first containerd that has CDI; it is off unless the configuration turns it on.
 const CONTAINERD_CAN: (u32, u32) = (1, 7);
-/// CRI-O takes CDI devices from kubelet from here.
+/// The first CRI-O that takes CDI devices from the kubelet.
 const CRI_O: (u32, u32) = (1, 28);
 
-/// From here kubelet keeps one connection for each socket of a resource, and the end of one that is not the last changes nothing.
+/// The first kubelet that keeps one connection for each socket of a resource. The end of a connection changes nothing
+/// there while the resource has another one.
 const KEEPS_CONNECTIONS: (u32, u32) = (1, 37);
-/// From here until then the end of an older connection takes the newer with it (`runClient` in
-/// `pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go`, read in 1.25, 1.28, 1.34 and 1.36). Before, it was other code.
+/// The first kubelet that drops the newer connection when the older one ends (`runClient` in
+/// `pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go`, read in 1.25, 1.28, 1.34 and 1.36). Earlier kubelets have
+/// other code.
 const KEEPS_ONE: (u32, u32) = (1, 25);
 
-/// What becomes of an agent that registers while the one before it is registered still, by kubelet's version as a Node tells it.
-/// `None` where it is not known.
+/// What the kubelet does when an agent registers while the previous agent is still registered, by the kubelet's version
+/// as the Node object reports it. `None` where that is not known.
 #[must_use]
 pub fn second_connection(kubelet: &str) -> Option<SecondConnection> {
     match numbers(kubelet)? {
@@ -73,11 +77,12 @@ pub fn second_connection(kubelet: &str) -> Option<SecondConnection> {
     }
 }
 
-/// What a runtime says of itself: who it is (`containerd://2.1.4`), and whether its CDI is on.
+/// What a runtime reports about itself: its name and version (`containerd://2.1.4`), and whether its CDI is on.
 pub type RuntimeCdi<'a> = (&'a str, bool);
 
-/// Chooses by the versions as a Node tells them, `v1.34.9` and `containerd://2.1.4`, by the word of the runtime, where it has given
-/// one, and by whether CDI was `disproved` on this runtime. On a node with two, only the word of the one that kubelet uses counts.
+/// Chooses by the versions in the Node object, `v1.34.9` and `containerd://2.1.4`, by the report of the runtime
+/// (`word`), if there is one, and by whether CDI was `disproved` on this runtime. On a node with two runtimes, only the
+/// report of the runtime that the kubelet uses counts.
 #[must_use]
 pub fn choose(kubelet: &str, runtime: &str, word: Option<RuntimeCdi<'_>>, disproved: bool) -> BindingChoice {
     let early = |lost: bool, why: String| BindingChoice { found: CdiSupport::Early, lost, promised: false, why };
@@ -114,8 +119,9 @@ pub fn choose(kubelet: &str, runtime: &str, word: Option<RuntimeCdi<'_>>, dispro
     late(false, format!("kubelet {kubelet} and {runtime} have CDI"))
 }
 
-/// Before the versions are known: as it was found `last`, of which runtime, and by what that one says now. Where nothing was
-/// found before, nothing is guessed until it was `tried` for long enough: then what works everywhere, devices at `Allocate`.
+/// Chooses before the versions are known: by what was found `last`, on which runtime, and by what that runtime reports
+/// now. If nothing was found before, it is `None` until the agent has `tried` for long enough to learn the versions.
+/// Then it is early binding, which works with every runtime.
 #[must_use]
 pub fn guess(last: Option<(CdiSupport, &str)>, word: Option<RuntimeCdi<'_>>, tried: bool) -> Option<BindingChoice> {
     let says = last.and_then(|(_, runtime)| said_by(runtime, word));
@@ -132,7 +138,8 @@ pub fn guess(last: Option<(CdiSupport, &str)>, word: Option<RuntimeCdi<'_>>, tri
     Some(BindingChoice { found, lost, promised: says == Some(true), why: why.into() })
 }
 
-/// What this runtime says of itself: patch levels are written in more than one way.
+/// Whether this runtime reports that its CDI is on; `None` if the report is of another runtime. Only name, major and
+/// minor version are compared, because patch levels are written in more than one way.
 fn said_by(runtime: &str, word: Option<RuntimeCdi<'_>>) -> Option<bool> {
     let parts = |runtime: &str| {
         let (name, version) = runtime.split_once("://")?;
@@ -168,7 +175,7 @@ mod tests {
             ("v1.34.9", "containerd://1.6.20~ds1", None, (Early, true)),
             ("v1.20.2", "docker://20.10.5", None, (Early, true)),
             ("v1.34.9", "docker://20.10.5", None, (Early, false)),
-            // Another one that runs there too.
+            // The report is of another runtime on the same node.
             ("v1.34.9", "docker://28.1.1", Some(("containerd://2.1.4", true)), (Early, false)),
             ("v1.34.9", "cri-o://1.30.0", Some(("containerd://2.1.4", false)), (Late, false)),
             ("v1.34.9", "containerd://2.1.4-k3s1", Some(("containerd://1.7.24", false)), (Late, false)),
@@ -225,7 +232,7 @@ mod tests {
             (Some(Late), Some((runtime, false)), (Early, true)),
             (Some(Late), Some((other, false)), (Late, false)),
             (Some(Early), None, (Early, false)),
-            // It may have been for kubelet's sake.
+            // Early may have been chosen because of the kubelet.
             (Some(Early), Some((runtime, true)), (Early, false)),
             (Some(Early), Some((runtime, false)), (Early, true)),
             (Some(Disproved), None, (Disproved, true)),

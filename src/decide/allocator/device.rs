@@ -1,4 +1,4 @@
-//! A device that is shared, and a slot of it as kubelet is told of it.
+//! Shared devices, and their slots as the kubelet's list holds them.
 
 use model::id::GpuUuid;
 use model::slot::Slot;
@@ -8,31 +8,31 @@ use std::sync::Arc;
 /// A GPU or MIG instance that is shared on this node, after every scaling of the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedDevice {
-    /// Which.
+    /// The UUID.
     pub device: GpuUuid,
-    /// NVML's index.
+    /// The index that NVML gives it.
     pub index: u32,
     /// The model, as the register annotation spells it.
     pub model: Arc<str>,
-    /// How many containers may share it.
+    /// Number of slots: how many containers may share it.
     pub slots: u16,
-    /// Memory that may be promised: the GPU's, times the scaling.
+    /// Memory that pods may claim: the GPU's memory times the scaling.
     pub memory: Bytes,
-    /// Percent of SM time that may be promised: 100 times the scaling.
+    /// Percent of SM time that pods may claim: 100 times the scaling.
     pub cores: u32,
-    /// NUMA node, where the machine tells one.
+    /// The NUMA node, where the machine reports one.
     pub numa: Option<u32>,
-    /// Whether it can be trusted with new work.
+    /// Whether it is fit for new containers.
     pub healthy: bool,
 }
 
-/// One slot as kubelet is told of it.
+/// One slot in the list for the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedSlot {
-    /// Which.
+    /// The slot.
     pub slot: Slot,
-    /// Whether kubelet may hand it out.
+    /// Whether the kubelet may allocate it.
     pub healthy: bool,
-    /// NUMA node of its device.
+    /// The NUMA node of its device.
     pub numa: Option<u32>,
 }

@@ -1,5 +1,5 @@
-//! A container gets each GPU once. Two slots of one GPU are one GPU to a CUDA program: who asks for two would compute on half of
-//! what was asked for and not know it.
+//! Refuses containers that would get the same GPU twice. A CUDA program sees two slots of one GPU as one GPU, so a
+//! container that asks for two would compute on half of what it asked for without an error.
 
 use super::refusal::Refusal;
 use super::start::BoundContainer;
@@ -10,12 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl NodeAllocator {
-    /// Whether a container may get the same GPU twice. Without it the start of such a container is refused.
+    /// Sets whether a container may get the same GPU twice. If not, the start of such a container is refused.
     pub fn allow_same_gpu_twice(&mut self, allow: bool) {
         self.policy.same_gpu_twice = allow;
     }
 
-    /// Refuses a container that would get the same GPU twice. One that has started with it keeps it.
+    /// Refuses a container that would get the same GPU twice. A container that has started with these device shares
+    /// keeps them.
     pub(super) fn distinct(&self, bound: Vec<BoundContainer>) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
         for one in &bound {
             if let Some((device, slots)) = self.repeated(&one.device_shares)
@@ -28,14 +29,14 @@ impl NodeAllocator {
         Ok(bound)
     }
 
-    /// A GPU that stands more than once among these, and how often, if that is not allowed.
+    /// A GPU that is named more than once in `device_shares`, and how often, if that is not allowed.
     pub(super) fn repeated<'a>(&self, device_shares: &'a [DeviceShare]) -> Option<(&'a GpuUuid, usize)> {
         if self.policy.same_gpu_twice {
             return None;
         }
         let mut counts: BTreeMap<&GpuUuid, usize> = BTreeMap::new();
-        for device_share in device_shares {
-            *counts.entry(&device_share.device).or_default() += 1;
+        for share in device_shares {
+            *counts.entry(&share.device).or_default() += 1;
         }
         counts.into_iter().find(|(_, count)| *count > 1)
     }
@@ -75,7 +76,7 @@ mod tests {
         let why = refused(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint)));
         assert_eq!(why, Refusal::SameGpuTwice { device: device(0), slots: 2, gpus: 2 });
         assert_eq!(why.code(), "SameGpuTwice");
-        assert!(!why.for_good(), "who evicts it gets the same again");
+        assert!(!why.for_good(), "a new pod would get the same GPU twice again");
         let text = why.to_string();
         assert!(text.contains(device(0).as_str()) && text.contains("--same-gpu-twice=allow"), "{text}");
         allocator.allow_same_gpu_twice(true);
@@ -108,7 +109,7 @@ mod tests {
         assert_eq!(filled(allocator.start(&ids(&[(0, 2), (0, 3)]), Some(&checkpoint)))[0].device_shares.len(), 2);
     }
 
-    /// An agent of before the rule had started it; its container is restarted after an upgrade.
+    /// An agent without this rule started the container; the container restarts after an upgrade of the agent.
     #[test]
     fn a_container_that_has_started_with_it_keeps_it() {
         let mut allocator = allocator(vec![GpuPod { started: true, ..twice(1) }]);
@@ -116,8 +117,8 @@ mod tests {
         assert_eq!(filled(allocator.start(&ids(&[(0, 0), (0, 1)]), Some(&checkpoint))).len(), 1);
     }
 
-    /// Given at `Allocate`: nothing, and the start says why. An error there would be the end of the pod, and its ReplicaSet would
-    /// make one after the other.
+    /// With early binding the answer to `Allocate` holds no devices, and the start is refused with the reason. An error
+    /// at `Allocate` would fail the pod for good, and its ReplicaSet would create new pods without end.
     #[test]
     fn where_all_is_given_at_allocate_it_is_given_nothing_and_refused_at_the_start() {
         let shared = gpu_pod(2, vec![request("main", ContainerRole::App, 2)], PodClaim::None);

@@ -1,18 +1,18 @@
-//! Early binding, for runtimes that know no CDI: everything is given at `Allocate`, which names nobody.
+//! Early binding, for runtimes without CDI: the answer to `Allocate`, which names no pod, holds the devices.
 //!
 //! ```text
-//!   Allocate ──▶ meant      the pod that kubelet must be admitting, by its checkpoint and the order of pods and containers
-//!   the next Allocate, or the start ──▶ settle      the kubelet's checkpoint say whose the ticket is
-//!       devices and numbers are what it was promised           fine, whoever was meant
-//!       the numbers are, and the devices are another's          the two claims exchange devices
-//!       else                                                    it never starts
+//!   Allocate ──▶ the expected container, by the checkpoint and the order of pods and containers
+//!   the next Allocate, or the start ──▶ settle: the checkpoint names the container that holds the ticket
+//!       devices and amounts are those of its claim               it keeps them, whichever container was expected
+//!       the amounts are, but the devices are another claim's     the two claims exchange devices, or this claim moves
+//!       else                                                     the container never starts
 //! ```
 //!
-//! kubelet admits one pod at a time, asks for its containers one after the other (init containers first), and writes its
-//! checkpoint before it asks for the next; so at each call everything before it is certain, and one wrong guess does not lead to
-//! the next.
+//! The amounts are memory and SM time. The kubelet admits one pod at a time, asks for its containers one after the
+//! other (init containers first), and writes its checkpoint before it asks for the next. So at each call everything
+//! before it is certain, and one wrong guess does not lead to the next.
 //!
-//! What must never happen here: a container starts with devices or numbers that are not its own by the checkpoint.
+//! What must never happen here: a container starts with devices or amounts that are not its own by the checkpoint.
 
 use super::effective_claim::EffectiveClaim;
 use super::seat::{Moved, same_shape};
@@ -27,30 +27,32 @@ use model::ticket::IssuedTicket;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// For whom an `Allocate` must be, and what it gets.
+/// The container that the agent expects behind a call of `Allocate`, and the devices for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatchedRequest {
-    /// Who.
+    /// The container.
     pub holder: ContainerKey,
-    /// Names of the pod.
+    /// Namespace and name of the pod.
     pub pod: PodRef,
-    /// What it gets.
+    /// The device shares that it gets; none if its start is to be refused.
     pub device_shares: Vec<DeviceShare>,
 }
 
 impl NodeAllocator {
-    /// Whether devices are given at `Allocate`: then kubelet is advised to take the ids of the pod that it admits.
+    /// Sets whether the answer to `Allocate` holds the devices. If so, the kubelet is advised to take slots of the
+    /// devices that the expected container claims.
     pub fn bind_early(&mut self, early: bool) {
         self.policy.early = early;
     }
 
-    /// Whether it is known that what a ticket stands for reaches no container of this node. Then who was given one and nothing
-    /// else does not start.
+    /// Sets whether it is known that the CDI device of a ticket reaches no container of this node. Then a container
+    /// that got only a ticket does not start.
     pub fn tickets_are_lost(&mut self, lost: bool) {
         self.policy.tickets_lost = lost;
     }
 
-    /// Containers that stay, of pods that have started with a ticket and nothing else, by the kubelet's checkpoint as they were last read.
+    /// Containers of started pods that got only a ticket at `Allocate`, without init containers, by the kubelet's
+    /// checkpoint as it was read last.
     #[must_use]
     pub fn started_by_ticket(&self) -> Vec<(ContainerKey, PodRef)> {
         let late = self.held.values().filter(|row| row.ticket.is_some() && !row.early).map(|row| &row.holder);
@@ -64,41 +66,42 @@ impl NodeAllocator {
         late.filter(|holder| self.pods.started.contains(&holder.pod)).filter_map(of).collect()
     }
 
-    /// Tickets with which containers got their devices at `Allocate`, and whose they are, by the kubelet's checkpoint as they were last read.
+    /// Tickets of early binding, each with the pod that holds it, by the kubelet's checkpoint as it was read last.
     #[must_use]
     pub fn early_tickets(&self) -> Vec<(&PodUid, &Ticket)> {
         let early = self.held.values().filter(|row| row.early);
         early.filter_map(|row| Some((&row.holder.pod, row.ticket.as_ref()?))).collect()
     }
 
-    /// Tickets of an earlier life of the program.
+    /// Takes over the tickets that an earlier process issued.
     pub fn recall_tickets(&mut self, issued: Vec<IssuedTicket>) {
         for issued in issued {
             self.tickets.keep(issued);
         }
     }
 
-    /// What is known of a ticket.
+    /// An issued ticket by its name.
     #[must_use]
     pub fn issued(&self, ticket: &Ticket) -> Option<&IssuedTicket> {
         self.tickets.get(ticket)
     }
 
-    /// The ticket that was given out last for exactly these ids.
+    /// The ticket that was issued last for exactly these ids.
     #[must_use]
     pub fn newest_ticket(&self, ids: &[Arc<str>]) -> Option<&Ticket> {
         let ids = ids.iter().map(|id| &**id).collect();
         self.tickets.of(&ids).last().map(|issued| &issued.ticket)
     }
 
-    /// Tickets that nobody holds any more.
+    /// Forgets tickets that no container holds any more.
     pub fn forget_tickets(&mut self, tickets: &[Ticket]) {
         for ticket in tickets {
             self.tickets.forget(ticket);
         }
     }
 
-    /// Keeps a ticket that is about to be given out for `ids`, with what is given with it.
+    /// Stores a ticket that the agent is about to issue for `ids`, with the devices that the answer holds in early
+    /// binding.
     pub fn issue(&mut self, ticket: Ticket, ids: &[Arc<str>], early: Option<MatchedRequest>) -> IssuedTicket {
         let early = early.map(|meant| (meant.holder, meant.device_shares));
         let issued = tickets::new(self.tickets.next(), ticket, ids, early);
@@ -106,10 +109,12 @@ impl NodeAllocator {
         issued
     }
 
-    /// For whom these ids are. None while no pod is known that waits for so many, and, for as long as there is patience,
-    /// while kubelet has admitted a pod that is not known yet (what it was given was meant for another) or while all that
-    /// wait are not to start. Such a pod gets nothing: its start is refused with the reason, where kubelet would fail it for
-    /// good and its controller make another without an end.
+    /// Picks the container that these ids belong to. `None` while no known pod waits for as many slots.
+    ///
+    /// While the call is `patient`, it is also `None` in two cases: an unknown pod holds a ticket, so that the devices
+    /// in its answer were meant for another pod; or no pod that waits may start. When the call is not patient, such a
+    /// pod gets an answer without devices, and its start is refused with the reason. An error at `Allocate` would fail
+    /// the pod for good, and its controller would create new pods without end.
     pub fn allocate(
         &mut self,
         ids: &[Arc<str>],
@@ -139,12 +144,13 @@ impl NodeAllocator {
             EffectiveClaim::None if self.shares(&uid) => self.share_of(gpu_pod.requests.get(at)?, ids).ok()?,
             EffectiveClaim::None | EffectiveClaim::Unreadable(_) | EffectiveClaim::BadRequest(_) => Vec::new(),
         };
-        // Its start is refused.
+        // The start of a container that would get the same GPU twice is refused.
         let device_shares = if self.repeated(&device_shares).is_some() { Vec::new() } else { device_shares };
         Some(MatchedRequest { holder, pod, device_shares })
     }
 
-    /// Looks in the kubelet's checkpoint whose the tickets are that were given out early.
+    /// Finds in the kubelet's checkpoint the containers that hold tickets of early binding, and moves claims where they
+    /// got other devices.
     pub(super) fn settle(&mut self, checkpoint: &[CheckpointEntry]) {
         for row in checkpoint.iter().filter(|row| row.early) {
             let issued = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
@@ -184,8 +190,9 @@ impl NodeAllocator {
         }
     }
 
-    /// The container that kubelet asks for, by its number of devices. With `certain` checkpoint, what does not stand there is not
-    /// held by anybody.
+    /// The container that the kubelet asks for, by its number of slots. If the checkpoint is `certain`, a container
+    /// without an entry in it holds no slots; if not, a ticket that is not in it yet counts for the container that was
+    /// expected.
     pub(super) fn next_container(&self, size: usize, certain: bool) -> Option<(PodUid, usize)> {
         self.next_among(size, certain, |gpu_pod| match self.effective_claim(gpu_pod) {
             EffectiveClaim::Given(_) => true,
@@ -194,7 +201,7 @@ impl NodeAllocator {
         })
     }
 
-    /// The same where pods count too that are not to start.
+    /// Like [`Self::next_container`], but pods that may not start count too.
     fn next_of_all(&self, size: usize, certain: bool) -> Option<(PodUid, usize)> {
         self.next_among(size, certain, |_| true)
     }
@@ -220,7 +227,8 @@ impl NodeAllocator {
             }
             None
         };
-        // A pod that kubelet is in the middle of: not one that has started, though checkpoint that were lost do not hold it.
+        // First the pod that the kubelet is admitting now. A started pod is none, even if a lost checkpoint has no
+        // entry for it.
         if let Some(newest) = self.tickets.newest() {
             let holder = self.held.values().find(|row| row.ticket.as_ref() == Some(&newest.ticket));
             let holder = holder.map(|row| &row.holder).or(newest.meant.as_ref().filter(|_| !certain));
@@ -231,17 +239,18 @@ impl NodeAllocator {
                 return Some((key.pod.clone(), at));
             }
         }
-        // A new one. What was on its way to a pod and is not in the checkpoint went wrong, and kubelet has given that pod up.
+        // Else a new pod. If a ticket for a pod is not in the checkpoint, the call failed, and the kubelet has given
+        // that pod up.
         let given_up: BTreeSet<&PodUid> = on_the_way.iter().map(|key| &key.pod).collect();
         let fresh = self.waiting().into_iter().filter_map(|gpu_pod| {
             let (at, slots, 0) = next_of(&gpu_pod.uid)? else { return None };
             (counts(gpu_pod) && slots == size).then_some((&gpu_pod.uid, at))
         });
-        // Of those that are alike the first.
+        // The first of the others; pods that the kubelet gave up come last.
         fresh.min_by_key(|(uid, _)| given_up.contains(uid)).map(|(uid, at)| (uid.clone(), at))
     }
 
-    /// Whether a pod that is not known holds something that was meant for another.
+    /// Whether an unknown pod holds a ticket of early binding, whose devices were therefore meant for another pod.
     fn of_a_stranger(&self, row: &CheckpointEntry) -> bool {
         let issued = row.ticket.as_ref().and_then(|ticket| self.tickets.get(ticket));
         row.early
@@ -253,7 +262,7 @@ impl NodeAllocator {
         self.held.values().any(|row| row.ticket.as_ref() == Some(ticket))
     }
 
-    /// What was given with a ticket that is not its holder's.
+    /// What differs between the devices given with a ticket and those that its holder claims.
     pub(super) fn mistaken(&self, issued: &IssuedTicket, own: &[DeviceShare]) -> &'static str {
         match &issued.given {
             Some(given) if same_shape(given, own) => "devices",

@@ -1,4 +1,5 @@
-//! What each pod holds, put into the ledger: of a pod that has started what it was given, else what its claim says.
+//! The effective claim of each pod, as it is entered in the ledger: what a started pod was given, else what its claim
+//! says.
 
 use super::state::NodeAllocator;
 use crate::ledger::ClaimState;
@@ -7,16 +8,16 @@ use model::gpu_pod::GpuPod;
 use model::id::PodUid;
 use std::sync::Arc;
 
-/// The claim that holds of a pod, or why there is none.
+/// The claim that holds for a pod, or the reason why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EffectiveClaim<'a> {
     /// The device shares.
     Given(&'a Claim),
-    /// No scheduler that knows GPUs placed this pod, and nothing was given to it.
+    /// No scheduler that knows GPUs placed this pod, and it was given nothing.
     None,
-    /// A sentence says what cannot be read.
+    /// The claim cannot be read; the sentence says why.
     Unreadable(&'a Arc<str>),
-    /// A sentence says what no GPU has.
+    /// The pod requests something that no GPU has; the sentence says what.
     BadRequest(&'a Arc<str>),
 }
 
@@ -31,8 +32,8 @@ impl<'a> EffectiveClaim<'a> {
 }
 
 impl NodeAllocator {
-    /// The claim that holds of a pod: the devices that its containers really have, else what a scheduler wrote, else what this
-    /// agent gave it.
+    /// The claim that holds for a pod: the devices that its containers really have, else the claim that stands on the
+    /// pod, else the one that this agent gave it.
     pub(super) fn effective_claim<'a>(&'a self, gpu_pod: &'a GpuPod) -> EffectiveClaim<'a> {
         if let Some(moved) = self.claims.moved.get(&gpu_pod.uid) {
             return EffectiveClaim::Given(moved);
@@ -46,13 +47,14 @@ impl NodeAllocator {
         }
     }
 
-    /// Puts what a pod holds now into the ledger. It is called after every change of the pod, of its start or of its claim.
+    /// Enters in the ledger what a pod holds now. The allocator calls it after every change of the pod, its start or
+    /// its claim.
     pub(super) fn enter(&mut self, uid: &PodUid) {
         let Some(gpu_pod) = self.pods.by_uid.get(uid).filter(|gpu_pod| !gpu_pod.finished) else {
             self.ledger.remove(uid);
             return;
         };
-        // What a pod that has started was given holds, whatever is written on the pod since.
+        // A started pod keeps what it was given, even if the claim on the pod has changed since.
         let held = self.claims.given.get(uid).or_else(|| self.effective_claim(gpu_pod).given()).cloned();
         let state = if self.pods.started.contains(uid) { ClaimState::Started } else { ClaimState::Bound };
         match held {
@@ -61,7 +63,7 @@ impl NodeAllocator {
         }
     }
 
-    /// The ledger as it has to be: every pod entered anew.
+    /// The ledger with every pod entered anew; the ledger that is kept must be equal to it.
     #[cfg(test)]
     pub(super) fn ledger_from_nothing(&self) -> crate::ledger::Ledger {
         let mut copy = self.clone();

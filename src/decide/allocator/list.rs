@@ -1,4 +1,4 @@
-//! The list of slots that kubelet gets to see, and which of them it may hand out.
+//! The list of slots for the kubelet (`ListAndWatch`): all slots, and which of them it may allocate.
 
 use super::device::ListedSlot;
 use super::state::NodeAllocator;
@@ -9,12 +9,13 @@ use std::collections::BTreeSet;
 impl NodeAllocator {
     /// Every slot of every device, ordered by device and number.
     ///
-    /// A sick device makes as many slots unhealthy as it has: first the ids that containers with a claim on it hold, which
-    /// need not be its own, then free ids of its own, then free ids of others. So kubelet never has more free slots than
-    /// the well devices can serve, and no well pod's id is marked for a neighbour's sickness.
+    /// An unhealthy device makes as many slots unhealthy as it has: first the ids of containers with a claim on it,
+    /// which may be slots of other devices, then free slots of its own, then free slots of other devices. So the
+    /// kubelet never has more free slots than the healthy devices can serve, and no slot of a pod on a healthy device
+    /// becomes unhealthy.
     ///
-    /// A cordoned device makes as many free slots unhealthy as it has places free, own ones first; what runs on it stays.
-    /// So does every device where none may get new containers.
+    /// A cordoned device makes as many free slots unhealthy as it has room for containers, its own slots first; the
+    /// slots of containers on it do not change. If no device may get new containers, every device counts as cordoned.
     #[must_use]
     pub fn list(&self) -> Vec<ListedSlot> {
         let mut list: Vec<ListedSlot> = self
@@ -57,8 +58,8 @@ impl NodeAllocator {
         list
     }
 
-    /// The ids that living pods hold, and those of pods that are not known: kubelet keeps rows of pods that are gone until
-    /// it needs their ids, and writes rows of pods that our watch has not shown yet.
+    /// The slots that pods which have not finished hold, and the slots of unknown pods. The kubelet keeps rows of pods
+    /// that are gone until it needs their slots, and writes rows of pods that the agent's watch has not shown yet.
     pub(super) fn held_ids(&self) -> (BTreeSet<Slot>, BTreeSet<Slot>) {
         let (mut held, mut doubtful) = (BTreeSet::new(), BTreeSet::new());
         for (key, row) in &self.held {
@@ -72,8 +73,8 @@ impl NodeAllocator {
         (held, doubtful)
     }
 
-    /// The ids of living containers whose claim is on `device`. Where a container holds several, the id that stands at the place
-    /// of the claim on `device` is the one.
+    /// The slots of containers whose claim is on `device`, of pods that have not finished. If a container holds several
+    /// slots, the slot at the position of the device share on `device` counts.
     fn ids_that_use(&self, device: &GpuUuid) -> BTreeSet<Slot> {
         let mut ids = BTreeSet::new();
         for (key, row) in &self.held {
@@ -87,7 +88,7 @@ impl NodeAllocator {
                         device_shares
                             .iter()
                             .zip(slots)
-                            .filter(|(device_share, _)| &device_share.device == device)
+                            .filter(|(share, _)| &share.device == device)
                             .map(|(_, slot)| slot),
                     );
                 }

@@ -1,9 +1,10 @@
-//! When kubelet's checkpoint cannot be read: its PodResources service names the containers that hold ids, by pod name and
-//! without tickets. With the tickets that were given out, in order, that is enough where it leaves no choice.
+//! Judges starts by the kubelet's PodResources service when the checkpoint cannot be read. The service lists the
+//! containers that hold ids, by pod name and without tickets. Together with the issued tickets, in order, this is
+//! enough where only one assignment is possible.
 //!
-//! kubelet lists no init containers that have ended or will end. An app container takes over the ids of init containers
-//! that asked for as many, and each of them had its own `Allocate` before; so the last tickets of a set of ids are those of
-//! these init containers, in the order of the spec, and then that of the listed container.
+//! The kubelet lists no init containers that have ended or will end. An app container takes over the ids of init
+//! containers that asked for as many slots, and each of these had its own `Allocate` before. So the last tickets of a
+//! set of ids belong to these init containers, in the order of the pod's spec, and then to the listed container.
 
 use super::start::{StartVerdict, WaitReason};
 use super::state::NodeAllocator;
@@ -15,19 +16,20 @@ use model::request::{ContainerRequest, ContainerRole};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Checkpoint and PodResources name different pods for the same ids.
+/// The checkpoint and PodResources name different pods for the same ids.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HolderDisagreement {
-    /// By the checkpoint.
+    /// The pod that the checkpoint names.
     pub checkpoint: PodRef,
-    /// By PodResources.
+    /// The pod that PodResources names.
     pub listed: PodRef,
     /// The ids.
     pub ids: Vec<Arc<str>>,
 }
 
 impl NodeAllocator {
-    /// Judges a start by what PodResources lists of our resource now. Never refuses for want of knowledge.
+    /// Judges a start by what PodResources lists of the agent's resource now. It never refuses because information is
+    /// missing.
     pub fn start_by_listing(&mut self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> StartVerdict {
         let Some(rows) = self.rows_of(ids, listed) else { return StartVerdict::Wait(WaitReason::Checkpoint) };
         let mut checkpoint = rows.clone();
@@ -39,8 +41,8 @@ impl NodeAllocator {
         verdict
     }
 
-    /// Where the checkpoint that were last read and PodResources contradict each other. Pods that have ended do not count:
-    /// kubelets before 1.34 list them on.
+    /// The ids for which PodResources contradicts the checkpoint that was read last. Finished pods do not count,
+    /// because kubelets before 1.34 still list them.
     #[must_use]
     pub fn disagreements(&self, listed: &[ContainerDevices]) -> Vec<HolderDisagreement> {
         let mut found = BTreeSet::new();
@@ -66,7 +68,7 @@ impl NodeAllocator {
         found.into_iter().collect()
     }
 
-    /// The rows that the checkpoint must have for these ids; none where that is not certain.
+    /// The rows that the checkpoint must have for these ids; `None` where that is not certain.
     fn rows_of(&self, ids: &[Arc<str>], listed: &[ContainerDevices]) -> Option<Vec<CheckpointEntry>> {
         let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
         let gpu_pod = self.named(&asked, listed)?;
@@ -78,7 +80,7 @@ impl NodeAllocator {
         let (last, None) = (own.next()?, own.next()) else { return None };
         let last = gpu_pod.requests.iter().position(|request| request.container == last.container)?;
         let issued = self.tickets.of(&asked);
-        // Tickets of these ids that a pod before this one held.
+        // Whether an earlier pod, which is gone or finished, held the ticket.
         let gone = |holder: &ContainerKey| {
             holder.pod != gpu_pod.uid && self.pods.by_uid.get(&holder.pod).is_none_or(|gpu_pod| gpu_pod.finished)
         };
@@ -87,7 +89,7 @@ impl NodeAllocator {
             pod: gpu_pod.uid.clone(),
             container: request.container.clone(),
         };
-        // Init containers that may have had these ids: not those that are known to have had others.
+        // Init containers that may have had these ids, without those that are known to have had others.
         let elsewhere = |holder: &ContainerKey| {
             self.tickets.held_by(holder).is_some_and(|known| issued.iter().all(|one| one.ticket != known.ticket))
         };
@@ -95,7 +97,7 @@ impl NodeAllocator {
             .iter()
             .filter(|request| request.role == ContainerRole::Init && request.slots as usize == asked.len());
         let mut holders: Vec<ContainerKey> = before.map(key).filter(|holder| !elsewhere(holder)).collect();
-        // The last ticket is that of the container that is listed; if it is the only one, no other container had these ids.
+        // The last ticket is that of the listed container; if it is the only one, no other container had these ids.
         if issued.len() == 1 {
             holders.clear();
         }
@@ -104,7 +106,7 @@ impl NodeAllocator {
             issued.holder.as_ref().is_none_or(|known| known == holder)
                 && self.tickets.held_by(holder).is_none_or(|known| known.ticket == issued.ticket)
         };
-        // Tickets before these were for pods that kubelet gave up in the middle.
+        // Earlier tickets were for pods that the kubelet gave up during admission.
         let issued = &issued[issued.len().checked_sub(holders.len())?..];
         if !issued.iter().zip(&holders).all(agrees) {
             return None;
@@ -119,8 +121,7 @@ impl NodeAllocator {
         Some(issued.iter().zip(holders).map(row).collect())
     }
 
-    /// The other containers of the pod that holds `rows`, as far as they are listed: not whose tickets those are, but which
-    /// ids they hold.
+    /// Rows of the other listed containers of the pod that holds `rows`, with their ids and without tickets.
     fn others(&self, rows: &[CheckpointEntry], listed: &[ContainerDevices]) -> Vec<CheckpointEntry> {
         let Some(gpu_pod) = rows.first().and_then(|row| self.pods.by_uid.get(&row.holder.pod)) else {
             return Vec::new();
@@ -138,13 +139,13 @@ impl NodeAllocator {
         other.map(row).collect()
     }
 
-    /// The one live pod whose containers are listed with these ids.
+    /// The only pod that has not finished and whose containers are listed with some of these ids.
     fn named(&self, asked: &BTreeSet<&str>, listed: &[ContainerDevices]) -> Option<&GpuPod> {
         let mut found: BTreeSet<&PodUid> = BTreeSet::new();
         for one in listed.iter().filter(|one| one.ids.iter().any(|id| asked.contains(&**id))) {
             let same = |gpu_pod: &&GpuPod| gpu_pod.pod.namespace == one.namespace && gpu_pod.pod.name == one.pod;
             let mut pods = self.pods.by_uid.values().filter(same).peekable();
-            // A pod of that name that we have not seen, or its successor.
+            // The listed pod, or its successor of the same name, is not known yet.
             pods.peek()?;
             found.extend(pods.filter(|gpu_pod| !gpu_pod.finished).map(|gpu_pod| &gpu_pod.uid));
         }

@@ -1,4 +1,4 @@
-//! The memory that the pods which have started were promised: their use is compared with it.
+//! The memory that started pods claim. The agent compares their use of memory with it to find over-use.
 
 use super::state::NodeAllocator;
 use model::claim::DeviceShare;
@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl NodeAllocator {
-    /// The memory that each pod which has started and not ended may use of each device on which its memory is limited. At most
-    /// [`MAX_PROMISES`].
+    /// The memory that each started pod that has not finished may use of each device on which its memory is limited. At
+    /// most [`MAX_PROMISES`] entries.
     #[must_use]
     pub fn memory_claims(&self) -> Arc<[PodMemoryClaim]> {
         let unlimited = |share: &DeviceShare| share.memory.is_none_or(|memory| memory == Bytes(0));

@@ -1,6 +1,6 @@
-//! Which ids kubelet should take, where it has a choice: those of the GPUs that the next claim names, else one of each of
-//! the emptiest GPUs that can keep what the next container without a claim asks for. Advice only: kubelet may take others,
-//! and then the claim is what holds.
+//! The slots that the kubelet should allocate (`GetPreferredAllocation`): those of the GPUs that the next claim names,
+//! else one of each of the emptiest GPUs with room for the request of the next container without a claim. This is only
+//! advice: the kubelet may allocate other slots, and then the claim decides.
 
 use super::state::NodeAllocator;
 use crate::ledger::{ALL_CORES, DeviceDemand};
@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl NodeAllocator {
-    /// `size` of `available`, with all of `must` among them; fewer where there are not so many.
+    /// Chooses `size` slots of `available`, with all of `must` among them; fewer if there are not enough.
     #[must_use]
     pub fn prefer(&self, available: &[Slot], must: &[Slot], size: usize) -> Vec<Slot> {
         let mut chosen: Vec<Slot> = must.iter().take(size).cloned().collect();
@@ -31,8 +31,9 @@ impl NodeAllocator {
             free.keys().map(|device| (device.clone(), self.room(device, request))).collect();
         while chosen.len() < size {
             let of_device = |device: &GpuUuid| chosen.iter().filter(|slot| &slot.device == device).count();
-            // A container that asks for two GPUs wants two GPUs; then a GPU that can keep what is asked; then the emptiest
-            // one, by kubelet's ids and by the claims, which need not name the same; then the order of UUIDs.
+            // First different GPUs, because a container that asks for two needs two; then GPUs with room for the
+            // request; then the emptiest GPU, by the kubelet's slots and by the claims, which may name different GPUs;
+            // then UUIDs.
             let best = free
                 .iter()
                 .filter(|(_, numbers)| !numbers.is_empty())
@@ -47,14 +48,14 @@ impl NodeAllocator {
         chosen
     }
 
-    /// Whether one more container that requests so much of `device` can be kept beside all claims of this node, started or not,
-    /// and how many slots they leave. Nothing is known of a container that has not been seen yet.
+    /// Whether `device` has room for one more container with `request` beside all claims on it, started or not, and the
+    /// number of slots that these claims leave. `request` is `None` while no waiting container is known.
     fn room(&self, device: &GpuUuid, request: Option<&ContainerRequest>) -> (bool, usize) {
         let Some(gpu) = self.devices.get(device) else { return (false, 0) };
         let promised = self.ledger.claimed(device);
         let memory = match request.and_then(|request| request.memory) {
             Some(memory) => memory.of(gpu.memory).0,
-            // Without a limit it can do with what there is, and has no use for none.
+            // A container without a limit has room wherever some memory is left.
             None => 1,
         };
         let cores = request.and_then(|request| request.cores).map_or(0, |cores| cores.0);
@@ -68,7 +69,7 @@ impl NodeAllocator {
         (keeps && slots > 0, usize::try_from(slots).unwrap_or(usize::MAX))
     }
 
-    /// What the first container asks that waits for so many slots and has no claim.
+    /// The request of the first container without a claim that waits for `size` slots.
     fn next_without_claim(&self, size: usize) -> Option<&ContainerRequest> {
         let unplaced = |gpu_pod: &&GpuPod| self.effective_claim(gpu_pod).given().is_none();
         let mut requests = self.waiting().into_iter().filter(unplaced).flat_map(|gpu_pod| {
@@ -85,12 +86,13 @@ impl NodeAllocator {
         if self.policy.early {
             let next = self.next_container(size, false);
             let claim = next.and_then(|(uid, at)| self.claim(&uid)?.get(at).cloned());
-            return claim.into_iter().flatten().map(|device_share| device_share.device).collect();
+            return claim.into_iter().flatten().map(|share| share.device).collect();
         }
         let mut open = self.open(size);
         for given in self.given_since(available, size) {
             let same = |claim: &Vec<GpuUuid>| *claim == given;
-            // One that names no devices may have got any; else kubelet chose others than those of the claim.
+            // A container without a claim may have got any devices; otherwise the kubelet chose other devices than the
+            // claim.
             let place = open.iter().position(same).or_else(|| open.iter().position(Vec::is_empty)).unwrap_or(0);
             if place < open.len() {
                 open.remove(place);
@@ -99,8 +101,8 @@ impl NodeAllocator {
         open.into_iter().find(|claim| !claim.is_empty()).unwrap_or_default()
     }
 
-    /// The containers that ask for `size` slots and hold none by the kubelet's checkpoint, in the order in which kubelet serves them:
-    /// the devices of each by its claim, sorted; none where it has no claim.
+    /// The containers that ask for `size` slots and have no entry in the kubelet's checkpoint, in the order in which
+    /// the kubelet serves them. Each is the sorted list of the devices in its claim, empty if it has no claim.
     fn open(&self, size: usize) -> Vec<Vec<GpuUuid>> {
         let mut open = Vec::new();
         for gpu_pod in self.waiting() {
@@ -112,10 +114,10 @@ impl NodeAllocator {
                     continue;
                 }
                 let claim = match &gpu_pod.claim {
-                    PodClaim::Given(device_shares) => device_shares.get(at).map_or(&[][..], Vec::as_slice),
+                    PodClaim::Given(claim) => claim.get(at).map_or(&[][..], Vec::as_slice),
                     PodClaim::None | PodClaim::Unreadable(_) | PodClaim::BadRequest(_) => &[],
                 };
-                let mut devices: Vec<GpuUuid> = claim.iter().map(|device_share| device_share.device.clone()).collect();
+                let mut devices: Vec<GpuUuid> = claim.iter().map(|share| share.device.clone()).collect();
                 devices.sort();
                 open.push(devices);
             }
@@ -123,8 +125,8 @@ impl NodeAllocator {
         open
     }
 
-    /// The tickets for `size` slots that were given out after the checkpoint were read last, by the devices of their ids, sorted.
-    /// What kubelet may give once more it does not hold: then the ticket is an old one.
+    /// The tickets for `size` slots that were issued after the checkpoint was read last, each as the sorted list of the
+    /// devices of its slots. A ticket with a slot that the kubelet offers again is an old one and does not count.
     fn given_since(&self, available: &[Slot], size: usize) -> Vec<Vec<GpuUuid>> {
         let noted: BTreeSet<&str> = self.held.values().flat_map(|row| &row.ids).map(|id| &**id).collect();
         let mut newer: BTreeSet<Slot> = BTreeSet::new();

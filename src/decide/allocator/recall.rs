@@ -1,4 +1,4 @@
-//! What an earlier life of the program answered holds in this one.
+//! Restart of the agent: what an earlier process answered still holds.
 
 use super::effective_claim::EffectiveClaim;
 use super::state::NodeAllocator;
@@ -11,7 +11,7 @@ use model::unit::Bytes;
 use std::collections::BTreeSet;
 
 impl NodeAllocator {
-    /// Pods whose start an earlier life of the program has answered: what they were promised, they hold.
+    /// Takes over the pods whose start an earlier process answered with devices: they hold what they claim.
     pub fn recall(&mut self, started: BTreeSet<PodUid>) {
         for uid in started {
             self.pods.started.insert(uid.clone());
@@ -19,7 +19,8 @@ impl NodeAllocator {
         }
     }
 
-    /// What containers of such pods were told that they may use: it holds whatever is written on the pod since.
+    /// Takes over the limits files of containers of such pods. They hold even if the claim on the pod has changed
+    /// since.
     pub fn recall_promises(&mut self, promises: Vec<ContainerLimits>) {
         for promise in promises {
             let device_shares = promise.devices.into_iter().map(|device| DeviceShare {
@@ -32,9 +33,9 @@ impl NodeAllocator {
         }
     }
 
-    /// A pod that has started holds what its containers were told; where that is not known, what is written on it. One that
-    /// nobody placed and on which nothing is written, though it has answers of ours, was given a share: that is due to be
-    /// written.
+    /// Stores what a started pod holds: the device shares in the limits files of its containers, or, where there is no
+    /// such file, the claim on the pod. If a pod has no claim, but the checkpoint holds this agent's answers for it, an
+    /// earlier process made its claim; that claim must still be written on the pod.
     pub(super) fn keep_what_started(&mut self, gpu_pod: &GpuPod) {
         match self.effective_claim(gpu_pod) {
             EffectiveClaim::Given(claim) => {
@@ -64,14 +65,15 @@ impl NodeAllocator {
         self.claims.told.get(&key).map_or(&[], Vec::as_slice)
     }
 
-    /// What a container was told, else what is written now.
+    /// The device shares in a container's limits file, else `now`, those of the claim on the pod.
     fn held_by(&self, gpu_pod: &GpuPod, request: &ContainerRequest, now: &[DeviceShare]) -> Vec<DeviceShare> {
         let told = self.told_to(gpu_pod, request);
         if told.is_empty() { now.to_vec() } else { told.to_vec() }
     }
 
-    /// By the slots that our own answers stand for. Where nobody gets a share of what is not placed, only by what was told: then
-    /// one was given, or there was a claim that is gone.
+    /// The claim that an earlier process made for a pod without one, by the slots that the agent's own answers stand
+    /// for. If pods without a claim get no devices, each container must also have a limits file, which shows that
+    /// devices were given for it or that its pod had a claim that is gone.
     fn share_that_was_given(&self, gpu_pod: &GpuPod) -> Option<Claim> {
         let own = gpu_pod.requests.iter().map(|request| {
             if request.slots == 0 {
@@ -88,7 +90,7 @@ impl NodeAllocator {
         own.collect::<Option<Claim>>().filter(|share| gpu_pod.is_whole(share))
     }
 
-    /// The same once devices are known, for pods that were seen before that.
+    /// Stores what started pods without a claim hold, for pods that were seen before the devices were known.
     pub(super) fn keep_shares_that_were_given(&mut self) {
         let lacks = |gpu_pod: &&GpuPod| {
             self.pods.started.contains(&gpu_pod.uid) && matches!(self.effective_claim(gpu_pod), EffectiveClaim::None)
@@ -154,7 +156,7 @@ mod tests {
             (rewritten(Some(Bytes(GIB))), Some(60), false),
             (rewritten(Some(Bytes(GIB))), None, true),
             (rewritten(Some(Bytes(70 * GIB))), Some(20), true),
-            // All there is of a device is what a container without a limit is told.
+            // The limits file of a container without a limit names all memory of the device.
             (rewritten(None), Some(80), true),
             (rewritten(None), Some(60), false),
         ] {
@@ -179,10 +181,10 @@ mod tests {
         for (rule, started, told, checkpoint, due) in [
             (WithoutClaim::Share, &[1][..], Some(80), ours.clone(), Some(all.clone())),
             (WithoutClaim::Share, &[1], None, ours.clone(), Some(all.clone())),
-            // A scheduler has come since.
+            // A scheduler has placed another pod here since.
             (WithoutClaim::Auto, &[1], Some(80), ours.clone(), Some(all.clone())),
             (WithoutClaim::Auto, &[1], None, ours.clone(), None),
-            // A claim that somebody took away.
+            // The claim was removed from the pod.
             (
                 WithoutClaim::Refuse,
                 &[1],

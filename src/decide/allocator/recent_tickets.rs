@@ -1,6 +1,6 @@
-//! Since when tickets are out, by a clock that does not jump: which of them may still come to stand in the kubelet's checkpoint.
+//! The age of issued tickets by the monotonic clock: which of them may still appear in the kubelet's checkpoint.
 //!
-//! What must never happen here: a ticket counts as old because a wall clock says so.
+//! What must never happen here: a ticket counts as old because the wall clock jumped.
 
 use super::tickets::MAX_ISSUED;
 use model::id::Ticket;
@@ -8,11 +8,11 @@ use model::time::Monotonic;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// kubelet writes its checkpoint within milliseconds of an answer, and our watch shows the pod within seconds; what is not known
-/// to be somebody's after this long never will be.
+/// Age after which a ticket that no container is known to hold will never have one. The kubelet writes its checkpoint
+/// within milliseconds of an answer, and the agent's pod watch shows the pod within seconds.
 const SETTLED: Duration = Duration::from_secs(300);
 
-/// The tickets that were given out lately.
+/// The tickets that were issued lately.
 #[derive(Debug)]
 pub struct RecentTickets {
     began: Monotonic,
@@ -20,23 +20,23 @@ pub struct RecentTickets {
 }
 
 impl RecentTickets {
-    /// Those of a program that begins now.
+    /// The empty list of an agent that starts now.
     #[must_use]
     pub fn new(now: Monotonic) -> RecentTickets {
         RecentTickets { began: now, issued: VecDeque::new() }
     }
 
-    /// A ticket is given out.
+    /// Adds a ticket that the agent issues now.
     pub fn issued(&mut self, ticket: Ticket, now: Monotonic) {
-        // More than this in five minutes are not known to anybody else either.
+        // The ticket table keeps no more than this either.
         if self.issued.len() == MAX_ISSUED {
             self.issued.pop_front();
         }
         self.issued.push_back((now, ticket));
     }
 
-    /// The tickets that are too new to be anybody's for certain. None while all are: how long those of an earlier life of the
-    /// program have been out is not known.
+    /// The tickets that may still get a holder. `None` while this holds for all tickets: the agent does not know when
+    /// an earlier process issued its tickets.
     pub fn young(&mut self, now: Monotonic) -> Option<BTreeSet<Ticket>> {
         while self.issued.front().is_some_and(|(at, _)| now.since(*at) > SETTLED) {
             self.issued.pop_front();
@@ -62,7 +62,7 @@ mod tests {
         let mut ages = RecentTickets::new(at(1000));
         ages.issued(ticket(1), at(1010));
         for now in [at(1010), at(1300)] {
-            assert_eq!(ages.young(now), None, "recalled ones may be as young as the program");
+            assert_eq!(ages.young(now), None, "recalled tickets may be as young as the agent");
         }
         ages.issued(ticket(2), at(1305));
         assert_eq!(ages.young(at(1310)), Some(BTreeSet::from([ticket(1), ticket(2)])));

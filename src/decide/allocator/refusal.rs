@@ -1,7 +1,8 @@
-//! Why a container must not start: one reason code and one sentence each. `docs/sharing.md` has the table.
+//! The reasons why a container must not start, each with a reason code and a sentence. `docs/sharing.md` has the table. Its
+//! rows `NotDelivered` and `HolderUnknown` come from `steward/agent/sharing/pod_status.rs`.
 //!
-//! The sentence becomes an event on the pod and a log line. It names the resource, uses the unit in which the pod's owner
-//! wrote the request (MiB, percent, GPUs), and ends with what to change.
+//! The sentence becomes an event on the pod and a log line. It names the resource, uses the unit in which the pod's
+//! owner wrote the request (MiB, percent, GPUs), and ends with what to change.
 
 use model::id::GpuUuid;
 use model::unit::{Bytes, Mib};
@@ -15,58 +16,59 @@ pub enum Refusal {
     NotPlaced,
     /// The claim cannot be read.
     Unreadable(Arc<str>),
-    /// A container asks for something that no GPU has.
+    /// A container requests something that no GPU has.
     BadRequest(Arc<str>),
-    /// The claim has another number of devices than the kubelet gave.
+    /// The claim has another number of devices than the kubelet allocated slots.
     Count {
-        /// In the claim.
+        /// Devices in the claim.
         claimed: usize,
-        /// From the kubelet.
+        /// Slots from the kubelet.
         given: usize,
     },
     /// The claim names a device that this node does not have.
     NoSuchDevice(GpuUuid),
-    /// With what has started already, the claim does not fit.
+    /// The claim does not fit beside the claims of started pods.
     DoesNotFit {
-        /// Where.
+        /// The device.
         device: GpuUuid,
-        /// What there is too little of.
+        /// The resource that is scarce.
         what: ScarceResource,
-        /// What may be claimed in all, in the unit of `what`.
+        /// All that pods may claim, in the unit of `what`.
         total: u64,
         /// What started pods claim.
         promised: u64,
         /// What this pod claims.
         wanted: u64,
     },
-    /// One pod claims all SM time of the device, and two would share it.
+    /// One pod claims all SM time of the device, and another pod would share it.
     NotAlone {
-        /// Which.
+        /// The device.
         device: GpuUuid,
         /// Whether this pod claims all of it; else a started pod does.
         own: bool,
     },
     /// The container would get the same GPU more than once.
     SameGpuTwice {
-        /// Which.
+        /// The GPU.
         device: GpuUuid,
-        /// How often.
+        /// Number of slots of this GPU.
         slots: usize,
-        /// How many GPUs the node has.
+        /// Number of GPUs of the node.
         gpus: usize,
     },
     /// The pod has finished.
     Finished,
-    /// At `Allocate`, which names no pod, it was given the devices of another pod's claim.
+    /// At `Allocate`, which names no pod, the container got the devices of another pod's claim.
     Mistaken {
-        /// In what they differ.
+        /// What differs between the two claims.
         what: &'static str,
     },
-    /// It was given something at `Allocate`, and there is no record of what that was.
+    /// The container got devices at `Allocate`, and there is no record of which.
     Forgotten,
-    /// The kubelet's checkpoint holds no answer for its ids, or a broken one: it would start without devices and limits.
+    /// The kubelet's checkpoint holds no answer for the container's ids, or a broken one: it would start without
+    /// devices and limits.
     AnswerLost,
-    /// All that the kubelet has for it is a ticket, and the runtime ignores tickets.
+    /// The kubelet has only a ticket for the container, and the node's runtime ignores CDI devices.
     WithoutCdi,
 }
 
@@ -82,7 +84,7 @@ pub enum ScarceResource {
 }
 
 impl Refusal {
-    /// Whether no later try can help: the pod must be deleted, and its controller makes it again.
+    /// Whether no later try can succeed: the pod must be deleted, and its controller creates a new one.
     #[must_use]
     pub fn for_good(&self) -> bool {
         matches!(self, Refusal::Mistaken { .. } | Refusal::Forgotten | Refusal::AnswerLost | Refusal::WithoutCdi)

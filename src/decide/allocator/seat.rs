@@ -1,7 +1,8 @@
-//! Other devices than the claim named: two claims exchange theirs, or one moves to where kubelet or `Allocate` has put it.
+//! Moves of claims to other devices than they named: two claims exchange devices, or one claim moves to the devices
+//! that the kubelet chose or that `Allocate` gave.
 //!
-//! A move is made only where every device that it touches can keep all that is promised of it, by every pod of this node
-//! with a claim, whether it has started or not. Memory and SM time of a container never change.
+//! A claim moves only if every device that it touches has room for all claims on it, those of started pods and of
+//! others. Memory and SM time of a container never change.
 
 use super::state::NodeAllocator;
 use crate::ledger::{DeviceDemand, demand_of};
@@ -11,21 +12,21 @@ use model::slot::Slot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The whole claims of pods as a move would make them.
+/// The whole claims of the pods as they would be after a move.
 pub(super) type Seats = BTreeMap<PodUid, Claim>;
 
 /// How a container came to the devices that it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moved {
-    /// Another claim took its devices in return.
+    /// Another claim took the container's devices in exchange.
     Exchanged,
-    /// They were free.
+    /// The devices had room, so no other claim changed.
     Alone,
 }
 
 impl NodeAllocator {
-    /// Makes `given` the claim of container `at` of a pod, if that can be kept. `meant` is whose devices these were when
-    /// they were given.
+    /// Makes `given` the claim of container `at` of a pod, if the devices have room for it. `meant` is the container
+    /// whose devices these were when they were given.
     pub(super) fn seat(
         &mut self,
         (uid, at): (&PodUid, usize),
@@ -58,10 +59,10 @@ impl NodeAllocator {
         })
     }
 
-    /// Where kubelet's ids are, for a claim that is elsewhere: each device share stays where it can, the others take the devices
-    /// that are left, in order. Staying on the NUMA node that kubelet chose is enough: which of its devices a container gets
-    /// is the scheduler's to say. None where the claim is as near as kubelet's choice, or kubelet's choice puts on one device
-    /// what was to be on two.
+    /// The device shares of `own`, moved to where the kubelet's slots are. A device share stays if the kubelet chose
+    /// its device or a device on the same NUMA node, because the scheduler decides which device of a NUMA node a
+    /// container gets. The others take the devices that are left, in order. `None` if all device shares can stay, or if
+    /// the kubelet chose fewer different devices than the claim names.
     pub(super) fn where_kubelet_is(&self, own: &[DeviceShare], ids: &[Arc<str>]) -> Option<Vec<DeviceShare>> {
         let slots: Option<Vec<Slot>> = ids.iter().map(|id| Slot::parse(id)).collect();
         let mut left: Vec<GpuUuid> = slots?.into_iter().map(|slot| slot.device).collect();
@@ -95,7 +96,7 @@ impl NodeAllocator {
         moved.collect()
     }
 
-    /// Whether a claim as it would be moved there can be kept.
+    /// Whether the devices of `device_shares` are healthy and have room for the claim after the move.
     pub(super) fn could_sit(&self, uid: &PodUid, at: usize, device_shares: &[DeviceShare]) -> bool {
         let Some(mut claim) = self.claim(uid) else { return false };
         let Some(own) = claim.get_mut(at) else { return false };
@@ -104,14 +105,14 @@ impl NodeAllocator {
             && self.holds(&Seats::from([(uid.clone(), claim)]))
     }
 
-    /// The whole claim that holds of a pod.
+    /// The whole claim that holds for a pod.
     #[must_use]
     pub fn claim(&self, uid: &PodUid) -> Option<Claim> {
         self.effective_claim(self.pods.by_uid.get(uid)?).given().cloned()
     }
 
-    /// Containers whose claim is exactly `given` and that kubelet has not been seen to hold anything for; the one that was
-    /// meant first.
+    /// Containers whose claim is exactly `given` and that do not have their devices for good yet. The container for
+    /// which the devices were meant comes first.
     fn partners(
         &self,
         uid: &PodUid,
@@ -134,12 +135,12 @@ impl NodeAllocator {
         found.into_iter().map(|(_, uid, other)| (uid, other)).collect()
     }
 
-    /// Whether a container has what it has for good.
+    /// Whether a container has its devices for good.
     fn settled(&self, key: &ContainerKey) -> bool {
         self.tickets.held_by(key).is_some() || self.held.get(key).is_some_and(|row| !row.early)
     }
 
-    /// Whether every device that is touched can keep what is promised of it, or is at least promised no more than before.
+    /// Whether every device of these claims has room for all claims on it, or is at least claimed no more than before.
     fn holds(&self, seats: &Seats) -> bool {
         let mut touched: BTreeSet<&GpuUuid> = BTreeSet::new();
         for claim in seats.values() {
@@ -149,7 +150,7 @@ impl NodeAllocator {
             let Some(gpu) = self.devices.get(device) else { return false };
             let (mut before, mut after) = (DeviceDemand::default(), DeviceDemand::default());
             let (mut clashed, mut clashes) = (0_u32, 0_u32);
-            // Any other pod takes nothing of this device, before or after.
+            // No other pod takes anything of this device, before or after the move.
             let pods: BTreeSet<&PodUid> = self.ledger.pods_on(device).chain(seats.keys()).collect();
             for uid in pods {
                 let (Some(gpu_pod), Some(held)) = (self.pods.by_uid.get(uid), self.ledger.get(uid)) else { continue };
@@ -170,7 +171,7 @@ impl NodeAllocator {
 
     fn commit(&mut self, seats: Seats) {
         for (uid, claim) in seats {
-            // Of a pod that has started only what has moved.
+            // Of what a started pod holds, only the containers that move change.
             let before = self.claim(&uid).unwrap_or_default();
             if let Some(kept) = self.claims.given.get_mut(&uid) {
                 for ((kept, before), now) in kept.iter_mut().zip(before).zip(&claim) {
@@ -186,7 +187,8 @@ impl NodeAllocator {
     }
 }
 
-/// Whether a container that was promised the one can be told the other and find every number right.
+/// Whether both have the same number of device shares with the same memory and SM time, so that a container with one
+/// claim can have the devices of the other.
 pub(super) fn same_shape(one: &[DeviceShare], other: &[DeviceShare]) -> bool {
     let shape = |device_share: &DeviceShare| (device_share.memory, device_share.cores);
     one.len() == other.len() && one.iter().map(shape).eq(other.iter().map(shape))

@@ -1,4 +1,4 @@
-//! A container is about to start: whose ids are these, and what was promised?
+//! Judges the start of a container: finds the container that holds the ids, and the device shares that it gets.
 
 use super::effective_claim::EffectiveClaim;
 use super::refusal::{Refusal, ScarceResource};
@@ -15,59 +15,60 @@ use model::unit::{Bytes, Mib};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// One container with all that it gets. All containers that share a set of ids are answered together: kubelet's call does
-/// not say which of them starts.
+/// One container with all that it gets. The kubelet's call does not say which of several containers with the same ids
+/// starts, so all of them are answered together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundContainer {
-    /// Who.
+    /// The container.
     pub holder: ContainerKey,
-    /// Names of the pod.
+    /// Namespace and name of the pod.
     pub pod: PodRef,
-    /// The ticket that is to be filled.
+    /// The ticket to fill.
     pub ticket: Ticket,
-    /// What it may use, in the order of the claim.
+    /// The device shares that it gets, in the order of the claim.
     pub device_shares: Vec<DeviceShare>,
-    /// Whether kubelet counts other devices than those of the claim.
+    /// Whether the kubelet's slots are on other devices than the claim names.
     pub differs: bool,
-    /// Whether its devices were given already, at `Allocate`.
+    /// Whether the answer to `Allocate` already held its devices.
     pub early: bool,
 }
 
-/// What to do about a start.
+/// The decision on a start.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StartVerdict {
-    /// Fill these tickets; then the container may start.
+    /// The agent fills these tickets; then the container may start.
     Fill {
         /// The containers, in the order of the kubelet's checkpoint.
         bound: Vec<BoundContainer>,
-        /// Whether the pod was placed by nobody and its claim, which was made up here, is whole now: it must be written on
-        /// the pod.
+        /// Whether the allocator made the claim, because no scheduler had, and the claim is complete and not written on
+        /// the pod yet: the agent must write it.
         shared: bool,
     },
-    /// Ids of a plugin that ran here before us: its answer is what the container gets, and nothing is to be done. Its ids may
-    /// look like ours; then its answer does not.
+    /// The ids are those of a plugin that ran on this node before. The container gets what that plugin answered, and
+    /// the agent does nothing. Ids of that plugin may look like this agent's; then its answer differs.
     Foreign,
-    /// Not known yet: look again when checkpoint or pods have changed.
+    /// Not decided yet: the agent judges again when the checkpoint or the pods have changed.
     Wait(WaitReason),
-    /// It must not start.
+    /// The container must not start.
     Refuse {
-        /// The pod.
+        /// The UID of the pod.
         uid: PodUid,
-        /// Its names.
+        /// Namespace and name of the pod.
         pod: PodRef,
-        /// The container; where several share the ids and the cause is not that of one of them, all of these.
+        /// The container. If several containers share the ids and the reason concerns the pod, the names of all of
+        /// them.
         container: Arc<str>,
-        /// Why.
+        /// The reason.
         why: Refusal,
     },
 }
 
-/// What is waited for.
+/// What a start waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitReason {
-    /// the kubelet's checkpoint do not name the ids yet.
+    /// The kubelet's checkpoint does not name the ids yet.
     Checkpoint,
-    /// The pod has not been seen yet.
+    /// The agent's pod watch has not shown the pod yet.
     Pod,
 }
 
@@ -76,25 +77,25 @@ impl WaitReason {
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
-            WaitReason::Checkpoint => "Books",
+            WaitReason::Checkpoint => "Checkpoint",
             WaitReason::Pod => "Pod",
         }
     }
 }
 
 impl NodeAllocator {
-    /// Judges a start of the container that holds `ids`, by the kubelet's checkpoint as they are now; `None` where they cannot be
-    /// read, which is not the same as empty: what was read before stays.
+    /// Judges a start of the container that holds `ids`, by the kubelet's checkpoint as it is now. `None` means that it
+    /// cannot be read, which is not the same as empty: the entries that were read before stay.
     pub fn start(&mut self, ids: &[Arc<str>], checkpoint: Option<&[CheckpointEntry]>) -> StartVerdict {
         let Some(checkpoint) = checkpoint else { return StartVerdict::Wait(WaitReason::Checkpoint) };
         self.checkpoint_is(checkpoint);
         self.judge(ids, checkpoint)
     }
 
-    /// The same by rows that need not be all of the checkpoint.
+    /// Judges a start by entries that need not be the whole checkpoint.
     pub(super) fn judge(&mut self, ids: &[Arc<str>], checkpoint: &[CheckpointEntry]) -> StartVerdict {
         let asked: BTreeSet<&str> = ids.iter().map(|id| &**id).collect();
-        // Most rows end at their first id.
+        // For most rows the first comparison decides.
         let its = |row: &&CheckpointEntry| {
             row.ids.iter().all(|id| asked.contains(&**id))
                 && asked.iter().all(|id| row.ids.iter().any(|own| **own == **id))
@@ -124,41 +125,41 @@ impl NodeAllocator {
         }
         self.settle(checkpoint);
         self.follow_kubelet(&gpu_pod, &rows);
-        let (device_shares, shared) = match self.granted(&gpu_pod, checkpoint) {
+        let (claim, shared) = match self.granted(&gpu_pod, checkpoint) {
             Ok(granted) => granted,
             Err(why) => return refuse(why),
         };
-        let bound = bind(&gpu_pod, &device_shares, &rows).and_then(|bound| self.distinct(bound));
+        let bound = bind(&gpu_pod, &claim, &rows).and_then(|bound| self.distinct(bound));
         let bound = match bound.and_then(|bound| self.confirmed(bound)) {
             Ok(bound) => bound,
             Err((container, why)) => return refuse_of(&container, why),
         };
-        if let Err(why) = self.fits(&gpu_pod, &device_shares) {
+        if let Err(why) = self.fits(&gpu_pod, &claim) {
             return refuse(why);
         }
         for bound in &bound {
             self.known_now(bound);
         }
-        self.keep(&gpu_pod, &device_shares, &|name| bound.iter().any(|bound| *bound.holder.container == *name));
+        self.keep(&gpu_pod, &claim, &|name| bound.iter().any(|bound| *bound.holder.container == *name));
         if self.claims.moved.contains_key(&uid) {
             self.due.rewritten.insert(uid.clone());
         }
         if shared {
             self.claims.unwritten.insert(uid.clone());
         }
-        // A start may be judged again before anything is done about it.
+        // A start may be judged again before the agent has acted on the first verdict.
         let shared = self.claims.unwritten.contains(&uid);
         self.pods.started.insert(uid.clone());
         self.enter(&uid);
         StartVerdict::Fill { bound, shared }
     }
 
-    /// What this pod was given is being written on it: no later start has to say so.
+    /// The agent writes the claim on this pod now, so later verdicts do not ask for it again.
     pub fn share_is_written(&mut self, uid: &PodUid) {
         self.claims.unwritten.remove(uid);
     }
 
-    /// The claim that holds of a pod, and whether it was made up here and is whole now.
+    /// The claim that holds for a pod, and whether the allocator made it and it is complete now.
     fn granted(&self, gpu_pod: &GpuPod, checkpoint: &[CheckpointEntry]) -> Result<(Claim, bool), Refusal> {
         match self.effective_claim(gpu_pod) {
             EffectiveClaim::Given(claim) => Ok((claim.clone(), false)),
@@ -166,14 +167,15 @@ impl NodeAllocator {
             EffectiveClaim::BadRequest(why) => Err(Refusal::BadRequest(why.clone())),
             EffectiveClaim::None if !self.shares(&gpu_pod.uid) => Err(Refusal::NotPlaced),
             EffectiveClaim::None => {
-                let device_shares = self.share_out(gpu_pod, checkpoint)?;
-                let whole = gpu_pod.is_whole(&device_shares);
-                Ok((device_shares, whole))
+                let claim = self.share_out(gpu_pod, checkpoint)?;
+                let whole = gpu_pod.is_whole(&claim);
+                Ok((claim, whole))
             }
         }
     }
 
-    /// Whether what was given early is its holder's, and what is to come late can come.
+    /// Checks that devices given at `Allocate` belong to the container that holds the ticket, and that a late ticket
+    /// can reach its container.
     fn confirmed(&self, bound: Vec<BoundContainer>) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
         if let Some(late) = bound.iter().find(|bound| !bound.early && self.policy.tickets_lost) {
             return Err((late.holder.container.clone(), Refusal::WithoutCdi));
@@ -189,8 +191,8 @@ impl NodeAllocator {
         Ok(bound)
     }
 
-    /// Where kubelet keeps to a topology of its own, a claim that has not started yet moves to the NUMA node that kubelet
-    /// chose, if all promises can be kept there.
+    /// If the kubelet aligns devices by topology, a claim that has not started yet moves to the NUMA node that the
+    /// kubelet chose, provided that the devices there have room for all claims on them.
     fn follow_kubelet(&mut self, gpu_pod: &GpuPod, rows: &[&CheckpointEntry]) {
         if !self.policy.follows_kubelet {
             return;
@@ -213,7 +215,7 @@ impl NodeAllocator {
         }
     }
 
-    /// Keeps whose a ticket is, for the time when the checkpoint cannot say it.
+    /// Stores the container that holds a ticket, for times when the checkpoint cannot be read.
     fn known_now(&mut self, bound: &BoundContainer) {
         let Some(issued) = self.tickets.get(&bound.ticket).filter(|issued| issued.holder.is_none()).cloned() else {
             return;
@@ -223,7 +225,8 @@ impl NodeAllocator {
         self.due.tickets.insert(known.ticket.clone(), known);
     }
 
-    /// The pod that holds these rows. Two pods can stand there only while kubelet has not yet forgotten a finished one.
+    /// The pod that holds these rows. Two pods can hold them only while the kubelet has not yet forgotten a finished
+    /// one.
     fn whose(&self, rows: &[&CheckpointEntry]) -> Option<PodUid> {
         let pods: BTreeSet<&PodUid> = rows.iter().map(|row| &row.holder.pod).collect();
         let live = |uid: &&&PodUid| self.pods.by_uid.get(**uid).is_some_and(|gpu_pod| !gpu_pod.finished);
@@ -248,13 +251,13 @@ impl NodeAllocator {
         }
     }
 
-    /// Whether a pod that nobody placed gets something: one that has got something gets the rest too.
+    /// Whether a pod without a claim gets devices. If one of its containers has got devices, the others get theirs too.
     pub(super) fn shares(&self, uid: &PodUid) -> bool {
         self.may_share() || self.claims.given.contains_key(uid)
     }
 
-    /// What a pod that nobody placed gets: the devices of the slots that kubelet chose, limited only where the pod itself
-    /// names a limit. A container of which it is not known what it holds has nothing in it yet.
+    /// Makes the claim of a pod without one: the devices of the slots that the kubelet chose, limited only where the
+    /// pod itself names a limit. A container whose slots are not known yet has no device share in it.
     fn share_out(&self, gpu_pod: &GpuPod, checkpoint: &[CheckpointEntry]) -> Result<Claim, Refusal> {
         let before = self.claims.given.get(&gpu_pod.uid);
         let requests = gpu_pod.requests.iter().enumerate();
@@ -270,34 +273,33 @@ impl NodeAllocator {
         own.collect()
     }
 
-    /// The same for one container of it.
+    /// The device shares that one container of such a pod gets for its slots.
     pub(super) fn share_of(&self, request: &ContainerRequest, ids: &[Arc<str>]) -> Result<Vec<DeviceShare>, Refusal> {
-        let device_share = |slot: Slot| {
+        let share = |slot: Slot| {
             let gpu = self.devices.get(&slot.device).ok_or_else(|| Refusal::NoSuchDevice(slot.device.clone()))?;
             let memory = request.memory.map(|memory| memory.of(gpu.memory));
-            // In the unit of what is written on the pod, and as it is read back.
+            // In whole MiB, so that the agent reads back from the pod the same amount that it wrote.
             let memory = memory.map(|memory| Mib::within(memory).bytes()).filter(|memory| *memory > Bytes(0));
             Ok(DeviceShare { device: slot.device, memory, cores: request.cores })
         };
-        ids.iter().filter_map(|id| Slot::parse(id)).map(device_share).collect()
+        ids.iter().filter_map(|id| Slot::parse(id)).map(share).collect()
     }
 
-    /// Whether the claim fits beside what has started. What a pod that has started holds it holds: only what is more than
+    /// Whether the claim fits beside the claims of started pods. A started pod keeps what it holds: only what exceeds
     /// that is judged again.
-    pub(super) fn fits(&self, gpu_pod: &GpuPod, device_shares: &Claim) -> Result<(), Refusal> {
-        let devices: BTreeSet<&GpuUuid> =
-            device_shares.iter().flatten().map(|device_share| &device_share.device).collect();
+    pub(super) fn fits(&self, gpu_pod: &GpuPod, claim: &Claim) -> Result<(), Refusal> {
+        let devices: BTreeSet<&GpuUuid> = claim.iter().flatten().map(|share| &share.device).collect();
         for device in devices {
             let gpu = self.devices.get(device).ok_or_else(|| Refusal::NoSuchDevice(device.clone()))?;
             let (mut wanted, others) =
-                (demand_of(gpu_pod, device_shares, device), self.ledger.started_beside(device, &gpu_pod.uid));
+                (demand_of(gpu_pod, claim, device), self.ledger.started_beside(device, &gpu_pod.uid));
             let kept = self.claims.given.get(&gpu_pod.uid).unwrap_or(const { &Claim(Vec::new()) });
             let held = demand_of(gpu_pod, kept, device);
-            // Without a limit that it had it wants all there is.
-            if lost(kept, device_shares, device, |device_share| device_share.memory.is_some()) {
+            // A container that had a limit and has none now demands the whole device.
+            if lost(kept, claim, device, |share| share.memory.is_some()) {
                 wanted.memory = gpu.memory.0;
             }
-            if lost(kept, device_shares, device, |device_share| device_share.cores.is_some()) {
+            if lost(kept, claim, device, |share| share.cores.is_some()) {
                 wanted.cores = u64::from(gpu.cores);
             }
             for (what, wanted, held, promised, total) in [
@@ -317,37 +319,37 @@ impl NodeAllocator {
     }
 }
 
-/// Whether a container that had a limit of `device` has none by its claim as it is now.
+/// Whether a container that had a limit on `device` has none in the claim as it is now.
 fn lost(kept: &Claim, now: &Claim, device: &GpuUuid, limited: fn(&DeviceShare) -> bool) -> bool {
     kept.iter().zip(now).any(|(kept, now)| {
-        let had = kept.iter().any(|device_share| device_share.device == *device && limited(device_share));
-        had && now.iter().any(|device_share| device_share.device == *device && !limited(device_share))
+        let had = kept.iter().any(|share| share.device == *device && limited(share));
+        had && now.iter().any(|share| share.device == *device && !limited(share))
     })
 }
 
-/// Whether a row is another plugin's.
+/// Whether another plugin answered the kubelet for a row.
 fn foreign(row: &CheckpointEntry) -> bool {
     row.ticket.is_none() && (row.foreign || row.ids.iter().any(|id| Slot::parse(id).is_none()))
 }
 
-/// Ties each row to the part of the claim that is its container's.
+/// Joins each row with the device shares that the claim has for its container.
 pub(super) fn bind(
     gpu_pod: &GpuPod,
-    device_shares: &Claim,
+    claim: &Claim,
     rows: &[&CheckpointEntry],
 ) -> Result<Vec<BoundContainer>, (Arc<str>, Refusal)> {
     let mut bound = Vec::with_capacity(rows.len());
     for row in rows {
         let Some(ticket) = row.ticket.clone() else { continue };
         let at = gpu_pod.requests.iter().position(|request| request.container == row.holder.container);
-        let own = at.and_then(|at| device_shares.get(at)).cloned().unwrap_or_default();
+        let own = at.and_then(|at| claim.get(at)).cloned().unwrap_or_default();
         if own.len() != row.ids.len() {
             let why = Refusal::Count { claimed: own.len(), given: row.ids.len() };
             return Err((row.holder.container.clone(), why));
         }
         let mut counted: Vec<GpuUuid> =
             row.ids.iter().filter_map(|id| Slot::parse(id)).map(|slot| slot.device).collect();
-        let mut claimed: Vec<GpuUuid> = own.iter().map(|device_share| device_share.device.clone()).collect();
+        let mut claimed: Vec<GpuUuid> = own.iter().map(|share| share.device.clone()).collect();
         counted.sort();
         claimed.sort();
         bound.push(BoundContainer {

@@ -1,4 +1,4 @@
-//! What is known: devices, pods, the kubelet's checkpoint, and what was given.
+//! The state of the allocator: devices, pods, the kubelet's checkpoint, claims and issued tickets.
 
 use super::device::SharedDevice;
 use super::tickets::Tickets;
@@ -10,29 +10,31 @@ use model::id::{ContainerKey, GpuUuid, PodUid, Ticket};
 use model::ticket::IssuedTicket;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// GPU pods that are kept. kubelet's own bound is 110 pods a node by default and 500 in the largest setups; beyond this the
-/// pods with the highest UIDs would be left out, and a start of theirs waits and is then refused with a sentence.
+/// Upper bound on the GPU pods that are kept. The kubelet allows 110 pods on a node by default and 500 in the largest
+/// setups. Beyond this bound the pods with the highest UIDs are left out; a start of one of them waits and is then
+/// refused with a reason.
 pub const MAX_GPU_PODS: usize = 4096;
 
-/// What happens to a pod that asks for GPUs and was placed by nobody who knows of them.
+/// What happens to a GPU pod that no scheduler with knowledge of GPUs has placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WithoutClaim {
-    /// Share where no scheduler of ours or HAMi's has ever placed a pod on this node, else refuse.
+    /// `Share` if no scheduler that knows GPUs (HAMi's, or one that uses the GPU extender) has ever placed a pod on
+    /// this node, else `Refuse`.
     Auto,
-    /// It gets the GPUs of its slots, as time-slicing gives them.
+    /// The pod gets the GPUs of its slots, as with time-slicing.
     Share,
-    /// Its containers do not start.
+    /// The containers of the pod do not start.
     Refuse,
 }
 
-/// How the allocator decides; it changes only when the settings or the runtime of the node do.
+/// The rules of the allocator; they change only when the agent's settings or the runtime of the node change.
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
-    /// What becomes of pods that no scheduler placed.
+    /// What happens to pods without a claim.
     pub without_claim: WithoutClaim,
-    /// Whether devices are given at `Allocate`.
+    /// Whether the answer to `Allocate` holds the devices (early binding).
     pub early: bool,
-    /// Whether it is known that a CDI device that stands for a ticket reaches no container of this node.
+    /// Whether it is known that the CDI device of a ticket reaches no container of this node.
     pub tickets_lost: bool,
     /// Whether a claim moves to the devices that the kubelet chose.
     pub follows_kubelet: bool,
@@ -43,9 +45,9 @@ pub(super) struct Policy {
 /// The devices that get no new containers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cordon {
-    /// Those that an operator names; UUIDs that no device of this node has do no harm.
+    /// The devices that an operator has cordoned; UUIDs that no device of this node has are allowed.
     pub devices: BTreeSet<GpuUuid>,
-    /// Whether no device gets any.
+    /// Whether no device of the node gets new containers.
     pub all: bool,
 }
 
@@ -54,45 +56,45 @@ pub(super) struct Cordon {
 pub(super) struct PodTable {
     /// At most [`MAX_GPU_PODS`].
     pub by_uid: BTreeMap<PodUid, GpuPod>,
-    /// Pods whose start was answered with devices, by this process or by an earlier one.
+    /// Pods that got devices at a start, from this process or from an earlier one.
     pub started: BTreeSet<PodUid>,
-    /// Whether a scheduler that knows GPUs has ever placed a pod here.
+    /// Whether a scheduler that knows GPUs has ever placed a pod on this node.
     pub served_by_scheduler: bool,
 }
 
-/// What containers have, where it is not what the annotations of their pods say.
+/// The device shares that containers hold, where the annotations of their pods may not say them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldClaims {
-    /// What pods that have started hold: for each container what it was given last, or will be given when it starts. It stays
-    /// when the claim on the pod changes or becomes unreadable. A container of a pod without a claim has no device share here
-    /// until it is known what the kubelet gave it.
+    /// The claims of started pods: for each container the device shares that it got last, or will get when it starts.
+    /// They stay when the claim on the pod changes or becomes unreadable. A container of a pod without a claim has no
+    /// device share here until it is known which slots the kubelet allocated to it.
     pub given: BTreeMap<PodUid, Claim>,
     /// Claims that differ from those on their pods: the devices that the containers really have.
     pub moved: BTreeMap<PodUid, Claim>,
-    /// Pods without a claim that were given all that they request, which is not written on them yet.
+    /// Pods without a claim whose containers have got all that they request, while this is not written on the pod yet.
     pub unwritten: BTreeSet<PodUid>,
-    /// The limits that an earlier process wrote for containers.
+    /// The device shares in the limits files that an earlier process wrote, by container.
     pub told: BTreeMap<ContainerKey, Vec<DeviceShare>>,
 }
 
-/// The state that decides on one node. It has one owner and no clock of its own. A copy is for trying out what would be decided.
+/// The state that decides on one node. It has one owner and no clock. A copy of it can try out a decision.
 #[derive(Clone, Debug)]
 pub struct NodeAllocator {
     pub(super) policy: Policy,
     pub(super) devices: BTreeMap<GpuUuid, SharedDevice>,
     pub(super) cordon: Cordon,
     pub(super) pods: PodTable,
-    /// The kubelet's checkpoint as it was read last: the entry of each container.
+    /// The entry of each container in the kubelet's checkpoint, as it was read last.
     pub(super) held: BTreeMap<ContainerKey, CheckpointEntry>,
     pub(super) claims: HeldClaims,
     /// How much the claims take of each device.
     pub(super) ledger: Ledger,
     pub(super) tickets: Tickets,
-    /// What the owner has to keep or to write.
+    /// Changes that the owner of the allocator has to save or to write.
     pub(super) due: Due,
 }
 
-/// What has changed and must be kept or told.
+/// Changes since the last call of [`NodeAllocator::take_changes`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Due {
     pub(super) tickets: BTreeMap<Ticket, IssuedTicket>,
@@ -102,23 +104,24 @@ pub(super) struct Due {
     pub(super) reseated: u64,
 }
 
-/// The same, for whoever keeps and tells it.
+/// Changes that the owner of the allocator saves in the ticket journal, writes on pods and counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocatorChanges {
-    /// Tickets of which more is known.
+    /// Tickets whose container has become known.
     pub tickets: Vec<IssuedTicket>,
-    /// Claims that are to be written on their pods.
+    /// Claims to write on their pods.
     pub claims: Vec<(GpuPod, Claim)>,
-    /// The same of pods that nobody placed, with a mark that it was us: an earlier life of the program may have ended before.
+    /// Claims to write on pods without a claim, with a mark that this agent made them: an earlier process may have
+    /// ended before it wrote them.
     pub shares: Vec<(GpuPod, Claim)>,
-    /// Containers that exchanged devices.
+    /// Number of containers that exchanged devices with another container.
     pub exchanged: u64,
-    /// Containers that moved to other devices.
+    /// Number of containers that moved to other devices without an exchange.
     pub reseated: u64,
 }
 
 impl NodeAllocator {
-    /// The state of a program that has just begun. `served_by_scheduler` is what an earlier life had seen.
+    /// The state of an agent that has just started. `served_by_scheduler` is what earlier processes saw.
     #[must_use]
     pub fn new(without_claim: WithoutClaim, served_by_scheduler: bool) -> Self {
         NodeAllocator {
@@ -140,12 +143,12 @@ impl NodeAllocator {
         }
     }
 
-    /// Whether a claim moves to the devices that kubelet chose, where they can keep it.
+    /// Sets whether a claim moves to the devices that the kubelet chose, if they have room for it.
     pub fn follow_topology(&mut self, follow: bool) {
         self.policy.follows_kubelet = follow;
     }
 
-    /// What has changed since this was last asked.
+    /// Returns and clears the changes since the last call.
     pub fn take_changes(&mut self) -> AllocatorChanges {
         let due = std::mem::take(&mut self.due);
         let claim = |uid: &PodUid| Some((self.pods.by_uid.get(uid)?.clone(), self.claims.moved.get(uid)?.clone()));
@@ -159,10 +162,10 @@ impl NodeAllocator {
         }
     }
 
-    /// Takes over the devices of this node as they are now. Says whether kubelet's list changes by it.
+    /// Takes over the devices of this node as they are now. Returns whether the kubelet's list of slots changes.
     pub fn devices_are(&mut self, devices: Vec<SharedDevice>) -> bool {
         let devices = devices.into_iter().map(|gpu| (gpu.device.clone(), gpu)).collect();
-        // Asked each second: a list of all slots would be made twice to find that nothing has changed.
+        // The agent calls this every second; without this check each call would make the list of all slots twice.
         if devices == self.devices {
             return false;
         }
@@ -175,7 +178,7 @@ impl NodeAllocator {
         changes
     }
 
-    /// Takes over which devices an operator keeps from new containers. Says whether kubelet's list changes by it.
+    /// Takes over the devices that an operator has cordoned. Returns whether the kubelet's list of slots changes.
     pub fn cordoned_are(&mut self, cordoned: BTreeSet<GpuUuid>) -> bool {
         if cordoned == self.cordon.devices {
             return false;
@@ -185,7 +188,7 @@ impl NodeAllocator {
         self.list() != before
     }
 
-    /// Keeps all devices from new containers, or does so no more. Says whether kubelet's list changes by it.
+    /// Sets whether all devices are closed to new containers. Returns whether the kubelet's list of slots changes.
     pub fn close(&mut self, closed: bool) -> bool {
         if self.cordon.all == closed {
             return false;
@@ -195,13 +198,13 @@ impl NodeAllocator {
         self.list() != before
     }
 
-    /// Whether all devices are kept from new containers.
+    /// Whether all devices are closed to new containers.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.cordon.all
     }
 
-    /// Takes over the whole list of pods. Says whether one has gone.
+    /// Takes over the whole list of GPU pods. Returns whether a pod is gone.
     pub fn gpu_pods_are(&mut self, gpu_pods: Vec<GpuPod>) -> bool {
         let now: BTreeMap<PodUid, GpuPod> =
             gpu_pods.into_iter().take(MAX_GPU_PODS).map(|gpu_pod| (gpu_pod.uid.clone(), gpu_pod)).collect();
@@ -217,9 +220,9 @@ impl NodeAllocator {
         !gone.is_empty()
     }
 
-    /// Takes over one pod.
+    /// Takes over one GPU pod.
     pub fn gpu_pod_is(&mut self, gpu_pod: GpuPod) {
-        // What cannot be read says nothing of who wrote it.
+        // A claim that cannot be read does not show that a scheduler wrote it.
         if matches!(gpu_pod.claim, PodClaim::Given(_)) && !gpu_pod.placed_here {
             self.pods.served_by_scheduler = true;
         }
@@ -240,7 +243,8 @@ impl NodeAllocator {
         }
     }
 
-    /// What a container really has stands against what is written on its pod, until that says the same.
+    /// Keeps the device shares that the containers really have in place of the claim on the pod, until that claim says
+    /// the same.
     fn overlay(&mut self, gpu_pod: &GpuPod) {
         let PodClaim::Given(written) = &gpu_pod.claim else { return };
         match self.claims.moved.get(&gpu_pod.uid) {
@@ -257,7 +261,7 @@ impl NodeAllocator {
                     }
                 }
                 if real != *written {
-                    // An earlier life of the program may have ended before it could write this.
+                    // An earlier process may have ended before it could write this on the pod.
                     self.due.rewritten.insert(gpu_pod.uid.clone());
                     self.claims.moved.insert(gpu_pod.uid.clone(), real);
                 }
@@ -265,7 +269,8 @@ impl NodeAllocator {
         }
     }
 
-    /// A pod that has started holds `claim`: what was `given` now, and what was not known before.
+    /// Stores `claim` as what a started pod holds. It replaces what is stored only for containers that are `given`
+    /// their devices now, and for those of which nothing is stored yet.
     pub(super) fn keep(&mut self, gpu_pod: &GpuPod, claim: &Claim, given: &dyn Fn(&str) -> bool) {
         let kept = self.claims.given.entry(gpu_pod.uid.clone()).or_insert_with(|| claim.clone());
         for ((request, kept), now) in gpu_pod.requests.iter().zip(kept).zip(claim) {
@@ -276,7 +281,7 @@ impl NodeAllocator {
         self.enter(&gpu_pod.uid);
     }
 
-    /// A pod is not there any more.
+    /// Forgets a pod that is gone.
     pub fn gpu_pod_gone(&mut self, uid: &PodUid) {
         self.pods.by_uid.remove(uid);
         self.pods.started.remove(uid);
@@ -293,9 +298,9 @@ impl NodeAllocator {
         self.held.retain(|key, _| &key.pod != uid);
     }
 
-    /// Takes over the kubelet's checkpoint. Says whether kubelet's list changes by it.
+    /// Takes over the kubelet's checkpoint. Returns whether the kubelet's list of slots changes.
     pub fn checkpoint_is(&mut self, rows: &[CheckpointEntry]) -> bool {
-        // Every start is judged by checkpoint that mostly say what they said before.
+        // Every start passes the checkpoint, and most of the time it has not changed.
         if self.held.len() == rows.len() && rows.iter().all(|row| self.held.get(&row.holder) == Some(row)) {
             return false;
         }
@@ -304,30 +309,31 @@ impl NodeAllocator {
         self.list() != before
     }
 
-    /// Whether a scheduler that knows GPUs has ever placed a pod here; kept for the next life of the program.
+    /// Whether a scheduler that knows GPUs has ever placed a pod on this node; the agent saves this across restarts.
     #[must_use]
     pub fn served_by_scheduler(&self) -> bool {
         self.pods.served_by_scheduler
     }
 
-    /// A device by its identity.
+    /// A device by its UUID.
     #[must_use]
     pub fn device(&self, device: &GpuUuid) -> Option<&SharedDevice> {
         self.devices.get(device)
     }
 
-    /// A pod by its identity.
+    /// A GPU pod by its UID.
     #[must_use]
     pub fn gpu_pod(&self, uid: &PodUid) -> Option<&GpuPod> {
         self.pods.by_uid.get(uid)
     }
 
-    /// Whether nothing of a pod has started yet.
+    /// Whether a pod is known, has not finished, and none of its containers has started.
     pub(super) fn waits(&self, uid: &PodUid) -> bool {
         self.pods.by_uid.get(uid).is_some_and(|gpu_pod| !gpu_pod.finished) && !self.pods.started.contains(uid)
     }
 
-    /// Pods of which nothing has started yet, in the order in which they came to this node: that of kubelet.
+    /// Pods of which no container has started yet, in the order in which they came to this node. The kubelet admits
+    /// pods in that order too.
     pub(super) fn waiting(&self) -> Vec<&GpuPod> {
         let mut waiting: Vec<&GpuPod> = self.pods.by_uid.values().filter(|gpu_pod| self.waits(&gpu_pod.uid)).collect();
         waiting.sort_by_key(|gpu_pod| gpu_pod.arrival.map_or(u64::MAX, |arrival| arrival.0));

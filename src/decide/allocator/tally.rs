@@ -1,4 +1,4 @@
-//! Slots and claims of each device, counted for those who look at the node.
+//! Slots and claims by device, for the node view and its metrics.
 
 use super::state::NodeAllocator;
 use model::claim::ContainerClaim;
@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl NodeAllocator {
-    /// What is free, held and told as unhealthy of each device, ordered by device.
+    /// Counts for each device the slots that are free, held and reported as unhealthy, and the claims. Ordered by
+    /// device.
     #[must_use]
     pub fn tally(&self) -> Vec<DeviceSlots> {
         let (held, _) = self.held_ids();
@@ -40,13 +41,13 @@ impl NodeAllocator {
         all
     }
 
-    /// The pods that have not ended and were promised something of one of these devices.
+    /// The pods that have not finished and claim a share of one of these devices.
     #[must_use]
     pub fn holders(&self, devices: &[GpuUuid]) -> Vec<(PodUid, PodRef)> {
         self.claimants(devices).map(|gpu_pod| (gpu_pod.uid.clone(), gpu_pod.pod.clone())).collect()
     }
 
-    /// The pods that run and hold a device that is none of these, with that device.
+    /// The started pods that hold a device which is not among these, with that device.
     #[must_use]
     pub fn without_device(&self, there: &BTreeSet<&GpuUuid>) -> Vec<(PodUid, PodRef, GpuUuid)> {
         let mut missing = BTreeSet::new();
@@ -54,13 +55,13 @@ impl NodeAllocator {
             self.pods.started.iter().filter_map(|uid| self.pods.by_uid.get(uid)).filter(|gpu_pod| !gpu_pod.finished)
         {
             let kept = self.claims.given.get(&gpu_pod.uid).into_iter().flatten().flatten();
-            let gone = kept.map(|device_share| &device_share.device).filter(|device| !there.contains(device));
+            let gone = kept.map(|share| &share.device).filter(|device| !there.contains(device));
             missing.extend(gone.map(|device| (gpu_pod.uid.clone(), gpu_pod.pod.clone(), device.clone())));
         }
         missing.into_iter().collect()
     }
 
-    /// What containers of pods that have not ended were promised, ordered by pod and container.
+    /// The device shares of each container of the pods that have not finished, ordered by pod and container.
     #[must_use]
     pub fn claims(&self) -> Vec<ContainerClaim> {
         let mut all = Vec::new();

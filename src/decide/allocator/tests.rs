@@ -1,4 +1,4 @@
-//! The promise that everything else rests on, played through: nobody gets what is another's.
+//! Tests of the promise that the rest of the agent depends on: no container gets another container's devices.
 
 use super::*;
 use model::checkpoint::CheckpointEntry;
@@ -50,7 +50,7 @@ pub(super) fn gpu_pod(n: u32, requests: Vec<ContainerRequest>, claim: PodClaim) 
     GpuPod { uid: uid(n), pod, arrival, requests, claim, placed_here: false, started: false, finished: false }
 }
 
-/// A pod of one container `main` with one grant.
+/// A pod with one container `main`, whose claim has one device share.
 pub(super) fn single(n: u32, grant: DeviceShare) -> GpuPod {
     gpu_pod(n, vec![request("main", ContainerRole::App, 1)], PodClaim::Given(vec![vec![grant]].into()))
 }
@@ -121,7 +121,7 @@ fn checkpoint_that_cannot_be_read_are_not_empty_ones() {
     for ids in [ids(&[(0, 3)]), ids(&[(0, 4)])] {
         assert_eq!(allocator.start(&ids, None), StartVerdict::Wait(WaitReason::Checkpoint));
     }
-    assert_eq!(allocator.list(), before, "who holds what is still known");
+    assert_eq!(allocator.list(), before, "the holders are still known");
     filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
 }
 
@@ -181,11 +181,11 @@ fn a_running_pods_promise_stays_whatever_is_written_on_it() {
             other => panic!("{written:?}: {other}"),
         }
     }
-    // Without a claim that can be read a container gets again what it had.
+    // While the claim cannot be read, a container gets again what it had.
     allocator.gpu_pods_are(vec![pod(torn), single(2, device_share(0, 20, 30))]);
     assert_eq!(filled(start(&mut allocator, 0))[0].device_shares, first[0]);
     filled(start(&mut allocator, 2));
-    // More than it had is judged beside those that run; less is its own, container by container.
+    // A larger claim is judged beside the running pods; a smaller one takes effect container by container.
     allocator.gpu_pod_is(pod(given(larger)));
     assert!(matches!(refused(start(&mut allocator, 0)), Refusal::DoesNotFit { promised, .. } if promised == 20 * GIB));
     let unlimited = vec![vec![DeviceShare { memory: None, ..device_share(0, 0, 10) }], vec![device_share(0, 10, 10)]];
@@ -217,7 +217,7 @@ fn a_claim_of_all_sm_time_has_its_device_to_itself() {
         }
         filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
     }
-    // Where more SM time can be promised than there is, nobody is alone.
+    // Where pods may claim more than 100 % of SM time, a claim of 100 % is not exclusive.
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 100)), single(2, free(0))]);
     allocator.devices_are(vec![SharedDevice { cores: 200, ..shared_gpu(0, 10) }]);
     filled(allocator.start(&ids(&[(0, 0)]), Some(&checkpoint)));
@@ -242,7 +242,7 @@ fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
     }
     let torn = gpu_pod(3, vec![request("main", ContainerRole::App, 1)], PodClaim::Unreadable("torn".into()));
     let mut allocator = self::allocator(vec![free.clone(), torn]);
-    assert!(!allocator.served_by_scheduler(), "anybody can write what cannot be read");
+    assert!(!allocator.served_by_scheduler(), "an unreadable claim need not come from a scheduler");
     assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: true, .. }));
     let mut allocator = self::allocator(vec![free.clone(), single(2, device_share(0, 8, 30))]);
     assert_eq!(refused(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint))), Refusal::NotPlaced);
@@ -252,7 +252,7 @@ fn a_pod_that_nobody_placed_shares_only_where_no_scheduler_ever_served() {
     assert!(matches!(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)), StartVerdict::Fill { shared: true, .. }));
 }
 
-/// A start that cannot be answered yet, because its files are being prepared, is judged again.
+/// A start is judged again if the agent cannot answer it yet because the files are not ready.
 #[test]
 fn a_share_is_to_be_written_until_it_is_however_often_its_start_is_judged() {
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
@@ -300,7 +300,7 @@ fn every_container_of_a_pod_that_nobody_placed_gets_its_own_and_may_restart() {
         );
         assert!(!bound[0].differs);
     }
-    // What comes back with the pod is what was written; a scheduler's first pod changes nothing of it.
+    // The watch shows the claim as it was written; the first pod that a scheduler places does not change it.
     allocator.gpu_pods_are(vec![
         gpu_pod(1, requests(), PodClaim::Given(claim.clone().into())),
         single(2, device_share(1, 8, 30)),
@@ -308,7 +308,7 @@ fn every_container_of_a_pod_that_nobody_placed_gets_its_own_and_may_restart() {
     for (_, slots) in slots {
         start(&mut allocator, slots);
     }
-    assert_eq!(written, [claim.into()], "once, and whole");
+    assert_eq!(written, [claim.into()], "written once, and complete");
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn what_cannot_be_right_is_refused_with_its_reason() {
         assert!(refusal.to_string().contains(word), "{refusal}");
         assert_eq!(verdict, StartVerdict::Refuse { uid: uid(1), pod, container: "main".into(), why: refusal });
     }
-    // Where two share the ids and the cause is the pod's, both are named.
+    // If two containers share the ids and the reason concerns the pod, the refusal names both.
     let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
     let mut allocator = allocator(vec![gpu_pod(1, requests, PodClaim::Unreadable("torn".into()))]);
     let checkpoint = [row(1, "warm", &[(0, 3)], 7), row(1, "main", &[(0, 3)], 8)];
@@ -345,7 +345,7 @@ fn ids_of_an_earlier_plugin_are_left_alone() {
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 30))]);
     let old = CheckpointEntry { ids: vec!["GPU-old::3".into()], ..row(1, "main", &[], 0) };
     assert_eq!(allocator.start(&["GPU-old::3".into()], Some(&[old])), StartVerdict::Foreign);
-    // Ids may look like ours, answers do not.
+    // Another plugin's ids may look like the agent's, but its answers differ.
     let alike = CheckpointEntry { foreign: true, ..row(1, "main", &[(0, 3)], 0) };
     assert_eq!(allocator.start(&ids(&[(0, 3)]), Some(&[alike])), StartVerdict::Foreign);
 }
@@ -361,7 +361,7 @@ fn a_ticket_alone_starts_nobody_where_it_is_known_to_come_to_nothing() {
     }
     assert!(Refusal::WithoutCdi.for_good(), "kubelet does not ask for these ids again");
     let ran: Vec<ContainerKey> = allocator.started_by_ticket().into_iter().map(|(key, _)| key).collect();
-    assert_eq!(ran, [checkpoint[0].holder.clone()], "who waits has nothing that could be missing");
+    assert_eq!(ran, [checkpoint[0].holder.clone()], "a container that waits has no devices that could be missing");
     allocator.tickets_are_lost(false);
     filled(allocator.start(&ids(&[(0, 4)]), Some(&checkpoint)));
 }
@@ -371,7 +371,7 @@ fn an_answer_that_is_lost_is_not_another_plugins() {
     let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
     let claim = vec![vec![device_share(0, 2, 10)], vec![device_share(0, 8, 30)]];
     let mut allocator = allocator(vec![gpu_pod(1, requests, PodClaim::Given(claim.into()))]);
-    // Which of the two starts is not known.
+    // It is not known which of the two starts.
     for (warm, main, lost) in [(0, 7, "warm"), (7, 0, "main"), (0, 0, "warm")] {
         let checkpoint = [row(1, "warm", &[(0, 3)], warm), row(1, "main", &[(0, 3)], main)];
         match allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)) {
@@ -397,7 +397,7 @@ fn claims_are_those_of_pods_that_have_not_ended_with_and_without_a_scheduler() {
     allocator.gpu_pod_gone(&uid(1));
     assert_eq!(shown(&allocator), [main(2, vec![device_share(1, 8, 30)])]);
 
-    // Nobody placed it: what it was given at its start is its claim, without a limit that it did not ask for.
+    // The claim of a pod that no scheduler placed is what it got at its start, without limits that it did not ask for.
     let mut alone = NodeAllocator::new(WithoutClaim::Share, false);
     alone.devices_are(vec![shared_gpu(0, 10)]);
     alone.gpu_pods_are(vec![gpu_pod(4, vec![request("main", ContainerRole::App, 1)], PodClaim::None)]);
@@ -409,7 +409,7 @@ fn claims_are_those_of_pods_that_have_not_ended_with_and_without_a_scheduler() {
 #[test]
 fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30))]);
-    // Its claim is on GPU 1, kubelet counts it as slot 3 of GPU 0.
+    // The pod's claim is on GPU 1; the kubelet counts it as slot 3 of GPU 0.
     let checkpoint = [row(1, "main", &[(0, 3)], 7)];
     filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
     allocator.devices_are(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
@@ -418,7 +418,7 @@ fn a_sick_card_takes_as_many_slots_as_it_has_and_by_the_true_map() {
     assert_eq!(sick.len(), 10);
     assert!(sick.contains(&format!("{}-3", device(0))), "the id that stands for a claim on it");
     assert_eq!(sick.iter().filter(|id| id.starts_with(device(1).as_str())).count(), 9);
-    assert!(allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]), "it is well again, and kubelet is told");
+    assert!(allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]), "healthy again, and the list changes");
     assert!(allocator.list().iter().all(|listed| listed.healthy));
 }
 
@@ -458,10 +458,10 @@ fn a_start_is_of_the_row_with_just_its_ids_in_any_order() {
 #[test]
 fn a_cordoned_card_offers_none_of_its_places_and_keeps_what_runs_on_it() {
     let mut allocator = allocator(vec![single(1, device_share(1, 8, 30)), single(2, device_share(0, 8, 30))]);
-    // The claim of pod 1 is on GPU 1 and counted as slot 3 of GPU 0; pod 2 is where it is counted. Pod 9 is gone.
+    // The claim of pod 1 is on GPU 1 and counted as slot 3 of GPU 0; pod 2 has claim and slot on GPU 0. Pod 9 is gone.
     let checkpoint = [row(1, "main", &[(0, 3)], 7), row(2, "main", &[(0, 4)], 8), row(9, "main", &[(1, 0)], 9)];
     allocator.checkpoint_is(&checkpoint);
-    assert!(allocator.cordoned_are([device(1), device(7)].into()), "kubelet is told");
+    assert!(allocator.cordoned_are([device(1), device(7)].into()), "the list changes");
     let marked = |allocator: &NodeAllocator| -> Vec<String> {
         allocator.list().into_iter().filter(|listed| !listed.healthy).map(|listed| listed.slot.to_string()).collect()
     };
@@ -471,12 +471,12 @@ fn a_cordoned_card_offers_none_of_its_places_and_keeps_what_runs_on_it() {
     let tally: Vec<_> =
         allocator.tally().into_iter().map(|one| (one.free, one.used, one.unhealthy, one.cordoned)).collect();
     assert_eq!(tally, [(8, 2, 0, false), (1, 0, 9, true)]);
-    // Sick as well: then what runs on it is told too.
+    // If GPU 1 is also unhealthy, the slot of the pod on it becomes unhealthy too.
     allocator.devices_are(vec![shared_gpu(0, 10), SharedDevice { healthy: false, ..shared_gpu(1, 10) }]);
     assert_eq!(marked(&allocator).len(), 10);
     allocator.devices_are(vec![shared_gpu(0, 10), shared_gpu(1, 10)]);
     assert!(allocator.cordoned_are(BTreeSet::new()) && marked(&allocator).is_empty());
-    // Where no device gets new containers, it is so of all of them, and none is called cordoned.
+    // If the node is closed, no device gets new containers, and none is reported as cordoned.
     assert!(allocator.close(true) && allocator.is_closed() && !allocator.close(true));
     let tally: Vec<_> =
         allocator.tally().into_iter().map(|one| (one.free, one.used, one.unhealthy, one.cordoned)).collect();
@@ -496,8 +496,8 @@ fn preferred_ids_are_those_of_the_waiting_claim_else_of_the_emptiest_cards() {
     assert_eq!(self::allocator(vec![]).prefer(&all[..1], &[], 3).len(), 1);
 }
 
-/// kubelet's ids of a container and its claim may be of two GPUs. Both count, and no GPU that is promised whole is advised
-/// while another has room.
+/// The kubelet's slots of a container and its claim may be on different GPUs. Both count, and the advice names no fully
+/// claimed GPU while another has room.
 #[test]
 fn preferred_ids_are_of_cards_that_can_keep_what_is_asked() {
     let mut allocator = NodeAllocator::new(WithoutClaim::Share, false);
@@ -505,7 +505,7 @@ fn preferred_ids_are_of_cards_that_can_keep_what_is_asked() {
     let whole = single(1, device_share(0, 80, 100));
     let half = ContainerRequest { memory: Some(MemoryRequest::Percent(50)), ..request("main", ContainerRole::App, 1) };
     allocator.gpu_pods_are(vec![whole, gpu_pod(2, vec![half.clone()], PodClaim::None)]);
-    // The claim is GPU 0, kubelet took a slot of GPU 1, so that more ids of GPU 0 are free.
+    // The claim is on GPU 0, but the kubelet took a slot of GPU 1, so more slots of GPU 0 are free.
     let checkpoint = [row(1, "main", &[(1, 0)], 7)];
     filled(allocator.start(&ids(&[(1, 0)]), Some(&checkpoint)));
     let left: Vec<Slot> = (0..2)
@@ -513,10 +513,10 @@ fn preferred_ids_are_of_cards_that_can_keep_what_is_asked() {
         .filter(|slot| *slot != Slot { device: device(1), number: 0 })
         .collect();
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(1));
-    // The same while the pod has not been seen.
+    // The advice is the same while the agent has not seen the pod.
     allocator.gpu_pod_gone(&uid(2));
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(1));
-    // Where one GPU has 60 of 80 GiB promised and the other more containers, the request decides.
+    // If 60 of 80 GiB of one GPU are claimed and the other GPU has more containers, the request decides.
     let runs = |n, device_share| GpuPod { started: true, ..single(n, device_share) };
     let many: Vec<GpuPod> =
         (3..6).map(|n| runs(n, device_share(0, 1, 0))).chain([runs(1, device_share(1, 60, 0))]).collect();
@@ -538,18 +538,18 @@ fn preferred_ids_reckon_with_tickets_that_kubelets_books_do_not_have_yet() {
         single(2, device_share(0, 8, 30)),
         single(3, device_share(1, 8, 30)),
     ]);
-    // kubelet asks for pod 2 before it has written down what pod 1 got: those ids are not on offer any more.
+    // The kubelet asks for pod 2 before its checkpoint has the slots of pod 1, but it no longer offers those slots.
     allocator.issue(Ticket::of_random([7; 16]), &ids(&[(1, 0)]), None);
     let left: Vec<Slot> = slots().filter(|slot| *slot != Slot { device: device(1), number: 0 }).collect();
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(0));
-    // The checkpoint that have it change nothing.
+    // When the checkpoint has the entry of pod 1, nothing changes.
     allocator.checkpoint_is(&[row(1, "main", &[(1, 0)], 7)]);
     assert_eq!(allocator.prefer(&left, &[], 1)[0].device, device(0));
-    // What kubelet offers again it does not hold, whatever was given out for it once.
+    // If the kubelet offers a slot again, no container holds it, even if a ticket was issued for it.
     allocator.checkpoint_is(&[]);
     let all: Vec<Slot> = slots().collect();
     assert_eq!(allocator.prefer(&all, &[], 1)[0].device, device(1));
-    // Where kubelet took other ids than those of the claim, the first that waits has got them.
+    // If the kubelet took slots that match no claim, they count for the first pod that waits.
     allocator.issue(Ticket::of_random([8; 16]), &ids(&[(0, 3)]), None);
     allocator.issue(Ticket::of_random([9; 16]), &ids(&[(0, 2)]), None);
     let left: Vec<Slot> = all.into_iter().filter(|slot| slot.device == device(1) || slot.number < 2).collect();
@@ -557,8 +557,8 @@ fn preferred_ids_reckon_with_tickets_that_kubelets_books_do_not_have_yet() {
 }
 
 proptest! {
-    /// Promise 33 in docs/specification.md: whatever ids kubelet chose, a sick GPU takes as many slots as it has, a cordoned
-    /// one as many as it has free, and no id that a pod on a well GPU holds is marked.
+    /// Promise 33 in docs/specification.md: whatever slots the kubelet chose, an unhealthy GPU marks as many slots as
+    /// it has, a cordoned GPU as many as it has free, and no slot of a pod on a healthy GPU is marked.
     #[test]
     fn sick_and_cordoned_cards_take_their_slots_and_no_neighbours(
         pods in prop::collection::vec((0_u32..3, 0_u32..3), 0..12),
@@ -569,7 +569,7 @@ proptest! {
         let mut allocator = NodeAllocator::new(WithoutClaim::Refuse, true);
         allocator.devices_are(devices(9));
         let number = |n: usize| u32::try_from(n).unwrap();
-        // A scheduler that knows slots places at most eight on a GPU.
+        // A scheduler that knows slots places at most eight pods on a GPU.
         let fits = |n: usize| pods[..n].iter().filter(|(claim, _)| *claim == pods[n].0).count() < 8;
         let kept: Vec<usize> = (0..pods.len()).filter(|n| fits(*n)).collect();
         allocator.gpu_pods_are(kept.iter().map(|n| single(number(*n), device_share(pods[*n].0, 1, 1))).collect());
@@ -595,8 +595,8 @@ proptest! {
         }
     }
 
-    /// Promise 28 in docs/specification.md: whatever order pods, checkpoint and starts come in, each ticket is filled from the
-    /// claim of the pod in whose row it stands, and what has started never exceeds a GPU.
+    /// Promise 28 in docs/specification.md: in whatever order pods, checkpoint and starts come, each ticket is filled
+    /// from the claim of the pod that holds it by the checkpoint, and started pods never claim more than a GPU has.
     #[test]
     fn no_order_of_calls_gives_a_container_what_is_anothers(
         pods in prop::collection::vec((0_u32..3, 1_u64..60, 0_u32..60), 1..12),
@@ -643,7 +643,8 @@ proptest! {
     }
 }
 
-/// What use is held against: the pod's containers together, where all of them are limited, from the first start to the end.
+/// Use is compared with the memory that a pod's containers claim together at any one moment, if all of them are
+/// limited, from the pod's first start until it finishes.
 #[test]
 fn promises_are_those_of_pods_that_have_started_and_are_limited() {
     let requests = vec![
@@ -671,7 +672,7 @@ fn promises_are_those_of_pods_that_have_started_and_are_limited() {
     assert_eq!(told(&allocator), []);
 }
 
-/// An agent that ended before it could write where a claim had moved.
+/// An agent ends before it can write a moved claim on the pod.
 #[test]
 fn what_has_moved_is_to_be_written_in_the_next_life_before_anything_starts() {
     let one = [(0, 3)];

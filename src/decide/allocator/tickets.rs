@@ -1,4 +1,4 @@
-//! Tickets that were given out, in order: what stands behind an id when the kubelet's checkpoint cannot say it.
+//! The issued tickets, in order. They show which container holds an id when the kubelet's checkpoint cannot be read.
 
 use model::claim::DeviceShare;
 use model::id::{ContainerKey, Ticket};
@@ -6,11 +6,12 @@ use model::ticket::IssuedTicket;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Tickets that are kept: 500 pods of a node with 16 containers each. Beyond this the oldest go, and with them only what
-/// helps where kubelet's checkpoint is lost; devices given early are then refused at the start, not guessed.
+/// Upper bound on the tickets that are kept, for 500 pods of a node with 16 containers each. Beyond this bound the
+/// oldest are forgotten. A forgotten ticket is missing only where the kubelet's checkpoint is lost; with early binding,
+/// the start of its container is refused, not guessed.
 pub const MAX_ISSUED: usize = 8192;
 
-/// The tickets.
+/// The issued tickets, by name, by order and by holder.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tickets {
     by_ticket: BTreeMap<Ticket, IssuedTicket>,
@@ -19,7 +20,7 @@ pub(super) struct Tickets {
 }
 
 impl Tickets {
-    /// Takes one over, new or changed.
+    /// Stores a new or changed ticket.
     pub(super) fn keep(&mut self, issued: IssuedTicket) {
         if let Some(old) = self.by_ticket.get(&issued.ticket) {
             self.by_order.remove(&old.order);
@@ -36,7 +37,7 @@ impl Tickets {
         }
     }
 
-    /// The number of the next one.
+    /// The sequence number of the next ticket.
     pub(super) fn next(&self) -> u64 {
         self.by_order.last_key_value().map_or(1, |(order, _)| order.saturating_add(1))
     }
@@ -45,28 +46,28 @@ impl Tickets {
         self.by_ticket.get(ticket)
     }
 
-    /// The one that was given out last.
+    /// The ticket that was issued last.
     pub(super) fn newest(&self) -> Option<&IssuedTicket> {
         self.by_order.last_key_value().and_then(|(_, ticket)| self.by_ticket.get(ticket))
     }
 
-    /// Those that stand for exactly these ids, in order.
+    /// The tickets that stand for exactly these ids, in order.
     pub(super) fn of(&self, ids: &BTreeSet<&str>) -> Vec<&IssuedTicket> {
         let same = |issued: &&IssuedTicket| issued.ids.iter().map(|id| &**id).collect::<BTreeSet<&str>>() == *ids;
         self.by_order.values().filter_map(|ticket| self.by_ticket.get(ticket)).filter(same).collect()
     }
 
-    /// All of them, in order.
+    /// All tickets, in order.
     pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &IssuedTicket> {
         self.by_order.values().filter_map(|ticket| self.by_ticket.get(ticket))
     }
 
-    /// The ticket of a container, once kubelet has said so.
+    /// The ticket of a container, once the container is known to hold it.
     pub(super) fn held_by(&self, holder: &ContainerKey) -> Option<&IssuedTicket> {
         self.held.get(holder).and_then(|ticket| self.by_ticket.get(ticket))
     }
 
-    /// What a container was given and its claim need not say.
+    /// The device shares that a container was given with its ticket, which may differ from its claim.
     pub(super) fn given_to(&self, holder: &ContainerKey) -> Option<&[DeviceShare]> {
         self.held_by(holder).and_then(|issued| issued.given.as_deref())
     }
@@ -82,7 +83,7 @@ impl Tickets {
     }
 }
 
-/// A ticket that is about to be given out.
+/// Makes a ticket that the agent is about to issue.
 pub(super) fn new(
     order: u64,
     ticket: Ticket,

@@ -1,4 +1,4 @@
-//! The sums against a count from nothing, for any order of changes.
+//! Compares the ledger's sums with sums that are counted anew, for any order of changes.
 
 use super::*;
 use model::claim::{DeviceShare, PodClaim};
@@ -62,7 +62,11 @@ fn a_claim_counts_once_in_the_state_that_it_was_set_to_last() {
     ledger.set(&pod, ClaimState::Started, &claim);
     let seven = DeviceDemand { memory: 7, cores: 100, containers: 1, exclusive: 1 };
     assert_eq!(ledger.started_beside(&device(0), &other.uid), seven);
-    assert_eq!(ledger.started_beside(&device(0), &pod.uid), DeviceDemand::default(), "nobody is beside itself");
+    assert_eq!(
+        ledger.started_beside(&device(0), &pod.uid),
+        DeviceDemand::default(),
+        "a pod is not counted beside itself"
+    );
     assert_eq!(ledger.pods_on(&device(0)).collect::<Vec<_>>(), [&pod.uid]);
     ledger.remove(&pod.uid);
     assert_eq!(ledger, Ledger::default(), "nothing is left of it");
@@ -77,7 +81,7 @@ fn an_exclusive_claim_clashes_only_with_a_neighbour_and_only_where_a_device_is_n
     assert!(!one.clashes_with(free, 200));
 }
 
-/// A change: which pod, which state (none: it is removed), and its device shares.
+/// A change: the pod, its new state (`None` removes the claim), and its device shares.
 type Change = (u8, Option<u8>, Vec<Vec<(u8, u64, u32)>>);
 
 fn change() -> impl Strategy<Value = Change> {

@@ -1,4 +1,4 @@
-//! Which pod writes are due, and when.
+//! Tests of pending pod writes: when each write is due, what replaces it, and when it is dropped.
 
 use super::*;
 use proptest::prelude::*;

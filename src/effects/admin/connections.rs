@@ -1,5 +1,5 @@
-//! Limits the connections of the admin port: a connection over the limit is closed at once. Each request carries the
-//! local address that its client connected to.
+//! Limits the connections of the admin port: a connection over the limit is closed at once. Adds to each request the
+//! local address of its connection, which the check of `Host` accepts.
 
 use axum::Extension;
 use axum::middleware::AddExtension;

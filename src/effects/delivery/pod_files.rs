@@ -12,8 +12,8 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// The least that a file or folder counts: its entry and its inode take room too, so that very many empty files are too
-/// much.
+/// The smallest size that is counted for a file or folder. Its entry and its inode take room too, so very many empty
+/// files are too much.
 const LEAST: u64 = 4096;
 /// Limit of nested folders. HAMi-core makes none.
 const MAX_DEPTH: usize = 32;

@@ -1,4 +1,5 @@
-//! Chooses the text format and compression from `Accept` and `Accept-Encoding` with their weights (RFC 9110, 12.5).
+//! Chooses the text format and compression from `Accept` and `Accept-Encoding` with their weights (RFC 9110, section
+//! 12.5).
 
 use crate::exposition::ExpositionFormat;
 

@@ -70,7 +70,7 @@ pub(super) struct Turn {
     _counted: Counted,
 }
 
-/// A request that counts for its address.
+/// A request that is included in the numbers of its address.
 #[derive(Debug)]
 struct Counted {
     peers: Arc<Mutex<HashMap<IpAddr, Peer>>>,

@@ -65,7 +65,7 @@ pub(super) struct Limits {
     /// only the requests of an address beyond `answers_per_peer`. The sum of both lines and the answers is far below
     /// the number of connections, so one connection is always idle and can be closed for a health check.
     pub(super) waiting_for_peers: usize,
-    /// Most of these for one address. One Prometheus that scrapes all sets of names has four requests.
+    /// Most requests of one address in that line. One Prometheus that scrapes all sets of names has four requests.
     pub(super) waiting_per_peer: usize,
     /// How long a request waits; it is below Prometheus's 10 s.
     pub(super) wait: Duration,

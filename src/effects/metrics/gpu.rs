@@ -216,8 +216,9 @@ fn state(subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     }
 }
 
-/// Writes the XID counters. The program counts XIDs from its start, so the series begin at 0: a series that begins with
-/// its first error has no `increase()`.
+/// Writes the XID counters. The program counts XIDs from its start. The series of all XIDs begins at 0, and so do those
+/// of XIDs that make a GPU unfit. The series of any other XID begins with its first error, which `increase()` misses in
+/// the text format 0.0.4.
 fn xids(scene: &MetricsInput<'_>, subjects: &LabelledSubjects<'_>, out: &mut Exposition<'_>) {
     let since = scene.footprint.started_seconds.get();
     out.prefixed(PREFIX, &XID_EVENTS);

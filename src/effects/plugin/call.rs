@@ -1,4 +1,5 @@
-//! Calls of the kubelet as messages to the owner task, which owns the node allocator.
+//! The gRPC service passes the kubelet's calls as messages to the owner task, the task that holds the node allocator.
+//! With tickets it answers `Allocate` itself and only tells the owner task afterwards ([`PluginCall::Allocated`]).
 
 use super::journal::TicketJournal;
 use super::meter::CallMeter;

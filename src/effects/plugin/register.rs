@@ -225,7 +225,7 @@ impl Desk {
                 self.wait_for(&why);
                 if auto {
                     tries.way = tries.way.other();
-                    return Some(tries.pause().max(FORGOTTEN_WITHIN));
+                    tries.backoff.at_least(FORGOTTEN_WITHIN);
                 }
             }
         }

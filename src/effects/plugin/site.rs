@@ -61,7 +61,7 @@ impl Site {
         self.file.stands() && !self.server.is_finished()
     }
 
-    /// The connection counts.
+    /// The numbers of connections.
     pub(super) fn lines(&self) -> watch::Receiver<Lines> {
         self.lines.clone()
     }

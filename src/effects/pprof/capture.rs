@@ -5,9 +5,9 @@
 //!   reader    ready slot ─▶ snapshot ─▶ free slot
 //! ```
 //!
-//! The handler copies the stack with `pread` of `/proc/self/mem`: the kernel returns how many bytes exist, so no
-//! address can fault. This process unwinds nothing, so it prepares nothing before the first signal, and a thread may be
-//! interrupted while it allocates, panics, spawns or loads a library.
+//! The handler copies the stack with `pread` of `/proc/self/mem`. The kernel copies only the bytes that exist, so no
+//! address can cause a fault. The child process unwinds the copies, so this process needs no unwind tables. A signal
+//! may therefore interrupt a thread while it allocates, panics, starts a thread or loads a library.
 
 use super::order::{StackLabel, ThreadSnapshot};
 use std::cell::UnsafeCell;

@@ -16,7 +16,7 @@ use std::io::{self, Write};
 /// 50,000 of depth 60 are about 30 MiB, in the child.
 const MAX_STACKS: usize = 50_000;
 
-/// The stack that counts the samples beyond the limit.
+/// The name of the stack that gets the samples of all stacks beyond the limit.
 const LEFT_OUT: &str = "[stacks beyond the bound]";
 
 /// One source line of an address, from the debug information or the symbol table.

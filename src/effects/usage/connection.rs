@@ -79,8 +79,8 @@ impl Stream for Incoming {
 
 impl Peer {
     /// Whether the client has read (nearly) everything sent to it. Linux reports a unix socket as writable while at
-    /// most a quarter of its send buffer waits to be read, and that quarter is one small packet here. A closed
-    /// connection counts as read.
+    /// most a quarter of its send buffer waits to be read, and that quarter is one small packet here. For a
+    /// closed connection the answer is true.
     pub(super) fn has_read(&self) -> bool {
         let Some(socket) = self.0.upgrade() else { return true };
         let mut asked = [PollFd::new(&*socket, PollFlags::OUT)];

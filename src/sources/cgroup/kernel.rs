@@ -1,9 +1,9 @@
-//! Reads files of cgroups: from files kept open while the limit allows it, else below held directories, else by their
-//! whole path.
+//! Reads files of cgroups. Some files stay open while the limit of open files allows it. The others are opened below an
+//! open directory, or by their whole path if the limit leaves no room for the directory.
 //!
 //! ```text
-//!   keep   pread of a kept-open file ─┐
-//!   take   below a held directory     ├─▶ parsed ─▶ Reading
+//!   keep   pread of an open file     ─┐
+//!   take   below an open directory    ├─▶ parsed ─▶ Reading
 //!          by the whole path          ┘      └─ file not found: is the whole cgroup gone?
 //! ```
 //!
@@ -60,7 +60,7 @@ pub(super) enum Kept {
 #[derive(Debug, Default)]
 pub(super) struct Directories(pub(super) [Kept; CONTROLLERS]);
 
-/// Entries of [`Directories`]: one for each [`CgroupController`]. In a v2 tree they are one directory, held once.
+/// Entries of [`Directories`]: one for each [`CgroupController`]. In a v2 tree they are one directory, opened once.
 const CONTROLLERS: usize = 6;
 
 /// A cgroup that no longer exists.
@@ -125,7 +125,7 @@ impl CgroupFileReader {
     ) -> Result<u32, Absence> {
         let tree = self.layout.walked();
         // In a v2 tree all controllers share entry 0. In v1 the memory tree, where mounted, is the walked one, and its
-        // directory is usually held already.
+        // directory is usually open already.
         let held = &mut directories.0
             [if matches!(self.layout.trees, CgroupTrees::One(_)) { 0 } else { CgroupController::Memory as usize }];
         let own = self.layout.tree(CgroupController::Memory) == Some(tree);

@@ -25,7 +25,8 @@ pub fn members(reader: &mut KernelFileReader, tree: &[u8], path: &str, pids: &mu
 /// Like [`members`], with an open directory of the cgroup. `others` of its child cgroups are known by themselves (a
 /// pod's containers); if there are no more than these, no directory is listed.
 ///
-/// # Errors Like [`members`].
+/// # Errors
+/// Like [`members`].
 pub fn members_in(
     reader: &mut KernelFileReader,
     directory: impl AsFd,

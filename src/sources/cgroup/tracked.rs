@@ -1,18 +1,23 @@
 //! One cgroup: its open files and its last readings.
 //!
 //! ```text
-//!   every period        CPU time and memory usage, one pread each from files that are kept open
-//!   every slow period   the rest: memory, CPU times and tasks from files that are kept open too; all others are
-//!                       opened, read and closed below directories that are held. Keeping all eleven open for each
-//!                       of 300 cgroups would cost the kernel some 16 MiB; resolving the whole path again for each
-//!                       file is half of the cost of reading
-//!   every sixth of those   limits, which only a resize of the pod changes; throttling where there is no quota; v1
-//!                       block I/O while the kernel does not count it
+//!   every period         CPU time and memory usage; v2 also user time, system time and throttling (in the same file)
+//!   every slow period    memory, tasks, processes, block I/O, pressure; v1 also user and system time, and throttling
+//!                        if the cgroup has a quota
+//!   every sixth slow     all of these even if the cgroup is idle; the limits, which only a resize of the pod changes;
+//!   reading              files that were missing (v2 swap, pressure); v1 throttling without a quota, and v1 block I/O
+//!                        where the kernel did not count it
 //! ```
 //!
-//! A cgroup that used no CPU time and whose memory did not change since its last slow reading is idle. Values that only
-//! its own processes can change are not read again; they get a new time. Half of the cgroups of a usual node (every
-//! sandbox among them) are idle.
+//! The two files of every period stay open and cost one `pread` each. Of the eleven files of a slow reading three stay
+//! open: memory, tasks and the v1 CPU times. The others are opened, read and closed below directories that stay open.
+//! To keep all eleven open for each of 300 cgroups would cost the kernel some 16 MiB; to resolve the whole path again
+//! for each file is half of the cost of reading.
+//!
+//! A cgroup is idle if it used no CPU time and its memory usage did not change since its last slow reading. Half of the
+//! cgroups of a usual node (every sandbox among them) are idle. In an idle cgroup the agent does not read again what
+//! only its own processes can change: memory, tasks, processes, and in v1 CPU times, throttling and block I/O. The last
+//! values get a new time. Pressure and v2 block I/O are read even if the cgroup is idle.
 
 use crate::cgroup::kernel::{CgroupFileReader, CgroupGone, Directories, Kept};
 use crate::cgroup::layout::{CgroupController, CgroupTrees};

@@ -103,7 +103,7 @@ impl CgroupWalk {
         full: bool,
         mut keep: impl FnMut(FoundCgroup) -> bool,
     ) -> u32 {
-        // While there is no room for all, every full walk counts those left out again.
+        // While there is no room for all cgroups, every full walk counts again how many are left out.
         let thorough = full && (self.full_looks.is_multiple_of(THOROUGH_EVERY) || self.refused > 0);
         self.full_looks += u64::from(full);
         let mut refused = 0;

@@ -29,7 +29,8 @@ const KEPT: usize = 1024;
 /// Starts the thread `kernel-log`, which passes each error to `tell` until `stop`, or until the call fails. A log that
 /// the agent may not read is logged once and is no failure.
 ///
-/// # Errors When the operating system cannot start a thread.
+/// # Errors
+/// When the operating system cannot start a thread.
 /// When the operating system has no thread to give.
 pub(super) fn spawn(
     reporter: Reporter,

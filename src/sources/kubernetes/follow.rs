@@ -1,10 +1,15 @@
 //! Lists and watches the pods of this node, and keeps the store equal to the API server's state while the agent runs.
 //!
 //! ```text
-//!   list ──version──▶ watch ──event──▶ store, version ──▶ a report at most every 20 ms
-//!    ▲                  │ ended in time, or broke: again from the same version
-//!    └── 410, garbage ◀─┘
+//!   list ──version──▶ watch ──event──▶ store, newest version ──▶ reports the pods, at most once in 20 ms
+//!    ▲                 │ ▲
+//!    │                 ├─┘  ends or fails: the next watch starts at the newest version
+//!    └─────────────────┘    version too old (410) or unusable answer: new list
 //! ```
+//!
+//! The newest version is that of the last event, or that of the list if there was no event. After a failure the agent
+//! waits before it asks again. A new list follows an answer 400, 404, 410, 422 or 504, and an answer that is too large
+//! or cannot be read.
 
 use super::connect::ApiConnection;
 use super::pods_client::{Age, Answer, PodsClient, SILENCE, Unanswered};

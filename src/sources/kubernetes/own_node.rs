@@ -39,7 +39,8 @@ impl OwnNodeReader {
     /// Reads the Node once. The answer may be as old as the API server's cache, so this is cheap enough for every few
     /// seconds.
     ///
-    /// # Errors A sentence for the log.
+    /// # Errors
+    /// A sentence for the log.
     pub async fn look(&self) -> Result<NodeObject, String> {
         self.ask("?resourceVersion=0").await
     }
@@ -47,7 +48,8 @@ impl OwnNodeReader {
     /// Reads the Node once as it is in etcd now. A cache that lags would show a node lock that was released, or miss
     /// one that was just taken.
     ///
-    /// # Errors A sentence for the log.
+    /// # Errors
+    /// A sentence for the log.
     pub async fn look_now(&self) -> Result<NodeObject, String> {
         self.ask("").await
     }

@@ -1,10 +1,11 @@
-//! The pods of this node, made from a list and the watch events after it, and the order in which they came. The store
-//! is bounded, and does not depend on the order of a list.
+//! Holds the pods of this node, at most [`MAX_POD_OBJECTS`], and the order in which they came. They come from a list
+//! and from the watch events after it.
 //!
-//! The order follows the kubelet's, which watches the same pods. The kubelet admits pods from a watch one after the
-//! other as they come. Pods from a list it sorts by creation time, in whole seconds (`sliceutils.PodsByCreationTime`).
-//! Within a second the kubelet has no fixed order; here the pod with the older resource version comes first. For a pod
-//! that the kubelet has not handled yet, the newest version is usually that of its binding.
+//! The order is as close as possible to the order in which the kubelet admits the pods. The kubelet watches the same
+//! pods. It admits the pods of a watch as they come. It sorts the pods of a list by creation time in whole seconds
+//! (`sliceutils.PodsByCreationTime`); pods of the same second have no fixed order there. The store sorts the pods of
+//! one second by resource version, because the last write to a pod that the kubelet has not handled yet is usually its
+//! binding. A pod that the store knows already keeps its place.
 
 use model::id::PodUid;
 use model::pod::{MAX_POD_OBJECTS, Pod, PodList};

@@ -122,7 +122,8 @@ impl Watch {
 
     /// Waits for an event, and takes all events that are there.
     ///
-    /// # Errors When the folder itself is gone, or the watch cannot be read.
+    /// # Errors
+    /// When the folder itself is gone, or the watch cannot be read.
     async fn happened(&mut self) -> Result<()> {
         loop {
             let mut ready = self.events.readable().await?;

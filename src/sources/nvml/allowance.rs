@@ -1,6 +1,6 @@
 //! Limits how often an expensive call may be made out of turn.
 //!
-//! What must never happen here: an endless cause that leads to endless calls.
+//! What must never happen here: a cause that never ends leads to calls without a limit.
 
 use model::time::Monotonic;
 use std::time::Duration;

@@ -36,7 +36,7 @@ pub(super) const WAIT: Duration = Duration::from_secs(1);
 const WAIT_MS: u32 = 1000;
 /// Pause after a wait that failed, so that a library that fails at once does not spin.
 const PAUSE: Duration = Duration::from_secs(1);
-/// So many failed waits in a row are reported: they last as long as a wait that counts as hanging.
+/// So many failed waits in a row are reported: together they last as long as a wait that is reported as hanging.
 const FAILURES: u32 = 3;
 /// `NVML_…INSTANCE_ID` for "no instance".
 const NO_INSTANCE: u32 = u32::MAX;

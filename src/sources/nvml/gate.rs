@@ -1,9 +1,15 @@
-//! Whether the NVML library may be open. An operator asks for it to be closed; the poller closes it and reports that.
+//! The driver gate says whether the NVML library may be open. An operator asks the agent to close it. The poller closes
+//! it and records that here.
 //!
 //! ```text
-//!   Held ──release──▶ LettingGo ──the poller has closed the library──▶ Released ──taken back, or time is over──▶ Held
-//!                         └──the poller cannot close it──▶ Held, with the reason
+//!   Held ──release──▶ LettingGo ──the poller has closed the library──▶ Released
+//!    ▲ ▲                │    │                                            │
+//!    │ └─cannot close───┘    │                                            │
+//!    └──take_back, expire────┴────────────────────────────────────────────┘
 //! ```
+//!
+//! If the poller cannot close the library, `Held` has the reason. `release` in `LettingGo` or `Released` only sets a
+//! new end. `Held` also means that no driver is loaded: the agent opens the library as soon as there is one.
 
 use model::driver_hold::DriverHold;
 use model::time::Monotonic;

@@ -29,7 +29,8 @@ impl Clone for Instance {
 
 /// The instances of a GPU, ordered by GPU instance and compute instance. `total` is the memory of the whole GPU.
 ///
-/// # Errors When one of its slots cannot be read: a list without that slot would look complete.
+/// # Errors
+/// When one of its slots cannot be read: a list without that slot would look complete.
 pub(super) fn list(
     look: &mut PollRound<'_>,
     device: &Device<'static>,

@@ -64,7 +64,8 @@ pub(super) struct Inventory {
 /// A known GPU is found by its PCI slot: indices change when another GPU leaves the bus, and a GPU that hangs must not
 /// be asked for its index.
 ///
-/// # Errors When NVML does not tell the number of GPUs.
+/// # Errors
+/// When NVML does not tell the number of GPUs.
 pub(super) fn take(place: Place<'_>, before: &[Known]) -> Result<Inventory, Absence> {
     let count = place.pulse.call(None, || place.nvml.device_count())?;
     let mut round =
@@ -187,7 +188,8 @@ impl Round<'_> {
     }
 }
 
-/// Reads the identity of the GPU of a handle.
+/// Reads the identity, board data and MIG instances of the GPU behind an NVML handle. Where a read fails, the value of
+/// the last inventory stays. Fails if the UUID cannot be read.
 fn identify(
     place: Place<'_>,
     (mut look, index): (PollRound<'_>, u32),

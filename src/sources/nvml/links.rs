@@ -3,7 +3,7 @@
 //! There are three generations of counters, and a GPU has one or two of them: one call for each kind (Pascal to
 //! Ampere), fields with the same meaning (Hopper), fields with other counts (Blackwell and later).
 //!
-//! What must never happen here: an error that was not counted, shown as no error.
+//! What must never happen here: a kind of error that the driver did not count is shown as 0 errors.
 
 use crate::nvml::absence::{INVALID_ARGUMENT, lasting, reason};
 use crate::nvml::polled_gpu::{PolledGpu, of_field};

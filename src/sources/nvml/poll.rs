@@ -147,7 +147,7 @@ impl Poller {
         }
         self.free();
         if let Err(why) = self.session.release() {
-            tracing::warn!("the GPU driver cannot be let go of: {why}");
+            tracing::warn!("the GPU driver cannot be released: {why}");
             gate.refuse(why);
             return false;
         }

@@ -46,7 +46,8 @@ impl<'a> PollRound<'a> {
 
     /// Makes the call named `name` about one index of a list; `None` if it answered with one of `nothing`.
     ///
-    /// # Errors The reason for any other error: then it is unknown what this index holds.
+    /// # Errors
+    /// The reason for any other error: then it is unknown what this index holds.
     pub(super) fn place<T>(
         &mut self,
         name: &'static str,

@@ -222,8 +222,8 @@ pub(super) struct OwnUse {
 }
 
 impl OwnUse {
-    /// Neither the plain call nor a buffer without new samples tells how long its value was valid. The agent counts it
-    /// for at most this long, which is the time between two process lists.
+    /// Neither the plain call nor a buffer without new samples tells how long its value was valid. The agent lets
+    /// it cover at most this long, which is the time between two process lists.
     const LONGEST: Duration = Duration::from_secs(5);
 
     /// Adds a percentage for a number of microseconds.

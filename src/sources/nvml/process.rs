@@ -160,7 +160,8 @@ fn settled(card: &mut PolledGpu, clients: &mut Clients, owners: &mut OwnerReader
 
 /// NVML's three lists merged, by PID.
 ///
-/// # Errors When one of them cannot be read: the rest would look like the whole list.
+/// # Errors
+/// When one of them cannot be read: the rest would look like the whole list.
 fn lists(card: &mut PolledGpu, clients: &mut Clients) -> Result<BTreeMap<u32, Listed>, Absence> {
     let device = &card.known.device;
     let asker = &mut card.asker;

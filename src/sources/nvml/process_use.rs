@@ -24,8 +24,8 @@ use std::time::Duration;
 const SHORTEST_WINDOW: Duration = Duration::from_secs(2);
 /// The longest time, in microseconds, that one sample of NVML covers: `nvml.h` says a sixth of a second to one second.
 const LONGEST_REFRESH: u64 = 1_000_000;
-/// Samples of one process no further apart than this belong to one run, and the later one counts for all of the time
-/// between: with a read every second, one refresh may be missed. Any other sample counts for one refresh.
+/// Two samples of one process that are no further apart than this belong to one run, and the later one covers all of
+/// the time between them: with a read every second, one refresh may be missed. Any other sample covers one refresh.
 const ONE_RUN: u64 = 2 * LONGEST_REFRESH;
 /// Most samples kept between two lists: eight for each process that can be listed. The rest of a longer answer is
 /// dropped.
@@ -243,8 +243,8 @@ struct Window {
 }
 
 impl Window {
-    /// The mean, weighted by time. A sample counts for the time since the previous one of the same process, or for one
-    /// refresh if that is longer ago; time without a sample is idle.
+    /// The mean, weighted by time. A sample covers the time since the previous one of the same process, or one refresh
+    /// if that is longer ago; time without a sample is idle.
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a few seconds")]
     fn mean(&self, samples: &[ProcessUtilizationSample], value: Value) -> f64 {
         let started = self.started.map_or(0, |started| started.0);

@@ -84,7 +84,8 @@ impl Session {
 
     /// The library; opens it if needed.
     ///
-    /// # Errors Why the library cannot be opened.
+    /// # Errors
+    /// Why the library cannot be opened.
     pub(super) fn open(&mut self) -> Result<&'static Nvml, Missing> {
         if let Some(nvml) = self.loaded.filter(|_| self.open) {
             return Ok(nvml);
@@ -128,8 +129,8 @@ impl Session {
     /// Makes every thread leave the library and closes all its sessions, so that no file of the driver stays open. The
     /// caller must hold no handle or sample of a GPU.
     ///
-    /// # Errors Why the library stays open.
-    /// Why it stays open.
+    /// # Errors
+    /// Why the library stays open.
     pub(super) fn release(&mut self) -> Result<(), &'static str> {
         let Some(nvml) = self.loaded else { return Ok(()) };
         if self.pulse.skips_any() {

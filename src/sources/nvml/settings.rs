@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Settings {
     /// The library; `None` asks the dynamic linker for `libnvidia-ml.so.1`.
     pub library: Option<PathBuf>,
-    /// Roots of the file trees in which processes are looked up.
+    /// Where the host's `/proc`, `/sys` and cgroup tree are mounted.
     pub roots: HostRoots,
     /// Time between two rounds of the cheap calls.
     pub period: Duration,

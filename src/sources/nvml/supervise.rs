@@ -87,7 +87,7 @@ struct Seat {
     pulse: Arc<Heartbeat>,
     thread: JoinHandle<()>,
     stuck: Option<Stuck>,
-    /// It was reported which GPU that call counts against.
+    /// Whether the GPU that is blamed for the overdue call has been reported.
     counted: bool,
 }
 
@@ -134,7 +134,8 @@ impl Supervisor {
 
     /// Starts a poller that skips these GPUs.
     ///
-    /// # Errors When the operating system cannot start a thread.
+    /// # Errors
+    /// When the operating system cannot start a thread.
     pub(super) fn seat(&mut self, skipped: BTreeSet<GpuKey>) -> std::io::Result<()> {
         let pulse = Arc::new(Heartbeat::skipping(skipped));
         let proven = matches!(self.source, GpuSourceState::Working { .. });
@@ -314,10 +315,10 @@ impl Supervisor {
         }
     }
 
-    /// Reports once, as `GpuStalled`, the GPU against which an overdue call counts. A call counts against its GPU if it
-    /// hangs, or if a call of another poller began and returned while it was already late. A call about no particular
-    /// GPU counts against all GPUs if it hangs. If no call returns for some seconds, other programs keep the driver
-    /// busy, and no GPU is to blame.
+    /// Reports once, as `GpuStalled`, the GPU that is to blame for an overdue call. The GPU of the call is to blame if
+    /// the call hangs, or if a call of another poller began and returned while this call was already late. If a call
+    /// about no particular GPU hangs, all GPUs are to blame. If no call returns for some seconds, other programs keep
+    /// the driver busy, and no GPU is to blame.
     fn count(&mut self, now: Monotonic) {
         let answered = self.seats.iter().filter(|seat| seat.works()).filter_map(|seat| seat.pulse.answered()).max();
         let patience = self.settings.patience.absent_after;

@@ -3,7 +3,7 @@
 //! ```text
 //!   eth0  eth1        counted: sysfs names a device for each
 //!   bond0  bond0.100  br0  wg0  veth…   not: their bytes pass eth0 or eth1 as well, or never leave the machine
-//!   a VF below the synthetic interface that counts for it (Azure, virtio failover), a representor (`pf0vf1`)   not
+//!   a VF whose bytes the synthetic interface above it counts (Azure, virtio failover), a representor (`pf0vf1`)   not
 //! ```
 //!
 //! Where sysfs names no device at all, the interfaces are selected by name. That happens if sysfs is not mounted, if it
@@ -71,7 +71,7 @@ impl Interfaces {
         reader.link(&device).is_ok()
     }
 
-    /// Whether the interface is enslaved to one that has a device itself, and so counts for both.
+    /// Whether the interface is enslaved to another one that has a device itself and so counts the bytes of both.
     fn is_below_another(&self, reader: &mut KernelFileReader, name: &[u8]) -> bool {
         let Ok(master) = reader.link(&[&self.net, name, b"/master"]) else { return false };
         let master = master.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();

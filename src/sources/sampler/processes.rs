@@ -127,7 +127,8 @@ impl ProcessPasses {
 
     /// One turn: reads a slice if a pass is due. Returns the pass when it is complete.
     ///
-    /// # Errors Why processes cannot be listed; all known processes are forgotten.
+    /// # Errors
+    /// Why processes cannot be listed; all known processes are forgotten.
     pub fn some(&mut self, now: Monotonic) -> Option<Result<ProcessPass, Absence>> {
         if self.waiting.is_none() && now < self.due {
             return None;
@@ -298,7 +299,7 @@ mod tests {
         fs::write(at.join("io"), "read_bytes: 1\nwrite_bytes: 2\n").unwrap();
     }
 
-    /// A folder in memory where possible: thousands of files on a disk take long.
+    /// A temporary folder, in `/dev/shm` if possible: creating thousands of files on a disk is slow.
     fn folder() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
     }

@@ -299,7 +299,7 @@ fn pods_that_come_and_go_at_fifty_a_second_are_all_seen_and_leave_nothing() {
         let open = fs::read_dir("/proc/self/fd").unwrap();
         open.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect()
     };
-    // One pod stays, so that the directories above pods are held before and after.
+    // One pod stays, so that the directories above pods are open before and after.
     let mut stays = Pods::prepare("/sys/fs/cgroup".as_ref()).unwrap();
     stays.add(1_000_000, 1, &["sleep", "1000"]).unwrap();
     let mut table = table(5);

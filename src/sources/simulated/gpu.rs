@@ -230,7 +230,7 @@ impl SimulatedGpu {
         sample.memory_free = Reading::Measured(all.less(used).less(reserved), at);
     }
 
-    /// Sets power and the values that depend on it.
+    /// Sets power, energy, temperatures and NVLink bytes, unless the product has no power reading.
     fn put_heat(&self, sample: &mut GpuSample, busy: f64, at: Monotonic) {
         let Some(watts) = self.watts(busy) else { return };
         sample.power = Reading::Measured(Watts(watts), at);

@@ -1,23 +1,23 @@
-//! `addresses.json` in the state directory: where a running agent is to be found, for scripts and for those who let the
-//! kernel choose a port. The same as the first log line says, and the token of operators. Nothing depends on it, so a read-only root or a full disk
-//! is one warning.
+//! `addresses.json` in the state directory: the addresses of the running agent, for scripts and for settings with port
+//! 0. It has the values of the first log line, and the operator token. The agent runs without it, so a read-only root
+//! or a full disk causes one warning only.
 
 use effects::state_file::StateFile;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-/// In the state directory.
+/// The name of the file in the state directory.
 const FILE: &str = "addresses.json";
-/// Far more than five addresses.
+/// Largest file that is read, far more than five addresses need.
 const MAX_BYTES: usize = 64 << 10;
 
-/// The file with what was written into it, removed when the agent ends unless another agent has written it anew.
+/// The file and its content. The agent removes the file at its end, unless another agent has written it meanwhile.
 #[derive(Debug)]
 pub(crate) struct Addresses(Option<(StateFile, String)>);
 
 impl Addresses {
-    /// Writes it for nobody else: it holds a token.
+    /// Writes the file, readable for its owner only, because it contains a token.
     pub(crate) fn write(directory: &Path, content: &serde_json::Value) -> Addresses {
         let (file, text) = (StateFile::new(directory, FILE), format!("{content:#}\n"));
         file.sweep();
@@ -32,8 +32,8 @@ impl Addresses {
     }
 }
 
-/// A secret of this life of the program, which stands in the state directory: who can read it is an operator. Without random
-/// bytes nobody is.
+/// The operator token: a secret for one run of the agent, in a file of the state directory. A caller who can read the
+/// file counts as an operator. Without random bytes the token is empty, and no caller does.
 pub(super) fn operator_token() -> Arc<str> {
     let mut bytes = [0; 16];
     let mut hex = String::new();
@@ -43,10 +43,10 @@ pub(super) fn operator_token() -> Arc<str> {
     hex.into()
 }
 
-/// The admin port of the agent that runs with this state directory, and the token of its operators.
+/// Reads the admin port of the agent that runs with this state directory, and its operator token.
 ///
 /// # Errors
-/// A sentence that says why it is not known.
+/// The reason why they are not known, as a sentence.
 pub(super) fn admin(directory: &Path) -> Result<(SocketAddr, String), String> {
     let file = StateFile::new(directory, FILE);
     let path = file.path().display();
@@ -66,7 +66,7 @@ impl Drop for Addresses {
             file.read(MAX_BYTES).is_ok_and(|now| now.is_some_and(|now| now == text.as_bytes()))
         };
         if let Some((file, _)) = self.0.as_ref().filter(is_ours) {
-            // It may be gone already, with the whole directory.
+            // The file may be gone already, with the whole directory.
             let _ = file.remove();
         }
     }

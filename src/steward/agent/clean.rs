@@ -1,9 +1,10 @@
-//! Takes from Nodes what agents wrote there: labels and annotations that are ours by their field manager, and nothing else.
+//! Removes from Nodes the labels and annotations that agents wrote, and nothing else. The field manager shows which
+//! ones they are.
 //!
 //! ```text
-//!   agent --clean-node         this node, after its agent has ended
-//!   agent --clean-node=all     every node, after the last agent has: the chart's hook at `helm uninstall`
-//!   a running agent            its own, when the last GPU is gone
+//!   agent --clean-node         its own Node, after the agent there has ended
+//!   agent --clean-node=all     all Nodes, after the last agent has ended: the chart's hook at `helm uninstall`
+//!   a running agent            its own Node, when the last GPU is gone
 //! ```
 
 use decide::labels::{self, Labelling, PresentLabel};
@@ -13,24 +14,24 @@ use sources::kubernetes::ApiConnection;
 use sources::kubernetes::own_node::{node_now, nodes_now};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use wire::key;
+use wire::annotation_keys;
 use wire::node::NodeObject;
 
 /// Tries for a Node that changes meanwhile: the kubelet writes on it every few seconds at most.
 const TRIES: usize = 5;
-/// An agent that still runs looks at its Node this often at least, and writes anew what was taken away.
+/// A running agent reads its Node at least this often, and writes again what was removed.
 const LOOKS_WITHIN: Duration = Duration::from_secs(15);
 
-/// Whose Nodes.
+/// The Nodes to clean.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The one of this name.
+    /// The Node of this name.
     One(NodeName),
-    /// Every one.
+    /// Every Node.
     All,
 }
 
-/// What of a Node is ours.
+/// The annotations and labels of a Node that agents wrote.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Ours {
     annotations: Vec<&'static str>,
@@ -38,49 +39,52 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    /// What stands on this Node and was written by agents. HAMi's scheduler writes its question over our handshake; it is left
-    /// to whoever answers it where the list of GPUs is not ours.
+    /// Finds them on this Node. HAMi's scheduler overwrites the handshake with its question. Such a question counts as
+    /// the agent's only where the register annotation is the agent's; else it is left for the plugin that answers it.
     pub(super) fn on(node: &NodeObject) -> Ours {
-        let register = node.annotated_by(key::REGISTER, ANNOTATOR);
-        let asked = register && node.annotation(key::HANDSHAKE).is_some();
-        let rows = [(register, key::REGISTER), (asked || node.annotated_by(key::HANDSHAKE, ANNOTATOR), key::HANDSHAKE)];
-        let labels = labels::due(Labelling::Off, None, &standing(node), (false, key::LABEL_PRESENT));
+        let register = node.annotated_by(annotation_keys::REGISTER, ANNOTATOR);
+        let asked = register && node.annotation(annotation_keys::HANDSHAKE).is_some();
+        let rows = [
+            (register, annotation_keys::REGISTER),
+            (asked || node.annotated_by(annotation_keys::HANDSHAKE, ANNOTATOR), annotation_keys::HANDSHAKE),
+        ];
+        let labels = labels::due(Labelling::Off, None, &standing(node), (false, annotation_keys::LABEL_PRESENT));
         Ours {
             annotations: rows.into_iter().filter_map(|(ours, key)| ours.then_some(key)).collect(),
             labels: labels.into_keys().collect(),
         }
     }
 
-    /// Whether there is nothing.
+    /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.annotations.is_empty() && self.labels.is_empty()
     }
 
-    /// Takes it away from the Node that it was seen on.
+    /// Removes them from the Node on which they were found.
     pub(super) async fn remove(&self, api: &ApiServer, seen: &NodeObject) -> Result<(), NotWritten> {
         api.clean_node((&self.annotations, &self.labels), &seen.version).await
     }
 }
 
-/// Labels of a Node that we might write, and whose each is.
+/// The labels of a Node that an agent may write, each with its writer.
 pub(super) fn standing(node: &NodeObject) -> BTreeMap<&'static str, PresentLabel> {
     let one = |key: &&'static str| {
         let (ours, others) = (node.written_by(key, LABELLER), node.written_by_another(key, LABELLER).is_some());
         Some((*key, PresentLabel { value: node.label(key)?.to_owned(), ours, others }))
     };
-    key::LABELS.into_iter().flatten().filter_map(one).collect()
+    annotation_keys::LABELS.into_iter().flatten().filter_map(one).collect()
 }
 
-/// Cleans, and says of how many Nodes something was taken.
+/// Cleans the Nodes, and returns the number of Nodes from which it removed something.
 ///
 /// # Errors
-/// A sentence that says what could not be done, and what to do.
+/// A sentence that says what failed, and what to do.
 pub(crate) async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<usize, String> {
     let cleaned = round(connection, scope).await?;
     let who = match scope {
         Scope::One(_) => "the agent of this node",
         Scope::All => {
-            // Those that are about to end may write once more.
+            // An agent that is about to end may write once more.
             let pause = if cleaned > 0 { LOOKS_WITHIN } else { Duration::ZERO };
             tokio::time::sleep(pause).await;
             "an agent"
@@ -95,7 +99,7 @@ pub(crate) async fn clean(connection: &ApiConnection, scope: &Scope) -> Result<u
     match again.first() {
         None => Ok(cleaned),
         Some(first) => Err(format!(
-            "{who} still runs and has written anew what was taken away ({} Nodes, {first} first); end it, and try again",
+            "{who} still runs and has written again what was removed ({} Nodes, {first} first); stop it, and try again",
             again.len()
         )),
     }
@@ -120,10 +124,11 @@ async fn round(connection: &ApiConnection, scope: &Scope) -> Result<usize, Strin
             match ours.remove(&api, node).await {
                 Ok(()) => {
                     cleaned += 1;
-                    tracing::info!(node = node.name, annotations = ?ours.annotations, labels = ?ours.labels, "taken away from the Node");
+                    tracing::info!(node = node.name, annotations = ?ours.annotations, labels = ?ours.labels, "removed from the Node");
                 }
                 Err(NotWritten::Refused { code: 404, .. }) => {}
-                // It has changed since it was read, or this one is refused and others are not.
+                // The Node has changed since it was read (409), or the API server refuses this Node and maybe not
+                // others.
                 Err(error) => last = Some(error),
             }
         }

@@ -1,4 +1,4 @@
-//! Tells the running agent, at its admin port, that what has happened to a GPU is mended.
+//! Clears incidents of a GPU in the running agent, through its admin port.
 
 use super::addresses;
 use crate::settings::Settings;
@@ -12,30 +12,30 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// For the whole question; the agent waits for at most 5 s itself.
+/// Time limit of the whole request. The agent itself waits at most 5 s.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A line for each of 64 GPUs.
+/// Largest answer that is read, enough for a line for each of 64 GPUs.
 const MAX_ANSWER: usize = 64 << 10;
 
-/// Why nothing was cleared, as a sentence.
+/// The reason why nothing was cleared, as a sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NotCleared(String);
 
 impl NotCleared {
-    /// What the operating system refused.
+    /// An error of the operating system.
     pub(crate) fn io(doing: &str, error: &std::io::Error) -> NotCleared {
         NotCleared(format!("cannot {doing}: {error}"))
     }
 }
 
-/// Asks, and gives back what the agent says.
+/// Sends the request, and returns the agent's answer.
 ///
 /// # Errors
-/// A sentence that says what could not be done, and what to do.
+/// A sentence that says what failed, and what to do.
 pub(crate) async fn clear(settings: &Settings, which: &str) -> Result<String, NotCleared> {
     let (admin, operator) = addresses::admin(&settings.state_dir).map_err(NotCleared)?;
-    // A port on every address is asked on this machine.
+    // A port that listens on every address is reached on loopback.
     let admin = if admin.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], admin.port())) } else { admin };
     if settings.admin_tls.is_some() {
         return Err(NotCleared(format!(
@@ -53,7 +53,7 @@ pub(crate) async fn clear(settings: &Settings, which: &str) -> Result<String, No
 
 async fn ask(admin: SocketAddr, which: &str, token: &str) -> Result<String, NotCleared> {
     let failed = |error: &dyn std::error::Error| NotCleared(format!("cannot ask the agent at {admin}: {error}"));
-    // One that was killed leaves its address behind.
+    // An agent that was killed leaves its address file behind.
     let gone = |error| {
         NotCleared(format!("no agent answers at {admin}, where the last one with this --state-dir was: {error}"))
     };
@@ -74,7 +74,7 @@ async fn ask(admin: SocketAddr, which: &str, token: &str) -> Result<String, NotC
         if status.is_success() { Ok(text) } else { Err(NotCleared(format!("{admin} answered {status}: {text}"))) }
     };
     tokio::pin!(question);
-    // The connection is driven beside the question and dropped with it.
+    // The connection runs next to the request and is dropped with it.
     tokio::select! {
         answer = &mut question => answer,
         ended = connection => match ended {

@@ -1,4 +1,4 @@
-//! The GPU driver, as operators may ask for it: at the admin port and by a signal.
+//! Releases the GPU driver when an operator asks for it, at the admin port or by a signal.
 
 use effects::admin::DriverControl;
 use effects::admin::release::USUAL;
@@ -9,14 +9,14 @@ use sources::nvml::DriverGate;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// The gate of the driver's library.
+/// Controls the driver gate of the sources.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DriverDoor(pub(super) DriverGate);
 
 impl DriverDoor {
-    /// A signal asks for the usual time.
+    /// Releases the driver for the usual time, after a signal.
     pub(super) fn signalled(&self) {
-        tracing::info!(seconds = USUAL.as_secs(), "asked by a signal to let go of the GPU driver");
+        tracing::info!(seconds = USUAL.as_secs(), "a signal asks to release the GPU driver");
         self.release(USUAL);
     }
 }

@@ -1,5 +1,6 @@
-//! The task that finds out whether the chart's policies are in force, at the start and every hour, by writes that the API server judges and
-//! does not make (`dryRun=All`): for each policy one that it must refuse, and what the agent writes itself.
+//! Finds out at the start and every hour whether the chart's admission policies are in force. It sends dry-run writes
+//! (`dryRun=All`), which the API server checks and does not make: for each policy one write that it must refuse, and
+//! one that the agent itself needs.
 
 use decide::guard::{TriedWrite, judge};
 use effects::apiserver::{AnnotationPatch, ApiServer, DryRun, NotWritten};
@@ -12,21 +13,22 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use wire::key;
+use wire::annotation_keys;
 
-/// Until the second look, and twice as long after each further one. A policy holds some seconds after it was made, and the
-/// first pod of a node may come late.
+/// Pause before the second check, doubled after each further one. A policy takes effect some seconds after its
+/// creation, and the first pod of a node may come late.
 const FIRST: Duration = Duration::from_secs(10);
-/// At most so long: a cluster that is not guarded may stay so, and every look is seven requests of every node.
+/// Longest pause while a policy is not in force: a cluster may stay unguarded, and every check is up to six requests
+/// per node.
 const LONGEST: Duration = Duration::from_secs(600);
-/// Between two looks while all are in force: what metric and `/readyz` say holds within the hour after a policy is deleted, and
-/// of a thousand nodes the API server judges two such writes a second.
+/// Pause between two checks while all policies are in force. Metric and `/readyz` show a deleted policy within the
+/// hour, and with a thousand nodes the API server gets two such writes a second.
 const HOURLY: Duration = Duration::from_secs(3600);
 
-/// What is known of each policy.
+/// The known state of each policy.
 pub(crate) type Guards = BTreeMap<AdmissionPolicy, PolicyGuard>;
 
-/// What was found last, and how long it is to the next look.
+/// The result of the last check, and the pause before the next one.
 #[derive(Debug)]
 struct Looks {
     last: Guards,
@@ -40,13 +42,14 @@ impl Default for Looks {
 }
 
 impl Looks {
-    /// What counts of a look. A policy that is not in force counts when it was found so twice: the chart may be in the middle of
-    /// its installation.
+    /// The results of a check that count. A policy that is not in force counts only if two checks in a row found it so:
+    /// the installation of the chart may be under way.
     fn counts<'a>(&self, found: &'a Guards) -> impl Iterator<Item = (&'a AdmissionPolicy, &'a PolicyGuard)> {
         found.iter().filter(|(policy, guard)| **guard == PolicyGuard::InForce || self.last.get(policy) == Some(guard))
     }
 
-    /// Until the next look. A look that found nothing reached no API server, and says nothing of the guard.
+    /// The pause before the next check. A check without results did not reach the API server, and shows nothing about
+    /// the policies.
     fn pause(&mut self, found: Guards, guarded: bool) -> Duration {
         let holds = guarded && !found.is_empty() && found.values().all(|guard| *guard == PolicyGuard::InForce);
         self.last = found;
@@ -58,16 +61,16 @@ impl Looks {
     }
 }
 
-/// Tries the policies.
+/// The task that checks the policies.
 #[derive(Debug)]
 pub(crate) struct Guarding {
-    /// Who writes.
+    /// Sends the dry-run writes.
     pub api: ApiServer,
-    /// The pods of this node: one of them is what writes to pods are tried on.
+    /// The pods of this node. One of them is the target of dry-run writes to pods.
     pub pods: watch::Receiver<Option<Arc<PodList>>>,
-    /// Whether this agent evicts.
+    /// Whether this agent evicts pods.
     pub evicts: bool,
-    /// To whoever shows it.
+    /// Publishes the results.
     pub say: watch::Sender<Guards>,
 }
 
@@ -90,7 +93,7 @@ impl Guarding {
         AdmissionPolicy::ALL.into_iter().filter(move |policy| *policy != AdmissionPolicy::Evictions || evicts)
     }
 
-    /// Whether each policy counts as in force.
+    /// Whether every policy counts as in force.
     fn is_guarded(&self) -> bool {
         let known = self.say.borrow();
         self.policies().all(|policy| known.get(&policy) == Some(&PolicyGuard::InForce))
@@ -111,8 +114,8 @@ impl Guarding {
                 ),
                 PolicyGuard::Hinders => tracing::warn!(
                     policy = name,
-                    "a policy of the chart refuses what this agent has to write; is its token bound to its Node or to a pod there, \
-                     and may its account own systemkeys.gpu-steward.io?"
+                    "a policy of the chart refuses writes that this agent needs: check that its token is bound to its Node or to a \
+                     pod there, and that its account may own systemkeys.gpu-steward.io"
                 ),
             }
             self.say.send_modify(|guards| {
@@ -121,22 +124,22 @@ impl Guarding {
         }
     }
 
-    /// Tries every policy once.
+    /// Checks every policy once.
     async fn look(&self) -> Guards {
-        // Both would change something if they were made; which value does not matter.
-        let forbidden: AnnotationPatch<'_> = &[(key::GUARD_CHECK, Some("1"))];
+        // Each write would change a value, so that the policies judge it; the value itself does not matter.
+        let forbidden: AnnotationPatch<'_> = &[(annotation_keys::GUARD_CHECK, Some("1"))];
         let mut tried: Vec<(AdmissionPolicy, TriedWrite, TriedWrite)> = Vec::new();
-        let sign = self.api.try_node(&[(key::HANDSHAKE, Some("0"))]).await;
-        let sign = answer("a sign of life on our Node", sign);
+        let sign = self.api.try_node(&[(annotation_keys::HANDSHAKE, Some("0"))]).await;
+        let sign = answer("the handshake on the agent's Node", sign);
         let on_node = answer("an annotation that no agent writes on its Node", self.api.try_node(forbidden).await);
         tried.push((AdmissionPolicy::Nodes, on_node, sign));
-        let keys = self.api.try_node(&[(key::GUARD_CHECK_KEYS, Some("1"))]).await;
-        tried.push((AdmissionPolicy::Keys, answer("a system-owned key that nobody writes", keys), sign));
+        let keys = self.api.try_node(&[(annotation_keys::GUARD_CHECK_KEYS, Some("1"))]).await;
+        tried.push((AdmissionPolicy::Keys, answer("a system-owned key that no agent writes", keys), sign));
         if let Some((uid, pod)) = self.a_pod() {
-            let mark = self.api.try_pod(&uid, &pod, &[(key::EVICT, Some("guard-check"))]).await;
+            let mark = self.api.try_pod(&uid, &pod, &[(annotation_keys::EVICT, Some("guard-check"))]).await;
             let other = self.api.try_pod(&uid, &pod, forbidden).await;
             let other = answer("an annotation that no agent writes on pods", other);
-            tried.push((AdmissionPolicy::Pods, other, answer("a mark on a pod of our node", mark)));
+            tried.push((AdmissionPolicy::Pods, other, answer("a mark on a pod of this node", mark)));
             if self.evicts {
                 let none =
                     answer("the eviction of a pod that is not there", self.api.try_eviction(&pod.namespace).await);
@@ -146,7 +149,7 @@ impl Guarding {
         tried.into_iter().filter_map(|(policy, no, yes)| Some((policy, judge(policy, no, yes)?))).collect()
     }
 
-    /// One that will still be there a moment later.
+    /// A pod of this node that is not about to end.
     fn a_pod(&self) -> Option<(PodUid, PodRef)> {
         let pods = self.pods.borrow();
         let pod = pods.as_ref()?.pods.iter().find(|pod| pod.deleted_at.is_none() && !pod.ended())?;
@@ -154,12 +157,12 @@ impl Guarding {
     }
 }
 
-/// What is lost without it.
+/// What is possible while a policy is not in force.
 fn open(policy: AdmissionPolicy) -> &'static str {
     match policy {
         AdmissionPolicy::Nodes => "with this agent's token every field of every Node can be written",
         AdmissionPolicy::Pods => "with this agent's token every pod of the cluster can be changed",
-        AdmissionPolicy::Keys => "whoever may write to pods can take any GPU",
+        AdmissionPolicy::Keys => "any account that may write to pods can take any GPU",
         AdmissionPolicy::Evictions => "with this agent's token every pod of the cluster can be evicted",
     }
 }
@@ -167,23 +170,24 @@ fn open(policy: AdmissionPolicy) -> &'static str {
 fn answer(what: &'static str, written: Result<(), NotWritten>) -> TriedWrite {
     match &written {
         Ok(()) => TriedWrite::Passes,
-        // The policies are asked before the pod is looked for.
+        // The API server asks the policies before it looks for the pod, so this answer means that they let the write
+        // pass.
         Err(NotWritten::Refused { code: 404, text, .. }) if text.contains(DryRun::NO_POD) => TriedWrite::Passes,
         Err(NotWritten::Refused { text, .. }) => refused_by(text).map_or_else(
             || {
-                tracing::debug!(what, why = &**text, "cannot be tried");
+                tracing::debug!(what, why = &**text, "a dry-run write failed");
                 TriedWrite::Unknown
             },
             TriedWrite::RefusedBy,
         ),
         Err(error @ (NotWritten::Slow { .. } | NotWritten::Broken(..))) => {
-            tracing::debug!(what, %error, "cannot be tried");
+            tracing::debug!(what, %error, "a dry-run write failed");
             TriedWrite::Unknown
         }
     }
 }
 
-/// The policy that refuses, by the end of its name: what it begins with is the chart's release.
+/// The policy that refuses, by the end of its name: the name begins with the chart's release.
 fn refused_by(text: &str) -> Option<AdmissionPolicy> {
     let (_, named) = text.split_once("ValidatingAdmissionPolicy '")?;
     let (name, _) = named.split_once('\'')?;

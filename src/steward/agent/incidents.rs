@@ -1,5 +1,5 @@
-//! The task that keeps what has happened to GPUs in the state directory, so that an agent that starts anew does not offer a
-//! GPU that its forerunner had condemned.
+//! Keeps the incidents of GPUs in the state directory, so that after a restart the agent does not offer a GPU that was
+//! unfit before.
 
 use crate::settings::Settings;
 use effects::incidents::{FoundIncidents, IncidentFile};
@@ -10,27 +10,27 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-/// Between two writes: a card that dies tells some tens of errors at once.
+/// Pause between two writes: a GPU that fails reports some tens of errors at once.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Before another try where the file cannot be written.
+/// Pause before the next try if the file cannot be written.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// What is kept, and where.
+/// The task that keeps the incidents.
 #[derive(Debug)]
 pub(super) struct IncidentKeeper {
-    /// `None` where it is not known which boot this is.
+    /// The file; `None` if the boot id of the machine cannot be read.
     file: Option<IncidentFile>,
-    /// What was found.
+    /// The incidents that the file had at the start.
     pub(super) found: Vec<KeptIncidents>,
 }
 
 impl IncidentKeeper {
-    /// Reads what was kept in this boot of the machine. Whatever is wrong with it is told and keeps nothing from starting.
+    /// Reads the incidents that were kept since the machine booted. An error is logged, and the agent starts anyway.
     pub(super) fn open(settings: &Settings) -> IncidentKeeper {
         let file = match sources::boot::boot_id(&settings.roots.procfs) {
             Ok(boot) => IncidentFile::new(&settings.state_dir, boot),
             Err(error) => {
-                tracing::warn!(%error, "cannot tell which boot of the machine this is: a restart of the agent forgets what has happened to GPUs");
+                tracing::warn!(%error, "cannot read the boot id of the machine: a restart of the agent forgets the incidents of GPUs");
                 return IncidentKeeper { file: None, found: Vec::new() };
             }
         };
@@ -38,23 +38,23 @@ impl IncidentKeeper {
             FoundIncidents::Kept(kept) => {
                 for one in &kept {
                     let incidents: Vec<String> = one.incidents.iter().map(|(incident, _)| incident.code()).collect();
-                    tracing::warn!(gpu_uuid = %one.gpu, ?incidents, "this has happened to the GPU before the agent was started");
+                    tracing::warn!(gpu_uuid = %one.gpu, ?incidents, "the GPU had these incidents before the agent started");
                 }
                 kept
             }
             FoundIncidents::Nothing => Vec::new(),
             FoundIncidents::Unreadable(why) => {
-                tracing::warn!("what has happened to GPUs before the agent was started is not known: {why}");
+                tracing::warn!("incidents of GPUs before the agent started are not known: {why}");
                 Vec::new()
             }
         };
         IncidentKeeper { file: Some(file), found }
     }
 
-    /// Writes what is to be kept whenever that changes, until `stop` is cancelled.
+    /// Writes the incidents at each change, until `stop` is cancelled.
     ///
     /// # Errors
-    /// None: what cannot be written is told and tried again.
+    /// None: a failed write is logged and repeated.
     pub(super) async fn run(
         self,
         mut kept: watch::Receiver<Arc<[KeptIncidents]>>,
@@ -67,7 +67,7 @@ impl IncidentKeeper {
         let mut refused = false;
         loop {
             tokio::select! {
-                // What an agent that ends has not changed is the next one's to change.
+                // Without a change the file is left alone: the next agent may have written it already.
                 () = stop.cancelled() => if !kept.has_changed().unwrap_or(false) { return Ok(()) },
                 Ok(()) = kept.changed() => {}
             }
@@ -82,7 +82,7 @@ impl IncidentKeeper {
             if let Err(error) = &written
                 && !refused
             {
-                tracing::warn!(%error, "cannot keep what has happened to GPUs (--state-dir): a restart of the agent forgets it");
+                tracing::warn!(%error, "cannot keep the incidents of GPUs (--state-dir): a restart of the agent forgets them");
             }
             refused = written.is_err();
             if refused {

@@ -1,56 +1,57 @@
-//! Readiness: all latches dropped, and nothing known to be broken.
+//! Readiness: the agent is ready when the first readings have arrived and nothing is known to be broken.
 //!
 //! ```text
 //!   first pass over cgroups ─┐
 //!   first answer about GPUs ─┤
-//!   first list of pods       ┴─▶ opened ──▶ ready, unless GPUs or their events hang or fail, or the usage socket cannot be opened
+//!   first list of pods       ┴─▶ opened ──▶ ready, unless GPUs or their events hang or fail, the agent may not give
+//!                                           GPUs to containers, or the usage socket cannot be opened
 //! ```
 
 use model::observation::{GpuSourceState, Observation};
 use model::plugin::DeviceIsolation;
 use std::sync::Arc;
 
-/// How far an agent is with sharing GPUs.
+/// The progress of an agent's start of sharing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It has begun, and it is not known whether another agent shares here.
+    /// The start has begun. It is not known yet whether another agent shares the GPUs of this node.
     Begins,
-    /// Another agent shares: its end is waited for, with everything prepared for it or not yet.
+    /// Another agent shares the GPUs. This agent waits for its end.
     Follows {
-        /// Whether it may end.
+        /// Whether this agent has prepared everything, so that the other one may end.
         prepared: bool,
     },
-    /// It shares, or is not to.
+    /// The agent shares the GPUs, or runs without sharing.
     #[default]
     Shares,
 }
 
-/// What is waited for and what is broken.
+/// The first readings that have arrived, and the known failures.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Latch {
     cgroups: bool,
     gpus: bool,
-    /// `None` where the list is not waited for.
+    /// `None` if readiness does not wait for the list.
     pods: Option<bool>,
     hanging: bool,
     events_hang: bool,
     events_fail: bool,
     /// No container gets GPUs, because nothing would isolate them.
     unisolated: bool,
-    /// Why the usage socket is not served, if it is not.
+    /// The reason why the usage socket is not served; `None` if it is served.
     pub usage: Option<Arc<str>>,
-    /// An agent that is ready to follow another one is ready: an upgrade ends the other one then.
+    /// An agent that has prepared to follow another one is ready: an upgrade then ends the other one.
     pub progress: Progress,
 }
 
 impl Latch {
-    /// Nothing has been seen. In a cluster the first list of pods is waited for as well: an agent that may not read pods,
-    /// or never could, should not look ready there.
+    /// The state before the first observation. In a cluster readiness also waits for the first list of pods: an agent
+    /// that cannot read pods must not be ready there.
     pub(crate) fn new(in_cluster: bool) -> Latch {
         Latch { pods: in_cluster.then_some(false), ..Latch::default() }
     }
 
-    /// Looks at one observation on its way to the node.
+    /// Takes one observation into account, before the node state does.
     pub(crate) fn see(&mut self, observation: &Observation) {
         match observation {
             Observation::Cgroups(_) => self.cgroups = true,
@@ -68,12 +69,12 @@ impl Latch {
         }
     }
 
-    /// Whether the first looks have been taken.
+    /// Whether the first readings have arrived.
     pub(crate) fn opened(&self) -> bool {
         self.cgroups && self.gpus && self.pods != Some(false)
     }
 
-    /// What `/readyz` answers.
+    /// The answer of `/readyz`.
     pub(crate) fn readiness(&self) -> Result<(), Arc<str>> {
         if self.hanging {
             return Err("all calls to the GPU driver hang; CPU and memory are still sampled".into());
@@ -81,7 +82,7 @@ impl Latch {
         let looks = [
             (
                 self.progress != Progress::Follows { prepared: false },
-                "what it needs to follow the agent that shares GPUs here",
+                "the preparations to follow the agent that shares GPUs here",
             ),
             (self.cgroups, "the first pass over cgroups"),
             (self.gpus, "the first answer about GPUs"),

@@ -1,20 +1,20 @@
-//! The doors: every address is bound before anything is announced, so that a port in use is told at once.
+//! The listeners. The agent binds every address before it announces anything, so that it reports a port in use at once.
 
 use crate::exit::Exit;
 use crate::settings::Settings;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 
-/// What is listened on.
+/// The bound ports.
 #[derive(Debug)]
 pub(crate) struct Listeners {
-    /// `:9410`.
+    /// The port for metrics and API, `:9410`.
     pub http: TcpListener,
-    /// The loopback port, if it is wanted.
+    /// The admin port; `None` if the setting is `none`.
     pub admin: Option<TcpListener>,
 }
 
-/// A door that does not open.
+/// An address that cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {purpose}: {source}; {advice}, or choose another address with --{key}", advice = self.advice())]
 pub(crate) struct ListenError {
@@ -25,7 +25,7 @@ pub(crate) struct ListenError {
 }
 
 impl ListenError {
-    /// The exit code it leads to.
+    /// The exit code of the program.
     pub(crate) fn exit(&self) -> Exit {
         Exit::from_io(&self.source)
     }
@@ -41,10 +41,10 @@ impl ListenError {
 }
 
 impl Listeners {
-    /// Binds all of them.
+    /// Binds all addresses.
     ///
     /// # Errors
-    /// The first that cannot be bound.
+    /// The first address that cannot be bound.
     pub(crate) fn open(settings: &Settings) -> Result<Listeners, ListenError> {
         let bind = |address, purpose, key| {
             effects::http::bind(address).map_err(|source| ListenError { address, purpose, key, source })
@@ -54,12 +54,12 @@ impl Listeners {
         Ok(Listeners { http, admin: admin.transpose()? })
     }
 
-    /// Where metrics are to be had; differs from the setting where that says port 0.
+    /// The address of the metrics. If the setting has port 0, it has the port that the kernel chose.
     pub(crate) fn metrics(&self) -> String {
         shown(&self.http)
     }
 
-    /// Where profiles are to be had.
+    /// The address of the admin port, or `none`.
     pub(crate) fn admin(&self) -> String {
         self.admin.as_ref().map_or_else(|| "none".into(), shown)
     }

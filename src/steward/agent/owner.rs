@@ -1,4 +1,5 @@
-//! The one task that owns the node's state: takes observations in, shows the view, gives the sign of life.
+//! The one task that owns the node's state: it applies observations, publishes the view and sends heartbeats to the
+//! service manager.
 
 use super::latch::{Latch, Progress};
 use super::tell::tell;
@@ -17,41 +18,41 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// How long after a pass over cgroups the view is made: what belongs to the same pass is reported within this time.
+/// The time from a pass over cgroups to the view. All observations of the same pass arrive within it.
 const SETTLE: Duration = Duration::from_millis(50);
-/// After this long the service manager is told that we are up even if a first look still hangs.
+/// After this time the agent reports to the service manager that it is up, even if a first reading still hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Observations taken in before the clock is looked at again.
+/// Observations that are applied before the timers are checked again.
 const BATCH: usize = 64;
 
-/// The owner.
+/// The owner, with its inputs and outputs.
 #[derive(Debug)]
 pub(crate) struct Owner {
-    /// The state.
+    /// The node's state.
     pub node: NodeState,
-    /// What is waited for before we are ready.
+    /// The conditions of readiness.
     pub latch: Latch,
-    /// From the eyes.
+    /// The observations of the sources.
     pub observations: Observations,
-    /// Why the usage socket is not served, if it is not.
+    /// The reason why the usage socket is not served; `None` if it is served.
     pub usage: watch::Receiver<Option<Arc<str>>>,
-    /// How far sharing is.
+    /// The progress of the start of sharing.
     pub progress: watch::Receiver<Progress>,
-    /// To whoever shares GPUs out.
+    /// The pods of the node, for the sharing task.
     pub pods: watch::Sender<Option<Arc<PodList>>>,
-    /// Operators who say that something is mended.
+    /// Requests of operators to clear incidents.
     pub clears: mpsc::Receiver<ClearIncident>,
-    /// What is to be kept over the end of the program.
+    /// The incidents to keep on disk.
     pub kept: watch::Sender<Arc<[KeptIncidents]>>,
-    /// To the servers.
+    /// The newest view, for the servers.
     pub view: watch::Sender<Arc<NodeView>>,
-    /// To whoever ends the program.
+    /// Notifies the agent that the NVIDIA driver was updated, so that it ends.
     pub replaced: Arc<Notify>,
-    /// To `/readyz`.
+    /// The answer of `/readyz`.
     pub ready: watch::Sender<Result<(), Arc<str>>>,
-    /// Time between two passes.
+    /// The time between two passes of the sampler.
     pub period: Duration,
-    /// What was said again and again.
+    /// The repeated log lines, whose counts the owner logs.
     pub repeats: Repeats,
 }
 
@@ -65,7 +66,7 @@ impl Owner {
         let mut beat_at = begin;
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            // The timers come first: a flood of observations must not keep the view old or the watchdog hungry.
+            // The timers come first: a flood of observations must delay neither the view nor the heartbeat.
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -126,10 +127,10 @@ impl Owner {
     fn clear(&mut self, clear: ClearIncident) {
         let (cleared, remarks) = self.node.clear_incidents(clear.gpu.as_ref());
         for (gpu, _) in &cleared {
-            tracing::warn!(gpu_uuid = %gpu, "an operator has cleared what had happened to the GPU");
+            tracing::warn!(gpu_uuid = %gpu, "an operator has cleared the incidents of the GPU");
         }
         remarks.iter().for_each(|remark| tell(remark, &self.view.borrow()));
-        // Who asked may have given up.
+        // The caller may have closed its connection.
         let _ = clear.answer.send(cleared);
     }
 
@@ -167,7 +168,7 @@ impl Owner {
         }
     }
 
-    /// One line for `systemctl status`.
+    /// The line for `systemctl status`.
     fn summary(&self) -> String {
         let view = self.view.borrow();
         let ready = self.ready.borrow();

@@ -1,8 +1,9 @@
-//! SIGHUP: the configuration file is read again. What can change while running changes; of the rest the log says that
-//! it needs a restart, with the old value and the new one. A bad file changes nothing.
+//! Reads the configuration file again on SIGHUP. Settings that can change while the agent runs change. For each other
+//! changed setting the log says that it needs a restart, with the old and the new value. A file with a mistake changes
+//! nothing.
 
-use crate::settings::key::KEYS;
 use crate::settings::layer::{RawSettings, RawValue};
+use crate::settings::table::KEYS;
 use crate::settings::{Live, Settings};
 use crate::telemetry::level::Level;
 use effects::caller::AllowedHosts;
@@ -13,33 +14,33 @@ use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// A token is a line; more than this is not one.
+/// Longest token file that is read. A token is one line.
 const MAX_TOKEN: u64 = 4096;
 
-/// What holds now, and what a new file is compared with.
+/// The current settings, with which a new file is compared.
 #[derive(Debug)]
 pub(crate) struct Reload {
     spoken: RawSettings,
-    /// As of the start, or the last file that was good; settings that need a restart stay as of the start.
+    /// The values of the start or of the last valid file. A setting that needs a restart keeps its value of the start.
     said: BTreeMap<&'static str, RawValue>,
     live: Live,
     hosts: AllowedHosts,
     http: watch::Sender<http::Settings>,
 }
 
-/// What the HTTP server is told.
+/// The settings of the HTTP server.
 ///
 /// # Errors
-/// A sentence about the token's file.
+/// What is wrong with the token's file, as a sentence.
 pub(crate) fn http_settings(live: &Live, hosts: AllowedHosts) -> Result<http::Settings, String> {
     let api_token = live.api_token_file.as_deref().map(|path| token("API", path)).transpose()?;
     Ok(http::Settings { sets: live.sets, api_token, hosts, clock: sources::clock::now })
 }
 
-/// A token of this purpose.
+/// Reads a token from its file. `purpose` names it in errors.
 ///
 /// # Errors
-/// A sentence about its file.
+/// What is wrong with the file, as a sentence.
 pub(crate) fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
     let mut text = String::new();
     std::fs::File::open(path)
@@ -53,7 +54,7 @@ pub(crate) fn token(purpose: &str, path: &Path) -> Result<Arc<str>, String> {
 }
 
 impl Reload {
-    /// What was said at the start, and the way to the HTTP server.
+    /// Starts from the settings of the start; `http` takes new settings to the HTTP server.
     pub(crate) fn new(
         spoken: RawSettings,
         live: Live,
@@ -64,7 +65,7 @@ impl Reload {
         Reload { spoken, said, live, hosts, http }
     }
 
-    /// Reads the file again.
+    /// Reads the file again, and applies it.
     pub(crate) fn again(&mut self, level: &Level) {
         let (settings, said) = match Settings::hear(&self.spoken) {
             Ok(read) => read,
@@ -91,7 +92,7 @@ impl Reload {
         tracing::info!(changed, "configuration reloaded");
     }
 
-    /// Says what changed; returns how many settings did so while running.
+    /// Logs each changed setting; returns the number of settings that change now, without a restart.
     fn compare(&mut self, mut said: BTreeMap<&'static str, RawValue>) -> usize {
         let mut changed = 0;
         for key in KEYS {

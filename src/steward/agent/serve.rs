@@ -14,35 +14,35 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long a usage socket that cannot be opened is left alone before the next attempt.
+/// Pause between two attempts to open the usage socket after an error.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Between two attempts while the agent before us has it.
+/// Pause between two attempts while the previous agent has the socket.
 const FOLLOWS: Duration = Duration::from_millis(200);
-/// So long after our turn has come it may take to end.
+/// How long the previous agent may keep the socket after this agent's turn has come.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Threads for blocking work of the ports: names are looked up and profiles are taken on threads of their own.
+/// Number of threads for blocking work of the ports. Profiles and the lookup of symbol names have threads of their own.
 const BLOCKING: usize = 2;
-/// Stack of the ports' thread, as of the other runtime's.
+/// Stack size of the ports' thread, the same as in the other runtime.
 const STACK: usize = 1024 * 1024;
 
-/// What every server shows.
+/// The inputs of every server.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
     /// The newest view.
     pub view: watch::Receiver<Arc<NodeView>>,
-    /// Whether we are ready.
+    /// The answer of `/readyz`.
     pub ready: http::Readiness,
-    /// The end.
+    /// Cancelled when the agent ends.
     pub stop: CancellationToken,
 }
 
-/// The ports, on one thread with a runtime of its own: whoever keeps it busy, with scrapes, handshakes or nonsense, takes
-/// nothing from kubelet's calls, the owner of the state and the watchdog.
+/// Serves the HTTP port and the admin port on one thread with its own runtime: clients that keep it busy, with scrapes,
+/// TLS handshakes or invalid requests, do not slow down kubelet's calls, the owner of the state or the watchdog.
 ///
 /// # Errors
-/// When the thread cannot be started, or a port cannot be used.
+/// If the thread cannot be started, or a port cannot be used.
 pub(crate) async fn ports(
     (doors, settings): (Listeners, watch::Receiver<http::Settings>),
     admin: effects::admin::Settings,
@@ -62,17 +62,17 @@ pub(crate) async fn ports(
         tokio::try_join!(open, admin).map(|_| ())
     };
     std::thread::Builder::new().name("ports".into()).stack_size(STACK).spawn(move || {
-        // Nobody waits any more where the program has ended.
+        // The receiver is gone if the agent has ended.
         let _ = ended.send(runtime.block_on(serving));
     })?;
     end.await.unwrap_or_else(|_| Err(std::io::Error::other("the thread of the ports panicked")))
 }
 
-/// `:9410`. New settings mean a new server on the same listener; the old one ends its requests in its own time, so no
-/// connection is refused and none is cut.
+/// Serves `:9410`. For new settings it starts a new server on the same listener, and the old server finishes its
+/// requests, so no connection is refused or cut.
 ///
 /// # Errors
-/// When the listener cannot be used.
+/// If the listener cannot be used.
 pub(crate) async fn http(
     listener: TcpListener,
     mut settings: watch::Receiver<http::Settings>,
@@ -91,11 +91,12 @@ pub(crate) async fn http(
     }
 }
 
-/// The usage socket. Metrics matter more: where it cannot be opened (a read-only root, a full disk) that is an error
-/// line and a reason at `/readyz`, and it is tried again. While it is the socket of the agent before us, that is waited for.
+/// Serves the usage socket. If it cannot be opened (read-only root, full disk), the log has an error line and `/readyz`
+/// a reason, and the task tries again; metrics continue. While the previous agent serves the socket, the task waits for
+/// its end.
 ///
 /// # Errors
-/// When an open socket cannot be used any more.
+/// If an open socket cannot be used any more.
 pub(crate) async fn usage(
     (path, mut opened): (PathBuf, std::io::Result<UnixListener>),
     broken: watch::Sender<Option<Arc<str>>>,
@@ -116,7 +117,7 @@ pub(crate) async fn usage(
             Err(error) if follows && error.kind() == ErrorKind::AddrInUse => {
                 if !std::mem::replace(&mut said, true) {
                     tracing::info!(
-                        "the usage socket {} is served by the agent before this one: waiting for its end",
+                        "the previous agent serves the usage socket {}: waiting for its end",
                         path.display()
                     );
                 }

@@ -1,4 +1,6 @@
-//! The tasks that share the GPUs of a node: they answer the kubelet from one state and write the files of containers.
+//! The tasks that share the GPUs of a node. The owner task (`owner.rs`, [`Sharing`](owner::Sharing)) holds the only state.
+//! It answers the kubelet's calls (`allocation.rs`, `pre_start.rs`, `listing.rs`), has the files of containers written
+//! (`prefetch.rs`, `ticket_writer.rs`) and sends events (`pod_status.rs`).
 //!
 //! ```text
 //!   views (GPUs) ─┐
@@ -8,7 +10,7 @@
 
 pub(crate) mod host;
 pub(crate) mod devices;
-mod promise;
+mod container_limits;
 mod config;
 mod counts;
 mod missing;
@@ -17,14 +19,14 @@ mod kubelet_config;
 mod topology;
 mod binding_mode;
 mod listing;
-mod arrival;
+mod cdi_check;
 mod waiting;
 mod overuse;
-mod writing;
+mod pod_write;
 mod sent_events;
 mod late;
 mod pod_status;
-mod keeper;
+mod ticket_writer;
 mod emptier;
 mod file_counter;
 mod gpu_pods;

@@ -1,10 +1,10 @@
-//! Keeps on disk what pods have had of GPUs, so that these counters outlive the agent.
+//! Keeps the tallies on disk: GPU time and energy of pods. So these counters survive a restart of the agent.
 //!
 //! ```text
-//!   tallies.json ──at the start──▶ owner ──view, every 15 s and at the end──▶ tallies.json ──▶ owner: this may be shown
+//!   tallies.json ──at the start──▶ owner ──view, every 15 s and at the end──▶ tallies.json ──▶ owner: may show these
 //! ```
 //!
-//! What is shown is what is on disk, so that no counter falls after a crash.
+//! Metrics show only what is on disk, so that no counter falls after a crash.
 //!
 //! What must never happen here: the owner waiting for a disk; a file that grows with time.
 
@@ -19,24 +19,24 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Time between two writings: as often as counters are scraped. A busy node writes some ten kilobytes then.
+/// Time between two writes: about as often as counters are scraped. A busy node writes some ten kilobytes each time.
 pub(crate) const EVERY: Duration = Duration::from_secs(15);
 
-/// What it needs.
+/// The task that keeps the tallies.
 #[derive(Debug)]
 pub(crate) struct TallyKeeper {
-    /// Where they are kept.
+    /// The file of the tallies.
     pub file: TallyFile,
-    /// What is seen of the node.
+    /// The newest view, which has the tallies to keep.
     pub view: watch::Receiver<Arc<NodeView>>,
-    /// To the owner.
+    /// Reports to the owner what is on disk.
     pub reporter: Reporter,
-    /// Time between two writings, [`EVERY`].
+    /// Time between two writes, [`EVERY`].
     pub every: Duration,
 }
 
 impl TallyKeeper {
-    /// Runs until `stop` is cancelled, and keeps them once more then.
+    /// Runs until `stop` is cancelled, and then writes the tallies once more.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let file = self.file.clone();
         let before = tokio::task::spawn_blocking(move || file.recall()).await.unwrap_or_default();
@@ -55,7 +55,7 @@ impl TallyKeeper {
                     Ok(()) => failing = false,
                     Err(error) if !std::mem::replace(&mut failing, true) => tracing::warn!(
                         file = %self.file.path().display(), %error,
-                        "GPU time and energy of pods cannot be kept (--state-dir): they begin anew with the agent"
+                        "GPU time and energy of pods cannot be kept (--state-dir): a restart of the agent resets these counters"
                     ),
                     Err(_) => {}
                 }
@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// From a life that counted to one that goes on, through the owner's own state.
+    /// The first agent counts, and the next one continues from its file.
     #[tokio::test]
     async fn counters_outlive_the_agent() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Remarks of the node's state, written to the log: a sentence that says what and why, and the values as fields, which
+//! Writes node events to the log. A line is a sentence with the event and its reason; the values are fields, which
 //! journald keeps as `GPU_UUID`, `POD`, `NAMESPACE`.
 
 use decide::node_event::{NodeEvent, Severity};
@@ -9,7 +9,7 @@ use model::observation::GpuSourceState;
 use model::switch::Sxid;
 use model::view::NodeView;
 
-/// Writes one log line. The view helps to say which pod a process of an XID belongs to.
+/// Writes one log line. The view gives the name of the pod that an XID belongs to.
 pub(crate) fn tell(remark: &NodeEvent, view: &NodeView) {
     match remark {
         NodeEvent::GpuSource(state) => gpu_source(state),
@@ -28,7 +28,7 @@ pub(crate) fn tell(remark: &NodeEvent, view: &NodeView) {
         NodeEvent::XidProcess(told) => xid_process(told, view),
         NodeEvent::Sxid(told) => sxid(told),
         NodeEvent::LeftOut { what, count } => {
-            tracing::warn!(what, count, "more than can be kept; the rest is left out of what is served");
+            tracing::warn!(what, count, "more than can be kept; the rest is missing in metrics and API");
         }
         #[expect(unreachable_patterns, reason = "remarks may be added by another room before this one names them")]
         other => match other.weight() {
@@ -42,12 +42,12 @@ pub(crate) fn tell(remark: &NodeEvent, view: &NodeView) {
 fn gpu_source(state: &GpuSourceState) {
     match state {
         GpuSourceState::SwitchedOff => tracing::info!("GPUs are not looked for (--gpus none)"),
-        GpuSourceState::Starting => tracing::debug!("asking for GPUs"),
+        GpuSourceState::Starting => tracing::debug!("looking for GPUs"),
         GpuSourceState::Working { driver, nvml, cuda, simulated } => {
             let cuda = cuda.as_deref().unwrap_or("unknown");
             let (driver, nvml) = (&**driver, &**nvml);
             if *simulated {
-                tracing::warn!(driver, nvml, cuda, simulated, "GPUs are simulated: every GPU value is made up");
+                tracing::warn!(driver, nvml, cuda, simulated, "GPUs are simulated: no GPU value is real");
             } else {
                 tracing::info!(driver, nvml, cuda, simulated, "GPUs answer");
             }
@@ -59,17 +59,17 @@ fn gpu_source(state: &GpuSourceState) {
             let seconds = until.since(sources::clock::now().monotonic).as_secs_f64().ceil();
             tracing::warn!(
                 seconds,
-                "the GPU driver is let go of because an operator asked for it: no reading of GPUs until then, XIDs come from the kernel log only"
+                "the agent releases the GPU driver because an operator asked for it: until then it reads no GPUs, and XIDs come from the kernel log only"
             );
         }
         GpuSourceState::Hanging => {
-            tracing::error!("all calls to the GPU driver hang; GPU values are absent, CPU and memory go on");
+            tracing::error!("all calls to the GPU driver hang; GPU values are absent, CPU and memory values continue");
         }
     }
 }
 
 fn xid(xid: &Xid, view: &NodeView) {
-    // NVML names no process. Whatever broke the card, it concerns the pod that has it to itself.
+    // NVML names no process. If one pod is the sole holder of the GPU, the error concerns that pod.
     let pod = pod_of(xid, view).or_else(|| alone_on(xid.gpu.as_ref()?, view));
     let meaning = model::xid::find(xid.code).map_or("not in NVIDIA's catalogue", |entry| entry.meaning);
     tracing::error!(
@@ -85,7 +85,7 @@ fn xid(xid: &Xid, view: &NodeView) {
     );
 }
 
-/// The error was said when NVML told it; the kernel's log names the process.
+/// Logs the process of an XID. NVML reported the error before; the kernel log now names the process.
 fn xid_process(xid: &Xid, view: &NodeView) {
     let pod = pod_of(xid, view);
     tracing::error!(

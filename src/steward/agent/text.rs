@@ -1,10 +1,12 @@
-//! The program's own code in memory: what is not run any more is given back.
+//! Releases the memory of the program's own code that does not run any more.
 //!
-//! The kernel maps 64 KiB around every page of code that is run for the first time, and keeps them mapped. Settings, TLS and
-//! first looks are run once, and starts of pods come in bursts; what is needed later is mapped again from the page cache. With
-//! 8 made-up GPUs (tests' profile) this made 14.1 MiB of file pages 11.0 MiB, for 145 soft faults in the 15 s after it.
+//! The kernel maps 64 KiB around every page of code that runs for the first time, and keeps them mapped. The code of
+//! settings, TLS and first readings runs once, and starts of pods come in bursts. Code that runs again later is mapped
+//! again from the page cache. With 8 simulated GPUs (profile of the tests) this reduced the mapped file pages from
+//! 14.1 MiB to 11.0 MiB, at the cost of 145 soft faults in the 15 s after it.
 //!
-//! What must never happen here: a mapping that can have been written to. Its private pages would be lost.
+//! What must never happen here: the release of a mapping that may have been written to. Its private pages would be
+//! lost.
 
 use model::view::NodeView;
 use std::path::Path;
@@ -13,18 +15,20 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-/// By then every loop of the agent has run twice at least (the slowest each 5 s), and nothing of the start runs any more. Before it the
-/// agent holds 2 MiB more than at any later time (25.2 beside 23.1 with 8 GPUs and 100 pods).
+/// The time from the start of the agent to the first release. By then every loop of the agent has run at least twice
+/// (the slowest every 5 s), and no code of the start runs any more. Until then the agent holds 2 MiB more than later
+/// (25.2 MiB instead of 23.1 MiB with 8 GPUs and 100 pods).
 const SETTLED: Duration = Duration::from_secs(12);
-/// A burst of starts is over when none came for so long.
+/// A burst of starts is over when none has come for this time.
 const QUIET: Duration = Duration::from_secs(10);
-/// After a burst code is given back at once, and else so often: requests and rare errors run code as well.
+/// The time between two releases without a burst, because requests and rare errors run code as well. After a burst the
+/// release is immediate.
 const EACH: Duration = Duration::from_secs(60);
-/// The mappings of a process are some hundred lines.
+/// Largest list of mappings that is read, in bytes. A process has some hundred lines.
 const MAX_MAPS: usize = 1 << 20;
 
-/// Waits until the start is over, gives its code back, and goes on so. While containers are started nothing is given back: where the
-/// kernel takes unmapped pages out of its cache, the next start would read them from the disk.
+/// Releases code after the start of the agent, and then again and again. It releases nothing while containers start: if
+/// the kernel drops unmapped pages from its cache, the next start would read them from the disk.
 pub(super) async fn give_back(view: watch::Receiver<Arc<NodeView>>) {
     sleep(SETTLED).await;
     let mut last = Last { starts: starts(&view.borrow()), given: None };
@@ -36,15 +40,15 @@ pub(super) async fn give_back(view: watch::Receiver<Arc<NodeView>>) {
     }
 }
 
-/// What was seen at the last look.
+/// The state of the last check.
 struct Last {
     starts: u64,
-    /// When code was given back, and how many starts there had been.
+    /// The time of the last release, and the number of starts until then.
     given: Option<(Instant, u64)>,
 }
 
 impl Last {
-    /// Whether code is given back now, at `starts`.
+    /// Whether a release is due now, after `starts` starts.
     fn is_due(&mut self, starts: u64, now: Instant) -> bool {
         let quiet = std::mem::replace(&mut self.starts, starts) == starts;
         let due = quiet && self.given.is_none_or(|(at, of)| of != starts || now.duration_since(at) >= EACH);
@@ -55,7 +59,7 @@ impl Last {
     }
 }
 
-/// Calls of kubelet for containers, all that there have been.
+/// The number of kubelet's calls for containers so far.
 fn starts(view: &NodeView) -> u64 {
     view.plugin.as_ref().map_or(0, |plugin| plugin.allocate.count() + plugin.start.count())
 }
@@ -67,9 +71,9 @@ fn once() {
         return;
     }
     for (begin, len) in maps.lines().filter_map(|line| code_of(line, &program)) {
-        // SAFETY: the range is one mapping of this process, as the kernel has just told it: code of the program's own file,
-        // which no instruction can write to, so that every page of it is in the file. It stays mapped; a page that is run
-        // again is read from there.
+        // SAFETY: the range is one mapping of this process, as the kernel has just listed it: code of the program's own
+        // file, which no instruction can write to, so every page of it is in the file. The range stays mapped; the
+        // kernel reads a page that runs again from the file.
         #[expect(unsafe_code, reason = "madvise has no safe form")]
         let done = unsafe { libc::madvise(begin as *mut libc::c_void, len, libc::MADV_DONTNEED) };
         if done != 0 {
@@ -78,7 +82,7 @@ fn once() {
     }
 }
 
-/// Where a line of `/proc/self/maps` has code of the program, and how much.
+/// Address and length of a line of `/proc/self/maps`, if it is code of the program.
 fn code_of(line: &str, program: &Path) -> Option<(usize, usize)> {
     let of = wire::proc_line::mapping(line)?;
     (of.rights == "r-xp" && Path::new(of.path?) == program).then_some((of.begin, of.len))

@@ -1,5 +1,5 @@
-//! The threads that look at the world, and the watch over those that must not end: a panic ends its thread alone, and
-//! whatever it did would be missing without a word.
+//! Starts the threads of the sources, and watches those that must not end: a panic ends only its own thread, and
+//! without the watch its readings would be missing without an error.
 
 use crate::settings::Settings;
 use crate::settings::value::Gpus;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Ends when the thread does, within a second; says so if it panicked.
+/// Ends within a second after the thread has ended, with an error if it panicked.
 pub(super) async fn lives(thread: JoinHandle<()>, stop: CancellationToken) -> std::io::Result<()> {
     while !thread.is_finished() {
         tokio::select! {
@@ -26,13 +26,13 @@ pub(super) async fn lives(thread: JoinHandle<()>, stop: CancellationToken) -> st
     thread.join().map_err(|_| std::io::Error::other("its thread panicked"))
 }
 
-/// A thread that must not end, by its name.
+/// A thread that must not end, and its name.
 pub(super) type Thread = (&'static str, JoinHandle<()>);
 
-/// Starts what looks at the world; the threads that must not end are handed back to be watched.
+/// Starts the threads of the sources, and returns those that must not end, so that the agent watches them.
 ///
 /// # Errors
-/// What could not be done, and why.
+/// The step that failed, and its error.
 pub(super) fn open(
     settings: &Settings,
     (name, view, gate): (&NodeName, &watch::Receiver<Arc<NodeView>>, &DriverGate),
@@ -74,7 +74,7 @@ pub(super) fn open(
     Ok(threads)
 }
 
-/// Who holds which GPU by the newest view: what is made up of a GPU is done by them.
+/// The containers that hold each GPU in the newest view. The simulated use of a GPU belongs to them.
 fn holders(view: watch::Receiver<Arc<NodeView>>) -> SimulatedHolders {
     SimulatedHolders(Box::new(move || {
         let view = Arc::clone(&view.borrow());

@@ -1,36 +1,36 @@
-//! The configuration file: a YAML mapping of setting to value, flat, each key with the line it stands on.
+//! Parses the configuration file: a flat YAML mapping of setting to value. Each entry keeps its line number.
 
-use super::key::{Key, nearest};
+use super::table::{Key, nearest};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_saphyr::Spanned;
 use std::fmt;
 
-/// One line of the file.
+/// One setting in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The setting's name.
     pub key: &'static str,
-    /// Its value as a flag would say it.
+    /// Its value, as it would stand in a flag.
     pub text: String,
     /// Line, from 1.
     pub line: u64,
 }
 
-/// What is wrong with the file, and where.
+/// A mistake in the file, and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Line, from 1; 0 when it cannot be told.
+    /// Line, from 1; 0 when it is unknown.
     pub line: u64,
-    /// Column, from 1, where a line is not enough.
+    /// Column, from 1, if the YAML parser reports it.
     pub column: Option<u64>,
-    /// What is wrong.
+    /// The text of the error.
     pub what: String,
 }
 
-/// Settings are a screenful; a file of more than this is not ours.
+/// Largest file that the agent reads. All settings take about a screen.
 pub(crate) const MAX_BYTES: u64 = 64 * 1024;
 
-/// Said of a file that cannot be read to its end: one mistake is told, and there may be more.
+/// Ends the error of a file that cannot be parsed to its end: the error names one mistake, and there may be more.
 const EXPECTED: &str = "expected a line such as `period: 2s` for each setting; what follows was not checked";
 
 impl Fault {
@@ -39,19 +39,19 @@ impl Fault {
     }
 }
 
-/// What a file says that was read to its end.
+/// The contents of a file that was parsed to its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Contents {
-    /// The lines that can be used.
+    /// The valid settings.
     pub entries: Vec<Entry>,
-    /// What is wrong with the others: an unknown key does not hide the next.
+    /// The mistakes in the other lines: an unknown key does not hide the next one.
     pub faults: Vec<Fault>,
 }
 
-/// Reads the file's bytes. An empty file (or one of comments only) sets nothing.
+/// Parses the bytes of the file. An empty file, or one with comments only, sets nothing.
 ///
 /// # Errors
-/// The fault that kept it from being read to its end.
+/// The mistake at which parsing stopped.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Contents, Fault> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
@@ -87,8 +87,8 @@ fn unknown(name: &str) -> String {
     }
 }
 
-/// The parser's own words without its drawing of the line, which would not fit a log line, without the place, which is
-/// told before them, and without its advice to programmers.
+/// Shortens the YAML parser's message to its first line. Removes the source snippet, which does not fit into a log
+/// line, the place, which [`Fault`] already has, and advice for programmers.
 fn syntax(error: &serde_saphyr::Error) -> Fault {
     let (line, column) = error.location().map_or((0, None), |at| (at.line(), Some(at.column())));
     let words = error.without_snippet().to_string();
@@ -99,10 +99,10 @@ fn syntax(error: &serde_saphyr::Error) -> Fault {
     Fault { line, column, what: format!("is not a YAML mapping of settings: {first}; {EXPECTED}") }
 }
 
-/// The mapping as it stands, keys in order.
+/// The mapping as it stands in the file, with the keys in order.
 struct Lines(Vec<(Spanned<String>, Spanned<Scalar>)>);
 
-/// A value: a setting is one word, and whether YAML takes it for a number is of no interest.
+/// A value. Its YAML type (number, boolean, text) does not matter.
 enum Scalar {
     Text(String),
     Nothing,

@@ -1,19 +1,20 @@
-//! Flags beat environment beats file beats default; each value remembers where it came from.
+//! Merges the sources of settings. A flag overrides the environment, which overrides the file, which overrides the
+//! default. Each value keeps its origin.
 
 use super::file::{self, MAX_BYTES};
-use super::key::{KEYS, Key, PREFIX, is_service_variable, nearest};
+use super::table::{KEYS, Key, PREFIX, is_service_variable, nearest};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where the configuration file is when nobody says.
+/// The configuration file if neither `--config` nor [`FILE_VARIABLE`] names one.
 pub(crate) const DEFAULT_FILE: &str = "/etc/gpu-steward/config.yaml";
-/// The environment variable that names another.
+/// The environment variable that names another configuration file.
 pub(crate) const FILE_VARIABLE: &str = "GPU_STEWARD_CONFIG";
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The command line.
@@ -22,12 +23,12 @@ pub(crate) enum Origin {
     Environment(String),
     /// The configuration file.
     File {
-        /// Which.
+        /// Its path.
         path: Arc<Path>,
         /// Line, from 1.
         line: u64,
     },
-    /// Nobody said anything.
+    /// The built-in default.
     Default,
 }
 
@@ -42,36 +43,36 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value as somebody wrote it.
+/// The text of a value, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RawValue {
     /// The text.
     pub text: String,
-    /// By whom.
+    /// Where it was set.
     pub origin: Origin,
 }
 
-/// What is wrong with what the user said.
+/// A mistake in the settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Problem {
     /// The file cannot be read.
     #[error("cannot read configuration file {path}: {why}", path = .path.display())]
     Unreadable {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// As the operating system says.
+        /// The error of the operating system.
         why: String,
     },
-    /// The file has a fault.
+    /// The file contains a mistake.
     #[error("{path}:{line}{column}: {what}", path = .path.display(), column = .column.map_or_else(String::new, |at| format!(":{at}")))]
     Fault {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where.
+        /// Line, from 1.
         line: u64,
-        /// Where in the line, if that is told.
+        /// Column, from 1, if known.
         column: Option<u64>,
-        /// What.
+        /// The text of the error.
         what: String,
     },
     /// A value is wrong.
@@ -79,37 +80,37 @@ pub(crate) enum Problem {
     Value {
         /// The setting.
         name: &'static str,
-        /// What was said.
+        /// The text of the value.
         text: String,
-        /// By whom.
+        /// Where it was set.
         origin: Origin,
-        /// Why it cannot be.
+        /// Why it is not valid.
         why: String,
     },
-    /// Two settings do not go together.
+    /// Settings that do not fit together.
     #[error("{0}")]
     Together(String),
-    /// A setting is asked for that the table of settings does not have.
-    #[error("the setting {0:?} is used and nobody can say it: this is a fault of gpu-steward")]
+    /// The code reads a setting that the table of settings does not have.
+    #[error("the code reads the setting {0:?}, which does not exist: this is a fault of gpu-steward")]
     NotASetting(&'static str),
 }
 
-/// One value for each setting, and what is wrong with the file that some of them come from.
+/// One value for each setting, and the mistakes in the configuration file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layers {
-    /// The values; of a line of the file with a fault, what would hold without it.
+    /// The values. A line of the file with a mistake is left out.
     pub said: BTreeMap<&'static str, RawValue>,
-    /// Every fault of the file.
+    /// The mistakes in the file.
     pub faults: Vec<Problem>,
-    /// Whether the file was read to its end (or there is none): only then is what it does not say known.
+    /// Whether the file was parsed to its end, or there is none. Only then it is known which settings it does not set.
     pub whole: bool,
 }
 
-/// What was said on the command line and in the environment: it does not change while the program runs, so a reload
-/// needs nothing but this.
+/// The settings from the command line and the environment, and the path of the file. They do not change while the
+/// program runs, so a reload only reads the file again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RawSettings {
-    /// Flags by setting.
+    /// The texts of the flags, by setting.
     pub flags: BTreeMap<&'static str, String>,
     /// `--config`.
     pub file: Option<PathBuf>,
@@ -118,7 +119,7 @@ pub(crate) struct RawSettings {
 }
 
 impl RawSettings {
-    /// The file, and whether it must exist (because somebody named it).
+    /// The path of the file, and whether the file must exist: it must if `--config` or the environment names it.
     fn file(&self) -> (PathBuf, bool) {
         let named = self.file.clone().or_else(|| self.environment.get(FILE_VARIABLE).map(PathBuf::from));
         match named {
@@ -127,8 +128,8 @@ impl RawSettings {
         }
     }
 
-    /// Reads the file and lays the layers over each other. A file with faults hides none of the flags' and variables', so
-    /// that all can be told at once.
+    /// Reads the file and merges all sources. Mistakes in the file do not hide those in flags and variables, so the
+    /// program can report all of them at once.
     pub(crate) fn layer(&self) -> Layers {
         let (path, must_exist) = self.file();
         let fault = |file::Fault { line, column, what }| Problem::Fault { path: path.clone(), line, column, what };
@@ -164,7 +165,7 @@ impl RawSettings {
             .map(|text| RawValue { text: text.clone(), origin: Origin::Environment(variable) })
     }
 
-    /// Environment variables that look like settings and are none, with the nearest setting's variable.
+    /// Environment variables that have the prefix and are not settings, each with the variable of the nearest setting.
     pub(crate) fn strange_variables(&self) -> Vec<(String, Option<String>)> {
         let ours = |name: &&String| {
             name.starts_with(PREFIX)
@@ -180,7 +181,7 @@ impl RawSettings {
     }
 }
 
-/// The file's bytes, at most [`MAX_BYTES`].
+/// Reads the bytes of the file, at most [`MAX_BYTES`].
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;

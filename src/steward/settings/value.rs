@@ -1,4 +1,4 @@
-//! Texts of settings, read into what they mean. Pure: the same text gives the same value on every machine.
+//! Parses the texts of settings into typed values. Pure: the same text gives the same value on every machine.
 
 use decide::labels::Labelling;
 use model::pod::{LabelKeys, MAX_LABEL_KEYS};
@@ -13,23 +13,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use wire::device_config::DeviceScaling;
 
-/// Where GPUs come from.
+/// The source of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Gpus {
-    /// The driver's library.
+    /// NVML, the library of the NVIDIA driver.
     Nvml,
-    /// Made up.
+    /// Simulated GPUs.
     Simulated {
-        /// Model.
+        /// The model, such as `H100`.
         model: String,
-        /// How many.
+        /// The number of GPUs.
         count: u32,
     },
-    /// Not looked for.
+    /// No GPUs.
     None,
 }
 
-/// How log lines are written.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogFormat {
     /// Lines for people, on stderr.
@@ -42,7 +42,7 @@ pub(crate) enum LogFormat {
     Auto,
 }
 
-/// A number of `-v`. The table of what each shows is in docs/operations.md.
+/// The number of `-v`. docs/operations.md has a table of what each number shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Verbosity(pub u8);
 
@@ -50,18 +50,18 @@ impl Verbosity {
     /// The numbers that make a difference.
     pub(crate) const STEPS: [u8; 4] = [0, 2, 4, 5];
 
-    /// One step more.
+    /// The next more detailed step.
     pub(crate) fn more(self) -> Verbosity {
         Verbosity(Self::STEPS.into_iter().find(|step| *step > self.0).unwrap_or(5))
     }
 
-    /// One step less.
+    /// The next less detailed step.
     pub(crate) fn less(self) -> Verbosity {
         Verbosity(Self::STEPS.into_iter().rev().find(|step| *step < self.0).unwrap_or(0))
     }
 }
 
-/// The reason why a text is not a value: half a sentence that follows "invalid value … for …: ".
+/// The reason why a text is not a valid value. It follows "invalid value … for …: ".
 pub(crate) type Why = String;
 
 /// On or off.
@@ -89,7 +89,7 @@ pub(crate) fn time(text: &str) -> Result<Duration, Why> {
     Ok(Duration::from_millis(number.saturating_mul(milliseconds)))
 }
 
-/// A number of containers that may share a GPU.
+/// The number of containers that may share a GPU.
 pub(crate) fn split_count(text: &str) -> Result<u32, Why> {
     let most = u32::from(model::slot::MAX_SLOTS_PER_DEVICE);
     match text.parse() {
@@ -110,13 +110,13 @@ pub(crate) fn split_counts(text: &str) -> Result<Vec<(String, u32)>, Why> {
     text.split(',').map(pair).collect()
 }
 
-/// A factor above zero. Ten times a card's memory is more than any swapping could serve.
+/// A factor above 0 and at most 10: no swapping can serve ten times a GPU's memory.
 pub(crate) fn scaling(text: &str) -> Result<DeviceScaling, Why> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor <= 10.0).and_then(DeviceScaling::new);
     factor.ok_or_else(|| "expected a factor above 0 and at most 10".into())
 }
 
-/// A resource as kubelet takes it: `domain/name`.
+/// A resource name that kubelet accepts: `domain/name`.
 pub(crate) fn resource(text: &str) -> Result<String, Why> {
     let part = |part: &str, most: usize| {
         let end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
@@ -137,7 +137,7 @@ pub(crate) fn resource(text: &str) -> Result<String, Why> {
     }
 }
 
-/// How kubelet comes to know the plugin.
+/// How the agent registers with kubelet.
 pub(crate) fn registration(text: &str) -> Result<effects::plugin::RegistrationMethod, Why> {
     use effects::plugin::RegistrationMethod::{Auto, Classic, Watcher};
     match text {
@@ -157,16 +157,16 @@ pub(crate) fn binding(text: &str) -> Result<decide::allocator::BindingMode, Why>
     }
 }
 
-/// Whether kubelet's topology manager has a say in which devices a container gets.
+/// Whether kubelet's topology manager takes part in the choice of a container's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
-    /// It has none.
+    /// It does not.
     None,
-    /// It aligns them with processors and memory.
+    /// It aligns them with CPUs and memory.
     Aligned,
 }
 
-/// kubelet's words.
+/// A topology manager policy, by kubelet's names.
 pub(crate) fn topology(text: &str) -> Result<Topology, Why> {
     match text {
         "none" => Ok(Topology::None),
@@ -175,7 +175,7 @@ pub(crate) fn topology(text: &str) -> Result<Topology, Why> {
     }
 }
 
-/// What a pod gets that nobody placed.
+/// What happens to a pod without a claim.
 pub(crate) fn without_claim(text: &str) -> Result<decide::allocator::WithoutClaim, Why> {
     use decide::allocator::WithoutClaim::{Auto, Refuse, Share};
     match text {
@@ -195,7 +195,8 @@ pub(crate) fn same_gpu_twice(text: &str) -> Result<bool, Why> {
     }
 }
 
-/// Room that a pod may fill: at least what HAMi-core's own file takes (2 MiB), and no more than can be counted in a moment.
+/// How much a pod may write, 4 MiB to 1 GiB. HAMi-core's own file takes 2 MiB, and to count more than 1 GiB takes too
+/// long.
 pub(crate) fn files_limit(text: &str) -> Result<Bytes, Why> {
     let limit = size(text)?;
     if (Bytes(4 << 20)..=Bytes(1 << 30)).contains(&limit) { Ok(limit) } else { Err("expected 4MiB to 1GiB".into()) }
@@ -210,7 +211,7 @@ fn size(text: &str) -> Result<Bytes, Why> {
     number.checked_mul(1 << shift).map(Bytes).ok_or_else(|| "too large".into())
 }
 
-/// The form of the register annotation.
+/// The format of the register annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegisterFormat {
     /// HAMi 2.8 and later.
@@ -219,7 +220,7 @@ pub(crate) enum RegisterFormat {
     Colon,
 }
 
-/// The form of the register annotation.
+/// The format of the register annotation.
 pub(crate) fn register_format(text: &str) -> Result<RegisterFormat, Why> {
     match text {
         "json" => Ok(RegisterFormat::Json),
@@ -228,18 +229,18 @@ pub(crate) fn register_format(text: &str) -> Result<RegisterFormat, Why> {
     }
 }
 
-/// Who puts devices into containers.
+/// How devices get into containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strategy {
-    /// Found out.
+    /// The agent asks the container runtime.
     Auto,
-    /// We, by CDI.
+    /// The agent uses CDI.
     Cdi,
-    /// NVIDIA's runtime, by `NVIDIA_VISIBLE_DEVICES`.
+    /// NVIDIA's runtime reads `NVIDIA_VISIBLE_DEVICES`.
     Envvar,
 }
 
-/// Who puts devices into containers.
+/// How devices get into containers.
 pub(crate) fn strategy(text: &str) -> Result<Strategy, Why> {
     match text {
         "auto" => Ok(Strategy::Auto),
@@ -259,39 +260,40 @@ pub(crate) fn labelling(text: &str) -> Result<Labelling, Why> {
     }
 }
 
-/// XIDs that NVIDIA's catalogue knows and that are not an application's own: `48,79`, or `none` of them.
+/// XIDs of NVIDIA's catalogue that an application cannot cause alone: `48,79`, or `none`.
 pub(crate) fn xids(text: &str) -> Result<BTreeSet<u32>, Why> {
     if text == "none" {
         return Ok(BTreeSet::new());
     }
     let one = |text: &str| {
-        let code: u32 = text.trim().parse().map_err(|_| format!("{text:?} is no number of an XID"))?;
+        let code: u32 = text.trim().parse().map_err(|_| format!("{text:?} is not an XID number"))?;
         let entry = xid::find(code).ok_or_else(|| format!("NVIDIA's catalogue has no XID {code}"))?;
         if xid::of_application(code) {
-            return Err(format!("XID {code} ({}) is an application's own error and condemns no GPU", entry.meaning));
+            return Err(format!("XID {code} ({}) is an application's error, which makes no GPU unfit", entry.meaning));
         }
         Ok(code)
     };
     text.split(',').map(one).collect()
 }
 
-/// A time in which nothing must happen: a day is longer than anybody would wait for a card.
+/// The quiet period of a GPU, at most 24 h: an operator does not wait longer for a GPU.
 pub(crate) fn quiet(text: &str) -> Result<Duration, Why> {
     let quiet = time(text)?;
     if quiet <= Duration::from_secs(86_400) { Ok(quiet) } else { Err("at most 24h".into()) }
 }
 
-/// A time between two looks: below 100 ms the looking would be the load, above an hour nothing would be current.
+/// A time between two readings. Below 100 ms the readings themselves would be the load, above an hour they would be
+/// stale.
 pub(crate) fn period(text: &str) -> Result<Duration, Why> {
     let period = time(text)?;
     if (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&period) {
         Ok(period)
     } else {
-        Err("a period lies between 100ms and 1h".into())
+        Err("a period must be between 100ms and 1h".into())
     }
 }
 
-/// A time to wait for an end: at most ten minutes, so that no typing error makes the program unstoppable.
+/// A time to wait for a shutdown: at most ten minutes, so that a typing error does not make the program unstoppable.
 pub(crate) fn patience(text: &str) -> Result<Duration, Why> {
     let patience = time(text)?;
     if patience <= Duration::from_secs(600) { Ok(patience) } else { Err("at most 10m".into()) }
@@ -305,7 +307,7 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, Why> {
     })
 }
 
-/// Names of hosts with commas between them, without ports.
+/// Host names or addresses, separated by commas, without ports.
 pub(crate) fn hosts(text: &str) -> Result<Vec<String>, Why> {
     let one = |name: &str| {
         let name = name.trim();
@@ -314,13 +316,15 @@ pub(crate) fn hosts(text: &str) -> Result<Vec<String>, Why> {
         if address || (!name.is_empty() && name.len() <= 253 && name.bytes().all(fits)) {
             Ok(name.to_owned())
         } else {
-            Err(format!("{name:?} is no host: expected names or addresses without ports, such as gpu.example,10.0.0.7"))
+            Err(format!(
+                "{name:?} is not a host: expected names or addresses without ports, such as gpu.example,10.0.0.7"
+            ))
         }
     };
     text.split(',').map(one).collect()
 }
 
-/// Keys of labels of pods. Two that would have one name in a series are one too many.
+/// Keys of pod labels. Two keys that would be the same label of a metric are refused.
 pub(crate) fn label_keys(text: &str) -> Result<LabelKeys, Why> {
     let mut keys: Vec<Arc<str>> = Vec::new();
     for key in text.split(',').map(str::trim) {
@@ -329,27 +333,27 @@ pub(crate) fn label_keys(text: &str) -> Result<LabelKeys, Why> {
             text.len() <= most && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
         };
         if name.is_empty() || !fits(name, 63) || !fits(domain, 253) || key.starts_with('/') {
-            return Err(format!("{key:?} is no key of a label: expected such as app.kubernetes.io/name,team"));
+            return Err(format!("{key:?} is not a label key: expected keys such as app.kubernetes.io/name,team"));
         }
         let in_series = |key: &str| key.replace(['-', '.', '/'], "_");
         if let Some(other) = keys.iter().find(|other| in_series(other) == in_series(key)) {
-            return Err(format!("{other} and {key} have the same name in a series"));
+            return Err(format!("{other} and {key} would be the same label of a metric"));
         }
         keys.push(key.into());
     }
     if keys.len() > MAX_LABEL_KEYS {
-        return Err(format!("{} keys, and at most {MAX_LABEL_KEYS} are shown", keys.len()));
+        return Err(format!("{} keys, but at most {MAX_LABEL_KEYS} can be shown", keys.len()));
     }
     keys.sort();
     Ok(keys.into())
 }
 
-/// `none`, or what `parse` makes of it.
+/// `None` for `none`, else the result of `parse`.
 pub(crate) fn unless_none<T>(text: &str, parse: impl Fn(&str) -> Result<T, Why>) -> Result<Option<T>, Why> {
     if text == "none" { Ok(None) } else { parse(text).map(Some) }
 }
 
-/// `auto`, or what `parse` makes of it.
+/// `None` for `auto`, else the result of `parse`.
 pub(crate) fn unless_auto<T>(text: &str, parse: impl Fn(&str) -> Result<T, Why>) -> Result<Option<T>, Why> {
     if text == "auto" { Ok(None) } else { parse(text).map(Some) }
 }
@@ -365,7 +369,7 @@ pub(crate) fn path(text: &str) -> Result<PathBuf, Why> {
     }
 }
 
-/// Paths with commas between them.
+/// Paths, separated by commas.
 pub(crate) fn paths(text: &str) -> Result<Vec<PathBuf>, Why> {
     text.split(',').map(|part| path(part.trim())).collect()
 }
@@ -378,7 +382,7 @@ pub(crate) fn socket_path(text: &str) -> Result<PathBuf, Why> {
     path(text)
 }
 
-/// `auto`, `none`, or where.
+/// `auto`, `none`, or the path of a socket.
 pub(crate) fn cri_socket(text: &str) -> Result<CriSocket, Why> {
     match text {
         "auto" => Ok(CriSocket::Auto),
@@ -416,8 +420,8 @@ pub(crate) fn log_format(text: &str) -> Result<LogFormat, Why> {
     }
 }
 
-/// 0, 2, 4 or 5; 1 and 3 mean the next lower one, as klog's users expect. There is nothing above 5, and who writes that
-/// expects something.
+/// 0, 2, 4 or 5; 1 and 3 mean the next lower number, as users of klog expect. A number above 5 is refused, because it
+/// would add nothing.
 pub(crate) fn verbosity(text: &str) -> Result<Verbosity, Why> {
     match text.parse::<u8>() {
         Ok(number) if number <= 5 => {
@@ -457,10 +461,10 @@ mod tests {
         assert_eq!(xids("79, 48"), Ok([48, 79].into()));
         assert_eq!(xids("none"), Ok([].into()));
         for (text, why) in [
-            ("79,x", "\"x\" is no number of an XID"),
-            ("", "\"\" is no number of an XID"),
+            ("79,x", "\"x\" is not an XID number"),
+            ("", "\"\" is not an XID number"),
             ("999", "NVIDIA's catalogue has no XID 999"),
-            ("48,31", "XID 31 (GPU memory page fault) is an application's own error and condemns no GPU"),
+            ("48,31", "XID 31 (GPU memory page fault) is an application's error, which makes no GPU unfit"),
         ] {
             assert_eq!(xids(text), Err(why.into()), "{text}");
         }

@@ -1,5 +1,5 @@
-//! Lines for journald, by its own protocol: each value is a field (`GPU_UUID`, `POD`), and MESSAGE is the whole line as the text
-//! format has it, because `journalctl` prints MESSAGE alone.
+//! Writes log lines to journald in its native protocol. Each value is a field (`GPU_UUID`, `POD`). MESSAGE is the whole
+//! line of the text format, because `journalctl` prints MESSAGE only.
 
 use super::text::Line;
 use std::io;
@@ -9,25 +9,26 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Where journald listens.
+/// The socket of journald.
 const SOCKET: &str = "/run/systemd/journal/socket";
-/// What journald's `-t` and syslog know the program as.
+/// The identifier of the program for `journalctl -t` and syslog.
 const IDENTIFIER: &str = "gpu-steward";
-/// How long a thread waits for a journald that takes nothing; the line is lost then, and the thread goes on.
+/// How long a thread waits if journald accepts nothing. Then the line is lost, and the thread continues.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest MESSAGE: journald's own bound for a line of stdout.
+/// Longest MESSAGE: journald's own limit for a line of stdout.
 const MAX_MESSAGE: usize = 48 * 1024;
-/// Longest field. An event has at most 32, so with MESSAGE one fits into a datagram of the kernel's default size (208 KiB).
+/// Longest field. An event has at most 32 fields, so with MESSAGE it fits into a datagram of the kernel's default size
+/// (208 KiB).
 const MAX_FIELD: usize = 4 * 1024;
-/// Longest name of a field that journald takes.
+/// Longest field name that journald accepts.
 const MAX_NAME: usize = 64;
 
-/// The connection.
+/// The connection to journald.
 #[derive(Debug)]
 pub(super) struct Journal(UnixDatagram);
 
 impl Journal {
-    /// Asks whether journald is there.
+    /// Connects to journald. Fails if it does not listen.
     pub(super) fn open() -> io::Result<Journal> {
         let socket = UnixDatagram::unbound()?;
         socket.connect(SOCKET)?;
@@ -37,11 +38,11 @@ impl Journal {
 
     fn send(&self, entry: &[u8]) {
         let again = |_| {
-            // journald was started anew: its socket is another one.
+            // After a restart of journald its socket is a new one.
             self.0.connect(SOCKET)?;
             self.0.send(entry)
         };
-        // Nobody is left to be told.
+        // If the log itself fails, there is no other place to report it.
         let _ = self.0.send(entry).or_else(again);
     }
 }
@@ -67,7 +68,7 @@ impl<S: Subscriber> Layer<S> for Journal {
     }
 }
 
-/// syslog's numbers.
+/// The syslog priority of a level.
 fn priority(level: Level) -> &'static str {
     match level {
         Level::ERROR => "3",
@@ -77,18 +78,19 @@ fn priority(level: Level) -> &'static str {
     }
 }
 
-/// A field's name as journald takes it.
+/// Turns a field name into one that journald accepts.
 fn name(key: &str) -> String {
     let plain = key.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' });
     plain.skip_while(|c| !c.is_ascii_uppercase()).take(MAX_NAME).collect()
 }
 
-/// As many whole characters as fit.
+/// The longest prefix of whole characters with at most `most` bytes.
 fn cut(value: &str, most: usize) -> &str {
     &value[..value.floor_char_boundary(most)]
 }
 
-/// One field; a value of several lines is told with its length, so that nothing in it can be taken for another field.
+/// Appends one field. A value of several lines is written with its length, so that none of its lines is read as another
+/// field.
 fn put(entry: &mut Vec<u8>, name: &str, value: &str) {
     if name.is_empty() {
         return;

@@ -1,5 +1,5 @@
-//! How much is said: the numbers of `-v`, changed while the program runs, and for as long as it runs more or less of single
-//! parts of it: `5,h2=debug`.
+//! The level of the log: the number of `-v`, which can change while the program runs, and levels for single targets:
+//! `5,h2=debug`. The latter hold until the program ends or the level changes.
 
 use crate::settings::value::{self, Verbosity};
 use effects::admin::LogLevel;
@@ -8,19 +8,19 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 
-/// What decides whether an event is worth being made.
+/// Decides whether an event is logged at all.
 pub(crate) type Filter = Targets;
 
-/// The crates of this program; all others are libraries.
+/// The crates of this program. All others are libraries.
 const OURS: [&str; 6] = ["gpu_steward", "model", "wire", "decide", "sources", "effects"];
 
-/// Libraries that write a line for each frame, poll or wake-up: at `-v 5` they would bury ours.
+/// Libraries that log a line for each frame, poll or wake-up. At `-v 5` they would hide all other lines.
 const CHATTY: [&str; 9] = ["h2", "hyper", "hyper_util", "mio", "rustls", "tokio_util", "tonic", "tower", "want"];
 
-/// What each number shows: 0 key events, warnings and errors; 2 what is done about them; 4 each step; 5 the libraries
-/// too, but for those that write a line for each frame. Libraries speak of warnings at most below 5: their "info" is not
-/// written for operators. The API client calls each answer an error that its caller asked for, counts and tells itself, so below
-/// 5 it is silent.
+/// The filter of each number: 0 logs key events, warnings and errors; 2 what the agent does about them; 4 each step; 5
+/// the libraries too, except those in [`CHATTY`]. Below 5 libraries log warnings and errors only, because their info
+/// lines are not for operators. The API client (`kube_client`) logs nothing below 5: it reports answers as errors that
+/// its caller handles, counts and logs itself.
 pub(crate) fn filter(verbosity: Verbosity) -> Filter {
     let (ours, libraries) = match verbosity.0 {
         0 | 1 => (LevelFilter::INFO, LevelFilter::WARN),
@@ -34,11 +34,11 @@ pub(crate) fn filter(verbosity: Verbosity) -> Filter {
     targets.with_targets(chatty).with_targets(OURS.map(|target| (target, ours)))
 }
 
-/// What is said now.
+/// The current level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Said {
     verbosity: Verbosity,
-    /// Of single targets, beside what the number says.
+    /// The levels of single targets, in addition to the number.
     targets: Vec<(String, LevelFilter)>,
 }
 
@@ -55,7 +55,7 @@ impl std::fmt::Display for Said {
     }
 }
 
-/// `4`, or `5,h2=debug`. The admin port bounds its length.
+/// Parses `4` or `5,h2=debug`. The admin port limits the length.
 fn parse(text: &str) -> Result<Said, String> {
     let mut words = text.trim().split(',');
     let verbosity = value::verbosity(words.next().unwrap_or_default().trim())?;
@@ -74,7 +74,7 @@ fn parse(text: &str) -> Result<Said, String> {
     Ok(Said { verbosity, targets: targets? })
 }
 
-/// The level that holds, and the handle to change it.
+/// The current level, and the handle to change it.
 #[derive(Debug)]
 pub(crate) struct Level {
     handle: reload::Handle<Filter, Registry>,
@@ -82,12 +82,13 @@ pub(crate) struct Level {
 }
 
 impl Level {
-    /// The level the log was started with.
+    /// The level at the start of the log.
     pub(crate) fn new(handle: reload::Handle<Filter, Registry>, now: Verbosity) -> Self {
         Level { handle, now: Mutex::new(Said { verbosity: now, targets: Vec::new() }) }
     }
 
-    /// Sets it to what `next` makes of the one that holds; `by` says who asked. Single targets are as the number says again.
+    /// Sets the number to `next` of the current one, and removes the levels of single targets. `by` names the cause in
+    /// the log.
     pub(crate) fn change(&self, by: &str, next: impl FnOnce(Verbosity) -> Verbosity) {
         self.say(by, |now| Said { verbosity: next(now.verbosity), targets: Vec::new() });
     }

@@ -1,5 +1,5 @@
-//! Says it once and counts the rest: a warning or error that comes again within a minute is not written again, and
-//! when the minute is over one line tells how often it came.
+//! Suppresses repeated lines: the log has the same warning or error once a minute. When the minute is over, one line
+//! says how often it was repeated.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -14,15 +14,16 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// How long the same thing stays said.
+/// The time within which a line counts as repeated.
 const WINDOW: Duration = Duration::from_secs(60);
 /// Different texts from one place in the code in one window; the 21st and all later ones are only counted. A node has
 /// at most 16 GPUs, so a warning for each of them still fits.
 const DISTINCT: usize = 20;
-/// The line that tells the count must not be counted itself.
+/// The target of the line with the count, which must not be counted itself.
 const TARGET: &str = "gpu_steward::repeats";
 
-/// What was said lately. As large as the number of places in the code that warn (some fifty), times [`DISTINCT`].
+/// The recent warnings and errors. At most one entry for each place in the code that warns (some fifty), each with at
+/// most [`DISTINCT`] texts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Repeats {
     places: Arc<Mutex<HashMap<Identifier, Place>>>,
@@ -38,7 +39,7 @@ struct Place {
 }
 
 impl Repeats {
-    /// Whether to write what is said now.
+    /// Whether to write this line.
     fn allow(&self, place: Identifier, words: Words, now: Instant) -> bool {
         let mut places = self.places.lock();
         let hash = words.hash.finish();
@@ -57,14 +58,14 @@ impl Repeats {
         true
     }
 
-    /// Closes the windows that are over and tells their counts. To be called now and then.
+    /// Ends the windows that are over and logs their counts. The owner calls it regularly.
     pub(crate) fn tell(&self, now: Instant) {
         let over: Vec<Place> = {
             let mut places = self.places.lock();
             places.extract_if(|_, place| now.saturating_duration_since(place.since) >= WINDOW).map(|(_, p)| p).collect()
         };
         for place in over.into_iter().filter(|place| place.again > 0) {
-            tracing::warn!(target: TARGET, times = place.again, what = place.message, "said again in the last minute");
+            tracing::warn!(target: TARGET, times = place.again, what = place.message, "repeated in the last minute");
         }
     }
 }
@@ -81,7 +82,7 @@ impl<S: Subscriber> Layer<S> for Repeats {
     }
 }
 
-/// The fields of one event, boiled down to a number, and its message.
+/// A hash over the fields of one event, and its message.
 #[derive(Default)]
 struct Words {
     hash: DefaultHasher,
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// Counts what gets through.
+    /// Collects the messages that pass the filter.
     #[derive(Clone, Default)]
     struct Heard(Arc<Mutex<Vec<String>>>);
 
@@ -130,7 +131,7 @@ mod tests {
             repeats.tell(Instant::now() + WINDOW);
         });
         let heard = heard.0.lock().clone();
-        assert_eq!(heard, ["is sick", "something else", "hello", "hello", "said again in the last minute"]);
+        assert_eq!(heard, ["is sick", "something else", "hello", "hello", "repeated in the last minute"]);
         assert!(repeats.places.lock().is_empty());
     }
 

@@ -1,5 +1,6 @@
-//! Lines for people, in klog's form: `W1121 10:15:30.123456 sources::nvml] GPU does not answer gpu_uuid="GPU-…"`.
-//! Texts from outside (process names, driver messages) are escaped, so none can forge a line or colour a terminal.
+//! Formats log lines for people in klog's style: `W1121 10:15:30.123456 sources::nvml] GPU does not answer
+//! gpu_uuid="GPU-…"`. Texts from outside (process names, driver messages) are escaped, so they can neither forge a line
+//! nor send escape sequences to a terminal.
 
 use std::fmt;
 use tracing::field::{Field, Visit};
@@ -9,14 +10,14 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Shorter values (a digit, a letter) stand in a message by chance, so they are always written with their names.
+/// Shorter values (a digit, a letter) may be in a message by chance, so they are always written with their names.
 const SHORTEST_NAMED: usize = 3;
 
 /// Writes one event as one line.
 #[derive(Debug)]
 pub(crate) struct Lines;
 
-/// Writes its fields.
+/// Writes the fields of one event.
 #[derive(Debug)]
 pub(crate) struct Fields;
 
@@ -53,8 +54,8 @@ impl<'a> FormatFields<'a> for Fields {
     }
 }
 
-/// One line in the making: the message comes first, wherever it stands in the code, then each value that the message does
-/// not already name.
+/// One line. The message comes first, wherever it stands in the code, then each value that the message does not already
+/// contain.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     message: String,
@@ -62,7 +63,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// The line's fields as they are, without the message.
+    /// The fields of the line, without the message.
     pub(super) fn fields(&self) -> &[(&'static str, String)] {
         &self.fields
     }

@@ -31,7 +31,7 @@ pub(crate) fn rows(snapshot: &Snapshot, containers: bool) -> Vec<Row> {
     pods.chain(alone).collect()
 }
 
-/// `namespace/name`, or the UID if the name is not known.
+/// `namespace/name`, or `pod UID` if the name is not known.
 pub(crate) fn pod_name(namespace: Option<&str>, name: Option<&str>, uid: &str) -> String {
     match (namespace, name) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),

@@ -84,6 +84,8 @@ fn an_answer_of_another_plugin_is_known_and_one_that_is_lost_is_none() {
         // `envs { key: "A" value: "" }`, and `annotations { key: "a" value: "b" }`.
         ("\"CgUKAUESAA==\"".to_owned(), true),
         ("\"IgYKAWESAWI=\"".to_owned(), true),
+        // `annotations { key: "k" value: "\xff" }`: what is no text is another plugin's business.
+        ("\"IgYKAWsSAf8=\"".to_owned(), true),
         ("null".to_owned(), false),
         ("\"\"".to_owned(), false),
         (format!("\"{ANSWER}\""), false),

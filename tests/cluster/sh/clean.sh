@@ -1,7 +1,7 @@
-# What the cluster puts on the machine outside of its state, and how all of it goes away again.
+# What the cluster adds to the machine outside its state folder, and how it is removed.
 # shellcheck shell=bash
 
-# Folders under the mounts of a node's namespace, and the addresses; what is made is written down first.
+# Makes the folders for the mounts of a node's namespace, and the addresses. It records each one before it makes it.
 occupy() {
   local view path missing number
   for view in "${node_views[@]}"; do
@@ -9,7 +9,7 @@ occupy() {
     while [ ! -e "$path" ]; do missing+=("$path"); path=$(dirname "$path"); done
     [ "${#missing[@]}" -eq 0 ] || { printf '%s\n' "${missing[@]}" | tac >>"$state/folders"; mkdir -p "${missing[0]}"; }
   done
-  # Pods of two nodes reach each other through the machine.
+  # Pods of two nodes reach each other through the machine, which must forward packets.
   cat /proc/sys/net/ipv4/ip_forward >"$state/ip_forward"
   add_address "$api_address"
   for number in $(seq "$1"); do add_address "$(node_address "$number")"; done
@@ -21,13 +21,13 @@ add_address() {
   ip addr add "$1/32" dev lo || fail "lo did not take the address $1"
 }
 
-# Anything of a cluster, running or left behind by a run that was killed?
+# Whether there is anything of a cluster, running or left by a killed run.
 anything() { [ -d "$state" ] || [ -n "$(cgroups)" ] || [ -n "$(marked_processes)" ]; }
 
-# Takes everything down, whatever state it is in, and says what it cleaned.
+# Takes everything down, in any state, and prints what it removed.
 clean() {
   local began=$SECONDS parts name folder left=0
-  # kubelets first: they would start again what is ended below.
+  # Kubelets first: they would restart what is ended below.
   mapfile -t parts < <(parts | sort -r)
   for name in "${parts[@]}"; do [[ $name != *-kubelet ]] || signal_part "$name" KILL; done
   local contained
@@ -38,7 +38,7 @@ clean() {
   marked=$(marked_processes | wc -l)
   await 20 "the end of the cluster's processes" kill_marked || left=1
   [ "$marked" -eq 0 ] || say "    killed $marked processes of the cluster"
-  # A shim that was killed may have left a mount behind where the machine's own namespace was used.
+  # A killed shim may have left a mount in the machine's own mount namespace.
   while read -r folder; do umount -l "$folder" && say "    unmounted $folder"; done < <(awk -v under="$state/" 'index($2, under) == 1 { print $2 }' /proc/mounts | sort -r)
   await 20 "the cluster's cgroups to be empty" remove_cgroups || left=1
   release
@@ -54,7 +54,7 @@ kill_contained() {
   local processes
   processes=$(contained_processes)
   [ -n "$processes" ] || return 0
-  # A paused container takes no signal.
+  # A paused container does not handle signals: thaw it.
   find /sys/fs/cgroup -maxdepth 1 -name freezer -exec find {}/"$cgroup" -name freezer.state \; 2>/dev/null | while read -r file; do echo THAWED >"$file"; done
   # shellcheck disable=SC2086  # one word a process
   kill -KILL $processes 2>/dev/null
@@ -77,11 +77,11 @@ remove_cgroups() {
   [ -z "$(cgroups)" ]
 }
 
-# The machine as it was: addresses, forwarding, folders.
+# Restores the machine: addresses, forwarding, folders.
 release() {
   local address folder
   if [ -e "$state/addresses" ]; then
-    # A guest's address has a route that does not go with it (tests/vm).
+    # The address of a guest has a route that is not removed with it (tests/vm).
     while read -r address; do ip addr del "$address/32" dev lo; ip route del local "$address" dev lo table local; done <"$state/addresses" 2>/dev/null
     say "    removed from lo: $(paste -sd' ' "$state/addresses")"
   fi

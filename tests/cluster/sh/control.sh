@@ -1,7 +1,7 @@
-# The control plane: keys, etcd, API server, controller manager, scheduler. All of it listens on one address of ours.
+# The control plane: keys, etcd, API server, controller manager, scheduler. All parts listen on one address of the cluster.
 # shellcheck shell=bash
 
-# issue NAME SUBJECT [SUBJECT-ALT-NAMES]: a key and a certificate of our CA
+# issue NAME SUBJECT [SUBJECT-ALT-NAMES]: makes a key and a certificate of the cluster's CA
 issue() {
   local keys=$state/keys
   openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$keys/$1.key" -subj "$2" -out "$keys/$1.csr" 2>/dev/null &&
@@ -9,7 +9,7 @@ issue() {
       -extfile <(printf 'extendedKeyUsage=serverAuth,clientAuth\n%s\n' "${3:+subjectAltName=$3}") 2>/dev/null
 }
 
-# kubeconfig NAME FILE: for the certificate of that name
+# kubeconfig NAME FILE: writes a kubeconfig with the certificate of that name
 kubeconfig() {
   cat >"$2" <<Y
 apiVersion: v1
@@ -30,7 +30,7 @@ make_keys() {
       openssl ecparam -name prime256v1 -genkey -noout -out "$keys/accounts.key" && openssl ec -in "$keys/accounts.key" -pubout -out "$keys/accounts.pub" 2>/dev/null &&
       issue apiserver "/CN=kube-apiserver" "IP:$api_address,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc" &&
       issue apiserver-to-kubelet "/CN=kube-apiserver-kubelet-client" &&
-      # For people and for the tests' own hands; never for the program under test.
+      # For people and for the tests' own calls, never for the program under test.
       issue admin "/O=system:masters/CN=admin" &&
       issue controller-manager "/CN=system:kube-controller-manager" &&
       issue scheduler "/CN=system:kube-scheduler"
@@ -40,7 +40,7 @@ make_keys() {
   kubeconfig scheduler "$state/scheduler.kubeconfig"
 }
 
-# Who may talk to kubelets on the API server's behalf: `kubectl exec` and `logs` need it.
+# Lets the API server talk to kubelets, which `kubectl exec` and `kubectl logs` need.
 kubelet_access() {
   kubectl create clusterrolebinding apiserver-to-kubelet --clusterrole system:kubelet-api-admin --user kube-apiserver-kubelet-client
 }
@@ -50,7 +50,7 @@ define_control_plane() {
   define_part etcd etcd --data-dir "$state/etcd" --listen-client-urls "http://$api_address:2379" --advertise-client-urls "http://$api_address:2379" \
     --listen-peer-urls "http://$api_address:2380" --initial-advertise-peer-urls "http://$api_address:2380" --initial-cluster "default=http://$api_address:2380" \
     --unsafe-no-fsync --log-level warn
-  # One line a request: API calls are counted from it, by user and verb.
+  # One line for each request: tests count API calls from it, by user and verb.
   printf 'apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n' >"$state/audit.yaml"
   define_part apiserver kube-apiserver --etcd-servers "http://$api_address:2379" --bind-address "$api_address" --secure-port 443 \
     --advertise-address "$api_address" --endpoint-reconciler-type none --service-cluster-ip-range "$service_range" --cert-dir "$state/keys" \
@@ -69,7 +69,7 @@ define_control_plane() {
   write_scheduler_config "$1"
 }
 
-# What the scheduler is told; FILE adds profiles or extenders.
+# Writes the scheduler's configuration; FILE adds profiles or extenders.
 write_scheduler_config() {
   {
     printf 'apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n'

@@ -1,8 +1,8 @@
-# Images without a registry: an OCI layout of one layer in a tar file, as `ctr images import` takes it.
+# Images without a registry: an OCI layout with one layer in a tar file, for `ctr images import`.
 # shellcheck shell=bash
 
-# make_image OUT NAME:TAG ENTRYPOINT FILE=PATH... ; FILE `@TARGET` makes a symbolic link. ${image_variables[@]} are the image's
-# own variables, beside PATH.
+# make_image OUT NAME:TAG ENTRYPOINT FILE=PATH...: FILE `@TARGET` makes a symbolic link. ${image_variables[@]} are further
+# variables of the image, besides PATH.
 make_image() {
   local out=$1 name=$2 entry=$3 pair root=$1.root variables
   shift 3
@@ -41,7 +41,7 @@ blob() {
 }
 descriptor() { printf '{"mediaType":"application/vnd.oci.image.%s","digest":"%s","size":%s}' "$1" "${2% *}" "${2#* }"; }
 
-# What every node has: the pause image of sandboxes, and busybox to run something in.
+# Makes the images that every node has: the pause image of sandboxes, and busybox for test pods.
 build_images() {
   local folder=$tools/image name links=()
   [ -e "$folder/built" ] && [ "$folder/built" -nt "$cluster_folder/program/pause.c" ] && return 0

@@ -1,11 +1,11 @@
-# A node: a mount namespace of its own, in it containerd and kubelet with the paths that every node has.
+# A node: a mount namespace with containerd and kubelet, in which all paths are the usual ones.
 # shellcheck shell=bash
 
 node_names() { [ -d "$state/node" ] && ls "$state/node" | sort -V; }
 node_folder() { printf '%s/node/%s' "$state" "$1"; }
 node_pid() { part_pid "$1-space"; }
 node_number() { printf '%s' "${1##*-}"; }
-# Where a path of the node is seen from outside.
+# The path outside the mount namespace for a path of the node.
 seen_from_outside() {
   local view
   for view in "${node_views[@]}"; do
@@ -27,16 +27,16 @@ define_node() {
   write_kubelet "$number" "$node" >"$folder/kubernetes/kubelet.yaml"
   write_space >"$folder/space"
   chmod +x "$folder/space"
-  # The process that keeps the namespace; kubelet and containerd come and go in it.
+  # The process that keeps the namespace open. Kubelet and containerd start and end in it.
   define_part "$node-space" unshare -m --propagation private "$folder/space"
 }
 
-# Everything at its usual path, and nothing of it on the machine itself.
+# Writes the script that mounts the node's folders at their usual paths. They are not visible on the machine itself.
 write_space() {
   local view
   printf '#!/usr/bin/env bash\n# Makes a mount namespace that of a node, then keeps it.\nset -e\ncd %q\n' "$folder"
   for view in "${node_views[@]}"; do printf 'mount --bind %q %q\n' "${view#* }" "${view% *}"; done
-  # As on a machine with systemd; volumes that propagate mounts need it.
+  # Shared mounts, as on a machine with systemd: volumes with mount propagation need them.
   printf 'mount --make-rshared /\ntouch space-ready\nexec -a pause-%s pause\n' "$node"
 }
 
@@ -46,7 +46,7 @@ write_network() {
 
 write_containerd() {
   local runtime
-  # Where CAP_SYS_RESOURCE is missing, runc may not lower a sandbox's OOM score, and no pod would start.
+  # Without CAP_SYS_RESOURCE, runc may not lower a sandbox's OOM score, and no pod would start.
   case $(cat "$state/runtime") in
     containerd1.6)
       runtime='plugins."io.containerd.grpc.v1.cri"'
@@ -107,7 +107,7 @@ cgroupRoot: /$cgroup/$2
 failCgroupV1: false
 failSwapOn: false
 enforceNodeAllocatable: [pods]
-# The machine is shared with compilers; a test must not fail because its disk is full.
+# Other programs use the same disk: a test must not fail because it is nearly full.
 evictionHard: {nodefs.available: "0%", imagefs.available: "0%", nodefs.inodesFree: "0%", memory.available: "1Mi"}
 imageGCHighThresholdPercent: 100
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: $state/keys/ca.crt}}
@@ -116,7 +116,7 @@ makeIPTablesUtilChains: false
 staticPodPath: /etc/kubernetes/manifests
 volumePluginDir: /etc/kubernetes/volume-plugins
 nodeStatusUpdateFrequency: 2s
-# So often kubelet looks for new static pods and compares what runs with what should.
+# How often kubelet looks for new static pods, and compares running pods with the wanted ones.
 fileCheckFrequency: 2s
 syncFrequency: 5s
 readOnlyPort: 0
@@ -124,7 +124,7 @@ healthzPort: 0
 Y
 }
 
-# cgroups of a node, in every hierarchy. With v1 an empty cpuset takes no process.
+# Makes the cgroups of a node in every hierarchy. With v1, a cpuset must not be empty to accept a process.
 make_cgroups() {
   local root folder
   for root in /sys/fs/cgroup /sys/fs/cgroup/*; do
@@ -136,14 +136,14 @@ make_cgroups() {
         cat "$root/cpuset.cpus" >"$folder/cpuset.cpus"
         cat "$root/cpuset.mems" >"$folder/cpuset.mems"
       fi
-      # With v2 a controller is there only where the parent hands it down.
+      # With v2, a cgroup has a controller only if its parent enables it.
       [ ! -e "$folder/cgroup.subtree_control" ] || sed 's/\([a-z]\)\([a-z_]*\)/+\1\2/g' "$folder/cgroup.controllers" >"$folder/cgroup.subtree_control"
     done
     [ "$root" != /sys/fs/cgroup ] || return 0
   done
 }
 
-# Space and runtime of a node; needs no API server.
+# Starts mount namespace and runtime of a node; needs no API server.
 start_runtime() {
   local node=$1 folder
   folder=$(node_folder "$node")

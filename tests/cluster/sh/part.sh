@@ -1,19 +1,19 @@
-# Parts: the processes of the cluster. Each has a folder with what runs it (`run`), its process (`pid`) and its log.
+# Parts: the processes of the cluster. Each has a folder with its start script (`run`), its process (`pid`) and its log.
 # shellcheck shell=bash
 
-# A process is its number and the time it was started: a number alone may belong to somebody else by now.
+# A process is identified by its id and its start time, because an id may belong to another process later.
 started() { local line; line=$(cat "/proc/$1/stat" 2>/dev/null) || return 1; set -- ${line##*) }; [ "$1" != Z ] && printf '%s' "${20}"; }
 
 parts() { [ -d "$state/part" ] && ls "$state/part"; }
 
-# The number of a part's process, if it runs.
+# The process id of a part, if it runs.
 part_pid() {
   local pid begin
   read -r pid begin 2>/dev/null <"$state/part/$1/pid" || return 1
   [ "$(started "$pid")" = "$begin" ] && printf '%s' "$pid"
 }
 
-# Writes what runs a part: define_part NAME COMMAND... (the command is run by exec, with its words as they are here)
+# define_part NAME COMMAND...: writes the start script of a part, which runs the command by exec with the same words
 define_part() {
   local folder=$state/part/$1
   mkdir -p "$folder"
@@ -24,13 +24,13 @@ define_part() {
 start_part() {
   local folder=$state/part/$1 pid
   part_pid "$1" >/dev/null && return 0
-  # Without the lock's descriptor: a part would keep it for ever.
+  # Close the file descriptor of the lock, or the part would hold the lock for ever.
   env "$mark" setsid "$folder/run" >>"$folder/log" 2>&1 </dev/null 9>&- &
   pid=$!
   printf '%s %s\n' "$pid" "$(started "$pid")" >"$folder/pid"
 }
 
-# Waits until a part does what the command asks; shows the end of its log if it does not, or ends.
+# Waits until a command succeeds; shows the end of the part's log if it does not, or if the part ends.
 await_part() {
   local name=$1 seconds=$2 deadline=$((SECONDS + $2))
   shift 2
@@ -57,14 +57,14 @@ end_part() {
 }
 ended() { ! part_pid "$1" >/dev/null; }
 
-# Every process that carries our mark.
+# Every process with the cluster's mark.
 marked_processes() { grep -lzxF -- "$mark" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }
 
-# Our cgroup in every hierarchy: one with cgroup v2, one for each controller with v1.
+# The cluster's cgroup in every hierarchy: one with cgroup v2, one for each controller with v1.
 cgroups() { find /sys/fs/cgroup -maxdepth 2 -type d -name "$cgroup" 2>/dev/null; }
 
-# Every process in our cgroups: what runs in containers does not carry the mark. A process that this namespace does not
-# see reads as 0, and a signal to 0 would reach ourselves.
+# Every process in the cluster's cgroups: processes in containers do not have the mark. A process of a PID namespace that is not
+# visible here reads as 0, and a signal to 0 would reach this script itself.
 contained_processes() {
   local folders
   mapfile -t folders < <(cgroups)

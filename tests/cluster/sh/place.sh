@@ -1,34 +1,34 @@
-# Where everything of the cluster is, and the few words that every script here says. Sourced, never run.
-# shellcheck shell=bash disable=SC2034  # read by those who source it
+# The paths of the cluster, and the functions that every script here uses. Sourced, never run.
+# shellcheck shell=bash disable=SC2034  # read by the scripts that source it
 
 cluster_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 repository=$(cd "$cluster_folder/../.." && pwd)
 
-# Everything that a running cluster writes. Short, because the paths of sockets below it end at 108 bytes.
+# The folder for everything that a running cluster writes. It is short, because a socket path has at most 108 bytes.
 state=/var/lib/gpu-steward-cluster
-# Held by whoever uses the cluster: a script while it works, a test as long as its guard lives.
+# The lock of the cluster: a script holds it while it runs, a test while it uses the cluster.
 lock=/run/lock/gpu-steward-cluster
-# Every process of the cluster carries this in its environment; so nothing else is ever killed.
+# Every process of the cluster has this in its environment, so that the scripts kill no other process.
 mark=GPU_STEWARD_CLUSTER_PART=$state
-# Parent of all cgroups, below the root of every hierarchy.
+# The parent of all cgroups, below the root of every hierarchy.
 cgroup=gpu-steward-cluster
-# Programs, kept between runs; the folder of tests/run.
+# The programs, kept between runs in the folder of tests/run.
 tools=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/gpu-steward-tests/cluster
 
-# Addresses on `lo`. The API server listens on the first address of the service range, so that what every pod is told
-# (KUBERNETES_SERVICE_HOST) is true without kube-proxy. Nodes have one each, so that all have the usual ports.
+# Addresses on `lo`. The API server listens on the first address of the service range, so that KUBERNETES_SERVICE_HOST in pods is
+# right without kube-proxy. Each node has one address, so that all have the usual ports.
 service_range=10.96.0.0/24
 api_address=10.96.0.1
 node_address() { printf '10.95.0.%d' "$1"; }
 pod_range() { printf '10.244.%d.0/24' "$1"; }
-# More would not fit the addresses above, and two cores stop being enough long before.
+# More nodes would not fit into the addresses above, and two cores are not enough for them anyway.
 max_nodes=16
 
-# Kubernetes where nothing else is asked for, and what else there is: a folder each under program/.
+# The default version of Kubernetes, and the other versions: each has a folder under program/.
 usual_kubernetes=1.34
 kubernetes_versions=("$usual_kubernetes" 1.37)
 
-# What a node has for itself: a path in its mount namespace, and the folder below its state that stands there.
+# The private folders of a node: the path in its mount namespace, and the folder below its state that is mounted there.
 node_views=(
   "/var/lib/kubelet kubelet"
   "/var/lib/containerd containerd"
@@ -50,7 +50,7 @@ say() { printf '%s\n' "$*"; }
 fail() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 misuse() { printf '%s: %s; see --help\n' "$(basename "$0")" "$*" >&2; exit 2; }
 
-# The comment at the head of a script is its help.
+# Prints the comment at the head of a script as its help.
 help() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
 
 need_root() {
@@ -58,7 +58,7 @@ need_root() {
   [ "$(id -u)" -eq 0 ] || fail "needs root: it makes mount namespaces, cgroups and addresses on lo"
 }
 
-# Programs of the machine that the cluster uses, and the Debian packages they are in.
+# Programs of the machine that the cluster uses, and their Debian packages.
 need_programs() {
   local pair missing=()
   for pair in ip=iproute2 nsenter=util-linux unshare=util-linux flock=util-linux curl=curl openssl=openssl; do
@@ -67,7 +67,7 @@ need_programs() {
   [ "${#missing[@]}" -eq 0 ] || fail "missing on this machine: apt-get install $(printf '%s\n' "${missing[@]}" | sort -u | paste -sd' ')"
 }
 
-# Waits for the lock and keeps it to the end of the script, unless the caller says that it holds it.
+# Waits for the lock and keeps it to the end of the script, unless the caller holds it already.
 take_lock() {
   [ -z "${GPU_STEWARD_CLUSTER_HELD:-}" ] || return 0
   mkdir -p "$(dirname "$lock")"
@@ -79,7 +79,7 @@ take_lock() {
   printf 'process %s, %s\n' "$$" "$0" >"$lock"
 }
 
-# Looks every 0.1 s until the command succeeds: await SECONDS WHAT COMMAND...
+# await SECONDS WHAT COMMAND...: runs the command every 0.1 s until it succeeds
 await() {
   local deadline=$((SECONDS + $1)) what=$2
   shift 2
@@ -89,7 +89,7 @@ await() {
   done
 }
 
-# Programs of the cluster before those of the machine.
+# Puts the programs of the cluster before those of the machine in PATH.
 use_programs() {
   [ -s "$state/path" ] && PATH=$(cat "$state/path"):$PATH
   export PATH KUBECONFIG=$state/admin.kubeconfig

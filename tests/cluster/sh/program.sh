@@ -1,10 +1,10 @@
-# The programs of the cluster: built from the Go modules under program/, unpacked from Debian packages. Nothing is installed.
+# The programs of the cluster: built from the Go modules under program/, or unpacked from Debian packages. Nothing is installed.
 # shellcheck shell=bash
 
 modules=(kubernetes containerd helm stub)
 debian=(runc containernetworking-plugins busybox-static)
 
-# What a module's programs say of their version.
+# The linker flags for the version that a module's programs print.
 linked() {
   local version
   version=$(sed -n "s#^require $1 v##p" "$cluster_folder/program/$2/go.mod")
@@ -23,14 +23,14 @@ main_module() {
   esac
 }
 
-# The folder of a module's programs: named by what they are built from, so that a change builds anew.
+# The folder of a module's programs. Its name has the hash of their sources, so that a change builds them again.
 module_folder() { printf '%s/%s-%s' "$tools" "$1" "$(find "$cluster_folder/program/$1" -name 'go.*' -o -name '*.go' | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-12)"; }
 
-# need_go MODULE
+# need_go MODULE: finds or fetches a Go compiler that is new enough
 need_go() {
   PATH=$PATH:/usr/local/go/bin
   command -v go >/dev/null || fail "go is missing: tests/run programs, or apt-get install golang-go"
-  # Kubernetes asks for 1.24 or later, and Debian 12 has 1.19: the newer one comes as a Go module, as `go` itself would fetch it.
+  # Kubernetes needs Go 1.24 or later, and Debian 12 has 1.19. The newer one comes as a Go module, as `go` itself would fetch it.
   local here least=1.24 wanted=1.24.4 module folder
   [ "$1" != kubernetes-1.37 ] || least=1.26 wanted=1.26.0
   here=$(GOTOOLCHAIN=local go env GOVERSION | sed 's/^go//')
@@ -43,7 +43,7 @@ need_go() {
   export PATH=$folder/bin:$PATH GOROOT=$folder
 }
 
-# Builds a module's programs unless they are there.
+# Builds a module's programs unless they exist.
 build_module() {
   local name=$1 folder began=$SECONDS pid
   folder=$(module_folder "$name")
@@ -51,7 +51,7 @@ build_module() {
   need_go "$name"
   say "building $name $(sed -n "s#^require $(main_module "$name") ##p" "$cluster_folder/program/$name/go.mod") into $folder (kubernetes takes 7 min from nothing on two cores, containerd and helm 1 to 2 each)"
   rm -rf "$folder" && mkdir -p "$folder"
-  # The checksum database knows no k8s.io/externaljwt; go.sum, which is committed, holds its hash.
+  # The checksum database does not have k8s.io/externaljwt; go.sum, which is committed, has its hash.
   (cd "$cluster_folder/program/$name" && CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS=-buildvcs=false GONOSUMDB=k8s.io/externaljwt \
     nice -n 10 go build -v -trimpath -ldflags "-s -w $(linked "$(main_module "$name")" "$name")" -o "$folder/" tool) >"$folder/log" 2>&1 8>&- 9>&- &
   pid=$!
@@ -59,7 +59,7 @@ build_module() {
     [ $(((SECONDS - began) % 15)) -ne 0 ] || say "    $((SECONDS - began)) s, $(grep -vc '^go: ' "$folder/log") packages compiled, $(grep -c '^go: downloading' "$folder/log") modules fetched"
   done
   wait "$pid" || { tail -n 20 "$folder/log" >&2; fail "$name could not be built; all of it: $folder/log"; }
-  # go names etcd's program after its folder.
+  # go names etcd's program after its folder, `server`.
   [ ! -e "$folder/server" ] || mv "$folder/server" "$folder/etcd"
   touch "$folder/built"
   say "    $name: $((SECONDS - began)) s"
@@ -85,15 +85,15 @@ release=$(. /etc/os-release 2>/dev/null && printf '%s' "${VERSION_CODENAME:-unkn
 debian_folder() { printf '%s/%s' "$tools" "$release"; }
 old_containerd() { printf '%s/%s-containerd' "$tools" "$release"; }
 
-# Everything that RUNTIME and this Kubernetes need; leaves the folders of programs in $programs, for PATH.
+# Builds everything that RUNTIME and this Kubernetes need. Sets $programs to the folders of the programs, for PATH.
 programs=""
 provide() {
   local module began=$SECONDS runtime=$1 later=""
   [ "$2" = "$usual_kubernetes" ] || later=kubernetes-$2
   mkdir -p "$tools"
-  # Two checkouts may want to build at the same time.
+  # Two checkouts may build at the same time: take a lock.
   exec 8>>"$tools/lock"
-  flock -n 8 || { say "somebody else is building; waiting"; flock 8; }
+  flock -n 8 || { say "another build is running; waiting"; flock 8; }
   unpack "$(debian_folder)" "${debian[@]}"
   [ "$runtime" != containerd1.6 ] || unpack "$(old_containerd)" containerd
   for module in "${modules[@]}" $later; do build_module "$module"; done
@@ -103,7 +103,7 @@ provide() {
     containerd1.6) programs=$(old_containerd)/usr/bin:$programs ;;
     *) programs=$(module_folder containerd):$programs ;;
   esac
-  # etcd is that of the usual one.
+  # etcd is that of the default version.
   [ -z "$later" ] || programs=$(module_folder "$later"):$programs
   programs=$programs:$(debian_folder)/usr/sbin:$(debian_folder)/bin:$tools/image
   "$(debian_folder)/usr/sbin/runc" --version >/dev/null || fail "Debian's runc does not run here: apt-get install libseccomp2"

@@ -1,5 +1,5 @@
-//! Event sets: XIDs are delivered once, to whoever waits for them. A set with a lost card delivers what it has and then
-//! fails, whichever card the next event would be of.
+//! Event sets. Each XID is delivered once, to the first event set that waits for it. A set with a lost GPU delivers its
+//! pending events and then fails, also for its other GPUs.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 /// Single and double bit ECC errors, state changes, critical XIDs, clock changes.
 const SUPPORTED: c_ulonglong = 0x1f;
-/// Between two looks at the scenario. The real library sleeps in the kernel; a shorter step would be most of what an
-/// agent under measurement seems to cost.
+/// Pause between two checks of the scenario. The real library sleeps in the kernel; with a shorter pause these checks
+/// would be most of the measured CPU time of an agent.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What an event set's pointer points to: UUIDs and the kinds of event that are wanted of them.
+/// The target of an event set's pointer: UUIDs and their requested types of events.
 type Wanted = Mutex<Vec<(String, u64)>>;
 
 calls! {

@@ -1,4 +1,4 @@
-//! The profiling counters of Hopper and later: two samples, and the mean between them.
+//! The profiling counters (GPM) of Hopper and later: two samples, and the mean between them.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
@@ -11,16 +11,16 @@ use std::ffi::c_uint;
 
 const MIB: f64 = 1_048_576.0;
 
-/// What a sample's pointer points to.
+/// The target of a sample's pointer.
 #[derive(Clone, Debug, Default)]
 struct Shot {
     uuid: String,
     time: f64,
-    /// Share of the card that the sample is of: a MIG instance's sevenths.
+    /// The MIG instance of the sample; `None` for the whole GPU.
     instance: Option<u32>,
 }
 
-/// Which number a metric is of, and by what it is divided.
+/// The reading of a metric, and the divisor of its unit.
 fn metric(id: u32) -> Option<(Q, f64)> {
     Some(match id {
         1 => (Q::GpmGraphicsPercent, 1.0),
@@ -39,7 +39,7 @@ fn metric(id: u32) -> Option<(Q, f64)> {
     })
 }
 
-/// The mean of a metric between two samples of one card. In a MIG instance: the SM use of its processes.
+/// The mean of a metric between two samples of one GPU. In a MIG instance it is the SM use of its processes.
 fn between(view: &View, first: &Shot, second: &Shot, id: u32) -> Result<f64, Code> {
     let (what, unit) = metric(id).ok_or(Code::NOT_SUPPORTED)?;
     let board = view.boards.iter().find(|board| board.uuid == second.uuid).ok_or(Code::GPU_IS_LOST)?;
@@ -57,7 +57,7 @@ fn between(view: &View, first: &Shot, second: &Shot, id: u32) -> Result<f64, Cod
     }
 }
 
-/// A card that has no such counters says so.
+/// Refuses GPUs without these counters.
 fn counted(view: &View) -> Result<(), Code> {
     if view.board()?.profile.has_gpm() { Ok(()) } else { Err(Code::NOT_SUPPORTED) }
 }

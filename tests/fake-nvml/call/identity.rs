@@ -1,4 +1,4 @@
-//! Who a card is.
+//! The identity of a GPU: UUID, name, serial, index, minor number, PCI bus id.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
@@ -9,7 +9,7 @@ use crate::scenario::ReadingKind;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlPciInfo_t};
 use std::ffi::{c_char, c_int, c_uint};
 
-/// The structure of a PCI bus id.
+/// NVML's PCI structure of a bus id.
 pub(super) fn pci_info(bus_id: &str, pci_device: u32) -> nvmlPciInfo_t {
     let mut parts = bus_id.split([':', '.']).map(|part| u32::from_str_radix(part, 16).unwrap_or(0));
     let (domain, bus, slot) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0), parts.next().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! How cards reach each other.
+//! The connections between GPUs: topology, NVLinks, fabric.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
@@ -11,14 +11,14 @@ use crate::state::{Subject, View, enter};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPciInfo_t};
 use std::ffi::{c_uchar, c_uint, c_ulonglong};
 
-/// Slot of the first NVSwitch.
+/// The PCI bus id of the first NVSwitch.
 const SWITCH_BUS_ID: &str = "00000000:C4:00.0";
-/// What a link's far end is.
+/// The type of device at the far end of a link.
 const REMOTE_IS_GPU: c_uint = 0;
 const REMOTE_IS_SWITCH: c_uint = 2;
 const REMOTE_IS_UNKNOWN: c_uint = 255;
 
-/// NVML's level of a tie.
+/// NVML's topology level of a connection.
 fn level(way: Way) -> c_uint {
     match way {
         Way::Psb => 0,
@@ -30,7 +30,7 @@ fn level(way: Way) -> c_uint {
     }
 }
 
-/// The tie of two cards: what the file says from either end, else whether they share a NUMA node.
+/// The connection of two GPUs: that of the file from either end, else by whether they share a NUMA node.
 fn common(one: &Board, other: &Board) -> c_uint {
     let told =
         |from: &Board, to: &Board| from.spec.links.iter().find(|link| link.peer == to.place).map(|link| link.path);
@@ -38,7 +38,7 @@ fn common(one: &Board, other: &Board) -> c_uint {
     level(told(one, other).or_else(|| told(other, one)).unwrap_or(usual))
 }
 
-/// What is at the far end of a link that is up: a card, or the switch.
+/// The GPU at the far end of a link that is up; `None` is the switch.
 fn far_end(view: &View, link: c_uint) -> Result<Option<&Board>, Code> {
     let board = view.board()?;
     if link >= 18 {
@@ -81,7 +81,7 @@ calls! {
         handle: nvmlDevice_t, link: c_uint, counter: c_uint, errors: *mut c_ulonglong,
     ) of device(handle); |view| {
         let board = view.board()?;
-        // Hopper counts by fields.
+        // From Hopper on the error counters are fields of `nvmlDeviceGetFieldValues`.
         if board.profile.architecture >= 9 {
             return Err(Code::NOT_SUPPORTED);
         }
@@ -94,7 +94,7 @@ calls! {
         if to.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // The first three members are those of every version.
+        // The first three members are the same in every version.
         let second = (*to).version == version_of::<nvmlGpuFabricInfo_v2_t>(2);
         let third = (*to).version == version_of::<nvmlGpuFabricInfoV_t>(3) && view.driver() >= 570;
         if !second && !third {

@@ -1,4 +1,4 @@
-//! MIG: modes, instances, and the way from one to the other.
+//! MIG: modes, instances, and the handles of GPUs and instances.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
@@ -9,7 +9,7 @@ use crate::state::{View, handle as handle_of};
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlDeviceAttributes_t};
 use std::ffi::c_uint;
 
-/// The instance of a handle; a whole card has none.
+/// The MIG instance of a handle. The handle of a whole GPU has none.
 fn instance(view: &View) -> Result<&Instance, Code> {
     let at = view.instance.ok_or(Code::INVALID_ARGUMENT)?;
     view.board()?.instances.get(at as usize).ok_or(Code::NOT_FOUND)

@@ -1,4 +1,4 @@
-//! Processes on a card.
+//! The processes on a GPU.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
@@ -14,7 +14,7 @@ use nvml_wrapper_sys::bindings::{
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
 
-/// What the driver says of memory that it does not tell.
+/// The driver's value for memory that it does not report.
 const MEMORY_UNKNOWN: c_ulonglong = c_ulonglong::MAX;
 
 /// One of NVML's three lists.
@@ -35,8 +35,8 @@ fn list(view: &View, kind: ProcessList) -> Result<Vec<nvmlProcessInfo_t>, Code> 
         .collect())
 }
 
-/// A sample of each process that did anything since `after_us`. Of idle ones the driver keeps none; when it has none at all
-/// it says `NOT_FOUND`.
+/// A sample of each process that was active since `after_us`. The driver keeps no samples of idle processes; without
+/// any sample it returns `NOT_FOUND`.
 fn utilization(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample_t>, Code> {
     let list = match view.board()?.spec.process_samples {
         ProcessSamples::Newest => newest(view, after_us)?,
@@ -45,7 +45,7 @@ fn utilization(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationS
     if list.is_empty() { Err(Code::NOT_FOUND) } else { Ok(list) }
 }
 
-/// The mean of each process over all samples since `after_us`, those in which it was idle included.
+/// The mean of each process over all samples since `after_us`, including those in which it was idle.
 fn means(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample_t>, Code> {
     let board = view.board()?;
     let period = board.sample_period();
@@ -104,7 +104,7 @@ fn newest(view: &View, after_us: u64) -> Result<Vec<nvmlProcessUtilizationSample
                 });
             }
         }
-        // Steady processes are all found in the newest sample; older ones cannot add any of those.
+        // Without churn the newest sample may already have all processes; older samples cannot add any then.
         if !list.is_empty() && list.len() == board.spec.processes.len() && board.spec.churn.is_none() {
             break;
         }

@@ -1,4 +1,4 @@
-//! What is read of a card.
+//! The readings of a GPU.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
@@ -15,10 +15,10 @@ use std::ffi::{c_int, c_longlong, c_uint, c_ulonglong};
 
 const VALUE_UNSIGNED_INT: c_uint = 1;
 const VALUE_UNSIGNED_LONG_LONG: c_uint = 3;
-/// Everything that nvml.h names, from idle (1) to display (0x100).
+/// All throttle reasons of nvml.h, from idle (1) to display (0x100).
 const ALL_REASONS: u64 = 0x1ff;
 
-/// The value that a card's newest sample shows.
+/// The value of a GPU's newest sample.
 fn sampled(view: &View, what: Q) -> Result<u32, Code> {
     let board = view.board()?;
     Ok(small(board.read(what, board.sampled(view.time))?))
@@ -28,7 +28,7 @@ fn micros_of_a_sample(view: &View) -> Result<u32, Code> {
     Ok(small(view.board()?.sample_period() * 1e6))
 }
 
-/// Which number a sampling type is of, and by what it is multiplied.
+/// The reading of a sampling type, and the factor of its unit.
 fn sampling(kind: c_uint) -> Option<(Q, f64)> {
     Some(match kind {
         0 => (Q::PowerWatts, 1000.0),
@@ -78,7 +78,7 @@ fn field_value(view: &View, field: u32, link: u32) -> Result<(bool, u64), Code> 
     if matches!(field, 138..=141 | 202 | 204) && (links == 0.0 || (link != u32::MAX && f64::from(link) >= links)) {
         return Err(Code::NOT_SUPPORTED);
     }
-    // The scope is one link, or all of them.
+    // The scope is one link, or all links.
     let part = if link == u32::MAX { 1.0 } else { 1.0 / links };
     let sent = |unit: f64| Ok((true, whole(nvlink_bytes(view, true)? * part / unit)));
     let received = |unit: f64| Ok((true, whole(nvlink_bytes(view, false)? * part / unit)));
@@ -104,7 +104,8 @@ fn field_value(view: &View, field: u32, link: u32) -> Result<(bool, u64), Code> 
     }
 }
 
-/// Errors of one NVLink, if this field counts such: three of them on Hopper, others from Blackwell on, none before.
+/// The errors of one NVLink, if this field counts errors: three fields on Hopper, others from Blackwell on, none
+/// before.
 fn link_errors(board: &Board, field: u32, link: u32) -> Option<Result<u64, Code>> {
     let counts: fn(&SickLink) -> u32 = match field {
         161 => |link| link.replay,
@@ -120,7 +121,7 @@ fn link_errors(board: &Board, field: u32, link: u32) -> Option<Result<u64, Code>
     Some(counted.map(|link| u64::from(counts(&link))))
 }
 
-/// Bytes over all NVLinks since the epoch began: what the file says, else the sum of the rate.
+/// Bytes over all NVLinks since the epoch began: the number of the file, else the integral of the rate.
 fn nvlink_bytes(view: &View, sent: bool) -> Result<f64, Code> {
     let what = if sent { Q::NvlinkTxBytes } else { Q::NvlinkRxBytes };
     if view.board()?.spec.values.contains_key(&what) {
@@ -130,7 +131,7 @@ fn nvlink_bytes(view: &View, sent: bool) -> Result<f64, Code> {
     Ok(if sent { sums.nvlink_tx } else { sums.nvlink_rx })
 }
 
-/// Millijoules: what the file says, else the sum of power.
+/// Energy in millijoules: the number of the file, else the integral of the power.
 fn energy(view: &View) -> Result<u64, Code> {
     if view.board()?.spec.values.contains_key(&Q::EnergyMillijoules) {
         return view.read(Q::EnergyMillijoules).map(whole);
@@ -139,7 +140,7 @@ fn energy(view: &View) -> Result<u64, Code> {
     Ok(whole(sums(view).energy_millijoules))
 }
 
-/// Graphics (0), SM (1), memory (2), video (3); the video clock follows that of the SMs.
+/// The clock of graphics (0), SM (1), memory (2) or video (3); the video clock is that of the SMs.
 fn clock(view: &View, kind: c_uint, highest: bool) -> Result<u32, Code> {
     let clocks = view.board()?.profile.clocks;
     match (kind, highest) {

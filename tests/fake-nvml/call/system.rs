@@ -1,4 +1,4 @@
-//! The library itself: begin, end, versions, handles.
+//! The library itself: `nvmlInit`, `nvmlShutdown`, versions, handles.
 
 #![expect(unsafe_code, reason = "exported names, and raw pointers from C")]
 
@@ -72,7 +72,7 @@ calls! {
     }
 }
 
-/// Answers without `nvmlInit` as well: the real one does.
+/// Answers also without `nvmlInit`, as the real function does.
 ///
 /// # Safety
 /// `version` is null or has room for `length` bytes.

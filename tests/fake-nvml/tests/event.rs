@@ -1,4 +1,4 @@
-//! XIDs are delivered once, to whoever has registered the card.
+//! Each XID is delivered once, to an event set in which its GPU is registered.
 
 use crate::bench::{Bench, card, eventually, still};
 use fake_nvml::scenario::{FakeGpu, Scenario, Which, XidEvent};

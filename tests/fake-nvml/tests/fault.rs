@@ -1,4 +1,4 @@
-//! Faults: every error number, delays, hangs, and files that are none.
+//! Faults: every error number, delays, hangs, and invalid scenario files.
 
 use crate::bench::{Bench, card, eventually, still};
 use fake_nvml::code::{Code, NAMES};

@@ -1,4 +1,4 @@
-//! Who the cards are, and how they reach each other.
+//! The identities of GPUs, and the connections between them.
 
 use crate::bench::{Bench, card, eventually, still};
 use fake_nvml::code::Code;

@@ -1,4 +1,4 @@
-//! The real wrapper against the fake library: every value comes back.
+//! The real wrapper with the fake library: every value of a scenario comes back.
 
 mod bench;
 mod identity;

@@ -1,7 +1,7 @@
-//! Whole recordings drive the driver: every log of `nvidia-smi`, every tenant of Helios, every pod of GenTD26. The folder
-//! that `FAKE_NVML_TRACES` names holds them, each kind in a folder of its name; `tests/run traces` says where they come from.
+//! The fake library replays whole recordings: every log of `nvidia-smi`, every tenant of Helios, every pod of GenTD26.
+//! The folder that `FAKE_NVML_TRACES` names has a folder for each kind; `tests/run traces` shows where they come from.
 //!
-//! What the driver must say is read from the files here, by other means than its own: it does not judge itself.
+//! This test parses the files with its own code, not with that of the library, to know the expected values.
 
 #![expect(clippy::unwrap_used, reason = "a test's own tools may panic")]
 
@@ -15,21 +15,21 @@ use std::path::{Path, PathBuf};
 
 /// The cells of a file, line by line.
 type Table = Vec<Vec<String>>;
-/// Looks at a card for what a series says.
+/// Reads the value of a series from a GPU.
 type Look = fn(&Device<'_>) -> Result<f64, String>;
 
-/// Moments at which a recording is looked at, its first row and its last among them.
+/// The number of moments at which the test compares a recording, including its first and its last row.
 const MOMENTS: u32 = 9;
-/// Cards in one scenario.
+/// GPUs in one scenario.
 const CARDS: usize = 16;
 
-/// What one card shows, as it stands in a file: seconds since the first row, and the number or a gap.
+/// One series of a file for one GPU: seconds since the first row, and the number or a gap.
 struct Series {
     rows: Vec<(f64, Option<f64>)>,
     what: Q,
     replay: Replay,
     look: Look,
-    /// What the driver's units round away.
+    /// The rounding error of NVML's unit.
     within: f64,
 }
 
@@ -64,7 +64,7 @@ fn seconds(cell: &str) -> f64 {
     day * 86_400.0 + time.split(':').fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().unwrap())
 }
 
-/// Rows by time; what is earlier than the row before it is not replayed.
+/// Rows by time. A row that is earlier than the row before it is left out, as in the replay.
 fn rows<'t>(cells: impl Iterator<Item = (&'t str, &'t str)>) -> Vec<(f64, Option<f64>)> {
     let mut rows: Vec<(f64, Option<f64>)> = Vec::new();
     let mut first = None;
@@ -78,7 +78,7 @@ fn rows<'t>(cells: impl Iterator<Item = (&'t str, &'t str)>) -> Vec<(f64, Option
     rows
 }
 
-/// The place of the column whose name begins so.
+/// The position of the column with this name, without its unit.
 fn column(header: &[String], name: &str) -> Option<usize> {
     header.iter().position(|cell| cell.split(" [").next() == Some(name))
 }
@@ -88,14 +88,14 @@ fn replay(path: &Path, column: &str, filter: Option<(&str, &str)>) -> Replay {
     Replay { repeat: false, filter, ..Replay::of(path, column) }
 }
 
-/// A card that replays these.
+/// A GPU that replays these series.
 fn showing(series: &[Series]) -> FakeGpu {
     let values = series.iter().map(|one| (one.what, Program::Replay(one.replay.clone()).into()));
-    // Samples at whole seconds: rows of what is sampled are a minute apart.
+    // Samples at whole seconds: the rows of sampled values are a minute apart.
     FakeGpu { values: values.chain([(Q::SampleMillis, Value::Constant(1000.0))]).collect(), ..card("A100") }
 }
 
-/// Looks at all cards at moments over the whole recording, `late` seconds after a row.
+/// Compares all GPUs at moments over the whole recording, `late` seconds after a row.
 fn replays(cards: &[Vec<Series>], late: f64) {
     let longest = cards.iter().flatten().max_by(|a, b| a.rows.len().cmp(&b.rows.len())).expect("a recording");
     let scenario = |time| still(cards.iter().map(|card| showing(card)).collect(), time);
@@ -132,7 +132,7 @@ fn whole_logs_of_nvidia_smi_are_replayed() {
     let mut replayed = 0;
     for path in files("nvidia-smi") {
         let table = table(&path);
-        // Of each run there is also a list of the moments at which its load changed.
+        // Each run also has a file with the moments at which its load changed; it is skipped.
         if table[0].len() == 1 {
             continue;
         }
@@ -191,7 +191,7 @@ fn every_pod_of_gentd26_is_replayed() {
         let (what, look, within): (Q, Look, f64) = if name.contains("duty_cycle") {
             (Q::UtilizationPercent, |gpu| told(gpu.utilization_rates().map(|rates| rates.gpu)), 0.5)
         } else if name.contains("memory_used") {
-            // Means over a minute, so the recording has fractions of a byte.
+            // The values are means over a minute, so the recording has fractions of a byte.
             #[expect(clippy::cast_precision_loss, reason = "bytes below 2^53")]
             (Q::MemoryUsedBytes, |gpu| gpu.memory_info().map(|it| it.used as f64).map_err(|e| e.to_string()), 0.5)
         } else {

@@ -1,4 +1,4 @@
-//! Recordings come back as they were: each kind of file that a scenario may name.
+//! The replay of each kind of file that a scenario may name returns the recorded values.
 
 use crate::bench::{Bench, card, eventually, still};
 use fake_nvml::scenario::{Clock, FakeGpu, ReadingKind as Q, Scenario};

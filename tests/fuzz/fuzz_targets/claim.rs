@@ -4,9 +4,9 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Ok(claim) = wire::claim::decode(wire::key::ALLOCATED, &String::from_utf8_lossy(bytes))
-        && let Ok(text) = wire::claim::encode(wire::key::ALLOCATED, &claim)
+    if let Ok(claim) = wire::claim::decode(wire::annotation_keys::ALLOCATED, &String::from_utf8_lossy(bytes))
+        && let Ok(text) = wire::claim::encode(wire::annotation_keys::ALLOCATED, &claim)
     {
-        assert_eq!(wire::claim::decode(wire::key::ALLOCATED, &text), Ok(claim));
+        assert_eq!(wire::claim::decode(wire::annotation_keys::ALLOCATED, &text), Ok(claim));
     }
 });

@@ -6,7 +6,7 @@
 #[path = "../../../src/steward/settings"]
 mod settings {
     pub(crate) mod file;
-    pub(crate) mod key;
+    pub(crate) mod table;
 }
 
 use libfuzzer_sys::fuzz_target;

@@ -1,9 +1,9 @@
-//! What a patch makes of an object, as the real server does it: merge patches whose `uid` and `resourceVersion` are
-//! preconditions, JSON patches whose tests must hold.
+//! Applies patches to objects with the real server's results: merge patches, with `uid` and `resourceVersion` as
+//! preconditions, and the `test` and `remove` operations of JSON patches.
 
 use serde_json::{Map, Value, json};
 
-/// Changes the object, or says why not: a status and a sentence.
+/// Applies a patch, or returns the status code and the reason of the refusal.
 pub(super) fn apply(object: &mut Value, change: &Value, content: &str) -> Result<(), (u16, String)> {
     if content.starts_with("application/json-patch+json") {
         let mut changed = object.clone();
@@ -26,7 +26,7 @@ pub(super) fn apply(object: &mut Value, change: &Value, content: &str) -> Result
     Ok(())
 }
 
-/// RFC 7396.
+/// A JSON merge patch (RFC 7396).
 fn merge(object: &mut Value, change: &Value) {
     let Some(fields) = change.as_object() else {
         *object = change.clone();
@@ -44,7 +44,7 @@ fn merge(object: &mut Value, change: &Value) {
     }
 }
 
-/// One step of RFC 6902, as far as anything here takes one.
+/// One step of a JSON patch (RFC 6902). Only `test` and `remove` are supported.
 fn take(object: &mut Value, step: &Value) -> Result<(), String> {
     let path = step["path"].as_str().unwrap_or_default();
     let (parent, last) = path.rsplit_once('/').ok_or("a path begins with a slash")?;
@@ -59,7 +59,8 @@ fn take(object: &mut Value, step: &Value) -> Result<(), String> {
     }
 }
 
-/// Keeps who wrote the labels and annotations of a merge patch; whoever wrote them before with another value did not.
+/// Makes `manager` the owner of the labels and annotations of a merge patch in `managedFields`. Earlier owners lose
+/// them.
 pub(super) fn written(object: &mut Value, change: &Value, manager: &str) {
     for (part, field) in [("labels", "f:labels"), ("annotations", "f:annotations")] {
         let keys: Vec<String> =

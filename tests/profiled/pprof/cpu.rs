@@ -1,4 +1,4 @@
-//! Where processor time went, read by ourselves.
+//! CPU profiles, read by the test itself.
 
 use super::program::Program;
 use std::io::Write;
@@ -11,7 +11,7 @@ fn a_load_of_two_to_one_reads_two_to_one_with_leaf_and_caller() {
     let program = Program::start(&["burn"]);
     let before = program.processor_time();
     let (mut hot, mut warm, mut mid) = (0, 0, 0);
-    // On a busy machine the load gets less than a core: as many profiles as give 8 s of it.
+    // On a busy machine the load gets less than a core: take profiles until they have 8 s of CPU time.
     for _ in 0..10 {
         let opened = program.profile("/debug/pprof/profile?seconds=6");
         hot += opened.sum("cpu", "work::hot");
@@ -28,7 +28,7 @@ fn a_load_of_two_to_one_reads_two_to_one_with_leaf_and_caller() {
     let ratio = hot as f64 / warm as f64;
     assert!((1.8..2.2).contains(&ratio), "hot {hot} ns, warm {warm} ns, ratio {ratio}");
     assert!(mid >= hot + warm, "mid {mid} calls hot {hot} and warm {warm}");
-    // The kernel's own count, which goes on while the child answers.
+    // The kernel's count of the CPU time continues while the child answers, so it is an upper limit.
     let seen = Duration::from_nanos(mid.unsigned_abs());
     assert!(seen < spent.mul_f64(1.1), "seen {seen:?}, spent {spent:?}");
 }

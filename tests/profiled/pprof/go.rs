@@ -1,4 +1,4 @@
-//! The real client, `go tool pprof`. `GO` names the program if it is not `go`.
+//! Profiles read by the real client, `go tool pprof`. `GO` names the program if it is not `go`.
 
 use super::program::Program;
 use std::process::Command;
@@ -20,7 +20,8 @@ fn pprof(words: &[&str], url: &str) -> String {
     out.into_owned()
 }
 
-/// `flat`, `cum` of a line of `-top`, in the unit asked for, of the function whose name ends so.
+/// `flat` and `cum` of a function in the output of `-top`, in the requested unit. The name of the function ends with
+/// `name_end`.
 fn row(top: &str, name_end: &str) -> (f64, f64) {
     let line = top
         .lines()

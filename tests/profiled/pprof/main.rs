@@ -1,4 +1,4 @@
-//! Profiles of a program whose work is known: read by ourselves, and by the real `go tool pprof`.
+//! Profiles of a program with known work, read by the tests themselves and by the real `go tool pprof`.
 
 #[cfg(test)]
 mod program;

@@ -1,4 +1,4 @@
-//! Who holds memory, read by ourselves.
+//! Heap profiles, read by the test itself.
 
 use super::program::Program;
 

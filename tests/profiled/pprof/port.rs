@@ -1,4 +1,4 @@
-//! The port itself.
+//! The admin port that serves the profiles.
 
 use super::program::Program;
 use std::io::{Read, Write};
@@ -78,7 +78,7 @@ fn one_connection_too_many_is_closed_and_the_others_go_on() {
     let program = Program::start(&[]);
     let mut open: Vec<TcpStream> =
         (0..=effects::admin::MAX_CONNECTIONS).map(|_| TcpStream::connect(program.address).unwrap()).collect();
-    // Which of them is one too many is the server's choice: connections that come together pass the door in any order.
+    // The server may refuse any of them, because connections that come at the same time are accepted in any order.
     let closed = |stream: &mut TcpStream| {
         stream.set_nonblocking(true).unwrap();
         match stream.read(&mut [0]) {
@@ -89,7 +89,7 @@ fn one_connection_too_many_is_closed_and_the_others_go_on() {
             Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
         }
     };
-    // Within the 10 s that a connection may stay silent.
+    // Less than the 10 s for which a connection may stay silent.
     let deadline = Instant::now() + Duration::from_secs(8);
     while open.len() > effects::admin::MAX_CONNECTIONS {
         assert!(Instant::now() < deadline, "none of {} connections was closed", open.len());

@@ -8,13 +8,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A running program; it ends with this value.
+/// A running program. Dropping it ends the program.
 pub(crate) struct Program {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
 }
 
-/// What the port answered.
+/// An answer of the port.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     head: String,
@@ -48,7 +48,7 @@ impl Program {
         Program { child, address }
     }
 
-    /// Asks; HTTP/1.0, so that the answer ends with the connection.
+    /// Sends a request with HTTP/1.0, so that the answer ends with the connection.
     pub(crate) fn ask(&self, request: &str, body: &str) -> Answer {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
@@ -73,7 +73,7 @@ impl Program {
         Opened { profile: ProfileMessage::decode(bytes.as_slice()).unwrap() }
     }
 
-    /// Processor time spent so far, as the kernel counts it: fields 14 and 15 of `stat`, in ticks of 10 ms.
+    /// The CPU time so far, as the kernel counts it: fields 14 and 15 of `stat`, in ticks of 10 ms.
     pub(crate) fn processor_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
@@ -81,7 +81,7 @@ impl Program {
         Duration::from_millis(ticks * 10)
     }
 
-    /// Resident memory, in MiB.
+    /// The resident memory in MiB.
     pub(crate) fn resident(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -100,7 +100,7 @@ impl Drop for Program {
     }
 }
 
-/// A profile with its strings looked up.
+/// A decoded profile.
 pub(crate) struct Opened {
     pub(crate) profile: ProfileMessage,
 }
@@ -110,7 +110,7 @@ impl Opened {
         &self.profile.string_table[usize::try_from(index).unwrap()]
     }
 
-    /// `function file:line` of each frame of a sample, inlined ones as frames of their own, the leaf first.
+    /// Function, file and line of each frame of a sample, the leaf first. Inlined functions are separate frames.
     pub(crate) fn frames(&self, sample: &SampleMessage) -> Vec<(String, String, i64)> {
         let mut frames = Vec::new();
         for id in &sample.location_id {
@@ -123,14 +123,14 @@ impl Opened {
         frames
     }
 
-    /// Sum of a value over the samples with a frame whose name ends so.
+    /// The sum of a value over the samples with a frame whose name ends with `name_end`.
     pub(crate) fn sum(&self, value: &str, name_end: &str) -> i64 {
         let at = self.profile.sample_type.iter().position(|kind| self.string(kind.r#type) == value).unwrap();
         let with = |sample: &&SampleMessage| self.frames(sample).iter().any(|(name, _, _)| name.ends_with(name_end));
         self.profile.sample.iter().filter(with).map(|sample| sample.value[at]).sum()
     }
 
-    /// Texts of a label.
+    /// The texts of a label of a sample.
     pub(crate) fn labels(&self, sample: &SampleMessage, key: &str) -> Vec<String> {
         let with = sample.label.iter().filter(|label| self.string(label.key) == key);
         with.map(|label| self.string(label.str).to_owned()).collect()

@@ -1,8 +1,8 @@
-//! Under stress.
+//! Profiles of a program under stress.
 
 use super::program::Program;
 
-/// Starts in CI; each takes about a second and a half.
+/// Starts in the default run; each takes about a second and a half.
 const COLD_STARTS: usize = 10;
 
 /// Promise 21 in docs/specification.md.
@@ -44,7 +44,7 @@ fn memory_does_not_grow_over_a_hundred_profiles() {
     profiles(100);
 }
 
-/// MiB above what the program had before: the sampler's slots, one answer, and slack for the allocator.
+/// The largest growth of the memory in MiB: the sampler's slots, one answer, and slack for the allocator.
 const GROWTH: f64 = 16.0;
 
 fn profiles(count: usize) {

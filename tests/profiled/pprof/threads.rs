@@ -1,4 +1,4 @@
-//! The threads, as text and as a profile.
+//! The list of threads, as text and as a profile.
 
 use super::program::Program;
 

@@ -1,15 +1,15 @@
-# The guest as a part of the cluster (`vm`), and the way into it.
+# The guest as a part of the cluster (`vm`), and the access to it.
 # shellcheck shell=bash
 
 vm_number=100
 vm_address=$(node_address "$vm_number")
-# Where the key of the guest's shell and its second disk are: with the cluster, and gone with it.
+# The folder of the key of the guest's shell and of its second disk. It is removed with the cluster.
 vm_state=$state/vm
 
-# What differs from one run to the next, as a tar archive that the guest takes for a disk.
+# Makes the second disk: a tar archive with the files that differ from run to run.
 make_payload() {
   local root=$vm_state/payload node=$vm_state/payload/etc/kubernetes
-  # write_network asks for its node's number by this name.
+  # write_network reads the node's number from this variable.
   local number=$vm_number
   mkdir -p "$node" "$root/etc/containerd" "$root/etc/cni/net.d"
   (umask 077 && issue vm "/O=system:nodes/CN=system:node:vm" && cp "$state"/keys/vm.{crt,key} "$node/" && openssl rand -hex 16 >"$root/etc/vm-key") || fail "openssl could not make the guest's keys"
@@ -17,15 +17,15 @@ make_payload() {
   cp "$state/keys/ca.crt" "$node/"
   kubeconfig vm "$node/kubelet.conf"
   sed -i "s#$state/keys/#/etc/kubernetes/#g" "$node/kubelet.conf"
-  # Nodes of tests/cluster, but with systemd's cgroups and the paths of Debian's packages.
+  # The same configuration as for nodes of tests/cluster, but with systemd's cgroups and the paths of Debian's packages.
   write_kubelet "$vm_number" vm | sed -e 's/^cgroupDriver: .*/cgroupDriver: systemd/' -e '/^cgroupRoot:/d' -e 's/^address: .*/address: 0.0.0.0/' -e "s#$state/keys/#/etc/kubernetes/#" >"$node/kubelet.yaml"
   write_containerd | sed -e 's/SystemdCgroup = false/SystemdCgroup = true/' -e '/restrict_oom_score_adj/d' -e 's#^\( *bin_dirs = \).*#\1["/usr/lib/cni"]#' >"$root/etc/containerd/config.toml"
   write_network >"$root/etc/cni/net.d/10-ptp.conflist"
   tar -C "$root" -cf "$vm_state/payload.tar" . || fail "no payload"
 }
 
-# Whatever the guest writes is lost with its process: the disk below is never changed. TCG, QEMU's own processor, is on every
-# machine the same; KVM is not there on most that tests run on. A reset of the guest loses what its kernel had not written.
+# The guest's writes are lost when its process ends: the disk image itself never changes. TCG, QEMU's emulated CPU, is the same
+# on every machine; most test machines have no KVM. A reset of the guest loses what its kernel had not written.
 define_guest() {
   local image
   image=$(image_folder)
@@ -38,7 +38,7 @@ define_guest() {
     -device virtio-net-pci,netdev=wire -device virtio-rng-pci
 }
 
-# in_guest SCRIPT: runs it, prints what it prints, and ends as it does; 255 where the guest does not answer.
+# in_guest SCRIPT: runs it in the guest, prints its output, and ends with its exit code; 255 if the guest does not answer
 in_guest() {
   local answer code
   answer=$(

@@ -1,5 +1,5 @@
-//! Early binding against a kubelet that is played: it admits pods one at a time in an order of its own, and whatever is
-//! guessed at `Allocate`, nobody starts with what is another's.
+//! Early binding against a simulated kubelet, which admits pods one at a time in its own order. Whatever container the
+//! agent expects at `Allocate`, no container starts with another container's devices.
 
 use super::tests::early;
 use crate::allocator::tests::{GIB, device, device_share, gpu_pod, ids, request, uid};
@@ -16,20 +16,20 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A kubelet, a disk, an API server, and the agent under test.
+/// A simulated kubelet, disk and API server, with the allocator under test.
 struct World {
     allocator: NodeAllocator,
     pods: Vec<GpuPod>,
-    /// The claims as a scheduler made them.
+    /// The claims as the scheduler wrote them.
     claims: Vec<Claim>,
-    /// What stands on the pods now.
+    /// The claims that stand on the pods now.
     written: Vec<Claim>,
-    /// Pods that our watch has told, with their places.
+    /// Pods that the agent's watch has shown, with their places in the order of arrival.
     seen: BTreeMap<usize, u64>,
     gone: BTreeSet<usize>,
     failed: BTreeSet<usize>,
     checkpoint: Vec<CheckpointEntry>,
-    /// What kubelet has cached: it is what the container gets, whatever happens later.
+    /// The answers that the kubelet has cached: a container gets its answer, whatever happens later.
     given: BTreeMap<Ticket, Vec<DeviceShare>>,
     disk: BTreeMap<Ticket, IssuedTicket>,
     started: BTreeSet<usize>,
@@ -75,7 +75,7 @@ impl World {
         pod
     }
 
-    /// Our watch shows pods, in this order.
+    /// The agent's watch shows pods, in this order.
     fn see(&mut self, pods: impl IntoIterator<Item = usize>) {
         for n in pods {
             let last = self.seen.values().max().copied().unwrap_or_default();
@@ -84,7 +84,7 @@ impl World {
         self.tell();
     }
 
-    /// The whole list, as our watch gives it.
+    /// Gives the allocator the whole list of pods, as the agent's watch has it.
     fn tell(&mut self) {
         let list = self.seen.keys().filter(|n| !self.gone.contains(n)).map(|n| self.gpu_pod(*n)).collect();
         self.allocator.gpu_pods_are(list);
@@ -119,7 +119,7 @@ impl World {
                 .find(|request| request.container == row.holder.container)
                 .map(|request| request.role)
         };
-        // App containers take over what init containers had.
+        // App containers take over the slots of init containers.
         let own = self.checkpoint.iter().filter(|row| row.holder.pod == uid(number(n)));
         let mut reuse: Vec<Arc<str>> =
             own.clone().filter(|row| role(row) == Some(ContainerRole::Init)).flat_map(of).collect();
@@ -135,7 +135,8 @@ impl World {
         chosen
     }
 
-    /// kubelet admits a pod. `dies` is the container at whose `Allocate` the agent is killed: before its answer is heard.
+    /// The kubelet admits a pod. `dies` is the container at whose `Allocate` the agent is killed, before the kubelet
+    /// gets the answer.
     fn admit(&mut self, n: usize, dies: Option<usize>) {
         for at in 0..self.pods[n].requests.len() {
             if self.pods[n].requests[at].slots == 0 {
@@ -149,7 +150,7 @@ impl World {
             let mut meant = self.allocator.allocate(&ids, Some(&self.checkpoint), true);
             self.keep();
             if meant.is_none() {
-                // Our watch catches up while kubelet waits.
+                // The agent's watch catches up while the kubelet waits.
                 let admitted = |n: &usize| self.checkpoint.iter().any(|row| row.holder.pod == uid(number(*n)));
                 let caught_up: Vec<usize> =
                     (0..self.pods.len()).filter(|other| *other == n || admitted(other)).collect();
@@ -221,7 +222,7 @@ impl World {
         self.nothing_is_promised_twice()
     }
 
-    /// By what containers were given, not by what anybody believes.
+    /// Checks each GPU by what the containers were given, not by the allocator's state.
     fn nothing_is_promised_twice(&self) -> Result<(), TestCaseError> {
         for gpu in 0..2 {
             let (mut memory, mut cores) = (0, 0);
@@ -250,7 +251,8 @@ impl World {
     }
 }
 
-/// Pods that fit on two GPUs together: (init container, devices of the app, gpu, shape).
+/// Pods that fit together on two GPUs. A shape says whether the pod has an init container, whether its app container
+/// has two GPUs, which GPU it has otherwise, and how much memory.
 fn pods(shapes: &[(bool, bool, u32, u64)]) -> Vec<GpuPod> {
     let mut made: Vec<GpuPod> = Vec::new();
     for (n, (init, two, gpu, shape)) in shapes.iter().enumerate() {
@@ -319,7 +321,7 @@ fn play(world: &mut World, steps: &[Step]) -> Result<(), TestCaseError> {
                 world.start(*n)?;
             }
             Step::Leave(n) if *n < world.pods.len() => world.leave(*n),
-            // kubelet tells late that it has failed a pod.
+            // The kubelet reports late that it has failed a pod.
             Step::Fail => {
                 while let Some(n) = told.pop_front() {
                     if world.failed.contains(&n) {
@@ -345,7 +347,7 @@ proptest! {
     ) {
         let mut world = World::new(pods(&shapes));
         play(&mut world, &steps)?;
-        // In the end everything is seen, and whoever was admitted starts or is told why not.
+        // In the end the watch has shown every pod, and each admitted pod starts or is refused with a reason.
         world.see(0..world.pods.len());
         for n in 0..world.pods.len() {
             if !world.gone.contains(&n) && !world.failed.contains(&n) {
@@ -354,8 +356,8 @@ proptest! {
         }
     }
 
-    /// kubelet has the same watch and admits in its order: where that is known in time, every guess is right, whatever UIDs
-    /// the pods have.
+    /// The kubelet admits pods in the order in which its watch shows them. If the agent's watch shows them in time, the
+    /// agent always expects the right pod, whatever UIDs the pods have.
     #[test]
     fn nobody_is_mistaken_where_kubelet_admits_in_the_order_of_arrival(
         shapes in prop::collection::vec((any::<bool>(), any::<bool>(), 0_u32..2, 0_u64..3), 1..10),
@@ -369,7 +371,7 @@ proptest! {
             world.see(update.iter().copied());
             for n in update {
                 world.admit(*n, None);
-                // One for which there were not ids enough.
+                // The kubelet may have failed the pod, because there were not enough slots.
                 world.tell();
                 if restarts[*n] {
                     world.restart();
@@ -383,7 +385,7 @@ proptest! {
         prop_assert_eq!((&world.mistaken, &world.written), (&BTreeSet::new(), &world.claims), "as the scheduler wrote it");
     }
 
-    /// Claims with the same numbers are exchanged, and nobody is sent away.
+    /// Claims with the same amounts are exchanged, and no pod is refused.
     #[test]
     fn pods_with_the_same_numbers_all_start_whatever_the_order(
         gpus in prop::collection::vec(0_u32..2, 1..9),

@@ -1,4 +1,4 @@
-//! Early binding, one case at a time.
+//! Tests of early binding, one case each.
 
 use crate::allocator::tests::{
     device, device_share, filled, gpu_pod, ids, refused, request, row, shared_gpu, single, uid,
@@ -21,7 +21,7 @@ pub(super) fn early(gpu_pods: Vec<GpuPod>) -> NodeAllocator {
     allocator
 }
 
-/// Allocates and issues; the row as kubelet would write it for `pod`.
+/// Calls `allocate` and issues the ticket. Returns the row as the kubelet would write it for `pod`.
 fn allocate(
     allocator: &mut NodeAllocator,
     (pod, container): (u32, &str),
@@ -29,7 +29,7 @@ fn allocate(
     n: u8,
     checkpoint: &[CheckpointEntry],
 ) -> CheckpointEntry {
-    let meant = allocator.allocate(&ids(slots), Some(checkpoint), true).expect("somebody waits");
+    let meant = allocator.allocate(&ids(slots), Some(checkpoint), true).expect("a container waits");
     allocator.issue(Ticket::of_random([n; 16]), &ids(slots), Some(meant));
     CheckpointEntry { early: true, ..row(pod, container, slots, n) }
 }
@@ -37,7 +37,7 @@ fn allocate(
 #[test]
 fn who_was_meant_does_not_matter_where_the_numbers_are_the_same() {
     let mut allocator = early(vec![single(1, device_share(0, 8, 30)), single(2, device_share(1, 8, 30))]);
-    // The first pod was expected and the second came.
+    // The agent expects the first pod, and the kubelet admits the second.
     let mut checkpoint = vec![allocate(&mut allocator, (2, "main"), &[(0, 3)], 7, &[])];
     checkpoint.push(allocate(&mut allocator, (1, "main"), &[(0, 4)], 8, &checkpoint));
     let second = filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
@@ -59,7 +59,7 @@ fn pods_are_meant_in_the_order_in_which_they_came_and_not_by_their_uids() {
     let mut checkpoint = Vec::new();
     for (n, pod) in [(1, 2), (2, 3), (3, 1)] {
         let slot = [(0, u16::from(n))];
-        let meant = allocator.allocate(&ids(&slot), Some(&checkpoint), true).expect("somebody waits");
+        let meant = allocator.allocate(&ids(&slot), Some(&checkpoint), true).expect("a container waits");
         assert_eq!(meant.holder.pod, uid(pod));
         allocator.issue(Ticket::of_random([n; 16]), &ids(&slot), Some(meant));
         checkpoint.push(CheckpointEntry { early: true, ..row(pod, "main", &slot, n) });
@@ -77,11 +77,11 @@ fn pods_that_run_are_not_meant_though_lost_books_hold_them_no_more() {
     }
     filled(allocator.start(&ids(&[(0, 3)]), Some(&checkpoint)));
     allocator.gpu_pods_are(vec![GpuPod { started: true, ..gpu_pod(1, two(), claim(8)) }, gpu_pod(2, two(), claim(9))]);
-    // The checkpoint that were last read ended before the newest row, and now there are none.
+    // The checkpoint that was read last lacks the newest row, and now there is no checkpoint.
     allocator.checkpoint_is(&checkpoint[..1]);
     let mut checkpoint: Option<Vec<CheckpointEntry>> = None;
     for (n, container) in [(9, "warm"), (10, "main")] {
-        let meant = allocator.allocate(&ids(&[(0, 3)]), checkpoint.as_deref(), true).expect("somebody waits");
+        let meant = allocator.allocate(&ids(&[(0, 3)]), checkpoint.as_deref(), true).expect("a container waits");
         assert_eq!((meant.holder.pod.clone(), &*meant.holder.container), (uid(2), container));
         allocator.issue(Ticket::of_random([n; 16]), &ids(&[(0, 3)]), Some(meant));
         checkpoint.get_or_insert_default().push(CheckpointEntry { early: true, ..row(2, container, &[(0, 3)], n) });
@@ -124,7 +124,7 @@ fn containers_of_a_pod_come_in_order_and_before_those_of_the_next() {
     let mut checkpoint = Vec::new();
     let mut next = |allocator: &mut NodeAllocator, slots: &[(u32, u16)], holder: (u32, &str)| {
         let n = u8::try_from(checkpoint.len()).unwrap() + 1;
-        let meant = allocator.allocate(&ids(slots), Some(&checkpoint), true).expect("somebody waits");
+        let meant = allocator.allocate(&ids(slots), Some(&checkpoint), true).expect("a container waits");
         assert_eq!((meant.holder.pod.clone(), &*meant.holder.container), (uid(holder.0), holder.1));
         allocator.issue(Ticket::of_random([n; 16]), &ids(slots), Some(meant));
         checkpoint.push(CheckpointEntry { early: true, ..row(holder.0, holder.1, slots, n) });
@@ -135,7 +135,7 @@ fn containers_of_a_pod_come_in_order_and_before_those_of_the_next() {
         next(&mut allocator, &[(0, first), (1, first)], (pod, "both"));
         next(&mut allocator, &[(0, first + 1)], (pod, "one"));
     }
-    assert_eq!(allocator.allocate(&ids(&[(0, 9)]), Some(&checkpoint), true), None, "nobody is left");
+    assert_eq!(allocator.allocate(&ids(&[(0, 9)]), Some(&checkpoint), true), None, "no container is left");
 }
 
 #[test]
@@ -162,27 +162,27 @@ fn a_pod_that_nobody_placed_gets_the_devices_of_its_ids() {
         }
         other => panic!("{other:?}"),
     }
-    // It comes back as it was written, so nothing is to be written anew.
+    // The watch shows the claim as it was written, so it is not written again.
     let _ = allocator.take_changes();
     allocator.gpu_pods_are(vec![free]);
     filled(allocator.start(&ids(&[(1, 3)]), Some(&checkpoint)));
     assert_eq!(allocator.take_changes().claims, []);
 }
 
-/// Two of its containers ask; neither is given anything, and both are told why.
+/// Two of the pod's containers request a GPU; both get nothing, and the refusal says why.
 #[test]
 fn a_pod_that_is_not_to_start_gets_nothing_and_is_told_so_at_its_start() {
     let unreadable = PodClaim::Unreadable("x".into());
     for (claim, expect) in [(PodClaim::None, "NotPlaced"), (unreadable, "UnreadableClaim")] {
         let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
         let mut allocator = early(vec![gpu_pod(1, requests, claim), single(2, device_share(0, 8, 30))]);
-        // Another is expected first, and nobody is given up before it had time to be seen.
+        // The agent expects another pod first, and a patient call does not pick a pod that may not start.
         let mut checkpoint = vec![allocate(&mut allocator, (2, "main"), &[(0, 1)], 1, &[])];
         for (n, container, slot) in [(2, "warm", [(0, 2)]), (3, "main", [(0, 3)])] {
             if container == "warm" {
                 assert_eq!(allocator.allocate(&ids(&slot), Some(&checkpoint), true), None);
             }
-            let meant = allocator.allocate(&ids(&slot), Some(&checkpoint), false).expect("it waits");
+            let meant = allocator.allocate(&ids(&slot), Some(&checkpoint), false).expect("the pod waits");
             assert_eq!((&meant.holder.pod, &*meant.holder.container), (&uid(1), container));
             assert_eq!(meant.device_shares, []);
             allocator.issue(Ticket::of_random([n; 16]), &ids(&slot), Some(meant));

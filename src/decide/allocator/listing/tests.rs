@@ -1,4 +1,5 @@
-//! Starts without kubelet's checkpoint: known where PodResources leaves no choice, and waited for where it does.
+//! Starts without the kubelet's checkpoint: decided where PodResources leaves one possibility, waiting where it leaves
+//! several.
 
 use crate::allocator::tests::{allocator, device, device_share, filled, gpu_pod, ids, request, row, single, uid};
 use crate::allocator::{HolderDisagreement, NodeAllocator, StartVerdict, WaitReason};
@@ -22,7 +23,7 @@ fn issue(allocator: &mut NodeAllocator, ticket: u8, slots: &[(u32, u16)]) {
     allocator.issue(Ticket::of_random([ticket; 16]), &ids(slots), None);
 }
 
-/// An init container and an app that takes over its ids.
+/// A pod with an init container and an app container that takes over its ids.
 fn two(n: u32) -> GpuPod {
     let requests = vec![request("warm", ContainerRole::Init, 1), request("main", ContainerRole::App, 1)];
     gpu_pod(n, requests, PodClaim::Given(vec![vec![device_share(0, 2, 10)], vec![device_share(1, 8, 30)]].into()))
@@ -40,8 +41,8 @@ fn tickets_go_to_containers_in_the_order_in_which_they_were_given_out() {
     let got: Vec<_> =
         bound.iter().map(|b| (&*b.holder.container, b.ticket.clone(), b.device_shares[0].device.clone())).collect();
     assert_eq!(got, [("warm", Ticket::of_random([7; 16]), device(0)), ("main", Ticket::of_random([8; 16]), device(1))]);
-    assert_eq!(allocator.take_changes().tickets.len(), 2, "whose they are is kept");
-    // Again, after the container ended.
+    assert_eq!(allocator.take_changes().tickets.len(), 2, "the holders are saved");
+    // The container starts again after it ended.
     filled(allocator.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)])]));
 }
 
@@ -75,7 +76,7 @@ fn a_pod_that_nobody_placed_gets_for_each_container_what_is_known_of_it() {
         issue(&mut allocator, ticket, slots);
     }
     let listed = [listed(1, "one", &[(0, 3)]), listed(1, "two", &[(1, 4)])];
-    // What the init container holds is not known: what there is of the claim is not to be written.
+    // The slots of the init container are not known, so the incomplete claim is not written.
     for (name, slot, device) in
         [("one", (0, 3), device(0)), ("two", (1, 4), self::device(1)), ("one", (0, 3), self::device(0))]
     {
@@ -87,7 +88,7 @@ fn a_pod_that_nobody_placed_gets_for_each_container_what_is_known_of_it() {
         }
     }
     assert_eq!(allocator.claim(&uid(1)), None);
-    // the kubelet's checkpoint are there again.
+    // The kubelet's checkpoint can be read again.
     let rows = [row(1, "warm", &[(0, 1), (0, 2)], 7), row(1, "one", &[(0, 3)], 8), row(1, "two", &[(1, 4)], 9)];
     assert!(matches!(allocator.start(&ids(&[(1, 4)]), Some(&rows)), StartVerdict::Fill { shared: true, .. }));
     assert_eq!(allocator.claim(&uid(1)).unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1]);
@@ -103,13 +104,13 @@ fn what_leaves_a_choice_is_waited_for() {
     let own = listed(1, "main", &[(0, 3)]);
     assert_eq!(start(&mut allocator, std::slice::from_ref(&own)), wait, "no ticket is known for it");
     issue(&mut allocator, 7, &[(0, 3)]);
-    assert_eq!(start(&mut allocator, &[]), wait, "nobody is listed");
+    assert_eq!(start(&mut allocator, &[]), wait, "no container is listed");
     assert_eq!(start(&mut allocator, &[listed(9, "main", &[(0, 3)])]), wait, "a pod that was not seen");
     assert_eq!(start(&mut allocator, &[own.clone(), listed(2, "main", &[(0, 3)])]), wait, "two pods");
-    // A pod that kubelet gave up had these ids before.
+    // A pod that the kubelet gave up had these ids before.
     issue(&mut allocator, 8, &[(0, 3)]);
     assert_eq!(filled(start(&mut allocator, std::slice::from_ref(&own)))[0].ticket, Ticket::of_random([8; 16]));
-    // An init container and an app, and one ticket too few for three containers.
+    // Two init containers and an app container, with one ticket too few for the three.
     let requests = vec![
         request("a", ContainerRole::Init, 1),
         request("b", ContainerRole::Init, 1),
@@ -128,7 +129,7 @@ fn a_pod_of_the_same_name_is_not_its_predecessor() {
     let mut allocator = allocator(vec![single(1, device_share(0, 8, 30))]);
     issue(&mut allocator, 7, &[(0, 3)]);
     filled(allocator.start_by_listing(&ids(&[(0, 3)]), &[listed(1, "main", &[(0, 3)])]));
-    // Its successor of the same name is admitted with other ids, and our watch is late.
+    // Its successor of the same name is admitted with other ids, and the agent's watch is late.
     issue(&mut allocator, 8, &[(0, 4)]);
     let successor = [listed(1, "main", &[(0, 4)])];
     assert_eq!(allocator.start_by_listing(&ids(&[(0, 4)]), &successor), StartVerdict::Wait(WaitReason::Checkpoint));
@@ -158,9 +159,5 @@ fn checkpoint_and_pod_resources_that_differ_are_told_and_the_checkpoint_holds() 
     let told = allocator.disagreements(&[listed(2, "main", &[(0, 3)])]);
     assert_eq!(told, [HolderDisagreement { checkpoint: name(1), listed: name(2), ids: ids(&[(0, 3)]) }]);
     allocator.gpu_pod_is(GpuPod { finished: true, ..single(2, device_share(1, 8, 30)) });
-    assert_eq!(
-        allocator.disagreements(&[listed(2, "main", &[(0, 3)])]),
-        [],
-        "kubelets of old list pods that have ended"
-    );
+    assert_eq!(allocator.disagreements(&[listed(2, "main", &[(0, 3)])]), [], "old kubelets list pods that have ended");
 }

@@ -1,4 +1,4 @@
-//! Moves: only where every promise can be kept, and only devices change.
+//! A claim moves only where the devices have room for all claims, and only its devices change.
 
 use crate::allocator::tests::{allocator, device, device_share, filled, ids, row, shared_gpu, single};
 use crate::allocator::{NodeAllocator, SharedDevice};
@@ -46,9 +46,12 @@ fn a_claim_stays_where_kubelets_choice_could_not_keep_it() {
         (vec![single(1, device_share(1, 20, 80)), single(2, device_share(0, 7, 30))], "SM time"),
         (
             vec![single(1, device_share(1, 20, 30)), single(2, device_share(0, 7, 100))],
-            "a pod that has the device alone",
+            "a pod that has the device for itself",
         ),
-        (vec![single(1, device_share(1, 20, 100)), single(2, device_share(0, 7, 0))], "it would have the device alone"),
+        (
+            vec![single(1, device_share(1, 20, 100)), single(2, device_share(0, 7, 0))],
+            "the moved claim would need the device for itself",
+        ),
     ] {
         let mut allocator = following(gpu_pods);
         allocator.issue(model::id::Ticket::of_random([7; 16]), &ids(&one), None);

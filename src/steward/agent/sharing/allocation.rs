@@ -1,9 +1,9 @@
 //! `Allocate`: answers with a ticket, and with early binding also with the devices, mounts and variables.
 
 use super::binding_mode::BindingModeResult;
+use super::container_limits;
 use super::owner::{DeliveryResult, Sharing};
 use super::pod_status::{self, RetryPolicy};
-use super::promise;
 use super::waiting::WaitingAllocate;
 use decide::allocator::{BindingMode, BoundContainer, MatchedRequest};
 use effects::plugin::{AllocateAnswer, CallRefused, ContainerField, new_ticket};
@@ -161,7 +161,7 @@ impl Sharing {
             differs: false,
             early: true,
         };
-        let promised = promise::of(&bound, &self.allocator);
+        let promised = container_limits::of(&bound, &self.allocator);
         let (mut fields, lost) = self.delivery.answer(&ticket, &promised, &self.tickets.folder(&ticket));
         if !lost.is_empty() && !std::mem::replace(&mut self.told_lost, true) {
             tracing::warn!(?lost, "containers of this node do without these: an answer to Allocate cannot carry them");

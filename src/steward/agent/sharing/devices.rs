@@ -1,4 +1,5 @@
-//! Makes the shared devices of the node from the GPUs of NVML and the device configuration.
+//! Makes the shared devices that the kubelet is offered, and the [`NodeKit`] with the device nodes and CDI edits that
+//! containers get. Both come from the GPUs of the node view and the device configuration.
 
 use super::host::HostFindings;
 use decide::allocator::SharedDevice;

@@ -1,6 +1,7 @@
-//! Whether a container can be kept from GPUs that it was not given. With early binding a pod's own `NVIDIA_VISIBLE_DEVICES`
-//! competes with the one in the answer to `Allocate`, and NVIDIA's runtime takes the pod's: `all` opens every GPU of
-//! the node.
+//! Determines whether the agent can keep a container from GPUs that it was not given. It cannot with early binding under
+//! NVIDIA's runtime: the runtime prefers the `NVIDIA_VISIBLE_DEVICES` of the pod to the value in the agent's answer to
+//! `Allocate`, so a pod that sets `all` opens every GPU of the node. Then the agent refuses every `Allocate`, unless
+//! `--allow-unisolated-gpus` is set.
 
 use super::owner::Sharing;
 use decide::allocator::BindingMode;

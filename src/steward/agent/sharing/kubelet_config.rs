@@ -1,4 +1,4 @@
-//! The one key of the kubelet's own configuration file that matters here.
+//! Reads the topology manager's policy (`topologyManagerPolicy`) from the text of the kubelet's configuration file.
 
 /// The key of the topology manager's policy.
 const KEY: &str = "topologyManagerPolicy";

@@ -1,7 +1,7 @@
 //! The owner task: one loop that takes the kubelet's calls, node views and pod lists, and answers the calls.
 
-use super::arrival::{Arrivals, Arrived};
 use super::binding_mode::BindingModeResult;
+use super::cdi_check::{Arrivals, Arrived};
 use super::counts::Counts;
 use super::devices;
 use super::emptier::Emptier;
@@ -9,10 +9,10 @@ use super::file_counter::{Counted, FileCounter};
 use super::gpu_pods::GpuPodReader;
 use super::health::Watched;
 use super::host::HostFindings;
-use super::keeper::Keeper;
 use super::listing::{Listed, Listing};
 use super::pod_status::{self, PodStatusWriter};
 use super::prefetch::{BackgroundResult, SpecPrefetcher};
+use super::ticket_writer::Keeper;
 use super::waiting::{WaitingAllocate, WaitingStart};
 use decide::allocator::{NodeAllocator, RecentTickets};
 use effects::delivery::{DeviceDelivery, StartedPodsFile, TicketFolders};
@@ -95,7 +95,7 @@ pub(crate) struct Sharing {
     pub checkpoint: CheckpointReader,
     /// The checkpoint entries that could not be read the last time.
     pub unreadable: Arc<[Arc<str>]>,
-    /// The stamp of the checkpoint when the waiting calls were last judged again, and the time of that.
+    /// The checkpoint's stamp when the agent last tried to answer the waiting calls, and the time of that try.
     pub looked: (Option<FileStamp>, Instant),
     /// The kubelet's PodResources, the second source for which container holds which ids.
     pub listing: Listing,
@@ -360,7 +360,7 @@ impl Sharing {
     fn has_done(&mut self, done: BackgroundResult) {
         match done {
             BackgroundResult::Files(written) => self.ahead.has_written(written, Instant::now()),
-            BackgroundResult::Books(began, read, checkpoint) => {
+            BackgroundResult::Checkpoint(began, read, checkpoint) => {
                 self.checkpoint = checkpoint;
                 let rows = read.ok().and_then(|CheckpointEntries { held, unreadable, .. }| {
                     self.some_are_unreadable(unreadable);

@@ -1,13 +1,13 @@
-//! Writes events and annotations on pods: for the pod's owner why a container does not start, for HAMi's scheduler that
-//! a pod has its GPUs, and for all what a pod got without a scheduler. Each is decided once and written in a task of
-//! its own, so that the kubelet's calls do not wait for it. An annotation is tried until it is written or the pod is
-//! gone, because others rely on it for as long as the pod lives. An event on a pod is tried for about a minute; events
-//! about GPU health and over-use are tried once.
+//! Writes events and annotations on pods. An event tells the pod's owner why a container does not start. An annotation
+//! tells HAMi's scheduler that a pod has its GPUs or was refused. Where no scheduler placed the pod, an annotation records
+//! the claim that the agent made. Each write runs in a task of its own, so that the kubelet's calls do not wait for it.
+//! An annotation is tried again until it is written or the pod is gone, because the scheduler and later agents rely on
+//! it. An event on a pod is tried for about a minute; events about GPU health, over-use and evictions are tried once.
 
 use super::health::News;
 use super::overuse::{self, Accused};
+use super::pod_write::{Ended, write};
 use super::sent_events::SentEvents;
-use super::writing::{Ended, write};
 use decide::allocator::Refusal;
 use decide::pod_writes::{AnnotationChanges, MAX_UNDER_WAY, PendingPodWrites, PodWriteKind, PodWriteOutcome};
 use effects::apiserver::{ApiServer, EventType, NotWritten, ObjectEvent};
@@ -24,7 +24,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use wire::{bind, claim, key};
+use wire::{annotation_keys, bind, claim};
 
 /// Whether the kubelet repeats a call after a refusal.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +169,7 @@ impl PodStatusWriter {
             return false;
         }
         if why.for_good() {
-            let mark = AnnotationChanges::from([(key::EVICT, Some(why.code().into()))]);
+            let mark = AnnotationChanges::from([(annotation_keys::EVICT, Some(why.code().into()))]);
             self.has_to_stand(PodWriteKind::Evict, (uid, pod), mark);
         }
         true
@@ -178,7 +178,11 @@ impl PodStatusWriter {
     /// A pod that could never start because of this starts: removes the mark for eviction.
     pub(super) fn starts_after_all(&mut self, (uid, pod): (&PodUid, &PodRef), why: &Refusal) {
         if self.told.take_back(uid, why.code()) {
-            self.has_to_stand(PodWriteKind::Evict, (uid, pod), AnnotationChanges::from([(key::EVICT, None)]));
+            self.has_to_stand(
+                PodWriteKind::Evict,
+                (uid, pod),
+                AnnotationChanges::from([(annotation_keys::EVICT, None)]),
+            );
         }
     }
 
@@ -232,7 +236,11 @@ impl PodStatusWriter {
         let is_new = self.told.is_new(names.0, &Arc::from(""), reason);
         if is_new {
             self.event(names.0, names.1, reason, note);
-            self.has_to_stand(PodWriteKind::Evict, names, AnnotationChanges::from([(key::EVICT, Some(reason.into()))]));
+            self.has_to_stand(
+                PodWriteKind::Evict,
+                names,
+                AnnotationChanges::from([(annotation_keys::EVICT, Some(reason.into()))]),
+            );
         }
         is_new
     }
@@ -257,9 +265,9 @@ impl PodStatusWriter {
 
     /// A claim is on other devices than its pod's annotation says: writes the annotation.
     pub(super) fn moved(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
-        match claim::encode(key::ALLOCATED, claim) {
+        match claim::encode(annotation_keys::ALLOCATED, claim) {
             Ok(text) => {
-                let claim = AnnotationChanges::from([(key::ALLOCATED, Some(text.into()))]);
+                let claim = AnnotationChanges::from([(annotation_keys::ALLOCATED, Some(text.into()))]);
                 self.has_to_stand(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), claim);
             }
             Err(fault) => {
@@ -322,7 +330,10 @@ impl PodStatusWriter {
         if phase(pod) != Some(BindPhase::Allocating) || self.served.contains(pod.cgroup_uid()) {
             return;
         }
-        let failed = AnnotationChanges::from([(key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Failed).into()))]);
+        let failed = AnnotationChanges::from([(
+            annotation_keys::BIND_PHASE,
+            Some(bind::encode_phase(BindPhase::Failed).into()),
+        )]);
         let names = (pod.cgroup_uid(), &pod.name);
         self.has_to_stand(PodWriteKind::Served, names, failed);
         self.has_to_stand(PodWriteKind::Lock, names, AnnotationChanges::new());
@@ -334,11 +345,13 @@ impl PodStatusWriter {
         if !self.is_awaited(pod) || !self.served.insert(pod.cgroup_uid().clone()) {
             return;
         }
-        let left =
-            pod.annotation(key::TO_ALLOCATE).map(|text| claim::all_served(key::TO_ALLOCATE, text)).unwrap_or_default();
+        let left = pod
+            .annotation(annotation_keys::TO_ALLOCATE)
+            .map(|text| claim::all_served(annotation_keys::TO_ALLOCATE, text))
+            .unwrap_or_default();
         let served = AnnotationChanges::from([
-            (key::BIND_PHASE, Some(bind::encode_phase(BindPhase::Success).into())),
-            (key::TO_ALLOCATE, Some(left.into())),
+            (annotation_keys::BIND_PHASE, Some(bind::encode_phase(BindPhase::Success).into())),
+            (annotation_keys::TO_ALLOCATE, Some(left.into())),
         ]);
         let names = (pod.cgroup_uid(), &pod.name);
         self.has_to_stand(PodWriteKind::Served, names, served);
@@ -348,12 +361,12 @@ impl PodStatusWriter {
     /// A pod that no scheduler placed got device shares: writes its claim where a scheduler would have written it, with
     /// a mark that the agent placed it.
     pub(super) fn shared(&mut self, gpu_pod: &GpuPod, claim: &Claim) {
-        match claim::encode(key::ALLOCATED, claim) {
+        match claim::encode(annotation_keys::ALLOCATED, claim) {
             Ok(text) => {
                 let share = AnnotationChanges::from([
-                    (key::ALLOCATED, Some(text.into())),
-                    (key::ASSIGNED_NODE, Some(self.node.as_str().into())),
-                    (key::PLACED_BY, Some(key::PLACED_BY_AGENT.into())),
+                    (annotation_keys::ALLOCATED, Some(text.into())),
+                    (annotation_keys::ASSIGNED_NODE, Some(self.node.as_str().into())),
+                    (annotation_keys::PLACED_BY, Some(annotation_keys::PLACED_BY_AGENT.into())),
                 ]);
                 self.has_to_stand(PodWriteKind::Claim, (&gpu_pod.uid, &gpu_pod.pod), share);
             }
@@ -364,7 +377,7 @@ impl PodStatusWriter {
 
 /// The bind phase of this pod, if HAMi's scheduler placed it.
 fn phase(pod: &Pod) -> Option<BindPhase> {
-    bind::decode_phase(pod.annotation(key::BIND_PHASE)?).ok()
+    bind::decode_phase(pod.annotation(annotation_keys::BIND_PHASE)?).ok()
 }
 
 /// The content of a write, and what follows while it is missing.
@@ -423,7 +436,7 @@ mod tests {
     fn mirror() -> Value {
         let mut pod = api_server::pod("n1", "ml", "train-n1", MIRROR, &[("main", "")]);
         pod["metadata"]["annotations"] = json!({
-            "kubernetes.io/config.hash": HASH, "kubernetes.io/config.mirror": HASH, (key::BIND_PHASE): "allocating",
+            "kubernetes.io/config.hash": HASH, "kubernetes.io/config.mirror": HASH, (annotation_keys::BIND_PHASE): "allocating",
         });
         pod["metadata"]["ownerReferences"] =
             json!([{ "apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u", "controller": true }]);
@@ -459,8 +472,11 @@ mod tests {
             let pod = server.object("pods", "ml", "train-n1").unwrap();
             pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
         };
-        until(&mut teller, "the mark for eviction", || annotation(key::EVICT).is_some()).await;
-        until(&mut teller, "the word for the scheduler", || annotation(key::BIND_PHASE) == Some("failed".into())).await;
+        until(&mut teller, "the mark for eviction", || annotation(annotation_keys::EVICT).is_some()).await;
+        until(&mut teller, "the word for the scheduler", || {
+            annotation(annotation_keys::BIND_PHASE) == Some("failed".into())
+        })
+        .await;
         until(&mut teller, "the event", || !server.objects("events").is_empty()).await;
         assert_eq!(server.objects("events")[0]["regarding"]["uid"], HASH);
     }

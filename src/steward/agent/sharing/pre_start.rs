@@ -8,12 +8,12 @@
 //!
 //! What must never happen here: the kubelet is told to go on before the files of the container are there.
 
-use super::arrival::{self, Arrived};
+use super::cdi_check::{self, Arrived};
+use super::container_limits;
 use super::counts::Written;
 use super::late;
 use super::owner::{DeliveryResult, Sharing};
 use super::pod_status::{self, RetryPolicy};
-use super::promise;
 use super::waiting::WaitingStart;
 use decide::allocator::{BindingMode, BoundContainer, Refusal, StartVerdict, WaitReason};
 use effects::plugin::CallRefused;
@@ -168,7 +168,8 @@ impl Sharing {
     /// Writes what the containers get, if it was not prefetched, then lets them start. The next start does not wait
     /// for the disk.
     fn fill(&mut self, start: WaitingStart, bound: Vec<BoundContainer>, shared: bool) -> Filled {
-        let promises: Vec<_> = bound.iter().map(|bound| (bound.clone(), promise::of(bound, &self.allocator))).collect();
+        let promises: Vec<_> =
+            bound.iter().map(|bound| (bound.clone(), container_limits::of(bound, &self.allocator))).collect();
         let prepared = self.ahead.started(&promises, &self.delivery);
         let waited = start.since.elapsed();
         let awaited = self.is_awaited(&bound);
@@ -295,7 +296,7 @@ impl Sharing {
 
     fn look_at(&self, about: (ContainerKey, PodRef)) {
         let seen = (self.view.clone(), self.pods.clone());
-        tokio::spawn(arrival::watch(about, self.roots.clone(), seen, self.arrived.0.clone()));
+        tokio::spawn(cdi_check::watch(about, self.roots.clone(), seen, self.arrived.0.clone()));
     }
 
     /// Handles the result of a check: what a container with late binding really has.
@@ -305,8 +306,8 @@ impl Sharing {
         match has {
             // Also where a container was seen with its devices before, for example before the runtime changed.
             Some(true) if self.goes_back_to_late() => {
-                // Going back forgets what was seen, and this container was seen now: others that lack their devices do
-                // not change the mode again.
+                // The change of mode has cleared `arrivals`. This container is recorded again as seen with its devices.
+                // From then on, containers without devices do not change the mode to early again.
                 self.arrivals.has();
                 tracing::warn!(
                     %pod, container = &*key.container,

@@ -86,7 +86,7 @@ pub(super) struct PrefetchedSpec {
 #[derive(Debug)]
 pub(super) enum BackgroundResult {
     /// A reading of the checkpoint that began at this time.
-    Books(Instant, Result<CheckpointEntries, String>, CheckpointReader),
+    Checkpoint(Instant, Result<CheckpointEntries, String>, CheckpointReader),
     /// Prefetched files.
     Files(PrefetchResult),
 }
@@ -156,7 +156,7 @@ impl SpecPrefetcher {
             let began = Instant::now();
             let read = checkpoint.read();
             // The receiver is gone only when the program ends.
-            let _ = told.blocking_send(BackgroundResult::Books(began, read, checkpoint));
+            let _ = told.blocking_send(BackgroundResult::Checkpoint(began, read, checkpoint));
         });
     }
 
@@ -304,7 +304,7 @@ fn write(
         let StartVerdict::Fill { bound, .. } = guess.start(&row.ids, Some(rows)) else { continue };
         for bound in bound {
             let Some(place @ None) = made.get_mut(&bound.ticket) else { continue };
-            let promise = super::promise::of(&bound, &guess);
+            let promise = super::container_limits::of(&bound, &guess);
             if !bound.early {
                 if late.iter().all(|(ticket, _)| *ticket != bound.ticket) {
                     late.push((bound.ticket, promise));
@@ -400,7 +400,7 @@ mod tests {
     /// What is decided when the container starts.
     fn decided(allocator: &mut NodeAllocator, rows: &[CheckpointEntry]) -> Vec<(BoundContainer, ContainerLimits)> {
         let StartVerdict::Fill { bound, .. } = allocator.start(&ids(), Some(rows)) else { panic!("it may start") };
-        bound.iter().map(|bound| (bound.clone(), super::super::promise::of(bound, allocator))).collect()
+        bound.iter().map(|bound| (bound.clone(), super::super::container_limits::of(bound, allocator))).collect()
     }
 
     /// A prefetcher that has done all that it can before the start.

@@ -1,19 +1,19 @@
 //! Opens everything that sharing needs, and reports at the start what cannot be used.
 
-use super::arrival::Arrivals;
 use super::binding_mode::BindingModeFinder;
+use super::cdi_check::Arrivals;
 use super::counts::Counts;
 use super::emptier::Emptier;
 use super::file_counter::FileCounter;
 use super::gpu_pods::GpuPodReader;
 use super::health::Watched;
 use super::host::HostWatcher;
-use super::keeper::Keeper;
 use super::listing::Listing;
 use super::owner::Sharing;
 use super::pod_status::PodStatusWriter;
 use super::prefetch::SpecPrefetcher;
 use super::serving::{Run, Serving, owning, serving};
+use super::ticket_writer::Keeper;
 use super::{config, devices, topology};
 use crate::agent::guarding::Guards;
 use crate::settings::Settings;

@@ -1,4 +1,4 @@
-//! Every reading, and when it is absent.
+//! Tests of every reading, and of when it is absent.
 
 use super::{Drill, FakeGpu, ReadingKind, Scenario, cards, error, of, with};
 use lab::scenario::{FakeProcess, MigDetail, MigSlot, process};

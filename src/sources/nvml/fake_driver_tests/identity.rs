@@ -1,4 +1,4 @@
-//! Identities of GPUs.
+//! Tests of the identities of GPUs and MIG instances, and of GPUs that come, go or are lost.
 
 use super::{Drill, FakeGpu, Scenario, Which, XidEvent, cards, of, put};
 use lab::scenario::{CardLink, FakeProcess, List, MigSlot, Value, Way};

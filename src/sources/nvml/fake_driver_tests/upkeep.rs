@@ -1,4 +1,5 @@
-//! Readings that are made rarely: board data and limits, slot, retired pages, each link, fabric.
+//! Tests of the readings that are made rarely: board data and limits, PCI errors, retired pages, each NVLink, fabric,
+//! jobs.
 
 use super::{CallFault, Drill, FakeGpu, ReadingKind, Scenario, SickLink, cards, of, put, with};
 use lab::scenario::process;

@@ -1,4 +1,5 @@
-//! The use of processes, with a driver whose clock is moved by hand: a read each second, a list every five seconds.
+//! Tests of the SM use of each process. The test sets the clock of the fake driver: the agent reads the samples each
+//! second and the list of processes every five seconds.
 
 use super::process::opened;
 use super::{Drill, FakeGpu, ReadingKind, Scenario, cards, of, with};

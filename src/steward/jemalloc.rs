@@ -1,14 +1,14 @@
-//! The allocator: jemalloc, because heap profiles are made of its samples and because it gives memory back.
+//! The memory allocator: jemalloc, because heap profiles use its samples and because it returns memory to the kernel.
 
 use tikv_jemallocator::Jemalloc;
 
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// Sampling is on from the first allocation, so that a heap profile also knows what the start allocated; without
-/// `--profiling` the agent switches it off as soon as it has read its settings. One sample for
-/// 64 KiB, because all that lives here is a few MiB. Two arenas, because the program has few
-/// threads that allocate; freed pages are returned after a second by a thread of jemalloc's own.
+/// jemalloc's configuration. Sampling is on from the first allocation, so that a heap profile includes the allocations
+/// of the start; without `--profiling` the agent switches sampling off as soon as it has read its settings. One sample
+/// for 64 KiB, because the heap has only a few MiB. Two arenas, because few threads of the program allocate. A thread
+/// of jemalloc returns freed pages after a second.
 const CONF: &[u8] = b"prof:true,prof_active:true,prof_accum:true,lg_prof_sample:16,background_thread:true,narenas:2,\
 dirty_decay_ms:1000,muzzy_decay_ms:0\0";
 

@@ -1,4 +1,5 @@
-//! Makes every call about a GPU fail with every kind of error: no reading that depends on it may look measured.
+//! Tests that make every call about a GPU fail with every kind of error: no reading that depends on the call may look
+//! measured.
 
 use super::{CallFault, Code, Drill, FakeGpu, Scenario, Seen, cards, error, of};
 use lab::scenario::{CardLink, MigSlot, Way, process};

@@ -1,4 +1,4 @@
-//! Every error of NVML, from calls and from opening the library.
+//! Tests of every error of NVML, from calls and from opening the library.
 
 use super::{CallFault, Code, Drill, FakeGpu, cards, error, of};
 use lab::scenario::{List, MigSlot};

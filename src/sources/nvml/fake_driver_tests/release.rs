@@ -1,4 +1,4 @@
-//! The driver is let go of for an operator, and taken back.
+//! Tests of the release of the driver for an operator: the agent closes the NVML library and opens it again later.
 
 use super::{CallFault, Drill, Scenario, Which, XidEvent, cards, hang, of};
 use crate::clock::monotonic;
@@ -21,7 +21,7 @@ fn released(drill: &Drill) -> bool {
 
 fn let_go(drill: &mut Drill) {
     drill.gate.release(monotonic().after(LONG));
-    drill.wait("it is let go of", |seen| matches!(seen.source.last(), Some(GpuSourceState::Released { .. })));
+    drill.wait("it is released", |seen| matches!(seen.source.last(), Some(GpuSourceState::Released { .. })));
     assert!(released(drill));
 }
 

@@ -5,7 +5,7 @@ use effects::apiserver::{ApiServer, NotWritten};
 use model::id::PodRef;
 use sources::kubernetes::own_node::OwnNodeReader;
 use tokio::sync::mpsc;
-use wire::{key, node_lock};
+use wire::{annotation_keys, node_lock};
 
 /// The result of a try.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ fn outcome(error: &NotWritten) -> PodWriteOutcome {
 /// try fails, and the next one reads it again.
 async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(), String> {
     let seen = own.look_now().await?;
-    let Some(text) = seen.annotation(key::NODE_LOCK) else { return Ok(()) };
+    let Some(text) = seen.annotation(annotation_keys::NODE_LOCK) else { return Ok(()) };
     let lock = match node_lock::decode(text) {
         Ok(lock) => lock,
         Err(fault) => {
@@ -61,7 +61,7 @@ async fn release(api: &ApiServer, own: &OwnNodeReader, pod: &PodRef) -> Result<(
     if lock.owner.as_ref() != Some(pod) {
         return Ok(());
     }
-    api.release_node(key::NODE_LOCK, text).await.map_err(|error| error.to_string())
+    api.release_node(annotation_keys::NODE_LOCK, text).await.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -95,10 +95,12 @@ mod tests {
         for cached in [None, Some(ANOTHERS), Some("2026-11-21T09:00:00Z,ml,train-0")] {
             let (server, folder) = (lab::api_server::FakeApiServer::start(), tempfile::tempdir().unwrap());
             let node = |lock: Option<&str>| {
-                let annotations = lock.map_or_else(|| json!({}), |lock| json!({ (key::NODE_LOCK): lock }));
+                let annotations = lock.map_or_else(|| json!({}), |lock| json!({ (annotation_keys::NODE_LOCK): lock }));
                 server.put("nodes", json!({ "metadata": { "name": "n1", "uid": "u-1", "annotations": annotations } }));
             };
-            let lock = || server.object("nodes", "", "n1").unwrap()["metadata"]["annotations"][key::NODE_LOCK].clone();
+            let lock = || {
+                server.object("nodes", "", "n1").unwrap()["metadata"]["annotations"][annotation_keys::NODE_LOCK].clone()
+            };
             node(cached);
             server.lag();
             node(Some("2026-11-21T10:21:48Z,ml,train-0"));
@@ -113,7 +115,8 @@ mod tests {
             node(Some(ANOTHERS));
             assert_eq!(release(&api, &own, &pod("train-0")).await, Ok(()), "nothing of its own is left to release");
             assert_eq!(lock(), ANOTHERS);
-            let late = api.release_node(key::NODE_LOCK, "2026-11-21T10:21:48Z,ml,train-0").await.unwrap_err();
+            let late =
+                api.release_node(annotation_keys::NODE_LOCK, "2026-11-21T10:21:48Z,ml,train-0").await.unwrap_err();
             assert_eq!(outcome(&late), PodWriteOutcome::Failed, "written anew since it was read: {late}");
             assert_eq!(lock(), ANOTHERS);
         }

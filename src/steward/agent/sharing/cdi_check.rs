@@ -74,8 +74,8 @@ impl Arrivals {
         }
     }
 
-    /// A container of this pod was seen without its devices. Returns whether that is enough to say that the runtime
-    /// ignores CDI devices.
+    /// Records that a container of this pod was seen without its devices. Returns whether the agent now blames the
+    /// runtime: containers in [`ENOUGH`] namespaces were without devices, and no container was seen with them.
     pub(super) fn lacks(&mut self, pod: &PodRef) -> bool {
         if self.seen {
             return false;

@@ -1,4 +1,4 @@
-//! Processes on a GPU, their containers, and what they use.
+//! Tests of the processes on a GPU: their containers, and what they use.
 
 use super::{CallFault, Drill, FakeGpu, cards, of, put};
 use crate::clock::{self, monotonic};

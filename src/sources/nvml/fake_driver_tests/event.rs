@@ -1,4 +1,4 @@
-//! Driver errors from NVML and from the kernel log.
+//! Tests of driver errors (XIDs) from NVML and from the kernel log.
 
 use super::{Code, Drill, FakeGpu, Which, XidEvent, cards, of};
 use lab::scenario::MigSlot;

@@ -1,10 +1,10 @@
-//! The task that writes on our own Node: what this node has, and that it lives.
+//! The task that writes on the agent's own Node: the register, the handshake and the labels.
 //!
 //! ```text
-//!   view ──cards──▶ register annotation ─┐
-//!   Node, looked at every 10 s ──────────┴─▶ decide::announce ──▶ one PATCH, when it is due
-//!                              ├─ GPUs that are cordoned ──▶ who shares them
-//!                              └─ decide::labels ──▶ one PATCH, when the GPUs are others than the labels say
+//!   view ──GPUs──▶ register annotation ─┐
+//!   Node, read every 10 s ──────────────┴─▶ decide::announce ──▶ one PATCH, when it is due
+//!                         ├─ cordoned GPUs ──▶ the sharing task
+//!                         └─ decide::labels ──▶ one PATCH, when the labels do not fit the GPUs
 //! ```
 
 use super::clean::{self, Ours};
@@ -28,30 +28,30 @@ use tokio_util::sync::CancellationToken;
 use wire::device_config::DeviceConfig;
 use wire::handshake::{self, Handshake};
 use wire::node::NodeObject;
-use wire::{cordon, key, register};
+use wire::{annotation_keys, cordon, register};
 
-/// What it needs.
+/// The task, with its settings, inputs and outputs.
 #[derive(Debug)]
 pub(crate) struct Announcing {
-    /// How GPUs are cut.
+    /// The device configuration: slots and scaling of GPUs.
     pub config: DeviceConfig,
-    /// Another number of slots for models of these names.
+    /// The number of slots for GPUs of single models.
     pub split_counts: Vec<(String, u32)>,
-    /// In which form.
+    /// The format of the register annotation.
     pub format: RegisterFormat,
     /// Whether the handshake is written.
     pub handshakes: bool,
-    /// Whether labels are.
+    /// Whether labels are written.
     pub labelling: Labelling,
-    /// How long there must be no GPU before what was written about them is taken away.
+    /// How long the node must have no GPU before the agent removes what it wrote about GPUs.
     pub quiet: Duration,
-    /// What is seen of the node.
+    /// The newest view of the node.
     pub view: watch::Receiver<Arc<NodeView>>,
-    /// Our Node, as the API server has it.
+    /// Reads the agent's Node from the API server.
     pub node: OwnNodeReader,
-    /// Who writes.
+    /// Writes on the Node.
     pub api: ApiServer,
-    /// To who shares the GPUs: those that an operator keeps from new containers.
+    /// The cordoned GPUs, for the sharing task.
     pub cordoned: watch::Sender<Arc<BTreeSet<GpuUuid>>>,
 }
 
@@ -68,14 +68,14 @@ impl Announcing {
                 let known = register.is_some();
                 let is_bare = bare.is(none_left(&self.view.borrow()), sources::clock::monotonic());
                 if is_bare {
-                    // A GPU that comes is announced as in a new life.
+                    // A GPU that appears later is announced as after a start of the agent.
                     announce = Announcer::new(self.handshakes);
                 } else {
                     announce.register_is(register);
                 }
                 match self.node.look().await {
                     Ok(seen) => {
-                        if let Some(cordoned) = cordon.said(seen.annotation(key::CORDON)) {
+                        if let Some(cordoned) = cordon.said(seen.annotation(annotation_keys::CORDON)) {
                             self.cordoned.send_replace(Arc::new(cordoned));
                         }
                         if is_bare {
@@ -85,11 +85,11 @@ impl Announcing {
                             self.label(&seen, &mut unlabelled).await;
                         }
                     }
-                    Err(why) => tracing::debug!(why, "our Node cannot be looked at"),
+                    Err(why) => tracing::debug!(why, "cannot read this node's Node"),
                 }
                 tokio::select! {
                     () = tokio::time::sleep(next_look(fraction())) => {}
-                    // Who has just started has its first answer a moment later, and schedulers are not to wait for it.
+                    // After the start, announce the GPUs as soon as they are known: schedulers wait for them.
                     Ok(_) = self.view.wait_for(answered), if !known => {}
                 }
             }
@@ -103,10 +103,10 @@ impl Announcing {
         let shake = write.handshake.map(handshake::encode);
         let mut annotations = Vec::new();
         if let Some(text) = &write.register {
-            annotations.push((key::REGISTER, Some(&**text)));
+            annotations.push((annotation_keys::REGISTER, Some(&**text)));
         }
         if let Some(text) = &shake {
-            annotations.push((key::HANDSHAKE, Some(text.as_str())));
+            annotations.push((annotation_keys::HANDSHAKE, Some(text.as_str())));
         }
         match self.api.annotate_node(&annotations).await {
             Ok(()) => {
@@ -114,16 +114,16 @@ impl Announcing {
                 announce.written(&write, sources::clock::now());
             }
             Err(error) => {
-                // Once; the next success says that it is over.
+                // Log the first failure only. The next success is logged too.
                 if !std::mem::replace(refused, true) {
-                    tracing::warn!(%error, "cannot write on our Node: schedulers do not learn what this node has");
+                    tracing::warn!(%error, "cannot write on this node's Node: schedulers do not learn of its GPUs");
                 }
                 announce.failed(sources::clock::now());
             }
         }
     }
 
-    /// No GPU is left: nothing on our Node is to say that there is one. Another try is made at the next look.
+    /// Removes what the agent wrote on its Node, because no GPU is left. Tries again at the next reading of the Node.
     async fn clean(&self, seen: &NodeObject, refused: &mut bool) {
         let ours = Ours::on(seen);
         if ours.is_empty() {
@@ -133,18 +133,18 @@ impl Announcing {
             Ok(()) => {
                 *refused = false;
                 tracing::info!(
-                    "no GPU is left on this node: its labels and the list of GPUs are taken away from its Node"
+                    "no GPU is left on this node: its labels and the list of GPUs are removed from its Node"
                 );
             }
             Err(NotWritten::Refused { code: 409, .. }) => {}
             Err(error) if !std::mem::replace(refused, true) => {
-                tracing::warn!(%error, "cannot write on our Node: it still tells of GPUs that are gone");
+                tracing::warn!(%error, "cannot write on this node's Node: it still lists GPUs that are gone");
             }
             Err(_) => {}
         }
     }
 
-    /// Labels that are not as they should be; another try is made at the next look.
+    /// Writes the labels that do not fit the GPUs. Tries again at the next reading of the Node.
     async fn label(&self, seen: &NodeObject, unlabelled: &mut bool) {
         let wanted = {
             let view = self.view.borrow();
@@ -153,8 +153,8 @@ impl Announcing {
             wire::labels::of(&view, replicas.unwrap_or(1))
         };
         let standing = clean::standing(seen);
-        let discovery = seen.label(key::DISCOVERY).is_some();
-        let due = labels::due(self.labelling, wanted.as_ref(), &standing, (discovery, key::LABEL_PRESENT));
+        let discovery = seen.label(annotation_keys::DISCOVERY).is_some();
+        let due = labels::due(self.labelling, wanted.as_ref(), &standing, (discovery, annotation_keys::LABEL_PRESENT));
         if due.is_empty() {
             return;
         }
@@ -162,16 +162,16 @@ impl Announcing {
         match self.api.label_node(&pairs).await {
             Ok(()) => {
                 *unlabelled = false;
-                tracing::info!(labels = pairs.len(), "labels of our Node are written anew");
+                tracing::info!(labels = pairs.len(), "labels written on this node's Node");
             }
             Err(error) if !std::mem::replace(unlabelled, true) => {
-                tracing::warn!(%error, "cannot write labels of our Node: nobody can select it by its GPUs");
+                tracing::warn!(%error, "cannot write labels on this node's Node: pods cannot select it by its GPUs");
             }
             Err(_) => {}
         }
     }
 
-    /// What this node has, as text. `None` before the first answer about GPUs: nothing known is not nothing there.
+    /// The register annotation. `None` before the first answer about GPUs, which does not mean that the node has none.
     fn register(&mut self) -> Option<Arc<str>> {
         let view = Arc::clone(&self.view.borrow_and_update());
         if !answered(&view) {
@@ -183,16 +183,16 @@ impl Announcing {
             RegisterFormat::Json => register::encode(&gpus),
             RegisterFormat::Colon => register::encode_colons(&gpus),
         };
-        text.map(Arc::from).inspect_err(|fault| tracing::error!(%fault, "this node's GPUs cannot be written down")).ok()
+        text.map(Arc::from).inspect_err(|fault| tracing::error!(%fault, "cannot encode the register of this node")).ok()
     }
 }
 
-/// Whether it is known what GPUs there are, or were.
+/// Whether the node's GPUs are known, or were.
 fn answered(view: &Arc<NodeView>) -> bool {
     matches!(view.gpu_source, GpuSourceState::Working { .. }) || !view.gpus.is_empty()
 }
 
-/// Whether the driver says that there is none, or there is no driver and none was seen in this life.
+/// Whether the driver reports no GPU, or there is no driver and this agent has seen no GPU since its start.
 fn none_left(view: &NodeView) -> bool {
     let told = match &view.gpu_source {
         GpuSourceState::Working { .. } => true,
@@ -205,15 +205,15 @@ fn none_left(view: &NodeView) -> bool {
     told && view.gpus.is_empty() && view.gpus_unidentified.is_empty()
 }
 
-/// What an operator wrote last, and whether it could be read.
+/// The last text of the cordon annotation.
 #[derive(Debug, Default)]
 struct Cordon {
     text: Option<String>,
 }
 
 impl Cordon {
-    /// The GPUs that are cordoned now, if the annotation has changed. One that cannot be read changes nothing: a GPU that
-    /// somebody keeps free must not be given away by a typing error.
+    /// The cordoned GPUs, if the annotation has changed. A text that cannot be parsed changes nothing: a typing error
+    /// must not give a GPU to containers that an operator keeps free.
     fn said(&mut self, text: Option<&str>) -> Option<BTreeSet<GpuUuid>> {
         if self.text.as_deref() == text {
             return None;
@@ -222,11 +222,11 @@ impl Cordon {
         match cordon::decode(text.unwrap_or_default()) {
             Ok(cordoned) => {
                 let gpus: Vec<&str> = cordoned.iter().map(GpuUuid::as_str).collect();
-                tracing::info!(?gpus, "GPUs that get no new containers ({}) are these", key::CORDON);
+                tracing::info!(?gpus, "the list of cordoned GPUs ({}) has changed", annotation_keys::CORDON);
                 Some(cordoned)
             }
             Err(fault) => {
-                tracing::warn!(%fault, "cannot read which GPUs are cordoned; what was read last holds on");
+                tracing::warn!(%fault, "cannot read which GPUs are cordoned; the last valid list stays in force");
                 None
             }
         }
@@ -249,29 +249,29 @@ fn registered(card: decide::allocator::SharedDevice) -> RegisteredGpu {
 }
 
 fn said(seen: &NodeObject) -> AnnouncedState {
-    let question = match seen.annotation(key::HANDSHAKE).map(handshake::decode) {
+    let question = match seen.annotation(annotation_keys::HANDSHAKE).map(handshake::decode) {
         Some(Handshake::Requesting { stated }) => HandshakeQuestion::Asked(stated),
         _ => HandshakeQuestion::None,
     };
-    AnnouncedState { register: seen.annotation(key::REGISTER).map(Arc::from), question }
+    AnnouncedState { register: seen.annotation(annotation_keys::REGISTER).map(Arc::from), question }
 }
 
 fn told(write: &AnnouncementWrite, refused: &mut bool) {
     if std::mem::take(refused) {
-        tracing::info!("our Node can be written on again");
+        tracing::info!("writing on this node's Node works again");
     }
     if let Some(text) = &write.register {
-        tracing::info!(bytes = text.len(), "what this node has is written on its Node");
+        tracing::info!(bytes = text.len(), "register written on this node's Node");
     }
     if write.handshake.is_some() {
-        tracing::debug!("a handshake is written on our Node");
+        tracing::debug!("handshake written on this node's Node");
     }
 }
 
-/// A number between 0 and 1 that differs from node to node and from call to call.
+/// A random number between 0 and 1.
 fn fraction() -> f64 {
     let mut bytes = [0; 4];
-    // Without random bytes the nodes write in step, which is no error.
+    // Without random bytes all nodes write at the same time, which is not an error.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! Calls that do not return.
+//! Tests of calls that do not return.
 
 use super::{CallFault, Drill, DriverPatience, Scenario, Which, XidEvent, cards, hang, of};
 use model::Absence;

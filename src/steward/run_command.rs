@@ -1,4 +1,4 @@
-//! Grants the user's wish, and says on stdout what came of it, on stderr why nothing did.
+//! Runs the parsed [`Command`]. Results go to stdout, errors to stderr.
 
 use crate::args::Command;
 use crate::exit::Exit;
@@ -7,7 +7,7 @@ use crate::settings::layer::Problem;
 use crate::{agent, print_config, telemetry, top, usage};
 use std::io::Write;
 
-/// Runs until the wish is granted or cannot be.
+/// Runs the command to its end or its error.
 pub(crate) fn grant(wish: Command) -> Exit {
     let granted = match wish {
         Command::Agent(spoken) => Settings::hear(&spoken).map(|(settings, _)| {
@@ -28,7 +28,7 @@ pub(crate) fn grant(wish: Command) -> Exit {
         }),
         Command::Usage(spoken, wanted) => usage::run(&spoken, wanted),
         Command::Top(settings) => Ok(watch(&settings)),
-        // The parent sees from the exit code that there is no answer, and says so.
+        // The parent process sees from the exit code that there is no answer, and reports it.
         Command::Symbolize => Ok(effects::pprof::symbolize::run_child().map_or(Exit::Failure, |()| Exit::Ok)),
     };
     granted.unwrap_or_else(|problems| complain(&problems))
@@ -40,7 +40,7 @@ fn watch(settings: &top::Settings) -> Exit {
     error.exit()
 }
 
-/// A reader that went away (`| head`) is no failure.
+/// Writes to stdout. A closed stdout, as with `| head`, is not a failure.
 fn say(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

@@ -65,7 +65,7 @@ impl Keeper {
         let _ = self.writes.await;
     }
 
-    /// Notes a ticket for the next call of `keep`.
+    /// Buffers a ticket; the next call of `keep` queues it for the disk.
     pub(super) fn note(&mut self, issued: IssuedTicket) {
         self.noted.push(issued);
     }

@@ -1,4 +1,4 @@
-//! How often calls are made: the fake driver counts them, and the tests count events instead of time.
+//! Tests of how often NVML calls are made: the fake driver counts them. The tests count events instead of time.
 
 use super::{Drill, FakeGpu, ReadingKind, Scenario, Value, cards, error, of, put, with};
 use lab::scenario::{FakeProcess, MigSlot, ProcessList, Program, process};

@@ -1,0 +1,541 @@
+//! The table of all settings. The name of a setting is its flag, its key in the configuration file and, in capitals,
+//! its environment variable.
+
+/// One setting.
+#[derive(Debug)]
+pub(crate) struct Key {
+    /// The flag without its dashes, and the key in the file: `usage-socket`.
+    pub name: &'static str,
+    /// Heading in `--help` and docs/configuration.md.
+    pub group: Group,
+    /// The placeholder of the value in `--help`; with [`SWITCH`] the flag needs no value.
+    pub value: &'static str,
+    /// The value when neither flag, environment nor file sets one.
+    pub default: &'static str,
+    /// The text in `--help` and docs/configuration.md: one sentence or two.
+    pub help: &'static str,
+    /// Whether SIGHUP applies a new value from the file.
+    pub live: bool,
+}
+
+/// The headings under which `--help` lists the settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// The node, and the agent's mode.
+    Node,
+    /// The source of GPUs and their health.
+    Gpu,
+    /// How containers share GPUs.
+    Sharing,
+    /// Paths and sockets of the host.
+    Host,
+    /// Addresses, metric names and access.
+    Serving,
+    /// Times between readings.
+    Timing,
+    /// Log and profiles of the agent itself.
+    Telemetry,
+}
+
+impl Group {
+    /// The text of the heading.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Group::Node => "Node",
+            Group::Gpu => "GPUs",
+            Group::Sharing => "Sharing",
+            Group::Host => "Host",
+            Group::Serving => "Serving",
+            Group::Timing => "Timing",
+            Group::Telemetry => "Telemetry",
+        }
+    }
+}
+
+/// The placeholder for the value of a setting that is on or off.
+pub(crate) const SWITCH: &str = "true|false";
+
+/// The prefix of every environment variable.
+pub(crate) const PREFIX: &str = "GPU_STEWARD_";
+
+const fn key(
+    group: Group,
+    name: &'static str,
+    (value, default): (&'static str, &'static str),
+    help: &'static str,
+) -> Key {
+    Key { name, group, value, default, help, live: false }
+}
+
+impl Key {
+    const fn live(mut self) -> Key {
+        self.live = true;
+        self
+    }
+
+    /// The name of the setting's environment variable.
+    pub(crate) fn variable(&self) -> String {
+        format!("{PREFIX}{}", self.name.to_uppercase().replace('-', "_"))
+    }
+
+    /// Whether the flag needs no value.
+    pub(crate) fn is_switch(&self) -> bool {
+        self.value == SWITCH
+    }
+
+    /// The setting of this name.
+    pub(crate) fn named(name: &str) -> Option<&'static Key> {
+        KEYS.iter().find(|key| key.name == name)
+    }
+}
+
+use Group::{Gpu, Host, Node, Serving, Sharing, Telemetry, Timing};
+
+/// All settings, in the order of `--help`.
+pub(crate) const KEYS: &[Key] = &[
+    key(
+        Node,
+        "standalone",
+        (SWITCH, "false"),
+        "Run without Kubernetes: read this machine and serve the readings, without an API server",
+    ),
+    key(Node, "node-name", ("NAME", "auto"), "This node's name; auto takes NODE_NAME, then the host's name"),
+    key(
+        Node,
+        "kubeconfig",
+        ("PATH", "auto"),
+        "File with the API server and credentials; auto takes KUBECONFIG, then the pod's service account, then \
+         ~/.kube/config. With --standalone the agent uses only a path that is given here, for the names of pods",
+    ),
+    key(
+        Node,
+        "state-dir",
+        ("DIR", "/var/lib/gpu-steward"),
+        "Directory for the state that the agent keeps across restarts",
+    ),
+    key(
+        Node,
+        "drain-timeout",
+        ("TIME", "5s"),
+        "Longest time for the shutdown after SIGTERM or SIGINT, in which the agent answers kubelet's calls and then \
+         the other requests in flight; a second signal ends it at once",
+    ),
+    key(
+        Node,
+        "pod-labels",
+        ("KEY,...", "none"),
+        "Keys of the pod labels to show in gpu_steward_pod_labels_info, at most 16: app.kubernetes.io/name,team",
+    ),
+    key(
+        Gpu,
+        "gpus",
+        ("SOURCE", "nvml"),
+        "Source of GPUs: nvml, none, or simulated[=MODEL[:COUNT]] (default H100:8, at most 16), which the agent marks \
+         as simulated everywhere",
+    ),
+    key(Gpu, "nvml-library", ("PATH", "auto"), "NVML library; auto asks the dynamic linker for libnvidia-ml.so.1"),
+    key(
+        Gpu,
+        "kernel-log",
+        ("PATH", "/dev/kmsg"),
+        "Kernel log that the agent searches for driver errors (XIDs); syslog uses the system call of that name, for \
+         containers that may not open the device; none disables the search",
+    ),
+    key(
+        Gpu,
+        "fatal-xids",
+        ("NUMBER,...", "auto"),
+        "Driver errors (XIDs) after which a GPU gets no new containers; auto takes those for which NVIDIA's catalogue \
+         asks for a reset, a restart of the machine or a check of the hardware, except 109. Errors of applications \
+         (13, 31, 43, 45, ...) are refused",
+    ),
+    key(
+        Gpu,
+        "health-quiet-period",
+        ("TIME", "5m"),
+        "How long a GPU must have no new incident and no recovery action from NVML before it gets new containers \
+         again",
+    ),
+    key(
+        Sharing,
+        "split-count",
+        ("NUMBER", "auto"),
+        "Largest number of containers that may share a GPU; auto takes deviceSplitCount of the device configuration, \
+         else 10",
+    ),
+    key(
+        Sharing,
+        "split-count-by-model",
+        ("MODEL=NUMBER,...", "none"),
+        "Split count for GPUs whose model name contains MODEL; the first match counts: A100=20,T4=4",
+    ),
+    key(
+        Sharing,
+        "memory-scaling",
+        ("FACTOR", "auto"),
+        "Memory that containers may claim for each byte of a GPU's memory; auto takes deviceMemoryScaling, else 1",
+    ),
+    key(
+        Sharing,
+        "core-scaling",
+        ("FACTOR", "auto"),
+        "SM time that containers may claim for each percent of a GPU's SM time; auto takes deviceCoreScaling, else 1",
+    ),
+    key(
+        Sharing,
+        "resource-name",
+        ("NAME", "auto"),
+        "Resource name for the number of GPUs; auto takes resourceCountName, else nvidia.com/gpu",
+    ),
+    key(
+        Sharing,
+        "resource-name-memory",
+        ("NAME", "auto"),
+        "Resource name for the memory of each GPU in MiB; auto takes resourceMemoryName, else nvidia.com/gpumem",
+    ),
+    key(
+        Sharing,
+        "resource-name-memory-percentage",
+        ("NAME", "auto"),
+        "Resource name for the memory of each GPU in percent; auto takes resourceMemoryPercentageName, else \
+         nvidia.com/gpumem-percentage",
+    ),
+    key(
+        Sharing,
+        "resource-name-cores",
+        ("NAME", "auto"),
+        "Resource name for the SM time of each GPU in percent; auto takes resourceCoreName, else nvidia.com/gpucores",
+    ),
+    key(
+        Sharing,
+        "resource-name-priority",
+        ("NAME", "auto"),
+        "Resource name for the priority of a task, 0 high and 1 low; auto takes resourcePriorityName, else \
+         nvidia.com/priority",
+    ),
+    key(
+        Sharing,
+        "device-config-file",
+        ("PATH", "none"),
+        "HAMi's device YAML, in HAMi's own format: resource names, scaling, split counts, overrides for single nodes",
+    ),
+    key(
+        Sharing,
+        "registration",
+        ("auto|watcher|classic", "auto"),
+        "How the agent registers with kubelet: watcher (kubelet's plugin registry) or classic (the Register call, for \
+         old kubelets); auto tries them in this order",
+    ),
+    key(
+        Sharing,
+        "without-claim",
+        ("auto|share|refuse", "auto"),
+        "What happens to a pod that no GPU-aware scheduler placed: share gives it the GPUs of its slots, as \
+         time-slicing does, and refuse does not let it start; auto shares only where no such scheduler has ever \
+         served this node",
+    ),
+    key(
+        Sharing,
+        "same-gpu-twice",
+        ("refuse|allow", "refuse"),
+        "What happens to a container that asks for several GPUs and would get the same GPU more than once: refuse \
+         does not let it start, allow lets it start with one GPU",
+    ),
+    key(
+        Sharing,
+        "binding",
+        ("auto|late|early", "auto"),
+        "When a container gets its devices: at its start, when the agent knows the container (late; needs CDI), or in \
+         the answer to Allocate, confirmed at the start (early); auto decides by the versions of kubelet and runtime, \
+         by whether the runtime reports CDI as enabled, and by whether the first containers got their devices",
+    ),
+    key(
+        Sharing,
+        "topology-policy",
+        ("auto|none|best-effort|restricted|single-numa-node", "auto"),
+        "kubelet's topology manager policy; with any policy except none the agent moves a claim to the devices that \
+         kubelet chose, if it fits there; auto reads config.yaml in kubelet's directory, else none",
+    ),
+    key(
+        Sharing,
+        "device-strategy",
+        ("auto|cdi|envvar", "auto"),
+        "How devices get into containers: cdi (the agent uses CDI) or envvar (NVIDIA's runtime reads \
+         NVIDIA_VISIBLE_DEVICES); auto asks the container runtime and takes envvar where every pod runs under \
+         NVIDIA's runtime, else cdi",
+    ),
+    key(
+        Sharing,
+        "allow-unisolated-gpus",
+        (SWITCH, "false"),
+        "Share GPUs also where binding is early and NVIDIA's runtime puts devices into containers (envvar): there a \
+         pod's own NVIDIA_VISIBLE_DEVICES=all opens every GPU of the node. Without this setting no container gets \
+         GPUs there",
+    ),
+    key(
+        Sharing,
+        "host-cdi-dirs",
+        ("DIR,...", "/etc/cdi,/var/run/cdi"),
+        "Directories with the CDI spec of NVIDIA's container toolkit (nvidia*.yaml, nvidia*.json), in rising \
+         priority; its libraries, hooks and device nodes go into every container with a GPU; none disables this",
+    ),
+    key(
+        Sharing,
+        "limiter-library",
+        ("PATH", "none"),
+        "HAMi-core's library (libvgpu.so) on this node, which enforces the limits inside containers; the agent keeps \
+         each version for the containers that use it",
+    ),
+    key(
+        Sharing,
+        "pod-files-limit",
+        ("SIZE", "64MiB"),
+        "How much a pod may write into the folders that the limiter needs writable; each file and folder counts as 4 \
+         KiB or more. A pod above this limit gets an event and the mark for eviction",
+    ),
+    key(
+        Sharing,
+        "evict-over-use",
+        (SWITCH, "false"),
+        "Evict a pod that has held more GPU memory than its claim for 90 seconds, or has written more than \
+         pod-files-limit; without this setting the agent writes an event and a metric",
+    ),
+    key(
+        Sharing,
+        "register-format",
+        ("json|colon", "json"),
+        "Format of the register annotation on this node's Node: json for HAMi 2.8 and later, colon for older \
+         schedulers",
+    ),
+    key(
+        Sharing,
+        "handshake",
+        (SWITCH, "true"),
+        "Write a heartbeat for HAMi's scheduler on this node's Node every four minutes",
+    ),
+    key(
+        Sharing,
+        "node-labels",
+        ("auto|on|off", "auto"),
+        "Write the labels of GPU feature discovery (nvidia.com/gpu.product, ...) on this node's Node; auto does so \
+         unless another program writes them",
+    ),
+    key(
+        Sharing,
+        "kubelet-root",
+        ("DIR", "/var/lib/kubelet"),
+        "kubelet's directory, with its device plugin sockets and its plugin registry",
+    ),
+    key(
+        Sharing,
+        "cdi-dir",
+        ("DIR", "/var/run/cdi"),
+        "Directory where the container runtime reads CDI specs that are written while it runs",
+    ),
+    key(Sharing, "dev-root", ("DIR", "/dev"), "Directory of the host's device nodes, as the container runtime sees it"),
+    key(
+        Sharing,
+        "dev-root-mount",
+        ("DIR", "auto"),
+        "The same directory as the agent sees it; auto is the same path. In a container it is a mount of the host's \
+         directory",
+    ),
+    key(Host, "procfs-root", ("DIR", "/proc"), "Directory where the host's /proc is mounted"),
+    key(Host, "cgroup-root", ("DIR", "/sys/fs/cgroup"), "Directory where the host's cgroup hierarchies are mounted"),
+    key(Host, "sysfs-root", ("DIR", "/sys"), "Directory where the host's /sys is mounted"),
+    key(
+        Host,
+        "cri-socket",
+        ("PATH", "auto"),
+        "Container runtime's socket: the agent asks it for container names, for whether CDI is enabled and for how \
+         devices get into containers; auto tries the known paths, none disables these questions",
+    ),
+    key(
+        Host,
+        "log-links",
+        ("DIR", "/var/log/containers"),
+        "kubelet's log links, for container names where there is no runtime socket",
+    ),
+    key(
+        Host,
+        "pod-resources-socket",
+        ("PATH", "/var/lib/kubelet/pod-resources/kubelet.sock"),
+        "kubelet's PodResources socket, which lists the devices of each container",
+    ),
+    key(Serving, "listen", ("ADDRESS", "0.0.0.0:9410"), "Address for metrics, API and health"),
+    key(
+        Serving,
+        "admin-listen",
+        ("ADDRESS", "127.0.0.1:9411"),
+        "Address for the agent's own profiles and log level, or none; other addresses than loopback need HTTPS, with \
+         admin-client-ca or admin-token-file",
+    ),
+    key(
+        Serving,
+        "allowed-hosts",
+        ("NAME,...", "none"),
+        "More host names (Host headers) that callers of /api/v1 and of the admin port may use, besides localhost, the \
+         address that they connect to and the node's name; all others are refused",
+    ),
+    key(Serving, "usage-socket", ("PATH", "/run/gpu-steward/agent.sock"), "Unix socket of the usage stream, or none"),
+    key(Serving, "metrics-dcgm", (SWITCH, "true"), "Also serve dcgm-exporter's metric names at /metrics").live(),
+    key(
+        Serving,
+        "metrics-dcgm-renamed",
+        (SWITCH, "false"),
+        "Also serve the names that DCGM 4.6 has given to the same fields (..._TEMP_CELSIUS, ..._UTIL_RATIO, ...), \
+         besides dcgm-exporter's names",
+    )
+    .live(),
+    key(Serving, "metrics-hami", (SWITCH, "false"), "Also serve the metric names of HAMi's monitor at /metrics").live(),
+    key(Serving, "metrics-cadvisor", (SWITCH, "false"), "Also serve cAdvisor's metric names at /metrics").live(),
+    key(
+        Serving,
+        "api-token-file",
+        ("PATH", "none"),
+        "File with the bearer token that every caller of /api/v1 needs, also on this machine; with none, callers from \
+         other machines are refused",
+    )
+    .live(),
+    key(Serving, "admin-tls-cert", ("PATH", "none"), "Certificate chain (PEM) with which the admin port serves HTTPS"),
+    key(Serving, "admin-tls-key", ("PATH", "none"), "Private key (PEM) of admin-tls-cert"),
+    key(
+        Serving,
+        "admin-client-ca",
+        ("PATH", "none"),
+        "Certificate authorities (PEM): a caller of the admin port must show a certificate that one of them has \
+         signed; needs HTTPS there",
+    ),
+    key(
+        Serving,
+        "admin-token-file",
+        ("PATH", "none"),
+        "File with the bearer token that every caller of the admin port needs; the agent reads it at its start",
+    ),
+    key(Timing, "period", ("TIME", "1s"), "Time between two readings of CPU, memory and the cheap GPU values"),
+    key(Timing, "slow-period", ("TIME", "5s"), "Time between two readings of all other values of the host"),
+    key(Timing, "process-period", ("TIME", "5s"), "Time between two listings of the GPU processes"),
+    key(Telemetry, "v", ("0|2|4|5", "0"), "Detail of the log: 0 errors, warnings and key events, 5 everything").live(),
+    key(
+        Telemetry,
+        "log-format",
+        ("FORMAT", "auto"),
+        "Format of the log: text, json or journald; auto is journald under systemd, else text on stderr",
+    ),
+    key(Telemetry, "profiling", (SWITCH, "false"), "Serve /debug/pprof/ on the admin port"),
+];
+
+/// The setting whose name is most like `name`, if one is near enough to be a typing error.
+pub(crate) fn nearest(name: &str) -> Option<&'static str> {
+    let asked = kebab(name);
+    let (distance, best) = KEYS.iter().map(|key| (distance(&asked, key.name), key.name)).min()?;
+    (distance <= 1 + best.len() / 4).then_some(best)
+}
+
+/// Turns `usageSocket`, `usage_socket` and `--usage-socket` into `usage-socket`.
+fn kebab(name: &str) -> String {
+    let mut out = String::new();
+    for c in name.trim_start_matches('-').chars().take(40) {
+        match c {
+            '_' | '.' | ' ' => out.push('-'),
+            c if c.is_uppercase() => {
+                out.push('-');
+                out.extend(c.to_lowercase());
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// The Levenshtein distance, computed one row at a time.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let change = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// For a Service named `gpu-steward`, kubelet sets `GPU_STEWARD_SERVICE_HOST`, `GPU_STEWARD_PORT_9410_TCP` and so on in
+/// every container of its namespace. These variables are not settings.
+pub(crate) fn is_service_variable(variable: &str) -> bool {
+    variable.strip_prefix(PREFIX).is_some_and(|rest| {
+        rest == "PORT" || rest.starts_with("PORT_") || rest == "SERVICE_HOST" || rest.starts_with("SERVICE_PORT")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_finds_its_setting_and_nonsense_finds_none() {
+        for (slip, meant) in [
+            ("usage_socket", Some("usage-socket")),
+            ("usageSocket", Some("usage-socket")),
+            ("perod", Some("period")),
+            ("metrics-dcmg", Some("metrics-dcgm")),
+            ("cgroup", None),
+            ("zzz", None),
+        ] {
+            assert_eq!(nearest(slip), meant, "{slip}");
+        }
+    }
+
+    #[test]
+    fn names_are_distinct_and_none_is_a_variable_that_kubernetes_sets_for_a_service() {
+        for (i, key) in KEYS.iter().enumerate() {
+            assert!(KEYS[..i].iter().all(|other| other.name != key.name), "{}", key.name);
+            let variable = key.variable();
+            assert!(!is_service_variable(&variable), "{variable}");
+        }
+    }
+
+    /// The tables of docs/configuration.md.
+    fn table() -> String {
+        let mut out = String::new();
+        let mut group = None;
+        for key in KEYS {
+            if group != Some(key.group) {
+                group = Some(key.group);
+                out += &format!(
+                    "\n### {}\n\n| key and flag | value | default | what it does |\n|---|---|---|---|\n",
+                    key.group.title()
+                );
+            }
+            let live = if key.live { " *(SIGHUP)*" } else { "" };
+            let value = key.value.replace('|', "\\|");
+            out += &format!("| `{}` | `{value}` | `{}` | {}{live} |\n", key.name, key.default, key.help);
+        }
+        out + "\n"
+    }
+
+    #[test]
+    fn the_default_of_the_quiet_period_is_the_one_that_health_is_tested_with() {
+        let key = KEYS.iter().find(|key| key.name == "health-quiet-period").unwrap();
+        assert_eq!(key.default, format!("{}m", decide::health::HealthPolicy::QUIET.as_secs() / 60));
+    }
+
+    #[test]
+    fn the_reference_is_this_table() {
+        const BEGIN: &str = "<!-- made from the table of settings by UPDATE_GOLDEN=1 cargo test -->\n";
+        const END: &str = "<!-- end -->";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let (before, rest) = text.split_once(BEGIN).unwrap();
+        let (shown, after) = rest.split_once(END).unwrap();
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(path, format!("{before}{BEGIN}{}{END}{after}", table())).unwrap();
+        } else {
+            assert_eq!(shown, table(), "UPDATE_GOLDEN=1 cargo test -p steward writes it anew");
+        }
+    }
+}
