@@ -80,12 +80,6 @@ impl FromIterator<Vec<DeviceShare>> for Claim {
 }
 
 impl Claim {
-    /// The device shares of one container; empty for an index beyond the last container.
-    #[must_use]
-    pub fn of(&self, container: usize) -> &[DeviceShare] {
-        self.get(container).map_or(&[], Vec::as_slice)
-    }
-
     /// All device shares of all containers.
     pub fn shares(&self) -> impl Iterator<Item = &DeviceShare> {
         self.iter().flatten()
@@ -213,11 +207,5 @@ mod tests {
         assert_eq!(placed(&[1], &[1, 1]), Err(MisalignedClaim::Containers { given: 1, requesting: 2 }));
         assert_eq!(placed(&[1, 1], &[1]), Err(MisalignedClaim::Containers { given: 2, requesting: 1 }));
         assert_eq!(placed(&[1, 2], &[2, 1]), Err(MisalignedClaim::Count { container: 0, requested: 2, given: 1 }));
-    }
-
-    #[test]
-    fn a_container_beyond_the_last_has_no_share() {
-        let claim = claim(&[0, 1]);
-        assert_eq!((claim.of(0).len(), claim.of(1).len(), claim.of(7).len(), claim.shares().count()), (0, 1, 0, 1));
     }
 }
