@@ -127,7 +127,9 @@ pub(crate) fn open(
     };
     let kubelet = (connection, node.clone());
     let finder = finder(settings, kubelet.clone(), standing.clone());
-    let serving = Serving { settings: sockets(settings, resource), calls, list: listed, standing, kubelet };
+    let pod_resources = settings.names.pod_resources_socket.clone();
+    let serving =
+        Serving { settings: sockets(settings, resource), calls, list: listed, standing, kubelet, pod_resources };
     Ok(Opened { owner, finder, eye, serving, cordoned, guards })
 }
 
