@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_model_is_refused_with_those_that_are_known() {
+    fn an_unknown_model_is_refused_with_the_list_of_known_models() {
         let (reporter, _receiver) = Reporter::channel();
         let error = spawn(settings("RTX", 1), reporter, CancellationToken::new()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
