@@ -137,7 +137,7 @@ fn without_host_pid_hidden_readings_are_absent_and_never_zero() {
     for prefix in ["gpu_steward_node_processes ", "gpu_steward_node_network_receive_bytes_total "] {
         assert!(!text.lines().any(|line| line.starts_with(prefix)), "{prefix}");
     }
-    assert!(text.contains("\ngpu_steward_node_tasks "), "what the kernel tells of the whole machine stays");
+    assert!(text.contains("\ngpu_steward_node_tasks "), "readings of the whole machine stay");
     assert_eq!(agent.log().matches("(no hostPID)").count(), 1, "{}", agent.log());
 }
 

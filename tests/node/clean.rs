@@ -95,7 +95,7 @@ fn clean_node_removes_what_agents_wrote_and_nothing_else() {
     let (code, log) = run("--clean-node");
     assert!(code == Some(0) && clean(&server, "n1"), "{code:?} {log}");
     // An agent's account has the right to get its Node, but not to list Nodes.
-    assert!(!server.asked().iter().any(|asked| asked.path == "/api/v1/nodes"));
+    assert!(!server.requests().iter().any(|asked| asked.path == "/api/v1/nodes"));
     let (code, log) = run("--clean-node");
     assert!(code == Some(0) && log.contains("nodes=0"), "nothing is left to do: {code:?} {log}");
 

@@ -93,5 +93,5 @@ fn five_thousand_containers_are_shown_and_what_is_beyond_the_bound_is_counted() 
     assert_eq!(ended.status.code(), Some(0), "{}", ended.log);
     // Promise 14: the longest time of a drain.
     assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
-    assert_eq!(ended.log.matches("more than can be kept").count(), 1, "said once: {}", ended.log);
+    assert_eq!(ended.log.matches("more than can be kept").count(), 1, "logged once: {}", ended.log);
 }

@@ -66,7 +66,7 @@ fn journal_entries_have_their_fields_and_syslog_priorities() {
     let flags = ["--log-format", "journald", "--gpus", "simulated=T4:1", "--kernel-log", "none"];
     let folder = tempfile::tempdir().unwrap();
     let (entries, stderr) = journal(folder.path(), &flags, "GPU found", || {});
-    assert_eq!(stderr, "", "nothing is said twice");
+    assert_eq!(stderr, "", "nothing is logged twice");
     let start = entry(&entries, "gpu-steward agent started");
     assert_eq!(start["PRIORITY"], "6");
     assert_eq!(start["SYSLOG_IDENTIFIER"], "gpu-steward");
@@ -112,7 +112,7 @@ fn the_format_auto_is_the_journal_if_stderr_is_connected_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let (entries, stderr) =
         journal(folder.path(), &["--gpus", "none", "--kernel-log", "none"], "GPUs are not looked for", || {});
-    assert_eq!(stderr, "", "nothing is said twice");
+    assert_eq!(stderr, "", "nothing is logged twice");
     assert_eq!(entry(&entries, "gpu-steward agent started")["PRIORITY"], "6");
 }
 
@@ -164,7 +164,7 @@ fn a_driver_error_is_found(number: u32, by_log: bool) {
         writeln!(log, "4,1,1,-;NVRM: Xid (PCI:{bus_id}): 79, pid={pid}, name=sleep, GPU has fallen off the bus.")
             .unwrap();
     });
-    assert_eq!(stderr, "", "nothing is said twice");
+    assert_eq!(stderr, "", "nothing is logged twice");
     let error = entry(&entries, "GPU driver error");
     for (field, value) in
         [("GPU_UUID", uuid.as_str()), ("POD", "train-0"), ("NAMESPACE", "ml"), ("XID", "79"), ("PRIORITY", "3")]

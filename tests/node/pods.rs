@@ -106,7 +106,7 @@ impl Node {
     }
 
     fn watches(&self) -> Vec<String> {
-        let asked = self.server.asked();
+        let asked = self.server.requests();
         asked.iter().filter(|asked| asked.is_watch()).map(|asked| asked.query["resourceVersion"].clone()).collect()
     }
 }
@@ -149,7 +149,7 @@ fn names_come_from_the_api_server_and_go_with_the_cgroup() {
 
 /// The requests for pods that the server has received. The agent also asks for its own Node.
 fn about_pods(server: &FakeApiServer) -> Vec<ReceivedRequest> {
-    server.asked().into_iter().filter(|asked| asked.path == "/api/v1/pods").collect()
+    server.requests().into_iter().filter(|asked| asked.path == "/api/v1/pods").collect()
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn if_the_server_forgot_a_version_the_agent_lists_again_and_counts_no_failure() 
     node.tree.add(TRAIN, 'b');
     node.shows(&["ml/train-0/worker", "shop/web-0/main"]);
     let lists = about_pods(&node.server).iter().filter(|asked| !asked.is_watch()).count();
-    assert_eq!(lists, 2, "{:?}", node.server.asked());
+    assert_eq!(lists, 2, "{:?}", node.server.requests());
     assert!(node.errors("pod_watch_failed") <= 1);
 }
 
@@ -255,7 +255,7 @@ fn broken_watch_streams_cost_no_name_and_no_restart() {
         [&b"\xff\xfe\n"[..], b"<html>\n", b"{}\n", b"{\"type\":\"ODD\",\"object\":{}}\n"].iter().enumerate()
     {
         let before = node.watches().len();
-        node.server.noise(noise);
+        node.server.raw_bytes(noise);
         eventually("a new watch after nonsense", SOON, || (node.watches().len() > before).then_some(()));
         node.server.put(
             "pods",
@@ -333,7 +333,7 @@ fn standalone_asks_no_api_server_unless_a_kubeconfig_is_given() {
     assert_eq!(agent.get("/api/v1/node").json().get("pod_watch"), None);
     assert!(!agent.get("/metrics").text().contains("\ngpu_steward_pod_watch_"));
     drop(agent);
-    assert_eq!(server.asked(), []);
+    assert_eq!(server.requests(), []);
 
     let alone = Agent::standalone(BINARY);
     let kubeconfig = server.kubeconfig(alone.dir());
@@ -341,7 +341,7 @@ fn standalone_asks_no_api_server_unless_a_kubeconfig_is_given() {
     let node = Node { server, tree, agent: recipe.start() };
     node.tree.add(WEB, 'a');
     node.shows(&["shop/web-0/main"]);
-    assert!(node.server.asked().iter().all(|asked| asked.method == "GET"), "nothing is written");
+    assert!(node.server.requests().iter().all(|asked| asked.method == "GET"), "nothing is written");
 }
 
 #[test]
@@ -400,7 +400,7 @@ fn a_tls_server_is_trusted_only_with_a_certificate_of_the_given_authority() {
     node.server.authority(&recipe.dir().join("ca.crt"));
     let agent = recipe.launch();
     agent.logs("invalid peer certificate");
-    assert_eq!(other.asked(), []);
+    assert_eq!(other.requests(), []);
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn in_a_pod_the_service_account_is_used() {
     let node = Node { server, tree, agent: recipe.start() };
     node.tree.add(WEB, 'a');
     node.shows(&["shop/web-0/main"]);
-    assert_eq!(node.server.asked()[0].authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
+    assert_eq!(node.server.requests()[0].authorization.as_deref(), Some(&*format!("Bearer {TOKEN}")));
 }
 
 /// The list brings the first labels, and the watch brings a change of a label.

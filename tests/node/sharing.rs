@@ -34,7 +34,7 @@ fn node_requests(server: &FakeApiServer) -> usize {
     let for_versions = |asked: &lab::api_server::ReceivedRequest| {
         asked.path == "/api/v1/nodes/n1" && asked.query.contains_key("resourceVersion")
     };
-    server.asked().iter().filter(|asked| for_versions(asked)).count()
+    server.requests().iter().filter(|asked| for_versions(asked)).count()
 }
 
 /// A fresh machine: the agent starts before the kubelet has made the Node, and the runtime's socket is not at a known

@@ -48,7 +48,7 @@ fn simulated_uuids_depend_on_the_node_and_the_agent_uses_no_simulated_gpu() {
         })
     };
     let first = uuids("agent-x7k2p", "gpu-node-1");
-    assert_eq!(uuids("agent-b91zz", "gpu-node-1"), first, "as a pod of a DaemonSet that was made anew");
+    assert_eq!(uuids("agent-b91zz", "gpu-node-1"), first, "as a new pod of a DaemonSet");
     assert!(uuids("agent-x7k2p", "gpu-node-2").iter().all(|uuid| !first.contains(uuid)));
 }
 

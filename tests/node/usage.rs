@@ -90,7 +90,7 @@ fn usage_watch_prints_one_line_for_each_state_and_outlives_the_agent() {
 
     agent.signal(libc::SIGTERM);
     let ended = agent.wait();
-    assert!(ended.took < Duration::from_secs(30), "an open stream holds nobody up: {:?}", ended.took);
+    assert!(ended.took < Duration::from_secs(30), "an open stream delays the end: {:?}", ended.took);
     let mut complaints = BufReader::new(watching.stderr.take().unwrap()).lines();
     let complaint = complaints.next().unwrap().unwrap();
     assert!(complaint.starts_with("waiting for the agent"), "{complaint}");
