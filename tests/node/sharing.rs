@@ -202,7 +202,7 @@ fn kubelet_calls_do_not_wait_for_requests_of_the_open_port() {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     let answer = lab::http::get(agent.metrics, "/metrics").unwrap();
-                    // Clients beyond the connection limit get status 503.
+                    // A client gets status 503 while too many answers are in progress.
                     assert!([200, 503].contains(&answer.status), "{}", answer.text());
                     served.fetch_add(1, Ordering::Relaxed);
                 }

@@ -82,7 +82,7 @@ impl<'a> Pods<'a> {
     }
 
     /// The machine boots: the kubelet admits every pod of its node again. Pods that it admits before it knows the
-    /// plugin fail, or run without devices, because it never calls `Allocate` for them. So none gets wrong devices.
+    /// plugin fail, or never run, because it never calls `Allocate` for them. So none gets wrong devices.
     /// Pods that come later may not fail.
     pub(super) fn kubelet_readmits_all(&mut self) {
         self.may_fail = self.pods.iter().map(|(name, _)| name.clone()).collect();
