@@ -98,7 +98,7 @@ fn time_goes_by_what_is_held_and_energy_by_use() {
 }
 
 #[test]
-fn energy_of_a_card_on_which_nobody_is_busy_goes_by_what_is_held() {
+fn the_energy_of_an_idle_gpu_is_divided_by_what_its_pods_hold() {
     let claims = claims(&[(1, None, Some(75)), (2, None, Some(25))]);
     let gpus = |joules| [gpu(Some(joules), &[1, 2], 0.0)];
     let mut tallies = begun(&gpus(0));

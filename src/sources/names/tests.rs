@@ -135,7 +135,7 @@ async fn links(seen: &mut Observations) -> Vec<ContainerName> {
 }
 
 #[tokio::test]
-async fn containers_and_sandboxes_get_their_names_and_only_news_is_told() {
+async fn containers_and_sandboxes_get_their_names_and_only_changes_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cri.sock");
     let says = watch::Sender::new(Ok(vec![container("a", "main")]));
@@ -251,7 +251,7 @@ async fn kubelet_tells_devices_and_may_ask_us_to_come_back_later() {
 }
 
 #[tokio::test]
-async fn links_that_come_and_go_are_told_soon() {
+async fn links_that_come_and_go_are_reported_soon() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("containers");
     std::fs::create_dir(&place).unwrap();
@@ -275,7 +275,7 @@ async fn links_that_come_and_go_are_told_soon() {
 }
 
 #[tokio::test]
-async fn where_there_is_nothing_nothing_is_told_and_stop_is_immediate() {
+async fn without_sources_nothing_is_reported_and_stop_is_immediate() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
         cri_socket: CriSocket::Auto,

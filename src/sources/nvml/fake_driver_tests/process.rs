@@ -138,7 +138,7 @@ fn samples_older_than_the_process_are_of_another() {
 }
 
 #[test]
-fn a_number_used_again_between_the_two_looks_is_nobodys() {
+fn a_pid_reused_between_two_readings_belongs_to_no_pod() {
     let running = vec![process(4711, 3 << 30, 0.0)];
     let mut drill = Drill::prepare(of(vec![FakeGpu { processes: running, ..cards("H100", 1) }]));
     booted(&drill, 1000);
