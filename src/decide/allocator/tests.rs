@@ -646,7 +646,7 @@ proptest! {
 /// Use is compared with the memory that a pod's containers claim together at any one moment, if all of them are
 /// limited, from the pod's first start until it finishes.
 #[test]
-fn promises_are_those_of_pods_that_have_started_and_are_limited() {
+fn claimed_sums_count_pods_that_have_started_and_have_limits() {
     let requests = vec![
         request("side", ContainerRole::Sidecar, 1),
         request("warm", ContainerRole::Init, 1),

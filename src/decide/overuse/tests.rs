@@ -88,7 +88,7 @@ fn blind(over: &mut OverUses, second: u64) -> [Vec<OverUse>; 3] {
 }
 
 #[test]
-fn a_look_that_measures_nothing_neither_ends_an_over_use_nor_brings_an_eviction_nearer() {
+fn a_pass_without_measurements_neither_ends_an_over_use_nor_brings_an_eviction_nearer() {
     let mut over = over_uses();
     for second in (0..=30).step_by(5) {
         look(&mut over, second, HIGH);

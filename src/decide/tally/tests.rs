@@ -110,7 +110,7 @@ fn the_energy_of_an_idle_gpu_is_divided_by_what_its_pods_hold() {
 }
 
 #[test]
-fn what_was_not_seen_is_nobodys() {
+fn use_that_was_not_observed_belongs_to_no_pod() {
     let held = |joules| [gpu(joules, &[1], 0.0)];
     let pods = [pod(1, 10.0)];
     let mut tallies = begun(&held(Some(1000)));

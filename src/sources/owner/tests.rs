@@ -134,7 +134,7 @@ fn without_reliable_paths_and_mounts_no_owner_is_known() {
 }
 
 #[test]
-fn a_number_that_is_used_again_between_two_reads_is_never_tied_to_another_ones_container() {
+fn a_pid_reused_between_two_reads_is_never_attributed_to_the_wrong_container() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let tree = Tree::new();
     let base = tree.base.path();

@@ -48,7 +48,7 @@ fn a_jump_of_memory_lists_processes_at_once() {
 }
 
 #[test]
-fn under_mig_the_instance_is_told_and_use_is_not_known() {
+fn under_mig_the_instance_is_known_and_its_use_is_not() {
     let slot = |profile: &str| MigSlot::Profile(profile.into());
     let inside = FakeProcess { mig: Some(1), ..process(4711, 1 << 30, 40.0) };
     let card = FakeGpu { mig: vec![slot("3g.40gb"), slot("1g.10gb")], processes: vec![inside], ..cards("A100", 1) };
