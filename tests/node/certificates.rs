@@ -100,7 +100,7 @@ fn a_renewed_certificate_is_used_soon_and_at_once_after_sighup() {
     shows(&agent, &first, AT_ONCE);
     let second = files.renew();
     shows(&agent, &second, NEXT_READ);
-    assert!(ask(&agent, &first).is_err(), "the old one is not shows any more");
+    assert!(ask(&agent, &first).is_err(), "the old certificate is not used any more");
     for _ in 0..3 {
         let next = files.renew();
         agent.signal(libc::SIGHUP);

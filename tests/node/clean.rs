@@ -1,5 +1,5 @@
-//! Tests how the agent removes its annotations and labels from a Node: when its last GPU is gone, and with `agent
-//! --clean-node`. Entries of other programs stay.
+//! Tests how the agent removes its annotations and labels from a Node: when its last GPU is gone, and with
+//! `agent --clean-node`. Entries of other programs stay.
 
 use crate::driver::fake;
 use crate::program::BINARY;

@@ -31,7 +31,7 @@ fn measured(answer: &Value, reading: &Value) -> Option<f64> {
     Some(view["time_seconds"].as_f64()? + view["age_seconds"].as_f64()? - reading["age_seconds"].as_f64()?)
 }
 
-/// Waits until `time`, the time of a measurement, has changed measured_twice after now. The first change may be of a measurement
+/// Waits until `time`, the time of a measurement, has changed twice after now. The first change may be of a measurement
 /// that began before now.
 fn measured_twice(what: &str, mut time: impl FnMut() -> Option<f64>) {
     let mut last = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();

@@ -449,8 +449,8 @@ fn labels_of_pods_are_shown_if_the_operator_names_them() {
     shown(r#"label_app_kubernetes_io_name="web",label_team="green""#);
 }
 
-/// The server's cache is older than what the agent already knows. A running pod must not vanish then: the agent would
-/// claim its device shares a second time.
+/// The server's cache is older than what the agent already knows. A running pod must not vanish then: the agent could
+/// give its device shares to another pod.
 #[test]
 fn a_list_of_pods_is_never_older_than_what_the_agent_knows() {
     let server = FakeApiServer::start();

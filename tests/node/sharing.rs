@@ -87,7 +87,7 @@ fn the_versions_of_the_last_run_are_enough_to_start() {
     }
 }
 
-/// An upgrade: the second agent waits for the first, says_that_it_waits so, is ready, and then takes over the sharing and the usage
+/// An upgrade: the second agent waits for the first, says so, is ready, and then takes over the sharing and the usage
 /// socket.
 #[test]
 fn a_second_agent_is_ready_says_that_it_waits_and_takes_over() {
